@@ -63,6 +63,7 @@ from madlite.model.values import (
     Secret,
     Status,
     Value,
+    json_line,
     to_json,
 )
 
@@ -139,5 +140,6 @@ __all__ = [
     "Vendor",
     "Window",
     "Check",
+    "json_line",
     "to_json",
 ]

@@ -17,8 +17,8 @@ from madlite.plan.inputs import RUNS
 from madlite.reports.documents import Table, harmless, read_table
 from madlite.reports.runs import StoredRun, open_run
 from madlite.results.header import comparable, plain_cells
-from madlite.results.intent import rows_path
 from madlite.results.locked import write_named
+from madlite.results.pending import rows_path
 from madlite.results.stored import Noted, read_record
 from madlite.workspace.folder import real_folders
 

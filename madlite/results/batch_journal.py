@@ -17,11 +17,11 @@ from types import TracebackType
 
 import msgspec
 
-from madlite.model import Value
+from madlite.model import Value, json_line
 from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder, half_made
 from madlite.safe_read import read_regular
-from madlite.workspace.folder import CLEANED, LOCK, PLAN, RECORD, hold, is_held, is_there, open_runs
+from madlite.workspace.folder import LOCK, PLAN, RECORD, hold, is_held, is_there, open_runs
 
 _LIMIT_BYTES = 64 << 20
 _GLOB, _GLOB_BEGUN = "batch-*.jsonl", ".batch-*.jsonl.[0-9]*"  # and what becomes one, by its process
@@ -34,7 +34,7 @@ class Asked(Value, frozen=True):
     card: str
 
 
-class _Line(Value, frozen=True):
+class _Line(Value, frozen=True, omit_defaults=True):
     started: str = ""
     command: tuple[str, ...] = ()
     asked: tuple[Asked, ...] | None = None
@@ -81,8 +81,8 @@ class BatchJournal:
         self._runs = (workspace or Path()) / RUNS
         self._made = False
         self._fd: int | None = None
+        self._end = 0  # of the lines
         self._folder: Folder | None = None
-        self._end = 0  # of what is said
         self._asked: dict[str, Asked] = {}
         self._open_runs: dict[str, Asked] = {}  # begun, and without a row
         self._under_way = False
@@ -97,7 +97,7 @@ class BatchJournal:
         self._under_way = True
         every = tuple(runs)
         self._asked = {one.id: one for one in every}
-        self._say(_Line(asked=every))
+        self._add(_Line(asked=every))
         self._reserve(
             [*(line for one in every for line in (_Line(began=one.id), _Line(ended=one.id))), _Line(asked=())]
         )
@@ -105,12 +105,12 @@ class BatchJournal:
     def begin(self, run_id: str) -> None:
         """Note that a run begins."""
         self._open_runs[run_id] = self._asked.get(run_id, Asked(id=run_id, card=""))
-        self._say(_Line(began=run_id))
+        self._add(_Line(began=run_id))
 
     def end(self, run_id: str) -> None:
         """Note that a run has its row, or is to have none."""
         self._open_runs.pop(run_id, None)
-        self._say(_Line(ended=run_id))
+        self._add(_Line(ended=run_id))
 
     def close(self) -> None:
         """Take the file away: all that was asked for has ended, or was named as never started.
@@ -120,7 +120,7 @@ class BatchJournal:
         if self._fd is None:
             return
         lost = tuple(one for one in self._open_runs.values() if not _has_folder(self._runs, one.id))
-        self._say(_Line(asked=lost))  # where it cannot be removed, it says what is open
+        self._add(_Line(asked=lost))  # where it cannot be removed, it says what is open
         if not lost and self._folder is not None:
             self._folder.remove(self._path.name)
         os.close(self._fd)
@@ -150,22 +150,22 @@ class BatchJournal:
         self._fd = self._folder.create(beside, os.O_RDWR)
         hold(self._fd)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._say(_Line(started=now, command=tuple(command)))
+        self._add(_Line(started=now, command=tuple(command)))
         self._folder.rename(beside, self._path.name)
 
-    def _say(self, line: _Line) -> None:
+    def _add(self, line: _Line) -> None:
         if self._fd is None:
             return
-        data = _encoded(line)
-        with suppress(OSError):  # a full disk: what is not noted is told as never started
+        data = json_line(line)
+        with suppress(OSError):  # a full disk: what is not noted is reported as never started
             if os.pwrite(self._fd, data, self._end) == len(data):
                 self._end += len(data)
 
     def _reserve(self, lines: Iterable[_Line]) -> None:
-        """Take the room of what will be said from the disk, so that it can be when the disk is full."""
+        """Take the space of later lines from the disk, so that they fit when the disk is full."""
         if self._fd is not None:
             with suppress(OSError):
-                os.pwrite(self._fd, b" " * sum(len(_encoded(line)) for line in lines), self._end)
+                os.pwrite(self._fd, b" " * sum(map(len, map(json_line, lines))), self._end)
 
     def _unmake(self, runs: Folder) -> None:
         """Take the folder away where nothing ran: wrong usage leaves a folder as it was."""
@@ -226,11 +226,6 @@ def _interrupted(path: Path) -> InterruptedBatch | None:
     )
 
 
-def _encoded(line: _Line) -> bytes:
-    said = {name: value for name, value in msgspec.to_builtins(line).items() if value or value == []}
-    return msgspec.json.encode(_as_utf8(said)) + b"\n"
-
-
 def _line(text: bytes) -> _Line | None:
     try:
         return msgspec.json.decode(text, type=_Line)
@@ -240,18 +235,8 @@ def _line(text: bytes) -> _Line | None:
 
 def _has_folder(runs: Path, run_id: str) -> bool:
     """Say whether a run's own folder tells of it."""
-    return "/" not in run_id and any(
-        is_there(runs / run_id / name, shut=True) for name in (LOCK, PLAN, RECORD, CLEANED)
-    )
+    return "/" not in run_id and any(is_there(runs / run_id / name, shut=True) for name in (LOCK, PLAN, RECORD))
 
 
 def _names(runs: Iterable[Asked]) -> str:
     return ", ".join(one.card for one in runs)
-
-
-def _as_utf8(value: object) -> object:
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {key: _as_utf8(item) for key, item in value.items()}
-    return [_as_utf8(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from madlite.plan.inputs import RUNS
-from madlite.results.intent import rows_path
+from madlite.results.pending import rows_path
 from madlite.safe_files import NO_SPACE
 from madlite.workspace import journal
 from madlite.workspace.folder import open_runs
@@ -175,7 +175,7 @@ def _change(fd: int | None, entries: Sequence[Entry], is_new: bool) -> str:
         return _REMOVED if any(piece.size > 0 for piece in _pieces(written)) else ""
     size = os.fstat(fd).st_size
     found = [_compare(fd, size, _pieces(written))]
-    if entries[-1].stamp is None and not entries[-1].changed:
+    if entries[-1].stamp is None and entries[-1].size >= 0 and not entries[-1].changed:
         found.append(_compare(fd, size, _pieces(written[:-1])))
         if found[-1] is not None and 0 < found[-1] < written[-1].size:
             return ""  # a part of it was

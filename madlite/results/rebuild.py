@@ -25,14 +25,15 @@ from madlite.results.header import (
     text_of,
 )
 from madlite.results.integrity import Integrity
-from madlite.results.intent import REBUILT, Rows, has_none, note_rebuilt, read_intent, rows_path
 from madlite.results.locked import Held, explained, held, keep_owner_and_mode, replacing, sync_folder
+from madlite.results.pending import rows_path
 from madlite.results.perfcsv import check_replaceable, joining_columns, left_out_words
 from madlite.results.stored import Noted, holds_any, load_record
 from madlite.safe_files import Folder, half_made, resolved
-from madlite.safe_read import read_regular
 from madlite.text import unlimited_fields
-from madlite.workspace.folder import CLEANED, PLAN, RECORD, is_alive, is_uncollected, real_folders
+from madlite.workspace import journal
+from madlite.workspace.folder import PLAN, RECORD, is_alive, is_uncollected, real_folders
+from madlite.workspace.journal import JOURNAL, Entry, RunRows, read_run
 
 # What stands in a results file that is about to be replaced and would be lost with it.
 
@@ -40,7 +41,7 @@ from madlite.workspace.folder import CLEANED, PLAN, RECORD, is_alive, is_uncolle
 def foreign(file: Held, coming: Iterable[Mapping[str, str]]) -> str:
     """Return in words that not all of a file's rows are among those that are coming; "" where they are.
 
-    Rows are compared by the columns that the file has.
+    RunRows are compared by the columns that the file has.
     """
     if file.is_new:
         return ""
@@ -88,7 +89,6 @@ def kept_copy(folder: Folder, file: Held) -> str:
 
 
 NO_ROW = "no row"  # what a run that was cut off is marked with, where that is known
-_MARK_BYTES = 1 << 16
 
 
 class Rebuilt(Value, frozen=True):
@@ -100,7 +100,7 @@ class Rebuilt(Value, frozen=True):
 
 
 class _Found(Value, frozen=True):
-    rows: tuple[Rows, ...]
+    rows: tuple[RunRows, ...]
     notes: tuple[str, ...]
 
 
@@ -130,9 +130,7 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
             notes = [*found.notes, *_left_out(found.rows, chosen), *integrity.changes(file.fd)]
             in_order = sorted(chosen, key=lambda rows: (rows.at, rows.offset))
             header, ordered = _table(in_order, notes, new_columns(contract))
-            if (name := rows_path(output, runs.parent)) in {one.path for one in found.rows}:
-                with explained(runs / REBUILT):
-                    note_rebuilt(name, runs)
+            _note_rebuild(output, runs, found.rows)
             notes += _replace(file, header, ordered, integrity)
         except BaseException:
             if file.is_new:
@@ -142,8 +140,22 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
     return Rebuilt(rows=sum(len(one.cells) for one in ordered), runs=len(ordered), notes=tuple(notes))
 
 
+def _note_rebuild(output: Path, runs: Path, rows: Iterable[RunRows]) -> None:
+    """Note in the runs' journal that a file outside of their working folder is about to be made again.
+
+    Sizes noted earlier mean nothing then; a file inside of the folder has its own line, of its new content.
+
+    Raises:
+        RecordError: it cannot be noted.
+    """
+    name = rows_path(output, runs.parent)
+    if Path(name).is_absolute() and name in {one.path for one in rows}:
+        with explained(runs / JOURNAL), Folder.open(runs) as folder:
+            journal.add(folder, Entry(at=journal.now(), file=name, rebuilt=True))
+
+
 def _find(runs: Path) -> _Found:
-    found: list[Rows] = []
+    found: list[RunRows] = []
     notes: list[str] = []
     noted = Noted(runs)
     for folder in real_folders(runs):
@@ -167,30 +179,22 @@ def _find(runs: Path) -> _Found:
     return _Found(rows=tuple(found), notes=tuple(notes))
 
 
-def _of_cut_off(folder: Path, notes: list[str]) -> Rows | None:
+def _of_cut_off(folder: Path, notes: list[str]) -> RunRows | None:
     """Return the rows of a run without a record, where they may be in the file: it was killed right after them."""
     if is_uncollected(folder):
         notes.append(f"{folder.name}: left out, it is not collected (madlite collect)")
         return None
-    rows = read_intent(folder)
-    if rows is not None and (is_alive(folder) or _mark(folder) != NO_ROW):
-        if not is_alive(folder):
+    goes_on, noted = is_alive(folder), read_run(folder)
+    if noted.rows is not None and (goes_on or noted.cleaned != NO_ROW):
+        if not goes_on:
             notes.append(f"{folder.name}: cut off while its row was written; the row is taken in")
-        return rows
-    goes_on = is_alive(folder)
-    row = "so no row" if goes_on or has_none(folder) else "a row that it may have is left out"
+        return noted.rows
+    row = "so no row" if goes_on or noted.complete else "a row that it may have is left out"
     notes.append(f"{folder.name}: no record, and {row}: {'it goes on' if goes_on else 'it was cut off'}")
     return None
 
 
-def _mark(folder: Path) -> str:
-    try:
-        return read_regular(folder / CLEANED, _MARK_BYTES).decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
-
-
-def _choose(rows: Sequence[Rows], output: Path, of: Path | None, workspace: Path) -> list[Rows]:
+def _choose(rows: Sequence[RunRows], output: Path, of: Path | None, workspace: Path) -> list[RunRows]:
     paths = list(dict.fromkeys(one.path for one in rows))
     if not rows:
         raise UsageProblem("no run has a record with rows", "madlite runs lists them")
@@ -204,19 +208,19 @@ def _choose(rows: Sequence[Rows], output: Path, of: Path | None, workspace: Path
     return [one for one in rows if one.path == wanted]
 
 
-def _left_out(rows: Sequence[Rows], chosen: Sequence[Rows]) -> Iterator[str]:
+def _left_out(rows: Sequence[RunRows], chosen: Sequence[RunRows]) -> Iterator[str]:
     others = {one.path for one in rows} - {one.path for one in chosen}
     if others:
         yield f"left out: rows of runs that appended to {', '.join(sorted(others))}"
 
 
-def _not_appended(rows: Iterable[Rows]) -> Iterator[str]:
+def _not_appended(rows: Iterable[RunRows]) -> Iterator[str]:
     for one in rows:
         if not one.appended and one.kept:
             yield f"a row of {_model(one)} that {one.path} did not take at {one.at} is taken in"
 
 
-def _table(rows: Sequence[Rows], notes: list[str], begin: Sequence[str]) -> tuple[Header, list[Rows]]:
+def _table(rows: Sequence[RunRows], notes: list[str], begin: Sequence[str]) -> tuple[Header, list[RunRows]]:
     """Return the header and the rows, without columns of those not known to be appended for which it has no room."""
     header, taken = _header_of((one for one in rows if one.appended), begin), []
     for one in rows:
@@ -230,26 +234,26 @@ def _table(rows: Sequence[Rows], notes: list[str], begin: Sequence[str]) -> tupl
     return _header_of(taken, begin), taken
 
 
-def _header_of(rows: Iterable[Rows], begin: Sequence[str]) -> Header:
+def _header_of(rows: Iterable[RunRows], begin: Sequence[str]) -> Header:
     joining = joining_columns((), (cells for one in rows for cells in one.cells))
     return Header(columns=(*begin, *joining))
 
 
-def _joined(rows: Rows) -> Rows:
+def _joined(rows: RunRows) -> RunRows:
     """Return rows with the columns that they have in their file: they may have been appended without new ones."""
     return rows.without(joining_columns(rows.columns, rows.cells)) if rows.strict_header else rows
 
 
-def _plain(rows: Rows) -> Rows:
+def _plain(rows: RunRows) -> RunRows:
     """Return rows each of which is one line, also those of an earlier madlite."""
     return replace(rows, cells=tuple(plain_cells(Row(cells=cells)) for cells in rows.cells))
 
 
-def _model(rows: Rows) -> str:
+def _model(rows: RunRows) -> str:
     return rows.cells[0].get("model", "") if rows.cells else ""
 
 
-def _replace(file: Held, header: Header, ordered: Sequence[Rows], integrity: Integrity) -> list[str]:
+def _replace(file: Held, header: Header, ordered: Sequence[RunRows], integrity: Integrity) -> list[str]:
     """Replace the file, and say what was kept of it."""
     notes: list[str] = []
     kept = None

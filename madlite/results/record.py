@@ -40,9 +40,9 @@ from madlite.model import (
     to_json,
 )
 from madlite.model.results import Check, Compute, Diagnosis, Provenance, Telemetry, Window
-from madlite.results.intent import Rows
 from madlite.secrets import Redactor
-from madlite.workspace.folder import LOCK, PROGRESS, RECORD, RESULT, ROWS
+from madlite.workspace.folder import LOCK, PROGRESS, RECORD, RESULT
+from madlite.workspace.journal import RUN_JOURNAL, RunRows
 
 VERSION = 2
 SCHEMA = "record.schema.json"
@@ -117,7 +117,7 @@ class Record(Value, frozen=True):
     data: tuple[DataUse, ...] = ()
     data_size: str = ""
     data_download_s: float | None = None
-    rows: Rows | None = None
+    rows: RunRows | None = None
     files: tuple[File, ...] = ()
 
     @property
@@ -227,7 +227,7 @@ _SAID = (
 def make_record(
     plan: RunPlan,
     result: Result,
-    rows: Rows | None,
+    rows: RunRows | None,
     *,
     command: Iterable[str] = (),
     rendered: Iterable[tuple[str, bytes]] = (),
@@ -305,7 +305,7 @@ def _sizes(folder: Path, most: int) -> Iterator[tuple[Path, int]]:
         folders.sort()
         for name in sorted(names):
             path = Path(base, name)
-            if path.is_symlink() or (base == str(folder) and name in (LOCK, ROWS, RESULT, RECORD, PROGRESS)):
+            if path.is_symlink() or (base == str(folder) and name in (LOCK, RUN_JOURNAL, RESULT, RECORD, PROGRESS)):
                 continue
             if not most:
                 return

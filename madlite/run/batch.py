@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.errors import ExitCode, RecordError
 from madlite.measure.steps import Steps
-from madlite.model import Cause, Result, Row, Status, to_json
+from madlite.model import Cause, Result, Row, Status
 from madlite.plan.context import Options
 from madlite.results.batch_journal import Asked, BatchJournal
 from madlite.results.header import cut_words, limited_cells, new_columns, plain_cells
 from madlite.results.integrity import Integrity
-from madlite.results.intent import Rows, now, rows_path
+from madlite.results.pending import rows_path
 from madlite.results.perfcsv import append_rows, left_out_words, save_beside
 from madlite.results.record import Record, make_record, record_json, step_lines
 from madlite.results.rows import build_rows, masked_rows
@@ -30,11 +30,12 @@ from madlite.run.one import Run, secrets_for
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog.watchdog import StopReason
-from madlite.workspace.folder import RECORD, RESULT, ROWS, STEPS, RunFolder, open_runs
+from madlite.workspace.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
+from madlite.workspace.journal import RunEntry, RunRows, now
 
 # What is kept of one run that has ended, in an order in which a kill at any moment loses nothing silently.
 #
-# steps.jsonl → rows.json, the rows as they are to be → perf.csv → the side files → record.json; then rows.json goes.
+# steps.jsonl → the rows in the run's journal → perf.csv → the side files → record.json; then the journal goes.
 # Of a run from a plan file result.json comes after the steps; with `--no-rows` it is the last: `collect` does the
 # rest.
 
@@ -48,7 +49,7 @@ class ResultWriter:
         self.saved = True  # whether the rows are where they belong
         self._one, self._plan = one, one.plan
         self._options, self._screen, self._mask = options, screen, mask
-        self._rows: Rows | None = None
+        self._rows: RunRows | None = None
         self._tried = False
         self._cut = ""  # which cells were too long
         self._no_room: list[str] = []  # columns that the rows have and the file's header has no room for
@@ -88,7 +89,7 @@ class ResultWriter:
     def _collectable(self, result: Result, rows: Sequence[Row]) -> RunResult:
         cells = tuple(plain_cells(row) for row in rows)
         strict = self._options.strict_header
-        noted = Rows(path="", cells=cells, strict_header=strict) if cells else None
+        noted = RunRows(path="", cells=cells, strict_header=strict) if cells else None
         return RunResult(
             record=self._make_record(result, noted), entries=make_entries(**self._of_sides(result)) if cells else None
         )
@@ -155,7 +156,7 @@ class ResultWriter:
 
     def _intend(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
         """Note what is about to be appended; a full disk costs the note, not the row."""
-        self._rows = Rows(
+        self._rows = RunRows(
             path=rows_path(self._options.output_target or self._options.output, self._plan.workspace),
             cells=tuple(plain_cells(row) for row in rows),
             at=now(),
@@ -163,8 +164,7 @@ class ResultWriter:
             columns=columns,
             strict_header=self._options.strict_header,
         ).without(self._no_room)
-        text = to_json(self._rows)
-        if folder is not None and (problem := folder.put(ROWS, text) and folder.note(text.encode())):
+        if folder is not None and (problem := folder.note(RunEntry(at=self._rows.at, rows=self._rows))):
             _log.debug("%s", problem)
 
     def _save_beside(self, rows: Sequence[Row], folder: RunFolder | None) -> tuple[str, str]:
@@ -204,7 +204,7 @@ class ResultWriter:
             "mask": self._mask,
         }
 
-    def _make_record(self, result: Result, rows: Rows | None) -> Record:
+    def _make_record(self, result: Result, rows: RunRows | None) -> Record:
         return make_record(
             self._plan,
             result,
@@ -224,15 +224,14 @@ class ResultWriter:
             return f"internal error in {RECORD}: {type(bug).__name__}: {bug}"
         problem = folder.put_record(text)
         if not problem and self.saved:
-            folder.remove(ROWS)
-            folder.note(b"")
+            folder.end_journal()
         return problem
 
     def _left_out(self) -> tuple[str, ...]:
         """Return the places of the context whose values the record has not; of one given again, those before too."""
         before = left_out_before(self._options.command, self._plan.workspace)
-        now = context_file(self._one.context, self._mask).left_out
-        return tuple(dict.fromkeys((*before, *self._one.context_left_out, *now)))
+        here = context_file(self._one.context, self._mask).left_out
+        return tuple(dict.fromkeys((*before, *self._one.context_left_out, *here)))
 
 
 def has_row(one: Planned, result: Result) -> bool:

@@ -1,30 +1,29 @@
 """Results that runs left in their folders → rows of perf.csv, side files and records, each once.
 
-rows.json → perf.csv → rows.json, appended → the side files → record.json; then rows.json goes.  A kill in between
-leaves a run that is not collected: the next try goes on where this one was.
+The rows in the run's journal → perf.csv → the journal, appended → the side files → record.json; then the journal goes.
+A kill in between leaves a run that is not collected: the next try goes on where this one was.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
-from madlite.model import Result, Value, to_json
+from madlite.model import Result, Value
 from madlite.plan.inputs import RUNS
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
-from madlite.results.intent import Rows, are_there, read_intent, rows_path
+from madlite.results.pending import are_in_file, rows_path
 from madlite.results.record import Record, record_json, result_of
 from madlite.results.sidefiles import write_entries
 from madlite.results.stored import RunResult, load_result, read_record
 from madlite.run.recovery.unfinished import append_once, appended
-from madlite.workspace.folder import RECORD, RESULT, ROWS, RunFolder, is_alive, is_there
-from madlite.workspace.journal import own_folders
+from madlite.workspace.folder import RECORD, RESULT, RunFolder, is_alive, is_there
+from madlite.workspace.journal import RunEntry, RunRows, now, own_folders, read_run
 
 
 class Collected(Value, frozen=True):
@@ -98,27 +97,25 @@ def _write(result: RunResult, held: RunFolder, workspace: Path, output: Path, be
             warnings += write_entries(workspace, result.entries, again=True)
     if problem := held.put_record(record_json(record)):
         raise RecordError(f"{words}, but {problem}")
-    held.remove(ROWS)
-    held.note(b"")
+    held.end_journal()
     return Collected(run_id=record.id, words=words, result=result_of(record), warnings=tuple(warnings))
 
 
 def _append(
-    rows: Rows, held: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
-) -> tuple[Rows, str, list[str]]:
+    rows: RunRows, held: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
+) -> tuple[RunRows, str, list[str]]:
     """Append a run's rows and note that they are there; an earlier try may have done so, to another file too."""
-    tried = read_intent(held.path)
+    tried = read_run(held.path).rows
     if tried is not None and (done := _earlier(tried, rows, workspace)) is not None:
         return done, f"its rows are in {done.path}", []
     integrity = Integrity(Path(os.path.realpath(output)), workspace)
     named = replace(rows, path=rows_path(output, workspace))
     done, words = append_once(named, held, workspace, output, integrity, begin)
-    with suppress(OSError):  # on a full disk the file is asked again
-        held.write(ROWS, to_json(done).encode("utf-8", "backslashreplace"))
+    held.note(RunEntry(at=now(), rows=done))
     return done, words, list(integrity.told)
 
 
-def _earlier(tried: Rows, rows: Rows, workspace: Path) -> Rows | None:
+def _earlier(tried: RunRows, rows: RunRows, workspace: Path) -> RunRows | None:
     """Return the rows as an earlier try has appended them, perhaps to another file; None where it has not.
 
     Raises:
@@ -130,7 +127,7 @@ def _earlier(tried: Rows, rows: Rows, workspace: Path) -> Rows | None:
         return None  # of no try of ours: columns may have been left out, none is another
     if tried.appended:
         return tried
-    there = are_there(tried, workspace, appended(workspace))
+    there = are_in_file(tried, workspace, appended(workspace))
     if there is None:
         raise RecordError(f"whether its rows are in {tried.path} cannot be seen")
     return replace(tried, appended=True) if there else None

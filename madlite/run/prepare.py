@@ -26,7 +26,8 @@ from madlite.run.screen import Planned
 from madlite.run.stop import Signals, StopControl
 from madlite.runtimes.docker.container import STAMP, give_back_command
 from madlite.safe_read import read_end
-from madlite.workspace.folder import CLEANED, HANDLE, LOG, RunFolder
+from madlite.workspace.folder import HANDLE, LOG, RunFolder
+from madlite.workspace.journal import RunEntry, now
 
 _END_BYTES = 1 << 16  # of the log, in which its last line is
 ONLY = "MADLITE_PREPARE_ONLY"  # templates/_base.sh.j2 leaves where it is set
@@ -189,7 +190,7 @@ class _Making:
                 ended = self._acted(folder, log)
             finally:
                 log.close()
-                folder.write(CLEANED, b"")  # a preparation that was cut off is nothing to go on with
+                folder.note(RunEntry(at=now(), cleaned=""))  # one that was cut off is nothing to go on with
         finally:
             folder.close()
         if ended.code != 0:

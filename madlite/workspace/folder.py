@@ -30,6 +30,7 @@ from madlite.safe_read import read_regular
 from madlite.secrets import collect, masked_json
 from madlite.workspace import journal
 from madlite.workspace.journal import RECORD as RECORD  # noqa: PLC0414 - one of the names of a folder
+from madlite.workspace.journal import RUN_JOURNAL, RunEntry, read_run
 
 # What lies in folders that another user or a workload can have written to; nothing is opened and nothing raises.
 
@@ -55,11 +56,10 @@ def real_folders(parent: Path) -> Iterator[Path]:
 
 _LOG = logging.getLogger(__name__)
 ASKED_S, _ASKED_TURN_S = 2.0, 0.005  # who asks whether a lock is held has it for a moment
-LOCK, HANDLE, PLAN, LOG, CLEANED = "lock", "handle", "plan.json", "run.log", "cleaned"
-ROWS, STEPS, CONTEXT, RESULT = "rows.json", "steps.jsonl", "context.json", "result.json"
+LOCK, HANDLE, PLAN, LOG = "lock", "handle", "plan.json", "run.log"
+STEPS, CONTEXT, RESULT = "steps.jsonl", "context.json", "result.json"
 WORK, VIEW = "work", ".view"  # what a container has of the run's folder, and what it has in place of the folder of runs
 _NEW_LOCK = f".{LOCK}"
-NOTE_BYTES = 16 << 10  # of the lock's file: taken from the disk at the start, for a note when it is full
 
 
 def new_run_id(card_name: str, now: datetime | None = None) -> str:
@@ -107,9 +107,9 @@ class RunFolder:
                 runs = opened.enter_context(open_runs(plan.workspace, make=True))
                 home = runs.below(plan.folder.name, new=True)
                 _note_made(runs, home, plan.id)
-            # nobody sees its lock before it is held and has its room: it would look like a run that was cut off
+            # nobody sees its lock before it is held: it would look like a run that was cut off
             folder = cls(home, _taken(home, _NEW_LOCK))
-            folder.note(b"")
+            folder.note(RunEntry(at=journal.now()))
             home.rename(_NEW_LOCK, LOCK)
             folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
             folder._fill(plan, files)
@@ -188,26 +188,13 @@ class RunFolder:
             return f"{name} could not be written: {error.strerror}"
         return ""
 
-    def note(self, data: bytes) -> str:
-        """Write into the lock's file, which is there with room for it: a full disk takes it, and one without inodes.
+    def note(self, entry: RunEntry) -> str:
+        """Add a line to the run's journal; return what kept it from being written, "" if nothing."""
+        return journal.add_to_run(self._home, entry)
 
-        Returns what kept it from being written; nothing as a note takes the last one away.  A file without its room
-        says that there may be more to tell than it could take.
-        """
-        try:
-            for size in (NOTE_BYTES, len(data)):  # over what is there first; a longer note needs more
-                if os.pwrite(self._lock, data.ljust(NOTE_BYTES)[:size], 0) < size:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.ftruncate(self._lock, max(NOTE_BYTES, len(data)))
-        except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._lock, 0)
-            return f"{LOCK} could not be written: {error.strerror}"
-        return ""
-
-    def remove(self, name: str) -> None:
-        """Take one file away; where that is not possible, it stays."""
-        self._home.remove(name)
+    def end_journal(self) -> None:
+        """Remove the run's journal: its record says by now where its rows are."""
+        self._home.remove(RUN_JOURNAL)
 
     def put(self, name: str, text: str) -> str:
         """Write one file of text; return what kept it from being written, for a full disk costs no verdict."""
@@ -220,19 +207,19 @@ class RunFolder:
     def put_result(self, text: str) -> str:
         """Write the run's result file, its hash noted in the journal before; return what kept it from being written."""
         data = text.encode("utf-8", "backslashreplace")
-        return self._journal(journal.with_result(self.path.name, data), RESULT) or self.put(RESULT, text)
+        return self._note_hash(journal.with_result(self.path.name, data), RESULT) or self.put(RESULT, text)
 
     def put_record(self, text: str) -> str:
         """Write the run's record, its hash noted in the journal before; return what kept it from being written."""
         data = text.encode("utf-8", "backslashreplace")
-        if problem := self._journal(journal.recorded(self.path.name, data)):
+        if problem := self._note_hash(journal.recorded(self.path.name, data)):
             return problem
         problem = self.put(RECORD, text)
         if not problem:
-            self._journal(journal.recorded(self.path.name, data, written=True))
+            self._note_hash(journal.recorded(self.path.name, data, written=True))
         return problem
 
-    def _journal(self, entry: journal.Entry, name: str = RECORD) -> str:
+    def _note_hash(self, entry: journal.Entry, name: str = RECORD) -> str:
         """Add a line to the journal; return what kept it from being written if that is a full disk: nothing else does.
 
         A record without its line would later be told as something else's; one that was not written comes later.
@@ -342,7 +329,7 @@ def unfinished(workspace: Path) -> tuple[Path, ...]:
 def planted(workspace: Path) -> tuple[Path, ...]:
     """Return folders that look like runs that were cut off, or wait for their rows, and that madlite did not make."""
     runs = workspace / RUNS
-    waiting = [one for one in real_folders(runs) if is_there(one / ROWS) and not is_there(one / CLEANED)]
+    waiting = [one for one in real_folders(runs) if _has_pending_rows(one)]
     found = dict.fromkeys((*_cut_off(runs), *(one for one in waiting if not is_alive(one))))
     own = journal.own_folders(runs) if found else frozenset()
     return tuple(path for path in found if path.name not in own)
@@ -361,14 +348,22 @@ def awaits_collection(runs: Path) -> tuple[Path, ...]:
 
 def is_uncollected(folder: Path) -> bool:
     """Say whether a run has ended with a result file and has no record."""
-    if _has(folder, RECORD) or _has(folder, CLEANED) or is_alive(folder):
+    if _has(folder, RECORD) or is_alive(folder) or not _has_result(folder):
         return False
-    return _has_result(folder)
+    return read_run(folder).cleaned is None
 
 
 def _has_ended(folder: Path) -> bool:
     """Say whether a run's end is on the disk."""
-    return _has(folder, RECORD) or _has(folder, CLEANED) or _has_result(folder)
+    return _has(folder, RECORD) or read_run(folder).cleaned is not None or _has_result(folder)
+
+
+def _has_pending_rows(folder: Path) -> bool:
+    """Say whether a run has rows in its journal that `clean` did not deal with."""
+    if not _has(folder, RUN_JOURNAL):  # as most runs
+        return False
+    noted = read_run(folder)
+    return noted.rows is not None and noted.cleaned is None
 
 
 def _has_result(folder: Path) -> bool:

@@ -1,27 +1,35 @@
-"""What madlite made and wrote in a working folder, noted where no container can write: `.journal.jsonl` of its runs.
+"""Two journals of JSON lines, both where no container can write.
 
-Lines are JSON, in their order: `run` with the inode of its folder once that was made, and with the hash of its record
-before that is written; `file` with what was written to a results file.  What later looks like madlite's and is not in
-here was made by something else.
+`.journal.jsonl` in the folder of runs has what madlite made and wrote in a working folder: a run's folder with its
+inode, the hashes of its record and result, what was written to a results file.  What looks like madlite's and is not in
+it was made by something else.
+
+`journal.jsonl` in a run's folder has the rows that are on their way into a results file, until the run's record says
+where they are, and what `madlite clean` did with a run that was cut off.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from madlite.model import Value
+from madlite.model import Value, json_line
 from madlite.safe_files import Folder
+from madlite.safe_read import read_regular
 
-JOURNAL, RECORD = ".journal.jsonl", "record.json"
-_LARGEST_RECORD = 256 << 20
+JOURNAL, RUN_JOURNAL, RECORD = ".journal.jsonl", "journal.jsonl", "record.json"
+_LIMIT_BYTES = 256 << 20  # of a record, and of a run's journal
+
+_Line = TypeVar("_Line", bound=Value)
 
 
 class Stamp(Value, frozen=True):
@@ -38,7 +46,7 @@ class Stamp(Value, frozen=True):
 
 
 class Entry(Value, frozen=True, omit_defaults=True):
-    """One line.
+    """One line of the journal in a folder of runs.
 
     Of a run: `inode` and `uid` of its folder, or the SHA-256 of its `record`, with its `size` once it was written, or
     that of its `result` before it is written.  Of
@@ -73,14 +81,22 @@ def add(runs: Folder, entry: Entry) -> None:
     try:
         with suppress(OSError):  # machines that share the folder append at once, and NFS alone loses a line then
             fcntl.flock(fd, fcntl.LOCK_EX)
-        size = os.fstat(fd).st_size
-        torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"  # by a kill, or a full disk
-        lines = [entry] if size else [*_found(runs), entry]
-        data = b"\n" * torn + b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-        if os.write(fd, data) < len(data):
-            raise OSError(28, os.strerror(28), JOURNAL)
+        _append(fd, [entry] if os.fstat(fd).st_size else [*_found(runs), entry])
     finally:
         os.close(fd)
+
+
+def _append(fd: int, lines: Iterable[Value]) -> None:
+    """Write lines in one go at the end of a journal that is open for reading and appending.
+
+    Raises:
+        OSError: they are not all there.
+    """
+    size = os.fstat(fd).st_size
+    torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"  # by a kill, or a full disk
+    data = b"\n" * torn + b"".join(map(json_line, lines))
+    if os.write(fd, data) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def read(runs: Path, tail_bytes: int = 0) -> tuple[Entry, ...]:
@@ -94,7 +110,7 @@ def read(runs: Path, tail_bytes: int = 0) -> tuple[Entry, ...]:
         begin = max(0, os.fstat(fd).st_size - tail_bytes) if tail_bytes else 0
         file.seek(begin)
         data = file.read()
-    return tuple(_entries(data.splitlines()[1 if begin else 0 :]))
+    return tuple(_decoded(data.splitlines()[1 if begin else 0 :], Entry))
 
 
 def now() -> str:
@@ -133,11 +149,90 @@ def own_folders(runs: Path, entries: Iterable[Entry] | None = None) -> frozenset
 def _found(runs: Folder) -> Iterator[Entry]:
     for name in sorted(os.listdir(runs.fd)):  # noqa: PTH208 - of the open folder
         with suppress(OSError):
-            yield recorded(name, runs.read(f"{name}/{RECORD}", _LARGEST_RECORD))
+            yield recorded(name, runs.read(f"{name}/{RECORD}", _LIMIT_BYTES))
 
 
-def _entries(lines: Iterable[bytes]) -> Iterator[Entry]:
-    decode = msgspec.json.Decoder(Entry).decode
+def _decoded(lines: Iterable[bytes], kind: type[_Line]) -> Iterator[_Line]:
+    decode = msgspec.json.Decoder(kind).decode
     for line in lines:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             yield decode(line)
+
+
+class RunRows(Value, frozen=True):
+    """The rows of one run, cell by cell as they were appended, and to which file.
+
+    `path` is relative to the working folder where the file is below it.  `at` is when, in UTC, `offset` the size that
+    the file had and `columns` the header, none of a new file.  Where `appended` is False after the run, `kept` names
+    the file in the run's folder that has them instead.  `strict_header`: they bring no column.
+    """
+
+    path: str
+    cells: tuple[dict[str, str], ...]
+    at: str = ""
+    offset: int = 0
+    columns: tuple[str, ...] = ()
+    appended: bool = False
+    kept: str = ""
+    strict_header: bool = False
+
+    def without(self, columns: Collection[str]) -> RunRows:
+        """Return the rows as they are in a file that has no room for some columns."""
+        left_out = frozenset(columns)
+        cells = tuple({name: text for name, text in one.items() if name not in left_out} for one in self.cells)
+        return msgspec.structs.replace(self, cells=cells)
+
+
+class RunEntry(Value, frozen=True, omit_defaults=True):
+    """One line of a run's journal: its `rows` right before they are appended, or what `clean` did with the run."""
+
+    at: str
+    rows: RunRows | None = None
+    cleaned: str | None = None
+
+
+class RunJournal(Value, frozen=True):
+    """What the journal of a run's folder says.
+
+    `rows` are the last ones that it notes; without any, `complete` says that the run is known to have none: a journal
+    that could not take a line is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.
+    """
+
+    rows: RunRows | None = None
+    complete: bool = False
+    cleaned: str | None = None
+
+
+def add_to_run(home: Folder, entry: RunEntry) -> str:
+    """Add a line to the journal of a run's folder; return what kept it from being written, "" if nothing.
+
+    A journal that cannot take a line is emptied, which needs no space: it must not be read as if nothing was missing.
+    """
+    fd = -1
+    try:
+        fd = home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND)
+        _append(fd, [entry])
+    except OSError as error:
+        with suppress(OSError):
+            os.ftruncate(fd, 0)
+        return f"{RUN_JOURNAL} could not be written: {error.strerror}"
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    return ""
+
+
+def read_run(folder: Path) -> RunJournal:
+    """Return what the journal of a run's folder says; nothing where there is none, or nobody can read it."""
+    try:
+        lines = read_regular(folder / RUN_JOURNAL, _LIMIT_BYTES).splitlines()
+    except OSError:
+        return RunJournal()
+    entries = tuple(_decoded(lines, RunEntry))
+    rows = [entry.rows for entry in entries if entry.rows is not None]
+    cleaned = [entry.cleaned for entry in entries if entry.cleaned is not None]
+    return RunJournal(
+        rows=rows[-1] if rows else None,
+        complete=bool(entries) and len(entries) == len(lines),
+        cleaned=cleaned[-1] if cleaned else None,
+    )

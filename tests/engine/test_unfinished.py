@@ -17,11 +17,12 @@ from madlite.results.rebuild import rebuild
 from madlite.run.batch import run_batch
 from madlite.run.recovery.leftovers import Leftover, remove
 from madlite.run.recovery.unfinished import add_kept, find_all, find_undone, say_undone
-from madlite.workspace import folder
-from madlite.workspace.folder import CLEANED, LOCK, NOTE_BYTES, RECORD, ROWS, RunFolder
+from madlite.workspace import folder, journal
+from madlite.workspace.folder import LOCK, RECORD, RunFolder
+from madlite.workspace.journal import RUN_JOURNAL, RunEntry, read_run
 from tests.csv_rows import csv_rows
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
-from tests.factories import note_made
+from tests.factories import note_made, write_journal
 
 pytestmark = pytest.mark.host  # whole runs
 
@@ -81,18 +82,18 @@ def test_a_kill_at_any_instant_leaves_the_row_or_is_told(planned, monkeypatch, t
     (listed,) = left_in(options.workspace)
     assert listed.kind == "run" and row in listed.text
     assert remove(listed, NO_ENGINE) is None
-    assert say_undone(options.workspace) == [] and (folder / CLEANED).read_text() == f"{row}\n"
+    assert say_undone(options.workspace) == [] and read_run(folder).cleaned == row
     assert [run.state for run in list_runs(options.workspace / "madlite_runs")] == ["CUT OFF"]
 
 
 def test_a_kill_between_the_record_and_the_end_of_the_note_is_an_ended_run(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.workspace.folder.RunFolder.remove")
+        kill_at(patch, "madlite.workspace.folder.RunFolder.end_journal")
         with pytest.raises(Killed):
             run_batch(plans, options, plugins, Quiet())
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
-    assert (folder / ROWS).exists() and (folder / RECORD).exists()
+    assert (folder / RUN_JOURNAL).exists() and (folder / RECORD).exists()
     assert say_undone(options.workspace) == [] and len(rows_of(options.output)) == 1
 
 
@@ -113,7 +114,7 @@ def test_a_row_that_perf_csv_did_not_take_is_told_until_it_is_acknowledged(plann
 def test_a_disk_without_inodes_still_has_the_note(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     options.output.write_text("model,performance,metric,status\n")
-    full_disk(monkeypatch, also_lock=False)
+    full_disk(monkeypatch, also_journal=False)
     run_batch(plans, options, plugins, Quiet())
     (one,) = find_undone(options.workspace)
     assert one.row == "its row is in perf.csv"
@@ -125,7 +126,8 @@ def test_of_many_the_first_are_named(planned):  # noqa: F811
         folder = options.workspace / f"madlite_runs/r{n}"
         folder.mkdir(parents=True)
         (note_made(folder) / "plan.json").write_text("{}")
-        (folder / LOCK).write_bytes(b" " * NOTE_BYTES)
+        (folder / LOCK).touch()
+        write_journal(folder)
     (said,) = say_undone(options.workspace)
     assert said.startswith("7 earlier runs were cut off: r0 (no row)") and ", and 2 more" in said
 
@@ -186,7 +188,7 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned,
         and say_undone(workspace) == []
     )
     (run,) = list_runs(workspace / "madlite_runs")
-    assert run.record.rows.appended and run.record.rows.kept == "" and not (run.folder / ROWS).exists()
+    assert run.record.rows.appended and run.record.rows.kept == "" and not (run.folder / RUN_JOURNAL).exists()
     assert rebuild(workspace / "again.csv", workspace / "madlite_runs", contract=contract).notes == ()
     assert (workspace / "again.csv").read_text() == options.output.read_text()
 
@@ -211,7 +213,7 @@ def test_a_kept_row_that_cannot_be_noted_or_whose_file_cannot_be_read_stays_asid
     run_batch(plans, options, plugins, Quiet())
     options.output.rmdir()
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "put", lambda folder, name, text: "the disk is full")
+        patch.setattr(RunFolder, "note", lambda folder, entry: "the disk is full")
         assert add_kept(options.workspace, options.output) == []
     options.output.write_text("nonsense\n")
     assert add_kept(options.workspace, options.output) == [] and options.output.read_text() == "nonsense\n"
@@ -225,18 +227,24 @@ def test_a_kept_row_that_cannot_be_noted_or_whose_file_cannot_be_read_stays_asid
     assert rows_of(options.output) == ["m"]
 
 
-def full_disk(monkeypatch, *, also_lock: bool) -> None:
-    """Take what is new from the disk: files of run folders, and with `also_lock` the room of the lock's file."""
+def full_disk(monkeypatch, *, also_journal: bool) -> None:
+    """Take what is new from the disk: files of run folders, and with `also_journal` another line of the journal."""
     real = RunFolder.write
 
     def write(folder: RunFolder, name: str, data: bytes) -> None:
-        if name in (ROWS, RECORD):
+        if name == RECORD:
             raise OSError(28, "No space left on device")
         real(folder, name, data)
 
+    def refuse(fd: int, lines: list[object]) -> None:
+        if any(isinstance(line, RunEntry) and line.rows for line in lines):
+            raise OSError(28, "No space left on device")
+        real_append(fd, lines)
+
+    real_append = journal._append
     monkeypatch.setattr(RunFolder, "write", write)
-    if also_lock:
-        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: 0)
+    if also_journal:
+        monkeypatch.setattr(journal, "_append", refuse)
 
 
 def test_a_log_that_the_disk_does_not_take_costs_no_verdict(planned, monkeypatch):  # noqa: F811
@@ -254,25 +262,25 @@ def test_a_log_that_the_disk_does_not_take_costs_no_verdict(planned, monkeypatch
     assert outcome.results[0].findings == ("no run.log: No space left on device",)
 
 
-@pytest.mark.parametrize(("also_lock", "row"), [(False, "its row is in perf.csv"), (True, "cannot be seen")])
+@pytest.mark.parametrize(("also_journal", "row"), [(False, "its row is in perf.csv"), (True, "cannot be seen")])
 def test_on_a_disk_that_is_full_nobody_says_that_there_is_no_row_where_there_is_one(
     planned,  # noqa: F811
     monkeypatch,
-    also_lock,
+    also_journal,
     row,
 ):
     plans, options, plugins = planned
     with monkeypatch.context() as patch:
-        full_disk(patch, also_lock=also_lock)
+        full_disk(patch, also_journal=also_journal)
         outcome = run_batch(plans, options, plugins, Quiet())
     assert outcome.exit_code == 0 and rows_of(options.output) == ["m"]
     (one,) = find_undone(options.workspace)
     assert row in one.row
-    done = rebuild(options.workspace / "again.csv", options.workspace / "madlite_runs") if not also_lock else None
+    done = rebuild(options.workspace / "again.csv", options.workspace / "madlite_runs") if not also_journal else None
     assert done is None or done.rows == 1
     (listed,) = left_in(options.workspace)
     remove(listed, NO_ENGINE)
-    assert row in (one.folder / CLEANED).read_text()
+    assert row in read_run(one.folder).cleaned
 
 
 def test_rebuild_names_a_run_of_which_nobody_knows_whether_it_has_a_row(planned, monkeypatch):  # noqa: F811
@@ -282,7 +290,7 @@ def test_rebuild_names_a_run_of_which_nobody_knows_whether_it_has_a_row(planned,
     second = f"id-2-{os.getpid()}"
     again = replace(plan, plan=replace(plan.plan, id=second, folder=plan.plan.folder.with_name(second)))
     with monkeypatch.context() as patch:
-        full_disk(patch, also_lock=True)
+        full_disk(patch, also_journal=True)
         run_batch([again], options, plugins, Quiet())
     done = rebuild(options.workspace / "again.csv", options.workspace / "madlite_runs")
     note = f"{second}: no record, and a row that it may have is left out: it was cut off"

@@ -171,7 +171,7 @@ def test_nothing_is_written_where_a_run_s_folder_became_a_link(place: Path, tmp_
 
 LAID = (
     "cd {workspace}/madlite_runs/$MADLITE_RUN_ID || exit 9\n"
-    "for name in record.json rows.json handle steps.jsonl; do {lay}; done\n"
+    "for name in record.json journal.jsonl handle steps.jsonl; do {lay}; done\n"
     "cd ../.. && ln -sfn {outside}/made perf_entry.json && ln -sfn {outside}/kept perf_entry.csv\n"
     "echo 'performance: 5 x'\n"
 )

@@ -18,17 +18,17 @@ from madlite.model import Status
 from madlite.reports.log import read_log
 from madlite.reports.runs import UNREADABLE, find_run, list_runs, open_run, runs_folder
 from madlite.results.batch_journal import Asked, cards_asked
-from madlite.results.intent import Rows
 from madlite.results.rebuild import rebuild
 from madlite.results.record import Record, record_json
 from madlite.run.recovery.leftovers import end_orphans
 from madlite.run.recovery.unfinished import add_kept, find_all, say_undone
 from madlite.workspace.claims import claim_model_dir, lock_name
 from madlite.workspace.folder import PLAN, RECORD, unfinished
+from madlite.workspace.journal import RunRows
 from tests.factories import make_plan, note_made
 
 NOBODY = 65534
-ROWS = Rows(path="perf.csv", cells=({"model": "m", "status": "SUCCESS"},), at="2026", appended=True)
+ROWS = RunRows(path="perf.csv", cells=({"model": "m", "status": "SUCCESS"},), at="2026", appended=True)
 
 
 @contextmanager

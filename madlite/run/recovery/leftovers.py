@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -26,17 +26,17 @@ from madlite.safe_read import read_inside, read_regular
 from madlite.workspace import journal
 from madlite.workspace.claims import held_model_dir
 from madlite.workspace.folder import (
-    CLEANED,
     HANDLE,
     PLAN,
     RECORD,
+    RunFolder,
     is_alive,
     is_held,
     is_there,
-    open_runs,
     real_folders,
     unfinished,
 )
+from madlite.workspace.journal import RunEntry
 
 # Files that a killed run left: the folder its script ran in, and what was not yet whole.
 
@@ -223,7 +223,7 @@ def remove(
             return end_listed(leftover.processes, GRACE_S) if leftover.processes else "no process was listed"
         elif leftover.kind == "run":
             sweep(Path(leftover.handle))
-            _mark(Path(leftover.handle, CLEANED), leftover.row)
+            return _note_cleaned(Path(leftover.handle), leftover.row)
         else:
             Path(leftover.handle).unlink(missing_ok=True)
     except RuntimeProblem as problem:
@@ -334,9 +334,12 @@ def _runs(workspace: Path) -> Iterator[Leftover]:
         yield Leftover(kind="run", run_id=folder.name, text=f"unfinished, {folder}", handle=str(folder))
 
 
-def _mark(path: Path, row: str) -> None:
-    with open_runs(path.parent.parent.parent) as runs, runs.below(path.parent.name) as folder:
-        folder.write(path.name, f"{row}\n".encode())
+def _note_cleaned(path: Path, row: str) -> str | None:
+    folder = RunFolder.reopen(path)
+    if folder is None:
+        return "a madlite holds the run by now, or its folder is another user's"
+    with closing(folder):
+        return folder.note(RunEntry(at=journal.now(), cleaned=row)) or None
 
 
 def _files(workspace: Path) -> Iterator[Leftover]:

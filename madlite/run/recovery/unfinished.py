@@ -12,21 +12,21 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
-from madlite.model import Row, Runtime, Value, to_json
+from madlite.model import Row, Runtime, Value
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import interrupted_batches
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
-from madlite.results.intent import Rows, are_there, has_none, now, read_intent, rows_path
+from madlite.results.pending import are_in_file, rows_path
 from madlite.results.perfcsv import append_rows, is_results_file, left_out_words
 from madlite.results.rebuild import NO_ROW
 from madlite.results.record import VERSION, Record, record_json
 from madlite.results.stored import load_result, read_record, uncollected
 from madlite.run.recovery.leftovers import Leftover, Leftovers, find_leftovers
-from madlite.workspace.folder import CLEANED, ROWS, RunFolder, is_alive, is_there, planted, real_folders, unfinished
-from madlite.workspace.journal import own_folders, read
+from madlite.workspace.folder import RunFolder, is_alive, is_there, planted, real_folders, unfinished
+from madlite.workspace.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, now, own_folders, read, read_run
 
-# Rows that perf.csv did not take when their run ended: the next run appends them, each once.
+# RunRows that perf.csv did not take when their run ended: the next run appends them, each once.
 
 
 def kept_aside(workspace: Path) -> Iterator[Path]:
@@ -34,16 +34,16 @@ def kept_aside(workspace: Path) -> Iterator[Path]:
 
     Folders that madlite did not make are none: what is in them may be anybody's.
     """
-    waiting = [folder for folder in real_folders(workspace / RUNS) if is_there(folder / ROWS)]
+    waiting = [folder for folder in real_folders(workspace / RUNS) if is_there(folder / RUN_JOURNAL)]
     own = own_folders(workspace / RUNS) if waiting else frozenset()
     for folder in waiting:
-        if folder.name in own and not is_there(folder / CLEANED) and not is_alive(folder):
+        if folder.name in own and not is_alive(folder) and read_run(folder).cleaned is None:
             record = read_record(folder)
             if record is not None and record.rows is not None and not record.rows.appended:
                 yield folder
 
 
-def appended(workspace: Path) -> list[Rows]:
+def appended(workspace: Path) -> list[RunRows]:
     """Return the rows that runs are known to have appended."""
     records = (read_record(folder) for folder in real_folders(workspace / RUNS))
     return [one.rows for one in records if one is not None and one.rows is not None and one.rows.appended]
@@ -84,7 +84,7 @@ def _add(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> I
         yield from integrity.told if integrity is not None else ()
 
 
-def _path_of(rows: Rows, workspace: Path, output: Path) -> Path | None:
+def _path_of(rows: RunRows, workspace: Path, output: Path) -> Path | None:
     """Return the file that rows may go to; None where they name another than a command may write to."""
     if rows.path == rows_path(output, workspace):
         return output
@@ -93,7 +93,7 @@ def _path_of(rows: Rows, workspace: Path, output: Path) -> Path | None:
     return path if inside and is_results_file(path) else None
 
 
-def _elsewhere(folder: Path, rows: Rows) -> str:
+def _elsewhere(folder: Path, rows: RunRows) -> str:
     rows_are, they = ("rows are", "they stay") if len(rows.cells) != 1 else ("row is", "it stays")
     return (
         f"{folder.name}: its {rows_are} for {rows.path}, which is neither this command's results file nor one of this "
@@ -102,8 +102,8 @@ def _elsewhere(folder: Path, rows: Rows) -> str:
 
 
 def append_once(
-    rows: Rows, held: RunFolder, workspace: Path, path: Path, integrity: Integrity, begin: Sequence[str]
-) -> tuple[Rows, str]:
+    rows: RunRows, held: RunFolder, workspace: Path, path: Path, integrity: Integrity, begin: Sequence[str]
+) -> tuple[RunRows, str]:
     """Append rows of an open run folder that are not in their file, and say so; a new file gets the columns `begin`.
 
     They can be there: an earlier try was killed before its record said so, or the file was made again.
@@ -111,9 +111,9 @@ def append_once(
     Raises:
         RecordError, OSError: they are not in the file.
     """
-    tried = read_intent(held.path)
+    tried = read_run(held.path).rows
     tried = tried if tried is not None and tried.path == rows.path else None
-    there = are_there(tried, workspace, appended(workspace)) if tried is not None else False
+    there = are_in_file(tried, workspace, appended(workspace)) if tried is not None else False
     if there is None:
         raise RecordError(f"{rows.path} cannot be read", "")
     is_in, was_added = ("row is", "row was") if len(rows.cells) == 1 else ("rows are", "rows were")
@@ -127,7 +127,7 @@ def append_once(
 
     def intend(size: int, columns: tuple[str, ...]) -> None:
         noted.append(replace(noted[-1], at=now(), offset=size, columns=columns, kept=""))
-        if held.put(ROWS, to_json(noted[-1])):  # a row that is not noted could be appended twice
+        if held.note(RunEntry(at=noted[-1].at, rows=noted[-1])):  # a row that is not noted could be appended twice
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     append_rows(
@@ -146,8 +146,7 @@ def append_once(
 def _note(held: RunFolder, record: Record) -> None:
     """Have the record say where the rows are; until it does, the note of them stays."""
     if not held.put_record(record_json(record)):
-        held.remove(ROWS)
-        held.note(b"")
+        held.end_journal()
 
 
 IN_FILE, UNKNOWN = "its row is in {path}", "whether its row is in {path} cannot be seen"
@@ -176,18 +175,20 @@ class Undone(Value, frozen=True):
 def find_undone(workspace: Path) -> tuple[Undone, ...]:
     """Return the runs of a workspace that were cut off, or whose rows perf.csv did not take; `clean` ends that."""
     dead = [*unfinished(workspace), *kept_aside(workspace)]
-    intents = {folder: read_intent(folder) for folder in dead}
+    noted = {folder: read_run(folder) for folder in dead}
     # of those that found the file equally large the last alone can have appended to it
-    newest = sorted(dead, key=lambda folder: found.at if (found := intents[folder]) else "", reverse=True)
-    ordered = sorted(newest, key=lambda folder: found.offset if (found := intents[folder]) else 0)
-    known = appended(workspace) if any(intents.values()) else []
+    newest = sorted(dead, key=lambda folder: rows.at if (rows := noted[folder].rows) else "", reverse=True)
+    ordered = sorted(newest, key=lambda folder: rows.offset if (rows := noted[folder].rows) else 0)
+    known = appended(workspace) if any(one.rows for one in noted.values()) else []
     undone = []
     for folder in ordered:
-        rows = intents[folder]
-        there = are_there(rows, workspace, known) if rows is not None else None
+        rows = noted[folder].rows
+        there = are_in_file(rows, workspace, known) if rows is not None else None
         known += [rows] if rows is not None and there else []
         record = read_record(folder)
-        undone.append(_of_recorded(folder, record, there) if record is not None else _of_cut_off(folder, rows, there))
+        undone.append(
+            _of_recorded(folder, record, there) if record is not None else _of_cut_off(folder, noted[folder], there)
+        )
     return tuple(sorted(undone, key=lambda one: one.folder.name))
 
 
@@ -199,11 +200,11 @@ def _of_recorded(folder: Path, record: Record, there: bool | None) -> Undone:
     return Undone(folder=folder, row=f"{NO_ROW} in {path}{kept}", recorded=True)
 
 
-def _of_cut_off(folder: Path, rows: Rows | None, there: bool | None) -> Undone:
-    if rows is None:
-        return Undone(folder=folder, row=NO_ROW if has_none(folder) else UNKNOWN.format(path=_PERF))
+def _of_cut_off(folder: Path, noted: RunJournal, there: bool | None) -> Undone:
+    if noted.rows is None:
+        return Undone(folder=folder, row=NO_ROW if noted.complete else UNKNOWN.format(path=_PERF))
     words = UNKNOWN if there is None else IN_FILE if there else NO_ROW
-    return Undone(folder=folder, row=words.format(path=rows.path))
+    return Undone(folder=folder, row=words.format(path=noted.rows.path))
 
 
 def words_of(undone: Iterable[Undone]) -> list[str]:
