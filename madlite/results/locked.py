@@ -10,7 +10,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from madlite.errors import RecordError, UsageProblem
@@ -273,20 +273,15 @@ def replacing(
     Raises:
         OSError: it cannot be written; what was there is as it was, and nothing half made is left.
     """
-    folder.remove(beside)
-    fd = folder.create(beside, os.O_RDWR, 0o666)
-    try:
-        with suppress(FileNotFoundError):
-            keep_owner_and_mode(folder, name, fd)
-        yield fd
-        os.fsync(fd)
-        folder.rename(beside, name)
+    with ExitStack() as opened:
+        with folder.atomic(name, beside):
+            fd = folder.create(beside, os.O_RDWR, 0o666)
+            opened.callback(os.close, fd)
+            with suppress(FileNotFoundError):
+                keep_owner_and_mode(folder, name, fd)
+            yield fd
+            os.fsync(fd)
         renamed(fd)
-    except BaseException:
-        folder.remove(beside)
-        raise
-    finally:
-        os.close(fd)
 
 
 def keep_owner_and_mode(folder: Folder, name: str, new: int) -> None:

@@ -72,19 +72,14 @@ def kept_copy(folder: Folder, file: Held) -> str:
         OSError: there is no room; nothing of it is left.
     """
     kept = f"{file.target.name}.before-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}"
-    beside = half_made(f"{kept}.csv")  # a name of which `clean` knows that it is half a file
-    try:
-        with os.fdopen(folder.create(beside), "wb") as copied:
-            keep_owner_and_mode(folder, file.target.name, copied.fileno())
-            with os.fdopen(os.dup(file.fd), "rb") as old:
-                old.seek(0)
-                shutil.copyfileobj(old, copied)
-            copied.flush()
-            os.fsync(copied.fileno())
-        folder.rename(beside, kept)
-    except BaseException:
-        folder.remove(beside)
-        raise
+    beside = half_made(f"{kept}.csv")  # a name that `clean` recognises as half a file
+    with folder.atomic(kept, beside), os.fdopen(folder.create(beside), "wb") as copied:
+        keep_owner_and_mode(folder, file.target.name, copied.fileno())
+        with os.fdopen(os.dup(file.fd), "rb") as old:
+            old.seek(0)
+            shutil.copyfileobj(old, copied)
+        copied.flush()
+        os.fsync(copied.fileno())
     return kept
 
 

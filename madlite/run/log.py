@@ -12,7 +12,7 @@ from pathlib import Path
 from madlite.measure.lines import LONGEST
 from madlite.model import Chunk, Sink
 from madlite.rank_labels import node_label
-from madlite.safe_files import Folder, folder_of, half_made
+from madlite.safe_files import Folder, folder_of
 from madlite.secrets import Redactor
 from madlite.workspace.log_file import LogFile
 
@@ -92,7 +92,7 @@ class RunLog:
         if self._home is None:
             return
         with _named(path), folder_of(path) as (folder, name):
-            with _beside(folder, name) as beside:
+            with folder.atomic(name) as beside:
                 file = LogFile(folder.create(beside, _FLAGS), beside, self._home, limit_bytes=self._limit_bytes)
             self._live.append(file)
             self._live_name = name
@@ -101,7 +101,7 @@ class RunLog:
         """Give the last live log another name in its folder."""
         if not self._live:
             return
-        with _named(path), folder_of(path) as (folder, name), _beside(folder, name) as beside:
+        with _named(path), folder_of(path) as (folder, name), folder.atomic(name) as beside:
             try:  # by its descriptor: its name may be another run's by now
                 os.link(f"/proc/self/fd/{self._live[-1].fd}", beside, dst_dir_fd=folder.fd, follow_symlinks=True)
             except OSError:  # a file system without hard links, a machine without /proc
@@ -160,20 +160,6 @@ class RunLog:
         if not self.problem:
             self.problem = f"{what}: {error.strerror}"
             _log.warning("%s", self.problem)
-
-
-@contextmanager
-def _beside(folder: Folder, name: str) -> Iterator[str]:
-    """Yield a name for what becomes the file `name` when the block has made it."""
-    beside = half_made(name)
-    folder.remove(beside)
-    try:
-        yield beside
-        folder.tell_replaced(name)
-        folder.rename(beside, name)
-    except BaseException:
-        folder.remove(beside)
-        raise
 
 
 class _NodeLines:
