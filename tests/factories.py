@@ -70,5 +70,5 @@ def write_journal(folder: Path, rows: RunRows | None = None, cleaned: str | None
 def note_made(folder: Path) -> Path:
     """Note a run's folder that a test made by hand as madlite notes those that it makes; return it."""
     with Folder.open(folder.parent) as runs, runs.below(folder.name) as home:
-        journal.add(runs, journal.made(home, folder.name))
+        journal.add(runs, journal.folder_entry(home, folder.name))
     return folder

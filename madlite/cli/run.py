@@ -208,7 +208,7 @@ def _left_over(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
     """
     from madlite.results.header import new_columns
     from madlite.run.recovery.leftovers import end_orphans
-    from madlite.run.recovery.unfinished import add_kept, say_undone
+    from madlite.run.recovery.unfinished import append_pending, recovery_report
 
     workspace, output = options.workspace, options.output_target or options.output
     if not options.rows:  # one of many jobs, perhaps: whoever collects hears of the others
@@ -216,8 +216,8 @@ def _left_over(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
     begin = new_columns(options.contract)
     return [
         *end_orphans(workspace, options.environ, runtimes),
-        *add_kept(workspace, output, begin),
-        *say_undone(workspace),
+        *append_pending(workspace, output, begin),
+        *recovery_report(workspace),
     ]
 
 

@@ -55,7 +55,7 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     folder = runs_folder(directory)
     watch = Watch(folder)
     seen = watch.read()
-    if not seen and not follow and not watch.goes_on:
+    if not seen and not follow and not watch.is_batch_running:
         _print(watch.last(), as_json)
         if not as_json:
             echo(f"no run goes on in {folder}")
@@ -97,7 +97,7 @@ def _looks(
     """Yield the runs at each look, until none goes on."""
     while True:
         yield seen
-        if not follow and not any(_goes_on(one) for one in seen) and not watch.goes_on:
+        if not follow and not any(_goes_on(one) for one in seen) and not watch.is_batch_running:
             return
         time.sleep(interval_s)
         seen = watch.read()

@@ -21,13 +21,13 @@ from madlite.model import Value, json_line
 from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder, half_made
 from madlite.safe_read import read_regular
-from madlite.workspace.folder import LOCK, PLAN, RECORD, hold, is_held, is_there, open_runs
+from madlite.workspace.folder import LOCK, PLAN, RECORD, acquire, exists, is_locked, open_runs
 
 _LIMIT_BYTES = 64 << 20
 _GLOB, _GLOB_BEGUN = "batch-*.jsonl", ".batch-*.jsonl.[0-9]*"  # and what becomes one, by its process
 
 
-class Asked(Value, frozen=True):
+class RequestedRun(Value, frozen=True):
     """A run that was asked for."""
 
     id: str
@@ -37,7 +37,7 @@ class Asked(Value, frozen=True):
 class _Line(Value, frozen=True, omit_defaults=True):
     started: str = ""
     command: tuple[str, ...] = ()
-    asked: tuple[Asked, ...] | None = None
+    asked: tuple[RequestedRun, ...] | None = None
     began: str = ""
     ended: str = ""
 
@@ -53,9 +53,9 @@ class InterruptedBatch(Value, frozen=True):
     started: str
     command: tuple[str, ...]
     planned: bool
-    never_started: tuple[Asked, ...] = ()
-    begun: tuple[Asked, ...] = ()
-    asked: tuple[Asked, ...] = ()
+    never_started: tuple[RequestedRun, ...] = ()
+    begun: tuple[RequestedRun, ...] = ()
+    asked: tuple[RequestedRun, ...] = ()
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -83,8 +83,8 @@ class BatchJournal:
         self._fd: int | None = None
         self._end = 0  # of the lines
         self._folder: Folder | None = None
-        self._asked: dict[str, Asked] = {}
-        self._open_runs: dict[str, Asked] = {}  # begun, and without a row
+        self._asked: dict[str, RequestedRun] = {}
+        self._open_runs: dict[str, RequestedRun] = {}  # begun, and without a row
         self._under_way = False
         self.id = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._path = self._runs / f"batch-{self.id}.jsonl"
@@ -92,7 +92,7 @@ class BatchJournal:
             if workspace is not None:
                 self._open(command)
 
-    def ask(self, runs: Iterable[Asked]) -> None:
+    def request(self, runs: Iterable[RequestedRun]) -> None:
         """Note what is to run, in this order; from now on only `close` is an orderly end."""
         self._under_way = True
         every = tuple(runs)
@@ -104,7 +104,7 @@ class BatchJournal:
 
     def begin(self, run_id: str) -> None:
         """Note that a run begins."""
-        self._open_runs[run_id] = self._asked.get(run_id, Asked(id=run_id, card=""))
+        self._open_runs[run_id] = self._asked.get(run_id, RequestedRun(id=run_id, card=""))
         self._add(_Line(began=run_id))
 
     def end(self, run_id: str) -> None:
@@ -148,7 +148,7 @@ class BatchJournal:
         # seen before it is held, it would look like that of a command that was cut off
         beside = half_made(self._path.name)
         self._fd = self._folder.create(beside, os.O_RDWR)
-        hold(self._fd)
+        acquire(self._fd)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._add(_Line(started=now, command=tuple(command)))
         self._folder.rename(beside, self._path.name)
@@ -175,7 +175,7 @@ class BatchJournal:
                 self._runs.rmdir()
 
 
-def cards_asked(runs: Path) -> dict[str, str]:
+def requested_cards(runs: Path) -> dict[str, str]:
     """Return the cards of runs that have no record yet, by id: what commands that go on or were cut off asked for."""
     found = (one for one in map(_interrupted, sorted(runs.glob(_GLOB))) if one is not None)
     return {asked.id: asked.card for one in found for asked in one.asked}
@@ -193,15 +193,15 @@ def dead_files(workspace: Path) -> tuple[Path, ...]:
     Links are none, and neither is what another user keeps from us.
     """
     runs = workspace / RUNS
-    begun = (path for path in runs.glob(_GLOB_BEGUN) if not is_there(Path("/proc", path.suffix[1:]), shut=True))
+    begun = (path for path in runs.glob(_GLOB_BEGUN) if not exists(Path("/proc", path.suffix[1:]), shut=True))
     found = sorted((*begun, *runs.glob(_GLOB)), key=lambda path: path.name.lstrip("."))
-    dead = [path for path in found if not is_held(path, unknown=True)]
-    return tuple(path for path in dead if is_there(path))  # not one that ended orderly meanwhile
+    dead = [path for path in found if not is_locked(path, unknown=True)]
+    return tuple(path for path in dead if exists(path))  # not one that ended orderly meanwhile
 
 
-def goes_on(runs: Path) -> bool:
+def is_batch_running(runs: Path) -> bool:
     """Say whether a command still has runs to do in a folder of runs, also between two of them."""
-    return any(is_held(path) for path in runs.glob(_GLOB))
+    return any(is_locked(path) for path in runs.glob(_GLOB))
 
 
 def _interrupted(path: Path) -> InterruptedBatch | None:
@@ -235,8 +235,8 @@ def _line(text: bytes) -> _Line | None:
 
 def _has_folder(runs: Path, run_id: str) -> bool:
     """Say whether a run's own folder tells of it."""
-    return "/" not in run_id and any(is_there(runs / run_id / name, shut=True) for name in (LOCK, PLAN, RECORD))
+    return "/" not in run_id and any(exists(runs / run_id / name, shut=True) for name in (LOCK, PLAN, RECORD))
 
 
-def _names(runs: Iterable[Asked]) -> str:
+def _names(runs: Iterable[RequestedRun]) -> str:
     return ", ".join(one.card for one in runs)

@@ -76,7 +76,7 @@ def limited_cells(cells: Mapping[str, str]) -> dict[str, str]:
     return {short_name(plain_name(name)): shortened(plain(text)) for name, text in cells.items()}
 
 
-def cut_words(rows: Iterable[Mapping[str, str]]) -> str:
+def cut_text(rows: Iterable[Mapping[str, str]]) -> str:
     """Return in words which columns of rows have cells or names that are cut for being too long; "" for none."""
     cells = (cell for row in rows for cell in row.items())
     cut = [plain_name(name) for name, text in cells if len(name) > NAME_CHARACTERS or is_long(plain(text))]

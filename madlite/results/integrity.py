@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Integrity:
-    """What is noted of one results file of a working folder; callers of `check`, `intend` and `done` hold its lock.
+    """What is noted of one results file of a working folder; callers of its methods hold its lock.
 
     What cannot be noted is logged and costs no row; on a full disk a row waits until its bytes can be noted.
     """
@@ -38,7 +38,7 @@ class Integrity:
     def __init__(self, target: Path, workspace: Path) -> None:
         self._workspace = _home_of(target, workspace)
         self.name = rows_path(target, self._workspace)
-        self.told: list[str] = []  # what something else did to the file
+        self.reports: list[str] = []  # what something else did to the file
         self._kept = not Path(self.name).is_absolute()
 
     def check(self, fd: int, *, is_new: bool = False) -> None:
@@ -48,11 +48,11 @@ class Integrity:
         entries = self._entries()
         words = _change(fd, entries, is_new) if entries else ""
         if words:
-            self.told.append(_sentence(self.name, entries[-1].at, journal.now(), words))
+            self.reports.append(_sentence(self.name, entries[-1].at, journal.now(), words))
             self._add(Entry(at=journal.now(), file=self.name, changed=words))
-        self.settle(fd)
+        self.note_state(fd)
 
-    def intend(self, start: int, data: bytes) -> None:
+    def note_write(self, start: int, data: bytes) -> None:
         """Note bytes that are about to be written from `start` on, and will be the last ones of the file.
 
         Raises:
@@ -61,7 +61,7 @@ class Integrity:
         digest = hashlib.sha256(data).hexdigest()
         self._add(Entry(at=journal.now(), file=self.name, start=start, size=len(data), sha256=digest), must=True)
 
-    def intend_whole(self, fd: int, *, rebuilt: bool = False) -> None:
+    def note_replacement(self, fd: int, *, rebuilt: bool = False) -> None:
         """Note an open file that is about to take the place of this one.
 
         Raises:
@@ -71,7 +71,7 @@ class Integrity:
         digest = _hash(fd, 0, size)
         self._add(Entry(at=journal.now(), file=self.name, size=size, sha256=digest, rebuilt=rebuilt), must=True)
 
-    def done(self, fd: int, size: int = -1) -> None:
+    def note_written(self, fd: int, size: int = -1) -> None:
         """Note the state of the file after what was intended; not if it has not the `size` that it should have then."""
         if size in (-1, os.fstat(fd).st_size):
             self._add(Entry(at=journal.now(), file=self.name, stamp=_stamp(fd)))
@@ -99,7 +99,7 @@ class Integrity:
         """Note the file as it is, so that what something else did to it is not told again."""
         with self._still() as fd:
             if fd is not None:
-                self.settle(fd, known=True)
+                self.note_state(fd, known=True)
             else:
                 self._add(
                     Entry(at=journal.now(), file=self.name, size=0, sha256=hashlib.sha256().hexdigest(), known=True)
@@ -124,7 +124,7 @@ class Integrity:
             finally:
                 os.close(fd)
 
-    def settle(self, fd: int, *, known: bool = False) -> None:
+    def note_state(self, fd: int, *, known: bool = False) -> None:
         """Note the whole file as it is, after what was intended could not be written, or as `known` to the user."""
         size, stamp = os.fstat(fd).st_size, _stamp(fd)
         whole = Entry(at=journal.now(), file=self.name, size=size, sha256=_hash(fd, 0, size), stamp=stamp, known=known)

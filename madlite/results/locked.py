@@ -54,7 +54,7 @@ def check_side_file(path: Path) -> None:
         with folder_of(target) as (folder, name):
             fd = open_plain(folder, name, os.O_RDONLY, make=False)
         with os.fdopen(fd, "rb"):
-            known = _is_table(path, fd) if path.suffix == ".csv" else _is_told(path, fd)
+            known = _is_table(path, fd) if path.suffix == ".csv" else _is_entries(path, fd)
     except (RecordError, ValueError, RecursionError):
         known = False
     if not known:
@@ -66,16 +66,16 @@ def _is_table(path: Path, fd: int) -> bool:
         return read_header(path, text) is not None
 
 
-def _is_told(path: Path, fd: int) -> bool:
+def _is_entries(path: Path, fd: int) -> bool:
     value: Json = read_json(read_limited(fd, _LIMIT_BYTES, str(path)))
     every = value if isinstance(value, list) else [value]
     return bool(every) and all(isinstance(one, dict) and one.keys() >= _OF_A_RUN for one in every)
 
 
-_SHUT = (errno.EACCES, errno.EPERM, errno.EROFS)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class Held(Value, frozen=True):
+class LockedFile(Value, frozen=True):
     """A file that nobody else appends to: its path with links resolved, its descriptor, and if it is new."""
 
     target: Path
@@ -91,7 +91,7 @@ class Held(Value, frozen=True):
 
 
 @contextmanager
-def held(path: Path, target: Path | None = None) -> Iterator[Held]:
+def locked(path: Path, target: Path | None = None) -> Iterator[LockedFile]:
     """Open the file that `path` names, make it where there is none, and hold its lock.
 
     Raises:
@@ -112,7 +112,7 @@ def held(path: Path, target: Path | None = None) -> Iterator[Held]:
 
 
 @contextmanager
-def looked_at(path: Path) -> Iterator[Held | None]:
+def inspected(path: Path) -> Iterator[LockedFile | None]:
     """Open the file as `held` would, without making it and without waiting; None where there is none yet."""
     target = plain_target(path)
     try:
@@ -124,21 +124,21 @@ def looked_at(path: Path) -> Iterator[Held | None]:
     try:
         _check_plain(path, fd)
         _lock(path, fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield Held(target=target, fd=fd)
+        yield LockedFile(target=target, fd=fd)
     finally:
         os.close(fd)
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def as_record_error(path: Path) -> Iterator[None]:
     """Turn an OSError about `path` into a RecordError in words."""
     try:
         yield
     except OSError as error:
-        raise _in_words(path, error) from error
+        raise _record_error(path, error) from error
 
 
-def _opened(path: Path, expected: Path | None) -> Held:
+def _opened(path: Path, expected: Path | None) -> LockedFile:
     target = plain_target(path)
     if expected is not None and target != expected:
         what = f"{path} leads to {target} since the command began: it is not written to"
@@ -156,7 +156,7 @@ def _opened(path: Path, expected: Path | None) -> Held:
     except BaseException:
         os.close(fd)
         raise
-    return Held(target=target, fd=fd, is_new=is_new)
+    return LockedFile(target=target, fd=fd, is_new=is_new)
 
 
 def plain_target(path: Path) -> Path:
@@ -200,7 +200,7 @@ def make_folder(path: Path) -> None:
     Raises:
         RecordError: it cannot be made.
     """
-    with explained(path):
+    with as_record_error(path):
         Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
 
 
@@ -225,7 +225,7 @@ def _lock(path: Path, fd: int, how: int) -> None:
         ) from error
 
 
-def _in_words(path: Path, error: OSError) -> RecordError:
+def _record_error(path: Path, error: OSError) -> RecordError:
     folder = Path(os.path.realpath(path)).parent
     if error.errno == errno.EISDIR:
         return RecordError(f"{path} is a folder, not a file to append rows to", f"name a file: -o {path}/perf.csv")
@@ -234,7 +234,7 @@ def _in_words(path: Path, error: OSError) -> RecordError:
         return RecordError(f"{path} cannot be made: {file} is no folder", "choose another file: -o FILE")
     if error.errno == errno.ENOENT:
         return RecordError(f"{path} cannot be made: there is no folder {folder}", f"mkdir -p {folder}")
-    if error.errno in _SHUT:
+    if error.errno in _DENIED:
         return RecordError(
             f"{path} cannot be written: {error.strerror}", f"ls -ld {folder} {path}   or another file: -o FILE"
         )
@@ -246,7 +246,7 @@ def _in_words(path: Path, error: OSError) -> RecordError:
 # Files that are written as a whole: a reader sees the old one or the new one, a kill leaves one of them.
 
 
-def write_whole(path: Path, data: bytes, mark: str = "new") -> None:
+def write_atomically(path: Path, data: bytes, mark: str = "new") -> None:
     """Replace the file that `path` names, links followed; mode and owner of an earlier one are kept.
 
     Only one writer at a time, so callers hold a lock, or have a `mark` of their own: what is not whole yet has a fixed
@@ -347,9 +347,9 @@ def write_named(path: Path, text: str, is_such: Callable[[Path], bool] = lambda 
     data, target = text.encode("utf-8", "backslashreplace"), _target(path, is_such)
     try:
         if target is None:
-            _pour(path, data)
+            _write_into(path, data)
         else:
-            write_whole(target, data, mark=str(threading.get_native_id()))
+            write_atomically(target, data, mark=str(threading.get_native_id()))
     except OSError as error:
         nobody = target is None and error.errno == errno.ENXIO
         raise _cannot(path, "nobody reads it" if nobody else error.strerror or str(error)) from error
@@ -394,7 +394,7 @@ def _of_screen(here: os.stat_result) -> int | None:
     return None
 
 
-def _pour(path: Path, data: bytes) -> None:
+def _write_into(path: Path, data: bytes) -> None:
     fd = _of_screen(path.stat())
     if fd is None:  # without waiting for a reader, who may never come; a slow one is waited for
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

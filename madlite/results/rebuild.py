@@ -25,10 +25,10 @@ from madlite.results.header import (
     text_of,
 )
 from madlite.results.integrity import Integrity
-from madlite.results.locked import Held, explained, held, keep_owner_and_mode, replacing, sync_folder
+from madlite.results.locked import LockedFile, as_record_error, keep_owner_and_mode, locked, replacing, sync_folder
 from madlite.results.pending import rows_path
-from madlite.results.perfcsv import check_replaceable, joining_columns, left_out_words
-from madlite.results.stored import Noted, holds_any, load_record
+from madlite.results.perfcsv import check_replaceable, joining_columns, left_out_text
+from madlite.results.stored import NotedRuns, has_any_file, load_record
 from madlite.safe_files import Folder, half_made, resolved
 from madlite.text import unlimited_fields
 from madlite.workspace import journal
@@ -38,7 +38,7 @@ from madlite.workspace.journal import JOURNAL, Entry, RunRows, read_run
 # What stands in a results file that is about to be replaced and would be lost with it.
 
 
-def foreign(file: Held, coming: Iterable[Mapping[str, str]]) -> str:
+def lost_rows_text(file: LockedFile, coming: Iterable[Mapping[str, str]]) -> str:
     """Return in words that not all of a file's rows are among those that are coming; "" where they are.
 
     RunRows are compared by the columns that the file has.
@@ -56,7 +56,7 @@ def foreign(file: Held, coming: Iterable[Mapping[str, str]]) -> str:
     return "had 1 row that no record has" if lost == 1 else f"had {lost} rows that no record has"
 
 
-def _read(file: Held) -> tuple[Header | None, Counter[tuple[str, ...]]]:
+def _read(file: LockedFile) -> tuple[Header | None, Counter[tuple[str, ...]]]:
     with unlimited_fields(), text_of(file.fd) as text:
         header = read_header(file.target, text)
         if header is None:
@@ -65,7 +65,7 @@ def _read(file: Held) -> tuple[Header | None, Counter[tuple[str, ...]]]:
         return header, Counter(comparable(cells) for cells in csv.reader(lines) if cells)
 
 
-def kept_copy(folder: Folder, file: Held) -> str:
+def keep_copy(folder: Folder, file: LockedFile) -> str:
     """Copy the file to another name beside it, and return that: a link would change with the file if a kill left both.
 
     Raises:
@@ -94,7 +94,7 @@ class Rebuilt(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class _Found(Value, frozen=True):
+class _StoredRows(Value, frozen=True):
     rows: tuple[RunRows, ...]
     notes: tuple[str, ...]
 
@@ -117,7 +117,7 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
             f"{output} is there already", f"--force replaces it, or write another file: -o new-{output.name}"
         )
     integrity = Integrity(Path(os.path.realpath(output)), runs.parent)
-    with explained(output), held(output) as file:  # nobody appends meanwhile: what is under way is in a folder
+    with as_record_error(output), locked(output) as file:  # nobody appends meanwhile: what is under way is in a folder
         try:
             check_replaceable(output, file)
             found = _find(runs)
@@ -145,16 +145,16 @@ def _note_rebuild(output: Path, runs: Path, rows: Iterable[RunRows]) -> None:
     """
     name = rows_path(output, runs.parent)
     if Path(name).is_absolute() and name in {one.path for one in rows}:
-        with explained(runs / JOURNAL), Folder.open(runs) as folder:
+        with as_record_error(runs / JOURNAL), Folder.open(runs) as folder:
             journal.add(folder, Entry(at=journal.now(), file=name, rebuilt=True))
 
 
-def _find(runs: Path) -> _Found:
+def _find(runs: Path) -> _StoredRows:
     found: list[RunRows] = []
     notes: list[str] = []
-    noted = Noted(runs)
+    noted = NotedRuns(runs)
     for folder in real_folders(runs):
-        if not holds_any(folder, (PLAN, RECORD)):
+        if not has_any_file(folder, (PLAN, RECORD)):
             continue
         if noted.is_foreign(folder):
             notes.append(f"{folder.name}: left out, madlite did not make it in this folder: it is not in its journal")
@@ -171,7 +171,7 @@ def _find(runs: Path) -> _Found:
             found.append(rows)
         elif record is not None and not record.version:
             notes.append(f"{folder.name}: its record is of an older madlite and has no row")
-    return _Found(rows=tuple(found), notes=tuple(notes))
+    return _StoredRows(rows=tuple(found), notes=tuple(notes))
 
 
 def _of_cut_off(folder: Path, notes: list[str]) -> RunRows | None:
@@ -224,7 +224,7 @@ def _table(rows: Sequence[RunRows], notes: list[str], begin: Sequence[str]) -> t
             header = replace(header, columns=(*header.columns, *joining))
             taken.append(one)
         else:
-            notes.append(left_out_words(f"{_model(one)} of {one.at}", joining))
+            notes.append(left_out_text(f"{_model(one)} of {one.at}", joining))
             taken.append(one.without(joining))
     return _header_of(taken, begin), taken
 
@@ -248,13 +248,13 @@ def _model(rows: RunRows) -> str:
     return rows.cells[0].get("model", "") if rows.cells else ""
 
 
-def _replace(file: Held, header: Header, ordered: Sequence[RunRows], integrity: Integrity) -> list[str]:
+def _replace(file: LockedFile, header: Header, ordered: Sequence[RunRows], integrity: Integrity) -> list[str]:
     """Replace the file, and say what was kept of it."""
     notes: list[str] = []
     kept = None
     with resolved(file.target) as (folder, name):
         try:
-            with replacing(folder, name, half_made(name), integrity.done) as fd:
+            with replacing(folder, name, half_made(name), integrity.note_written) as fd:
                 with open(fd, "w", encoding="utf-8", newline="", errors="backslashreplace", closefd=False) as new:
                     new.write(header.line)
                     cells = (cells for one in ordered for cells in one.cells)
@@ -262,10 +262,10 @@ def _replace(file: Held, header: Header, ordered: Sequence[RunRows], integrity: 
                 os.fsync(fd)
                 if not file.is_current():
                     raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
-                if what := foreign(file, [cells for one in ordered for cells in one.cells]):
-                    kept = kept_copy(folder, file)  # at last, when nothing but a kill can make it one too many
+                if what := lost_rows_text(file, [cells for one in ordered for cells in one.cells]):
+                    kept = keep_copy(folder, file)  # at last, when nothing but a kill can make it one too many
                     notes.append(f"{file.target.name} {what}; the old file is kept as {kept}")
-                integrity.intend_whole(fd, rebuilt=True)
+                integrity.note_replacement(fd, rebuilt=True)
         except BaseException:
             if kept:
                 folder.remove(kept)

@@ -10,7 +10,7 @@ from madlite.measure.performance import short_name
 from madlite.measure.verdict import result_columns
 from madlite.model import Cause, Metric, Result, Row, RunPlan, Status
 from madlite.plan.manifest import NO_DOCKERFILE
-from madlite.results.header import STANDARD_COLUMNS, cut_words, limited_cells, plain_name
+from madlite.results.header import STANDARD_COLUMNS, cut_text, limited_cells, plain_name
 from madlite.secrets import Redactor
 
 # Causes that judge what a run said; after any other failure what it said before is no result.
@@ -100,7 +100,7 @@ def limited_metric(metric: Metric) -> Metric:
 
 def cut_of(metrics: Iterable[Metric]) -> str:
     """Return in words what `limited_metric` cuts of results; "" for nothing."""
-    return cut_words({**metric.columns, metric.label: "", metric.metric: ""} for metric in metrics)
+    return cut_text({**metric.columns, metric.label: "", metric.metric: ""} for metric in metrics)
 
 
 def said_something(result: Result) -> bool:

@@ -40,7 +40,7 @@ from madlite.results.header import (
     read_json,
     typed_rows,
 )
-from madlite.results.locked import check_side_file, explained, plain_target, write_whole
+from madlite.results.locked import as_record_error, check_side_file, plain_target, write_atomically
 from madlite.results.perfcsv import append_rows
 from madlite.results.rows import build_rows, limited_metric, masked_metric, masked_rows, said_something
 from madlite.safe_files import folder_of
@@ -253,7 +253,7 @@ def add_to_list(path: Path, entries: Sequence[_JsonObject], *, again: bool = Fal
     if again and _holds([on_one_line(one) for one in earlier], [on_one_line(one) for one in entries]):
         return earlier
     every = [*earlier, *entries]
-    write_whole(path, indented(every) + b"\n")
+    write_atomically(path, indented(every) + b"\n")
     return every
 
 
@@ -298,7 +298,7 @@ def write_table(path: Path, rows: Sequence[dict[str, str]]) -> None:
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, *([row.get(name, "") for name in columns] for row in rows)]
-    write_whole(path, "".join(csv_line(map(plain, cells), "\n") for cells in lines).encode())
+    write_atomically(path, "".join(csv_line(map(plain, cells), "\n") for cells in lines).encode())
 
 
 def table_of(entries: Sequence[_JsonObject]) -> list[dict[str, str]]:
@@ -395,7 +395,7 @@ def side_files_locked(folder: Path) -> Iterator[None]:
     Raises:
         RecordError: there can be no lock in the folder, or what is done under it met an OSError.
     """
-    with explained(folder / RUNS / _LOCK), open_runs(folder, make=True) as runs:
+    with as_record_error(folder / RUNS / _LOCK), open_runs(folder, make=True) as runs:
         lock = runs.open_lock(_LOCK)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -424,7 +424,7 @@ def _write_all(folder: Path, entries: Entries, again: bool) -> Iterator[str]:
         steps.append(("common_info.json", partial(_write_json, value=entries.common, over_lines=False)))
     for name, write in steps:
         try:
-            with explained(folder / name):
+            with as_record_error(folder / name):
                 check_side_file(folder / name)
                 write(folder / name)
         except RecordError as problem:
@@ -439,4 +439,4 @@ def _one_or_all(entries: Entries) -> Json:
 
 
 def _write_json(path: Path, value: Json, over_lines: bool) -> None:
-    write_whole(path, (indented(value) if over_lines else on_one_line(value)) + b"\n")
+    write_atomically(path, (indented(value) if over_lines else on_one_line(value)) + b"\n")

@@ -16,7 +16,7 @@ from madlite.results.record import VERSION, Record, record_json
 from madlite.results.sidefiles import Entries
 from madlite.safe_read import read_regular
 from madlite.workspace import journal
-from madlite.workspace.folder import PLAN, RECORD, RESULT, awaits_collection, is_alive, is_there
+from madlite.workspace.folder import PLAN, RECORD, RESULT, awaits_collection, exists, is_alive
 
 LIMIT_BYTES = 256 << 20
 _LIMIT_PLAN_BYTES = 16 << 20
@@ -98,7 +98,7 @@ def load_record(folder: Path) -> Record | None:
         raise RecordError(f"{RECORD}: {error}") from error
 
 
-class Noted:
+class NotedRuns:
     """What the journal of a folder of runs says of its runs."""
 
     def __init__(self, runs: Path) -> None:
@@ -136,9 +136,9 @@ class Noted:
         return f"its record was changed by something else after {written[-1].at[:19]} (UTC), when madlite wrote it"
 
 
-def holds_any(folder: Path, names: Iterable[str]) -> bool:
+def has_any_file(folder: Path, names: Iterable[str]) -> bool:
     """Say whether a folder of runs' is a run's, having one of its files; one that is shut to us is taken for one."""
-    return any(is_there(folder / name, shut=True) for name in names)
+    return any(exists(folder / name, shut=True) for name in names)
 
 
 def read_record(folder: Path) -> Record | None:

@@ -20,9 +20,9 @@ from madlite.measure.performance import (
     shortened,
 )
 from madlite.model import Json, Metric, Row, Status
-from madlite.results.header import STANDARD_COLUMNS, as_cell, cut_words, limited_cells, plain_cells, read_json
+from madlite.results.header import STANDARD_COLUMNS, as_cell, cut_text, limited_cells, plain_cells, read_json
 from madlite.results.integrity import Integrity
-from madlite.results.locked import explained
+from madlite.results.locked import as_record_error
 from madlite.results.perfcsv import append_rows
 from madlite.results.rows import cut_of, limited_metric
 from madlite.results.sidefiles import ENTRY_TABLE, side_files_locked, write_table
@@ -64,7 +64,7 @@ def update_perf(
         rows = _given(exception, "exception result", model_name, Status.FAILURE)
     else:
         raise UsageProblem("there is no result to append", "name one: --single-result FILE")
-    if words := cut_words(row.cells for row in rows):
+    if words := cut_text(row.cells for row in rows):
         _log.warning("%s", words)
     rows = [Row(cells=limited_cells(row.cells)) for row in rows]
     append_rows(perf_csv, rows, integrity=Integrity(Path(os.path.realpath(perf_csv)), folder.absolute()))
@@ -158,7 +158,7 @@ def _leave_entry(folder: Path, rows: list[Row]) -> None:
     """Write perf_entry.csv; where that fails the rows are in perf.csv all the same."""
     path = folder / ENTRY_TABLE
     try:
-        with side_files_locked(folder), explained(path):
+        with side_files_locked(folder), as_record_error(path):
             write_table(path, [plain_cells(row) for row in rows])
     except RecordError as problem:
         _log.warning("%s", problem.message)

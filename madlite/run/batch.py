@@ -16,11 +16,11 @@ from madlite.errors import ExitCode, RecordError
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Result, Row, Status
 from madlite.plan.context import Options
-from madlite.results.batch_journal import Asked, BatchJournal
-from madlite.results.header import cut_words, limited_cells, new_columns, plain_cells
+from madlite.results.batch_journal import BatchJournal, RequestedRun
+from madlite.results.header import cut_text, limited_cells, new_columns, plain_cells
 from madlite.results.integrity import Integrity
 from madlite.results.pending import rows_path
-from madlite.results.perfcsv import append_rows, left_out_words, save_beside
+from madlite.results.perfcsv import append_rows, left_out_text, save_rows
 from madlite.results.record import Record, make_record, record_json, step_lines
 from madlite.results.rows import build_rows, masked_rows
 from madlite.results.sidefiles import make_entries, write_side_files
@@ -77,7 +77,7 @@ class ResultWriter:
         result = replace(result, findings=(*result.findings, *told, *([self._cut] if self._cut else [])))
         try:
             text = result_text(self._collectable(result, rows))
-            problem = folder.put_result(text) if folder is not None else "the run has no folder"
+            problem = folder.write_result(text) if folder is not None else "the run has no folder"
         except Exception as bug:  # noqa: BLE001 - the verdict stands, and rows may still be written
             _log.debug("result file of %s", self._plan.id, exc_info=True)
             problem = f"internal error in {RESULT}: {type(bug).__name__}: {bug}"
@@ -111,15 +111,15 @@ class ResultWriter:
         options, rows = self._options, self._make_rows(result)
         integrity = Integrity(options.output_target or options.output, self._plan.workspace)
 
-        def intend(size: int, columns: tuple[str, ...]) -> None:
-            self._intend(rows, size, columns, folder)
+        def before_write(size: int, columns: tuple[str, ...]) -> None:
+            self._note_rows(rows, size, columns, folder)
 
         try:
             append_rows(
                 options.output,
                 rows,
                 strict_header=options.strict_header,
-                intend=intend,
+                before_write=before_write,
                 leave_out=self._no_room.extend,
                 target=options.output_target,
                 integrity=integrity,
@@ -129,14 +129,14 @@ class ResultWriter:
             self.saved = False
             kept, words = self._save_beside(rows, folder)
             if self._rows is None:
-                self._intend(rows, 0, (), folder)
+                self._note_rows(rows, 0, (), folder)
             self._rows = replace(self._rows, kept=kept) if self._rows else None
             self._screen.warn(f"no row in {options.output}: {problem}; {words}")
         else:
             self._rows = replace(self._rows, appended=True) if self._rows else None
             if self._no_room:
-                self._screen.warn(f"{left_out_words(options.output, self._no_room)}; {RECORD} has them")
-        for words in integrity.told:
+                self._screen.warn(f"{left_out_text(options.output, self._no_room)}; {RECORD} has them")
+        for words in integrity.reports:
             self._screen.warn(words)
 
     def _make_rows(self, result: Result) -> tuple[Row, ...]:
@@ -151,10 +151,10 @@ class ResultWriter:
             columns=options.columns,
         )
         rows = masked_rows(rows, self._mask)
-        self._cut = cut_words(row.cells for row in rows)
+        self._cut = cut_text(row.cells for row in rows)
         return tuple(Row(cells=limited_cells(row.cells)) for row in rows)
 
-    def _intend(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
+    def _note_rows(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
         """Note what is about to be appended; a full disk costs the note, not the row."""
         self._rows = RunRows(
             path=rows_path(self._options.output_target or self._options.output, self._plan.workspace),
@@ -176,7 +176,7 @@ class ResultWriter:
                     place = opened.enter_context(runs.below(self._plan.folder.name, make=True))
                 else:
                     place = folder.files
-                saved = save_beside(rows, place, new_columns(self._options.contract))
+                saved = save_rows(rows, place, new_columns(self._options.contract))
         except (RecordError, OSError) as problem:
             return "", f"it cannot be kept either ({problem}): {[row.cells for row in rows]}"
         return saved.name, f"it is kept in {saved}"
@@ -222,7 +222,7 @@ class ResultWriter:
         except Exception as bug:  # noqa: BLE001 - the row is there, and the verdict stands
             _log.debug("record of %s", self._plan.id, exc_info=True)
             return f"internal error in {RECORD}: {type(bug).__name__}: {bug}"
-        problem = folder.put_record(text)
+        problem = folder.write_record(text)
         if not problem and self.saved:
             folder.end_journal()
         return problem
@@ -273,7 +273,7 @@ class Batch:
 
     def run(self, signals: Signals | None = None) -> RunOutcome:
         """Run all of them; after INT, TERM or HUP those that go on are ended and the rest is not started."""
-        self._journal.ask(Asked(id=one.plan.id, card=one.plan.card.name) for one in self._planned)
+        self._journal.request(RequestedRun(id=one.plan.id, card=one.plan.card.name) for one in self._planned)
         with ExitStack() as stack:
             signals = signals or stack.enter_context(Signals())
             stack.enter_context(signals.passing_to(self.stop))

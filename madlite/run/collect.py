@@ -21,8 +21,8 @@ from madlite.results.pending import are_in_file, rows_path
 from madlite.results.record import Record, record_json, result_of
 from madlite.results.sidefiles import write_entries
 from madlite.results.stored import RunResult, load_result, read_record
-from madlite.run.recovery.unfinished import append_once, appended
-from madlite.workspace.folder import RECORD, RESULT, RunFolder, is_alive, is_there
+from madlite.run.recovery.unfinished import append_once, appended_rows
+from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, is_alive
 from madlite.workspace.journal import RunEntry, RunRows, now, own_folders, read_run
 
 
@@ -59,9 +59,9 @@ def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) 
     """
     if folder.name not in own_folders(folder.parent):
         raise RecordError(f"madlite did not make it in this folder: it is not in the journal of {RUNS}")
-    if is_there(folder / RECORD):
-        return Collected(run_id=folder.name, words=_there(read_record(folder)))
-    if not is_there(folder / RESULT):
+    if exists(folder / RECORD):
+        return Collected(run_id=folder.name, words=_collected_text(read_record(folder)))
+    if not exists(folder / RESULT):
         goes_on = is_alive(folder)
         raise RecordError("it goes on" if goes_on else f"it was cut off: it has no {RESULT} (madlite clean)")
     if folder.lstat().st_uid != os.geteuid():  # theirs to collect: who owns a folder may have written what is in it
@@ -70,14 +70,14 @@ def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) 
     if held is None:
         raise RecordError("it goes on, or another command collects it")
     try:
-        if is_there(folder / RECORD):  # by now
-            return Collected(run_id=folder.name, words=_there(read_record(folder)))
+        if exists(folder / RECORD):  # by now
+            return Collected(run_id=folder.name, words=_collected_text(read_record(folder)))
         return _write(load_result(folder), held, workspace, output, begin)
     finally:
         held.close()
 
 
-def _there(record: Record | None) -> str:
+def _collected_text(record: Record | None) -> str:
     rows = record.rows if record is not None else None
     return f"collected already{f', its rows are in {rows.path}' if rows is not None else ''}"
 
@@ -95,7 +95,7 @@ def _write(result: RunResult, held: RunFolder, workspace: Path, output: Path, be
         warnings += told
         if result.entries is not None:
             warnings += write_entries(workspace, result.entries, again=True)
-    if problem := held.put_record(record_json(record)):
+    if problem := held.write_record(record_json(record)):
         raise RecordError(f"{words}, but {problem}")
     held.end_journal()
     return Collected(run_id=record.id, words=words, result=result_of(record), warnings=tuple(warnings))
@@ -112,7 +112,7 @@ def _append(
     named = replace(rows, path=rows_path(output, workspace))
     done, words = append_once(named, held, workspace, output, integrity, begin)
     held.note(RunEntry(at=now(), rows=done))
-    return done, words, list(integrity.told)
+    return done, words, list(integrity.reports)
 
 
 def _earlier(tried: RunRows, rows: RunRows, workspace: Path) -> RunRows | None:
@@ -127,7 +127,7 @@ def _earlier(tried: RunRows, rows: RunRows, workspace: Path) -> RunRows | None:
         return None  # of no try of ours: columns may have been left out, none is another
     if tried.appended:
         return tried
-    there = are_in_file(tried, workspace, appended(workspace))
+    there = are_in_file(tried, workspace, appended_rows(workspace))
     if there is None:
         raise RecordError(f"whether its rows are in {tried.path} cannot be seen")
     return replace(tried, appended=True) if there else None

@@ -38,7 +38,7 @@ from madlite.run.watchdog.progress_monitor import ProgressMonitor
 from madlite.run.watchdog.watchdog import HangReport, Watchdog
 from madlite.runtimes.docker.request import secrets_asked
 from madlite.secrets import Redactor, assigned, collect, spelled_out
-from madlite.workspace.claims import claim_model_dir, held_results, lock_name
+from madlite.workspace.claims import claim_model_dir, lock_name, locked_results
 from madlite.workspace.folder import CONTEXT, LOG, RunFolder, open_runs
 
 # A failed run's result with its diagnosis: what its log and this machine say of the cause.
@@ -49,12 +49,12 @@ _OF_ENGINE = {Cause.BUILD, Cause.DISK}  # what the engine said stands in the rea
 _KNOWN = {cause.value: cause for cause in Cause}
 
 
-def explained(plan: RunPlan, result: Result, state: RunProgress) -> Result:
+def with_diagnosis(plan: RunPlan, result: Result, state: RunProgress) -> Result:
     """Return the result with why it failed; one that did not fail as it is."""
     if result.status is not Status.FAILURE or result.diagnosis is not None:
         return result
     found = _diagnosis(plan, result, state)
-    outcome = outcome_words(state.outcome)
+    outcome = outcome_text(state.outcome)
     replaced = result.cause in _REPLACED and result.exit_code != 0
     cause = _KNOWN.get(found.cause, result.cause) if replaced else result.cause
     if result.cause is Cause.DISK and found.cause == Cause.INODES.value:
@@ -63,13 +63,13 @@ def explained(plan: RunPlan, result: Result, state: RunProgress) -> Result:
         result,
         diagnosis=found,
         cause=cause,
-        reason=_worded(state, result, found),
+        reason=_reason_text(state, result, found),
         evidence=found.line or result.evidence,
         findings=(*result.findings, *([outcome] if outcome else [])),
     )
 
 
-def outcome_words(outcome: JobOutcome | None) -> str:
+def outcome_text(outcome: JobOutcome | None) -> str:
     """Return what an engine says of a session's end, "" where that is no more than that it ended or goes on."""
     if outcome is None or not (outcome.out_of_memory or outcome.reason):
         return ""
@@ -81,12 +81,12 @@ def outcome_words(outcome: JobOutcome | None) -> str:
 def _diagnosis(plan: RunPlan, result: Result, state: RunProgress) -> Diagnosis:
     hint = state.hint or (plan.blocked.hint if plan.blocked is not None else "")
     if result.cause in _OF_ENGINE:
-        return _of_words(result, hint)
+        return _build_diagnosis(result, hint)
     facts = DiagnosisInput(
         plan=plan,
         exit_code=state.ended.code if state.ended else None,
         oom_kills=state.oom_kills if plan.traits.local else None,
-        room=find_room(plan.workspace) if plan.traits.shares_files else None,
+        room=disk_space(plan.workspace) if plan.traits.shares_files else None,
         outcome=state.outcome,
     )
     state.log.finish()  # of a session that broke off it was not
@@ -96,7 +96,7 @@ def _diagnosis(plan: RunPlan, result: Result, state: RunProgress) -> Diagnosis:
     return found
 
 
-def _of_words(result: Result, hint: str) -> Diagnosis:
+def _build_diagnosis(result: Result, hint: str) -> Diagnosis:
     """Return what an engine's words come to: a build that found no network failed for that."""
     words = LogMonitor((), with_common(()))
     words.feed(result.reason.encode())
@@ -106,7 +106,7 @@ def _of_words(result: Result, hint: str) -> Diagnosis:
     return Diagnosis(cause=cause, line=result.evidence, hint=hint or found.hint, source=found.source)
 
 
-def _worded(state: RunProgress, result: Result, found: Diagnosis) -> str:
+def _reason_text(state: RunProgress, result: Result, found: Diagnosis) -> str:
     """Return the reason as a sentence that stands alone: what happened, why, and what to do."""
     if found.cause == result.cause.value:
         return result.reason
@@ -115,7 +115,7 @@ def _worded(state: RunProgress, result: Result, found: Diagnosis) -> str:
     return f"{reason} ({found.cause}); {found.hint}" if found.hint else f"{reason} ({found.cause})"
 
 
-def find_room(folder: Path) -> DiskSpace | None:
+def disk_space(folder: Path) -> DiskSpace | None:
     """Return what a folder's disk has left; None where it cannot be asked."""
     try:
         disk = os.statvfs(folder)
@@ -142,14 +142,14 @@ def claimed(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[RunPlan
         yield plan
         return
     with ExitStack() as stack:
-        with _told(plan):
-            stack.enter_context(held_results(plan, keep_waiting))
+        with _as_runtime_problem(plan):
+            stack.enter_context(locked_results(plan, keep_waiting))
             name, lock = claim_model_dir(plan)
-            stack.callback(_let_go, plan, name, lock)
+            stack.callback(_release, plan, name, lock)
         yield settle_model_dir(plan, name)
 
 
-def _let_go(plan: RunPlan, name: str, lock: int) -> None:
+def _release(plan: RunPlan, name: str, lock: int) -> None:
     if name != plan.model_dir:  # a name that no other run will have
         with suppress(OSError), open_runs(plan.workspace) as runs:
             runs.remove(lock_name(name))
@@ -158,7 +158,7 @@ def _let_go(plan: RunPlan, name: str, lock: int) -> None:
 
 
 @contextmanager
-def _told(plan: RunPlan) -> Iterator[None]:
+def _as_runtime_problem(plan: RunPlan) -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
@@ -381,7 +381,7 @@ class Run:
     def _result(self, verdict: Verdict) -> Result:
         self.state.durations_s["total"] = self.clock() - self.began
         result = self.state.result(self.plan, verdict, self.started)
-        return masked(self.instrumentation.tell(explained(self.plan, result, self.state)), self.mask)
+        return masked(self.instrumentation.tell(with_diagnosis(self.plan, result, self.state)), self.mask)
 
 
 def secrets_for(one: Planned, environ: dict[str, str]) -> tuple[str, ...]:

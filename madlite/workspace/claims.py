@@ -11,10 +11,10 @@ from pathlib import Path
 
 from madlite.model import RunPlan
 from madlite.safe_files import Folder
-from madlite.workspace.folder import hold, open_runs
+from madlite.workspace.folder import acquire, open_runs
 
-_TURN_S = 0.2
-_ASKED_S = 0.2  # who asks has a lock for less
+_RETRY_S = 0.2
+_QUERY_S = 0.2  # who asks has a lock for less
 
 
 def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
@@ -28,12 +28,12 @@ def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
     with open_runs(plan.workspace, make=True) as runs:
         for name in (plan.model_dir, f"{plan.model_dir}_{plan.id[-6:]}"):
             with suppress(BlockingIOError):
-                return name, _taken(runs, lock_name(name))
+                return name, _open_locked(runs, lock_name(name))
     raise BlockingIOError(f"{plan.model_dir} is in use by other runs")
 
 
 @contextmanager
-def held_model_dir(runs: Path, name: str) -> Iterator[bool]:
+def locked_model_dir(runs: Path, name: str) -> Iterator[bool]:
     """Keep a folder that runs claim from being claimed; say whether it is free.
 
     Raises:
@@ -41,7 +41,7 @@ def held_model_dir(runs: Path, name: str) -> Iterator[bool]:
     """
     try:
         with open_runs(runs.parent) as folder:
-            lock = _taken(folder, lock_name(name))
+            lock = _open_locked(folder, lock_name(name))
     except BlockingIOError:
         yield False
         return
@@ -60,7 +60,7 @@ def locked_name(workspace: Path, name: str) -> Iterator[bool]:
     """
     with open_runs(workspace, make=True) as runs:
         try:
-            lock = _taken(runs, name)
+            lock = _open_locked(runs, name)
         except BlockingIOError:
             yield False
             return
@@ -76,7 +76,7 @@ def lock_name(name: str) -> str:
     return f".{name}.lock"
 
 
-def _taken(runs: Folder, name: str) -> int:
+def _open_locked(runs: Folder, name: str) -> int:
     try:
         lock = runs.open_lock(name)
     except PermissionError as error:
@@ -84,7 +84,7 @@ def _taken(runs: Folder, name: str) -> int:
             raise BlockingIOError(f"{name} is another user's") from error
         raise
     try:
-        hold(lock, _ASKED_S)
+        acquire(lock, _QUERY_S)
     except OSError:
         os.close(lock)
         raise
@@ -92,7 +92,7 @@ def _taken(runs: Folder, name: str) -> int:
 
 
 @contextmanager
-def held_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[None]:
+def locked_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[None]:
     """Hold the results file that the plan's script leaves in the workspace; a plan without one holds nothing.
 
     Scripts write it to the one place that all runs of a folder share, so runs that use the same name take turns.
@@ -108,17 +108,17 @@ def held_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[No
     with open_runs(plan.workspace, make=True) as runs:
         lock = runs.open_lock(lock_name(name))
     try:
-        while not _is_taken(lock):
+        while not _try_lock(lock):
             if not keep_waiting():
                 raise TimeoutError(f"another run of this folder still uses {name}")
-            time.sleep(_TURN_S)
+            time.sleep(_RETRY_S)
         yield
     finally:
         with suppress(OSError):
             os.close(lock)
 
 
-def _is_taken(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

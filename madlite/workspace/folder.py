@@ -35,7 +35,7 @@ from madlite.workspace.journal import RUN_JOURNAL, RunEntry, read_run
 # What lies in folders that another user or a workload can have written to; nothing is opened and nothing raises.
 
 
-def is_there(path: Path, *, shut: bool = False) -> bool:
+def exists(path: Path, *, shut: bool = False) -> bool:
     """Say whether something is at a path; `shut`, where another user keeps us from seeing it.  Nothing raises."""
     try:
         path.stat()
@@ -55,7 +55,7 @@ def real_folders(parent: Path) -> Iterator[Path]:
 
 
 _LOG = logging.getLogger(__name__)
-ASKED_S, _ASKED_TURN_S = 2.0, 0.005  # who asks whether a lock is held has it for a moment
+QUERY_S, _RETRY_S = 2.0, 0.005  # a process that checks whether a lock is held has it for a moment
 LOCK, HANDLE, PLAN, LOG = "lock", "handle", "plan.json", "run.log"
 STEPS, CONTEXT, RESULT = "steps.jsonl", "context.json", "result.json"
 WORK, VIEW = "work", ".view"  # what a container has of the run's folder, and what it has in place of the folder of runs
@@ -108,7 +108,7 @@ class RunFolder:
                 home = runs.below(plan.folder.name, new=True)
                 _note_made(runs, home, plan.id)
             # nobody sees its lock before it is held: it would look like a run that was cut off
-            folder = cls(home, _taken(home, _NEW_LOCK))
+            folder = cls(home, _open_locked(home, _NEW_LOCK))
             folder.note(RunEntry(at=journal.now()))
             home.rename(_NEW_LOCK, LOCK)
             folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
@@ -137,7 +137,7 @@ class RunFolder:
         except OSError:
             return None
         try:
-            return cls(home, _taken(home))
+            return cls(home, _open_locked(home))
         except OSError:
             home.close()
             return None
@@ -196,7 +196,7 @@ class RunFolder:
         """Remove the run's journal: its record says by now where its rows are."""
         self._home.remove(RUN_JOURNAL)
 
-    def put(self, name: str, text: str) -> str:
+    def write_text(self, name: str, text: str) -> str:
         """Write one file of text; return what kept it from being written, for a full disk costs no verdict."""
         try:
             self.write(name, text.encode("utf-8", "backslashreplace"))
@@ -204,19 +204,19 @@ class RunFolder:
             return f"{name} could not be written: {error.strerror}"
         return ""
 
-    def put_result(self, text: str) -> str:
+    def write_result(self, text: str) -> str:
         """Write the run's result file, its hash noted in the journal before; return what kept it from being written."""
         data = text.encode("utf-8", "backslashreplace")
-        return self._note_hash(journal.with_result(self.path.name, data), RESULT) or self.put(RESULT, text)
+        return self._note_hash(journal.result_entry(self.path.name, data), RESULT) or self.write_text(RESULT, text)
 
-    def put_record(self, text: str) -> str:
+    def write_record(self, text: str) -> str:
         """Write the run's record, its hash noted in the journal before; return what kept it from being written."""
         data = text.encode("utf-8", "backslashreplace")
-        if problem := self._note_hash(journal.recorded(self.path.name, data)):
+        if problem := self._note_hash(journal.record_entry(self.path.name, data)):
             return problem
-        problem = self.put(RECORD, text)
+        problem = self.write_text(RECORD, text)
         if not problem:
-            self._note_hash(journal.recorded(self.path.name, data, written=True))
+            self._note_hash(journal.record_entry(self.path.name, data, written=True))
         return problem
 
     def _note_hash(self, entry: journal.Entry, name: str = RECORD) -> str:
@@ -243,7 +243,7 @@ class RunFolder:
 def _note_made(runs: Folder, home: Folder, run_id: str) -> None:
     """Note a folder that was just made; without it what a kill leaves of the run is not taken up."""
     try:
-        journal.add(runs, journal.made(home, run_id))
+        journal.add(runs, journal.folder_entry(home, run_id))
     except OSError as error:
         _LOG.warning("%s/%s cannot be written: %s", RUNS, journal.JOURNAL, error.strerror)
 
@@ -271,17 +271,17 @@ def open_runs(workspace: Path, *, make: bool = False) -> Folder:
     return runs
 
 
-def _taken(home: Folder, name: str = LOCK) -> int:
+def _open_locked(home: Folder, name: str = LOCK) -> int:
     lock = home.open_file(name)
     try:
-        hold(lock)
+        acquire(lock)
     except OSError:
         os.close(lock)
         raise
     return lock
 
 
-def hold(lock: int, limit_s: float = ASKED_S) -> None:
+def acquire(lock: int, limit_s: float = QUERY_S) -> None:
     """Take a lock of our own, which nobody has for longer than it takes to ask whether it is held.
 
     Raises:
@@ -294,15 +294,15 @@ def hold(lock: int, limit_s: float = ASKED_S) -> None:
         except BlockingIOError:
             if time.monotonic() > until_s:
                 raise
-            time.sleep(_ASKED_TURN_S)
+            time.sleep(_RETRY_S)
 
 
 def is_alive(folder: Path) -> bool:
     """Say whether a madlite process still holds the run."""
-    return is_held(folder / LOCK)
+    return is_locked(folder / LOCK)
 
 
-def is_held(path: Path, *, unknown: bool = False) -> bool:
+def is_locked(path: Path, *, unknown: bool = False) -> bool:
     """Say whether a process holds a lock; not that of a file that is gone; `unknown`, where it cannot be asked."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -336,7 +336,7 @@ def planted(workspace: Path) -> tuple[Path, ...]:
 
 
 def _cut_off(runs: Path) -> tuple[Path, ...]:
-    candidates = [one for one in real_folders(runs) if is_there(one / PLAN) or is_there(one / LOCK)]
+    candidates = [one for one in real_folders(runs) if exists(one / PLAN) or exists(one / LOCK)]
     # the lock first: a run that ends between the two questions has its record by then
     return tuple(path for path in candidates if not is_alive(path) and not _has_ended(path))
 

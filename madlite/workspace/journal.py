@@ -81,7 +81,7 @@ def add(runs: Folder, entry: Entry) -> None:
     try:
         with suppress(OSError):  # machines that share the folder append at once, and NFS alone loses a line then
             fcntl.flock(fd, fcntl.LOCK_EX)
-        _append(fd, [entry] if os.fstat(fd).st_size else [*_found(runs), entry])
+        _append(fd, [entry] if os.fstat(fd).st_size else [*_existing_records(runs), entry])
     finally:
         os.close(fd)
 
@@ -118,18 +118,18 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="microseconds")
 
 
-def made(home: Folder, run_id: str) -> Entry:
+def folder_entry(home: Folder, run_id: str) -> Entry:
     """Return the line of a run's folder that was just made."""
     facts = os.fstat(home.fd)
     return Entry(at=now(), run=run_id, inode=facts.st_ino, uid=facts.st_uid)
 
 
-def recorded(run_id: str, record: bytes, *, written: bool = False) -> Entry:
+def record_entry(run_id: str, record: bytes, *, written: bool = False) -> Entry:
     """Return the line of a run's record that is about to be written, or was."""
     return Entry(at=now(), run=run_id, record=hashlib.sha256(record).hexdigest(), size=len(record) if written else -1)
 
 
-def with_result(run_id: str, result: bytes) -> Entry:
+def result_entry(run_id: str, result: bytes) -> Entry:
     """Return the line of a run's result file that is about to be written."""
     return Entry(at=now(), run=run_id, result=hashlib.sha256(result).hexdigest())
 
@@ -146,10 +146,10 @@ def own_folders(runs: Path, entries: Iterable[Entry] | None = None) -> frozenset
     return frozenset(own)
 
 
-def _found(runs: Folder) -> Iterator[Entry]:
+def _existing_records(runs: Folder) -> Iterator[Entry]:
     for name in sorted(os.listdir(runs.fd)):  # noqa: PTH208 - of the open folder
         with suppress(OSError):
-            yield recorded(name, runs.read(f"{name}/{RECORD}", _LIMIT_BYTES))
+            yield record_entry(name, runs.read(f"{name}/{RECORD}", _LIMIT_BYTES))
 
 
 def _decoded(lines: Iterable[bytes], kind: type[_Line]) -> Iterator[_Line]:

@@ -133,8 +133,8 @@ def test_what_is_collected_is_what_the_run_would_have_written(checkout, more):
         ("madlite.results.sidefiles.add_to_table", "after", 1, True),
         ("madlite.results.sidefiles.write_table", "after", 2, True),
         ("madlite.run.collect.write_entries", "after", 1, True),
-        ("madlite.workspace.folder.RunFolder.put_record", "before", 1, True),
-        ("madlite.workspace.journal.recorded", "after", 1, True),
+        ("madlite.workspace.folder.RunFolder.write_record", "before", 1, True),
+        ("madlite.workspace.journal.record_entry", "after", 1, True),
     ],
 )
 def test_a_kill_at_any_moment_of_collecting_leaves_each_row_and_entry_once(
@@ -290,7 +290,7 @@ def test_a_result_of_a_link_or_of_no_version_is_refused(checkout, capfd, tmp_pat
     assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
     (folder / RESULT).unlink()
     held = RunFolder.reopen(folder)
-    held.put_result('{"version": 9, "record": {}}')
+    held.write_result('{"version": 9, "record": {}}')
     held.close()
     assert call(["collect"]) == 3
     assert "it is of version 9, of a newer madlite" in capfd.readouterr().err

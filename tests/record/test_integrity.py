@@ -30,7 +30,7 @@ def space(tmp_path: Path) -> Path:
 def append(space: Path, path: Path, rows: list[Row] | None = None) -> list[str]:
     integrity = Integrity(path, space)
     append_rows(path, rows or [ONE], integrity=integrity)
-    return integrity.told
+    return integrity.reports
 
 
 @pytest.mark.parametrize("room", [0, 1, 60, 200, 300])
@@ -49,14 +49,14 @@ def test_a_row_whose_note_does_not_fit_is_not_written_and_nobody_is_blamed_later
 def test_what_comes_between_a_write_and_its_note_is_told(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     perf = space / "perf.csv"
     append(space, perf)
-    done = Integrity.done
+    done = Integrity.note_written
 
     def late(self: Integrity, fd: int, size: int = -1) -> None:
         with perf.open("a") as file:  # a program that does not ask for the lock
             file.write("other,1\n")
         done(self, fd, size)
 
-    monkeypatch.setattr(Integrity, "done", late)
+    monkeypatch.setattr(Integrity, "note_written", late)
     append(space, perf)
     monkeypatch.undo()
     ((_, words),) = changed_files(space)

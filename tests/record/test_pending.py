@@ -26,13 +26,13 @@ def appended(folder: Path, *cells: dict[str, str], really: bool = True) -> RunRo
     class Killed(BaseException):
         pass
 
-    def intend(size: int, columns: tuple[str, ...]) -> None:
+    def before_write(size: int, columns: tuple[str, ...]) -> None:
         noted.append((size, columns))
         if not really:
             raise Killed
 
     with suppress(Killed):
-        append_rows(folder / "perf.csv", [Row(cells=one) for one in cells], sync=False, intend=intend)
+        append_rows(folder / "perf.csv", [Row(cells=one) for one in cells], sync=False, before_write=before_write)
     return RunRows(path="perf.csv", cells=tuple(cells), offset=noted[0][0], columns=noted[0][1], appended=really)
 
 

@@ -44,8 +44,8 @@ class Place:
         sizes: list[int] = []
         no_room: list[str] = []
         if append:
-            intend, to = (lambda size, columns: sizes.append(size)), self.runs.parent / path
-            append_rows(to, rows, sync=False, intend=intend, leave_out=no_room.extend)
+            before_write, to = (lambda size, columns: sizes.append(size)), self.runs.parent / path
+            append_rows(to, rows, sync=False, before_write=before_write, leave_out=no_room.extend)
         told = RunRows(
             path=path,
             cells=tuple(plain_cells(row) for row in rows),
@@ -196,7 +196,7 @@ def test_nothing_to_make_a_file_of_is_one_sentence(place, tmp_path):
 def test_a_file_that_another_program_replaced_meanwhile_stays(place, monkeypatch):
     place.run(CELLS)
     calls = iter([True, False])
-    monkeypatch.setattr("madlite.results.locked.Held.is_current", lambda self: next(calls))
+    monkeypatch.setattr("madlite.results.locked.LockedFile.is_current", lambda self: next(calls))
     before = place.perf.read_bytes()
     with pytest.raises(RecordError, match="replaced by another program"):
         rebuild(place.perf, place.runs, force=True)

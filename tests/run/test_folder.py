@@ -22,7 +22,7 @@ from madlite.workspace.folder import (
     PLAN,
     RECORD,
     RunFolder,
-    hold,
+    acquire,
     is_alive,
     new_run_id,
     unfinished,
@@ -122,13 +122,13 @@ def test_a_link_that_was_laid_in_the_way_is_replaced_and_a_folder_is_told(plan, 
         for target in (outside, tmp_path / "dangling", "loop", "/etc"):
             (plan.folder / name).unlink(missing_ok=True)
             (plan.folder / name).symlink_to(name if target == "loop" else target)
-            assert folder.put(name, "{}") == ""
+            assert folder.write_text(name, "{}") == ""
             assert not (plan.folder / name).is_symlink() and (plan.folder / name).read_text() == "{}"
         (plan.folder / name).unlink()
         (plan.folder / name).mkdir()
-        assert folder.put(name, "{}") == f"{name} could not be written: Is a directory"
+        assert folder.write_text(name, "{}") == f"{name} could not be written: Is a directory"
         (plan.folder / "hang").symlink_to(tmp_path)
-        assert "hang/a.txt could not be written: a link is in the place of hang" in folder.put("hang/a.txt", "x")
+        assert "hang/a.txt could not be written: a link is in the place of hang" in folder.write_text("hang/a.txt", "x")
     assert outside.read_text() == "as it was" and not (tmp_path / "dangling").exists()
     assert not (tmp_path / "a.txt").exists()
 
@@ -146,10 +146,10 @@ def test_a_lock_is_held_before_anybody_can_see_it(plan, monkeypatch):
 
     def look(lock: int) -> None:
         seen.append(unfinished(plan.workspace))
-        hold(lock)
+        acquire(lock)
         seen.append((plan.folder / LOCK).exists())
 
-    monkeypatch.setattr(folders, "hold", look)
+    monkeypatch.setattr(folders, "acquire", look)
     with closing(RunFolder.create(plan, [])):
         assert seen == [(), False] and is_alive(plan.folder)
         assert sorted(path.name for path in plan.folder.iterdir()) == [RUN_JOURNAL, LOCK, PLAN]
@@ -164,7 +164,7 @@ def test_who_asks_whether_a_run_lives_is_not_taken_for_its_holder(plan, monkeypa
         monkeypatch.setattr(time, "sleep", lambda for_s: fcntl.flock(asking, fcntl.LOCK_UN))
         with closing(RunFolder.reopen(plan.folder)):
             assert is_alive(plan.folder)
-            monkeypatch.setattr(folders, "ASKED_S", 0.0)
+            monkeypatch.setattr(folders, "QUERY_S", 0.0)
             assert RunFolder.reopen(plan.folder) is None
 
 

@@ -29,13 +29,13 @@ from madlite.runtimes.process_table import (
     user_name,
     with_users,
 )
-from madlite.workspace.folder import FOLDER_MARK, KEPT_MARK, LOCK, RUN_MARK, is_held
+from madlite.workspace.folder import FOLDER_MARK, KEPT_MARK, LOCK, RUN_MARK, is_locked
 
 SHOWN = 5  # processes that are named
 _VANISH_LIMIT_S = 5.0
 
 
-class Place(Value, frozen=True):
+class FolderIdentity(Value, frozen=True):
     """The folder that a run's marks name: device, inode and owner of a real folder; our own user where it is gone."""
 
     path: str
@@ -55,7 +55,7 @@ class DeadRun(Value, frozen=True):
     """The processes of a run that no madlite holds, all of the user whose folder it has."""
 
     run_id: str
-    place: Place
+    place: FolderIdentity
     members: tuple[Member, ...] = ()
     kept: bool = False
 
@@ -76,20 +76,20 @@ class Found(Value, frozen=True):
 
 def may_be_alive(folder: str) -> bool:
     """Say whether a madlite holds the run, or may hold it: another user's folder cannot be looked into."""
-    return Path(folder).is_absolute() and is_held(Path(folder, LOCK), unknown=True)
+    return Path(folder).is_absolute() and is_locked(Path(folder, LOCK), unknown=True)
 
 
-def place_of(folder: str) -> Place | None:
+def identity_of(folder: str) -> FolderIdentity | None:
     """Return the folder that marks name; None where something else is in its place, or it cannot be seen."""
     try:
         facts = os.lstat(folder)
     except (FileNotFoundError, NotADirectoryError):
-        return Place(path=folder, uid=os.geteuid())
+        return FolderIdentity(path=folder, uid=os.geteuid())
     except (OSError, ValueError):
         return None
     if not stat.S_ISDIR(facts.st_mode):
         return None
-    return Place(path=folder, uid=facts.st_uid, inode=(facts.st_dev, facts.st_ino))
+    return FolderIdentity(path=folder, uid=facts.st_uid, inode=(facts.st_dev, facts.st_ino))
 
 
 def find_dead_runs() -> Found:
@@ -171,9 +171,9 @@ def _marked(one: Marked) -> Member:
 
 def _listed(run_id: str, folder: str, members: tuple[Member, ...]) -> tuple[DeadRun, str]:
     """Return a run with those of its processes that are the folder's user's, and a note on the others."""
-    place = place_of(folder)
+    place = identity_of(folder)
     if place is None:
-        run = DeadRun(run_id=run_id, place=Place(path=folder, uid=-1))
+        run = DeadRun(run_id=run_id, place=FolderIdentity(path=folder, uid=-1))
         return run, f"{_told(members)} with the marks of run {run_id}: left alone, {folder} is no folder"
     may = os.geteuid() in (0, place.uid)
     ours = tuple(one for one in members if may and is_of(one.process, place.uid))
@@ -184,7 +184,7 @@ def _listed(run_id: str, folder: str, members: tuple[Member, ...]) -> tuple[Dead
 
 
 def _is_dead(run: DeadRun) -> bool:
-    return place_of(run.place.path) == run.place and not may_be_alive(run.place.path)
+    return identity_of(run.place.path) == run.place and not may_be_alive(run.place.path)
 
 
 def _is_its(run: DeadRun, member: Member, now: OpenProcess, facts: Process) -> bool:

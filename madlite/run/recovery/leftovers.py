@@ -19,20 +19,20 @@ from madlite.model import JobOutcome, Runtime, Value
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import dead_files, interrupted_batches
 from madlite.results.stored import UNREADABLE
-from madlite.run.recovery.dead_processes import DeadRun, end_listed, find_dead_runs, may_be_alive, place_of
+from madlite.run.recovery.dead_processes import DeadRun, end_listed, find_dead_runs, identity_of, may_be_alive
 from madlite.run.session_runner import border
 from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.safe_read import read_inside, read_regular
 from madlite.workspace import journal
-from madlite.workspace.claims import held_model_dir
+from madlite.workspace.claims import locked_model_dir
 from madlite.workspace.folder import (
     HANDLE,
     PLAN,
     RECORD,
     RunFolder,
+    exists,
     is_alive,
-    is_held,
-    is_there,
+    is_locked,
     real_folders,
     unfinished,
 )
@@ -51,7 +51,7 @@ _SIDE_LOCK = ".side_files.lock"
 _OF_RUN = re.compile(r"\..+\.\d+|\.rows\.csv")
 
 
-def sweep(folder: Path) -> None:
+def remove_run_files(folder: Path) -> None:
     """Remove what the run of this folder left beside it; what another run may still use stays.
 
     Raises:
@@ -61,12 +61,12 @@ def sweep(folder: Path) -> None:
     name = _model_dir(folder)
     if not (name and _is_ours(workspace / name)):
         return
-    with held_model_dir(folder.parent, name) as is_free:
+    with locked_model_dir(folder.parent, name) as is_free:
         if is_free:
             shutil.rmtree(workspace / name)
 
 
-def unwhole(workspace: Path) -> Iterator[Path]:
+def partial_files(workspace: Path) -> Iterator[Path]:
     """Yield files that a killed madlite did not bring to their end, in the workspace and in the folders of its runs.
 
     Links are none, and neither is what a process that lives may be writing.
@@ -84,15 +84,15 @@ def _hidden(folder: Path) -> Iterator[Path]:
         found = sorted(folder.glob(".*"))
     except OSError:
         return
-    yield from (path for path in found if is_there(path) and path.is_file() and not path.is_symlink())
+    yield from (path for path in found if exists(path) and path.is_file() and not path.is_symlink())
 
 
 def _is_dead(path: Path, runs: Path) -> bool:
     if found := _OF_PROCESS.fullmatch(path.name):
         return not _may_write(int(found[1]), path)
     if found := _WIDENING.fullmatch(path.name):
-        return not is_held(path.with_name(found["name"]), unknown=True)
-    return bool(_SIDE.fullmatch(path.name)) and not is_held(runs / _SIDE_LOCK, unknown=True)
+        return not is_locked(path.with_name(found["name"]), unknown=True)
+    return bool(_SIDE.fullmatch(path.name)) and not is_locked(runs / _SIDE_LOCK, unknown=True)
 
 
 def _may_write(pid: int, path: Path) -> bool:
@@ -222,7 +222,7 @@ def remove(
         elif leftover.kind == "process":
             return end_listed(leftover.processes, GRACE_S) if leftover.processes else "no process was listed"
         elif leftover.kind == "run":
-            sweep(Path(leftover.handle))
+            remove_run_files(Path(leftover.handle))
             return _note_cleaned(Path(leftover.handle), leftover.row)
         else:
             Path(leftover.handle).unlink(missing_ok=True)
@@ -246,7 +246,7 @@ def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
                 text=f"{one.name} ({one.image}, {one.status})",
                 handle=one.id,
                 kept=one.kept,
-                elsewhere=_elsewhere(runs, one.folder),
+                elsewhere=_other_folder(runs, one.folder),
                 folder=one.folder,
             )
 
@@ -259,7 +259,7 @@ def _processes(runs: Path, run: DeadRun) -> Leftover:
         text=run.text,
         handle=run.run_id,
         kept=run.kept,
-        elsewhere=_elsewhere(runs, folder),
+        elsewhere=_other_folder(runs, folder),
         folder=folder,
         processes=run,
     )
@@ -284,8 +284,8 @@ def _sessions(
 
 
 def _may_go_on(folder: Path, plan: _Planned) -> bool:
-    over = is_there(folder / RECORD) and not plan.keep_alive
-    return not over and is_there(folder / HANDLE) and not is_alive(folder)
+    over = exists(folder / RECORD) and not plan.keep_alive
+    return not over and exists(folder / HANDLE) and not is_alive(folder)
 
 
 def _session(folder: Path, plan: _Planned, runtime: Runtime) -> Leftover | None:
@@ -319,13 +319,13 @@ def _plan_of(folder: Path) -> _Planned:
         return _Planned()
 
 
-def _elsewhere(runs: Path, folder: str) -> str:
+def _other_folder(runs: Path, folder: str) -> str:
     """Return the folder that a mark names, as text, where it is no run's of this workspace."""
     return "" if Path(os.path.realpath(folder)).parent == runs else folder or "no folder"
 
 
 def _is_own_folder(folder: Path) -> bool:
-    place = place_of(str(folder))
+    place = identity_of(str(folder))
     return place is not None and place.inode is not None and place.uid == os.geteuid()
 
 
@@ -344,7 +344,7 @@ def _note_cleaned(path: Path, row: str) -> str | None:
 
 def _files(workspace: Path) -> Iterator[Leftover]:
     undone = {batch.path for batch in interrupted_batches(workspace)}
-    for path in dict.fromkeys((*unwhole(workspace), *dead_files(workspace))):
+    for path in dict.fromkeys((*partial_files(workspace), *dead_files(workspace))):
         if path not in undone:
             yield Leftover(kind="file", run_id="-", text=str(path), handle=str(path))
 

@@ -18,23 +18,23 @@ from madlite.results.batch_journal import interrupted_batches
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
 from madlite.results.pending import are_in_file, rows_path
-from madlite.results.perfcsv import append_rows, is_results_file, left_out_words
+from madlite.results.perfcsv import append_rows, is_results_file, left_out_text
 from madlite.results.rebuild import NO_ROW
 from madlite.results.record import VERSION, Record, record_json
 from madlite.results.stored import load_result, read_record, uncollected
 from madlite.run.recovery.leftovers import Leftover, Leftovers, find_leftovers
-from madlite.workspace.folder import RunFolder, is_alive, is_there, planted, real_folders, unfinished
+from madlite.workspace.folder import RunFolder, exists, is_alive, planted, real_folders, unfinished
 from madlite.workspace.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, now, own_folders, read, read_run
 
 # RunRows that perf.csv did not take when their run ended: the next run appends them, each once.
 
 
-def kept_aside(workspace: Path) -> Iterator[Path]:
+def runs_with_pending_rows(workspace: Path) -> Iterator[Path]:
     """Yield the folders of runs that have a record, and rows that perf.csv did not take, the oldest first.
 
     Folders that madlite did not make are none: what is in them may be anybody's.
     """
-    waiting = [folder for folder in real_folders(workspace / RUNS) if is_there(folder / RUN_JOURNAL)]
+    waiting = [folder for folder in real_folders(workspace / RUNS) if exists(folder / RUN_JOURNAL)]
     own = own_folders(workspace / RUNS) if waiting else frozenset()
     for folder in waiting:
         if folder.name in own and not is_alive(folder) and read_run(folder).cleaned is None:
@@ -43,19 +43,21 @@ def kept_aside(workspace: Path) -> Iterator[Path]:
                 yield folder
 
 
-def appended(workspace: Path) -> list[RunRows]:
+def appended_rows(workspace: Path) -> list[RunRows]:
     """Return the rows that runs are known to have appended."""
     records = (read_record(folder) for folder in real_folders(workspace / RUNS))
     return [one.rows for one in records if one is not None and one.rows is not None and one.rows.appended]
 
 
-def add_kept(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
+def append_pending(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
     """Append what earlier runs kept aside, and say so; what still cannot be appended stays where it is.
 
     Rows go to `output`, the results file of the command at hand, or to a results file of the working folder; a new one
     gets the columns `begin`.
     """
-    return [told for folder in list(kept_aside(workspace)) for told in _add(folder, workspace, output, begin)]
+    return [
+        told for folder in list(runs_with_pending_rows(workspace)) for told in _add(folder, workspace, output, begin)
+    ]
 
 
 def _add(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Iterator[str]:
@@ -69,22 +71,22 @@ def _add(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> I
         record = read_record(folder)
         if record is None or record.rows is None or record.rows.appended or record.version != VERSION:
             return
-        path = _path_of(record.rows, workspace, output)
+        path = _target_of(record.rows, workspace, output)
         if path is None:
-            yield _elsewhere(folder, record.rows)
+            yield _other_file_text(folder, record.rows)
             return
         integrity = Integrity(path, workspace)
         rows, words = append_once(record.rows, held, workspace, path, integrity, begin)
-        _note(held, replace(record, rows=rows))
+        _update_record(held, replace(record, rows=rows))
         yield f"{folder.name}: {words}"
     except (RecordError, OSError):  # as before: the row stays aside, and that is told
         return
     finally:
         held.close()
-        yield from integrity.told if integrity is not None else ()
+        yield from integrity.reports if integrity is not None else ()
 
 
-def _path_of(rows: RunRows, workspace: Path, output: Path) -> Path | None:
+def _target_of(rows: RunRows, workspace: Path, output: Path) -> Path | None:
     """Return the file that rows may go to; None where they name another than a command may write to."""
     if rows.path == rows_path(output, workspace):
         return output
@@ -93,7 +95,7 @@ def _path_of(rows: RunRows, workspace: Path, output: Path) -> Path | None:
     return path if inside and is_results_file(path) else None
 
 
-def _elsewhere(folder: Path, rows: RunRows) -> str:
+def _other_file_text(folder: Path, rows: RunRows) -> str:
     rows_are, they = ("rows are", "they stay") if len(rows.cells) != 1 else ("row is", "it stays")
     return (
         f"{folder.name}: its {rows_are} for {rows.path}, which is neither this command's results file nor one of this "
@@ -113,7 +115,7 @@ def append_once(
     """
     tried = read_run(held.path).rows
     tried = tried if tried is not None and tried.path == rows.path else None
-    there = are_in_file(tried, workspace, appended(workspace)) if tried is not None else False
+    there = are_in_file(tried, workspace, appended_rows(workspace)) if tried is not None else False
     if there is None:
         raise RecordError(f"{rows.path} cannot be read", "")
     is_in, was_added = ("row is", "row was") if len(rows.cells) == 1 else ("rows are", "rows were")
@@ -123,9 +125,9 @@ def append_once(
 
     def leave_out(columns: tuple[str, ...]) -> None:
         noted.append(rows.without(columns))
-        words.append(left_out_words(rows.path, columns))
+        words.append(left_out_text(rows.path, columns))
 
-    def intend(size: int, columns: tuple[str, ...]) -> None:
+    def before_write(size: int, columns: tuple[str, ...]) -> None:
         noted.append(replace(noted[-1], at=now(), offset=size, columns=columns, kept=""))
         if held.note(RunEntry(at=noted[-1].at, rows=noted[-1])):  # a row that is not noted could be appended twice
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -134,7 +136,7 @@ def append_once(
         path,
         [Row(cells=cells) for cells in rows.cells],
         strict_header=rows.strict_header,
-        intend=intend,
+        before_write=before_write,
         leave_out=leave_out,
         target=Path(os.path.realpath(path)),
         integrity=integrity,
@@ -143,9 +145,9 @@ def append_once(
     return replace(noted[-1], appended=True), "; ".join(words)
 
 
-def _note(held: RunFolder, record: Record) -> None:
+def _update_record(held: RunFolder, record: Record) -> None:
     """Have the record say where the rows are; until it does, the note of them stays."""
-    if not held.put_record(record_json(record)):
+    if not held.write_record(record_json(record)):
         held.end_journal()
 
 
@@ -154,7 +156,7 @@ _PERF = "perf.csv"
 _COMES, _IS_THERE = "the next madlite run adds it", "the next madlite run notes that"
 
 
-class Undone(Value, frozen=True):
+class IncompleteRun(Value, frozen=True):
     """A run without a truthful end: its folder, and in words what became of its row.
 
     `recorded` where the run itself came to its end, and only its row was not where it belongs; `there` where it is by
@@ -172,14 +174,14 @@ class Undone(Value, frozen=True):
         return _IS_THERE if self.there else _COMES
 
 
-def find_undone(workspace: Path) -> tuple[Undone, ...]:
+def find_incomplete(workspace: Path) -> tuple[IncompleteRun, ...]:
     """Return the runs of a workspace that were cut off, or whose rows perf.csv did not take; `clean` ends that."""
-    dead = [*unfinished(workspace), *kept_aside(workspace)]
+    dead = [*unfinished(workspace), *runs_with_pending_rows(workspace)]
     noted = {folder: read_run(folder) for folder in dead}
     # of those that found the file equally large the last alone can have appended to it
     newest = sorted(dead, key=lambda folder: rows.at if (rows := noted[folder].rows) else "", reverse=True)
     ordered = sorted(newest, key=lambda folder: rows.offset if (rows := noted[folder].rows) else 0)
-    known = appended(workspace) if any(one.rows for one in noted.values()) else []
+    known = appended_rows(workspace) if any(one.rows for one in noted.values()) else []
     undone = []
     for folder in ordered:
         rows = noted[folder].rows
@@ -192,22 +194,22 @@ def find_undone(workspace: Path) -> tuple[Undone, ...]:
     return tuple(sorted(undone, key=lambda one: one.folder.name))
 
 
-def _of_recorded(folder: Path, record: Record, there: bool | None) -> Undone:
+def _of_recorded(folder: Path, record: Record, there: bool | None) -> IncompleteRun:
     path = record.rows.path if record.rows is not None else _PERF
     if there:
-        return Undone(folder=folder, row=IN_FILE.format(path=path), recorded=True, there=True)
+        return IncompleteRun(folder=folder, row=IN_FILE.format(path=path), recorded=True, there=True)
     kept = f" ({folder.name}/{record.rows.kept})" if record.rows and record.rows.kept else ""
-    return Undone(folder=folder, row=f"{NO_ROW} in {path}{kept}", recorded=True)
+    return IncompleteRun(folder=folder, row=f"{NO_ROW} in {path}{kept}", recorded=True)
 
 
-def _of_cut_off(folder: Path, noted: RunJournal, there: bool | None) -> Undone:
+def _of_cut_off(folder: Path, noted: RunJournal, there: bool | None) -> IncompleteRun:
     if noted.rows is None:
-        return Undone(folder=folder, row=NO_ROW if noted.complete else UNKNOWN.format(path=_PERF))
+        return IncompleteRun(folder=folder, row=NO_ROW if noted.complete else UNKNOWN.format(path=_PERF))
     words = UNKNOWN if there is None else IN_FILE if there else NO_ROW
-    return Undone(folder=folder, row=words.format(path=noted.rows.path))
+    return IncompleteRun(folder=folder, row=words.format(path=noted.rows.path))
 
 
-def words_of(undone: Iterable[Undone]) -> list[str]:
+def incomplete_text(undone: Iterable[IncompleteRun]) -> list[str]:
     """Return what the next command says of runs that were cut off."""
     told = tuple(undone)
     cut = [one for one in told if not one.recorded]
@@ -220,18 +222,18 @@ def words_of(undone: Iterable[Undone]) -> list[str]:
     return lines
 
 
-def say_undone(workspace: Path) -> list[str]:
+def recovery_report(workspace: Path) -> list[str]:
     """Return what the next command says of all that earlier ones left undone."""
     batches = [words for batch in interrupted_batches(workspace) for words in batch.words]
     return [
-        *words_of(find_undone(workspace)),
+        *incomplete_text(find_incomplete(workspace)),
         *(f"{words}; madlite clean" for words in batches),
-        *uncollected_words(workspace),
-        *planted_words(workspace),
+        *uncollected_text(workspace),
+        *planted_text(workspace),
     ]
 
 
-def uncollected_words(workspace: Path) -> list[str]:
+def uncollected_text(workspace: Path) -> list[str]:
     """Return what is said of runs that have ended and whose results no file has yet."""
     names = [folder.name for folder in uncollected(workspace)]
     if not names:
@@ -241,7 +243,7 @@ def uncollected_words(workspace: Path) -> list[str]:
     return [f"{what} not collected: {', '.join(names[:5])}{more}; madlite collect"]
 
 
-def planted_words(workspace: Path) -> list[str]:
+def planted_text(workspace: Path) -> list[str]:
     """Return what is said of folders that look like runs and that madlite did not make."""
     found = [f"{RUNS}/{folder.name}" for folder in planted(workspace)]
     if not found:
@@ -265,7 +267,7 @@ def find_all(
 ) -> Leftovers:
     """Return everything that `clean` deals with; of each run, what became of its row."""
     found = find_leftovers(workspace, environ, runtimes)
-    undone = {str(one.folder): one for one in find_undone(workspace)}
+    undone = {str(one.folder): one for one in find_incomplete(workspace)}
     listed = [
         replace(one, text=f"unfinished, {undone[one.handle].row}, {one.handle}", row=undone[one.handle].row)
         if one.kind == "run" and one.handle in undone
@@ -286,6 +288,6 @@ def _uncollectable(workspace: Path) -> Iterator[Leftover]:
             yield Leftover(kind="run", run_id=folder.name, text=text, handle=str(folder), row=NO_ROW)
 
 
-def _listed(one: Undone) -> Leftover:
+def _listed(one: IncompleteRun) -> Leftover:
     text = f"{one.row}; {one.comes} unless it is cleaned; {one.folder}"
     return Leftover(kind="run", run_id=one.folder.name, text=text, handle=str(one.folder), row=one.row)
