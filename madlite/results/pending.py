@@ -1,7 +1,7 @@
-"""Pending rows: those of a run that its journal notes, and that may be in their results file or not.
+"""Pending rows: recorded in a run's journal, and perhaps not in their results file.
 
-A run notes its rows right before it appends them, and removes its journal once its record says where they are.  Of a
-run that was killed in between, the results file tells whether they are in it.
+A run records its rows right before it appends them, and removes its journal once its record has where they are.  For a
+run that was killed in between, the results file is searched for them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from madlite.workspace.journal import RunRows
 
 def rows_path(perf_csv: Path, workspace: Path) -> str:
     """Return how a results file is named in the records of a working folder."""
-    target, home = (Path(os.path.realpath(path)) for path in (perf_csv, workspace))  # a loop of links raises nothing
+    target, home = (Path(os.path.realpath(path)) for path in (perf_csv, workspace))  # also of a loop of links
     return str(target.relative_to(home)) if target.is_relative_to(home) else str(target)
 
 
 def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bool | None:
     """Return whether a run's rows are in their file; None where it cannot be read.
 
-    `others` are the rows that runs are known to have appended.  Two runs can have rows alike to the last cell (both
-    failed before they began, say), so those alike are counted: there have to be more than the others account for.
-    Where no column has joined since and the file was not made again, only what stands behind the noted size counts.
+    `others` are the rows that runs certainly appended.  Two runs can have equal rows (both failed before they began,
+    say), so equal rows are counted: there have to be more than the others account for.  Where no column has joined
+    since and the file was not rebuilt, only rows behind the recorded size count.
     """
     try:
         found, columns = _find(rows, workspace / rows.path)
@@ -50,13 +50,13 @@ def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bo
 
 
 def _rebuilt_at(path: str, workspace: Path) -> str:
-    """Return when a results file was last made again from the records, "" if never."""
+    """Return when a results file was last rebuilt from the records, "" if never."""
     times = [entry.at for entry in journal.read(workspace / RUNS) if entry.rebuilt and entry.file == path]
     return times[-1] if times else ""
 
 
 def _find(rows: RunRows, path: Path) -> tuple[list[int], tuple[str, ...]]:
-    """Return where in the file rows alike end, all of them together, in bytes, and the file's columns."""
+    """Return the offsets in bytes at which all rows, one after the other, end in the file, and its columns."""
     fd = open_regular(Path(os.path.realpath(path)))
     try:
         with text_of(fd) as text, unlimited_fields():
@@ -71,7 +71,7 @@ def _find(rows: RunRows, path: Path) -> tuple[list[int], tuple[str, ...]]:
 
 
 def _ended(text: Iterable[str]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the header and the rows as they are compared, each with the place where it ends."""
+    """Yield the header and the rows as they are compared, each with the offset of its end."""
     end = 0
 
     def lines() -> Iterator[str]:

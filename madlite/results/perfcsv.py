@@ -39,7 +39,7 @@ from madlite.text import unlimited_fields
 
 # The end of perf.csv, where a writer may have died in the middle of a row.
 #
-# Only the tail is read, so the cost does not grow with the file.  Nothing is taken away but half a character.
+# Only the tail is read, so the cost does not grow with the file.  Only a partial character is removed.
 
 _WINDOW_BYTES = 1 << 16
 _WIDEST_WINDOW_BYTES = 1 << 20
@@ -47,7 +47,7 @@ _END = "\x1fend\x1f"
 
 
 class Repair(Value, frozen=True):
-    """What makes the last row whole: `cut` bytes to drop from the end, then `text` to append."""
+    """Completes the last row: `cut` bytes to drop from the end, then `text` to append."""
 
     cut: int = 0
     text: str = ""
@@ -81,7 +81,7 @@ def repair_of(fd: int, header: Header) -> Repair:
 
 
 def _ending_of(fd: int, width: int) -> tuple[bytes, _Ending]:
-    """Return the end of the file and how its rows end there; looks further back until it has seen a full row."""
+    """Return the end of the file and how its rows end there; reads further back until there is a complete row."""
     size, window = os.fstat(fd).st_size, _WINDOW_BYTES
     while window < size:
         _, _, tail = os.pread(fd, window, size - window).partition(b"\n")  # from the start of a line
@@ -99,7 +99,7 @@ def _lines(tail: bytes) -> list[str]:
 
 
 def _likeliest_ending(lines: Sequence[str], width: int) -> _Ending:
-    """Read lines that start outside of a quoted cell or inside of one: right is what gives rows of the file's width."""
+    """Read lines that start outside of a quoted cell or inside of one: the right one gives rows of the file's width."""
     if not lines:
         return _Ending(full=0, last=0, quoted=False)
     alone = _read(lines[-1:], width)
@@ -111,7 +111,7 @@ def _likeliest_ending(lines: Sequence[str], width: int) -> _Ending:
 
 
 def _read(lines: Sequence[str], width: int) -> _Ending:
-    # a mark on a line of its own comes back alone, unless an open quote has swallowed it
+    # a marker on a line of its own is read as a row, unless a quote is open
     last = lines[-1] if lines else ""
     closed = last if last.endswith(("\n", "\r")) else last + "\n"
     rows = list(csv.reader([*lines[:-1], closed, _END + "\n"]))
@@ -143,7 +143,7 @@ def add_columns(
 ) -> None:
     """Replace the file by one with `joining` at the end of its header and `rows` at its end.
 
-    A kill leaves the old file or the new one, whole; mode, owner and the text of every field are kept.
+    A kill leaves the old file or the new one; mode, owner and the text of every field are preserved.
 
     Raises:
         RecordError: the new file cannot be written beside the old one, an earlier row cannot be read as CSV, or another
@@ -191,7 +191,7 @@ def _lines_with_columns(file: LockedFile, joining: Sequence[str], rows: Iterable
 
 
 def _with_blanks(cells: list[str], width: int, more: int) -> list[str]:
-    """Put blanks under the new columns; what stood beyond the header stays beyond it."""
+    """Put blanks under the new columns; cells beyond the header stay beyond it."""
     if not cells:
         return cells  # a blank line is no row
     missing = max(0, width - len(cells))
@@ -200,13 +200,13 @@ def _with_blanks(cells: list[str], width: int, more: int) -> list[str]:
 
 def _unreadable(path: Path, line: int, error: csv.Error) -> RecordError:
     return RecordError(
-        f"{path}: no column can join it, for line {line} after its header is no CSV: {error}",
-        "mend the line, or append without new columns: madlite run --strict-header",
+        f"{path}: no column can join it, for line {line} after its header is not valid CSV: {error}",
+        "fix the line, or append without new columns: madlite run --strict-header",
     )
 
 
 def _clear_leftovers(target: Path) -> None:
-    """Remove what killed writers left; whoever holds the lock is the only one who may be writing such a file."""
+    """Remove files of killed writers; only the holder of the lock writes such a file."""
     for stale in target.parent.glob(f".{glob.escape(target.name)}.{_RANDOM}{_SUFFIX}"):
         stale.unlink(missing_ok=True)
 
@@ -233,7 +233,7 @@ def append_rows(
     """Append one line per row, in the order of the header that the file has; a new file gets the columns `begin`.
 
     Cells of standard columns that a file lacks are left out.  Other columns join its header at the end, or are left out
-    with `strict_header`, or for want of room: `leave_out` gets those, or the log.  `sync` waits for the disk.
+    with `strict_header`, or where the header is full: `leave_out` gets those, or the log.  `sync` waits for the disk.
     `before_write` is called right before, with the file's size and columns (none of a new one), under its lock.  Where
     the path no longer leads to `target`, the rows do not follow.  `integrity` checks the file and notes what comes.
 
@@ -262,20 +262,20 @@ def append_rows(
 def _bytes_to_append(
     file: LockedFile, header: Header | None, columns: tuple[str, ...], cells: Iterable[_Cells]
 ) -> tuple[int, bytes]:
-    """Return how many bytes at the end of a file go, and what comes after the rest; a new one has `columns`."""
+    """Return how many bytes at the end of a file go, and the bytes to append; a new file gets `columns`."""
     if header is None:
         new = Header(columns=columns)
-        return os.fstat(file.fd).st_size, new.line.encode() + _encoded(new, cells)  # blank lines at the most go
-    mend = repair_of(file.fd, header)
-    return mend.cut, mend.text.encode() + _encoded(header, cells)
+        return os.fstat(file.fd).st_size, new.line.encode() + _encoded(new, cells)  # only blank lines are replaced
+    repair = repair_of(file.fd, header)
+    return repair.cut, repair.text.encode() + _encoded(header, cells)
 
 
 def check_appendable(path: Path, root: Path | None = None) -> None:
-    """Find before a run what would keep `append_rows` from saving its result; makes and changes nothing.
+    """Check before a run that `append_rows` could save its result; creates and changes nothing.
 
     Raises:
         RecordError: as `append_rows` would raise it; or a link leads out of the folder `root` in which the path is
-            written, and not to a results file: a workload may have laid it.
+            written, and not to a results file: a workload may have made it.
     """
     with as_record_error(path), inspected(path) as file:
         header = _header(path, file) if file is not None else None
@@ -295,7 +295,7 @@ def check_replaceable(path: Path, file: LockedFile) -> None:
 
 
 def is_results_file(path: Path) -> bool:
-    """Say whether a path leads to a plain file that begins with a results file's header."""
+    """Return whether a path leads to a plain file that begins with a results file's header."""
     try:
         with inspected(path) as file:
             return file is not None and _header(path, file) is not None
@@ -342,7 +342,7 @@ def joining_columns(columns: Iterable[str], rows: Iterable[_Cells]) -> tuple[str
 
 
 def left_out_text(path: Path | str, joining: Sequence[str]) -> str:
-    """Return in words which columns a file's header has no room for."""
+    """Return a message that names the columns for which a file's header has no room."""
     names = ", ".join(name if len(name) <= 40 else f"{name[:40]}…" for name in joining[:_NAMED])
     more = f" and {len(joining) - _NAMED} more" if len(joining) > _NAMED else ""
     return (
@@ -352,9 +352,9 @@ def left_out_text(path: Path | str, joining: Sequence[str]) -> str:
 
 
 def _repair(file: LockedFile, header: Header, integrity: Integrity | None) -> None:
-    mend = repair_of(file.fd, header)
-    if mend.cut or mend.text:
-        _append(file, mend.cut, mend.text.encode(), False, integrity)
+    repair = repair_of(file.fd, header)
+    if repair.cut or repair.text:
+        _append(file, repair.cut, repair.text.encode(), False, integrity)
 
 
 def _encoded(header: Header, rows: Iterable[_Cells]) -> bytes:
@@ -371,7 +371,7 @@ def _append(file: LockedFile, cut: int, data: bytes, sync: bool, integrity: Inte
     try:
         _write(file, data, sync)
     except BaseException:
-        with suppress(OSError):  # the next writer mends what is left
+        with suppress(OSError):  # the next writer repairs what is left
             os.ftruncate(file.fd, size)
             if integrity is not None:
                 integrity.note_state(file.fd)

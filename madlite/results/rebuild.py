@@ -1,4 +1,4 @@
-"""perf.csv made again from the records of its runs."""
+"""perf.csv rebuilt from the records of its runs."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from madlite.workspace import journal
 from madlite.workspace.folder import PLAN, RECORD, is_alive, is_uncollected, real_folders
 from madlite.workspace.journal import JOURNAL, Entry, RunRows, read_run
 
-# What stands in a results file that is about to be replaced and would be lost with it.
+# Rows of a results file that would be lost when it is replaced.
 
 
 def lost_rows_text(file: LockedFile, coming: Iterable[Mapping[str, str]]) -> str:
-    """Return in words that not all of a file's rows are among those that are coming; "" where they are.
+    """Return a message where rows of a file are not among the new ones; "" where all are.
 
-    RunRows are compared by the columns that the file has.
+    Rows are compared by the columns that the file has.
     """
     if file.is_new:
         return ""
@@ -65,29 +65,29 @@ def _read(file: LockedFile) -> tuple[Header | None, Counter[tuple[str, ...]]]:
         return header, Counter(comparable(cells) for cells in csv.reader(lines) if cells)
 
 
-def keep_copy(folder: Folder, file: LockedFile) -> str:
-    """Copy the file to another name beside it, and return that: a link would change with the file if a kill left both.
+def save_copy(folder: Folder, file: LockedFile) -> str:
+    """Copy the file beside it and return the new name: a hard link would change with the file if a kill left both.
 
     Raises:
         OSError: there is no room; nothing of it is left.
     """
-    kept = f"{file.target.name}.before-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}"
-    beside = half_made(f"{kept}.csv")  # a name that `clean` recognises as half a file
-    with folder.atomic(kept, beside), os.fdopen(folder.create(beside), "wb") as copied:
+    copy_name = f"{file.target.name}.before-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}"
+    beside = half_made(f"{copy_name}.csv")  # a name that `clean` recognises as half a file
+    with folder.atomic(copy_name, beside), os.fdopen(folder.create(beside), "wb") as copied:
         keep_owner_and_mode(folder, file.target.name, copied.fileno())
         with os.fdopen(os.dup(file.fd), "rb") as old:
             old.seek(0)
             shutil.copyfileobj(old, copied)
         copied.flush()
         os.fsync(copied.fileno())
-    return kept
+    return copy_name
 
 
-NO_ROW = "no row"  # what a run that was cut off is marked with, where that is known
+NO_ROW = "no row"  # how a run that was cut off is marked, where that is certain
 
 
 class Rebuilt(Value, frozen=True):
-    """What was written, and of which runs there was nothing to write or something to say."""
+    """What was written, and notes on runs without rows."""
 
     rows: int
     runs: int
@@ -103,8 +103,8 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
     """Write the rows of the runs below `runs`, in the order in which they were appended.
 
     Taken are the rows that went to the file `of`; without it those that went to `output`, or where none did, to the
-    one file that all of them name.  A file that is there is replaced with `force` alone, in one step, and kept under
-    another name where it holds rows of no record.  It begins with the columns that a new file has under `contract`.
+    one file that all of them name.  A file that exists is replaced only with `force`, atomically, and copied
+    to another name where it has rows of no record.  It begins with the columns that a new file has under `contract`.
 
     Raises:
         UsageProblem: there are no runs, they name several files, or a file is there.
@@ -117,7 +117,8 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
             f"{output} is there already", f"--force replaces it, or write another file: -o new-{output.name}"
         )
     integrity = Integrity(Path(os.path.realpath(output)), runs.parent)
-    with as_record_error(output), locked(output) as file:  # nobody appends meanwhile: what is under way is in a folder
+    # under its lock nobody appends: rows on their way are in a run's folder
+    with as_record_error(output), locked(output) as file:
         try:
             check_replaceable(output, file)
             found = _find(runs)
@@ -136,12 +137,12 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
 
 
 def _note_rebuild(output: Path, runs: Path, rows: Iterable[RunRows]) -> None:
-    """Note in the runs' journal that a file outside of their working folder is about to be made again.
+    """Record in the runs' journal that a file outside of their working folder is about to be rebuilt.
 
-    Sizes noted earlier mean nothing then; a file inside of the folder has its own line, of its new content.
+    Sizes recorded earlier are invalid then; a file inside of the folder has its own entry, of its new content.
 
     Raises:
-        RecordError: it cannot be noted.
+        RecordError: it cannot be recorded.
     """
     name = rows_path(output, runs.parent)
     if Path(name).is_absolute() and name in {one.path for one in rows}:
@@ -179,13 +180,13 @@ def _of_cut_off(folder: Path, notes: list[str]) -> RunRows | None:
     if is_uncollected(folder):
         notes.append(f"{folder.name}: left out, it is not collected (madlite collect)")
         return None
-    goes_on, noted = is_alive(folder), read_run(folder)
-    if noted.rows is not None and (goes_on or noted.cleaned != NO_ROW):
-        if not goes_on:
+    is_running, run_journal = is_alive(folder), read_run(folder)
+    if run_journal.rows is not None and (is_running or run_journal.cleaned != NO_ROW):
+        if not is_running:
             notes.append(f"{folder.name}: cut off while its row was written; the row is taken in")
-        return noted.rows
-    row = "so no row" if goes_on or noted.complete else "a row that it may have is left out"
-    notes.append(f"{folder.name}: no record, and {row}: {'it goes on' if goes_on else 'it was cut off'}")
+        return run_journal.rows
+    row = "so no row" if is_running or run_journal.complete else "a row that it may have is left out"
+    notes.append(f"{folder.name}: no record, and {row}: {'it is still running' if is_running else 'it was cut off'}")
     return None
 
 
@@ -216,7 +217,7 @@ def _not_appended(rows: Iterable[RunRows]) -> Iterator[str]:
 
 
 def _table(rows: Sequence[RunRows], notes: list[str], begin: Sequence[str]) -> tuple[Header, list[RunRows]]:
-    """Return the header and the rows, without columns of those not known to be appended for which it has no room."""
+    """Return the header and the rows, without columns of pending rows for which it has no room."""
     header, taken = _header_of((one for one in rows if one.appended), begin), []
     for one in rows:
         joining = joining_columns(header.columns, one.cells)
@@ -249,9 +250,9 @@ def _model(rows: RunRows) -> str:
 
 
 def _replace(file: LockedFile, header: Header, ordered: Sequence[RunRows], integrity: Integrity) -> list[str]:
-    """Replace the file, and say what was kept of it."""
+    """Replace the file; return notes on what was saved of it."""
     notes: list[str] = []
-    kept = None
+    copy_name = None
     with resolved(file.target) as (folder, name):
         try:
             with replacing(folder, name, half_made(name), integrity.note_written) as fd:
@@ -263,12 +264,12 @@ def _replace(file: LockedFile, header: Header, ordered: Sequence[RunRows], integ
                 if not file.is_current():
                     raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
                 if what := lost_rows_text(file, [cells for one in ordered for cells in one.cells]):
-                    kept = keep_copy(folder, file)  # at last, when nothing but a kill can make it one too many
-                    notes.append(f"{file.target.name} {what}; the old file is kept as {kept}")
+                    copy_name = save_copy(folder, file)  # last, so that only a kill can leave a needless copy
+                    notes.append(f"{file.target.name} {what}; the old file is kept as {copy_name}")
                 integrity.note_replacement(fd, rebuilt=True)
         except BaseException:
-            if kept:
-                folder.remove(kept)
+            if copy_name:
+                folder.remove(copy_name)
             raise
     sync_folder(file.target.parent)
     return notes

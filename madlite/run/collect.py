@@ -1,7 +1,7 @@
-"""Results that runs left in their folders → rows of perf.csv, side files and records, each once.
+"""Results in the folders of runs → rows of perf.csv, side files and records, each once.
 
-The rows in the run's journal → perf.csv → the journal, appended → the side files → record.json; then the journal goes.
-A kill in between leaves a run that is not collected: the next try goes on where this one was.
+The rows in the run's journal → perf.csv → the journal, appended → the side files → record.json; then the journal is
+removed.  A kill in between leaves a run that is not collected: the next attempt continues there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from madlite.workspace.journal import RunEntry, RunRows, now, own_folders, read_
 
 
 class Collected(Value, frozen=True):
-    """What became of one run's result: the words for people, and the result where it is collected now.
+    """The outcome of collecting one run: a message, and the result where it is collected now.
 
     `failed` where it should have been, and was not.
     """
@@ -42,7 +42,7 @@ class Collected(Value, frozen=True):
 def collect_all(
     folders: Iterable[Path], workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS
 ) -> Iterator[Collected]:
-    """Collect runs one by one into a results file, a new one with the columns `begin`; yield what became of each."""
+    """Collect runs one by one into a results file, a new one with the columns `begin`; yield the outcome of each."""
     for folder in folders:
         try:
             yield _collect(folder, workspace, output, begin)
@@ -62,19 +62,23 @@ def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) 
     if exists(folder / RECORD):
         return Collected(run_id=folder.name, words=_collected_text(read_record(folder)))
     if not exists(folder / RESULT):
-        goes_on = is_alive(folder)
-        raise RecordError("it goes on" if goes_on else f"it was cut off: it has no {RESULT} (madlite clean)")
-    if folder.lstat().st_uid != os.geteuid():  # theirs to collect: who owns a folder may have written what is in it
+        is_running = is_alive(folder)
+        raise RecordError(
+            "it is still running" if is_running else f"it was cut off: it has no {RESULT} (madlite clean)"
+        )
+    if (
+        folder.lstat().st_uid != os.geteuid()
+    ):  # only the owner collects it: the owner may have written what is in the folder
         raise RecordError("it is another user's")
-    held = RunFolder.reopen(folder)
-    if held is None:
-        raise RecordError("it goes on, or another command collects it")
+    run_folder = RunFolder.reopen(folder)
+    if run_folder is None:
+        raise RecordError("it is still running, or another command is collecting it")
     try:
         if exists(folder / RECORD):  # by now
             return Collected(run_id=folder.name, words=_collected_text(read_record(folder)))
-        return _write(load_result(folder), held, workspace, output, begin)
+        return _write(load_result(folder), run_folder, workspace, output, begin)
     finally:
-        held.close()
+        run_folder.close()
 
 
 def _collected_text(record: Record | None) -> str:
@@ -82,49 +86,49 @@ def _collected_text(record: Record | None) -> str:
     return f"collected already{f', its rows are in {rows.path}' if rows is not None else ''}"
 
 
-def _write(result: RunResult, held: RunFolder, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
-    """Write what a result has, all but what an earlier try has written; the caller holds the run's folder.
+def _write(result: RunResult, run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
+    """Write what a result has, except what an earlier attempt has written; the caller holds the run's lock.
 
     Raises:
         RecordError, OSError: its rows or its record are not there.
     """
     record, words, warnings = result.record, "it has no row", []
     if record.rows is not None:
-        rows, words, told = _append(record.rows, held, workspace, output, begin)
+        rows, words, reports = _append(record.rows, run_folder, workspace, output, begin)
         record = replace(record, rows=rows)
-        warnings += told
+        warnings += reports
         if result.entries is not None:
             warnings += write_entries(workspace, result.entries, again=True)
-    if problem := held.write_record(record_json(record)):
+    if problem := run_folder.write_record(record_json(record)):
         raise RecordError(f"{words}, but {problem}")
-    held.end_journal()
+    run_folder.end_journal()
     return Collected(run_id=record.id, words=words, result=result_of(record), warnings=tuple(warnings))
 
 
 def _append(
-    rows: RunRows, held: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
+    rows: RunRows, run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
 ) -> tuple[RunRows, str, list[str]]:
-    """Append a run's rows and note that they are there; an earlier try may have done so, to another file too."""
-    tried = read_run(held.path).rows
-    if tried is not None and (done := _earlier(tried, rows, workspace)) is not None:
+    """Append a run's rows and record that; an earlier attempt may have done so, perhaps to another file."""
+    earlier = read_run(run_folder.path).rows
+    if earlier is not None and (done := _earlier(earlier, rows, workspace)) is not None:
         return done, f"its rows are in {done.path}", []
     integrity = Integrity(Path(os.path.realpath(output)), workspace)
     named = replace(rows, path=rows_path(output, workspace))
-    done, words = append_once(named, held, workspace, output, integrity, begin)
-    held.note(RunEntry(at=now(), rows=done))
+    done, words = append_once(named, run_folder, workspace, output, integrity, begin)
+    run_folder.note(RunEntry(at=now(), rows=done))
     return done, words, list(integrity.reports)
 
 
 def _earlier(tried: RunRows, rows: RunRows, workspace: Path) -> RunRows | None:
-    """Return the rows as an earlier try has appended them, perhaps to another file; None where it has not.
+    """Return the rows as an earlier attempt has appended them, perhaps to another file; None where it has not.
 
     Raises:
-        RecordError: its file cannot be read, so that nobody knows.
+        RecordError: its file cannot be read.
     """
     if len(tried.cells) != len(rows.cells):
         return None
     if not all(one.items() <= other.items() for one, other in zip(tried.cells, rows.cells, strict=True)):
-        return None  # of no try of ours: columns may have been left out, none is another
+        return None  # not an attempt of this run: it could only have omitted columns
     if tried.appended:
         return tried
     there = are_in_file(tried, workspace, appended_rows(workspace))

@@ -1,4 +1,4 @@
-"""What runs of one working folder take turns with: the folder of a script, the file that it leaves its results in."""
+"""Locks between runs of one working folder: of a script's folder and of the file that it writes its results to."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from madlite.safe_files import Folder
 from madlite.workspace.folder import acquire, open_runs
 
 _RETRY_S = 0.2
-_QUERY_S = 0.2  # who asks has a lock for less
+_QUERY_S = 0.2  # a process that tests a lock holds it for less
 
 
 def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
-    """Return the name of a folder of the workspace for the plan's script, and the lock that keeps it ours.
+    """Return the name of a folder of the workspace for the plan's script, and its open lock.
 
-    It is the name that MAD's scripts know, unless another run of this workspace is in it, or it is another user's.
+    It is the name that MAD's scripts expect, unless another run of this workspace uses it, or it is another user's.
 
     Raises:
         OSError: the workspace cannot be written to.
@@ -34,7 +34,7 @@ def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
 
 @contextmanager
 def locked_model_dir(runs: Path, name: str) -> Iterator[bool]:
-    """Keep a folder that runs claim from being claimed; say whether it is free.
+    """Lock a folder that runs claim; yield whether it was free.
 
     Raises:
         OSError: the folder of runs cannot be written to.
@@ -53,7 +53,7 @@ def locked_model_dir(runs: Path, name: str) -> Iterator[bool]:
 
 @contextmanager
 def locked_name(workspace: Path, name: str) -> Iterator[bool]:
-    """Hold a lock of a working folder's runs, and take its file away with it; say whether nobody else had it.
+    """Hold a lock in a working folder's folder of runs and remove its file afterwards; yield whether it was free.
 
     Raises:
         OSError: the folder of runs cannot be written to.
@@ -67,12 +67,12 @@ def locked_name(workspace: Path, name: str) -> Iterator[bool]:
         try:
             yield True
         finally:
-            runs.remove(name)  # held still: who opened it meanwhile finds what it was held for
+            runs.remove(name)  # still locked: a process that opened it meanwhile sees the finished work
             os.close(lock)
 
 
 def lock_name(name: str) -> str:
-    """Return the name, in the folder of runs, of what says that a run has a folder of the workspace."""
+    """Return the name, in the folder of runs, of the lock of a folder of the workspace."""
     return f".{name}.lock"
 
 
@@ -93,13 +93,13 @@ def _open_locked(runs: Folder, name: str) -> int:
 
 @contextmanager
 def locked_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[None]:
-    """Hold the results file that the plan's script leaves in the workspace; a plan without one holds nothing.
+    """Lock the results file that the plan's script writes into the workspace; without one nothing is locked.
 
-    Scripts write it to the one place that all runs of a folder share, so runs that use the same name take turns.
+    Scripts write it to one place that all runs of a folder share, so runs with the same file name run one at a time.
 
     Raises:
         OSError: the workspace cannot be written to.
-        TimeoutError: `keep_waiting` said no before the file was free.
+        TimeoutError: `keep_waiting` returned False before the file was free.
     """
     name = plan.result_rule.file.replace("/", "_")
     if plan.result_rule.kind != "multiple_results" or not name:

@@ -1,10 +1,10 @@
-"""Two journals of JSON lines, both where no container can write.
+"""Two journals of JSON lines, both out of reach of containers.
 
-`.journal.jsonl` in the folder of runs has what madlite made and wrote in a working folder: a run's folder with its
-inode, the hashes of its record and result, what was written to a results file.  What looks like madlite's and is not in
-it was made by something else.
+`.journal.jsonl` in the folder of runs lists what madlite created and wrote in a working folder: a run's folder with
+its inode, the hashes of its record and result, what was written to a results file.  Files that look like madlite's and
+are not listed were made by another program.
 
-`journal.jsonl` in a run's folder has the rows that are on their way into a results file, until the run's record says
+`journal.jsonl` in a run's folder has the rows that are being appended to a results file, until the run's record has
 where they are, and what `madlite clean` did with a run that was cut off.
 """
 
@@ -33,7 +33,7 @@ _Line = TypeVar("_Line", bound=Value)
 
 
 class Stamp(Value, frozen=True):
-    """By what a file that nobody touched is known again: any write changes the time of its last change."""
+    """Identifies an unmodified file: any write changes its ctime."""
 
     inode: int
     size: int
@@ -49,10 +49,10 @@ class Entry(Value, frozen=True, omit_defaults=True):
     """One line of the journal in a folder of runs.
 
     Of a run: `inode` and `uid` of its folder, or the SHA-256 of its `record`, with its `size` once it was written, or
-    that of its `result` before it is written.  Of
-    a results `file`: the SHA-256 of the bytes that stand from `start` on, `size` of them, before they are written; then
-    its `stamp`.  From `start` 0 on it is all of the file, `rebuilt` where it was made from the records.  `changed` says
-    in words what something else did to it since the entry before; `known`, that the user has acknowledged all of that.
+    that of its `result` before it is written.  Of a results `file`: the SHA-256 of the `size` bytes from `start` on,
+    before they are written; then its `stamp`.  From `start` 0 on it is all of the file, `rebuilt` where it was made
+    from the records.  `changed` describes what another program did to it since the entry before; `acknowledged` (in the
+    file `known`), that the user has acknowledged all of that.
     """
 
     at: str
@@ -68,11 +68,11 @@ class Entry(Value, frozen=True, omit_defaults=True):
     stamp: Stamp | None = None
     changed: str = ""
     rebuilt: bool = False
-    known: bool = False
+    acknowledged: bool = msgspec.field(name="known", default=False)
 
 
 def add(runs: Folder, entry: Entry) -> None:
-    """Add a line; a new journal begins with the records that are there already, of an older madlite or copied.
+    """Add a line; a new journal begins with the records that exist already, of an older madlite or copied.
 
     Raises:
         OSError: it cannot be written.
@@ -87,10 +87,10 @@ def add(runs: Folder, entry: Entry) -> None:
 
 
 def _append(fd: int, lines: Iterable[Value]) -> None:
-    """Write lines in one go at the end of a journal that is open for reading and appending.
+    """Write lines in one call at the end of a journal that is open for reading and appending.
 
     Raises:
-        OSError: they are not all there.
+        OSError: they were not written completely.
     """
     size = os.fstat(fd).st_size
     torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"  # by a kill, or a full disk
@@ -100,7 +100,7 @@ def _append(fd: int, lines: Iterable[Value]) -> None:
 
 
 def read(runs: Path, tail_bytes: int = 0) -> tuple[Entry, ...]:
-    """Return the lines of the journal in a folder of runs, of its last `tail_bytes` if not 0; none without one."""
+    """Return the entries of the journal in a folder of runs, of its last `tail_bytes` if not 0; none without one."""
     try:
         with Folder.open(runs) as folder:
             fd = folder.open_file(JOURNAL, os.O_RDONLY, make=False)
@@ -114,28 +114,28 @@ def read(runs: Path, tail_bytes: int = 0) -> tuple[Entry, ...]:
 
 
 def now() -> str:
-    """Return the time as lines have it, UTC."""
+    """Return the time as entries have it, UTC."""
     return datetime.now(timezone.utc).isoformat(timespec="microseconds")
 
 
 def folder_entry(home: Folder, run_id: str) -> Entry:
-    """Return the line of a run's folder that was just made."""
+    """Return the entry of a run's new folder."""
     facts = os.fstat(home.fd)
     return Entry(at=now(), run=run_id, inode=facts.st_ino, uid=facts.st_uid)
 
 
 def record_entry(run_id: str, record: bytes, *, written: bool = False) -> Entry:
-    """Return the line of a run's record that is about to be written, or was."""
+    """Return the entry of a run's record, before or after it is written."""
     return Entry(at=now(), run=run_id, record=hashlib.sha256(record).hexdigest(), size=len(record) if written else -1)
 
 
 def result_entry(run_id: str, result: bytes) -> Entry:
-    """Return the line of a run's result file that is about to be written."""
+    """Return the entry of a run's result file that is about to be written."""
     return Entry(at=now(), run=run_id, result=hashlib.sha256(result).hexdigest())
 
 
 def own_folders(runs: Path, entries: Iterable[Entry] | None = None) -> frozenset[str]:
-    """Return the names of the folders in a folder of runs that madlite made: of the noted inode and owner."""
+    """Return the names of the folders in a folder of runs that madlite made: of the recorded inode and owner."""
     own = set()
     for entry in read(runs) if entries is None else entries:
         if entry.run and entry.inode and "/" not in entry.run:
@@ -164,7 +164,7 @@ class RunRows(Value, frozen=True):
 
     `path` is relative to the working folder where the file is below it.  `at` is when, in UTC, `offset` the size that
     the file had and `columns` the header, none of a new file.  Where `appended` is False after the run, `kept` names
-    the file in the run's folder that has them instead.  `strict_header`: they bring no column.
+    the file in the run's folder that has them instead.  `strict_header`: they add no columns.
     """
 
     path: str
@@ -177,7 +177,7 @@ class RunRows(Value, frozen=True):
     strict_header: bool = False
 
     def without(self, columns: Collection[str]) -> RunRows:
-        """Return the rows as they are in a file that has no room for some columns."""
+        """Return the rows as they are in a file whose header cannot take some columns."""
         left_out = frozenset(columns)
         cells = tuple({name: text for name, text in one.items() if name not in left_out} for one in self.cells)
         return msgspec.structs.replace(self, cells=cells)
@@ -192,10 +192,10 @@ class RunEntry(Value, frozen=True, omit_defaults=True):
 
 
 class RunJournal(Value, frozen=True):
-    """What the journal of a run's folder says.
+    """Content of the journal of a run's folder.
 
-    `rows` are the last ones that it notes; without any, `complete` says that the run is known to have none: a journal
-    that could not take a line is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.
+    `rows` are the last ones recorded; without any, `complete` means that the run certainly has none: a journal that
+    could not take a line is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.
     """
 
     rows: RunRows | None = None
@@ -204,9 +204,9 @@ class RunJournal(Value, frozen=True):
 
 
 def add_to_run(home: Folder, entry: RunEntry) -> str:
-    """Add a line to the journal of a run's folder; return what kept it from being written, "" if nothing.
+    """Add a line to the journal of a run's folder; return the error message, "" if none.
 
-    A journal that cannot take a line is emptied, which needs no space: it must not be read as if nothing was missing.
+    A journal that cannot take a line is emptied, which needs no space: it must not be read as complete.
     """
     fd = -1
     try:
@@ -223,7 +223,7 @@ def add_to_run(home: Folder, entry: RunEntry) -> str:
 
 
 def read_run(folder: Path) -> RunJournal:
-    """Return what the journal of a run's folder says; nothing where there is none, or nobody can read it."""
+    """Return the content of the journal of a run's folder; empty where there is none, or it cannot be read."""
     try:
         lines = read_regular(folder / RUN_JOURNAL, _LIMIT_BYTES).splitlines()
     except OSError:

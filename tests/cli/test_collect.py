@@ -212,7 +212,7 @@ def test_a_run_that_goes_on_or_has_no_result_is_not_collected(checkout, capfd):
         (folder,) = folders(checkout)
         assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
         assert call(["collect", folder.name]) == 3
-        assert f"{folder.name}: not collected: it goes on" in capfd.readouterr().err
+        assert f"{folder.name}: not collected: it is still running" in capfd.readouterr().err
         started.kill()
         started.communicate(timeout=60)
     (checkout / "go").touch()
@@ -236,7 +236,7 @@ def test_a_result_that_something_else_wrote_or_changed_is_refused(checkout, capf
     assert {one["id"]: one["status"] for one in listed(capfd)} == {first.name: "UNREADABLE", second.name: "SUCCESS"}
     assert call(["collect"]) == 3
     said = capfd.readouterr()
-    assert f"{first.name}: not collected: {RESULT} was changed by something else after" in said.err
+    assert f"{first.name}: not collected: {RESULT} was changed by another program after" in said.err
     assert f"{second.name}: SUCCESS" in said.out, "the other one is collected"
     (first / RESULT).write_text(text)
     assert call(["collect"]) == 0 and len(perf_rows(checkout)) == 2

@@ -181,7 +181,7 @@ def test_sessions_of_a_plugin_s_runtime_are_asked_for_whatever_it_answers(tmp_pa
     found = find_leftovers(tmp_path, NO_ENGINE, {"odd": odd})
     assert [one.text for one in found.leftovers if one.kind == "session"] == sessions
     assert (
-        sum("the session of run cut was not looked at: runtime 'odd' failed" in note for note in found.notes) == notes
+        sum("the session of run cut was not inspected: runtime 'odd' failed" in note for note in found.notes) == notes
     )
 
 

@@ -228,7 +228,7 @@ def test_a_kept_row_that_cannot_be_noted_or_whose_file_cannot_be_read_stays_asid
     assert append_pending(options.workspace, options.output) == [], "another command does it"
     held.close()
     added, changed = append_pending(options.workspace, options.output)
-    assert "row was added" in added and "perf.csv was changed by something else" in changed
+    assert "row was added" in added and "perf.csv was changed by another program" in changed
     assert rows_of(options.output) == ["m"]
 
 

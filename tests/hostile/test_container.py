@@ -182,7 +182,7 @@ def test_perf_csv_that_something_else_changed_is_told_and_not_mended(tmp_path):
     perf.write_text(perf.read_text().replace(",5,", ",50,", 1))
     for words in (("runs",), run, ("runs",), ("report", "rebuild", "--force")):
         code, printed = madlite(space, {}, *words)
-        assert code == 0 and "perf.csv was changed by something else between 20" in printed, printed
+        assert code == 0 and "perf.csv was changed by another program between 20" in printed, printed
         assert "rows that madlite wrote are changed or gone" in printed
         assert words[0] == "report" or rows_of(perf)[0] == ("m", "50"), "it is told, and not mended"
     assert [number for _, number in rows_of(perf)] == ["5"] * 4
@@ -199,7 +199,7 @@ def test_a_run_that_changes_earlier_rows_is_told_of(tmp_path):
     madlite(space, {}, *run)
     (space / "scripts/m/run.sh").write_text("sed -i s/,5,/,500,/ ../perf.csv; echo 'performance: 5 x'")
     code, printed = madlite(space, {}, *run)
-    assert code == 0 and "perf.csv was changed by something else" in printed, printed
+    assert code == 0 and "perf.csv was changed by another program" in printed, printed
 
 
 @pytest.mark.host
@@ -213,6 +213,6 @@ def test_a_record_that_something_else_changed_is_marked(tmp_path):
     record.write_text(json.dumps(found))
     for words in (("runs",), ("show", "last"), ("report", "rebuild", "--output", "again.csv")):
         printed = madlite(space, {}, *words)[1]
-        assert "its record was changed by something else after 20" in printed, printed
+        assert "its record was changed by another program after 20" in printed, printed
     assert "not as madlite left it" in madlite(space, {}, "runs")[1]
     assert json.loads(madlite(space, {}, "runs", "--json")[1].split("\nwarning")[0])[0]["doubt"]

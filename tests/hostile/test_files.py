@@ -143,7 +143,7 @@ def test_links_in_the_way_of_a_run_s_own_files_are_not_written_through(place: Pa
     log = RunLog(folder.path / "run.log", [], [])
     log.begin_live(place / "a.log")
     log.say("said")
-    log.keep_as(place / "c.log")
+    log.copy_live(place / "c.log")
     log.begin_live(place / "b.log")
     log.feed(Chunk(data=b"more\n"))
     log.close()

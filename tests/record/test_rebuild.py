@@ -211,7 +211,7 @@ def test_a_file_with_rows_of_no_record_is_kept_beside_the_one_that_replaces_it(p
     old = place.perf.read_bytes()
     changed, note = rebuild(place.perf, place.runs, force=True).notes
     (kept,) = tmp_path.glob("perf.csv.before-*")
-    assert "perf.csv was changed by something else between " in changed and "bytes were added at its end" in changed
+    assert "perf.csv was changed by another program between " in changed and "bytes were added at its end" in changed
     assert note == f"perf.csv had 1 row that no record has; the old file is kept as {kept.name}"
     assert kept.read_bytes() == old and b"foreign" not in place.perf.read_bytes()
     kept.unlink()

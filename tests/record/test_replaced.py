@@ -23,7 +23,7 @@ def test_a_rebuild_that_fails_leaves_no_file_beside(place, tmp_path, monkeypatch
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    for target in ("locked.keep_owner_and_mode", "rebuild.keep_copy", "rebuild.os.fsync"):
+    for target in ("locked.keep_owner_and_mode", "rebuild.save_copy", "rebuild.os.fsync"):
         with monkeypatch.context() as patch, pytest.raises(RecordError, match="no space"):
             patch.setattr(f"madlite.results.{target}", full)
             rebuild(place.perf, place.runs, force=True)

@@ -38,7 +38,7 @@ def kill(workspace: Path, when: str = "") -> None:
 
 
 def words(workspace: Path) -> list[str]:
-    return [text for batch in interrupted_batches(workspace) for text in batch.words]
+    return [text for batch in interrupted_batches(workspace) for text in batch.messages]
 
 
 def test_a_killed_batch_names_what_never_started_and_what_has_no_folder(tmp_path):
@@ -178,7 +178,9 @@ def test_a_run_that_the_disk_took_nothing_of_is_told_after_an_orderly_end_too(tm
 
 def test_the_file_is_held_before_anybody_can_see_it(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(batches, "acquire", lambda fd: seen.append((words(tmp_path), dead_files(tmp_path))) or acquire(fd))
+    monkeypatch.setattr(
+        batches, "acquire", lambda fd: seen.append((words(tmp_path), dead_files(tmp_path))) or acquire(fd)
+    )
     with BatchJournal(tmp_path, ("run",)) as batch:
         assert seen == [([], ())] and dead_files(tmp_path) == ()
         assert len(list((tmp_path / "madlite_runs").glob("batch-*"))) == 1

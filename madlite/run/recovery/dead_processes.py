@@ -1,4 +1,4 @@
-"""What dead runs have still running on this machine: listed process by process, and ended as it was listed."""
+"""Processes of dead runs on this machine: listed one by one, and ended as listed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _VANISH_LIMIT_S = 5.0
 
 
 class FolderIdentity(Value, frozen=True):
-    """The folder that a run's marks name: device, inode and owner of a real folder; our own user where it is gone."""
+    """The folder that a run's variables name: device, inode and owner; our own user where it is gone."""
 
     path: str
     uid: int
@@ -68,19 +68,19 @@ class DeadRun(Value, frozen=True):
 
 
 class Found(Value, frozen=True):
-    """Dead runs with processes, and in words the processes that look like theirs and are another user's."""
+    """Dead runs with processes, and notes on processes that look like theirs and are another user's."""
 
     runs: tuple[DeadRun, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def may_be_alive(folder: str) -> bool:
-    """Say whether a madlite holds the run, or may hold it: another user's folder cannot be looked into."""
+    """Return whether a madlite may hold the run's lock: True too where another user's folder cannot be read."""
     return Path(folder).is_absolute() and is_locked(Path(folder, LOCK), unknown=True)
 
 
 def identity_of(folder: str) -> FolderIdentity | None:
-    """Return the folder that marks name; None where something else is in its place, or it cannot be seen."""
+    """Return the folder that marks name; None where it is no folder, or not accessible."""
     try:
         facts = os.lstat(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -93,10 +93,10 @@ def identity_of(folder: str) -> FolderIdentity | None:
 
 
 def find_dead_runs() -> Found:
-    """Return what dead runs have running: what carries marks of theirs, and what that started.
+    """Return what dead runs have running: processes with their variables, and what those started.
 
-    Runs are told apart by id and folder, for a process can name the id of another run.  What is not the folder's
-    user's, or not ours to end, is never listed but told in a note.
+    A run is identified by id and folder, for a process can name the id of another run.  Processes of other users than
+    the folder's, or that we may not end, are never listed but named in a note.
     """
     found = [one for one in all_marked() if Path(one.environment.get(FOLDER_MARK, "")).is_absolute()]
     # without the folder nobody can say whether its madlite lives
@@ -119,9 +119,9 @@ def find_dead_runs() -> Found:
 
 
 def end_listed(run: DeadRun, grace_s: float) -> str | None:
-    """End the listed processes of a dead run and no other; return what goes on all the same.
+    """End the listed processes of a dead run and no other; return a message about those still running.
 
-    Before each signal it is asked again whether the run is still dead and the process still its.  Supervisors end by
+    Before each signal it is checked that the run is still dead and the process still belongs to it.  Supervisors end by
     themselves with the last process below them; one that does not is killed.
     """
     workers = [one for one in run.members if not one.supervisor]
@@ -132,7 +132,7 @@ def end_listed(run: DeadRun, grace_s: float) -> str | None:
     _wait(_signalled(run, idle, signal.SIGKILL), _VANISH_LIMIT_S)
     left = [one for one in (*workers, *idle) if lives(one.process)]
     if left and not _is_dead(run):
-        return "a madlite holds the run by now"
+        return "a madlite process has locked the run by now"
     return f"not ended: {_told(left)}" if left else None
 
 
