@@ -178,7 +178,7 @@ def test_a_run_that_goes_on_has_no_row_yet(place, tmp_path):
     (live / PLAN).touch()
     with (live / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "it goes on" in rebuild(tmp_path / "again.csv", place.runs).notes[0]
+        assert "it is still running" in rebuild(tmp_path / "again.csv", place.runs).notes[0]
 
 
 def test_nothing_to_make_a_file_of_is_one_sentence(place, tmp_path):
