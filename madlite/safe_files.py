@@ -84,17 +84,29 @@ class Folder:
         Raises:
             OSError: it cannot be written; what was there is as it was, and nothing half made is left.
         """
-        with self.parent_of(name, make=True) as (folder, last):
-            half = half_made(last)
-            folder.remove(half)
-            folder.tell_replaced(last)
-            try:
-                with os.fdopen(folder.create(half), "wb") as file:
-                    file.writelines([data] if isinstance(data, bytes) else data)
-                os.rename(half, last, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
-            except BaseException:
-                folder.remove(half)
-                raise
+        with (
+            self.parent_of(name, make=True) as (folder, last),
+            folder.atomic(last) as beside,
+            os.fdopen(folder.create(beside), "wb") as file,
+        ):
+            file.writelines([data] if isinstance(data, bytes) else data)
+
+    @contextmanager
+    def atomic(self, name: str, beside: str = "") -> Iterator[str]:
+        """Yield a name `beside` for what the block makes, which then takes the place of `name` in one step.
+
+        Raises:
+            OSError: it cannot be renamed.  After any exception nothing half made is left.
+        """
+        beside = beside or half_made(name)
+        self.remove(beside)
+        try:
+            yield beside
+            self.tell_replaced(name)
+            self.rename(beside, name)
+        except BaseException:
+            self.remove(beside)
+            raise
 
     def create(self, name: str, flags: int = os.O_WRONLY, mode: int = 0o666) -> int:
         """Return a descriptor of a new file.  A link, pipe or file that lies in its place is removed, and that is said.

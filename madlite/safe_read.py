@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from madlite.safe_files import Folder, folder_of, half_made, kind_of, read_limited, size_words, write_all
+from madlite.safe_files import Folder, folder_of, kind_of, read_limited, size_words, write_all
 
 LIMIT_BYTES = 64 << 20
 """More than this is no settings file, and no table of results."""
@@ -133,15 +133,8 @@ def copy_to(fd: int, path: Path, to: Path, limit_bytes: int) -> None:
     Raises:
         OSError: it is larger than the limit, or cannot be read or written; nothing half made is left.
     """
-    with folder_of(to) as (folder, name):
-        beside = half_made(name)
+    with folder_of(to) as (folder, name), folder.atomic(name) as beside:
         write_copy(fd, path, folder, beside, limit_bytes)
-        try:
-            folder.tell_replaced(name)
-            folder.rename(beside, name)
-        except BaseException:
-            folder.remove(beside)
-            raise
 
 
 def write_copy(fd: int, path: Path, folder: Folder, name: str, limit_bytes: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from madlite.model import Card, Image, Machine, Place, Quantity, RunPlan, Traits, Window
 from madlite.safe_files import Folder
 from madlite.workspace import journal
+from madlite.workspace.journal import RunEntry, RunRows
 
 BASE_IMAGE = "madlite-test/base:latest"
 WINDOW = Window(
@@ -55,8 +56,19 @@ def make_plan(workspace: Path, **changes: object) -> RunPlan:
     return RunPlan(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def write_journal(folder: Path, rows: RunRows | None = None, cleaned: str | None = None) -> Path:
+    """Write the journal of a run that began, and came to its rows or was dealt with by `clean`; return the folder."""
+    entries = [
+        RunEntry(at="t"),
+        *([RunEntry(at="t", rows=rows, cleaned=cleaned)] if rows or cleaned is not None else []),
+    ]
+    with Folder.open(folder) as home:
+        assert "".join(journal.add_to_run(home, entry) for entry in entries) == ""
+    return folder
+
+
 def note_made(folder: Path) -> Path:
     """Note a run's folder that a test made by hand as madlite notes those that it makes; return it."""
     with Folder.open(folder.parent) as runs, runs.below(folder.name) as home:
-        journal.add(runs, journal.made(home, folder.name))
+        journal.add(runs, journal.folder_entry(home, folder.name))
     return folder

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from madlite.errors import UsageProblem
 from madlite.files import is_file, is_folder
-from madlite.safe_files import Folder, half_made, open_plain
+from madlite.safe_files import Folder, open_plain
 from madlite.safe_read import open_named, write_copy
 
 COPIED = ("docker", "scripts", "models.json", "credential.json", "data.json")  # madengine 2's list
@@ -122,19 +122,15 @@ class _Copier:
         try:
             if _same_content(folder.path / name, fd):
                 return False
-            disk, size, beside = os.fstatvfs(folder.fd), os.fstat(fd).st_size, half_made(name)
+            disk, size = os.fstatvfs(folder.fd), os.fstat(fd).st_size
             if size > disk.f_bavail * disk.f_frsize:
                 raise OSError(errno.ENOSPC, f"it is larger ({size} bytes) than what is free", str(path))
-            write_copy(fd, path, folder, beside, size)
+            with folder.atomic(name) as beside:
+                write_copy(fd, path, folder, beside, size)
+                if folder.holds(name):
+                    self._back_up(folder, name, path)
         finally:
             os.close(fd)
-        try:
-            if folder.holds(name):
-                self._back_up(folder, name, path)
-            folder.rename(beside, name)
-        except BaseException:
-            folder.remove(beside)
-            raise
         return True
 
     def _back_up(self, folder: Folder, name: str, path: Path) -> None:

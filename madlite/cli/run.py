@@ -209,7 +209,7 @@ def _recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> lis
     """
     from madlite.results.header import new_columns
     from madlite.run.recovery.leftovers import end_orphans
-    from madlite.run.recovery.unfinished import add_kept, say_undone
+    from madlite.run.recovery.unfinished import append_pending, recovery_report
 
     workspace, output = options.workspace, options.output_target or options.output
     if not options.rows:  # possibly one of many jobs: `madlite collect` reports the others
@@ -217,8 +217,8 @@ def _recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> lis
     begin = new_columns(options.contract)
     return [
         *end_orphans(workspace, options.environ, runtimes),
-        *add_kept(workspace, output, begin),
-        *say_undone(workspace),
+        *append_pending(workspace, output, begin),
+        *recovery_report(workspace),
     ]
 
 

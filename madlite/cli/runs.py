@@ -50,7 +50,7 @@ def command(
     from madlite.reports import listing
     from madlite.reports.runs import list_runs, runs_folder
     from madlite.results.integrity import changed_files
-    from madlite.run.recovery.unfinished import say_undone
+    from madlite.run.recovery.unfinished import recovery_report
 
     folder = runs_folder(directory)
     every = list_runs(folder)
@@ -66,7 +66,7 @@ def command(
     else:
         echo(f"no runs in {folder}" if not every else f"none of {len(every)} runs is one of those")
     changed = (f"{words}; madlite clean" for _, words in changed_files(folder.parent))
-    for text in (*listing.problems(every), *say_undone(folder.parent), *changed):
+    for text in (*listing.problems(every), *recovery_report(folder.parent), *changed):
         setup.warn(text)
     return int(ExitCode.OK)
 

@@ -27,7 +27,7 @@ from madlite.model import Status
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.results.record import Record, result_of
 from madlite.text import scalar_text
-from madlite.workspace.folder import CLEANED
+from madlite.workspace.journal import read_run
 
 
 @click.command("show", cls=Command)
@@ -99,7 +99,7 @@ def _why(run: StoredRun) -> str:
         return f"madlite log {run.folder.name} --follow"
     if run.state == CUT_OFF:
         return "its record could not be written, or it was killed" + (
-            ", acknowledged" if (run.folder / CLEANED).exists() else "; madlite clean"
+            ", acknowledged" if read_run(run.folder).cleaned is not None else "; madlite clean"
         )
     return run.problem if run.state == UNREADABLE else short_reason(result_of(run.record))
 

@@ -55,7 +55,7 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     folder = runs_folder(directory)
     watch = Watch(folder)
     runs = watch.read()
-    if not runs and not follow and not watch.goes_on:
+    if not runs and not follow and not watch.is_batch_running:
         _print(watch.last(), as_json)
         if not as_json:
             echo(f"no run goes on in {folder}")
@@ -97,7 +97,7 @@ def _poll(
     """Yield the runs at each poll, until none is running."""
     while True:
         yield runs
-        if not follow and not any(_is_running(one) for one in runs) and not watch.goes_on:
+        if not follow and not any(_is_running(one) for one in runs) and not watch.is_batch_running:
             return
         time.sleep(interval_s)
         runs = watch.read()

@@ -63,5 +63,6 @@ from madlite.model.values import (
     Secret,
     Status,
     Value,
+    json_line,
     to_json,
 )

@@ -52,19 +52,27 @@ else:  # msgspec knows no union of text and a class of ours: who reads such valu
 _UNSAFE = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
+def json_line(value: object) -> bytes:
+    """Return a value as one line of a file of JSON lines; bytes of the command line that are no UTF-8 as escapes."""
+    return _to_bytes(value) + b"\n"
+
+
 def to_json(value: object) -> str:
     """Return a value as indented JSON; paths as text, secrets as `***`, infinities and NaN as null.
 
     Bytes of the command line that are no UTF-8 are written as escapes: JSON knows text alone.  So are characters that
     could steer the terminal of who looks at the file; the value is the same.
     """
+    text = msgspec.json.format(_to_bytes(value), indent=2).decode() + "\n"
+    return text if text.isascii() and "\x7f" not in text else _UNSAFE.sub(_spelled, text)
+
+
+def _to_bytes(value: object) -> bytes:
     plain = msgspec.to_builtins(value, enc_hook=_encode, str_keys=True)
     try:
-        data = msgspec.json.encode(plain)
+        return msgspec.json.encode(plain)
     except UnicodeEncodeError:
-        data = msgspec.json.encode(_as_utf8(plain))
-    text = msgspec.json.format(data, indent=2).decode() + "\n"
-    return text if text.isascii() and "\x7f" not in text else _UNSAFE.sub(_spelled, text)
+        return msgspec.json.encode(_as_utf8(plain))
 
 
 def _spelled(found: re.Match[str]) -> str:

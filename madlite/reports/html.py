@@ -17,9 +17,9 @@ from madlite.plan.inputs import RUNS
 from madlite.reports.documents import Table, escape_formula, read_table
 from madlite.reports.runs import StoredRun, open_run
 from madlite.results.header import comparable, plain_cells
-from madlite.results.intent import rows_path
 from madlite.results.locked import write_named
-from madlite.results.stored import Noted, read_record
+from madlite.results.pending import rows_path
+from madlite.results.stored import NotedRuns, read_record
 from madlite.workspace.folder import real_folders
 
 # Which rows of a results file are a suspect success: MAD's columns do not have it, the records of the runs do.
@@ -63,7 +63,7 @@ def _suspect_reasons(source: Path, columns: Sequence[str]) -> dict[tuple[str, ..
 
 def _suspect_rows(runs: Path, path: str) -> Iterator[tuple[str, Sequence[Mapping[str, str]]]]:
     """Yield for each suspect success the reason, and the rows that it appended to a file."""
-    noted = Noted(runs)
+    noted = NotedRuns(runs)
     for folder in real_folders(runs):
         record = None if noted.is_foreign(folder) else read_record(folder)
         if record is not None and record.suspect and record.rows is not None and record.rows.path == path:

@@ -13,9 +13,9 @@ from msgspec.structs import asdict, replace
 from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
 from madlite.plan.inputs import RUNS
-from madlite.results.batch_journal import cards_asked, interrupted_batches
+from madlite.results.batch_journal import interrupted_batches, requested_cards
 from madlite.results.record import Record, record_json
-from madlite.results.stored import Noted, holds_any, load_record, load_result, read_plan, with_plan
+from madlite.results.stored import NotedRuns, has_any_file, load_record, load_result, read_plan, with_plan
 from madlite.workspace.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive, is_uncollected, real_folders
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
@@ -94,7 +94,7 @@ def list_runs(runs: Path) -> tuple[StoredRun, ...]:
 
     Those that a kill kept from having a plan are among them, under the card that their batch names.
     """
-    cards, noted = cards_asked(runs), Noted(runs)
+    cards, noted = requested_cards(runs), NotedRuns(runs)
     folders = [folder for folder in real_folders(runs) if is_run(folder)]
     begun = (asked.id for batch in interrupted_batches(runs.parent) for asked in batch.begun if runs.name == RUNS)
     folders += [runs / name for name in begun if "/" not in name]
@@ -110,13 +110,13 @@ def _named(run: StoredRun, cards: Mapping[str, str]) -> StoredRun:
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder is a run's."""
-    return holds_any(folder, (RECORD, PLAN, LOCK))
+    return has_any_file(folder, (RECORD, PLAN, LOCK))
 
 
-def open_run(folder: Path, noted: Noted | None = None) -> StoredRun:
+def open_run(folder: Path, noted: NotedRuns | None = None) -> StoredRun:
     """Return one run; never raises for what its folder holds."""
     run = _opened(folder)
-    return replace(run, doubt=run.doubt or (noted or Noted(folder.parent)).doubt(folder))
+    return replace(run, doubt=run.doubt or (noted or NotedRuns(folder.parent)).doubt(folder))
 
 
 def _opened(folder: Path) -> StoredRun:

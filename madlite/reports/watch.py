@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from madlite.model import Status, Study, Value
 from madlite.reports.runs import RUNNING, StoredRun, is_run, open_run
-from madlite.results.batch_journal import goes_on
-from madlite.results.stored import Noted, read_plan
+from madlite.results.batch_journal import is_batch_running
+from madlite.results.stored import NotedRuns, read_plan
 from madlite.workspace.folder import Progress, is_alive, read_progress, real_folders
 
 _MOST_LAST = 50  # runs of the last batch that are shown where none is running
@@ -59,18 +59,18 @@ class Watch:
             elif first:
                 before.add(folder.name)
             else:
-                self._ended[folder.name] = _ended(open_run(folder, Noted(self._runs)))
+                self._ended[folder.name] = _ended(open_run(folder, NotedRuns(self._runs)))
                 found.append(self._ended[folder.name])
         return tuple(found)
 
     @property
-    def goes_on(self) -> bool:
+    def is_batch_running(self) -> bool:
         """Whether a command still has runs to start here, also where none is active now."""
-        return goes_on(self._runs)
+        return is_batch_running(self._runs)
 
     def last(self) -> tuple[WatchedRun, ...]:
         """Return the runs of the newest batch that had ended when watching began."""
-        noted = Noted(self._runs)
+        noted = NotedRuns(self._runs)
         runs: list[StoredRun] = []
         for name in sorted(self._before or (), reverse=True)[:_MOST_LAST]:
             run = open_run(self._runs / name, noted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from madlite.results.header import STANDARD_COLUMNS
-from madlite.results.perfcsv import append_rows, check_appendable, save_beside
+from madlite.results.perfcsv import append_rows, check_appendable, save_rows
 from madlite.results.rows import build_rows
 from madlite.results.sidefiles import write_side_files
 from madlite.results.update_perf import update_perf
@@ -13,7 +13,7 @@ __all__ = [
     "append_rows",
     "build_rows",
     "check_appendable",
-    "save_beside",
+    "save_rows",
     "update_perf",
     "write_side_files",
 ]

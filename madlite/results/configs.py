@@ -1,6 +1,6 @@
 """The file that a script's `--config` names → `configs` of the side files: found, read, without secrets.
 
-Where it is looked for: docs/perf-csv.md (source: madengine 2.1).
+Where it is searched: docs/perf-csv.md (source: madengine 2.1).
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ _ANY = "anything"
 
 
 def clean(value: Json, mask: _Mask, name: str = "") -> Json:
-    """Return a value as JSON can hold it, masked: known secrets anywhere, and what stands under a secret's name.
+    """Return a value as JSON can hold it, masked: known secrets anywhere, and values under a secret's name.
 
-    `name` is what the value stands under.  Names are also looked for inside of texts (`HF_TOKEN=…`, `--hf-token …`),
+    `name` is the value's own name.  Names are also searched inside of texts (`HF_TOKEN=…`, `--hf-token …`),
     in the words of a list (`["--hf-token", "…"]`) and in objects that hold a name and its value.
     """
     if isinstance(value, Mapping):
         return _object(value, mask)
     if isinstance(value, (list, tuple, set)):
         pairs = zip(["", *value], value, strict=False)
-        return [MASK.decode() if _is_told(before, item) else clean(item, mask, name) for before, item in pairs]
+        return [
+            MASK.decode() if _follows_secret_flag(before, item) else clean(item, mask, name) for before, item in pairs
+        ]
     if value is None or isinstance(value, bool):
         return value
     return _scalar(value, mask, name)
@@ -50,17 +52,17 @@ def clean(value: Json, mask: _Mask, name: str = "") -> Json:
 
 def _object(value: Mapping[Json, Json], mask: _Mask) -> Json:
     names = [item for key, item in value.items() if _is(key, _NAMES) and isinstance(item, str)]
-    told = next(filter(is_secret_name, names), "")
+    secret = next(filter(is_secret_name, names), "")
     return {
-        readable(_in_words(str(key), mask)(str(key))): clean(
-            item, mask, told if told and _is(key, _VALUES) else str(key)
+        readable(_with_assigned_secrets(str(key), mask)(str(key))): clean(
+            item, mask, secret if secret and _is(key, _VALUES) else str(key)
         )
         for key, item in value.items()
     }
 
 
-def _is_told(before: Json, word: Json) -> bool:
-    """Say whether a word of a command is a secret because the one before it is a flag such as `--hf-token`."""
+def _follows_secret_flag(before: Json, word: Json) -> bool:
+    """Return whether a word of a command is a secret because the one before it is a flag such as `--hf-token`."""
     if not (isinstance(before, str) and before.startswith("--") and isinstance(word, str)):
         return False
     return not word.startswith(("-", "$")) and _ANY in assigned([f"{before} {_ANY}"])
@@ -75,17 +77,17 @@ def _scalar(value: Json, mask: _Mask, name: str) -> Json:
     text = as_cell(value) if number else str(value)
     if is_secret(name, text) and not text.startswith("<"):  # eos_token: <|end_of_text|>
         return MASK.decode()
-    shown = readable(_in_words(text, mask)(text))
+    shown = readable(_with_assigned_secrets(text, mask)(text))
     return value if number and shown == text and not is_too_long(text) else shown
 
 
-def _in_words(text: str, mask: _Mask) -> _Mask:
-    """Return a mask that also knows the secrets that this text spells out."""
+def _with_assigned_secrets(text: str, mask: _Mask) -> _Mask:
+    """Return a mask that also covers the secrets that this text assigns."""
     found = assigned([text])
     if not found:
         return mask
-    told = Redactor(found).text
-    return lambda shown: told(mask(shown))
+    redact = Redactor(found).text
+    return lambda shown: redact(mask(shown))
 
 
 _OPTION = "--config"
@@ -94,7 +96,7 @@ _SHARED = ("scripts", "scripts/MAD", "scripts/MAD-private", "scripts/MAD-interna
 _CREDENTIALS = "credential.json"
 _LARGEST_BYTES = 1 << 20  # it is repeated in every entry of a list that grows
 _LARGEST_CONTENT = 4 << 20  # values and characters
-_TOO_LARGE = f"it comes to more than {_LARGEST_CONTENT} characters with all that its parts refer to"
+_TOO_LARGE = f"it has more than {_LARGEST_CONTENT} characters once its references are expanded"
 _log = logging.getLogger(__name__)
 
 
@@ -103,7 +105,7 @@ def read_configs(plan: RunPlan, mask: Callable[[str], str] = str) -> Json:
 
     None where the args name no file of a known kind; also, with a warning, where it is not there or cannot be read.
     """
-    name = _named(plan.run_args)
+    name = _config_argument(plan.run_args)
     read = _READERS.get(Path(name).suffix.lower())
     if read is None:
         return None
@@ -114,17 +116,17 @@ def read_configs(plan: RunPlan, mask: Callable[[str], str] = str) -> Json:
             content = read(_content(path, plan))
             _check_size(content)
             return clean(content, mask)
-    except Exception as error:  # noqa: BLE001 - PyYAML raises whatever its parts trip over, and a run is worth more
+    except Exception as error:  # noqa: BLE001 - PyYAML raises errors of many types, and none may cost the run
         problem = f"{path or name} cannot be read: {_first_line(error)}"
     _log.warning("%s: entries have no configs, %s", plan.card.name, mask(problem))
     return None
 
 
-def _named(args: str) -> str:
+def _config_argument(args: str) -> str:
     """Return the value of the last `--config`, as scripts' own parsers take it; "" where there is none."""
     try:
         words = shlex.split(args)
-    except ValueError:  # an open quote: the shell of the workload had its own opinion
+    except ValueError:  # an open quote
         words = args.split()
     named = ""
     for word, after in zip_longest(words, words[1:], fillvalue=""):
@@ -136,11 +138,11 @@ def _named(args: str) -> str:
 
 
 def _find(plan: RunPlan, name: str) -> tuple[Path | None, str]:
-    """Return the file that the args name, else why there is none: one elsewhere on this machine is not read."""
+    """Return the file that the args name, else the reason: one elsewhere on this machine is not read."""
     problem = f"the file of {_OPTION} {name} is not there"
     for path in _candidates(plan, name):
         if path.is_file():
-            why = way_out(path, *_roots(plan)) or _private(path, plan)
+            why = way_out(path, *_roots(plan)) or _reason_private(path, plan)
             if not why:
                 return path, ""
             problem = f"{path} is not read: {why}"
@@ -151,8 +153,8 @@ def _roots(plan: RunPlan) -> tuple[Path, Path]:
     return plan.workspace, plan.card.root
 
 
-def _private(path: Path, plan: RunPlan) -> str:
-    """Return why a file of the folder itself is kept out of what others are shown."""
+def _reason_private(path: Path, plan: RunPlan) -> str:
+    """Return why a file of the folder itself must not be published, "" if it may."""
     for root in _roots(plan):
         with suppress(OSError):
             if path.samefile(root / _CREDENTIALS):
@@ -221,26 +223,26 @@ def _yaml(data: bytes) -> Json:
         node = loader.get_single_node()
         if node is None:
             return None
-        if _written_out(node, {}) > _LARGEST_CONTENT:  # before anything is made of it: merged keys are copied
+        if _expanded_size(node, {}) > _LARGEST_CONTENT:  # before anything is made of it: merged keys are copied
             raise ValueError(_TOO_LARGE)
         return loader.construct_document(node)
     finally:
         loader.dispose()
 
 
-def _written_out(node: Any, known: dict[int, int]) -> int:
+def _expanded_size(node: Any, known: dict[int, int]) -> int:
     """Return how large a part of a YAML file is with everything in it that it refers to; no work is done twice."""
     if id(node) in known:
         if not known[id(node)]:
             raise ValueError("a part of it holds itself")
         return known[id(node)]
-    known[id(node)] = 0  # it is being looked at
+    known[id(node)] = 0  # it is being visited
     inner = node.value
     if isinstance(inner, str):
         size = len(inner)
     else:
         parts = (part for one in inner for part in (one if isinstance(one, tuple) else (one,)))
-        size = sum(_written_out(part, known) for part in parts)
+        size = sum(_expanded_size(part, known) for part in parts)
     known[id(node)] = 1 + size
     return 1 + size
 

@@ -30,11 +30,11 @@ from madlite.model import Json, Row, Value
 
 # where programs see the end of a line: str.splitlines, spreadsheets, JavaScript, `sshd` reading authorized_keys
 _BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-_SPELLED = {ord(char): ascii(char)[1:-1] for char in (*_BREAKS, "\0")}
+_ESCAPES = {ord(char): ascii(char)[1:-1] for char in (*_BREAKS, "\0")}
 
 
 def readable(text: str) -> str:
-    r"""Return text that every reader of a file can read: what is no text becomes the words `\udc80` or `\x00`.
+    r"""Return text that every reader of a file can read: what is no text is escaped, as `\udc80` or `\x00`.
 
     One bad byte keeps pandas from reading the whole file, and one NUL the csv module of Python 3.10.
     """
@@ -44,12 +44,11 @@ def readable(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    r"""Return readable text on one line: where a line would end stands `\n`, `\r`, `\u2028`, … in words.
+    r"""Return readable text on one line: line ends are escaped as `\n`, `\r`, `\u2028`, …
 
-    Another program that reads a results file line by line (a spreadsheet, a shell, a server its keys) must see no line
-    that a workload made up.
+    A program that reads a results file line by line (a spreadsheet, a shell) must see no line that a workload made up.
     """
-    return text if text.isprintable() else readable(text.translate(_SPELLED))
+    return text if text.isprintable() else readable(text.translate(_ESCAPES))
 
 
 def plain_name(text: str) -> str:
@@ -58,13 +57,13 @@ def plain_name(text: str) -> str:
 
 
 def plain_cells(row: Row) -> dict[str, str]:
-    """Return a row's cells as plain text, under plain names; a cell without a name is none."""
+    """Return a row's cells as plain text, under plain names; cells without a name are dropped."""
     cells = {plain(name.strip()): plain(text) for name, text in row.cells.items()}
     return {name: text for name, text in cells.items() if name}
 
 
 def comparable(cells: Iterable[str]) -> tuple[str, ...]:
-    """Return a row of a file as two of them are compared: plain, however written, and without blanks at its end."""
+    """Return a row of a file in the form for comparison: plain cells, without blank ones at its end."""
     texts = list(map(plain, cells))
     while texts and not texts[-1]:
         texts.pop()
@@ -76,8 +75,8 @@ def limited_cells(cells: Mapping[str, str]) -> dict[str, str]:
     return {short_name(plain_name(name)): shortened(plain(text)) for name, text in cells.items()}
 
 
-def cut_words(rows: Iterable[Mapping[str, str]]) -> str:
-    """Return in words which columns of rows have cells or names that are cut for being too long; "" for none."""
+def truncation_text(rows: Iterable[Mapping[str, str]]) -> str:
+    """Return a message that names the columns of rows whose cells or names are truncated; "" for none."""
     cells = (cell for row in rows for cell in row.items())
     cut = [plain_name(name) for name, text in cells if len(name) > NAME_CHARACTERS or is_long(plain(text))]
     what = f"cells of more than {CELL_BYTES >> 10} KiB, or names of more than {NAME_CHARACTERS} characters, were cut"
@@ -107,7 +106,7 @@ STANDARD_COLUMNS: tuple[str, ...] = (
     *("build_duration", "test_duration", "dataname", "data_provider_type", "data_size", "data_download_duration"),
     *("build_number", "additional_docker_run_options"),
 )
-_NOT_OF_CONTRACT_1 = ("nnodes", "gpus_per_node", "deployment_type", "launcher")
+_NOT_IN_CONTRACT_1 = ("nnodes", "gpus_per_node", "deployment_type", "launcher")
 _REQUIRED = {"model", "performance", "metric", "status"}
 MOST_COLUMNS, MOST_AT_ONCE = 1000, 100  # that joining columns can make, and that can join by one append
 _LONGEST_WRITTEN, _LONGEST_AT_ONCE = 1 << 16, 1 << 13
@@ -116,7 +115,7 @@ _LONGEST_LINE = 1 << 20  # characters; what is longer is no header, and reading 
 
 def new_columns(contract: int) -> tuple[str, ...]:
     """Return the columns that a new file begins with: under contract 1 madengine 1's 25, else madengine 2's 29."""
-    return tuple(name for name in STANDARD_COLUMNS if contract != 1 or name not in _NOT_OF_CONTRACT_1)
+    return tuple(name for name in STANDARD_COLUMNS if contract != 1 or name not in _NOT_IN_CONTRACT_1)
 
 
 class Header(Value, frozen=True):
@@ -155,22 +154,22 @@ def read_header(path: Path, text: TextIO) -> Header | None:
     """
     lines: list[str] = []
     try:
-        cells = _first_record(_taken(text, lines))
+        cells = _first_record(_recorded_lines(text, lines))
     except csv.Error as error:
-        raise _foreign(path, lines) from error
+        raise _no_header_error(path, lines) from error
     if cells is None:
         return None
     columns = tuple(name.strip() for name in cells)
     if not _REQUIRED.issubset(columns) or len(lines[-1]) == _LONGEST_LINE:
-        raise _foreign(path, lines)
+        raise _no_header_error(path, lines)
     return Header(columns=columns, newline=_ending(lines[-1]), bom="\ufeff" if lines[0][:1] == "\ufeff" else "")
 
 
 def may_join(header: Header, joining: Sequence[str]) -> bool:
-    """Say whether columns can join a header, all of them: it keeps a size that people use, and is read as it is.
+    """Return whether all these columns can join a header: it stays within the limits, and can be read back.
 
-    Each row has a cell for each column: a results file with 100,000 of them would make all later rows of 100 KB.  What
-    one append brings is far less than what there is room for: no results file alone takes the room of all later ones.
+    Each row has a cell for each column: a results file with 100,000 of them would make all later rows 100 KB long.  The
+    limit of one append is far below that of the file: one results file alone cannot use up the limit of later ones.
     """
     wide = replace(header, columns=(*header.columns, *joining))
     at_once = len(joining) <= MOST_AT_ONCE and len(wide.line) - len(header.line) <= _LONGEST_AT_ONCE
@@ -183,8 +182,8 @@ def may_join(header: Header, joining: Sequence[str]) -> bool:
             return False
 
 
-def _taken(text: TextIO, lines: list[str]) -> Iterator[str]:
-    """Yield lines as csv asks for them, without a byte order mark, and note them as they were."""
+def _recorded_lines(text: TextIO, lines: list[str]) -> Iterator[str]:
+    """Yield lines without a byte order mark, and append them to `lines` as they were."""
     while line := text.readline(_LONGEST_LINE):
         lines.append(line)
         yield line.removeprefix("\ufeff") if len(lines) == 1 else line
@@ -200,7 +199,7 @@ def _ending(line: str) -> str:
     return line[len(line.rstrip("\r\n")) :] or "\n"
 
 
-def _foreign(path: Path, lines: list[str]) -> RecordError:
+def _no_header_error(path: Path, lines: list[str]) -> RecordError:
     start = next((line.strip() for line in lines if line.strip()), "")[:60]
     return RecordError(
         f"{path}: its first line is no perf.csv header: {start!r}",
@@ -218,10 +217,10 @@ _NO_NUMBER = frozenset(("", "nan", "+nan", "-nan", "n/a", "na", "null", "none", 
 
 
 def as_number(text: str) -> msgspec.Raw | None:
-    """Return a number as JSON spells it, digit for digit; None for text that is none, or none that JSON knows.
+    """Return a number as JSON spells it, digit for digit; None for other text, or what JSON cannot express.
 
-    `0012` is text: JSON has no such number, and it may be a name.  So is one of too many digits, which costs readers
-    the whole file.
+    `0012` is text: JSON has no such number, and it may be a name.  So is one of too many digits, for which readers
+    reject the whole file.
     """
     found = None if is_too_long(text) else _NUMBER.fullmatch(text)
     if found is None:
@@ -234,9 +233,9 @@ def as_number(text: str) -> msgspec.Raw | None:
 
 
 def typed_rows(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Json]]:
-    """Return the rows of a table as objects: a column with numbers alone holds numbers, any other text.
+    """Return the rows of a table as objects: a column with only numbers holds numbers, any other text.
 
-    A blank is null; so is what says "no number" (nan, inf, N/A, none, …) in a column of numbers.
+    A blank is null; so is a word for "no number" (nan, inf, N/A, none, …) in a column of numbers.
     """
     texts: dict[str, list[str]] = {}
     for row in rows:
@@ -258,7 +257,7 @@ def read_json(data: bytes) -> Json:
     """Return JSON with every number as it is spelled; NaN and infinities, which madengine writes, are null.
 
     Texts are readable, on as many lines as they have: half of a surrogate pair, which Python's own writer escapes, is
-    no text to others.
+    invalid to other readers.
 
     Raises:
         ValueError: it is no JSON.
@@ -283,15 +282,15 @@ def _raw(text: str) -> msgspec.Raw:
 
 def on_one_line(value: Json) -> bytes:
     """Return a value as JSON on one line, as madengine writes it."""
-    return _in_words(msgspec.json.format(msgspec.json.encode(value), indent=0))
+    return _escape_line_ends(msgspec.json.format(msgspec.json.encode(value), indent=0))
 
 
 def indented(value: Json) -> bytes:
     """Return a value as JSON over many lines, as madengine writes it."""
-    return _in_words(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    return _escape_line_ends(msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
-def _in_words(data: bytes) -> bytes:
+def _escape_line_ends(data: bytes) -> bytes:
     """Return JSON of the same value in which nothing inside of a text ends a line to any program."""
     if data.isascii():
         return data

@@ -1,4 +1,4 @@
-"""perf.csv held open under its lock, and what keeps it from being opened in words."""
+"""perf.csv opened and locked, with errors as messages; atomic writes; files that the user names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from madlite.errors import RecordError, UsageProblem
@@ -18,13 +18,13 @@ from madlite.model import Json, Value
 from madlite.results.header import read_header, read_json, text_of
 from madlite.safe_files import NO_SPACE, Folder, folder_of, open_plain, read_limited, resolved
 
-# Links among the files that madlite writes: a user may have laid them, and so may a workload.
+# Links among the files that madlite writes: a user or a workload may have made them.
 #
-# One that stays in its folder is followed.  One that leads out of it is followed to a file that is there and is such a
-# file already; nothing is made outside, and nothing else is written over.
+# A link inside of its folder is followed.  One that leads out of it is followed to an existing file of the same kind;
+# nothing is created outside, and no other file is overwritten.
 
 _LIMIT_BYTES = 1 << 30
-_OF_A_RUN = {"n_gpus", "pipeline"}  # what every object of a side file has
+_REQUIRED_KEYS = {"n_gpus", "pipeline"}  # what every object of a side file has
 
 
 def outside(path: Path, root: Path | None = None) -> Path | None:
@@ -44,17 +44,17 @@ def check_side_file(path: Path) -> None:
     """Check that what a side file's link leads to outside of its folder is a side file.
 
     Raises:
-        RecordError: it is something else, which is not written over.
+        RecordError: it is another file, which is not overwritten.
         OSError: it cannot be read.
     """
     target = outside(path)
-    if target is None or not target.is_file():  # what is not there, or no plain file, is refused where it is opened
+    if target is None or not target.is_file():  # a missing or special file is refused when it is opened
         return
     try:
         with folder_of(target) as (folder, name):
             fd = open_plain(folder, name, os.O_RDONLY, make=False)
         with os.fdopen(fd, "rb"):
-            known = _is_table(path, fd) if path.suffix == ".csv" else _is_told(path, fd)
+            known = _is_table(path, fd) if path.suffix == ".csv" else _is_entries(path, fd)
     except (RecordError, ValueError, RecursionError):
         known = False
     if not known:
@@ -66,16 +66,16 @@ def _is_table(path: Path, fd: int) -> bool:
         return read_header(path, text) is not None
 
 
-def _is_told(path: Path, fd: int) -> bool:
+def _is_entries(path: Path, fd: int) -> bool:
     value: Json = read_json(read_limited(fd, _LIMIT_BYTES, str(path)))
     every = value if isinstance(value, list) else [value]
-    return bool(every) and all(isinstance(one, dict) and one.keys() >= _OF_A_RUN for one in every)
+    return bool(every) and all(isinstance(one, dict) and one.keys() >= _REQUIRED_KEYS for one in every)
 
 
-_SHUT = (errno.EACCES, errno.EPERM, errno.EROFS)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class Held(Value, frozen=True):
+class LockedFile(Value, frozen=True):
     """A file that nobody else appends to: its path with links resolved, its descriptor, and if it is new."""
 
     target: Path
@@ -83,7 +83,7 @@ class Held(Value, frozen=True):
     is_new: bool = False
 
     def is_current(self) -> bool:
-        """Say whether the path still names the file that is open: a widening writer replaces it."""
+        """Return whether the path still names the open file: a writer that adds columns replaces it."""
         try:
             return os.path.samestat(self.target.lstat(), os.fstat(self.fd))
         except FileNotFoundError:
@@ -91,8 +91,8 @@ class Held(Value, frozen=True):
 
 
 @contextmanager
-def held(path: Path, target: Path | None = None) -> Iterator[Held]:
-    """Open the file that `path` names, make it where there is none, and hold its lock.
+def locked(path: Path, target: Path | None = None) -> Iterator[LockedFile]:
+    """Open the file that `path` names, make it where there is none, and lock it.
 
     Raises:
         RecordError: it cannot be opened or locked, is no plain file, or is another one than `target`.
@@ -106,14 +106,14 @@ def held(path: Path, target: Path | None = None) -> Iterator[Held]:
                 yield file
                 return
         finally:
-            with suppress(OSError):  # unlocked aloud, for a process forked meanwhile would keep the lock
+            with suppress(OSError):  # unlocked explicitly: a process forked meanwhile would keep the lock
                 fcntl.flock(file.fd, fcntl.LOCK_UN)
             os.close(file.fd)
 
 
 @contextmanager
-def looked_at(path: Path) -> Iterator[Held | None]:
-    """Open the file as `held` would, without making it and without waiting; None where there is none yet."""
+def inspected(path: Path) -> Iterator[LockedFile | None]:
+    """Open the file as `locked` would, without creating it and without waiting; None where there is none yet."""
     target = plain_target(path)
     try:
         fd = _open(target, make=False)
@@ -124,21 +124,21 @@ def looked_at(path: Path) -> Iterator[Held | None]:
     try:
         _check_plain(path, fd)
         _lock(path, fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield Held(target=target, fd=fd)
+        yield LockedFile(target=target, fd=fd)
     finally:
         os.close(fd)
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn an OSError about `path` into a RecordError in words."""
+def as_record_error(path: Path) -> Iterator[None]:
+    """Turn an OSError about `path` into a RecordError with a message."""
     try:
         yield
     except OSError as error:
-        raise _in_words(path, error) from error
+        raise _record_error(path, error) from error
 
 
-def _opened(path: Path, expected: Path | None) -> Held:
+def _opened(path: Path, expected: Path | None) -> LockedFile:
     target = plain_target(path)
     if expected is not None and target != expected:
         what = f"{path} leads to {target} since the command began: it is not written to"
@@ -156,7 +156,7 @@ def _opened(path: Path, expected: Path | None) -> Held:
     except BaseException:
         os.close(fd)
         raise
-    return Held(target=target, fd=fd, is_new=is_new)
+    return LockedFile(target=target, fd=fd, is_new=is_new)
 
 
 def plain_target(path: Path) -> Path:
@@ -169,7 +169,7 @@ def plain_target(path: Path) -> Path:
     target = Path(os.path.realpath(path))
     try:
         here = path.stat()
-    except OSError:  # not there yet, or out of reach: opening it tells
+    except OSError:  # missing or not accessible: opening it raises
         plain = True
     else:
         plain = stat.S_ISDIR(here.st_mode) or (stat.S_ISREG(here.st_mode) and target.exists())
@@ -200,7 +200,7 @@ def make_folder(path: Path) -> None:
     Raises:
         RecordError: it cannot be made.
     """
-    with explained(path):
+    with as_record_error(path):
         Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
 
 
@@ -217,7 +217,7 @@ def _lock(path: Path, fd: int, how: int) -> None:
     try:
         fcntl.flock(fd, how)
     except BlockingIOError:
-        return  # only without waiting: somebody appends right now, so locks work
+        return  # only without waiting: another process appends right now, so locks work
     except OSError as error:
         raise RecordError(
             f"{path} cannot be locked on its file system ({error.strerror}), so rows of two runs could be lost",
@@ -225,7 +225,7 @@ def _lock(path: Path, fd: int, how: int) -> None:
         ) from error
 
 
-def _in_words(path: Path, error: OSError) -> RecordError:
+def _record_error(path: Path, error: OSError) -> RecordError:
     folder = Path(os.path.realpath(path)).parent
     if error.errno == errno.EISDIR:
         return RecordError(f"{path} is a folder, not a file to append rows to", f"name a file: -o {path}/perf.csv")
@@ -234,7 +234,7 @@ def _in_words(path: Path, error: OSError) -> RecordError:
         return RecordError(f"{path} cannot be made: {file} is no folder", "choose another file: -o FILE")
     if error.errno == errno.ENOENT:
         return RecordError(f"{path} cannot be made: there is no folder {folder}", f"mkdir -p {folder}")
-    if error.errno in _SHUT:
+    if error.errno in _DENIED:
         return RecordError(
             f"{path} cannot be written: {error.strerror}", f"ls -ld {folder} {path}   or another file: -o FILE"
         )
@@ -243,14 +243,14 @@ def _in_words(path: Path, error: OSError) -> RecordError:
     return RecordError(f"{path} cannot be written: {error.strerror or error}", "choose another file: -o FILE")
 
 
-# Files that are written as a whole: a reader sees the old one or the new one, a kill leaves one of them.
+# Atomic writes: a reader sees the old file or the new one, and so does a kill.
 
 
-def write_whole(path: Path, data: bytes, mark: str = "new") -> None:
+def write_atomically(path: Path, data: bytes, mark: str = "new") -> None:
     """Replace the file that `path` names, links followed; mode and owner of an earlier one are kept.
 
-    Only one writer at a time, so callers hold a lock, or have a `mark` of their own: what is not whole yet has a fixed
-    name beside the file, so that what a killed writer left is gone with the next.
+    Only one writer at a time, so callers hold a lock, or have a unique `mark`: the temporary file has a fixed name
+    beside the file, so that the next writer replaces what a killed one left.
 
     Raises:
         OSError: it cannot be written; what was there is as it was.
@@ -268,25 +268,20 @@ def write_whole(path: Path, data: bytes, mark: str = "new") -> None:
 def replacing(
     folder: Folder, name: str, beside: str, renamed: Callable[[int], None] = lambda fd: None
 ) -> Iterator[int]:
-    """Yield a descriptor of what takes the place of a file once the block has filled it; `renamed` is called then.
+    """Yield a descriptor of the file that replaces another one after the block; `renamed` is called then.
 
     Raises:
-        OSError: it cannot be written; what was there is as it was, and nothing half made is left.
+        OSError: it cannot be written; what was there is as it was, and no partial file is left.
     """
-    folder.remove(beside)
-    fd = folder.create(beside, os.O_RDWR, 0o666)
-    try:
-        with suppress(FileNotFoundError):
-            keep_owner_and_mode(folder, name, fd)
-        yield fd
-        os.fsync(fd)
-        folder.rename(beside, name)
+    with ExitStack() as opened:
+        with folder.atomic(name, beside):
+            fd = folder.create(beside, os.O_RDWR, 0o666)
+            opened.callback(os.close, fd)
+            with suppress(FileNotFoundError):
+                keep_owner_and_mode(folder, name, fd)
+            yield fd
+            os.fsync(fd)
         renamed(fd)
-    except BaseException:
-        folder.remove(beside)
-        raise
-    finally:
-        os.close(fd)
 
 
 def keep_owner_and_mode(folder: Folder, name: str, new: int) -> None:
@@ -304,7 +299,7 @@ def keep_owner_and_mode(folder: Folder, name: str, new: int) -> None:
                 break
         with suppress(FileNotFoundError):  # no /proc
             shutil.copystat(f"/proc/self/fd/{old}", f"/proc/self/fd/{new}")  # also access lists
-        os.fchmod(new, stat.S_IMODE(status.st_mode) & 0o777)  # nobody becomes another by a table
+        os.fchmod(new, stat.S_IMODE(status.st_mode) & 0o777)  # no set-user-ID bits
     finally:
         os.close(old)
 
@@ -319,79 +314,79 @@ def sync_folder(folder: Path) -> None:
             os.close(fd)
 
 
-# A file that the user named for what madlite writes.
+# Output files that the user names.
 #
-# A plain one is replaced as a whole, links followed: a reader sees the old text or the new one, and of two writers the
-# last one wins.  Into a pipe, a terminal or `/dev/null` the text goes as it is; none of them becomes a file.
+# A regular file is replaced atomically, links followed; of two writers the last one wins.  A pipe, a terminal or
+# `/dev/null` is written to; none of them becomes a file.
 #
-# A workload can lay links and devices in the working folder: a link that leads out of it, or elsewhere out of its own
+# A workload can make links and devices in the working folder: a link that leads out of it, or elsewhere out of its own
 # folder, is not followed, and a device in it is not written to.
 
 _SCREEN = (1, 2)
-_OF_SYSTEM = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))  # whose links the system lays
+_SYSTEM_LINKS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))  # whose links the system makes
 
 
-def check_writable(path: Path, is_such: Callable[[Path], bool] = lambda path: False) -> None:
-    """Find out before hours of work that a file cannot be written; a link out is followed to a file that `is_such`.
+def check_writable(path: Path, is_expected: Callable[[Path], bool] = lambda path: False) -> None:
+    """Check before hours of work that a file can be written; a link out is followed if the file `is_expected`.
 
     Raises:
         UsageProblem: it is neither a plain file nor a pipe or the like, a link leads out to it, or its folder is not
             ours to write in.
     """
-    target = _target(path, is_such)
+    target = _target(path, is_expected)
     if target is not None and (not target.parent.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK)):
-        raise _cannot(path, f"{target.parent} is no folder that this user may write in")
+        raise _not_writable(path, f"{target.parent} is no folder that this user may write in")
 
 
-def write_named(path: Path, text: str, is_such: Callable[[Path], bool] = lambda path: False) -> None:
+def write_named(path: Path, text: str, is_expected: Callable[[Path], bool] = lambda path: False) -> None:
     """Write a file; bytes of the command line that are no UTF-8 are spelled out.
 
     Raises:
         UsageProblem: as `check_writable`, or it cannot be written; a plain file is as it was.
     """
-    data, target = text.encode("utf-8", "backslashreplace"), _target(path, is_such)
+    data, target = text.encode("utf-8", "backslashreplace"), _target(path, is_expected)
     try:
         if target is None:
-            _pour(path, data)
+            _write_into(path, data)
         else:
-            write_whole(target, data, mark=str(threading.get_native_id()))
+            write_atomically(target, data, mark=str(threading.get_native_id()))
     except OSError as error:
         nobody = target is None and error.errno == errno.ENXIO
-        raise _cannot(path, "nobody reads it" if nobody else error.strerror or str(error)) from error
+        raise _not_writable(path, "nobody reads it" if nobody else error.strerror or str(error)) from error
 
 
-def _target(path: Path, is_such: Callable[[Path], bool]) -> Path | None:
+def _target(path: Path, is_expected: Callable[[Path], bool]) -> Path | None:
     """Return the plain file to replace, there or not yet; None for what is written into."""
     target = Path(os.path.realpath(path))
     try:
         here = path.stat()
     except FileNotFoundError:
-        _check_inside(path, is_such)
+        _check_inside(path, is_expected)
         return target
     except OSError as error:
-        raise _cannot(path, error.strerror or str(error)) from error
-    if _of_screen(here) is not None:
+        raise _not_writable(path, error.strerror or str(error)) from error
+    if _standard_stream(here) is not None:
         return None
     if stat.S_ISDIR(here.st_mode):
-        raise _cannot(path, "it is a folder")
-    _check_inside(path, is_such)
+        raise _not_writable(path, "it is a folder")
+    _check_inside(path, is_expected)
     if stat.S_ISFIFO(here.st_mode) or (stat.S_ISCHR(here.st_mode) and not target.is_relative_to(Path.cwd())):
         return None
     of_kernel = target.parts[1:2] in (("proc",), ("sys",))
     if of_kernel or not stat.S_ISREG(here.st_mode) or not target.exists():  # a file can have lost its name
-        raise _cannot(path, "it is no plain file")
+        raise _not_writable(path, "it is no plain file")
     return target
 
 
-def _check_inside(path: Path, is_such: Callable[[Path], bool]) -> None:
+def _check_inside(path: Path, is_expected: Callable[[Path], bool]) -> None:
     target = outside(Path.cwd() / path, Path.cwd())
-    if target is not None and path.parent not in _OF_SYSTEM and not is_such(path):
+    if target is not None and path.parent not in _SYSTEM_LINKS and not is_expected(path):
         what = f"{path} leads to {target} by a link, which is not followed"
         raise UsageProblem(what, f"name {shlex.quote(str(target))} itself, or rm {shlex.quote(str(path))}")
 
 
-def _of_screen(here: os.stat_result) -> int | None:
-    """Return which of our own outputs a file is: replacing it would leave what we say in a file without a name."""
+def _standard_stream(here: os.stat_result) -> int | None:
+    """Return which of our own outputs a file is: replacing it would leave the output in a file without a name."""
     for fd in _SCREEN:
         with suppress(OSError):  # closed
             if os.path.samestat(here, os.fstat(fd)):
@@ -399,8 +394,8 @@ def _of_screen(here: os.stat_result) -> int | None:
     return None
 
 
-def _pour(path: Path, data: bytes) -> None:
-    fd = _of_screen(path.stat())
+def _write_into(path: Path, data: bytes) -> None:
+    fd = _standard_stream(path.stat())
     if fd is None:  # without waiting for a reader, who may never come; a slow one is waited for
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         os.set_blocking(fd, True)
@@ -410,5 +405,5 @@ def _pour(path: Path, data: bytes) -> None:
         stream.write(data)
 
 
-def _cannot(path: Path, why: str) -> UsageProblem:
+def _not_writable(path: Path, why: str) -> UsageProblem:
     return UsageProblem(f"{path} cannot be written: {why}", f"ls -ld {path.parent} {path}   or name another file")

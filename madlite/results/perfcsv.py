@@ -33,21 +33,21 @@ from madlite.results.header import (
     text_of,
 )
 from madlite.results.integrity import Integrity
-from madlite.results.locked import Held, explained, held, looked_at, outside, replacing, sync_folder
+from madlite.results.locked import LockedFile, as_record_error, inspected, locked, outside, replacing, sync_folder
 from madlite.safe_files import Folder, check_plain, resolved
 from madlite.text import unlimited_fields
 
 # The end of perf.csv, where a writer may have died in the middle of a row.
 #
-# Only the tail is read, so the cost does not grow with the file.  Nothing is taken away but half a character.
+# Only the tail is read, so the cost does not grow with the file.  Only a partial character is removed.
 
 _WINDOW_BYTES = 1 << 16
 _WIDEST_WINDOW_BYTES = 1 << 20
 _END = "\x1fend\x1f"
 
 
-class Mend(Value, frozen=True):
-    """What makes the last row whole: `cut` bytes to drop from the end, then `text` to append."""
+class Repair(Value, frozen=True):
+    """Completes the last row: `cut` bytes to drop from the end, then `text` to append."""
 
     cut: int = 0
     text: str = ""
@@ -61,7 +61,7 @@ class _Ending(Value, frozen=True):
     quoted: bool
 
 
-def mend_of(fd: int, header: Header) -> Mend:
+def repair_of(fd: int, header: Header) -> Repair:
     """Return what the file needs before a row can follow, usually nothing.
 
     A row cut in the middle becomes a row of the file's width: an open quote is closed, missing cells are blank.
@@ -70,20 +70,22 @@ def mend_of(fd: int, header: Header) -> Mend:
     with unlimited_fields():
         tail, ending = _ending_of(fd, width)
     if not ending.quoted and tail[-1:] in (b"", b"\n"):
-        return Mend()
+        return Repair()
     if not ending.quoted and tail[-1:] == b"\r":
-        return Mend(text="" if header.newline == "\r" else "\n")
+        return Repair(text="" if header.newline == "\r" else "\n")
     missing = max(0, width - ending.last)
     torn = ending.quoted or missing > 0
-    return Mend(cut=_half_character(tail) if torn else 0, text='"' * ending.quoted + "," * missing + header.newline)
+    return Repair(
+        cut=_partial_character_bytes(tail) if torn else 0, text='"' * ending.quoted + "," * missing + header.newline
+    )
 
 
 def _ending_of(fd: int, width: int) -> tuple[bytes, _Ending]:
-    """Return the end of the file and how its rows end there; looks further back until it has seen a full row."""
+    """Return the end of the file and how its rows end there; reads further back until there is a complete row."""
     size, window = os.fstat(fd).st_size, _WINDOW_BYTES
     while window < size:
         _, _, tail = os.pread(fd, window, size - window).partition(b"\n")  # from the start of a line
-        ending = _likeliest(_lines(tail), width)
+        ending = _likeliest_ending(_lines(tail), width)
         if ending.full or (tail and window >= _WIDEST_WINDOW_BYTES):
             return tail, ending
         window *= 4
@@ -96,8 +98,8 @@ def _lines(tail: bytes) -> list[str]:
     return list(io.StringIO(text, newline=""))
 
 
-def _likeliest(lines: Sequence[str], width: int) -> _Ending:
-    """Read lines that start outside of a quoted cell or inside of one: right is what gives rows of the file's width."""
+def _likeliest_ending(lines: Sequence[str], width: int) -> _Ending:
+    """Read lines that start outside of a quoted cell or inside of one: the right one gives rows of the file's width."""
     if not lines:
         return _Ending(full=0, last=0, quoted=False)
     alone = _read(lines[-1:], width)
@@ -109,7 +111,7 @@ def _likeliest(lines: Sequence[str], width: int) -> _Ending:
 
 
 def _read(lines: Sequence[str], width: int) -> _Ending:
-    # a mark on a line of its own comes back alone, unless an open quote has swallowed it
+    # a marker on a line of its own is read as a row, unless a quote is open
     last = lines[-1] if lines else ""
     closed = last if last.endswith(("\n", "\r")) else last + "\n"
     rows = list(csv.reader([*lines[:-1], closed, _END + "\n"]))
@@ -119,7 +121,7 @@ def _read(lines: Sequence[str], width: int) -> _Ending:
     return _Ending(full=full, last=len(rows[-1] if quoted else ended[-1]), quoted=quoted)
 
 
-def _half_character(tail: bytes) -> int:
+def _partial_character_bytes(tail: bytes) -> int:
     """Return how many bytes at the end begin a UTF-8 character without ending it."""
     for size, byte in enumerate(reversed(tail[-3:]), start=1):
         if byte < 0x80:
@@ -136,12 +138,12 @@ _SUFFIX = ".widening"
 _RANDOM = "[a-z0-9_]" * 8  # what stands between the name and the suffix
 
 
-def widen(
-    file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]], integrity: Integrity | None = None
+def add_columns(
+    file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]], integrity: Integrity | None = None
 ) -> None:
     """Replace the file by one with `joining` at the end of its header and `rows` at its end.
 
-    A kill leaves the old file or the new one, whole; mode, owner and the text of every field are kept.
+    A kill leaves the old file or the new one; mode, owner and the text of every field are preserved.
 
     Raises:
         RecordError: the new file cannot be written beside the old one, an earlier row cannot be read as CSV, or another
@@ -158,22 +160,22 @@ def widen(
 
 
 def _replace(
-    file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]], integrity: Integrity | None
+    file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]], integrity: Integrity | None
 ) -> None:
     _clear_leftovers(file.target)
     with resolved(file.target) as (folder, name):
         beside = f".{name}.{secrets.token_hex(4)}{_SUFFIX}"
-        with replacing(folder, name, beside, integrity.done if integrity else lambda fd: None) as fd:
+        with replacing(folder, name, beside, integrity.note_written if integrity else lambda fd: None) as fd:
             with open(fd, "w", newline="", encoding="utf-8", errors="surrogateescape", closefd=False) as new:
                 new.writelines(_lines_with_columns(file, joining, rows))
             if integrity is not None:
-                integrity.intend_whole(fd)
+                integrity.note_replacement(fd)
             os.fsync(fd)
             if not file.is_current():
                 raise RecordError(f"{file.target} was replaced by another program; no row was added", "run it again")
 
 
-def _lines_with_columns(file: Held, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
+def _lines_with_columns(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
     with unlimited_fields(), text_of(file.fd) as text:
         header = read_header(file.target, text) or Header(columns=())
         wide = msgspec.structs.replace(header, columns=(*header.columns, *joining))
@@ -181,15 +183,15 @@ def _lines_with_columns(file: Held, joining: Sequence[str], rows: Iterable[Mappi
         records = csv.reader(text)
         try:
             for cells in records:
-                yield csv_line(_wider(cells, len(header.columns), len(joining)), wide.newline)
+                yield csv_line(_with_blanks(cells, len(header.columns), len(joining)), wide.newline)
         except csv.Error as error:
             raise _unreadable(file.target, records.line_num, error) from error
         for row in rows:
             yield csv_line(wide.arrange(row), wide.newline)
 
 
-def _wider(cells: list[str], width: int, more: int) -> list[str]:
-    """Put blanks under the new columns; what stood beyond the header stays beyond it."""
+def _with_blanks(cells: list[str], width: int, more: int) -> list[str]:
+    """Put blanks under the new columns; cells beyond the header stay beyond it."""
     if not cells:
         return cells  # a blank line is no row
     missing = max(0, width - len(cells))
@@ -198,13 +200,13 @@ def _wider(cells: list[str], width: int, more: int) -> list[str]:
 
 def _unreadable(path: Path, line: int, error: csv.Error) -> RecordError:
     return RecordError(
-        f"{path}: no column can join it, for line {line} after its header is no CSV: {error}",
-        "mend the line, or append without new columns: madlite run --strict-header",
+        f"{path}: no column can join it, for line {line} after its header is not valid CSV: {error}",
+        "fix the line, or append without new columns: madlite run --strict-header",
     )
 
 
 def _clear_leftovers(target: Path) -> None:
-    """Remove what killed writers left; whoever holds the lock is the only one who may be writing such a file."""
+    """Remove files of killed writers; only the holder of the lock writes such a file."""
     for stale in target.parent.glob(f".{glob.escape(target.name)}.{_RANDOM}{_SUFFIX}"):
         stale.unlink(missing_ok=True)
 
@@ -222,7 +224,7 @@ def append_rows(
     *,
     strict_header: bool = False,
     sync: bool = True,
-    intend: Callable[[int, tuple[str, ...]], None] = lambda size, columns: None,
+    before_write: Callable[[int, tuple[str, ...]], None] = lambda size, columns: None,
     leave_out: Callable[[tuple[str, ...]], None] | None = None,
     target: Path | None = None,
     integrity: Integrity | None = None,
@@ -231,9 +233,9 @@ def append_rows(
     """Append one line per row, in the order of the header that the file has; a new file gets the columns `begin`.
 
     Cells of standard columns that a file lacks are left out.  Other columns join its header at the end, or are left out
-    with `strict_header`, or for want of room: `leave_out` gets those, or the log.  `sync` waits for the disk.  `intend`
-    is called right before, with the file's size and columns (none of a new one), under its lock.  Where the path no
-    longer leads to `target`, the rows do not follow.  `integrity` checks the file and notes what is written.
+    with `strict_header`, or where the header is full: `leave_out` gets those, or the log.  `sync` waits for the disk.
+    `before_write` is called right before, with the file's size and columns (none of a new one), under its lock.  Where
+    the path no longer leads to `target`, the rows do not follow.  `integrity` checks the file and notes what comes.
 
     Raises:
         RecordError: the rows are not in the file, and what was there before is.
@@ -241,48 +243,48 @@ def append_rows(
     cells = [plain_cells(row) for row in rows]
     if not cells:
         return
-    with explained(path), held(path, target) as file:
+    with as_record_error(path), locked(path, target) as file:
         header = _header(path, file)
         if integrity is not None:
             integrity.check(file.fd, is_new=file.is_new)
         joining = () if strict_header else joining_columns(header.columns if header else (), cells)
         if joining and not may_join(header or Header(columns=tuple(begin)), joining):
-            leave_out(joining) if leave_out else _log.warning("%s", left_out_words(path, joining))
+            leave_out(joining) if leave_out else _log.warning("%s", left_out_text(path, joining))
             joining = ()
-        intend(os.fstat(file.fd).st_size, header.columns if header else ())
+        before_write(os.fstat(file.fd).st_size, header.columns if header else ())
         if header is not None and joining:
-            _mend(file, header, integrity)
-            widen(file, joining, cells, integrity)
+            _repair(file, header, integrity)
+            add_columns(file, joining, cells, integrity)
         else:
-            _append(file, *_what_joins(file, header, (*begin, *joining), cells), sync, integrity)
+            _append(file, *_bytes_to_append(file, header, (*begin, *joining), cells), sync, integrity)
 
 
-def _what_joins(
-    file: Held, header: Header | None, columns: tuple[str, ...], cells: Iterable[_Cells]
+def _bytes_to_append(
+    file: LockedFile, header: Header | None, columns: tuple[str, ...], cells: Iterable[_Cells]
 ) -> tuple[int, bytes]:
-    """Return how many bytes at the end of a file go, and what comes after the rest; a new one has `columns`."""
+    """Return how many bytes at the end of a file go, and the bytes to append; a new file gets `columns`."""
     if header is None:
         new = Header(columns=columns)
-        return os.fstat(file.fd).st_size, new.line.encode() + _encoded(new, cells)  # blank lines at the most go
-    mend = mend_of(file.fd, header)
-    return mend.cut, mend.text.encode() + _encoded(header, cells)
+        return os.fstat(file.fd).st_size, new.line.encode() + _encoded(new, cells)  # only blank lines are replaced
+    repair = repair_of(file.fd, header)
+    return repair.cut, repair.text.encode() + _encoded(header, cells)
 
 
 def check_appendable(path: Path, root: Path | None = None) -> None:
-    """Find before a run what would keep `append_rows` from saving its result; makes and changes nothing.
+    """Check before a run that `append_rows` could save its result; creates and changes nothing.
 
     Raises:
         RecordError: as `append_rows` would raise it; or a link leads out of the folder `root` in which the path is
-            written, and not to a results file: a workload may have laid it.
+            written, and not to a results file: a workload may have made it.
     """
-    with explained(path), looked_at(path) as file:
+    with as_record_error(path), inspected(path) as file:
         header = _header(path, file) if file is not None else None
     if header is None and (target := outside(path, root)) is not None:
         what = f"{path} leads to {target} by a link, and there is no results file"
         raise RecordError(f"{what}: nothing is made there", f"-o {target}   names it without the link")
 
 
-def check_replaceable(path: Path, file: Held) -> None:
+def check_replaceable(path: Path, file: LockedFile) -> None:
     """Check that what a path led to may be replaced: what a link leads to elsewhere has to be a results file.
 
     Raises:
@@ -293,15 +295,15 @@ def check_replaceable(path: Path, file: Held) -> None:
 
 
 def is_results_file(path: Path) -> bool:
-    """Say whether a path leads to a plain file that begins with a results file's header."""
+    """Return whether a path leads to a plain file that begins with a results file's header."""
     try:
-        with looked_at(path) as file:
+        with inspected(path) as file:
             return file is not None and _header(path, file) is not None
     except (RecordError, OSError):
         return False
 
 
-def save_beside(rows: Sequence[Row], folder: Folder, begin: Sequence[str] = STANDARD_COLUMNS) -> Path:
+def save_rows(rows: Sequence[Row], folder: Folder, begin: Sequence[str] = STANDARD_COLUMNS) -> Path:
     """Write rows that perf.csv could not take into the run folder, under a header of their own; return the file.
 
     Raises:
@@ -310,12 +312,12 @@ def save_beside(rows: Sequence[Row], folder: Folder, begin: Sequence[str] = STAN
     saved = folder.path / SAVED_NAME
     cells = [plain_cells(row) for row in rows]
     header = Header(columns=(*begin, *joining_columns((), cells)))
-    with explained(saved):
+    with as_record_error(saved):
         folder.write(SAVED_NAME, header.line.encode() + _encoded(header, cells))
     return saved
 
 
-def _header(path: Path, file: Held) -> Header | None:
+def _header(path: Path, file: LockedFile) -> Header | None:
     """Return the header of a file, None of one that is new or blank.
 
     Raises:
@@ -339,8 +341,8 @@ def joining_columns(columns: Iterable[str], rows: Iterable[_Cells]) -> tuple[str
     return tuple(name for name in new if name not in others)
 
 
-def left_out_words(path: Path | str, joining: Sequence[str]) -> str:
-    """Return in words which columns a file's header has no room for."""
+def left_out_text(path: Path | str, joining: Sequence[str]) -> str:
+    """Return a message that names the columns for which a file's header has no room."""
     names = ", ".join(name if len(name) <= 40 else f"{name[:40]}…" for name in joining[:_NAMED])
     more = f" and {len(joining) - _NAMED} more" if len(joining) > _NAMED else ""
     return (
@@ -349,38 +351,38 @@ def left_out_words(path: Path | str, joining: Sequence[str]) -> str:
     )
 
 
-def _mend(file: Held, header: Header, integrity: Integrity | None) -> None:
-    mend = mend_of(file.fd, header)
-    if mend.cut or mend.text:
-        _append(file, mend.cut, mend.text.encode(), False, integrity)
+def _repair(file: LockedFile, header: Header, integrity: Integrity | None) -> None:
+    repair = repair_of(file.fd, header)
+    if repair.cut or repair.text:
+        _append(file, repair.cut, repair.text.encode(), False, integrity)
 
 
 def _encoded(header: Header, rows: Iterable[_Cells]) -> bytes:
     return "".join(csv_line(header.arrange(row), header.newline) for row in rows).encode()
 
 
-def _append(file: Held, cut: int, data: bytes, sync: bool, integrity: Integrity | None = None) -> None:
+def _append(file: LockedFile, cut: int, data: bytes, sync: bool, integrity: Integrity | None = None) -> None:
     """Add the bytes in one write, all or none of them, in place of the last `cut` bytes."""
     size = os.fstat(file.fd).st_size - cut
     if integrity is not None:
-        integrity.intend(size, data)
+        integrity.note_write(size, data)
     if cut:
         os.ftruncate(file.fd, size)
     try:
         _write(file, data, sync)
     except BaseException:
-        with suppress(OSError):  # the next writer mends what is left
+        with suppress(OSError):  # the next writer repairs what is left
             os.ftruncate(file.fd, size)
             if integrity is not None:
-                integrity.settle(file.fd)
+                integrity.note_state(file.fd)
         raise
     if integrity is not None:
-        integrity.done(file.fd, size + len(data))
+        integrity.note_written(file.fd, size + len(data))
     if sync and file.is_new:
         sync_folder(file.target.parent)
 
 
-def _write(file: Held, data: bytes, sync: bool) -> None:
+def _write(file: LockedFile, data: bytes, sync: bool) -> None:
     written = os.write(file.fd, data)
     if written < len(data):
         raise RecordError(

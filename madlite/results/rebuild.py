@@ -1,4 +1,4 @@
-"""perf.csv made again from the records of its runs."""
+"""perf.csv rebuilt from the records of its runs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from madlite.results.header import (
     text_of,
 )
 from madlite.results.integrity import Integrity
-from madlite.results.intent import REBUILT, Rows, has_none, note_rebuilt, read_intent, rows_path
-from madlite.results.locked import Held, explained, held, keep_owner_and_mode, replacing, sync_folder
-from madlite.results.perfcsv import check_replaceable, joining_columns, left_out_words
-from madlite.results.stored import Noted, holds_any, load_record
+from madlite.results.locked import LockedFile, as_record_error, keep_owner_and_mode, locked, replacing, sync_folder
+from madlite.results.pending import rows_path
+from madlite.results.perfcsv import check_replaceable, joining_columns, left_out_text
+from madlite.results.stored import NotedRuns, has_any_file, load_record
 from madlite.safe_files import Folder, half_made, resolved
-from madlite.safe_read import read_regular
 from madlite.text import unlimited_fields
-from madlite.workspace.folder import CLEANED, PLAN, RECORD, is_alive, is_uncollected, real_folders
+from madlite.workspace import journal
+from madlite.workspace.folder import PLAN, RECORD, is_alive, is_uncollected, real_folders
+from madlite.workspace.journal import JOURNAL, Entry, RunRows, read_run
 
-# What stands in a results file that is about to be replaced and would be lost with it.
+# Rows of a results file that would be lost when it is replaced.
 
 
-def foreign(file: Held, coming: Iterable[Mapping[str, str]]) -> str:
-    """Return in words that not all of a file's rows are among those that are coming; "" where they are.
+def lost_rows_text(file: LockedFile, coming: Iterable[Mapping[str, str]]) -> str:
+    """Return a message where rows of a file are not among the new ones; "" where all are.
 
     Rows are compared by the columns that the file has.
     """
@@ -55,7 +56,7 @@ def foreign(file: Held, coming: Iterable[Mapping[str, str]]) -> str:
     return "had 1 row that no record has" if lost == 1 else f"had {lost} rows that no record has"
 
 
-def _read(file: Held) -> tuple[Header | None, Counter[tuple[str, ...]]]:
+def _read(file: LockedFile) -> tuple[Header | None, Counter[tuple[str, ...]]]:
     with unlimited_fields(), text_of(file.fd) as text:
         header = read_header(file.target, text)
         if header is None:
@@ -64,43 +65,37 @@ def _read(file: Held) -> tuple[Header | None, Counter[tuple[str, ...]]]:
         return header, Counter(comparable(cells) for cells in csv.reader(lines) if cells)
 
 
-def kept_copy(folder: Folder, file: Held) -> str:
-    """Copy the file to another name beside it, and return that: a link would change with the file if a kill left both.
+def save_copy(folder: Folder, file: LockedFile) -> str:
+    """Copy the file beside it and return the new name: a hard link would change with the file if a kill left both.
 
     Raises:
         OSError: there is no room; nothing of it is left.
     """
-    kept = f"{file.target.name}.before-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}"
-    beside = half_made(f"{kept}.csv")  # a name of which `clean` knows that it is half a file
-    try:
-        with os.fdopen(folder.create(beside), "wb") as copied:
-            keep_owner_and_mode(folder, file.target.name, copied.fileno())
-            with os.fdopen(os.dup(file.fd), "rb") as old:
-                old.seek(0)
-                shutil.copyfileobj(old, copied)
-            copied.flush()
-            os.fsync(copied.fileno())
-        folder.rename(beside, kept)
-    except BaseException:
-        folder.remove(beside)
-        raise
-    return kept
+    copy_name = f"{file.target.name}.before-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}"
+    beside = half_made(f"{copy_name}.csv")  # a name that `clean` recognises as half a file
+    with folder.atomic(copy_name, beside), os.fdopen(folder.create(beside), "wb") as copied:
+        keep_owner_and_mode(folder, file.target.name, copied.fileno())
+        with os.fdopen(os.dup(file.fd), "rb") as old:
+            old.seek(0)
+            shutil.copyfileobj(old, copied)
+        copied.flush()
+        os.fsync(copied.fileno())
+    return copy_name
 
 
-NO_ROW = "no row"  # what a run that was cut off is marked with, where that is known
-_MARK_BYTES = 1 << 16
+NO_ROW = "no row"  # how a run that was cut off is marked, where that is certain
 
 
 class Rebuilt(Value, frozen=True):
-    """What was written, and of which runs there was nothing to write or something to say."""
+    """What was written, and notes on runs without rows."""
 
     rows: int
     runs: int
     notes: tuple[str, ...] = ()
 
 
-class _Found(Value, frozen=True):
-    rows: tuple[Rows, ...]
+class _StoredRows(Value, frozen=True):
+    rows: tuple[RunRows, ...]
     notes: tuple[str, ...]
 
 
@@ -108,8 +103,8 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
     """Write the rows of the runs below `runs`, in the order in which they were appended.
 
     Taken are the rows that went to the file `of`; without it those that went to `output`, or where none did, to the
-    one file that all of them name.  A file that is there is replaced with `force` alone, in one step, and kept under
-    another name where it holds rows of no record.  It begins with the columns that a new file has under `contract`.
+    one file that all of them name.  A file that exists is replaced only with `force`, atomically, and copied
+    to another name where it has rows of no record.  It begins with the columns that a new file has under `contract`.
 
     Raises:
         UsageProblem: there are no runs, they name several files, or a file is there.
@@ -122,7 +117,8 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
             f"{output} is there already", f"--force replaces it, or write another file: -o new-{output.name}"
         )
     integrity = Integrity(Path(os.path.realpath(output)), runs.parent)
-    with explained(output), held(output) as file:  # nobody appends meanwhile: what is under way is in a folder
+    # under its lock nobody appends: rows on their way are in a run's folder
+    with as_record_error(output), locked(output) as file:
         try:
             check_replaceable(output, file)
             found = _find(runs)
@@ -130,9 +126,7 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
             notes = [*found.notes, *_left_out(found.rows, chosen), *integrity.changes(file.fd)]
             in_order = sorted(chosen, key=lambda rows: (rows.at, rows.offset))
             header, ordered = _table(in_order, notes, new_columns(contract))
-            if (name := rows_path(output, runs.parent)) in {one.path for one in found.rows}:
-                with explained(runs / REBUILT):
-                    note_rebuilt(name, runs)
+            _note_rebuild(output, runs, found.rows)
             notes += _replace(file, header, ordered, integrity)
         except BaseException:
             if file.is_new:
@@ -142,12 +136,26 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
     return Rebuilt(rows=sum(len(one.cells) for one in ordered), runs=len(ordered), notes=tuple(notes))
 
 
-def _find(runs: Path) -> _Found:
-    found: list[Rows] = []
+def _note_rebuild(output: Path, runs: Path, rows: Iterable[RunRows]) -> None:
+    """Record in the runs' journal that a file outside of their working folder is about to be rebuilt.
+
+    Sizes recorded earlier are invalid then; a file inside of the folder has its own entry, of its new content.
+
+    Raises:
+        RecordError: it cannot be recorded.
+    """
+    name = rows_path(output, runs.parent)
+    if Path(name).is_absolute() and name in {one.path for one in rows}:
+        with as_record_error(runs / JOURNAL), Folder.open(runs) as folder:
+            journal.add(folder, Entry(at=journal.now(), file=name, rebuilt=True))
+
+
+def _find(runs: Path) -> _StoredRows:
+    found: list[RunRows] = []
     notes: list[str] = []
-    noted = Noted(runs)
+    noted = NotedRuns(runs)
     for folder in real_folders(runs):
-        if not holds_any(folder, (PLAN, RECORD)):
+        if not has_any_file(folder, (PLAN, RECORD)):
             continue
         if noted.is_foreign(folder):
             notes.append(f"{folder.name}: left out, madlite did not make it in this folder: it is not in its journal")
@@ -164,33 +172,25 @@ def _find(runs: Path) -> _Found:
             found.append(rows)
         elif record is not None and not record.version:
             notes.append(f"{folder.name}: its record is of an older madlite and has no row")
-    return _Found(rows=tuple(found), notes=tuple(notes))
+    return _StoredRows(rows=tuple(found), notes=tuple(notes))
 
 
-def _of_cut_off(folder: Path, notes: list[str]) -> Rows | None:
+def _of_cut_off(folder: Path, notes: list[str]) -> RunRows | None:
     """Return the rows of a run without a record, where they may be in the file: it was killed right after them."""
     if is_uncollected(folder):
         notes.append(f"{folder.name}: left out, it is not collected (madlite collect)")
         return None
-    rows = read_intent(folder)
-    if rows is not None and (is_alive(folder) or _mark(folder) != NO_ROW):
-        if not is_alive(folder):
+    is_running, run_journal = is_alive(folder), read_run(folder)
+    if run_journal.rows is not None and (is_running or run_journal.cleaned != NO_ROW):
+        if not is_running:
             notes.append(f"{folder.name}: cut off while its row was written; the row is taken in")
-        return rows
-    goes_on = is_alive(folder)
-    row = "so no row" if goes_on or has_none(folder) else "a row that it may have is left out"
-    notes.append(f"{folder.name}: no record, and {row}: {'it goes on' if goes_on else 'it was cut off'}")
+        return run_journal.rows
+    row = "so no row" if is_running or run_journal.complete else "a row that it may have is left out"
+    notes.append(f"{folder.name}: no record, and {row}: {'it is still running' if is_running else 'it was cut off'}")
     return None
 
 
-def _mark(folder: Path) -> str:
-    try:
-        return read_regular(folder / CLEANED, _MARK_BYTES).decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
-
-
-def _choose(rows: Sequence[Rows], output: Path, of: Path | None, workspace: Path) -> list[Rows]:
+def _choose(rows: Sequence[RunRows], output: Path, of: Path | None, workspace: Path) -> list[RunRows]:
     paths = list(dict.fromkeys(one.path for one in rows))
     if not rows:
         raise UsageProblem("no run has a record with rows", "madlite runs lists them")
@@ -204,20 +204,20 @@ def _choose(rows: Sequence[Rows], output: Path, of: Path | None, workspace: Path
     return [one for one in rows if one.path == wanted]
 
 
-def _left_out(rows: Sequence[Rows], chosen: Sequence[Rows]) -> Iterator[str]:
+def _left_out(rows: Sequence[RunRows], chosen: Sequence[RunRows]) -> Iterator[str]:
     others = {one.path for one in rows} - {one.path for one in chosen}
     if others:
         yield f"left out: rows of runs that appended to {', '.join(sorted(others))}"
 
 
-def _not_appended(rows: Iterable[Rows]) -> Iterator[str]:
+def _not_appended(rows: Iterable[RunRows]) -> Iterator[str]:
     for one in rows:
         if not one.appended and one.kept:
             yield f"a row of {_model(one)} that {one.path} did not take at {one.at} is taken in"
 
 
-def _table(rows: Sequence[Rows], notes: list[str], begin: Sequence[str]) -> tuple[Header, list[Rows]]:
-    """Return the header and the rows, without columns of those not known to be appended for which it has no room."""
+def _table(rows: Sequence[RunRows], notes: list[str], begin: Sequence[str]) -> tuple[Header, list[RunRows]]:
+    """Return the header and the rows, without columns of pending rows for which it has no room."""
     header, taken = _header_of((one for one in rows if one.appended), begin), []
     for one in rows:
         joining = joining_columns(header.columns, one.cells)
@@ -225,37 +225,37 @@ def _table(rows: Sequence[Rows], notes: list[str], begin: Sequence[str]) -> tupl
             header = replace(header, columns=(*header.columns, *joining))
             taken.append(one)
         else:
-            notes.append(left_out_words(f"{_model(one)} of {one.at}", joining))
+            notes.append(left_out_text(f"{_model(one)} of {one.at}", joining))
             taken.append(one.without(joining))
     return _header_of(taken, begin), taken
 
 
-def _header_of(rows: Iterable[Rows], begin: Sequence[str]) -> Header:
+def _header_of(rows: Iterable[RunRows], begin: Sequence[str]) -> Header:
     joining = joining_columns((), (cells for one in rows for cells in one.cells))
     return Header(columns=(*begin, *joining))
 
 
-def _joined(rows: Rows) -> Rows:
+def _joined(rows: RunRows) -> RunRows:
     """Return rows with the columns that they have in their file: they may have been appended without new ones."""
     return rows.without(joining_columns(rows.columns, rows.cells)) if rows.strict_header else rows
 
 
-def _plain(rows: Rows) -> Rows:
+def _plain(rows: RunRows) -> RunRows:
     """Return rows each of which is one line, also those of an earlier madlite."""
     return replace(rows, cells=tuple(plain_cells(Row(cells=cells)) for cells in rows.cells))
 
 
-def _model(rows: Rows) -> str:
+def _model(rows: RunRows) -> str:
     return rows.cells[0].get("model", "") if rows.cells else ""
 
 
-def _replace(file: Held, header: Header, ordered: Sequence[Rows], integrity: Integrity) -> list[str]:
-    """Replace the file, and say what was kept of it."""
+def _replace(file: LockedFile, header: Header, ordered: Sequence[RunRows], integrity: Integrity) -> list[str]:
+    """Replace the file; return notes on what was saved of it."""
     notes: list[str] = []
-    kept = None
+    copy_name = None
     with resolved(file.target) as (folder, name):
         try:
-            with replacing(folder, name, half_made(name), integrity.done) as fd:
+            with replacing(folder, name, half_made(name), integrity.note_written) as fd:
                 with open(fd, "w", encoding="utf-8", newline="", errors="backslashreplace", closefd=False) as new:
                     new.write(header.line)
                     cells = (cells for one in ordered for cells in one.cells)
@@ -263,13 +263,13 @@ def _replace(file: Held, header: Header, ordered: Sequence[Rows], integrity: Int
                 os.fsync(fd)
                 if not file.is_current():
                     raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
-                if what := foreign(file, [cells for one in ordered for cells in one.cells]):
-                    kept = kept_copy(folder, file)  # at last, when nothing but a kill can make it one too many
-                    notes.append(f"{file.target.name} {what}; the old file is kept as {kept}")
-                integrity.intend_whole(fd, rebuilt=True)
+                if what := lost_rows_text(file, [cells for one in ordered for cells in one.cells]):
+                    copy_name = save_copy(folder, file)  # last, so that only a kill can leave a needless copy
+                    notes.append(f"{file.target.name} {what}; the old file is kept as {copy_name}")
+                integrity.note_replacement(fd, rebuilt=True)
         except BaseException:
-            if kept:
-                folder.remove(kept)
+            if copy_name:
+                folder.remove(copy_name)
             raise
     sync_folder(file.target.parent)
     return notes

@@ -1,7 +1,7 @@
-"""The record of one run, `record.json` in its folder: everything that is known of it once it has ended.
+"""The record of one run, `record.json` in its folder: all about it once it has ended.
 
-Format: docs/record.md, and as JSON Schema `record.schema.json` beside this module.  It says what the run's rows in
-perf.csv were, cell by cell, so that the file can be made again.
+Format: docs/record.md, and as JSON Schema `record.schema.json` beside this module.  It has the run's rows in
+perf.csv, cell by cell, so that the file can be rebuilt.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from madlite.model import (
     to_json,
 )
 from madlite.model.results import Check, Compute, Diagnosis, Provenance, Telemetry, Window
-from madlite.results.intent import Rows
 from madlite.secrets import Redactor
-from madlite.workspace.folder import LOCK, PROGRESS, RECORD, RESULT, ROWS
+from madlite.workspace.folder import LOCK, PROGRESS, RECORD, RESULT
+from madlite.workspace.journal import RUN_JOURNAL, RunRows
 
 VERSION = 2
 SCHEMA = "record.schema.json"
@@ -57,7 +57,7 @@ class File(Value, frozen=True):
 
 
 class Record(Value, frozen=True):
-    """One run, from what was asked for to what came of it.
+    """One run, from its request to its result.
 
     `cause` is the diagnosed cause, `ended_by` what ended the run.  Times are UTC; `durations_s` has build, data, run
     and total.  `origins` names for each dotted key where its value came from.  `context_left_out` are the places of the
@@ -117,7 +117,7 @@ class Record(Value, frozen=True):
     data: tuple[DataUse, ...] = ()
     data_size: str = ""
     data_download_s: float | None = None
-    rows: Rows | None = None
+    rows: RunRows | None = None
     files: tuple[File, ...] = ()
 
     @property
@@ -136,7 +136,7 @@ SHARED = tuple(name for name in Result.__struct_fields__ if name in Record.__str
 
 
 def result_of(record: Record) -> Result:
-    """Return the result that a record was made from, for what words one."""
+    """Return the result that a record was made from, for code that formats one."""
     shared = {name: getattr(record, name) for name in SHARED}
     return Result(plan_id=record.id, cause=record.ended_by, **shared)
 
@@ -159,7 +159,7 @@ def record_schema() -> dict[str, Json]:
 
 # A plan, its result and what became of its rows → the record.
 
-# Values as they may stand in a record: no number that JSON does not know, no secret in what somebody typed or said.
+# Values for a record: no number that JSON cannot express, no secret in free text.
 
 _LEFT_OUT = object()
 
@@ -167,8 +167,8 @@ _LEFT_OUT = object()
 def tame(value: Any, mask: Callable[[str], str]) -> Any:
     """Return a value with its texts masked and without NaN and infinities; None where nothing of it is left.
 
-    Such a number is None where the field may be, and else takes with it what cannot be without it: a window whose mean
-    is no number is no window.  Words of a fixed set, as those of an enumeration, are no secrets.
+    Such a number becomes None where the field is optional; else the object that needs it is dropped: a window without a
+    mean is no window.  Literals and enumerations are never masked.
     """
     tamed = _tame(value, mask)
     return None if tamed is _LEFT_OUT else tamed
@@ -204,7 +204,7 @@ def _struct(value: msgspec.Struct, mask: Callable[[str], str]) -> Any:
 
 @lru_cache(maxsize=64)
 def _fields(kind: type[msgspec.Struct]) -> dict[str, tuple[bool, bool]]:
-    """Return for each field whether its words are of a fixed set, and whether it may be None."""
+    """Return for each field whether it is a Literal, and whether it may be None."""
     hints = get_type_hints(kind)
     return {
         name: (get_origin(hints[name]) is Literal, type(None) in get_args(hints[name]))
@@ -213,12 +213,12 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, tuple[bool, bool]]:
 
 
 _MOST_FILES = 1000
-_AS_PLANNED = (
+_PLAN_FIELDS = (
     *("backend", "runtime", "traits", "place", "variant", "settings", "overrides", "timeout_s", "log_limit_bytes"),
     *("origins", "data", "batch", "study"),
 )
-# what people type, and what a workload, an engine or a results file says
-_SAID = (
+# free text of users, workloads, engines and results files
+_FREE_TEXT = (
     *("url", "command", "settings", "args", "overrides", "origins", "reason", "evidence", "diagnosis", "suspect"),
     *("checks", "findings", "config", "provenance", "telemetry", "study"),
 )
@@ -227,7 +227,7 @@ _SAID = (
 def make_record(
     plan: RunPlan,
     result: Result,
-    rows: Rows | None,
+    rows: RunRows | None,
     *,
     command: Iterable[str] = (),
     rendered: Iterable[tuple[str, bytes]] = (),
@@ -236,13 +236,13 @@ def make_record(
 ) -> Record:
     """Return the record of a run that has ended; `rendered` are the files that madlite put into its folder.
 
-    What the result says of metrics, and the rows, is masked already, and stays as it went into perf.csv.  Of the rest,
-    which names things, only what is a secret by its shape is masked.
+    Metrics and rows are masked already, and stay as they went into perf.csv.  In other fields, which are names, only
+    texts that look like secrets are masked.
     """
     from madlite import __version__
 
     record = Record(
-        **_of_plan(plan),
+        **_plan_fields(plan),
         madlite=__version__,
         command=tuple(command),
         ended=_now(),
@@ -253,13 +253,13 @@ def make_record(
         files=tuple(_files(plan.folder, dict(rendered))),
         **{name: getattr(result, name) for name in SHARED},
     )
-    masked = {name: tame(getattr(record, name), mask) for name in _SAID}
+    masked = {name: tame(getattr(record, name), mask) for name in _FREE_TEXT}
     tamed: Record = tame(replace(record, **masked), Redactor().text)
     return tamed
 
 
-def _of_plan(plan: RunPlan) -> dict[str, Any]:
-    """Return the fields of a record that the plan decided."""
+def _plan_fields(plan: RunPlan) -> dict[str, Any]:
+    """Return the fields of a record that come from the plan."""
     return {
         "id": plan.id,
         "card": plan.card.name,
@@ -271,7 +271,7 @@ def _of_plan(plan: RunPlan) -> dict[str, Any]:
         "architecture": plan.machine.architecture,
         "recipe": str(plan.settings.get("recipe", "")),
         "args": plan.run_args,
-        **{name: getattr(plan, name) for name in _AS_PLANNED},
+        **{name: getattr(plan, name) for name in _PLAN_FIELDS},
     }
 
 
@@ -293,7 +293,7 @@ def _as_line(step: Step) -> dict[str, object]:
 
 
 def _files(folder: Path, rendered: dict[str, bytes]) -> Iterator[File]:
-    """Yield what the folder holds, the first of many; links are left out, and what is about this record itself."""
+    """Yield the files of the folder, limited in number, without links and this record's own files."""
     for path, size in _sizes(folder, _MOST_FILES):
         name = str(path.relative_to(folder))
         data = rendered.get(name)
@@ -305,7 +305,7 @@ def _sizes(folder: Path, most: int) -> Iterator[tuple[Path, int]]:
         folders.sort()
         for name in sorted(names):
             path = Path(base, name)
-            if path.is_symlink() or (base == str(folder) and name in (LOCK, ROWS, RESULT, RECORD, PROGRESS)):
+            if path.is_symlink() or (base == str(folder) and name in (LOCK, RUN_JOURNAL, RESULT, RECORD, PROGRESS)):
                 continue
             if not most:
                 return

@@ -10,10 +10,10 @@ from madlite.measure.performance import short_name
 from madlite.measure.verdict import result_columns
 from madlite.model import Cause, Metric, Result, Row, RunPlan, Status
 from madlite.plan.manifest import NO_DOCKERFILE
-from madlite.results.header import STANDARD_COLUMNS, cut_words, limited_cells, plain_name
+from madlite.results.header import STANDARD_COLUMNS, limited_cells, plain_name, truncation_text
 from madlite.secrets import Redactor
 
-# Causes that judge what a run said; after any other failure what it said before is no result.
+# Causes found by checks of the output; after any other failure the numbers before it are no result.
 _JUDGED = {
     Cause.NONE,
     Cause.NO_METRIC,
@@ -23,10 +23,10 @@ _JUDGED = {
     Cause.INCOMPLETE,
     Cause.GPUS,
 }
-# What a skipped run says about itself (madengine 1).
-_SKIPPED = ("n_gpus", "training_precision", "pipeline", "args", "tags", "additional_docker_run_options")
-_TYPED = ("pipeline", "args", "additional_docker_run_options")
-# What a row has of madlite's own on request (docs/perf-csv.md).
+# Columns of a skipped run (madengine 1).
+_SKIPPED_COLUMNS = ("n_gpus", "training_precision", "pipeline", "args", "tags", "additional_docker_run_options")
+_USER_INPUT = ("pipeline", "args", "additional_docker_run_options")
+# madlite's own columns, on request (docs/perf-csv.md).
 OWN_COLUMNS: dict[str, Callable[[RunPlan, Result], str]] = {
     "cause": lambda plan, result: "" if result.status is Status.SUCCESS else result.code,
     "reason": lambda plan, result: result.reason,
@@ -34,7 +34,7 @@ OWN_COLUMNS: dict[str, Callable[[RunPlan, Result], str]] = {
     "run": lambda plan, result: plan.id,
     "notes": lambda plan, result: "; ".join(result.findings),
 }
-_NOTHING = Metric(metric="", text="", status=Status.FAILURE)
+_NO_METRIC = Metric(metric="", text="", status=Status.FAILURE)
 # What launches the ranks where the plan names nothing, away from this machine (madengine 2).
 _LAUNCHERS = {"slurm": "torchrun", "kubernetes": "native"}
 
@@ -53,7 +53,7 @@ def build_rows(
     A row has every standard column and the result columns that its metric brings; with `strict_header` it has no
     result columns, and the mode and precision of a rendered run are part of the model's name.  `pipeline` and
     `build_number` are the environment's `pipeline` and `BUILD_NUMBER`; without a number it is 0.  `columns` are those
-    of OWN_COLUMNS that were asked for: they join whatever the row else has.
+    of OWN_COLUMNS to add to each row.
     """
     own = {name: OWN_COLUMNS[name](plan, result) for name in columns}
     rows = _rows(plan, result, pipeline, build_number, strict_header)
@@ -64,8 +64,8 @@ def _rows(plan: RunPlan, result: Result, pipeline: str, build_number: str, stric
     common = _common(plan, result, pipeline, build_number or "0")
     if result.status is Status.SKIPPED:
         return (_skipped(plan, common, strict_header),)
-    metrics = result.metrics if said_something(result) else ()
-    return tuple(_row(plan, common, metric, strict_header) for metric in metrics or (_NOTHING,))
+    metrics = result.metrics if has_results(result) else ()
+    return tuple(_row(plan, common, metric, strict_header) for metric in metrics or (_NO_METRIC,))
 
 
 def masked_rows(rows: Iterable[Row], mask: Callable[[str], str]) -> tuple[Row, ...]:
@@ -76,17 +76,17 @@ def masked_rows(rows: Iterable[Row], mask: Callable[[str], str]) -> tuple[Row, .
 def masked_cells(cells: Mapping[str, str], mask: Callable[[str], str]) -> dict[str, str]:
     """Return cells by name without secrets.
 
-    Of the standard columns only those are masked that hold what people type; what a results file says of the others is
-    masked where it is read.  A short secret may stand in an image's name or a status by chance, but none by its shape.
+    Of the standard columns only those with user input are masked fully; values of a results file are masked where it is
+    read.  A short secret may be part of an image's name or a status by chance: there only the shape counts.
     """
     by_shape = Redactor().text
     own = {name: by_shape(text) for name, text in cells.items() if name.strip() in STANDARD_COLUMNS}
-    typed = {name: mask(text) for name, text in own.items() if name.strip() in _TYPED}
+    typed = {name: mask(text) for name, text in own.items() if name.strip() in _USER_INPUT}
     return {**own, **typed, **{mask(name): mask(text) for name, text in cells.items() if name not in own}}
 
 
 def masked_metric(metric: Metric, mask: Callable[[str], str]) -> Metric:
-    """Return a result without secrets in what its script or results file said; its number stays as it is."""
+    """Return a result without secrets in the texts of its script or results file; its number stays as it is."""
     cells = metric.columns.items()
     columns = {name if name.strip() in STANDARD_COLUMNS else mask(name): mask(text) for name, text in cells}
     return replace(metric, label=mask(metric.label), metric=mask(metric.metric), columns=columns)
@@ -99,18 +99,18 @@ def limited_metric(metric: Metric) -> Metric:
 
 
 def cut_of(metrics: Iterable[Metric]) -> str:
-    """Return in words what `limited_metric` cuts of results; "" for nothing."""
-    return cut_words({**metric.columns, metric.label: "", metric.metric: ""} for metric in metrics)
+    """Return a message that names what `limited_metric` truncates; "" for nothing."""
+    return truncation_text({**metric.columns, metric.label: "", metric.metric: ""} for metric in metrics)
 
 
-def said_something(result: Result) -> bool:
-    """Say whether the result's numbers count: after most failures what a run said before is no result."""
+def has_results(result: Result) -> bool:
+    """Return whether the result's numbers count: after most failures earlier numbers are no result."""
     return result.status is Status.SUCCESS or (result.cause in _JUDGED and not result.exit_code)
 
 
 def _row(plan: RunPlan, common: dict[str, str], metric: Metric, strict_header: bool) -> Row:
-    columns = {**_combination(plan), **metric.columns}
-    # a result may say anything but these four for itself: MAD's rule for a file of multiple results
+    columns = {**_variant_columns(plan), **metric.columns}
+    # a result may set any column but these four: MAD's rule for a file of multiple results
     judged = {
         "model": _model(plan, metric.label, columns, strict_header),
         "performance": metric.text,
@@ -122,8 +122,10 @@ def _row(plan: RunPlan, common: dict[str, str], metric: Metric, strict_header: b
 
 
 def _skipped(plan: RunPlan, common: dict[str, str], strict_header: bool) -> Row:
-    cells = dict.fromkeys(STANDARD_COLUMNS, "") | {name: common[name] for name in (*_SKIPPED, "gpu_architecture")}
-    model = _model(plan, "", _combination(plan), strict_header)
+    cells = dict.fromkeys(STANDARD_COLUMNS, "") | {
+        name: common[name] for name in (*_SKIPPED_COLUMNS, "gpu_architecture")
+    }
+    model = _model(plan, "", _variant_columns(plan), strict_header)
     return Row(cells=cells | {"model": model, "status": Status.SKIPPED.value})
 
 
@@ -134,8 +136,8 @@ def _model(plan: RunPlan, label: str, columns: dict[str, str], strict_header: bo
     return "_".join(part for part in parts if part)
 
 
-def _combination(plan: RunPlan) -> dict[str, str]:
-    """Return what tells the runs of one card apart, for a run that ended before it could say so itself."""
+def _variant_columns(plan: RunPlan) -> dict[str, str]:
+    """Return the columns that distinguish the runs of one card, also for a run that ended before its first result."""
     if plan.variant is None or not _is_rendered(plan):
         return {}
     return result_columns(plan, plan.variant)
@@ -146,7 +148,7 @@ def _is_rendered(plan: RunPlan) -> bool:
 
 
 def _common(plan: RunPlan, result: Result, pipeline: str, build_number: str) -> dict[str, str]:
-    """Return every standard column, blank where this result has nothing to say."""
+    """Return every standard column, blank where this result has no value."""
     place = plan.place
     return (
         dict.fromkeys(STANDARD_COLUMNS, "")
@@ -193,7 +195,7 @@ def _launcher(plan: RunPlan) -> str:
 
 
 def _image(plan: RunPlan, result: Result) -> dict[str, str]:
-    """Return what is told of the image; its digest is the base's, as MAD has it, and its own where it has none."""
+    """Return the columns of the image; its digest is the base's, as in MAD, else its own."""
     if plan.image is None:
         return {}
     return {
@@ -218,7 +220,7 @@ def _test_duration(result: Result) -> str:
     """Return how long the script ran: 0 where it failed (as madengine 2 has it), blank where it never started."""
     if "run" not in result.durations_s:
         return ""
-    return _seconds(result.durations_s["run"]) if said_something(result) else "0"
+    return _seconds(result.durations_s["run"]) if has_results(result) else "0"
 
 
 def _seconds(duration_s: float | None) -> str:

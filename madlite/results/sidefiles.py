@@ -1,7 +1,7 @@
 """The files that dashboards read beside perf.csv, written into the working folder after a run's rows.
 
-perf_entry.* and perf_entry_super.* tell of the last run, perf_super.* of all, common_info.json of the last one with
-several results.  Runs of one folder take turns, so that the files tell of one run.  Format: docs/perf-csv.md.
+perf_entry.* and perf_entry_super.* are of the last run, perf_super.* of all, common_info.json of the last one with
+several results.  A lock keeps the files of one run together.  Format: docs/perf-csv.md.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from madlite.results.header import (
     read_json,
     typed_rows,
 )
-from madlite.results.locked import check_side_file, explained, plain_target, write_whole
+from madlite.results.locked import as_record_error, check_side_file, plain_target, write_atomically
 from madlite.results.perfcsv import append_rows
-from madlite.results.rows import build_rows, limited_metric, masked_metric, masked_rows, said_something
+from madlite.results.rows import build_rows, has_results, limited_metric, masked_metric, masked_rows
 from madlite.safe_files import folder_of
 from madlite.text import unlimited_fields
 from madlite.workspace.folder import open_runs
 
 # A result's rows → the entries of the side files: typed, with the configuration and the results of a results file.
 #
-# Keys, their order and their types are madengine 2's, observed; docs/perf-csv.md says them.
+# Keys, their order and their types are madengine 2's, observed (docs/perf-csv.md).
 
 # Which row of a configuration file a result belongs to.
 #
-# A row agrees with a result where every column that both have, and neither leaves blank, agrees: `model` and the
+# A row matches a result where every column that both have, and neither leaves blank, matches: `model` and the
 # result's label where one has the other's words in a row (`meta/llama-8b` and `llama_8b_serving`), other columns where
-# text or number is the same.  The row that agrees best is taken: the same model before one that is a part of it, the
-# longer part, then more columns.  Where no row agrees, or several agree alike, there is none: a wrong configuration is
-# worse than none.
+# text or number is the same.  The best match is taken: the same model before one that is a part of it, the longer
+# part, then more columns.  Without a match, or with several equal ones, there is none: a wrong configuration is worse
+# than none.
 
 _NO_CONFIG = ("model", "performance", "metric", "status")
 _WORD = re.compile(r"[a-z0-9]+")
@@ -70,15 +70,15 @@ _log = logging.getLogger(__name__)
 
 
 def configs_of(configs: Json, metrics: Sequence[Metric]) -> list[Json]:
-    """Return for each result the one row that it was made with; what is no list of rows belongs to every result.
+    """Return for each result its one configuration row; anything but a list of rows applies to every result.
 
-    None, with a warning, where all of them together would be far larger than the results are.
+    None, with a warning, where all of them together would be far larger than the results.
     """
     chosen = _chosen(configs, metrics)
     known = {id(one): one for one in chosen}  # all alive at once, so that no two have one id
     sizes = {name: len(on_one_line(one)) for name, one in known.items()}
     if len(chosen) > 1 and sum(sizes[id(one)] for one in chosen) > _MOST_BYTES:
-        _log.warning("entries have no configs: with %d results they would come to %s", len(chosen), _TOO_MUCH)
+        _log.warning("entries have no configs: with %d results they would be %s", len(chosen), _TOO_MUCH)
         return [None for _ in metrics]
     return chosen
 
@@ -104,18 +104,22 @@ def _config_of(configs: Sequence[tuple[_Words, dict[str, Json]]], metric: Metric
 
 
 def _rank(wanted: _Words, found: _Words, row: Mapping[str, Json], metric: Metric) -> _Rank | None:
-    """Return how well a row agrees; None where it does not, or says nothing about the result."""
+    """Return how well a row matches; None where it does not, or has nothing in common with the result."""
     shared = _shared_words(wanted, found)
     if wanted and found and not shared:
         return None
-    pairs = [(as_cell(row[name]).strip(), text.strip()) for name, text in metric.columns.items() if _told(row, name)]
+    pairs = [
+        (as_cell(row[name]).strip(), text.strip())
+        for name, text in metric.columns.items()
+        if _is_config_column(row, name)
+    ]
     pairs = [(ours, theirs) for ours, theirs in pairs if ours and theirs]
     if not all(_same(ours, theirs) for ours, theirs in pairs):
         return None
     return (wanted == found, shared, len(pairs)) if shared or pairs else None
 
 
-def _told(row: Mapping[str, Json], name: str) -> bool:
+def _is_config_column(row: Mapping[str, Json], name: str) -> bool:
     return name in row and name not in _NO_CONFIG
 
 
@@ -138,7 +142,7 @@ def _same(one: str, other: str) -> bool:
 
 
 _SECONDS = ("build_duration", "test_duration", "data_download_duration")
-_JUDGED = ("model", "performance", "metric", "status")  # what a result says of itself; the rest is common to all
+_JUDGED = ("model", "performance", "metric", "status")  # of one result; the rest is common to all
 _Cells = Mapping[str, str]
 _JsonObject: TypeAlias = dict[str, Json]
 
@@ -163,16 +167,16 @@ def build_entries(plan: RunPlan, result: Result, rows: Sequence[Row], bare: Row,
     `bare` is the row of the same result without its metrics: what all of them have in common.
     """
     cells = [plain_cells(row) for row in rows]
-    if plan.result_rule.kind == "performance_line" or not result.metrics or not said_something(result):
+    if plan.result_rule.kind == "performance_line" or not result.metrics or not has_results(result):
         return _single(plan, result, cells[0], configs)
-    return _several(result, cells, _typed(plain_cells(bare)), configs)
+    return _multiple(result, cells, _typed(plain_cells(bare)), configs)
 
 
 def _single(plan: RunPlan, result: Result, cells: dict[str, str], configs: Json) -> Entries:
-    """A row by itself: a number is the text of the log; one that was looked for in vain is null."""
+    """Return the entries of a single row: a number is the text of the log; one that was not found is null."""
     ran = "run" in result.durations_s
     base = _typed(cells)
-    if ran and said_something(result):
+    if ran and has_results(result):
         base["performance"] = base["performance"] or None
         if plan.result_rule.kind == "performance_line":
             base["metric"] = base["metric"] or None
@@ -186,37 +190,39 @@ def _single(plan: RunPlan, result: Result, cells: dict[str, str], configs: Json)
     )
 
 
-def _several(result: Result, cells: Sequence[dict[str, str]], base: _JsonObject, configs: Json) -> Entries:
-    """Results of a results file: all it says is typed column by column, as any reader of a table would."""
+def _multiple(result: Result, cells: Sequence[dict[str, str]], base: _JsonObject, configs: Json) -> Entries:
+    """Return the entries of a results file, typed column by column, as a reader of a table would."""
     names = [_names(metric) for metric in result.metrics]
-    said = typed_rows([{name: row[name] for name in (*own, *_JUDGED)} for own, row in zip(names, cells, strict=True)])
-    for typed, row in zip(said, cells, strict=True):
+    results = typed_rows(
+        [{name: row[name] for name in (*own, *_JUDGED)} for own, row in zip(names, cells, strict=True)]
+    )
+    for typed, row in zip(results, cells, strict=True):
         typed |= {"model": row["model"], "metric": row["metric"] or None}  # names, whatever they look like
     chosen = configs_of(configs, result.metrics)
     common = {name: value for name, value in base.items() if name not in _JUDGED}
     entry = tuple(
         {name: typed.get(name, base[name]) for name in STANDARD_COLUMNS} | {"configs": config} | _beyond(typed)
-        for typed, config in zip(said, chosen, strict=True)
+        for typed, config in zip(results, chosen, strict=True)
     )
     return Entries(
         entry=entry,
         table=tuple(
             {name: row.get(name, as_cell(one[name])) for name in one} for one, row in zip(entry, cells, strict=True)
         ),
-        superset=tuple(_super(common, *one) for one in zip(said, names, cells, chosen, strict=True)),
+        superset=tuple(_super(common, *one) for one in zip(results, names, cells, chosen, strict=True)),
         common=common | {"configs": configs},
         ran=True,
     )
 
 
-def _super(common: _JsonObject, said: _JsonObject, names: Sequence[str], cells: _Cells, config: Json) -> _JsonObject:
-    """Return the entry of one of several results: what the file says stays apart from what the run says."""
-    told = {name: said[name] for name in names if name != "test_duration"}
+def _super(common: _JsonObject, results: _JsonObject, names: Sequence[str], cells: _Cells, config: Json) -> _JsonObject:
+    """Return the entry of one of several results: columns of the file stay apart from those of the run."""
+    multi_results = {name: results[name] for name in names if name != "test_duration"}
     return (
         common
         | {"test_duration": cells["test_duration"] if "test_duration" in names else "", "configs": config}
-        | {name: said[name] for name in ("model", "performance", "metric")}
-        | {"multi_results": told or None, "status": cells["status"]}
+        | {name: results[name] for name in ("model", "performance", "metric")}
+        | {"multi_results": multi_results or None, "status": cells["status"]}
     )
 
 
@@ -237,7 +243,7 @@ def _typed(cells: _Cells) -> _JsonObject:
 
 # perf_super.json, the list that grows by every run's entries, and perf_super.csv, the same as a table.
 #
-# Callers hold the lock of `sidefiles`.  A list that cannot be read is moved aside, never written over.
+# Callers hold the lock of `sidefiles`.  A list that cannot be read is renamed, never overwritten.
 
 _LIMIT_BYTES = 1 << 30
 
@@ -250,10 +256,10 @@ def add_to_list(path: Path, entries: Sequence[_JsonObject], *, again: bool = Fal
         OSError: it cannot be read or written.
     """
     earlier = _earlier(path)
-    if again and _holds([on_one_line(one) for one in earlier], [on_one_line(one) for one in entries]):
+    if again and _contains([on_one_line(one) for one in earlier], [on_one_line(one) for one in entries]):
         return earlier
     every = [*earlier, *entries]
-    write_whole(path, indented(every) + b"\n")
+    write_atomically(path, indented(every) + b"\n")
     return every
 
 
@@ -275,17 +281,17 @@ def add_to_table(
 
 
 def _in_table(path: Path, rows: Sequence[dict[str, str]]) -> bool:
-    """Say whether a table has rows one after the other; columns that its header had no room for do not count."""
+    """Return whether a table has these rows, one after the other; columns that its header lacks do not count."""
     with folder_of(plain_target(path)) as (folder, name), unlimited_fields():
         text = folder.read(name, _LIMIT_BYTES).decode("utf-8", "replace").replace("\0", "\\x00")
         found = csv.DictReader(io.StringIO(text, newline=""))
         columns = found.fieldnames or ()
         every = [tuple(row.get(name) or "" for name in columns) for row in found]
-    return _holds(every, [tuple(row.get(name, "") for name in columns) for row in rows])
+    return _contains(every, [tuple(row.get(name, "") for name in columns) for row in rows])
 
 
-def _holds(every: Sequence[object], some: Sequence[object]) -> bool:
-    """Say whether some stand among every, one after the other."""
+def _contains(every: Sequence[object], some: Sequence[object]) -> bool:
+    """Return whether `some` is a contiguous part of `every`."""
     count = len(some)
     return any(every[start : start + count] == some for start in range(len(every) - count + 1))
 
@@ -298,7 +304,7 @@ def write_table(path: Path, rows: Sequence[dict[str, str]]) -> None:
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, *([row.get(name, "") for name in columns] for row in rows)]
-    write_whole(path, "".join(csv_line(map(plain, cells), "\n") for cells in lines).encode())
+    write_atomically(path, "".join(csv_line(map(plain, cells), "\n") for cells in lines).encode())
 
 
 def table_of(entries: Sequence[_JsonObject]) -> list[dict[str, str]]:
@@ -319,8 +325,10 @@ def _earlier(path: Path) -> list[_JsonObject]:
     try:
         return _entries(data)
     except (ValueError, RecursionError) as error:
-        kept = _move_aside(path)
-        _log.warning("%s is no list of results (%s): it is kept as %s and a new one begins", path, error, kept.name)
+        kept = _rename_broken(path)
+        _log.warning(
+            "%s is not a list of results (%s): it was renamed to %s and a new one is written", path, error, kept.name
+        )
         return []
 
 
@@ -333,8 +341,8 @@ def _entries(data: bytes) -> list[_JsonObject]:
     return entries
 
 
-def _move_aside(path: Path) -> Path:
-    """Give the file another name beside it, one that no other file has."""
+def _rename_broken(path: Path) -> Path:
+    """Rename the file to an unused name beside it."""
     stamp = time.strftime("%Y%m%dT%H%M%S")
     with folder_of(path) as (folder, name):
         names = (f"{name}.broken-{stamp}{n}" for n in ("", *(f"-{n}" for n in range(2, 1000))))
@@ -350,7 +358,7 @@ _LOCK = ".side_files.lock"
 def write_side_files(
     plan: RunPlan, result: Result, *, pipeline: str, build_number: str, mask: Callable[[str], str] = str
 ) -> tuple[str, ...]:
-    """Write a run's side files into its working folder, and return what kept any of them from being written.
+    """Write a run's side files into its working folder, and return the error messages.
 
     Arguments as for `make_entries`.
     """
@@ -377,9 +385,9 @@ def make_entries(
 
 
 def write_entries(folder: Path, entries: Entries, *, again: bool = False) -> tuple[str, ...]:
-    """Write a run's part of the side files of a working folder; return what kept any of them from being written.
+    """Write a run's part of the side files of a working folder; return the error messages.
 
-    `again`, where an earlier try may have been killed in between: what perf_super has of it is not added once more.
+    `again`, where an earlier attempt may have been killed: entries that perf_super has already are not added twice.
     """
     try:
         with side_files_locked(folder):
@@ -390,12 +398,12 @@ def write_entries(folder: Path, entries: Entries, *, again: bool = False) -> tup
 
 @contextmanager
 def side_files_locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a working folder's side files.
+    """Lock a working folder's side files.
 
     Raises:
-        RecordError: there can be no lock in the folder, or what is done under it met an OSError.
+        RecordError: the lock cannot be taken, or the block raised an OSError.
     """
-    with explained(folder / RUNS / _LOCK), open_runs(folder, make=True) as runs:
+    with as_record_error(folder / RUNS / _LOCK), open_runs(folder, make=True) as runs:
         lock = runs.open_lock(_LOCK)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -405,7 +413,7 @@ def side_files_locked(folder: Path) -> Iterator[None]:
 
 
 def _write_all(folder: Path, entries: Entries, again: bool) -> Iterator[str]:
-    """Write the list first, for its entries are the ones that are there once; one file's problem is its own."""
+    """Write the list first, for its entries are in no other file; an error of one file does not stop the others."""
     superset, several = entries.superset, entries.common is not None
     every: list[dict[str, Json]] = []
     steps: list[tuple[str, Callable[[Path], None]]] = [
@@ -424,12 +432,12 @@ def _write_all(folder: Path, entries: Entries, again: bool) -> Iterator[str]:
         steps.append(("common_info.json", partial(_write_json, value=entries.common, over_lines=False)))
     for name, write in steps:
         try:
-            with explained(folder / name):
+            with as_record_error(folder / name):
                 check_side_file(folder / name)
                 write(folder / name)
         except RecordError as problem:
             yield problem.message
-        except Exception as bug:  # noqa: BLE001 - of this one file: the others still tell of this run
+        except Exception as bug:  # noqa: BLE001 - a bug in one file must not cost the others
             _log.debug("%s", folder / name, exc_info=True)
             yield f"internal error in {folder / name}: {type(bug).__name__}: {bug}"
 
@@ -439,4 +447,4 @@ def _one_or_all(entries: Entries) -> Json:
 
 
 def _write_json(path: Path, value: Json, over_lines: bool) -> None:
-    write_whole(path, (indented(value) if over_lines else on_one_line(value)) + b"\n")
+    write_atomically(path, (indented(value) if over_lines else on_one_line(value)) + b"\n")

@@ -1,4 +1,4 @@
-"""Records as they lie in the folders of runs, ours of any version and what a hostile workload made of them."""
+"""Records in the folders of runs: of any version, and perhaps changed by a hostile workload."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from madlite.results.record import VERSION, Record, record_json
 from madlite.results.sidefiles import Entries
 from madlite.safe_read import read_regular
 from madlite.workspace import journal
-from madlite.workspace.folder import PLAN, RECORD, RESULT, awaits_collection, is_alive, is_there
+from madlite.workspace.folder import PLAN, RECORD, RESULT, awaits_collection, exists, is_alive
 
 LIMIT_BYTES = 256 << 20
 _LIMIT_PLAN_BYTES = 16 << 20
-_STATUS_OF = {"agrees": "pass", "doubts": "warn", "denies": "fail", "silent": "unknown"}  # of version 1
+_STATUS_OF_SAYS = {"agrees": "pass", "doubts": "warn", "denies": "fail", "silent": "unknown"}  # of version 1
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 
 class PlannedCard(Value, frozen=True):
-    """What of a card a plan's file is asked for."""
+    """Fields of a card that are read from a plan's file."""
 
     name: str = ""
     source: str = ""
@@ -34,19 +34,19 @@ class PlannedCard(Value, frozen=True):
 
 
 class PlannedImage(Value, frozen=True):
-    """What of an image a plan's file is asked for."""
+    """Fields of an image that are read from a plan's file."""
 
     ref: str = ""
 
 
 class PlannedMachine(Value, frozen=True):
-    """What of a machine a plan's file is asked for."""
+    """Fields of a machine that are read from a plan's file."""
 
     device: str = ""
 
 
 class PlanFile(Value, frozen=True):
-    """What is read of a run's plan.json, where there is no record that tells it."""
+    """Fields that are read from a run's plan.json where there is no record."""
 
     id: str = ""
     card: PlannedCard = PlannedCard()
@@ -71,8 +71,8 @@ class _Versioned(Value, frozen=True):
     version: int = 0
 
 
-class _Old(Value, frozen=True):
-    """A record of before there were versions: the result alone, its id under another name."""
+class _Unversioned(Value, frozen=True):
+    """A record without a version: the result alone, its id under another name."""
 
     plan_id: str = ""
 
@@ -81,7 +81,7 @@ def load_record(folder: Path) -> Record | None:
     """Return the record of a run's folder, None where it has none.
 
     Raises:
-        RecordError: there is one that cannot be read, in a few words.
+        RecordError: there is one that cannot be read.
     """
     try:
         data = read_regular(folder / RECORD, LIMIT_BYTES)
@@ -93,13 +93,19 @@ def load_record(folder: Path) -> Record | None:
     if version > VERSION:  # its fields may have other meanings, also where all of them can be read
         raise RecordError(f"{RECORD}: it is of version {version}, of a newer madlite")
     try:
-        return _current(data) if version == VERSION else _first(data) if version else _old(folder, data)
+        return (
+            _decode_current(data)
+            if version == VERSION
+            else _decode_version_1(data)
+            if version
+            else _decode_unversioned(folder, data)
+        )
     except UNREADABLE as error:
         raise RecordError(f"{RECORD}: {error}") from error
 
 
-class Noted:
-    """What the journal of a folder of runs says of its runs."""
+class NotedRuns:
+    """The runs in the journal of a folder of runs."""
 
     def __init__(self, runs: Path) -> None:
         entries = journal.read(runs)
@@ -111,14 +117,14 @@ class Noted:
                 self._records.setdefault(entry.run, []).append(entry)
 
     def is_foreign(self, folder: Path) -> bool:
-        """Say whether a run's folder is one that madlite did not make here; without a journal nobody knows.
+        """Return whether madlite did not make a run's folder here; False without a journal.
 
         A copy of a folder of runs has other inodes, and the records that its journal has.
         """
         return self._is_there and folder.name not in self._own and folder.name not in self._records
 
     def doubt(self, folder: Path) -> str:
-        """Return in words what is wrong with a run's record, "" where it is what madlite wrote, or nobody knows."""
+        """Return a message where a run's record is not what madlite wrote; "" where it is, or that is unknown."""
         if self.is_foreign(folder):
             return "madlite did not make it in this folder: it is not in its journal"
         written = self._records.get(folder.name)
@@ -133,12 +139,12 @@ class Noted:
             return ""
         if found in [entry.record for entry in written]:
             return ""
-        return f"its record was changed by something else after {written[-1].at[:19]} (UTC), when madlite wrote it"
+        return f"its record was changed by another program after {written[-1].at[:19]} (UTC), when madlite wrote it"
 
 
-def holds_any(folder: Path, names: Iterable[str]) -> bool:
-    """Say whether a folder of runs' is a run's, having one of its files; one that is shut to us is taken for one."""
-    return any(is_there(folder / name, shut=True) for name in names)
+def has_any_file(folder: Path, names: Iterable[str]) -> bool:
+    """Return whether a folder has one of the files of a run; True where permissions hide them."""
+    return any(exists(folder / name, shut=True) for name in names)
 
 
 def read_record(folder: Path) -> Record | None:
@@ -150,23 +156,23 @@ def read_record(folder: Path) -> Record | None:
 
 
 def read_plan(folder: Path) -> PlanFile | None:
-    """Return what a run's plan says; None where nobody can read it."""
+    """Return a run's plan; None where it cannot be read."""
     try:
         return msgspec.json.decode(read_regular(folder / PLAN, _LIMIT_PLAN_BYTES), type=PlanFile, strict=False)
     except (OSError, *UNREADABLE):
         return None
 
 
-def _current(data: bytes) -> Record:
+def _decode_current(data: bytes) -> Record:
     return msgspec.json.decode(data, type=Record)
 
 
-def _first(data: bytes) -> Record:
+def _decode_version_1(data: bytes) -> Record:
     """Return a record of version 1: its checks were witnesses, a window named its quantity by its label alone."""
     fields = msgspec.json.decode(data)
     old = fields.pop("witnesses", ())
     fields["checks"] = [
-        {**one, "status": _STATUS_OF.get(str(one.get("says")), "")} for one in old if isinstance(one, dict)
+        {**one, "status": _STATUS_OF_SAYS.get(str(one.get("says")), "")} for one in old if isinstance(one, dict)
     ]
     for one in fields["checks"]:
         one["name"] = "foreign_processes" if one.get("name") == "strangers" else one.get("name")
@@ -187,17 +193,17 @@ def _version(data: bytes) -> int:
         return 0
 
 
-def _old(folder: Path, data: bytes) -> Record:
-    """Return a record of before there were versions, with what the plan beside it says."""
+def _decode_unversioned(folder: Path, data: bytes) -> Record:
+    """Return a record without a version, completed from the plan beside it."""
     fields = msgspec.json.decode(data)
-    fields["id"] = msgspec.json.decode(data, type=_Old).plan_id or folder.name
+    fields["id"] = msgspec.json.decode(data, type=_Unversioned).plan_id or folder.name
     record = msgspec.structs.replace(msgspec.convert(fields, Record), version=0)
     plan = read_plan(folder)
     return with_plan(record, plan) if plan is not None else record
 
 
 def with_plan(record: Record, plan: PlanFile) -> Record:
-    """Return a record with what a plan says, for a run that has none of its own or an old one."""
+    """Return a record with the values of a plan, for a run without a record of its own or with an old one."""
     return msgspec.structs.replace(
         record,
         card=plan.card.name,
@@ -221,10 +227,10 @@ def with_plan(record: Record, plan: PlanFile) -> Record:
     )
 
 
-# A run's `result.json`: what its rows, side files and record are made of, written before any of them.
+# A run's `result.json`: the source of its rows, side files and record, written before any of them.
 #
-# Format: docs/plan-files.md.  Of a run with `--no-rows` it is all there is until `madlite collect`; its SHA-256 is in
-# the journal of the folder of runs.
+# Format: docs/plan-files.md.  Of a run with `--no-rows` it is the only result until `madlite collect`; its SHA-256
+# is in the journal of the folder of runs.
 
 RESULT_VERSION = 1
 
@@ -238,9 +244,9 @@ class _File(Value, frozen=True):
 
 
 class RunResult(Value, frozen=True):
-    """What a run came to: its record, with rows that no file has yet, and its entries of the side files.
+    """The result of a run: its record, with rows that no file has yet, and its entries of the side files.
 
-    Both have no secret.  A run without rows has no entries either.
+    Both are masked.  A run without rows has no entries either.
     """
 
     record: Record
@@ -259,7 +265,7 @@ def load_result(folder: Path) -> RunResult:
     """Return the result that a run's folder holds, as long as it is what madlite wrote.
 
     Raises:
-        RecordError: there is none, it cannot be read, or something else wrote or changed it.
+        RecordError: there is none, it cannot be read, or another program wrote or changed it.
     """
     try:
         data = read_regular(folder / RESULT, LIMIT_BYTES)
@@ -273,12 +279,12 @@ def load_result(folder: Path) -> RunResult:
 
 
 def _doubt(folder: Path, data: bytes) -> str:
-    """Return in words what is wrong with a result file, "" where it is what madlite wrote."""
+    """Return a message where a result file is not what madlite wrote; "" where it is."""
     written = [entry for entry in journal.read(folder.parent) if entry.result and entry.run == folder.name]
     if not written:
         return f"{RESULT} is not in the journal of {RUNS}: madlite did not write it"
     if hashlib.sha256(data).hexdigest() not in [entry.result for entry in written]:
-        return f"{RESULT} was changed by something else after {written[-1].at[:19]} (UTC), when madlite wrote it"
+        return f"{RESULT} was changed by another program after {written[-1].at[:19]} (UTC), when madlite wrote it"
     return ""
 
 
@@ -306,7 +312,7 @@ def _entries(tables: Json) -> Entries | None:
 
 
 def uncollected(workspace: Path) -> tuple[Path, ...]:
-    """Return the folders of runs that have ended and whose results no file has yet, the oldest first."""
+    """Return the folders of runs that have ended and whose results are not collected, the oldest first."""
     runs = workspace / RUNS
     own = journal.own_folders(runs)
     return tuple(folder for folder in awaits_collection(runs) if folder.name in own)

@@ -20,9 +20,9 @@ from madlite.measure.performance import (
     shortened,
 )
 from madlite.model import Json, Metric, Row, Status
-from madlite.results.header import STANDARD_COLUMNS, as_cell, cut_words, limited_cells, plain_cells, read_json
+from madlite.results.header import STANDARD_COLUMNS, as_cell, limited_cells, plain_cells, read_json, truncation_text
 from madlite.results.integrity import Integrity
-from madlite.results.locked import explained
+from madlite.results.locked import as_record_error
 from madlite.results.perfcsv import append_rows
 from madlite.results.rows import cut_of, limited_metric
 from madlite.results.sidefiles import ENTRY_TABLE, side_files_locked, write_table
@@ -43,7 +43,7 @@ def update_perf(
     model_name: str,
     folder: Path = Path(),
 ) -> int:
-    """Append results to a perf.csv that is there, and return how many rows that were.
+    """Append results to an existing perf.csv, and return the number of rows.
 
     `multiple` is a CSV with the columns model, performance and metric, whose rows take everything else from
     `common_info` (JSON) and their name from `model_name`; `single` and `exception` are JSON, an object per row, as
@@ -57,22 +57,22 @@ def update_perf(
     if not perf_csv.is_file():
         raise UsageProblem(f"there is no file {perf_csv} to append to", f"touch {perf_csv}")
     if multiple is not None:
-        rows = _several(multiple, common_info, model_name)
+        rows = _multiple(multiple, common_info, model_name)
     elif single is not None:
         rows = _given(single, "single result", model_name, Status.SUCCESS)
     elif exception is not None:
         rows = _given(exception, "exception result", model_name, Status.FAILURE)
     else:
         raise UsageProblem("there is no result to append", "name one: --single-result FILE")
-    if words := cut_words(row.cells for row in rows):
-        _log.warning("%s", words)
+    if truncated := truncation_text(row.cells for row in rows):
+        _log.warning("%s", truncated)
     rows = [Row(cells=limited_cells(row.cells)) for row in rows]
     append_rows(perf_csv, rows, integrity=Integrity(Path(os.path.realpath(perf_csv)), folder.absolute()))
-    _leave_entry(folder, rows)
+    _write_entry(folder, rows)
     return len(rows)
 
 
-def _several(path: Path, common_info: Path | None, model_name: str) -> list[Row]:
+def _multiple(path: Path, common_info: Path | None, model_name: str) -> list[Row]:
     if not model_name:
         raise UsageProblem(f"the results of {path} need the name of their model", "--model-name NAME")
     if common_info is None:
@@ -140,7 +140,7 @@ def _cells(values: dict[str, Json]) -> dict[str, str]:
 
 
 def _check_number(text: str) -> None:
-    """Refuse what is a number to JSON and none to those who read perf.csv; text that is none is judged as any other."""
+    """Refuse a number that JSON has and readers of perf.csv do not; other text is judged as usual."""
     why = TOO_LONG if is_too_long(text) else ""
     if not why and text.lstrip("-")[:1].isdigit() and math.isinf(judge_number(text, "")[0] or 0.0):
         why = "it is not a finite number"
@@ -154,11 +154,11 @@ def _text(name: str, value: Json) -> str:
     return as_cell(value)
 
 
-def _leave_entry(folder: Path, rows: list[Row]) -> None:
-    """Write perf_entry.csv; where that fails the rows are in perf.csv all the same."""
+def _write_entry(folder: Path, rows: list[Row]) -> None:
+    """Write perf_entry.csv; an error is logged, for the rows are in perf.csv."""
     path = folder / ENTRY_TABLE
     try:
-        with side_files_locked(folder), explained(path):
+        with side_files_locked(folder), as_record_error(path):
             write_table(path, [plain_cells(row) for row in rows])
     except RecordError as problem:
         _log.warning("%s", problem.message)

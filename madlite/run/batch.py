@@ -1,4 +1,4 @@
-"""A batch of plans, one after another or some at once, each with its rows; what a signal leaves unstarted is named."""
+"""A batch of plans, one after another or in parallel, each with its rows; runs never started are named."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.errors import ExitCode, RecordError
 from madlite.measure.steps import Steps
-from madlite.model import Cause, Result, Row, Status, to_json
+from madlite.model import Cause, Result, Row, Status
 from madlite.plan.context import Options
-from madlite.results.batch_journal import Asked, BatchJournal
-from madlite.results.header import cut_words, limited_cells, new_columns, plain_cells
+from madlite.results.batch_journal import BatchJournal, RequestedRun
+from madlite.results.header import limited_cells, new_columns, plain_cells, truncation_text
 from madlite.results.integrity import Integrity
-from madlite.results.intent import Rows, now, rows_path
-from madlite.results.perfcsv import append_rows, left_out_words, save_beside
+from madlite.results.pending import rows_path
+from madlite.results.perfcsv import append_rows, left_out_text, save_rows
 from madlite.results.record import Record, make_record, record_json, step_lines
 from madlite.results.rows import build_rows, masked_rows
 from madlite.results.sidefiles import make_entries, write_side_files
@@ -30,12 +30,13 @@ from madlite.run.one import Run, secrets_for
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog.watchdog import StopReason
-from madlite.workspace.folder import RECORD, RESULT, ROWS, STEPS, RunFolder, open_runs
+from madlite.workspace.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
+from madlite.workspace.journal import RunEntry, RunRows, now
 
-# What is kept of one run that has ended, in an order in which a kill at any moment loses nothing silently.
+# What is written of a run that has ended, in an order in which no kill loses anything silently.
 #
-# steps.jsonl → rows.json, the rows as they are to be → perf.csv → the side files → record.json; then rows.json goes.
-# Of a run from a plan file result.json comes after the steps; with `--no-rows` it is the last: `collect` does the
+# steps.jsonl → the rows in the run's journal → perf.csv → the side files → record.json; then the journal is removed.
+# Of a run from a plan file result.json comes after the steps; with `--no-rows` it is the last: `collect` writes the
 # rest.
 
 _log = logging.getLogger(__name__)
@@ -45,98 +46,101 @@ class ResultWriter:
     """Writes one run's result: its rows once, whatever happens before or after them."""
 
     def __init__(self, one: Planned, options: Options, screen: Screen, mask: Callable[[str], str]) -> None:
-        self.saved = True  # whether the rows are where they belong
+        self.saved = True  # whether the rows are in their file
         self._one, self._plan = one, one.plan
         self._options, self._screen, self._mask = options, screen, mask
-        self._rows: Rows | None = None
-        self._tried = False
-        self._cut = ""  # which cells were too long
-        self._no_room: list[str] = []  # columns that the rows have and the file's header has no room for
+        self._rows: RunRows | None = None
+        self._attempted = False
+        self._truncated = ""  # message about truncated cells
+        self._omitted_columns: list[str] = []  # columns for which the file's header has no room
 
     def write(self, result: Result, steps: Steps, folder: RunFolder | None) -> Result:
-        """Write all of it, and return the result with what could not be written; without a folder the rows alone."""
+        """Write all of it, and return the result with errors as findings; without a folder only the rows."""
         problems = [folder.stream(STEPS, step_lines(steps))] if folder is not None and len(steps) else []
-        if not self._tried:  # a bug of ours that comes after the rows must not bring them a second time
-            self._tried = True
+        if not self._attempted:  # a bug after the rows were written must not write them a second time
+            self._attempted = True
             if self._options.result_file or not self._options.rows:
                 problems.append(self._save_result(result, filter(None, problems), folder))
             if self._options.rows:
-                self._append(result, folder)
-                self._write_beside(result)
-        problems.append(self._cut)
-        problems.append(self._moved(folder) if folder is not None else "")
+                self._append_rows(result, folder)
+                self._write_side_files(result)
+        problems.append(self._truncated)
+        problems.append(self._check_moved(folder) if folder is not None else "")
         if folder is not None and self._options.rows:
-            told = [*result.findings, *filter(None, problems)]
-            problems.append(self._record(replace(result, findings=tuple(told)), folder))
+            findings = (*result.findings, *filter(None, problems))
+            problems.append(self._write_record(replace(result, findings=findings), folder))
         return replace(result, findings=(*result.findings, *filter(None, problems)))
 
-    def _save_result(self, result: Result, told: Iterable[str], folder: RunFolder | None) -> str:
-        """Write the result file; where that is all there is to be and it cannot be written, the rows are shown."""
+    def _save_result(self, result: Result, problems: Iterable[str], folder: RunFolder | None) -> str:
+        """Write the result file; where it is the only output and cannot be written, the rows are shown."""
         rows = self._make_rows(result) if has_row(self._one, result) else ()
-        result = replace(result, findings=(*result.findings, *told, *([self._cut] if self._cut else [])))
+        result = replace(
+            result, findings=(*result.findings, *problems, *([self._truncated] if self._truncated else []))
+        )
         try:
-            text = result_text(self._collectable(result, rows))
-            problem = folder.put_result(text) if folder is not None else "the run has no folder"
+            text = result_text(self._make_run_result(result, rows))
+            problem = folder.write_result(text) if folder is not None else "the run has no folder"
         except Exception as bug:  # noqa: BLE001 - the verdict stands, and rows may still be written
             _log.debug("result file of %s", self._plan.id, exc_info=True)
             problem = f"internal error in {RESULT}: {type(bug).__name__}: {bug}"
         if problem and not self._options.rows:
             self.saved = False
-            self._screen.warn(f"the result cannot be kept ({problem}): {[row.cells for row in rows]}")
+            self._screen.warn(f"the result cannot be saved ({problem}): {[row.cells for row in rows]}")
         return problem
 
-    def _collectable(self, result: Result, rows: Sequence[Row]) -> RunResult:
+    def _make_run_result(self, result: Result, rows: Sequence[Row]) -> RunResult:
         cells = tuple(plain_cells(row) for row in rows)
         strict = self._options.strict_header
-        noted = Rows(path="", cells=cells, strict_header=strict) if cells else None
+        run_rows = RunRows(path="", cells=cells, strict_header=strict) if cells else None
         return RunResult(
-            record=self._make_record(result, noted), entries=make_entries(**self._of_sides(result)) if cells else None
+            record=self._make_record(result, run_rows),
+            entries=make_entries(**self._side_file_inputs(result)) if cells else None,
         )
 
-    def _moved(self, folder: RunFolder) -> str:
-        """Return that something put another thing in the place of the run's folder, and warn of it."""
+    def _check_moved(self, folder: RunFolder) -> str:
+        """Warn where the run's folder was moved or replaced, and return the message."""
         if folder.is_in_place():
             return ""
         link = next((place for place in (folder.path.parent, folder.path) if place.is_symlink()), None)
-        what = f"a link is in the place of {link}: it is not followed" if link else f"{folder.path} was moved away"
-        words = f"{what}; the run's files are in the folder that was made for them, wherever it is now"
-        self._screen.warn(words)
-        return words
+        what = f"{link} was replaced by a link: it is not followed" if link else f"{folder.path} was moved away"
+        message = f"{what}; the run's files are in the folder that was made for them, wherever it is now"
+        self._screen.warn(message)
+        return message
 
-    def _append(self, result: Result, folder: RunFolder | None) -> None:
-        """Append the run's rows; if that is not possible, they are kept in the run's folder."""
+    def _append_rows(self, result: Result, folder: RunFolder | None) -> None:
+        """Append the run's rows; if that is not possible, save them in the run's folder."""
         if not has_row(self._one, result):
             return
         options, rows = self._options, self._make_rows(result)
         integrity = Integrity(options.output_target or options.output, self._plan.workspace)
 
-        def intend(size: int, columns: tuple[str, ...]) -> None:
-            self._intend(rows, size, columns, folder)
+        def before_write(size: int, columns: tuple[str, ...]) -> None:
+            self._note_rows(rows, size, columns, folder)
 
         try:
             append_rows(
                 options.output,
                 rows,
                 strict_header=options.strict_header,
-                intend=intend,
-                leave_out=self._no_room.extend,
+                before_write=before_write,
+                leave_out=self._omitted_columns.extend,
                 target=options.output_target,
                 integrity=integrity,
                 begin=new_columns(options.contract),
             )
         except (RecordError, OSError) as problem:
             self.saved = False
-            kept, words = self._save_beside(rows, folder)
+            file, message = self._save_rows(rows, folder)
             if self._rows is None:
-                self._intend(rows, 0, (), folder)
-            self._rows = replace(self._rows, kept=kept) if self._rows else None
-            self._screen.warn(f"no row in {options.output}: {problem}; {words}")
+                self._note_rows(rows, 0, (), folder)
+            self._rows = replace(self._rows, kept=file) if self._rows else None
+            self._screen.warn(f"no row in {options.output}: {problem}; {message}")
         else:
             self._rows = replace(self._rows, appended=True) if self._rows else None
-            if self._no_room:
-                self._screen.warn(f"{left_out_words(options.output, self._no_room)}; {RECORD} has them")
-        for words in integrity.told:
-            self._screen.warn(words)
+            if self._omitted_columns:
+                self._screen.warn(f"{left_out_text(options.output, self._omitted_columns)}; {RECORD} has them")
+        for report in integrity.reports:
+            self._screen.warn(report)
 
     def _make_rows(self, result: Result) -> tuple[Row, ...]:
         """Return the rows as they may stand in a file: without secrets, and short."""
@@ -150,25 +154,24 @@ class ResultWriter:
             columns=options.columns,
         )
         rows = masked_rows(rows, self._mask)
-        self._cut = cut_words(row.cells for row in rows)
+        self._truncated = truncation_text(row.cells for row in rows)
         return tuple(Row(cells=limited_cells(row.cells)) for row in rows)
 
-    def _intend(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
-        """Note what is about to be appended; a full disk costs the note, not the row."""
-        self._rows = Rows(
+    def _note_rows(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
+        """Record what is about to be appended; a full disk costs the entry, not the row."""
+        self._rows = RunRows(
             path=rows_path(self._options.output_target or self._options.output, self._plan.workspace),
             cells=tuple(plain_cells(row) for row in rows),
             at=now(),
             offset=size,
             columns=columns,
             strict_header=self._options.strict_header,
-        ).without(self._no_room)
-        text = to_json(self._rows)
-        if folder is not None and (problem := folder.put(ROWS, text) and folder.note(text.encode())):
+        ).without(self._omitted_columns)
+        if folder is not None and (problem := folder.note(RunEntry(at=self._rows.at, rows=self._rows))):
             _log.debug("%s", problem)
 
-    def _save_beside(self, rows: Sequence[Row], folder: RunFolder | None) -> tuple[str, str]:
-        """Keep rows that perf.csv did not take; return the file's name, and say where, or where that fails the rows."""
+    def _save_rows(self, rows: Sequence[Row], folder: RunFolder | None) -> tuple[str, str]:
+        """Save rows that perf.csv did not take; return the file's name and a message, with the rows if that fails."""
         try:
             with ExitStack() as opened:
                 if folder is None:
@@ -176,24 +179,24 @@ class ResultWriter:
                     place = opened.enter_context(runs.below(self._plan.folder.name, make=True))
                 else:
                     place = folder.files
-                saved = save_beside(rows, place, new_columns(self._options.contract))
+                saved = save_rows(rows, place, new_columns(self._options.contract))
         except (RecordError, OSError) as problem:
             return "", f"it cannot be kept either ({problem}): {[row.cells for row in rows]}"
-        return saved.name, f"it is kept in {saved}"
+        return saved.name, f"it is saved in {saved}"
 
-    def _write_beside(self, result: Result) -> None:
-        """Write the side files; what keeps one of them from being written is said, and costs no row."""
+    def _write_side_files(self, result: Result) -> None:
+        """Write the side files; an error is shown, and costs no row."""
         if not has_row(self._one, result):
             return
         try:
-            problems = write_side_files(**self._of_sides(result))
+            problems = write_side_files(**self._side_file_inputs(result))
         except Exception as bug:  # noqa: BLE001 - the row is there: raised here, it would be written a second time
             _log.debug("side files of %s", self._plan.id, exc_info=True)
             problems = (f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}",)
         for problem in problems:
             self._screen.warn(problem)
 
-    def _of_sides(self, result: Result) -> dict[str, Any]:
+    def _side_file_inputs(self, result: Result) -> dict[str, Any]:
         environ = self._options.environ
         pipeline, build_number = environ.get("pipeline", ""), environ.get("BUILD_NUMBER", "0")
         return {
@@ -204,7 +207,7 @@ class ResultWriter:
             "mask": self._mask,
         }
 
-    def _make_record(self, result: Result, rows: Rows | None) -> Record:
+    def _make_record(self, result: Result, rows: RunRows | None) -> Record:
         return make_record(
             self._plan,
             result,
@@ -215,28 +218,27 @@ class ResultWriter:
             mask=self._mask,
         )
 
-    def _record(self, result: Result, folder: RunFolder) -> str:
-        """Write the record and return what kept it from being written: a full disk costs it, and no verdict."""
+    def _write_record(self, result: Result, folder: RunFolder) -> str:
+        """Write the record and return the error message: a full disk costs the record, not the verdict."""
         try:
             text = record_json(self._make_record(result, self._rows))
         except Exception as bug:  # noqa: BLE001 - the row is there, and the verdict stands
             _log.debug("record of %s", self._plan.id, exc_info=True)
             return f"internal error in {RECORD}: {type(bug).__name__}: {bug}"
-        problem = folder.put_record(text)
+        problem = folder.write_record(text)
         if not problem and self.saved:
-            folder.remove(ROWS)
-            folder.note(b"")
+            folder.end_journal()
         return problem
 
     def _left_out(self) -> tuple[str, ...]:
-        """Return the places of the context whose values the record has not; of one given again, those before too."""
+        """Return the places of the context whose values the record lacks; of a repeated run also the original's."""
         before = left_out_before(self._options.command, self._plan.workspace)
-        now = context_file(self._one.context, self._mask).left_out
-        return tuple(dict.fromkeys((*before, *self._one.context_left_out, *now)))
+        here = context_file(self._one.context, self._mask).left_out
+        return tuple(dict.fromkeys((*before, *self._one.context_left_out, *here)))
 
 
 def has_row(one: Planned, result: Result) -> bool:
-    """Say whether a run has a row: one that was to do without its model has none, unless it failed."""
+    """Say whether a run has a row: one that skips its model has none, unless it failed."""
     plan = one.plan
     return plan.writes_row and (not plan.skip_model_run or result.status is Status.FAILURE)
 
@@ -245,10 +247,10 @@ STOPPED = StopReason(cause=Cause.INTERRUPTED, text="stopped")
 
 
 class Batch:
-    """Plans on their way to results; `at_once` of them run at the same time.
+    """Runs plans, `at_once` of them at the same time.
 
-    `journal` notes on the disk how far it is, for the next command if this one is killed.  A run knows nothing of
-    the others: each has its stop, its log and its events, and is written when it ends.
+    `journal` records the progress, for the next command if this one is killed.  Runs are independent: each has its own
+    stop, log and events, and is written when it ends.
     """
 
     def __init__(
@@ -264,17 +266,17 @@ class Batch:
         self._options, self._plugins, self._screen = options, plugins, screen
         self._clock, self._journal, self._at_once = clock, journal or BatchJournal(), at_once
         self._planned = [replace(one, plan=replace(one.plan, batch=self._journal.id)) for one in planned]
-        self._one = threading.Lock()  # of all below
+        self._one = threading.Lock()  # guards all below
         self._next = 0
         self._stop: StopReason | None = None  # of the whole batch
-        self._stops: dict[str, StopControl] = {}  # of the runs that go on
+        self._stops: dict[str, StopControl] = {}  # of the running runs
         self._results: dict[int, Result] = {}
-        self._kept_aside: list[int] = []
+        self._pending: list[int] = []
         self._bug: Exception | None = None
 
     def run(self, signals: Signals | None = None) -> RunOutcome:
-        """Run all of them; after INT, TERM or HUP those that go on are ended and the rest is not started."""
-        self._journal.ask(Asked(id=one.plan.id, card=one.plan.card.name) for one in self._planned)
+        """Run all of them; after INT, TERM or HUP running ones are ended and the rest is not started."""
+        self._journal.request(RequestedRun(id=one.plan.id, card=one.plan.card.name) for one in self._planned)
         with ExitStack() as stack:
             signals = signals or stack.enter_context(Signals())
             stack.enter_context(signals.passing_to(self.stop))
@@ -283,7 +285,7 @@ class Batch:
         return self._outcome(code)
 
     def stop(self, reason: StopReason = STOPPED, run_id: str | None = None) -> None:
-        """End one run, or all that go on and start no other; safe from any thread.  A second time, kill at once."""
+        """End one run, or all running ones and start no other; safe from any thread.  A second call kills at once."""
         with self._one:
             if run_id is None:
                 self._stop = self._stop or reason
@@ -292,7 +294,7 @@ class Batch:
             stop.request(reason)
 
     def _work_all(self) -> None:
-        """Have as many threads as runs may go on at once; this one is the first."""
+        """Run as many threads as runs at once; this one is the first."""
         raised: list[BaseException] = []
 
         def work() -> None:
@@ -332,13 +334,13 @@ class Batch:
 
     @contextmanager
     def _stoppable(self, run: Run) -> Iterator[None]:
-        """Let a run be stopped from outside; it is at once where the batch was before."""
+        """Let a run be stopped from outside; at once where the batch was stopped before."""
         run_id = run.plan.id
         with self._one:
             self._stops[run_id] = run.stop
-            asked = self._stop
-        if asked is not None:
-            run.stop.request(asked)
+            reason = self._stop
+        if reason is not None:
+            run.stop.request(reason)
         try:
             yield
         finally:
@@ -346,7 +348,7 @@ class Batch:
                 del self._stops[run_id]
 
     def _run(self, one: Planned) -> tuple[Result, bool, Exception | None]:
-        """Run one to its end and write it; with it comes a bug of ours, which ends the batch once all is safe."""
+        """Run one to its end and write it; return a bug too, which ends the batch once all is written."""
         environ = self._options.environ
         bug: Exception | None = None
         secrets = secrets_for(one, environ)
@@ -363,7 +365,7 @@ class Batch:
     def _note(self, position: int, result: Result, saved: bool, bug: Exception | None) -> None:
         with self._one:
             self._results[position] = result
-            self._kept_aside += [] if saved else [position]
+            self._pending += [] if saved else [position]
             self._bug = self._bug or bug
 
     def _outcome(self, code: ExitCode | None) -> RunOutcome:
@@ -372,9 +374,9 @@ class Batch:
         return RunOutcome(
             results=results,
             not_started=tuple(name for position, name in enumerate(names) if position not in self._results),
-            exit_code=code or (ExitCode.RUN_FAILED if self._kept_aside else exit_code(results)),
+            exit_code=code or (ExitCode.RUN_FAILED if self._pending else exit_code(results)),
             bug=self._bug,
-            kept_aside=tuple(names[position] for position in sorted(self._kept_aside)),
+            kept_aside=tuple(names[position] for position in sorted(self._pending)),
         )
 
 

@@ -1,34 +1,33 @@
-"""Results that runs left in their folders → rows of perf.csv, side files and records, each once.
+"""Results in the folders of runs → rows of perf.csv, side files and records, each once.
 
-rows.json → perf.csv → rows.json, appended → the side files → record.json; then rows.json goes.  A kill in between
-leaves a run that is not collected: the next try goes on where this one was.
+The rows in the run's journal → perf.csv → the journal, appended → the side files → record.json; then the journal is
+removed.  A kill in between leaves a run that is not collected: the next attempt continues there.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
-from madlite.model import Result, Value, to_json
+from madlite.model import Result, Value
 from madlite.plan.inputs import RUNS
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
-from madlite.results.intent import Rows, are_there, read_intent, rows_path
+from madlite.results.pending import are_in_file, rows_path
 from madlite.results.record import Record, record_json, result_of
 from madlite.results.sidefiles import write_entries
 from madlite.results.stored import RunResult, load_result, read_record
-from madlite.run.recovery.unfinished import append_once, appended
-from madlite.workspace.folder import RECORD, RESULT, ROWS, RunFolder, is_alive, is_there
-from madlite.workspace.journal import own_folders
+from madlite.run.recovery.unfinished import append_once, appended_rows
+from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, is_alive
+from madlite.workspace.journal import RunEntry, RunRows, now, own_folders, read_run
 
 
 class Collected(Value, frozen=True):
-    """What became of one run's result: the words for people, and the result where it is collected now.
+    """The outcome of collecting one run: a message, and the result where it is collected now.
 
     `failed` where it should have been, and was not.
     """
@@ -43,7 +42,7 @@ class Collected(Value, frozen=True):
 def collect_all(
     folders: Iterable[Path], workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS
 ) -> Iterator[Collected]:
-    """Collect runs one by one into a results file, a new one with the columns `begin`; yield what became of each."""
+    """Collect runs one by one into a results file, a new one with the columns `begin`; yield the outcome of each."""
     for folder in folders:
         try:
             yield _collect(folder, workspace, output, begin)
@@ -60,77 +59,79 @@ def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) 
     """
     if folder.name not in own_folders(folder.parent):
         raise RecordError(f"madlite did not make it in this folder: it is not in the journal of {RUNS}")
-    if is_there(folder / RECORD):
-        return Collected(run_id=folder.name, words=_there(read_record(folder)))
-    if not is_there(folder / RESULT):
-        goes_on = is_alive(folder)
-        raise RecordError("it goes on" if goes_on else f"it was cut off: it has no {RESULT} (madlite clean)")
-    if folder.lstat().st_uid != os.geteuid():  # theirs to collect: who owns a folder may have written what is in it
+    if exists(folder / RECORD):
+        return Collected(run_id=folder.name, words=_collected_text(read_record(folder)))
+    if not exists(folder / RESULT):
+        is_running = is_alive(folder)
+        raise RecordError(
+            "it is still running" if is_running else f"it was cut off: it has no {RESULT} (madlite clean)"
+        )
+    if (
+        folder.lstat().st_uid != os.geteuid()
+    ):  # only the owner collects it: the owner may have written what is in the folder
         raise RecordError("it is another user's")
-    held = RunFolder.reopen(folder)
-    if held is None:
-        raise RecordError("it goes on, or another command collects it")
+    run_folder = RunFolder.reopen(folder)
+    if run_folder is None:
+        raise RecordError("it is still running, or another command is collecting it")
     try:
-        if is_there(folder / RECORD):  # by now
-            return Collected(run_id=folder.name, words=_there(read_record(folder)))
-        return _write(load_result(folder), held, workspace, output, begin)
+        if exists(folder / RECORD):  # by now
+            return Collected(run_id=folder.name, words=_collected_text(read_record(folder)))
+        return _write(load_result(folder), run_folder, workspace, output, begin)
     finally:
-        held.close()
+        run_folder.close()
 
 
-def _there(record: Record | None) -> str:
+def _collected_text(record: Record | None) -> str:
     rows = record.rows if record is not None else None
     return f"collected already{f', its rows are in {rows.path}' if rows is not None else ''}"
 
 
-def _write(result: RunResult, held: RunFolder, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
-    """Write what a result has, all but what an earlier try has written; the caller holds the run's folder.
+def _write(result: RunResult, run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
+    """Write what a result has, except what an earlier attempt has written; the caller holds the run's lock.
 
     Raises:
         RecordError, OSError: its rows or its record are not there.
     """
     record, words, warnings = result.record, "it has no row", []
     if record.rows is not None:
-        rows, words, told = _append(record.rows, held, workspace, output, begin)
+        rows, words, reports = _append(record.rows, run_folder, workspace, output, begin)
         record = replace(record, rows=rows)
-        warnings += told
+        warnings += reports
         if result.entries is not None:
             warnings += write_entries(workspace, result.entries, again=True)
-    if problem := held.put_record(record_json(record)):
+    if problem := run_folder.write_record(record_json(record)):
         raise RecordError(f"{words}, but {problem}")
-    held.remove(ROWS)
-    held.note(b"")
+    run_folder.end_journal()
     return Collected(run_id=record.id, words=words, result=result_of(record), warnings=tuple(warnings))
 
 
 def _append(
-    rows: Rows, held: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
-) -> tuple[Rows, str, list[str]]:
-    """Append a run's rows and note that they are there; an earlier try may have done so, to another file too."""
-    tried = read_intent(held.path)
-    if tried is not None and (done := _earlier(tried, rows, workspace)) is not None:
+    rows: RunRows, run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
+) -> tuple[RunRows, str, list[str]]:
+    """Append a run's rows and record that; an earlier attempt may have done so, perhaps to another file."""
+    earlier = read_run(run_folder.path).rows
+    if earlier is not None and (done := _earlier(earlier, rows, workspace)) is not None:
         return done, f"its rows are in {done.path}", []
     integrity = Integrity(Path(os.path.realpath(output)), workspace)
     named = replace(rows, path=rows_path(output, workspace))
-    done, words = append_once(named, held, workspace, output, integrity, begin)
-    with suppress(OSError):  # on a full disk the file is asked again
-        held.write(ROWS, to_json(done).encode("utf-8", "backslashreplace"))
-    return done, words, list(integrity.told)
+    done, words = append_once(named, run_folder, workspace, output, integrity, begin)
+    run_folder.note(RunEntry(at=now(), rows=done))
+    return done, words, list(integrity.reports)
 
 
-def _earlier(tried: Rows, rows: Rows, workspace: Path) -> Rows | None:
-    """Return the rows as an earlier try has appended them, perhaps to another file; None where it has not.
+def _earlier(tried: RunRows, rows: RunRows, workspace: Path) -> RunRows | None:
+    """Return the rows as an earlier attempt has appended them, perhaps to another file; None where it has not.
 
     Raises:
-        RecordError: its file cannot be read, so that nobody knows.
+        RecordError: its file cannot be read.
     """
     if len(tried.cells) != len(rows.cells):
         return None
     if not all(one.items() <= other.items() for one, other in zip(tried.cells, rows.cells, strict=True)):
-        return None  # of no try of ours: columns may have been left out, none is another
+        return None  # not an attempt of this run: it could only have omitted columns
     if tried.appended:
         return tried
-    there = are_there(tried, workspace, appended(workspace))
+    there = are_in_file(tried, workspace, appended_rows(workspace))
     if there is None:
         raise RecordError(f"whether its rows are in {tried.path} cannot be seen")
     return replace(tried, appended=True) if there else None

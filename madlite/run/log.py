@@ -1,4 +1,4 @@
-"""A run's output on its way: secrets masked, written byte for byte to run.log, then handed on."""
+"""A run's output: secrets masked, written byte for byte to run.log, then passed on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from madlite.measure.lines import LONGEST
 from madlite.model import Chunk, Sink
 from madlite.rank_labels import node_label
-from madlite.safe_files import Folder, folder_of, half_made
+from madlite.safe_files import Folder, folder_of
 from madlite.secrets import Redactor
 from madlite.workspace.log_file import LogFile
 
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 class RunLog:
     """Writes one run's log; `sinks` get every masked chunk with its stream, 1 for stdout and 2 for stderr.
 
-    `follow` gets each chunk as it came, for a secret can be part of a number: what it makes of it is masked later.
-    In a run's `folder` the log is a new file; elsewhere it goes on with the one that is there.
-    Of a file `limit_bytes` are kept at most, its beginning and its end; 0 keeps all.  Sinks and `follow` get all of it.
-    Live logs are files of their own in the workspace: they have the log's bytes and, besides, what is told to them.
-    Of one of `nodes` the output stays byte for byte; of several each line begins with its node, as `[node1]: `.
+    `follow` gets each chunk unmasked, for a secret can be part of a number: its results are masked later.
+    In a run's `folder` the log is a new file; elsewhere an existing one is appended to.
+    A file has at most `limit_bytes`, its beginning and its end; 0 is no limit.  Sinks and `follow` get all of it.
+    Live logs are separate files in the workspace: they have the log's bytes and the lines of `write_live`.
+    Of one node the output stays byte for byte; of several `nodes` each line begins with its node, as `[node1]: `.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RunLog:
         self._secrets = tuple(secrets)
         self._redactors: dict[tuple[int, int], Redactor] = {}  # of each node and stream
         self._lines: dict[tuple[int, int], _NodeLines] | None = {} if nodes > 1 else None
-        self._own = Redactor(self._secrets)  # of madlite's lines
+        self._own = Redactor(self._secrets)  # for madlite's own lines
         self._limit_bytes = limit_bytes
         self._live: list[LogFile] = []
         self._live_name = ""
@@ -60,11 +60,11 @@ class RunLog:
             self._home = home = folder or Folder.open(path.parent)
             open_log = home.create if folder is not None else home.open_file
             self._main = LogFile(open_log(path.name, _FLAGS), path.name, home, limit_bytes=limit_bytes)
-        except OSError as error:  # a disk without inodes, a folder that is shut: what is to be logged goes on
-            self._lack(f"no {path.name}", error)
+        except OSError as error:  # a full disk, a folder without permission: the run continues without the log
+            self._report(f"no {path.name}", error)
 
     def feed(self, chunk: Chunk) -> None:
-        """Take output of the workload; never raises for a full disk, the workload goes on."""
+        """Add output of the workload; never raises for a full disk, the workload continues."""
         self._follow(chunk)
         source = chunk.node, chunk.stream
         redactor = self._redactors.get(source)
@@ -73,26 +73,26 @@ class RunLog:
         self._pass_on(redactor.feed(chunk.data), source)
 
     def say(self, text: str) -> None:
-        """Add a line of madlite's own, e.g. of an image build."""
+        """Add a line of madlite, e.g. of an image build."""
         self._write_line(text, self._files)
 
-    def tell(self, text: str) -> None:
+    def write_live(self, text: str) -> None:
         """Add a line to the live logs alone."""
         self._write_line(text, self._live)
 
-    def keep_as(self, path: Path) -> None:
-        """Leave a copy of what the first live log has so far, e.g. of an image's build."""
+    def copy_live(self, path: Path) -> None:
+        """Copy what the first live log has so far, e.g. of an image's build."""
         if not self._live:
             return
-        with _named(path), folder_of(path) as (folder, name):
+        with _optional_file(path), folder_of(path) as (folder, name):
             folder.write(name, self._live[0].read())
 
     def begin_live(self, path: Path) -> None:
-        """Write from now on to a live log too, which has not what was said before; the last run that starts has it."""
+        """Write from now on to a live log too; earlier output is not in it, and the last run to start has its name."""
         if self._home is None:
             return
-        with _named(path), folder_of(path) as (folder, name):
-            with _beside(folder, name) as beside:
+        with _optional_file(path), folder_of(path) as (folder, name):
+            with folder.atomic(name) as beside:
                 file = LogFile(folder.create(beside, _FLAGS), beside, self._home, limit_bytes=self._limit_bytes)
             self._live.append(file)
             self._live_name = name
@@ -101,21 +101,21 @@ class RunLog:
         """Give the last live log another name in its folder."""
         if not self._live:
             return
-        with _named(path), folder_of(path) as (folder, name), _beside(folder, name) as beside:
+        with _optional_file(path), folder_of(path) as (folder, name), folder.atomic(name) as beside:
             try:  # by its descriptor: its name may be another run's by now
                 os.link(f"/proc/self/fd/{self._live[-1].fd}", beside, dst_dir_fd=folder.fd, follow_symlinks=True)
             except OSError:  # a file system without hard links, a machine without /proc
                 os.symlink(self._live_name, beside, dir_fd=folder.fd)
 
     def flush(self) -> None:
-        """Pass on what is held back; call it when an action ends."""
+        """Pass on buffered output; call it when an action ends."""
         for source, redactor in self._redactors.items():
             self._pass_on(redactor.flush(), source)
         for (_, stream), lines in (self._lines or {}).items():
             self._write(lines.flush(), stream)
 
     def close(self) -> None:
-        """Write what is held and close the file, its end joined to its beginning where it had a limit."""
+        """Write buffered output and close the files, the end joined to the beginning where there is a limit."""
         self.flush()
         self._each(self._files, LogFile.close)
         if self._is_own_home and self._home is not None:
@@ -123,15 +123,15 @@ class RunLog:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the log should know once it is closed: that it has not all of it, and why."""
-        return tuple(filter(None, (self.problem, self._main.words if self._main is not None else "")))
+        """What is missing in the closed log, and why."""
+        return tuple(filter(None, (self.problem, self._main.note if self._main is not None else "")))
 
     @property
     def _files(self) -> list[LogFile]:
         return [self._main, *self._live] if self._main is not None else self._live
 
     def _pass_on(self, data: bytes, source: tuple[int, int]) -> None:
-        """Write masked output of a node and stream, of several nodes as soon as a line of it is complete."""
+        """Write masked output of a node and stream; of several nodes, complete lines."""
         if self._lines is not None:
             lines = self._lines.setdefault(source, _NodeLines(source[0]))
             data = lines.feed(data)
@@ -153,31 +153,17 @@ class RunLog:
             try:
                 write(file)
             except OSError as error:
-                self._lack(f"{'the' if file is self._main else 'a live'} log is incomplete", error)
+                self._report(f"{'the' if file is self._main else 'a live'} log is incomplete", error)
 
-    def _lack(self, what: str, error: OSError) -> None:
-        """Note once that the log has not all of it."""
+    def _report(self, what: str, error: OSError) -> None:
+        """Report once that the log is incomplete."""
         if not self.problem:
             self.problem = f"{what}: {error.strerror}"
             _log.warning("%s", self.problem)
 
 
-@contextmanager
-def _beside(folder: Folder, name: str) -> Iterator[str]:
-    """Yield a name for what becomes the file `name` when the block has made it."""
-    beside = half_made(name)
-    folder.remove(beside)
-    try:
-        yield beside
-        folder.tell_replaced(name)
-        folder.rename(beside, name)
-    except BaseException:
-        folder.remove(beside)
-        raise
-
-
 class _NodeLines:
-    """Puts its node before each line of one stream; what no line end came for is held, up to a long line's length."""
+    """Prefixes each line of one stream with its node; an incomplete line is buffered, up to a maximum length."""
 
     def __init__(self, node: int) -> None:
         self._label = node_label(node).encode()
@@ -187,21 +173,21 @@ class _NodeLines:
         """Return the lines that are complete; a carriage return ends one, as of a progress bar."""
         text = self._rest + data
         end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, max(0, len(text) - 1))) + 1  # the last may belong to a \n
-        cut = len(text) - end > LONGEST
-        end = len(text) if cut else end
+        too_long = len(text) - end > LONGEST
+        end = len(text) if too_long else end
         self._rest = text[end:]
         lines = b"".join(self._label + line for line in _LINES.findall(text[:end]))
-        return lines + b"\n" if cut and lines[-1:] not in b"\r\n" else lines
+        return lines + b"\n" if too_long and lines[-1:] not in b"\r\n" else lines
 
     def flush(self) -> bytes:
-        """Return the last line, which nothing ended, with an end: what follows may be another node's."""
+        """Return the last, incomplete line with a line end: the next output may be another node's."""
         rest, self._rest = self._rest, b""
         return self._label + rest + b"\n" if rest else b""
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Do without a further name of the log where it cannot be had; nothing half made is left."""
+def _optional_file(path: Path) -> Iterator[None]:
+    """Log a warning where an additional log file cannot be written; no partial file is left."""
     try:
         yield
     except OSError as error:

@@ -38,23 +38,23 @@ from madlite.run.watchdog.progress_monitor import ProgressMonitor
 from madlite.run.watchdog.watchdog import HangReport, Watchdog
 from madlite.runtimes.docker.request import request_secrets
 from madlite.secrets import Redactor, assigned, collect, spelled_out
-from madlite.workspace.claims import claim_model_dir, held_results, lock_name
+from madlite.workspace.claims import claim_model_dir, lock_name, locked_results
 from madlite.workspace.folder import CONTEXT, LOG, RunFolder, open_runs
 
-# A failed run's result with its diagnosis: what its log and this machine say of the cause.
+# A failed run's result with its diagnosis, from its log and this machine.
 
-# of these the diagnosed cause takes the place; the others decide rows and exit codes
+# replaced by the diagnosed cause; the others decide rows and exit codes
 _REPLACED = {Cause.EXIT_CODE, Cause.PREPARE}
-_OF_ENGINE = {Cause.BUILD, Cause.DISK}  # what the engine said stands in the reason
+_OF_ENGINE = {Cause.BUILD, Cause.DISK}  # the reason has the engine's message
 _KNOWN = {cause.value: cause for cause in Cause}
 
 
-def explained(plan: RunPlan, result: Result, state: RunProgress) -> Result:
+def with_diagnosis(plan: RunPlan, result: Result, state: RunProgress) -> Result:
     """Return the result with why it failed; one that did not fail as it is."""
     if result.status is not Status.FAILURE or result.diagnosis is not None:
         return result
     found = _diagnosis(plan, result, state)
-    outcome = outcome_words(state.outcome)
+    outcome = outcome_text(state.outcome)
     replaced = result.cause in _REPLACED and result.exit_code != 0
     cause = _KNOWN.get(found.cause, result.cause) if replaced else result.cause
     if result.cause is Cause.DISK and found.cause == Cause.INODES.value:
@@ -63,30 +63,30 @@ def explained(plan: RunPlan, result: Result, state: RunProgress) -> Result:
         result,
         diagnosis=found,
         cause=cause,
-        reason=_worded(state, result, found),
+        reason=_reason_text(state, result, found),
         evidence=found.line or result.evidence,
         findings=(*result.findings, *([outcome] if outcome else [])),
     )
 
 
-def outcome_words(outcome: JobOutcome | None) -> str:
-    """Return what an engine says of a session's end, "" where that is no more than that it ended or goes on."""
+def outcome_text(outcome: JobOutcome | None) -> str:
+    """Return what an engine reports of a session's end, "" where that is only its state."""
     if outcome is None or not (outcome.out_of_memory or outcome.reason):
         return ""
     memory = ["its memory limit ended a process"] if outcome.out_of_memory else []
     code = [f"exit code {outcome.code}"] if outcome.code else []
-    return f"the engine says: {'; '.join(filter(None, [outcome.state, *code, *memory, outcome.reason]))}"
+    return f"the engine reports: {'; '.join(filter(None, [outcome.state, *code, *memory, outcome.reason]))}"
 
 
 def _diagnosis(plan: RunPlan, result: Result, state: RunProgress) -> Diagnosis:
     hint = state.hint or (plan.blocked.hint if plan.blocked is not None else "")
     if result.cause in _OF_ENGINE:
-        return _of_words(result, hint)
+        return _build_diagnosis(result, hint)
     facts = DiagnosisInput(
         plan=plan,
         exit_code=state.ended.code if state.ended else None,
         oom_kills=state.oom_kills if plan.traits.local else None,
-        disk=find_room(plan.workspace) if plan.traits.shares_files else None,
+        disk=disk_space(plan.workspace) if plan.traits.shares_files else None,
         outcome=state.outcome,
     )
     state.log.finish()  # of a session that broke off it was not
@@ -96,17 +96,17 @@ def _diagnosis(plan: RunPlan, result: Result, state: RunProgress) -> Diagnosis:
     return found
 
 
-def _of_words(result: Result, hint: str) -> Diagnosis:
-    """Return what an engine's words come to: a build that found no network failed for that."""
-    words = LogMonitor((), with_common(()))
-    words.feed(result.reason.encode())
-    words.finish()
-    found = diagnose(Cause.BUILD, "", words, hint=hint)
+def _build_diagnosis(result: Result, hint: str) -> Diagnosis:
+    """Return the diagnosis of an engine's message: a build without network failed for that."""
+    log = LogMonitor((), with_common(()))
+    log.feed(result.reason.encode())
+    log.finish()
+    found = diagnose(Cause.BUILD, "", log, hint=hint)
     cause = result.cause.value if result.cause is Cause.DISK and found.cause != Cause.INODES.value else found.cause
     return Diagnosis(cause=cause, line=result.evidence, hint=hint or found.hint, source=found.source)
 
 
-def _worded(state: RunProgress, result: Result, found: Diagnosis) -> str:
+def _reason_text(state: RunProgress, result: Result, found: Diagnosis) -> str:
     """Return the reason as a sentence that stands alone: what happened, why, and what to do."""
     if found.cause == result.cause.value:
         return result.reason
@@ -115,8 +115,8 @@ def _worded(state: RunProgress, result: Result, found: Diagnosis) -> str:
     return f"{reason} ({found.cause}); {found.hint}" if found.hint else f"{reason} ({found.cause})"
 
 
-def find_room(folder: Path) -> DiskSpace | None:
-    """Return what a folder's disk has left; None where it cannot be asked."""
+def disk_space(folder: Path) -> DiskSpace | None:
+    """Return what a folder's disk has left; None where it cannot be queried."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -128,12 +128,12 @@ def find_room(folder: Path) -> DiskSpace | None:
     )
 
 
-# What runs of one folder share, and so take turns with or get apart.
+# What runs of one folder share: locked, or separate for each.
 
 
 @contextmanager
 def claimed(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[RunPlan]:
-    """Hold what the plan's script needs for itself in the workspace; a rendered run has all of it in its own folder.
+    """Lock what the plan's script uses in the workspace; a rendered run has all of it in its own folder.
 
     Raises:
         RuntimeProblem: the workspace cannot be written to, or `keep_waiting` ended the wait for another run.
@@ -142,14 +142,14 @@ def claimed(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[RunPlan
         yield plan
         return
     with ExitStack() as stack:
-        with _told(plan):
-            stack.enter_context(held_results(plan, keep_waiting))
+        with _as_runtime_problem(plan):
+            stack.enter_context(locked_results(plan, keep_waiting))
             name, lock = claim_model_dir(plan)
-            stack.callback(_let_go, plan, name, lock)
+            stack.callback(_release, plan, name, lock)
         yield bind_model_dir(plan, name)
 
 
-def _let_go(plan: RunPlan, name: str, lock: int) -> None:
+def _release(plan: RunPlan, name: str, lock: int) -> None:
     if name != plan.model_dir:  # a name that no other run will have
         with suppress(OSError), open_runs(plan.workspace) as runs:
             runs.remove(lock_name(name))
@@ -158,7 +158,7 @@ def _let_go(plan: RunPlan, name: str, lock: int) -> None:
 
 
 @contextmanager
-def _told(plan: RunPlan) -> Iterator[None]:
+def _as_runtime_problem(plan: RunPlan) -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
@@ -174,7 +174,7 @@ LOG_END, BUILD_LOG_END, RUN_LOG_END = ".live.log", ".build.live.log", ".run.live
 
 
 class Run:
-    """One run while it goes on; until its `close` it has its folder, and what its script needs for itself."""
+    """One run; until its `close` it holds its folder and the locks of its script."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the run's locks back: it has ended."""
+        """Release the run's locks: it has ended."""
         self.stop.close()
         try:
             self._claims.close()
@@ -260,11 +260,11 @@ class Run:
         return self.folder
 
     def _find_folder(self) -> None:
-        """Have a folder for the account of a run that did not start, if there can be one."""
+        """Create or open a folder for the record of a run that did not start, if possible."""
         if self.folder is None:
             try:
                 self._create_folder()
-            except UsageProblem:  # the disk is full, say: what there is of it takes at least the rows
+            except UsageProblem:  # the disk is full, say: a partial folder takes at least the rows
                 self.folder = RunFolder.reopen(self.plan.folder, begun=True)
 
     def _run(self) -> Result:
@@ -285,7 +285,7 @@ class Run:
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
         try:
-            told = MadLog(self.plan, self.state, log.tell, self._show)
+            told = MadLog(self.plan, self.state, log.write_live, self._show)
             self._prepare(log, told)
             one = replace(self.one, plan=self.plan)  # as it is claimed
             self.stage = SessionRunner(one, self.state, self.stop, self.screen, self.clock, self.instrumentation, told)
@@ -321,7 +321,7 @@ class Run:
             told.prepared()
         finally:
             if builds:
-                log.keep_as(self._beside(BUILD_LOG_END))
+                log.copy_live(self._beside(BUILD_LOG_END))
         if builds and self.state.image.build_duration_s is not None:
             self.state.durations_s["build"] = self.state.image.build_duration_s
         told.opening()
@@ -381,7 +381,7 @@ class Run:
     def _result(self, verdict: Verdict) -> Result:
         self.state.durations_s["total"] = self.clock() - self.began
         result = self.state.result(self.plan, verdict, self.started)
-        return masked(self.instrumentation.annotate(explained(self.plan, result, self.state)), self.mask)
+        return masked(self.instrumentation.annotate(with_diagnosis(self.plan, result, self.state)), self.mask)
 
 
 def secrets_for(one: Planned, environ: dict[str, str]) -> tuple[str, ...]:

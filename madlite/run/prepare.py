@@ -1,6 +1,6 @@
-"""Fetch what `resolve` found missing, one thing after another; what fails does not stop the rest.
+"""Fetch what `resolve` found missing, one after another; a failure does not stop the rest.
 
-Data that a run's own preparation makes comes by that run's script, which leaves before the training.
+Data that a run's own preparation makes is made by that run's script, which exits before the training.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from madlite.run.screen import Planned
 from madlite.run.stop import Signals, StopControl
 from madlite.runtimes.docker.container import STAMP, ownership_command
 from madlite.safe_read import read_end
-from madlite.workspace.folder import CLEANED, HANDLE, LOG, RunFolder
+from madlite.workspace.folder import HANDLE, LOG, RunFolder
+from madlite.workspace.journal import RunEntry, now
 
 _END_BYTES = 1 << 16  # of the log, in which its last line is
-ONLY = "MADLITE_PREPARE_ONLY"  # templates/_base.sh.j2 leaves where it is set
+ONLY = "MADLITE_PREPARE_ONLY"  # templates/_base.sh.j2 exits where it is set
 
 
 class PrepareScreen(Protocol):
-    """Shows to people how what is needed comes; never blocks it and never raises."""
+    """Shows the progress of the preparation; never blocks it and never raises."""
 
     def requirement_started(self, requirement: Requirement, position: int, total: int) -> None:
         """Something is fetched now, the `position`th of `total`."""
@@ -64,7 +65,7 @@ class Prepared(Value, frozen=True):
 
 
 def prepare_all(found: Resolution, options: Options, screen: PrepareScreen, mask: Callable[[str], str]) -> Prepared:
-    """Have everything here; after INT, TERM or HUP nothing more is fetched, and what came stays for the next try."""
+    """Fetch everything; after INT, TERM or HUP nothing more is fetched, and what came stays for the next attempt."""
     todo = [one for one in found.requirements if one.fetch is not None or one.makes is not None]
     failed: list[str] = []
     left: list[str] = []
@@ -172,7 +173,7 @@ def _files(folder: Path, asset: Asset) -> dict[str, int]:
 
 
 class _Making:
-    """One preparation while it goes on."""
+    """One running preparation."""
 
     def __init__(self, run: Planned, plan: RunPlan, options: Options, screen: PrepareScreen, stop: StopControl) -> None:
         self._run, self._plan, self._screen, self._stop = run, plan, screen, stop
@@ -189,13 +190,13 @@ class _Making:
                 ended = self._acted(folder, log)
             finally:
                 log.close()
-                folder.write(CLEANED, b"")  # a preparation that was cut off is nothing to go on with
+                folder.note(RunEntry(at=now(), cleaned=""))  # an interrupted preparation is not reported as unfinished
         finally:
             folder.close()
         if ended.code != 0:
-            said = _last_line(folder.path / LOG)
+            line = _last_line(folder.path / LOG)
             raise RuntimeProblem(
-                f"the preparation ended with exit code {ended.code}" + (f": {said}" if said else ""),
+                f"the preparation ended with exit code {ended.code}" + (f": {line}" if line else ""),
                 f"its log: {folder.path / LOG}",
                 cause=Cause.PREPARE,
             )

@@ -19,7 +19,7 @@ _SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
 def needed_assets(plan: RunPlan, backends: Iterable[Backend], plugins: Plugins) -> tuple[Asset, ...]:
-    """Return what a plan's backends say that it needs from elsewhere, each once."""
+    """Return the assets that a plan's backends require, each once."""
     own = replace(plan, env=given_env(plan))
     answers = (plugins.query(backend, "assets", own, otherwise=()) or () for backend in backends)
     return tuple(dict.fromkeys(asset for found in answers for asset in found))
@@ -31,14 +31,14 @@ def given_env(plan: RunPlan) -> dict[str, EnvValue]:
 
 
 def settings(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that say how a plan's hub is asked: the plan's own over this environment."""
+    """Return the variables that configure access to a plan's hub: the plan's own over this environment."""
     return {**environ, **{name: str(value) for name, value in given_env(plan).items()}}
 
 
 def use_prepared(plan: RunPlan, assets: Sequence[Asset], environ: Mapping[str, str]) -> RunPlan:
     """Return the plan with what of its assets is on this machine; unchanged where nothing is.
 
-    The hub's repositories are used once all of them are here; nothing is asked of the network once everything is.
+    The hub's repositories are used once all of them are here; the network is not used once everything is.
     """
     if plan.machine.pretended or not assets:
         return plan
@@ -53,7 +53,7 @@ def use_prepared(plan: RunPlan, assets: Sequence[Asset], environ: Mapping[str, s
         return plan
     if all(here[asset] for asset in hub):
         return _with_hub(plan, hub, cache, _missing(here, plan))
-    return _told(plan if plan.traits.containerised else _seen(plan, hub, here), here)
+    return _with_missing_note(plan if plan.traits.containerised else _with_cached(plan, hub, here), here)
 
 
 def is_found(plan: RunPlan, asset: Asset) -> bool:
@@ -65,15 +65,15 @@ def _key(asset: Asset) -> str:
     return f"hub {repo_folder(asset, Path()).name}"
 
 
-def _seen(plan: RunPlan, hub: Sequence[Asset], here: Mapping[Asset, Path | None]) -> RunPlan:
-    """Return a plan of the host, whose run looks into the cache anyway, with what it finds there."""
+def _with_cached(plan: RunPlan, hub: Sequence[Asset], here: Mapping[Asset, Path | None]) -> RunPlan:
+    """Return a plan of the host, whose run uses the cache anyway, with what is found there."""
     missing = {_key(asset) for asset in hub if here[asset] is None}
     found = {_key(asset): ORIGIN for asset in hub if _key(asset) not in missing}
     return replace(plan, origins={**plan.origins, **found})
 
 
 def around(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return where a plan's hub cache is looked for: this environment, and on the host the plan's over it."""
+    """Return the variables that locate a plan's hub cache: this environment, and on the host the plan's over it."""
     own = {name: str(value) for name, value in plan.env.items()} if not plan.traits.containerised else {}
     return {**environ, **own}
 
@@ -103,7 +103,7 @@ def _with_hub(plan: RunPlan, hub: Sequence[Asset], cache: Path, missing: str) ->
     refs = ", ".join(dict.fromkeys(asset.ref for asset in hub))
     note = f"{refs}: prepared in {cache}, {missing or 'nothing is fetched'}"
     env = {"HF_HUB_CACHE": str(cache) if host else HUB_INSIDE, **switches}
-    plan = _changed(plan, env, () if host else mounts, note)
+    plan = _with_env_and_mounts(plan, env, () if host else mounts, note)
     return replace(plan, origins={**plan.origins, **{_key(asset): ORIGIN for asset in hub}})
 
 
@@ -113,11 +113,11 @@ def _with_data(plan: RunPlan, name: str, places: Mapping[Asset, Path | None], da
     folder = data / PurePosixPath(asset.path).parent if asset.source == "url" else place or data
     inside = data_inside(plan, folder, data)
     mounts = () if not plan.traits.containerised else (Mount(source=str(folder), target=inside, read_only=True),)
-    return _changed(plan, {name: inside}, mounts, f"{name}: prepared in {folder}")
+    return _with_env_and_mounts(plan, {name: inside}, mounts, f"{name}: prepared in {folder}")
 
 
-def _told(plan: RunPlan, here: Mapping[Asset, Path | None]) -> RunPlan:
-    """Say what is missing where some of it is here."""
+def _with_missing_note(plan: RunPlan, here: Mapping[Asset, Path | None]) -> RunPlan:
+    """Return the plan with a note on missing assets where some are here."""
     if all(place is None for place in here.values()):
         return plan
     return replace(plan, notes=(*plan.notes, _missing(here, plan)))
@@ -137,7 +137,7 @@ def command(plan: RunPlan) -> str:
     return f"madlite prepare --tags {plan.card.name}"
 
 
-def _changed(plan: RunPlan, env: Mapping[str, EnvValue], mounts: tuple[Mount, ...], note: str) -> RunPlan:
+def _with_env_and_mounts(plan: RunPlan, env: Mapping[str, EnvValue], mounts: tuple[Mount, ...], note: str) -> RunPlan:
     origins = {f"env.{name}": ORIGIN for name in env} | {f"mount {mount.target}": ORIGIN for mount in mounts}
     return replace(
         plan,

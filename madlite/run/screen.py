@@ -95,7 +95,7 @@ class ProgressWriter:
             return
         self._written_s = self._clock()
         try:
-            problem = self._folder.put(PROGRESS, to_json(replace(self._now, updated=_utc())))
+            problem = self._folder.write_text(PROGRESS, to_json(replace(self._now, updated=_utc())))
         except UsageProblem as error:
             problem = error.message
         if problem:

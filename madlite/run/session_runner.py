@@ -95,7 +95,7 @@ class SessionRunner:
         try:
             self.stop.check()
             with border(self.one.runtime), self.one.runtime.open(self.plan) as session, self.stop.guard(session):
-                folder.put(HANDLE, session.handle)
+                folder.write_text(HANDLE, session.handle)
                 self.state.shell = session.shell
                 self.session = session
                 observed = self._act(session, folder, log, results)

@@ -1,6 +1,6 @@
-"""The folder of one run: the plan, what was rendered, the log, and the record that says it ended.
+"""The folder of one run: the plan, the rendered files, the log, and the record that marks its end.
 
-A folder without `record.json` whose lock nobody holds is a run that was cut off.
+A folder without `record.json` whose lock is free is a run that was cut off.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from madlite.safe_read import read_regular
 from madlite.secrets import collect, masked_json
 from madlite.workspace import journal
 from madlite.workspace.journal import RECORD as RECORD  # noqa: PLC0414 - one of the names of a folder
+from madlite.workspace.journal import RUN_JOURNAL, RunEntry, read_run
 
-# What lies in folders that another user or a workload can have written to; nothing is opened and nothing raises.
+# Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
 
 
-def is_there(path: Path, *, shut: bool = False) -> bool:
-    """Say whether something is at a path; `shut`, where another user keeps us from seeing it.  Nothing raises."""
+def exists(path: Path, *, shut: bool = False) -> bool:
+    """Return whether a path exists; `shut` is the answer where permissions hide it.  Nothing raises."""
     try:
         path.stat()
     except OSError as error:
@@ -44,7 +45,7 @@ def is_there(path: Path, *, shut: bool = False) -> bool:
 
 
 def real_folders(parent: Path) -> Iterator[Path]:
-    """Yield the folders in a folder, by name; links to others are none, and one that cannot be read has none."""
+    """Yield the folders in a folder, by name; links are skipped, and an unreadable folder yields none."""
     try:
         with os.scandir(parent) as found:
             names = sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
@@ -54,12 +55,11 @@ def real_folders(parent: Path) -> Iterator[Path]:
 
 
 _LOG = logging.getLogger(__name__)
-ASKED_S, _ASKED_TURN_S = 2.0, 0.005  # who asks whether a lock is held has it for a moment
-LOCK, HANDLE, PLAN, LOG, CLEANED = "lock", "handle", "plan.json", "run.log", "cleaned"
-ROWS, STEPS, CONTEXT, RESULT = "rows.json", "steps.jsonl", "context.json", "result.json"
-WORK, VIEW = "work", ".view"  # what a container has of the run's folder, and what it has in place of the folder of runs
+QUERY_S, _RETRY_S = 2.0, 0.005  # a process that tests a lock holds it for a moment
+LOCK, HANDLE, PLAN, LOG = "lock", "handle", "plan.json", "run.log"
+STEPS, CONTEXT, RESULT = "steps.jsonl", "context.json", "result.json"
+WORK, VIEW = "work", ".view"  # what a container sees of the run's folder, and in place of the folder of runs
 _NEW_LOCK = f".{LOCK}"
-NOTE_BYTES = 16 << 10  # of the lock's file: taken from the disk at the start, for a note when it is full
 
 
 def new_run_id(card_name: str, now: datetime | None = None) -> str:
@@ -69,7 +69,7 @@ def new_run_id(card_name: str, now: datetime | None = None) -> str:
 
 
 def check_runs_folder(workspace: Path) -> None:
-    """Refuse a working folder in which something else has the name of the folder of runs.
+    """Refuse a working folder in which the folder of runs is not a real folder.
 
     Raises:
         UsageProblem: it is a file or a link, say.
@@ -85,8 +85,8 @@ def check_runs_folder(workspace: Path) -> None:
 class RunFolder:
     """An open run folder; the lock is held until `close`, also through a crash of the interpreter.
 
-    Everything is written through the descriptors of the folders as they were made: what a workload puts in the place
-    of one of them is not followed.
+    Everything is written through the descriptors of the folders as they were made: a link that a workload puts in the
+    place of one of them is not followed.
     """
 
     def __init__(self, home: Folder, lock: int, work: Folder | None = None) -> None:
@@ -107,9 +107,9 @@ class RunFolder:
                 runs = opened.enter_context(open_runs(plan.workspace, make=True))
                 home = runs.below(plan.folder.name, new=True)
                 _note_made(runs, home, plan.id)
-            # nobody sees its lock before it is held and has its room: it would look like a run that was cut off
-            folder = cls(home, _taken(home, _NEW_LOCK))
-            folder.note(b"")
+            # the lock gets its name once it is held: a free one would look like a run that was cut off
+            folder = cls(home, _open_locked(home, _NEW_LOCK))
+            folder.note(RunEntry(at=journal.now()))
             home.rename(_NEW_LOCK, LOCK)
             folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
             folder._fill(plan, files)
@@ -125,19 +125,19 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path, *, begun: bool = False) -> RunFolder | None:
-        """Return a folder of an earlier run, for what it still takes; None if that is nothing.
+        """Open and lock the folder of an earlier run; return None where that is not possible.
 
         With `begun` it is one that this command made, and could not fill.
         """
         try:
             with open_runs(path.parent.parent) as runs:
                 home = runs.below(path.name)
-                if begun and path.name not in journal.own_folders(path.parent):  # the disk was too full to note it
+                if begun and path.name not in journal.own_folders(path.parent):  # the disk was too full to record it
                     _note_made(runs, home, path.name)
         except OSError:
             return None
         try:
-            return cls(home, _taken(home))
+            return cls(home, _open_locked(home))
         except OSError:
             home.close()
             return None
@@ -149,20 +149,20 @@ class RunFolder:
 
     @property
     def work(self) -> Path:
-        """The part of it that the workload sees and writes: of a run on the host all of it."""
+        """The part of it that the workload sees and writes: on the host all of it."""
         return self._work.path if self._work is not None else self._home.path
 
     @property
     def files(self) -> Folder:
-        """The folder by its descriptor, for files that are written bit by bit."""
+        """The folder by its descriptor, for files that are written piece by piece."""
         return self._home
 
     def is_in_place(self) -> bool:
-        """Say whether the folder still is where it was made."""
+        """Return whether the folder still is where it was made."""
         return self._home.is_in_place()
 
     def _fill(self, plan: RunPlan, files: Iterable[tuple[str, bytes]]) -> None:
-        """Write the rendered files; a container gets a copy of its own, and nothing else of the folder of runs."""
+        """Write the rendered files; a container gets its own copy, and sees nothing else of the folder of runs."""
         if plan.traits.containerised and plan.blocked is None:
             self._work = self._home.below(WORK, make=True)
         for name, data in files:
@@ -170,7 +170,7 @@ class RunFolder:
                 _write(folder, name, data)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write one file of the folder as a whole: a reader sees the old one or the new one.
+        """Write one file of the folder atomically: a reader sees the old one or the new one.
 
         A link that a workload laid in its place is replaced, whatever it names.
 
@@ -181,61 +181,48 @@ class RunFolder:
         _write(self._home, name, data)
 
     def stream(self, name: str, pieces: Iterable[bytes]) -> str:
-        """Write one file piece by piece, whole or not at all; return what kept it from being written."""
+        """Write one file atomically from pieces; return the error message, "" if none."""
         try:
             self._home.write(name, pieces)
         except OSError as error:
             return f"{name} could not be written: {error.strerror}"
         return ""
 
-    def note(self, data: bytes) -> str:
-        """Write into the lock's file, which is there with room for it: a full disk takes it, and one without inodes.
+    def note(self, entry: RunEntry) -> str:
+        """Add a line to the run's journal; return the error message, "" if none."""
+        return journal.add_to_run(self._home, entry)
 
-        Returns what kept it from being written; nothing as a note takes the last one away.  A file without its room
-        says that there may be more to tell than it could take.
-        """
-        try:
-            for size in (NOTE_BYTES, len(data)):  # over what is there first; a longer note needs more
-                if os.pwrite(self._lock, data.ljust(NOTE_BYTES)[:size], 0) < size:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.ftruncate(self._lock, max(NOTE_BYTES, len(data)))
-        except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._lock, 0)
-            return f"{LOCK} could not be written: {error.strerror}"
-        return ""
+    def end_journal(self) -> None:
+        """Remove the run's journal, once its record has where its rows are."""
+        self._home.remove(RUN_JOURNAL)
 
-    def remove(self, name: str) -> None:
-        """Take one file away; where that is not possible, it stays."""
-        self._home.remove(name)
-
-    def put(self, name: str, text: str) -> str:
-        """Write one file of text; return what kept it from being written, for a full disk costs no verdict."""
+    def write_text(self, name: str, text: str) -> str:
+        """Write one file of text; return the error message, "" if none: a full disk must not cost the verdict."""
         try:
             self.write(name, text.encode("utf-8", "backslashreplace"))
         except OSError as error:
             return f"{name} could not be written: {error.strerror}"
         return ""
 
-    def put_result(self, text: str) -> str:
-        """Write the run's result file, its hash noted in the journal before; return what kept it from being written."""
+    def write_result(self, text: str) -> str:
+        """Write the run's result file after its hash in the journal; return the error message, "" if none."""
         data = text.encode("utf-8", "backslashreplace")
-        return self._journal(journal.with_result(self.path.name, data), RESULT) or self.put(RESULT, text)
+        return self._note_hash(journal.result_entry(self.path.name, data), RESULT) or self.write_text(RESULT, text)
 
-    def put_record(self, text: str) -> str:
-        """Write the run's record, its hash noted in the journal before; return what kept it from being written."""
+    def write_record(self, text: str) -> str:
+        """Write the run's record after its hash in the journal; return the error message, "" if none."""
         data = text.encode("utf-8", "backslashreplace")
-        if problem := self._journal(journal.recorded(self.path.name, data)):
+        if problem := self._note_hash(journal.record_entry(self.path.name, data)):
             return problem
-        problem = self.put(RECORD, text)
+        problem = self.write_text(RECORD, text)
         if not problem:
-            self._journal(journal.recorded(self.path.name, data, written=True))
+            self._note_hash(journal.record_entry(self.path.name, data, written=True))
         return problem
 
-    def _journal(self, entry: journal.Entry, name: str = RECORD) -> str:
-        """Add a line to the journal; return what kept it from being written if that is a full disk: nothing else does.
+    def _note_hash(self, entry: journal.Entry, name: str = RECORD) -> str:
+        """Add a line to the journal; return the error message of a full disk, other errors are logged.
 
-        A record without its line would later be told as something else's; one that was not written comes later.
+        A record without its line would later be reported as foreign; one that was not written comes later.
         """
         try:
             with open_runs(self.path.parent.parent) as runs:
@@ -247,16 +234,16 @@ class RunFolder:
         return ""
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         os.close(self._lock)
         for folder in filter(None, (self._home, self._work)):
             folder.close()
 
 
 def _note_made(runs: Folder, home: Folder, run_id: str) -> None:
-    """Note a folder that was just made; without it what a kill leaves of the run is not taken up."""
+    """Record a new folder in the journal; without it a killed run is not recovered."""
     try:
-        journal.add(runs, journal.made(home, run_id))
+        journal.add(runs, journal.folder_entry(home, run_id))
     except OSError as error:
         _LOG.warning("%s/%s cannot be written: %s", RUNS, journal.JOURNAL, error.strerror)
 
@@ -284,21 +271,21 @@ def open_runs(workspace: Path, *, make: bool = False) -> Folder:
     return runs
 
 
-def _taken(home: Folder, name: str = LOCK) -> int:
+def _open_locked(home: Folder, name: str = LOCK) -> int:
     lock = home.open_file(name)
     try:
-        hold(lock)
+        acquire(lock)
     except OSError:
         os.close(lock)
         raise
     return lock
 
 
-def hold(lock: int, limit_s: float = ASKED_S) -> None:
-    """Take a lock of our own, which nobody has for longer than it takes to ask whether it is held.
+def acquire(lock: int, limit_s: float = QUERY_S) -> None:
+    """Take a lock of our own; other processes hold it only for the moment of a test.
 
     Raises:
-        OSError: somebody has it, or there are no locks here.
+        OSError: another process holds it, or the file system has no locks.
     """
     until_s = time.monotonic() + limit_s
     while True:
@@ -307,23 +294,23 @@ def hold(lock: int, limit_s: float = ASKED_S) -> None:
         except BlockingIOError:
             if time.monotonic() > until_s:
                 raise
-            time.sleep(_ASKED_TURN_S)
+            time.sleep(_RETRY_S)
 
 
 def is_alive(folder: Path) -> bool:
-    """Say whether a madlite process still holds the run."""
-    return is_held(folder / LOCK)
+    """Return whether a madlite process still holds the run's lock."""
+    return is_locked(folder / LOCK)
 
 
-def is_held(path: Path, *, unknown: bool = False) -> bool:
-    """Say whether a process holds a lock; not that of a file that is gone; `unknown`, where it cannot be asked."""
+def is_locked(path: Path, *, unknown: bool = False) -> bool:
+    """Return whether a process holds a lock, False where the file is gone, `unknown` where it cannot be opened."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return unknown
-    try:  # shared: two that ask do not take each other for its holder, and NFS wants a file open for writing otherwise
+    try:  # shared: two tests do not see each other as the holder, and an exclusive lock on NFS needs a writable file
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -333,24 +320,24 @@ def is_held(path: Path, *, unknown: bool = False) -> bool:
 
 
 def unfinished(workspace: Path) -> tuple[Path, ...]:
-    """Return the folders of runs that were cut off, oldest first; on a full disk one has no plan, only its lock."""
+    """Return the folders of runs that were cut off, oldest first; after a full disk one may have a lock and no plan."""
     runs = workspace / RUNS
     own = journal.own_folders(runs)
     return tuple(path for path in _cut_off(runs) if path.name in own)
 
 
 def planted(workspace: Path) -> tuple[Path, ...]:
-    """Return folders that look like runs that were cut off, or wait for their rows, and that madlite did not make."""
+    """Return folders that look like runs that were cut off or have pending rows, and that madlite did not make."""
     runs = workspace / RUNS
-    waiting = [one for one in real_folders(runs) if is_there(one / ROWS) and not is_there(one / CLEANED)]
+    waiting = [one for one in real_folders(runs) if _has_pending_rows(one)]
     found = dict.fromkeys((*_cut_off(runs), *(one for one in waiting if not is_alive(one))))
     own = journal.own_folders(runs) if found else frozenset()
     return tuple(path for path in found if path.name not in own)
 
 
 def _cut_off(runs: Path) -> tuple[Path, ...]:
-    candidates = [one for one in real_folders(runs) if is_there(one / PLAN) or is_there(one / LOCK)]
-    # the lock first: a run that ends between the two questions has its record by then
+    candidates = [one for one in real_folders(runs) if exists(one / PLAN) or exists(one / LOCK)]
+    # the lock first: a run that ends between the two checks has its record by then
     return tuple(path for path in candidates if not is_alive(path) and not _has_ended(path))
 
 
@@ -360,26 +347,34 @@ def awaits_collection(runs: Path) -> tuple[Path, ...]:
 
 
 def is_uncollected(folder: Path) -> bool:
-    """Say whether a run has ended with a result file and has no record."""
-    if _has(folder, RECORD) or _has(folder, CLEANED) or is_alive(folder):
+    """Return whether a run has ended with a result file and has no record."""
+    if _has(folder, RECORD) or is_alive(folder) or not _has_result(folder):
         return False
-    return _has_result(folder)
+    return read_run(folder).cleaned is None
 
 
 def _has_ended(folder: Path) -> bool:
-    """Say whether a run's end is on the disk."""
-    return _has(folder, RECORD) or _has(folder, CLEANED) or _has_result(folder)
+    """Return whether a run's end is on the disk."""
+    return _has(folder, RECORD) or read_run(folder).cleaned is not None or _has_result(folder)
+
+
+def _has_pending_rows(folder: Path) -> bool:
+    """Return whether a run has rows in its journal that `clean` did not deal with."""
+    if not _has(folder, RUN_JOURNAL):  # as most runs
+        return False
+    pending = read_run(folder)
+    return pending.rows is not None and pending.cleaned is None
 
 
 def _has_result(folder: Path) -> bool:
-    """Say whether madlite wrote a run's result; a workload may well have a file of that name."""
+    """Return whether madlite wrote a run's result; a workload may have a file of that name."""
     if not _has(folder, RESULT):
         return False
     return any(entry.result and entry.run == folder.name for entry in journal.read(folder.parent))
 
 
 def _has(folder: Path, name: str) -> bool:
-    """Say whether a folder has a plain file; a link or a folder of such a name is a workload's."""
+    """Return whether a folder has a plain file; a link or a folder of that name is a workload's."""
     try:
         return stat.S_ISREG((folder / name).lstat().st_mode)
     except OSError:
@@ -392,7 +387,7 @@ def hide_from_git(runs: Folder) -> None:
         runs.write(".gitignore", b"*\n")
 
 
-# How containers and processes of a run are told from everybody else's.
+# Labels and variables that mark the containers and processes of a run.
 
 # labels of a container
 RUN_LABEL = "madlite.run"
@@ -401,24 +396,24 @@ KEPT_LABEL = "madlite.kept"
 # variables in the environment of every process of a run; the folder, on the host, only outside of containers
 RUN_MARK = "MADLITE_RUN_ID"
 FOLDER_MARK = "MADLITE_RUN_FOLDER"
-KEPT_MARK = "MADLITE_KEPT"  # on the host too, where the run was asked to stay
-SUPERVISOR_MARK = "MADLITE_SUPERVISOR"  # on the host, of what keeps a command's processes together
+KEPT_MARK = "MADLITE_KEPT"  # on the host too, for a run with --keep-alive
+SUPERVISOR_MARK = "MADLITE_SUPERVISOR"  # on the host, of the process that supervises a command's processes
 
 
 # `progress.json` in a run's folder: how far the run is, for any process that wants to watch it.
 #
-# It is written whole, at most about once a second and at each change of state, and says nothing that the record does
-# not say better once there is one: a reader trusts it for the screen alone.
+# It is written atomically, at most about once a second and at each change of state.  Once there is a record it holds
+# nothing more than that: readers use it for the screen alone.
 
 PROGRESS = "progress.json"
 _LIMIT_BYTES = 64 << 10
 
 
 class Progress(Value, frozen=True):
-    """How far one run is.  Times are UTC.
+    """Progress of one run.  Times are UTC.
 
-    `doing` is what it does in words; `speed` is of `unit`, as the training itself says it; `left_s` what its steps will
-    still take at the pace of those before.
+    `doing` is its current phase as text; `speed` is in `unit`, as the training reports it; `left_s` the estimated time
+    of the remaining steps.
     """
 
     version: int = 1
@@ -438,7 +433,7 @@ class Progress(Value, frozen=True):
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """Return how far a run is; None where nothing, or nothing readable, says it."""
+    """Return the progress of a run; None where there is no readable file."""
     try:
         return msgspec.json.decode(read_regular(folder / PROGRESS, _LIMIT_BYTES), type=Progress)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,31 +1,39 @@
-"""What madlite made and wrote in a working folder, noted where no container can write: `.journal.jsonl` of its runs.
+"""Two journals of JSON lines, both out of reach of containers.
 
-Lines are JSON, in their order: `run` with the inode of its folder once that was made, and with the hash of its record
-before that is written; `file` with what was written to a results file.  What later looks like madlite's and is not in
-here was made by something else.
+`.journal.jsonl` in the folder of runs lists what madlite created and wrote in a working folder: a run's folder with
+its inode, the hashes of its record and result, what was written to a results file.  Files that look like madlite's and
+are not listed were made by another program.
+
+`journal.jsonl` in a run's folder has the rows that are being appended to a results file, until the run's record has
+where they are, and what `madlite clean` did with a run that was cut off.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from madlite.model import Value
+from madlite.model import Value, json_line
 from madlite.safe_files import Folder
+from madlite.safe_read import read_regular
 
-JOURNAL, RECORD = ".journal.jsonl", "record.json"
-_LARGEST_RECORD = 256 << 20
+JOURNAL, RUN_JOURNAL, RECORD = ".journal.jsonl", "journal.jsonl", "record.json"
+_LIMIT_BYTES = 256 << 20  # of a record, and of a run's journal
+
+_Line = TypeVar("_Line", bound=Value)
 
 
 class Stamp(Value, frozen=True):
-    """By what a file that nobody touched is known again: any write changes the time of its last change."""
+    """Identifies an unmodified file: any write changes its ctime."""
 
     inode: int
     size: int
@@ -38,13 +46,13 @@ class Stamp(Value, frozen=True):
 
 
 class Entry(Value, frozen=True, omit_defaults=True):
-    """One line.
+    """One line of the journal in a folder of runs.
 
     Of a run: `inode` and `uid` of its folder, or the SHA-256 of its `record`, with its `size` once it was written, or
-    that of its `result` before it is written.  Of
-    a results `file`: the SHA-256 of the bytes that stand from `start` on, `size` of them, before they are written; then
-    its `stamp`.  From `start` 0 on it is all of the file, `rebuilt` where it was made from the records.  `changed` says
-    in words what something else did to it since the entry before; `known`, that the user has acknowledged all of that.
+    that of its `result` before it is written.  Of a results `file`: the SHA-256 of the `size` bytes from `start` on,
+    before they are written; then its `stamp`.  From `start` 0 on it is all of the file, `rebuilt` where it was made
+    from the records.  `changed` describes what another program did to it since the entry before; `acknowledged` (in the
+    file `known`), that the user has acknowledged all of that.
     """
 
     at: str
@@ -60,11 +68,11 @@ class Entry(Value, frozen=True, omit_defaults=True):
     stamp: Stamp | None = None
     changed: str = ""
     rebuilt: bool = False
-    known: bool = False
+    acknowledged: bool = msgspec.field(name="known", default=False)
 
 
 def add(runs: Folder, entry: Entry) -> None:
-    """Add a line; a new journal begins with the records that are there already, of an older madlite or copied.
+    """Add a line; a new journal begins with the records that exist already, of an older madlite or copied.
 
     Raises:
         OSError: it cannot be written.
@@ -73,18 +81,26 @@ def add(runs: Folder, entry: Entry) -> None:
     try:
         with suppress(OSError):  # machines that share the folder append at once, and NFS alone loses a line then
             fcntl.flock(fd, fcntl.LOCK_EX)
-        size = os.fstat(fd).st_size
-        torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"  # by a kill, or a full disk
-        lines = [entry] if size else [*_found(runs), entry]
-        data = b"\n" * torn + b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-        if os.write(fd, data) < len(data):
-            raise OSError(28, os.strerror(28), JOURNAL)
+        _append(fd, [entry] if os.fstat(fd).st_size else [*_existing_records(runs), entry])
     finally:
         os.close(fd)
 
 
+def _append(fd: int, lines: Iterable[Value]) -> None:
+    """Write lines in one call at the end of a journal that is open for reading and appending.
+
+    Raises:
+        OSError: they were not written completely.
+    """
+    size = os.fstat(fd).st_size
+    torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"  # by a kill, or a full disk
+    data = b"\n" * torn + b"".join(map(json_line, lines))
+    if os.write(fd, data) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def read(runs: Path, tail_bytes: int = 0) -> tuple[Entry, ...]:
-    """Return the lines of the journal in a folder of runs, of its last `tail_bytes` if not 0; none without one."""
+    """Return the entries of the journal in a folder of runs, of its last `tail_bytes` if not 0; none without one."""
     try:
         with Folder.open(runs) as folder:
             fd = folder.open_file(JOURNAL, os.O_RDONLY, make=False)
@@ -94,32 +110,32 @@ def read(runs: Path, tail_bytes: int = 0) -> tuple[Entry, ...]:
         begin = max(0, os.fstat(fd).st_size - tail_bytes) if tail_bytes else 0
         file.seek(begin)
         data = file.read()
-    return tuple(_entries(data.splitlines()[1 if begin else 0 :]))
+    return tuple(_decoded(data.splitlines()[1 if begin else 0 :], Entry))
 
 
 def now() -> str:
-    """Return the time as lines have it, UTC."""
+    """Return the time as entries have it, UTC."""
     return datetime.now(timezone.utc).isoformat(timespec="microseconds")
 
 
-def made(home: Folder, run_id: str) -> Entry:
-    """Return the line of a run's folder that was just made."""
+def folder_entry(home: Folder, run_id: str) -> Entry:
+    """Return the entry of a run's new folder."""
     facts = os.fstat(home.fd)
     return Entry(at=now(), run=run_id, inode=facts.st_ino, uid=facts.st_uid)
 
 
-def recorded(run_id: str, record: bytes, *, written: bool = False) -> Entry:
-    """Return the line of a run's record that is about to be written, or was."""
+def record_entry(run_id: str, record: bytes, *, written: bool = False) -> Entry:
+    """Return the entry of a run's record, before or after it is written."""
     return Entry(at=now(), run=run_id, record=hashlib.sha256(record).hexdigest(), size=len(record) if written else -1)
 
 
-def with_result(run_id: str, result: bytes) -> Entry:
-    """Return the line of a run's result file that is about to be written."""
+def result_entry(run_id: str, result: bytes) -> Entry:
+    """Return the entry of a run's result file that is about to be written."""
     return Entry(at=now(), run=run_id, result=hashlib.sha256(result).hexdigest())
 
 
 def own_folders(runs: Path, entries: Iterable[Entry] | None = None) -> frozenset[str]:
-    """Return the names of the folders in a folder of runs that madlite made: of the noted inode and owner."""
+    """Return the names of the folders in a folder of runs that madlite made: of the recorded inode and owner."""
     own = set()
     for entry in read(runs) if entries is None else entries:
         if entry.run and entry.inode and "/" not in entry.run:
@@ -130,14 +146,93 @@ def own_folders(runs: Path, entries: Iterable[Entry] | None = None) -> frozenset
     return frozenset(own)
 
 
-def _found(runs: Folder) -> Iterator[Entry]:
+def _existing_records(runs: Folder) -> Iterator[Entry]:
     for name in sorted(os.listdir(runs.fd)):  # noqa: PTH208 - of the open folder
         with suppress(OSError):
-            yield recorded(name, runs.read(f"{name}/{RECORD}", _LARGEST_RECORD))
+            yield record_entry(name, runs.read(f"{name}/{RECORD}", _LIMIT_BYTES))
 
 
-def _entries(lines: Iterable[bytes]) -> Iterator[Entry]:
-    decode = msgspec.json.Decoder(Entry).decode
+def _decoded(lines: Iterable[bytes], kind: type[_Line]) -> Iterator[_Line]:
+    decode = msgspec.json.Decoder(kind).decode
     for line in lines:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             yield decode(line)
+
+
+class RunRows(Value, frozen=True):
+    """The rows of one run, cell by cell as they were appended, and to which file.
+
+    `path` is relative to the working folder where the file is below it.  `at` is when, in UTC, `offset` the size that
+    the file had and `columns` the header, none of a new file.  Where `appended` is False after the run, `kept` names
+    the file in the run's folder that has them instead.  `strict_header`: they add no columns.
+    """
+
+    path: str
+    cells: tuple[dict[str, str], ...]
+    at: str = ""
+    offset: int = 0
+    columns: tuple[str, ...] = ()
+    appended: bool = False
+    kept: str = ""
+    strict_header: bool = False
+
+    def without(self, columns: Collection[str]) -> RunRows:
+        """Return the rows as they are in a file whose header cannot take some columns."""
+        left_out = frozenset(columns)
+        cells = tuple({name: text for name, text in one.items() if name not in left_out} for one in self.cells)
+        return msgspec.structs.replace(self, cells=cells)
+
+
+class RunEntry(Value, frozen=True, omit_defaults=True):
+    """One line of a run's journal: its `rows` right before they are appended, or what `clean` did with the run."""
+
+    at: str
+    rows: RunRows | None = None
+    cleaned: str | None = None
+
+
+class RunJournal(Value, frozen=True):
+    """Content of the journal of a run's folder.
+
+    `rows` are the last ones recorded; without any, `complete` means that the run certainly has none: a journal that
+    could not take a line is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.
+    """
+
+    rows: RunRows | None = None
+    complete: bool = False
+    cleaned: str | None = None
+
+
+def add_to_run(home: Folder, entry: RunEntry) -> str:
+    """Add a line to the journal of a run's folder; return the error message, "" if none.
+
+    A journal that cannot take a line is emptied, which needs no space: it must not be read as complete.
+    """
+    fd = -1
+    try:
+        fd = home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND)
+        _append(fd, [entry])
+    except OSError as error:
+        with suppress(OSError):
+            os.ftruncate(fd, 0)
+        return f"{RUN_JOURNAL} could not be written: {error.strerror}"
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    return ""
+
+
+def read_run(folder: Path) -> RunJournal:
+    """Return the content of the journal of a run's folder; empty where there is none, or it cannot be read."""
+    try:
+        lines = read_regular(folder / RUN_JOURNAL, _LIMIT_BYTES).splitlines()
+    except OSError:
+        return RunJournal()
+    entries = tuple(_decoded(lines, RunEntry))
+    rows = [entry.rows for entry in entries if entry.rows is not None]
+    cleaned = [entry.cleaned for entry in entries if entry.cleaned is not None]
+    return RunJournal(
+        rows=rows[-1] if rows else None,
+        complete=bool(entries) and len(entries) == len(lines),
+        cleaned=cleaned[-1] if cleaned else None,
+    )

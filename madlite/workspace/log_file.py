@@ -1,8 +1,8 @@
-"""A log's file of limited size: its beginning and its end are kept, and a line says how much between them is not.
+"""A log file of limited size: its beginning and its end are stored, and a line gives the size of the gap.
 
-The first half of the limit is written to the file itself, the head.  What comes then goes to files beside it, parts of
-the tail, of which the oldest goes when a new one begins; on closing they are joined to the head.  So the disk never
-holds more than the limit, and what a kill leaves can be read: the head, and the parts (madlite/reports/log.py).
+The first half of the limit is written to the file itself, the head.  Later output goes to files beside it, parts of
+the tail, of which the oldest is removed when a new one begins; on closing they are joined to the head.  So the disk
+never holds more than the limit, and a killed run's log can be read: the head, and the parts (madlite/reports/log.py).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _SHARES = 32  # of a limit: 16 are the head's, 15 the tail's, and one is for the
 _MOST_PARTS = 15
 _PIECE_BYTES = 1 << 20
 _FLAGS = os.O_RDWR | os.O_APPEND
-_LINE_BYTES = 1 << 16  # in which the tail's first whole line is looked for
+_LINE_BYTES = 1 << 16  # in which the tail's first complete line is searched
 LEFT_OUT = re.compile(rb"\n?\[madlite: (\d+) bytes left out here\]\n")
 
 
 def left_out_line(count: int, after: bytes) -> bytes:
-    """Return the line that stands where so many bytes are left out; what is before it is `after`."""
+    """Return the line that stands in place of `count` omitted bytes; `after` is the byte before it."""
     return b"%s[madlite: %d bytes left out here]\n" % (b"" if after[-1:] in (b"", b"\n") else b"\n", count)
 
 
@@ -37,7 +37,7 @@ def part_name(log: str, head: int, at: int) -> str:
 
 @dataclass(slots=True)
 class _Part:
-    """A part of the tail, open for reading too: its name may be anybody's by the time that it is joined."""
+    """A part of the tail, open for reading too: its name may be another file's by the time that it is joined."""
 
     name: str
     fd: int
@@ -46,15 +46,15 @@ class _Part:
 
 
 class LogFile:
-    """One file of a log, open for reading too; parts of its tail lie in the folder `aside` as long as it is open.
+    """One file of a log, open for reading too; parts of its tail lie in the folder `parts_folder` while it is open.
 
-    Every method but `read` raises an OSError for a full disk; what is written after it goes on.
+    Every method but `read` raises an OSError for a full disk; later writes are possible.
     """
 
-    def __init__(self, fd: int, name: str, aside: Folder, *, limit_bytes: int = 0) -> None:
-        self.left_out = 0  # bytes, known once it is closed
+    def __init__(self, fd: int, name: str, parts_folder: Folder, *, limit_bytes: int = 0) -> None:
+        self.left_out = 0  # bytes, set by `close`
         self._at_line_start = True
-        self.fd, self._name, self._aside = fd, name, aside
+        self.fd, self._name, self._parts_folder = fd, name, parts_folder
         self._limit = limit_bytes
         self._room = limit_bytes // 2 if limit_bytes else sys.maxsize
         self._head: int | None = None  # its size, once it is full
@@ -71,11 +71,11 @@ class LogFile:
             self._write_beyond(data)
 
     def write_line(self, line: bytes) -> None:
-        """Add a line that begins where no output is before it."""
+        """Add a line; it begins a new one where the output before it has no line end."""
         self.write(line if self._at_line_start else b"\n" + line)
 
     def read(self) -> Iterator[bytes]:
-        """Yield what the file would hold if it were closed now."""
+        """Yield the content that the file would have if it were closed now."""
         yield from _pieces(self.fd, 0, os.fstat(self.fd).st_size)
         skip, line = self._gap()
         yield line
@@ -84,7 +84,7 @@ class LogFile:
             skip = 0
 
     def close(self) -> None:
-        """Join the tail to the head, part by part, and close all of it; parts that find no room stay beside it."""
+        """Join the tail to the head, part by part, and close all files; parts that do not fit on the disk stay."""
         try:
             skip, line = self._gap()
             write_all(self.fd, line)
@@ -99,8 +99,8 @@ class LogFile:
             os.close(self.fd)
 
     @property
-    def words(self) -> str:
-        """What a reader of the closed file should know; "" where all of the output is in it."""
+    def note(self) -> str:
+        """What is missing in the closed file; "" where all of the output is in it."""
         if not self.left_out:
             return ""
         return (
@@ -109,18 +109,18 @@ class LogFile:
         )
 
     def _write_beyond(self, data: bytes) -> None:
-        """Add output of which not all belongs to the head."""
+        """Add output that does not all fit into the head."""
         if self._head is None:
-            cut = self._cut(data)
+            end = self._head_end(data)
             self._room = -1
             try:
-                write_all(self.fd, data[:cut])
+                write_all(self.fd, data[:end])
             finally:
                 self._head = self._at = os.fstat(self.fd).st_size
-            data = data[cut:]
+            data = data[end:]
         share, size = self._limit // _SHARES, len(data)
-        if size > _MOST_PARTS * share:  # nothing of what came before it is kept
-            self._forget()
+        if size > _MOST_PARTS * share:  # the parts so far are outside of the limit
+            self._drop_all()
             self._at += size - _MOST_PARTS * share
         rest = memoryview(data)[max(0, size - _MOST_PARTS * share) :]
         while rest:
@@ -128,7 +128,7 @@ class LogFile:
             piece = rest[: share - part.size]
             try:
                 write_all(part.fd, piece)
-            except OSError:  # a full disk takes a part of it
+            except OSError:  # a full disk: a part of it may be written
                 part.size = os.fstat(part.fd).st_size
                 self._at = part.at + part.size
                 raise
@@ -136,34 +136,34 @@ class LogFile:
             self._at += len(piece)
             rest = rest[len(piece) :]
 
-    def _cut(self, data: bytes) -> int:
-        """Return how much of the output still belongs to the head, which ends with a line where one ends in time."""
-        if cut := data.rfind(b"\n", 0, self._room) + 1:
-            return cut
+    def _head_end(self, data: bytes) -> int:
+        """Return how many bytes of the output belong to the head, up to a line end where there is one."""
+        if end := data.rfind(b"\n", 0, self._room) + 1:
+            return end
         size = os.fstat(self.fd).st_size
         ended = self._room <= self._limit // _SHARES and size > 0 and os.pread(self.fd, 1, size - 1) == b"\n"
         return 0 if ended else self._room
 
     def _last_part(self, share: int) -> _Part:
-        """Return the part that has room, a new one where none has."""
+        """Return the last part, a new one where that is full."""
         if not self._parts or self._parts[-1].size >= share:
             if len(self._parts) == _MOST_PARTS:
                 self._drop()
             name = part_name(self._name, self._head or 0, self._at)
-            self._parts.append(_Part(name=name, fd=self._aside.create(name, _FLAGS), at=self._at))
+            self._parts.append(_Part(name=name, fd=self._parts_folder.create(name, _FLAGS), at=self._at))
         return self._parts[-1]
 
-    def _forget(self) -> None:
+    def _drop_all(self) -> None:
         while self._parts:
             self._drop()
 
     def _drop(self) -> None:
         part = self._parts.popleft()
         os.close(part.fd)
-        self._aside.remove(part.name)
+        self._parts_folder.remove(part.name)
 
     def _gap(self) -> tuple[int, bytes]:
-        """Return how much of the oldest part is no whole line, and the line that says what is left out before it."""
+        """Return how many bytes of the oldest part are an incomplete line, and the line for the gap before it."""
         first = self._parts[0] if self._parts else None
         if first is None or self._head is None or first.at == self._head:
             return 0, b""

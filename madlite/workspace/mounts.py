@@ -1,4 +1,4 @@
-"""What a plan's container has of this machine: the workspace, its own run's work folder, and the plan's mounts."""
+"""Mounts of a plan's container: the workspace, the run's own work folder, and the plan's mounts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from madlite.workspace.folder import VIEW, WORK
 
 
 def container_mounts(plan: RunPlan) -> tuple[Mount, ...]:
-    """Return the mounts, each after what it lies in; touches nothing.
+    """Return the mounts, outer ones first; touches nothing.
 
-    In place of the folder of runs a container has of its own run what the workload needs, and no more: journals,
-    records and other runs are trusted later, so that a workload, which may be root there, must not reach them.
+    In place of the folder of runs a container sees only what the workload needs of its own run: journals, records and
+    other runs are trusted later, so a workload, which may be root there, must not reach them.
     """
     runs = f"{plan.inside}/{plan.folder.parent.relative_to(plan.workspace)}"
     return (
@@ -29,7 +29,7 @@ def container_mounts(plan: RunPlan) -> tuple[Mount, ...]:
 
 
 def make_mounts(plan: RunPlan) -> tuple[Mount, ...]:
-    """Make the folders that the mounts want, as whoever calls this, and return the mounts.
+    """Make the folders that the mounts need, as the current user, and return the mounts.
 
     Raises:
         RuntimeProblem: one cannot be made.
@@ -50,7 +50,7 @@ def make_mounts(plan: RunPlan) -> tuple[Mount, ...]:
     return container_mounts(plan)
 
 
-# Copy what a run left in the workspace.
+# Copies of files that a run wrote into the workspace.
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ _LOG = logging.getLogger(__name__)
 def copy_matching(workspace: Path, patterns: Sequence[str], into: Path) -> None:
     """Copy the files below `workspace` that match a glob pattern into the folder `into`, by their own names.
 
-    A link is followed as long as it stays in the workspace: a workload must not bring files of the caller's to light.
+    A link is followed as long as it stays in the workspace: a workload must not expose other files of the caller.
     """
     for pattern in patterns:
         for path in sorted(workspace.glob(pattern)):

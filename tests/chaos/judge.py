@@ -14,6 +14,7 @@ from pathlib import Path
 import jsonschema
 
 from madlite.results import record
+from madlite.workspace.journal import read_run
 from tests.chaos.attacks import Round
 from tests.chaos.cards import Part
 from tests.chaos.place import AFTER, Place
@@ -199,7 +200,7 @@ def _of_records(place: Place) -> Iterator[str]:
 
 def _of_rebuilt(one: Round, place: Place) -> Iterator[str]:
     """Yield how the file that is made of the records differs from perf.csv, where the records can tell all of it."""
-    marks = [path.read_text() for path in place.folder.glob("madlite_runs/*/cleaned")]
+    marks = [read_run(path.parent).cleaned or "" for path in place.folder.glob("madlite_runs/*/journal.jsonl")]
     folders = " ".join(path.name for path in place.folder.glob("madlite_runs/*-*"))
     if any("cannot be seen" in mark for mark in marks) or one.attack.kind == "rotate":
         return

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from madlite.model import Metric, Result, RunPlan, Status, to_json
 from madlite.results.record import Record, make_record, record_json
-from madlite.workspace.folder import LOCK, LOG, NOTE_BYTES, PLAN, RECORD
-from tests.factories import make_plan, note_made
+from madlite.workspace.folder import LOCK, LOG, PLAN, RECORD
+from tests.factories import make_plan, note_made, write_journal
 
 GOOD = Metric(metric="tps", text="12.5", status=Status.SUCCESS, value=12.5)
 
@@ -18,7 +18,8 @@ def store(workspace: Path, run_id: str, outcome: Result | None = None, log: byte
     """Leave a run's folder, without a record where there is no outcome, and return what its record says."""
     plan: RunPlan = make_plan(workspace, id=run_id, **changes)
     (plan.folder / PLAN).write_text(to_json(plan))
-    (plan.folder / LOCK).write_bytes(b" " * NOTE_BYTES)
+    (plan.folder / LOCK).touch()
+    write_journal(plan.folder)
     (plan.folder / LOG).write_bytes(log)
     note_made(plan.folder)
     told = outcome or Result(plan_id=run_id, status=Status.FAILURE)

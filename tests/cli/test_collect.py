@@ -15,7 +15,8 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.results.rebuild import rebuild
-from madlite.workspace.folder import RESULT, ROWS, RunFolder
+from madlite.workspace.folder import RESULT, RunFolder
+from madlite.workspace.journal import RUN_JOURNAL
 from tests.csv_rows import perf_rows
 
 pytestmark = pytest.mark.host
@@ -94,7 +95,7 @@ def test_a_result_is_all_that_a_run_without_rows_leaves_until_it_is_collected(ch
     assert f"{folder.name}: SUCCESS, its row was added to perf.csv" in capfd.readouterr().out
     assert [row["performance"] for row in perf_rows(checkout)] == ["12.5"]
     assert {"perf_super.json", "perf_super.csv", "perf_entry.json", "perf_entry.csv"} <= set(outputs(checkout))
-    assert listed(capfd)[0]["collected"] is True and not (folder / ROWS).exists()
+    assert listed(capfd)[0]["collected"] is True and not (folder / RUN_JOURNAL).exists()
     assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
 
 
@@ -123,7 +124,7 @@ def test_what_is_collected_is_what_the_run_would_have_written(checkout, more):
     ("target", "when", "count", "rows_there"),
     [
         ("madlite.run.recovery.unfinished.append_rows", "before", 1, False),
-        ("madlite.workspace.folder.RunFolder.put", "after", 1, False),  # the note, before the row
+        ("madlite.workspace.folder.RunFolder.note", "after", 1, False),  # before the row
         ("madlite.results.perfcsv._append", "before", 1, False),
         ("madlite.results.perfcsv._append", "after", 1, True),
         ("madlite.run.recovery.unfinished.append_rows", "after", 1, True),
@@ -132,8 +133,8 @@ def test_what_is_collected_is_what_the_run_would_have_written(checkout, more):
         ("madlite.results.sidefiles.add_to_table", "after", 1, True),
         ("madlite.results.sidefiles.write_table", "after", 2, True),
         ("madlite.run.collect.write_entries", "after", 1, True),
-        ("madlite.workspace.folder.RunFolder.put_record", "before", 1, True),
-        ("madlite.workspace.journal.recorded", "after", 1, True),
+        ("madlite.workspace.folder.RunFolder.write_record", "before", 1, True),
+        ("madlite.workspace.journal.record_entry", "after", 1, True),
     ],
 )
 def test_a_kill_at_any_moment_of_collecting_leaves_each_row_and_entry_once(
@@ -152,14 +153,14 @@ def test_a_kill_at_any_moment_of_collecting_leaves_each_row_and_entry_once(
     assert len(entries) == 2 and len((checkout / "perf_super.csv").read_text().splitlines()) == 3
     assert json.loads((checkout / "perf_entry.json").read_text())["test_duration"] == entries[1]["test_duration"]
     assert [one["collected"] for one in listed(capfd)] == [True, True]
-    assert not list(checkout.glob(f"madlite_runs/*/{ROWS}"))
+    assert not list(checkout.glob(f"madlite_runs/*/{RUN_JOURNAL}"))
     assert call(["collect"]) == 0 and len(perf_rows(checkout)) == 2
     assert call(["runs"]) == 0 and capfd.readouterr().err == ""
 
 
 def test_a_kill_after_the_record_is_a_run_that_is_collected(checkout, capfd):
     assert run("--no-rows") == 0
-    words = ["madlite.workspace.folder.RunFolder.remove", "before", "1", "collect"]
+    words = ["madlite.workspace.folder.RunFolder.end_journal", "before", "1", "collect"]
     assert subprocess.run([sys.executable, "-c", KILLS, *words], timeout=60).returncode == -signal.SIGKILL
     assert [one["collected"] for one in listed(capfd)] == [True]
     assert call(["collect", "last"]) == 0 and "collected already" in capfd.readouterr().out
@@ -211,7 +212,7 @@ def test_a_run_that_goes_on_or_has_no_result_is_not_collected(checkout, capfd):
         (folder,) = folders(checkout)
         assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
         assert call(["collect", folder.name]) == 3
-        assert f"{folder.name}: not collected: it goes on" in capfd.readouterr().err
+        assert f"{folder.name}: not collected: it is still running" in capfd.readouterr().err
         started.kill()
         started.communicate(timeout=60)
     (checkout / "go").touch()
@@ -235,7 +236,7 @@ def test_a_result_that_something_else_wrote_or_changed_is_refused(checkout, capf
     assert {one["id"]: one["status"] for one in listed(capfd)} == {first.name: "UNREADABLE", second.name: "SUCCESS"}
     assert call(["collect"]) == 3
     said = capfd.readouterr()
-    assert f"{first.name}: not collected: {RESULT} was changed by something else after" in said.err
+    assert f"{first.name}: not collected: {RESULT} was changed by another program after" in said.err
     assert f"{second.name}: SUCCESS" in said.out, "the other one is collected"
     (first / RESULT).write_text(text)
     assert call(["collect"]) == 0 and len(perf_rows(checkout)) == 2
@@ -289,7 +290,7 @@ def test_a_result_of_a_link_or_of_no_version_is_refused(checkout, capfd, tmp_pat
     assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
     (folder / RESULT).unlink()
     held = RunFolder.reopen(folder)
-    held.put_result('{"version": 9, "record": {}}')
+    held.write_result('{"version": 9, "record": {}}')
     held.close()
     assert call(["collect"]) == 3
     assert "it is of version 9, of a newer madlite" in capfd.readouterr().err

@@ -20,9 +20,9 @@ from madlite.model import Card, Cause, Check, Compute, Diagnosis, Result, Status
 from madlite.reports.documents import escape_formula
 from madlite.reports.log import plain_text, read_log
 from madlite.runtimes.process_table import Process, RunProcess
-from madlite.workspace.folder import CLEANED, FOLDER_MARK, KEPT_MARK, LOCK, LOG, PLAN, RECORD, RUN_MARK
+from madlite.workspace.folder import FOLDER_MARK, KEPT_MARK, LOCK, LOG, PLAN, RECORD, RUN_MARK
 from tests.cli.stored_runs import good, store
-from tests.factories import WINDOW
+from tests.factories import WINDOW, write_journal
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_runs_that_go_on_were_cut_off_or_cannot_be_read_are_told_apart(place, ca
     assert "RUNNING" in states["000003"] and "CUT OFF" in states["000004"] and "UNREADABLE" in states["000005"]
     assert len(states) == 5 and "1 record cannot be read" in text and "1 earlier run was cut off" in text
     assert "killed; madlite clean" in said(capsys, "show", "000004")
-    (place / "madlite_runs/20260103T000000-d-000004" / CLEANED).touch()
+    write_journal(place / "madlite_runs/20260103T000000-d-000004", cleaned="")
     assert "acknowledged" in said(capsys, "show", "000004") and "CUT OFF" in said(capsys, "runs")
     assert "record.json" in said(capsys, "show", "000005")
 
@@ -302,9 +302,9 @@ def test_clean_lists_and_acknowledges_what_was_cut_off(place, capsys, monkeypatc
 
 
 def test_perf_csv_is_made_again_by_command(place, capsys):
-    from madlite.results.intent import Rows
+    from madlite.workspace.journal import RunRows
 
-    rows = Rows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
+    rows = RunRows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
     folder = place / "madlite_runs/20260102T030405-a-000001"
     from madlite.results.record import record_json
     from madlite.results.stored import load_record

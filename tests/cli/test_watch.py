@@ -16,7 +16,7 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.model import Card, Quantity, Result, Status, Step, Study
-from madlite.results.batch_journal import Asked, BatchJournal
+from madlite.results.batch_journal import BatchJournal, RequestedRun
 from madlite.run.screen import ProgressWriter
 from madlite.workspace.folder import LOCK, PROGRESS, Progress, RunFolder, read_progress
 from tests.cli.stored_runs import good, store
@@ -175,7 +175,7 @@ def test_watching_goes_on_between_two_runs_of_a_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store(tmp_path, "20260102T030405-a-00000a")
     with BatchJournal(tmp_path, ("run",)) as journal:
-        journal.ask([Asked(id="next", card="b")])
+        journal.request([RequestedRun(id="next", card="b")])
         watching = start("watch", stdout=subprocess.PIPE)
         with pytest.raises(subprocess.TimeoutExpired):
             watching.wait(3)

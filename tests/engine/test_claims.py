@@ -8,7 +8,7 @@ import threading
 from msgspec.structs import replace
 
 from madlite.run.one import claimed
-from madlite.workspace.claims import claim_model_dir, held_model_dir, lock_name
+from madlite.workspace.claims import claim_model_dir, lock_name, locked_model_dir
 from tests.factories import make_plan
 
 
@@ -49,7 +49,7 @@ def test_who_asks_for_a_folder_takes_it_from_nobody_and_who_removes_it_keeps_oth
         ends.set()
         asker.join()
         lock.close()
-    with held_model_dir(runs, "run_directory") as is_free:
+    with locked_model_dir(runs, "run_directory") as is_free:
         assert is_free and claim_model_dir(plan)[0] == "run_directory_000003"
-        with held_model_dir(runs, "run_directory") as again:
+        with locked_model_dir(runs, "run_directory") as again:
             assert not again

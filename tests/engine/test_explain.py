@@ -14,7 +14,7 @@ from madlite.plan.make import make_plan
 from madlite.results.rows import OWN_COLUMNS, build_rows
 from madlite.run.batch import run_batch
 from madlite.run.context import masked
-from madlite.run.one import explained, find_room
+from madlite.run.one import disk_space, with_diagnosis
 from madlite.run.run_progress import RunProgress
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.plan.conftest import given  # noqa: F401 - a fixture
@@ -41,7 +41,7 @@ def failed(cause: Cause, reason: str = "it failed", evidence: str = "", **more) 
 
 
 def test_a_run_that_failed_has_cause_line_rank_and_hint(plan):
-    result = explained(plan, failed(Cause.EXIT_CODE, exit_code=1), account(said=f"x\n{MEMORY}\n"))
+    result = with_diagnosis(plan, failed(Cause.EXIT_CODE, exit_code=1), account(said=f"x\n{MEMORY}\n"))
     assert result.cause is Cause.GPU_MEMORY and result.code == "gpu_out_of_memory"
     assert result.evidence == MEMORY.removeprefix("[rank3]: ") and result.diagnosis.rank == 3
     assert "micro batch 2 → 1 (--batch-size 1)" in result.diagnosis.hint
@@ -49,35 +49,35 @@ def test_a_run_that_failed_has_cause_line_rank_and_hint(plan):
 
 
 def test_the_screen_repeats_nothing(plan):
-    result = explained(plan, failed(Cause.EXIT_CODE, exit_code=1), account(said=f"x\n{MEMORY}\n"))
+    result = with_diagnosis(plan, failed(Cause.EXIT_CODE, exit_code=1), account(said=f"x\n{MEMORY}\n"))
     assert verdict_line(plan, result) == "FAILURE tiny [gpu_out_of_memory] it failed"
     line, whose, hint = diagnosis_lines(plan, result)
     assert (line, whose) == (f"> {result.evidence}", "rank 3") and hint == f"try: {result.diagnosis.hint}"
-    said = explained(plan, failed(Cause.BUILD, "no: boom", "boom"), account("", ""))
+    said = with_diagnosis(plan, failed(Cause.BUILD, "no: boom", "boom"), account("", ""))
     assert list(diagnosis_lines(plan, said)) == []
 
 
 def test_a_step_before_the_model_says_why_too(plan):
     words = "fatal: unable to access 'https://git.example/a/': Could not resolve host: git.example\n"
-    result = explained(plan, failed(Cause.PREPARE), account("clone", words, 128))
+    result = with_diagnosis(plan, failed(Cause.PREPARE), account("clone", words, 128))
     assert result.cause is Cause.NETWORK and "git.example" in result.evidence
-    result = explained(plan, failed(Cause.PREPARE), account("data", "cp: write error: No space left on device\n"))
+    result = with_diagnosis(plan, failed(Cause.PREPARE), account("data", "cp: write error: No space left on device\n"))
     assert result.cause is Cause.DISK and f"{plan.workspace} has " in result.diagnosis.hint
-    assert explained(plan, failed(Cause.PREPARE), account("pre", "hm\n")).diagnosis.cause == "prepare_failed"
+    assert with_diagnosis(plan, failed(Cause.PREPARE), account("pre", "hm\n")).diagnosis.cause == "prepare_failed"
 
 
 def test_what_an_engine_said_is_a_cause(plan):
     built = failed(Cause.BUILD, "Dockerfile does not build: curl: (6) Could not resolve host: a.example")
-    result = explained(plan, built, account("", ""))
+    result = with_diagnosis(plan, built, account("", ""))
     assert result.cause is Cause.BUILD and result.code == "network", "exit code 2 is by the cause"
-    assert explained(plan, failed(Cause.BUILD, "boom"), account("", "")).code == "build_failed"
+    assert with_diagnosis(plan, failed(Cause.BUILD, "boom"), account("", "")).code == "build_failed"
     full = failed(Cause.DISK, "the disk is full while getting image a: no space left on device")
-    assert explained(plan, full, account("", "")).code == "disk_full"
+    assert with_diagnosis(plan, full, account("", "")).code == "disk_full"
     inodes = failed(Cause.DISK, "the disk is full while getting image a: not enough inodes")
-    assert explained(plan, inodes, account("", "")).cause is Cause.INODES
+    assert with_diagnosis(plan, inodes, account("", "")).cause is Cause.INODES
     pulled = account("", "")
     pulled.hint = "docker login"
-    result = explained(plan, failed(Cause.IMAGE, "image a cannot be pulled: denied"), pulled)
+    result = with_diagnosis(plan, failed(Cause.IMAGE, "image a cannot be pulled: denied"), pulled)
     assert (result.code, result.diagnosis.hint, result.reason) == (
         *("image_missing", "docker login", "image a cannot be pulled: denied"),
     )
@@ -85,38 +85,38 @@ def test_what_an_engine_said_is_a_cause(plan):
 
 def test_what_kept_a_run_from_its_start_says_what_to_do(plan):
     why = Blocked(status=Status.FAILURE, cause=Cause.GPUS, reason="too few", hint="ask for fewer")
-    result = explained(replace(plan, blocked=why), failed(Cause.GPUS, "too few"), account("", ""))
+    result = with_diagnosis(replace(plan, blocked=why), failed(Cause.GPUS, "too few"), account("", ""))
     assert (result.code, result.diagnosis.hint, result.reason) == ("too_few_gpus", "ask for fewer", "too few")
 
 
 def test_a_success_and_what_is_explained_stay_as_they_are(plan):
     fine = Result(plan_id="r", status=Status.SUCCESS)
-    assert explained(plan, fine, account(said=MEMORY)) is fine
-    once = explained(plan, failed(Cause.EXIT_CODE, exit_code=1), account(said=MEMORY))
-    assert explained(plan, once, account(said="KeyboardInterrupt")) is once
+    assert with_diagnosis(plan, fine, account(said=MEMORY)) is fine
+    once = with_diagnosis(plan, failed(Cause.EXIT_CODE, exit_code=1), account(said=MEMORY))
+    assert with_diagnosis(plan, once, account(said="KeyboardInterrupt")) is once
 
 
 def test_a_verdict_on_numbers_keeps_its_cause_and_its_row(plan):
-    result = explained(plan, failed(Cause.NO_METRIC, exit_code=0), account(said=MEMORY, code=0))
+    result = with_diagnosis(plan, failed(Cause.NO_METRIC, exit_code=0), account(said=MEMORY, code=0))
     assert result.cause is Cause.NO_METRIC and result.code == "gpu_out_of_memory"
-    launcher = explained(plan, failed(Cause.EXIT_CODE, exit_code=0), account(said=MEMORY, code=0))
+    launcher = with_diagnosis(plan, failed(Cause.EXIT_CODE, exit_code=0), account(said=MEMORY, code=0))
     assert launcher.cause is Cause.EXIT_CODE and launcher.code == "gpu_out_of_memory"
 
 
 def test_no_secret_is_in_a_diagnosis(plan):
     said = "Traceback (most recent call last):\n  File \"/w/hush.py\", line 1, in f\nKeyError: 'hush'\n"
-    result = explained(plan, failed(Cause.EXIT_CODE, exit_code=1), account(said=said))
+    result = with_diagnosis(plan, failed(Cause.EXIT_CODE, exit_code=1), account(said=said))
     assert "hush" in result.diagnosis.where
     assert "hush" not in str(masked(result, lambda text: text.replace("hush", "***")))
 
 
 def test_a_folder_that_cannot_be_asked_has_no_room(tmp_path):
-    assert find_room(tmp_path / "none") is None
-    assert find_room(tmp_path).free_bytes >= 0
+    assert disk_space(tmp_path / "none") is None
+    assert disk_space(tmp_path).free_bytes >= 0
 
 
 def test_columns_of_our_own_come_on_request_alone(plan):
-    result = explained(plan, failed(Cause.EXIT_CODE, exit_code=1), account(said=MEMORY))
+    result = with_diagnosis(plan, failed(Cause.EXIT_CODE, exit_code=1), account(said=MEMORY))
     made = {"pipeline": "", "build_number": "", "strict_header": False}
     (row,) = build_rows(plan, result, **made)
     assert not {"cause", "reason", "suspect", "run"} & set(row.cells)

@@ -11,7 +11,7 @@ from madlite.reports.runs import list_runs
 from madlite.results.header import STANDARD_COLUMNS, Header
 from madlite.results.rebuild import rebuild
 from madlite.run.batch import run_batch
-from madlite.run.recovery.unfinished import add_kept, find_undone, say_undone
+from madlite.run.recovery.unfinished import append_pending, find_incomplete, recovery_report
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.engine.test_unfinished import Killed, kill_at, rows_of
 
@@ -38,11 +38,13 @@ def test_a_row_that_a_rebuild_took_in_is_added_no_second_time(planned, monkeypat
         assert run_batch(plans, options, plugins, Quiet()).kept_aside == ("m",)
     assert rebuild(options.output, options.workspace / "madlite_runs", force=True).rows == 1
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
-    assert say_undone(options.workspace) == [f"{folder.name}: its row is in perf.csv; the next madlite run notes that"]
-    assert add_kept(options.workspace, options.output) == [f"{folder.name}: its row is in perf.csv"]
+    assert recovery_report(options.workspace) == [
+        f"{folder.name}: its row is in perf.csv; the next madlite run notes that"
+    ]
+    assert append_pending(options.workspace, options.output) == [f"{folder.name}: its row is in perf.csv"]
     assert (
         rows_of(options.output) == ["m"]
-        and add_kept(options.workspace, options.output) == say_undone(options.workspace) == []
+        and append_pending(options.workspace, options.output) == recovery_report(options.workspace) == []
     )
 
 
@@ -53,9 +55,9 @@ def test_of_a_run_that_was_cut_off_and_taken_in_by_a_rebuild_nobody_says_that_it
         kill_at(patch, "madlite.results.perfcsv._append")
         with pytest.raises(Killed):
             run_batch(plans, options, plugins, Quiet())
-    assert find_undone(options.workspace)[0].row == "no row"
+    assert find_incomplete(options.workspace)[0].row == "no row"
     rebuild(options.output, options.workspace / "madlite_runs", force=True)
-    assert rows_of(options.output) == ["m"] and find_undone(options.workspace)[0].row == "its row is in perf.csv"
+    assert rows_of(options.output) == ["m"] and find_incomplete(options.workspace)[0].row == "its row is in perf.csv"
 
 
 @pytest.mark.host
@@ -73,7 +75,7 @@ def test_after_a_rebuild_rows_alike_are_told_apart_by_the_new_file(planned, monk
             kill_at(patch, "madlite.results.perfcsv._append", after=after)
             with pytest.raises(Killed):
                 run_batch([again], options, plugins, Quiet())
-    told = {one.folder.name: one.row for one in find_undone(options.workspace)}
+    told = {one.folder.name: one.row for one in find_incomplete(options.workspace)}
     assert told == {f"id-0-{os.getpid()}": "no row", f"id-1-{os.getpid()}": "its row is in perf.csv"}
 
 
@@ -90,7 +92,7 @@ def test_after_a_rebuild_a_row_like_an_earlier_one_is_added_still(planned, monke
     assert run_batch([again], options, plugins, Quiet()).kept_aside == ("m",)
     options.output.rmdir()
     away.rename(options.output)
-    assert add_kept(options.workspace, options.output) == [f"{second}: its row was added to perf.csv"]
+    assert append_pending(options.workspace, options.output) == [f"{second}: its row was added to perf.csv"]
     assert rows_of(options.output) == ["m", "m"]
 
 
@@ -102,12 +104,12 @@ def test_a_kept_row_whose_columns_have_no_room_is_added_without_them_and_they_ar
     run_batch(plans, options, plugins, Quiet())
     options.output.rmdir()
     options.output.write_text(f"{wide}\n")
-    (told,) = add_kept(options.workspace, options.output)
+    (told,) = append_pending(options.workspace, options.output)
     assert "its row was added to perf.csv" in told and "left out of a row" in told and told.endswith(": run")
-    assert rows_of(options.output) == ["m"] and say_undone(options.workspace) == []
+    assert rows_of(options.output) == ["m"] and recovery_report(options.workspace) == []
     (run,) = list_runs(options.workspace / "madlite_runs")
     assert "run" not in run.record.rows.cells[0], "as they were appended"
-    assert add_kept(options.workspace, options.output) == []
+    assert append_pending(options.workspace, options.output) == []
 
 
 def test_columns_that_have_no_room_cost_no_row_of_a_run_and_are_named_on_the_screen(planned, monkeypatch):  # noqa: F811

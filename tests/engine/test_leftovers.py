@@ -16,8 +16,9 @@ import pytest
 from madlite.model import JobOutcome
 from madlite.run.recovery import leftovers
 from madlite.run.recovery.leftovers import Leftover, find_leftovers, remove
-from madlite.workspace.folder import CLEANED, LOCK, PLAN
-from tests.factories import id_of, note_made
+from madlite.workspace.folder import LOCK, PLAN
+from madlite.workspace.journal import read_run
+from tests.factories import id_of, note_made, write_journal
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.environ["PATH"]}
 
@@ -93,7 +94,7 @@ def test_a_container_is_left_alone_while_its_madlite_lives_and_removed_after_it_
     assert f"container_{id_of(tmp_path)}" in found[0].text
     assert [remove(one, docker_environ) for one in found] == [None, None]
     assert ours(tmp_path, docker_environ) == [] and not of_run(tmp_path)
-    assert (tmp_path / f"madlite_runs/{id_of(tmp_path)}" / CLEANED).exists(), "the folder stays"
+    assert read_run(tmp_path / f"madlite_runs/{id_of(tmp_path)}").cleaned is not None, "the folder stays"
 
 
 @pytest.mark.engine
@@ -155,8 +156,8 @@ def test_an_engine_that_is_down_is_a_note_and_the_rest_is_found(tmp_path):
 
 
 def test_a_run_that_ended_or_is_held_is_not_unfinished(tmp_path):
-    for name, mark in (("ended", "record.json"), ("cleaned", CLEANED)):
-        (cut_off(tmp_path, name) / mark).touch()
+    (cut_off(tmp_path, "ended") / "record.json").touch()
+    write_journal(cut_off(tmp_path, "cleaned"), cleaned="no row")
     with (cut_off(tmp_path, "held") / LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert [one for one in find_leftovers(tmp_path, NO_ENGINE).leftovers if one.kind == "run"] == []
@@ -180,7 +181,7 @@ def test_sessions_of_a_plugin_s_runtime_are_asked_for_whatever_it_answers(tmp_pa
     found = find_leftovers(tmp_path, NO_ENGINE, {"odd": odd})
     assert [one.text for one in found.leftovers if one.kind == "session"] == sessions
     assert (
-        sum("the session of run cut was not looked at: runtime 'odd' failed" in note for note in found.notes) == notes
+        sum("the session of run cut was not inspected: runtime 'odd' failed" in note for note in found.notes) == notes
     )
 
 
@@ -209,4 +210,4 @@ def cut_off(workspace: Path, name: str) -> Path:
     folder.mkdir(parents=True)
     (note_made(folder) / PLAN).write_text("{}")
     (folder / LOCK).touch()
-    return folder
+    return write_journal(folder)

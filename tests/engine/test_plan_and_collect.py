@@ -18,7 +18,7 @@ TOKEN = "hf_abcdefghijklmn"  # noqa: S105
 GOOD = 'echo "token ${HF_TOKEN:-none} of $X"; echo "performance: 12.5 tok"\n'
 WRITES = (
     "for place in $(ls -d ../madlite_runs/* ../madlite_runs/*/work 2>/dev/null); do\n"
-    '  for name in result.json record.json rows.json; do echo forged > "$place/$name" || true; done\n'
+    '  for name in result.json record.json journal.jsonl; do echo forged > "$place/$name" || true; done\n'
     "done\n" + GOOD
 )
 

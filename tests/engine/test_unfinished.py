@@ -16,12 +16,13 @@ from madlite.results.header import new_columns
 from madlite.results.rebuild import rebuild
 from madlite.run.batch import run_batch
 from madlite.run.recovery.leftovers import Leftover, remove
-from madlite.run.recovery.unfinished import add_kept, find_all, find_undone, say_undone
-from madlite.workspace import folder
-from madlite.workspace.folder import CLEANED, LOCK, NOTE_BYTES, RECORD, ROWS, RunFolder
+from madlite.run.recovery.unfinished import append_pending, find_all, find_incomplete, recovery_report
+from madlite.workspace import folder, journal
+from madlite.workspace.folder import LOCK, RECORD, RunFolder
+from madlite.workspace.journal import RUN_JOURNAL, RunEntry, read_run
 from tests.csv_rows import csv_rows
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
-from tests.factories import note_made
+from tests.factories import note_made, write_journal
 
 pytestmark = pytest.mark.host  # whole runs
 
@@ -77,23 +78,23 @@ def test_a_kill_at_any_instant_leaves_the_row_or_is_told(planned, monkeypatch, t
             run_batch(plans, options, plugins, Quiet())
     assert len(rows_of(options.output)) == rows
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
-    assert say_undone(options.workspace) == [f"1 earlier run was cut off: {folder.name} ({row}); madlite clean"]
+    assert recovery_report(options.workspace) == [f"1 earlier run was cut off: {folder.name} ({row}); madlite clean"]
     (listed,) = left_in(options.workspace)
     assert listed.kind == "run" and row in listed.text
     assert remove(listed, NO_ENGINE) is None
-    assert say_undone(options.workspace) == [] and (folder / CLEANED).read_text() == f"{row}\n"
+    assert recovery_report(options.workspace) == [] and read_run(folder).cleaned == row
     assert [run.state for run in list_runs(options.workspace / "madlite_runs")] == ["CUT OFF"]
 
 
 def test_a_kill_between_the_record_and_the_end_of_the_note_is_an_ended_run(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.workspace.folder.RunFolder.remove")
+        kill_at(patch, "madlite.workspace.folder.RunFolder.end_journal")
         with pytest.raises(Killed):
             run_batch(plans, options, plugins, Quiet())
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
-    assert (folder / ROWS).exists() and (folder / RECORD).exists()
-    assert say_undone(options.workspace) == [] and len(rows_of(options.output)) == 1
+    assert (folder / RUN_JOURNAL).exists() and (folder / RECORD).exists()
+    assert recovery_report(options.workspace) == [] and len(rows_of(options.output)) == 1
 
 
 def test_a_row_that_perf_csv_did_not_take_is_told_until_it_is_acknowledged(planned):  # noqa: F811
@@ -102,20 +103,22 @@ def test_a_row_that_perf_csv_did_not_take_is_told_until_it_is_acknowledged(plann
     run_batch(plans, options, plugins, Quiet())
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     told = f"{folder.name}: no row in perf.csv ({folder.name}/rows.csv); the next madlite run adds it"
-    assert say_undone(options.workspace) == [told]
+    assert recovery_report(options.workspace) == [told]
     (listed,) = left_in(options.workspace)
     assert "the next madlite run adds it unless it is cleaned" in listed.text
-    assert remove(listed, NO_ENGINE) is None and say_undone(options.workspace) == []
+    assert remove(listed, NO_ENGINE) is None and recovery_report(options.workspace) == []
     options.output.rmdir()
-    assert add_kept(options.workspace, options.output) == [] and not options.output.exists(), "it was acknowledged"
+    assert append_pending(options.workspace, options.output) == [] and not options.output.exists(), (
+        "it was acknowledged"
+    )
 
 
 def test_a_disk_without_inodes_still_has_the_note(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     options.output.write_text("model,performance,metric,status\n")
-    full_disk(monkeypatch, also_lock=False)
+    full_disk(monkeypatch, also_journal=False)
     run_batch(plans, options, plugins, Quiet())
-    (one,) = find_undone(options.workspace)
+    (one,) = find_incomplete(options.workspace)
     assert one.row == "its row is in perf.csv"
 
 
@@ -125,8 +128,9 @@ def test_of_many_the_first_are_named(planned):  # noqa: F811
         folder = options.workspace / f"madlite_runs/r{n}"
         folder.mkdir(parents=True)
         (note_made(folder) / "plan.json").write_text("{}")
-        (folder / LOCK).write_bytes(b" " * NOTE_BYTES)
-    (said,) = say_undone(options.workspace)
+        (folder / LOCK).touch()
+        write_journal(folder)
+    (said,) = recovery_report(options.workspace)
     assert said.startswith("7 earlier runs were cut off: r0 (no row)") and ", and 2 more" in said
 
 
@@ -137,7 +141,7 @@ def test_where_the_file_cannot_be_read_nobody_says_that_there_is_no_row(planned,
         with pytest.raises(Killed):
             run_batch(plans, options, plugins, Quiet())
     options.output.write_text("nonsense\n")
-    assert "whether its row is in perf.csv cannot be seen" in say_undone(options.workspace)[0]
+    assert "whether its row is in perf.csv cannot be seen" in recovery_report(options.workspace)[0]
 
 
 def test_a_bug_while_the_record_is_made_writes_no_second_row(planned, monkeypatch):  # noqa: F811
@@ -173,20 +177,23 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned,
     assert outcome.kept_aside == ("m",)
     workspace = options.workspace
     assert (
-        add_kept(workspace, workspace / "perf.csv") == [] and "the next madlite run adds it" in say_undone(workspace)[0]
+        append_pending(workspace, workspace / "perf.csv") == []
+        and "the next madlite run adds it" in recovery_report(workspace)[0]
     )
     options.output.rmdir()
     (run,) = list_runs(workspace / "madlite_runs")
     assert (run.folder / "rows.csv").read_text().splitlines()[0].split(",") == [*begin] and len(begin) == columns
-    assert add_kept(workspace, workspace / "perf.csv", begin) == [f"{run.folder.name}: its row was added to perf.csv"]
+    assert append_pending(workspace, workspace / "perf.csv", begin) == [
+        f"{run.folder.name}: its row was added to perf.csv"
+    ]
     assert options.output.read_text().splitlines()[0].split(",") == [*begin]
     assert (
         rows_of(options.output) == ["m"]
-        and add_kept(workspace, workspace / "perf.csv") == []
-        and say_undone(workspace) == []
+        and append_pending(workspace, workspace / "perf.csv") == []
+        and recovery_report(workspace) == []
     )
     (run,) = list_runs(workspace / "madlite_runs")
-    assert run.record.rows.appended and run.record.rows.kept == "" and not (run.folder / ROWS).exists()
+    assert run.record.rows.appended and run.record.rows.kept == "" and not (run.folder / RUN_JOURNAL).exists()
     assert rebuild(workspace / "again.csv", workspace / "madlite_runs", contract=contract).notes == ()
     assert (workspace / "again.csv").read_text() == options.output.read_text()
 
@@ -197,12 +204,12 @@ def test_a_kill_while_a_kept_row_is_added_does_not_add_it_twice(planned, monkeyp
     run_batch(plans, options, plugins, Quiet())
     options.output.rmdir()
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.run.recovery.unfinished._note")
+        kill_at(patch, "madlite.run.recovery.unfinished._update_record")
         with pytest.raises(Killed):
-            add_kept(options.workspace, options.output)
+            append_pending(options.workspace, options.output)
     assert rows_of(options.output) == ["m"]
-    assert len(add_kept(options.workspace, options.output)) == 1 and rows_of(options.output) == ["m"]
-    assert say_undone(options.workspace) == []
+    assert len(append_pending(options.workspace, options.output)) == 1 and rows_of(options.output) == ["m"]
+    assert recovery_report(options.workspace) == []
 
 
 def test_a_kept_row_that_cannot_be_noted_or_whose_file_cannot_be_read_stays_aside(planned, monkeypatch):  # noqa: F811
@@ -211,32 +218,38 @@ def test_a_kept_row_that_cannot_be_noted_or_whose_file_cannot_be_read_stays_asid
     run_batch(plans, options, plugins, Quiet())
     options.output.rmdir()
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "put", lambda folder, name, text: "the disk is full")
-        assert add_kept(options.workspace, options.output) == []
+        patch.setattr(RunFolder, "note", lambda folder, entry: "the disk is full")
+        assert append_pending(options.workspace, options.output) == []
     options.output.write_text("nonsense\n")
-    assert add_kept(options.workspace, options.output) == [] and options.output.read_text() == "nonsense\n"
+    assert append_pending(options.workspace, options.output) == [] and options.output.read_text() == "nonsense\n"
     options.output.write_text("model,performance,metric,status\n")
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     held = RunFolder.reopen(folder)
-    assert add_kept(options.workspace, options.output) == [], "another command does it"
+    assert append_pending(options.workspace, options.output) == [], "another command does it"
     held.close()
-    added, changed = add_kept(options.workspace, options.output)
-    assert "row was added" in added and "perf.csv was changed by something else" in changed
+    added, changed = append_pending(options.workspace, options.output)
+    assert "row was added" in added and "perf.csv was changed by another program" in changed
     assert rows_of(options.output) == ["m"]
 
 
-def full_disk(monkeypatch, *, also_lock: bool) -> None:
-    """Take what is new from the disk: files of run folders, and with `also_lock` the room of the lock's file."""
+def full_disk(monkeypatch, *, also_journal: bool) -> None:
+    """Take what is new from the disk: files of run folders, and with `also_journal` another line of the journal."""
     real = RunFolder.write
 
     def write(folder: RunFolder, name: str, data: bytes) -> None:
-        if name in (ROWS, RECORD):
+        if name == RECORD:
             raise OSError(28, "No space left on device")
         real(folder, name, data)
 
+    def refuse(fd: int, lines: list[object]) -> None:
+        if any(isinstance(line, RunEntry) and line.rows for line in lines):
+            raise OSError(28, "No space left on device")
+        real_append(fd, lines)
+
+    real_append = journal._append
     monkeypatch.setattr(RunFolder, "write", write)
-    if also_lock:
-        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: 0)
+    if also_journal:
+        monkeypatch.setattr(journal, "_append", refuse)
 
 
 def test_a_log_that_the_disk_does_not_take_costs_no_verdict(planned, monkeypatch):  # noqa: F811
@@ -254,25 +267,25 @@ def test_a_log_that_the_disk_does_not_take_costs_no_verdict(planned, monkeypatch
     assert outcome.results[0].findings == ("no run.log: No space left on device",)
 
 
-@pytest.mark.parametrize(("also_lock", "row"), [(False, "its row is in perf.csv"), (True, "cannot be seen")])
+@pytest.mark.parametrize(("also_journal", "row"), [(False, "its row is in perf.csv"), (True, "cannot be seen")])
 def test_on_a_disk_that_is_full_nobody_says_that_there_is_no_row_where_there_is_one(
     planned,  # noqa: F811
     monkeypatch,
-    also_lock,
+    also_journal,
     row,
 ):
     plans, options, plugins = planned
     with monkeypatch.context() as patch:
-        full_disk(patch, also_lock=also_lock)
+        full_disk(patch, also_journal=also_journal)
         outcome = run_batch(plans, options, plugins, Quiet())
     assert outcome.exit_code == 0 and rows_of(options.output) == ["m"]
-    (one,) = find_undone(options.workspace)
+    (one,) = find_incomplete(options.workspace)
     assert row in one.row
-    done = rebuild(options.workspace / "again.csv", options.workspace / "madlite_runs") if not also_lock else None
+    done = rebuild(options.workspace / "again.csv", options.workspace / "madlite_runs") if not also_journal else None
     assert done is None or done.rows == 1
     (listed,) = left_in(options.workspace)
     remove(listed, NO_ENGINE)
-    assert row in (one.folder / CLEANED).read_text()
+    assert row in read_run(one.folder).cleaned
 
 
 def test_rebuild_names_a_run_of_which_nobody_knows_whether_it_has_a_row(planned, monkeypatch):  # noqa: F811
@@ -282,7 +295,7 @@ def test_rebuild_names_a_run_of_which_nobody_knows_whether_it_has_a_row(planned,
     second = f"id-2-{os.getpid()}"
     again = replace(plan, plan=replace(plan.plan, id=second, folder=plan.plan.folder.with_name(second)))
     with monkeypatch.context() as patch:
-        full_disk(patch, also_lock=True)
+        full_disk(patch, also_journal=True)
         run_batch([again], options, plugins, Quiet())
     done = rebuild(options.workspace / "again.csv", options.workspace / "madlite_runs")
     note = f"{second}: no record, and a row that it may have is left out: it was cut off"
@@ -292,20 +305,20 @@ def test_rebuild_names_a_run_of_which_nobody_knows_whether_it_has_a_row(planned,
 def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     workspace = options.workspace
-    taken = folder._taken
+    taken = folder._open_locked
     locks: list[int] = []
-    for target in ("masked_json", "_taken", "hide_from_git"):
+    for target in ("masked_json", "_open_locked", "hide_from_git"):
         with BatchJournal(workspace, ("run",)) as batch, monkeypatch.context() as patch:
-            patch.setattr(folder, "_taken", lambda *args: locks.append(taken(*args)) or locks[-1])
+            patch.setattr(folder, "_open_locked", lambda *args: locks.append(taken(*args)) or locks[-1])
             kill_at(patch, f"madlite.workspace.folder.{target}")
             with pytest.raises(Killed):
                 run_batch(plans, options, plugins, Quiet(), journal=batch)
         while locks:
             os.close(locks.pop())  # as the process's end does
-        assert len(say_undone(workspace)) == 1
+        assert len(recovery_report(workspace)) == 1
         (run,) = list_runs(workspace / "madlite_runs")
         assert (run.state, run.record.card, run.folder.name) == ("CUT OFF", "m", f"id-m-{os.getpid()}")
         for left in left_in(workspace):
             assert remove(left, NO_ENGINE) is None
-        assert say_undone(workspace) == []
+        assert recovery_report(workspace) == []
         shutil.rmtree(workspace / "madlite_runs")

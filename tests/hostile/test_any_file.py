@@ -24,12 +24,13 @@ from madlite.reports.log import plain_text
 from madlite.reports.runs import as_json, find_run, list_runs
 from madlite.results import append_rows
 from madlite.results.configs import read_configs
-from madlite.results.intent import Rows, are_there, read_intent
+from madlite.results.pending import are_in_file
 from madlite.results.rebuild import rebuild
 from madlite.results.record import Record, record_json
 from madlite.results.sidefiles import add_to_list
 from madlite.results.update_perf import update_perf
-from madlite.workspace.folder import LOCK, PLAN, RECORD, ROWS
+from madlite.workspace.folder import LOCK, PLAN, RECORD
+from madlite.workspace.journal import RUN_JOURNAL, RunRows, read_run
 from tests.factories import make_plan
 from tests.tiers import examples
 
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.host
 
 BACKENDS = [backend for backend, _ in load_plugins("", only_built_in=True).backends().values()]
 WHOLE = json.loads(
-    record_json(Record(id="r", status=Status.SUCCESS, rows=Rows(path="perf.csv", cells=({"model": "m"},))))
+    record_json(Record(id="r", status=Status.SUCCESS, rows=RunRows(path="perf.csv", cells=({"model": "m"},))))
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -70,7 +71,7 @@ def in_a_folder(look: Callable[[Path], object], *allowed: type[MadliteError]) ->
 
 
 @MANY
-@given(BYTES, BYTES, st.sampled_from([RECORD, PLAN, ROWS, LOCK]))
+@given(BYTES, BYTES, st.sampled_from([RECORD, PLAN, RUN_JOURNAL, LOCK]))
 def test_files_of_a_run_s_folder(data: bytes, other: bytes, name: str) -> None:
     def look(place: Path) -> None:
         folder = place / "madlite_runs/20260102T030405-r-000001"
@@ -81,9 +82,9 @@ def test_files_of_a_run_s_folder(data: bytes, other: bytes, name: str) -> None:
         assert all("\x1b" not in line for line in as_csv([run]))
         assert list(page(run)) and json.loads(as_json(run))["status"] == run.state
         assert find_run(folder.parent, "last") == folder
-        rows = read_intent(folder)
+        rows = read_run(folder).rows
         if rows is not None:
-            assert are_there(rows, place, []) in (False, None)
+            assert are_in_file(rows, place, []) in (False, None)
         rebuild(place / "again.csv", folder.parent)
 
     in_a_folder(look, UsageProblem, RecordError)

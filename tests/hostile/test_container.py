@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from madlite.model import Status, to_json
-from madlite.results.intent import Rows
+from madlite.model import Status
 from madlite.results.record import Record, record_json
+from madlite.workspace.journal import RunRows, read_run
 from tests.csv_rows import csv_rows
+from tests.factories import write_journal
 
 NOBODY = 65534
 KEY = "ssh-ed25519 AAAA somebody@elsewhere"
@@ -50,11 +52,11 @@ def plant_run(runs: Path, name: str, path: str) -> Path:
     """Make a folder as of a run that ended and whose row no file took."""
     folder = runs / name
     folder.mkdir(parents=True)
-    rows = Rows(
+    rows = RunRows(
         path=path, cells=({"model": KEY, "performance": "9", "metric": "x", "status": "SUCCESS"},), kept="rows.csv"
     )
     (folder / "record.json").write_text(record_json(Record(id=name, status=Status.SUCCESS, rows=rows)))
-    (folder / "rows.json").write_text(to_json(rows))
+    write_journal(folder, rows)
     (folder / "plan.json").write_text(json.dumps({"id": name, "model_dir": "run_directory"}))
     (folder / "lock").touch()
     return folder
@@ -67,7 +69,7 @@ touch madlite_runs/x 2>/dev/null && echo 'wrote into the folder of runs'
 mkdir madlite_runs/planted 2>/dev/null && echo 'made a folder of a run'
 mv madlite_runs elsewhere 2>/dev/null && echo 'moved the folder of runs'
 mv madlite_runs/$MADLITE_RUN_ID x 2>/dev/null && echo 'moved its own folder'
-for name in record.json rows.json plan.json lock run.log; do
+for name in record.json journal.jsonl plan.json lock run.log; do
   [ -e madlite_runs/$MADLITE_RUN_ID/$name ] && echo "sees $name"
 done
 echo mine > madlite_runs/$MADLITE_RUN_ID/output.txt || echo 'cannot write its outputs'
@@ -131,7 +133,7 @@ def test_rows_that_somebody_planted_go_nowhere(tmp_path, path, first):
     assert code == 0 and "20260101T000000-m-abcdef" in printed and "left alone" in printed, printed
     assert not (tmp_path / "profile").exists() and (space / "scripts/m/run.sh").read_bytes() == before
     assert rows_of(space / "perf.csv") == [("m", "5")] * (1 if first else 2)
-    assert (space / "madlite_runs/20260101T000000-m-abcdef/rows.json").exists(), "it is left alone"
+    assert (space / "madlite_runs/20260101T000000-m-abcdef/journal.jsonl").exists(), "it is left alone"
 
 
 @pytest.mark.host
@@ -145,10 +147,10 @@ def test_a_row_that_waits_goes_only_to_a_results_file(tmp_path):
     assert madlite(space, {}, "run", "--tags", "m", "--runtime", "host")[0] == 3
     (space / "perf.csv").rmdir()
     (folder,) = (space / "madlite_runs").glob("*-m-*")
-    for name in ("rows.json", "record.json"):
-        found = json.loads((folder / name).read_text())
-        (found["rows"] if name == "record.json" else found)["path"] = f"{tmp_path}/profile"
-        (folder / name).write_text(json.dumps(found))
+    record = json.loads((folder / "record.json").read_text())
+    record["rows"]["path"] = f"{tmp_path}/profile"
+    (folder / "record.json").write_text(json.dumps(record))
+    write_journal(folder, replace(read_run(folder).rows, path=f"{tmp_path}/profile"))
     (space / "scripts/m/run.sh").write_text("echo 'performance: 6 x'")
     code, printed = madlite(space, {}, "run", "--tags", "m", "--runtime", "host")
     assert code == 0 and not (tmp_path / "profile").exists(), printed
@@ -180,7 +182,7 @@ def test_perf_csv_that_something_else_changed_is_told_and_not_mended(tmp_path):
     perf.write_text(perf.read_text().replace(",5,", ",50,", 1))
     for words in (("runs",), run, ("runs",), ("report", "rebuild", "--force")):
         code, printed = madlite(space, {}, *words)
-        assert code == 0 and "perf.csv was changed by something else between 20" in printed, printed
+        assert code == 0 and "perf.csv was changed by another program between 20" in printed, printed
         assert "rows that madlite wrote are changed or gone" in printed
         assert words[0] == "report" or rows_of(perf)[0] == ("m", "50"), "it is told, and not mended"
     assert [number for _, number in rows_of(perf)] == ["5"] * 4
@@ -197,7 +199,7 @@ def test_a_run_that_changes_earlier_rows_is_told_of(tmp_path):
     madlite(space, {}, *run)
     (space / "scripts/m/run.sh").write_text("sed -i s/,5,/,500,/ ../perf.csv; echo 'performance: 5 x'")
     code, printed = madlite(space, {}, *run)
-    assert code == 0 and "perf.csv was changed by something else" in printed, printed
+    assert code == 0 and "perf.csv was changed by another program" in printed, printed
 
 
 @pytest.mark.host
@@ -211,6 +213,6 @@ def test_a_record_that_something_else_changed_is_marked(tmp_path):
     record.write_text(json.dumps(found))
     for words in (("runs",), ("show", "last"), ("report", "rebuild", "--output", "again.csv")):
         printed = madlite(space, {}, *words)[1]
-        assert "its record was changed by something else after 20" in printed, printed
+        assert "its record was changed by another program after 20" in printed, printed
     assert "not as madlite left it" in madlite(space, {}, "runs")[1]
     assert json.loads(madlite(space, {}, "runs", "--json")[1].split("\nwarning")[0])[0]["doubt"]

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from madlite.model import Chunk, ResultRule, Row, Status
 from madlite.reports.runs import list_runs
-from madlite.results.perfcsv import save_beside
+from madlite.results.perfcsv import save_rows
 from madlite.run.batch import run_batch
 from madlite.run.log import RunLog
-from madlite.run.recovery.unfinished import say_undone
+from madlite.run.recovery.unfinished import recovery_report
 from madlite.run.session_runner import ResultsFile
 from madlite.safe_read import LIMIT_BYTES, copy_inside, read_inside
 from madlite.workspace.folder import RunFolder, unfinished
@@ -143,12 +143,12 @@ def test_links_in_the_way_of_a_run_s_own_files_are_not_written_through(place: Pa
     log = RunLog(folder.path / "run.log", [], [])
     log.begin_live(place / "a.log")
     log.say("said")
-    log.keep_as(place / "c.log")
+    log.copy_live(place / "c.log")
     log.begin_live(place / "b.log")
     log.feed(Chunk(data=b"more\n"))
     log.close()
     assert folder.put("record.json", "{}") == folder.stream("steps.jsonl", [b"{}\n"]) == ""
-    assert save_beside([Row(cells={"model": "a"})], folder.files).read_text().count("\n") == 2
+    assert save_rows([Row(cells={"model": "a"})], folder.files).read_text().count("\n") == 2
     folder.close()
     assert outside.read_text() == SECRET
     texts = [(place / f"{name}.log").read_text() for name in "abc"]
@@ -171,7 +171,7 @@ def test_nothing_is_written_where_a_run_s_folder_became_a_link(place: Path, tmp_
 
 LAID = (
     "cd {workspace}/madlite_runs/$MADLITE_RUN_ID || exit 9\n"
-    "for name in record.json rows.json handle steps.jsonl; do {lay}; done\n"
+    "for name in record.json journal.jsonl handle steps.jsonl; do {lay}; done\n"
     "cd ../.. && ln -sfn {outside}/made perf_entry.json && ln -sfn {outside}/kept perf_entry.csv\n"
     "echo 'performance: 5 x'\n"
 )
@@ -205,5 +205,5 @@ def test_what_a_workload_lays_in_its_run_s_folder_costs_the_batch_nothing(planne
     assert Path("/etc/passwd").read_bytes() == passwd
     assert [path.name for path in outside.iterdir()] == ["kept"] and (outside / "kept").read_text() == "mine"
     assert any("is a link to" in text for text in screen.said)
-    assert all("its row is in perf.csv" in text for text in say_undone(options.workspace))
+    assert all("its row is in perf.csv" in text for text in recovery_report(options.workspace))
     assert list_runs(options.workspace / "madlite_runs")[0].state == ("UNREADABLE" if problem else "SUCCESS")

@@ -19,10 +19,11 @@ from madlite.model import Cause, Metric, Result, ResultRule, Row, Status
 from madlite.results import append_rows
 from madlite.results.configs import read_configs
 from madlite.results.header import as_number, typed_rows
-from madlite.results.intent import Rows, are_there
+from madlite.results.pending import are_in_file
 from madlite.results.sidefiles import configs_of
 from madlite.run.batch import run_batch
 from madlite.run.context import masked
+from madlite.workspace.journal import RunRows
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import make_plan
 
@@ -127,16 +128,16 @@ def test_a_long_line_of_a_log_is_short_evidence() -> None:
 def test_work_on_columns_and_rows_grows_with_them_alone(tmp_path: Path) -> None:
     """Each of these took minutes to hours where it grew with the square of what a file held."""
     names = [f"c{n}" for n in range(100_000)]
-    rows = Rows(path="p", cells=(dict.fromkeys(names, "1"),)).without(names[1:])
+    rows = RunRows(path="p", cells=(dict.fromkeys(names, "1"),)).without(names[1:])
     assert rows.cells == ({"c0": "1"},)
     short = typed_rows([{name: "1"} for name in names])
     assert len(short) == 100_000 and bytes(short[-1]["c99999"]) == b"1"
     alike = [{"model": "a", "status": "SUCCESS"}] * 1000
     append_rows(tmp_path / "perf.csv", [Row(cells={"model": "b"}), *(Row(cells=cells) for cells in alike * 20)])
-    wanted = Rows(path="perf.csv", cells=({"model": "b", "status": ""}, *alike))
-    assert are_there(wanted, tmp_path, ()) is True
-    assert are_there(replace(wanted, cells=(*wanted.cells, {"model": "c"})), tmp_path, ()) is False
-    assert are_there(replace(wanted, cells=()), tmp_path, ()) is False
+    wanted = RunRows(path="perf.csv", cells=({"model": "b", "status": ""}, *alike))
+    assert are_in_file(wanted, tmp_path, ()) is True
+    assert are_in_file(replace(wanted, cells=(*wanted.cells, {"model": "c"})), tmp_path, ()) is False
+    assert are_in_file(replace(wanted, cells=()), tmp_path, ()) is False
 
 
 def test_a_configuration_of_far_more_than_the_results_belongs_to_none(tmp_path: Path, caplog) -> None:

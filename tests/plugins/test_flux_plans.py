@@ -360,7 +360,7 @@ def test_a_failure_is_explained(line, hint):
     assert len(matching) == 1 and hint in f"{matching[0].hint}; {matching[0].here}"
 
 
-def test_the_published_speeds_are_there():
+def test_the_published_speeds_are_in_file():
     told = {(one.columns["batch_size"], one.value) for one in madlite_references()}
     assert told == {("10", 4.51), ("1", 2.03), ("10", 4.34)}
 

@@ -189,12 +189,12 @@ def doubted_run(tmp_path, run_id: str, cells: dict[str, str], *suspect: str, pat
     """Leave the record of a run that appended a row."""
     from msgspec.structs import replace
 
-    from madlite.results.intent import Rows
     from madlite.results.record import record_json
     from madlite.workspace.folder import RECORD
+    from madlite.workspace.journal import RunRows
 
     record = store(tmp_path, run_id, good(run_id, suspect=suspect))
-    rows = Rows(path=path, cells=(cells,), appended=True)
+    rows = RunRows(path=path, cells=(cells,), appended=True)
     (tmp_path / "madlite_runs" / run_id / RECORD).write_text(record_json(replace(record, rows=rows)))
 
 

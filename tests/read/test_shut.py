@@ -17,18 +17,18 @@ from madlite.errors import UsageProblem
 from madlite.model import Status
 from madlite.reports.log import read_log
 from madlite.reports.runs import UNREADABLE, find_run, list_runs, open_run, runs_folder
-from madlite.results.batch_journal import Asked, cards_asked
-from madlite.results.intent import Rows
+from madlite.results.batch_journal import RequestedRun, requested_cards
 from madlite.results.rebuild import rebuild
 from madlite.results.record import Record, record_json
 from madlite.run.recovery.leftovers import end_orphans
-from madlite.run.recovery.unfinished import add_kept, find_all, say_undone
+from madlite.run.recovery.unfinished import append_pending, find_all, recovery_report
 from madlite.workspace.claims import claim_model_dir, lock_name
 from madlite.workspace.folder import PLAN, RECORD, unfinished
+from madlite.workspace.journal import RunRows
 from tests.factories import make_plan, note_made
 
 NOBODY = 65534
-ROWS = Rows(path="perf.csv", cells=({"model": "m", "status": "SUCCESS"},), at="2026", appended=True)
+ROWS = RunRows(path="perf.csv", cells=({"model": "m", "status": "SUCCESS"},), at="2026", appended=True)
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def test_a_command_goes_on_past_what_is_shut(place, mode):
     """What `run` and `clean` look at before anything runs: a batch of the other user, and their folder of runs."""
     runs = place / "madlite_runs"
     runs.chmod(0o777)
-    asked = [Asked(id="20260102T000000-theirs-000002", card="theirs"), Asked(id="r", card="lost")]
+    asked = [RequestedRun(id="20260102T000000-theirs-000002", card="theirs"), RequestedRun(id="r", card="lost")]
     (runs / "batch-1.jsonl").write_text(json.dumps({"asked": to_builtins(asked)}))
     (runs / "batch-2.jsonl").write_text("{}")
     (runs / ".gitignore").write_text("*\n")
@@ -111,8 +111,8 @@ def test_a_command_goes_on_past_what_is_shut(place, mode):
     runs.chmod(mode)
     with as_another_user():
         found = find_all(place, environ).leftovers
-        told = [*end_orphans(place, environ), *add_kept(place, place / "perf.csv"), *say_undone(place)]
-        known = cards_asked(runs)
+        told = [*end_orphans(place, environ), *append_pending(place, place / "perf.csv"), *recovery_report(place)]
+        known = requested_cards(runs)
     lost = "1 run of an earlier batch never started: lost"
     seen = mode == 0o755 or os.geteuid() != 0
     assert [(one.kind, one.text) for one in found if one.run_id == "-"] == ([("batch", lost)] if seen else [])

@@ -30,7 +30,7 @@ def space(tmp_path: Path) -> Path:
 def append(space: Path, path: Path, rows: list[Row] | None = None) -> list[str]:
     integrity = Integrity(path, space)
     append_rows(path, rows or [ONE], integrity=integrity)
-    return integrity.told
+    return integrity.reports
 
 
 @pytest.mark.parametrize("room", [0, 1, 60, 200, 300])
@@ -49,14 +49,14 @@ def test_a_row_whose_note_does_not_fit_is_not_written_and_nobody_is_blamed_later
 def test_what_comes_between_a_write_and_its_note_is_told(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     perf = space / "perf.csv"
     append(space, perf)
-    done = Integrity.done
+    done = Integrity.note_written
 
     def late(self: Integrity, fd: int, size: int = -1) -> None:
         with perf.open("a") as file:  # a program that does not ask for the lock
             file.write("other,1\n")
         done(self, fd, size)
 
-    monkeypatch.setattr(Integrity, "done", late)
+    monkeypatch.setattr(Integrity, "note_written", late)
     append(space, perf)
     monkeypatch.undo()
     ((_, words),) = changed_files(space)
@@ -78,7 +78,7 @@ def test_a_change_is_told_until_it_is_acknowledged(space: Path, change, words) -
     change(perf)
     for _ in range(2):
         ((file, told),) = changed_files(space)
-        assert told.startswith("perf.csv was changed by something else between ") and words in told
+        assert told.startswith("perf.csv was changed by another program between ") and words in told
     left = perf.read_bytes() if perf.exists() else None
     file.acknowledge()
     assert changed_files(space) == [] and (perf.read_bytes() if perf.exists() else None) == left
@@ -98,7 +98,7 @@ def test_a_file_of_another_working_folder_is_noted_there(space: Path) -> None:
     assert not (other / RUNS / JOURNAL).exists()
     perf.write_text(perf.read_text() + "c,d\n")
     (told,) = append(other, other / "../perf.csv")
-    assert "perf.csv was changed by something else" in told
+    assert "perf.csv was changed by another program" in told
 
 
 def test_a_journal_beside_a_results_file_in_the_workspace_counts_for_nothing(space: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_journal_beside_a_results_file_in_the_workspace_counts_for_nothing(spa
     append(space, perf)
     append(below, perf)  # as a workload would, by a journal of its own
     ((_, told),) = changed_files(space)
-    assert "below/perf.csv was changed by something else" in told
+    assert "below/perf.csv was changed by another program" in told
 
 
 @pytest.fixture

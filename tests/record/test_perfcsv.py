@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from madlite.errors import RecordError
 from madlite.model import Row
-from madlite.results import STANDARD_COLUMNS, append_rows, save_beside
+from madlite.results import STANDARD_COLUMNS, append_rows, save_rows
 from madlite.results.header import plain
 from madlite.safe_files import Folder
 
@@ -222,7 +222,7 @@ def test_failed_sync_leaves_the_file_as_it_was(perf: Path, monkeypatch: pytest.M
 
 def test_rows_that_perf_csv_cannot_take_are_saved_in_the_run_folder(tmp_path: Path) -> None:
     with Folder.open(tmp_path) as folder:
-        saved = save_beside([FULL, row(model="b", temperature="61", tags="x,y")], folder)
+        saved = save_rows([FULL, row(model="b", temperature="61", tags="x,y")], folder)
     assert saved == tmp_path / "rows.csv"
     assert os.listdir(tmp_path) == ["rows.csv"]
     assert records(saved)[0] == [*STANDARD_COLUMNS, "temperature"]
@@ -235,7 +235,7 @@ def test_rows_that_perf_csv_cannot_take_are_saved_in_the_run_folder(tmp_path: Pa
 def test_rows_that_cannot_be_saved_there_either_are_said_in_words(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").mkdir()
     with Folder.open(tmp_path) as folder, pytest.raises(RecordError, match=r"rows\.csv is a folder"):
-        save_beside([FULL], folder)
+        save_rows([FULL], folder)
 
 
 def _bytes_read() -> int:

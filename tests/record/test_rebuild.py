@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from madlite.errors import RecordError, UsageProblem
-from madlite.model import Row, Status, to_json
+from madlite.model import Row, Status
 from madlite.results.header import STANDARD_COLUMNS, plain_cells
-from madlite.results.intent import Rows, are_there
+from madlite.results.pending import are_in_file
 from madlite.results.perfcsv import append_rows
 from madlite.results.rebuild import rebuild
 from madlite.results.record import Record, record_json
-from madlite.workspace.folder import CLEANED, LOCK, PLAN, RECORD, ROWS
+from madlite.workspace.folder import LOCK, PLAN, RECORD
+from madlite.workspace.journal import RunRows
+from tests.factories import write_journal
 from tests.tiers import examples
 
 CELLS = {"model": "m", "performance": "0012", "metric": "tps", "status": "SUCCESS"}
@@ -42,9 +44,9 @@ class Place:
         sizes: list[int] = []
         no_room: list[str] = []
         if append:
-            intend, to = (lambda size, columns: sizes.append(size)), self.runs.parent / path
-            append_rows(to, rows, sync=False, intend=intend, leave_out=no_room.extend)
-        told = Rows(
+            before_write, to = (lambda size, columns: sizes.append(size)), self.runs.parent / path
+            append_rows(to, rows, sync=False, before_write=before_write, leave_out=no_room.extend)
+        told = RunRows(
             path=path,
             cells=tuple(plain_cells(row) for row in rows),
             at=f"2026-01-01T00:00:00.{self.count:06d}+00:00",
@@ -52,7 +54,7 @@ class Place:
             appended=append,
         ).without(no_room)
         if intent:
-            (folder / ROWS).write_text(to_json(told))
+            write_journal(folder, told)
         else:
             (folder / RECORD).write_text(record_json(Record(id=folder.name, status=Status.SUCCESS, rows=told)))
         return folder
@@ -76,14 +78,14 @@ def test_rows_of_every_kind_come_back_byte_for_byte(place, tmp_path):
 def test_rows_of_an_earlier_madlite_become_one_line_each_and_are_known_all_the_same(place, tmp_path):
     cells = {**CELLS, "args": "a\nb", "two\nlines": "x\u2028y"}
     folder = place.run(cells)
-    told = Rows(path="perf.csv", cells=(cells,), appended=True)
+    told = RunRows(path="perf.csv", cells=(cells,), appended=True)
     (folder / RECORD).write_text(record_json(Record(id=folder.name, status=Status.SUCCESS, rows=told)))
     place.perf.write_text('model,performance,metric,status,args,"two\nlines"\nm,0012,tps,SUCCESS,"a\nb",x\u2028y\n')
-    assert are_there(told, tmp_path, []) is True
+    assert are_in_file(told, tmp_path, []) is True
     assert rebuild(place.perf, place.runs, force=True).notes == (), "nothing is lost with the old file"
     header, row = place.perf.read_text().splitlines()
     assert header.endswith(",two\\nlines") and row.endswith(",x\\u2028y") and "a\\nb" in row
-    assert are_there(told, tmp_path, []) is True
+    assert are_in_file(told, tmp_path, []) is True
 
 
 NAMES = st.sampled_from(["heat", "mode", "note, of mine", 'q"', *STANDARD_COLUMNS[:6]])
@@ -144,7 +146,7 @@ def test_runs_without_a_record_are_named_and_rows_that_were_on_their_way_are_tak
     place.run(CELLS)
     cut = place.run({**CELLS, "model": "cut"}, intent=True)
     never = place.run({**CELLS, "model": "never"}, append=False, intent=True)
-    (never / CLEANED).write_text("no row\n")
+    write_journal(never, cleaned="no row")
     bare = place.runs / "bare"
     bare.mkdir()
     (bare / PLAN).touch()
@@ -176,7 +178,7 @@ def test_a_run_that_goes_on_has_no_row_yet(place, tmp_path):
     (live / PLAN).touch()
     with (live / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "it goes on" in rebuild(tmp_path / "again.csv", place.runs).notes[0]
+        assert "it is still running" in rebuild(tmp_path / "again.csv", place.runs).notes[0]
 
 
 def test_nothing_to_make_a_file_of_is_one_sentence(place, tmp_path):
@@ -194,7 +196,7 @@ def test_nothing_to_make_a_file_of_is_one_sentence(place, tmp_path):
 def test_a_file_that_another_program_replaced_meanwhile_stays(place, monkeypatch):
     place.run(CELLS)
     calls = iter([True, False])
-    monkeypatch.setattr("madlite.results.locked.Held.is_current", lambda self: next(calls))
+    monkeypatch.setattr("madlite.results.locked.LockedFile.is_current", lambda self: next(calls))
     before = place.perf.read_bytes()
     with pytest.raises(RecordError, match="replaced by another program"):
         rebuild(place.perf, place.runs, force=True)
@@ -209,7 +211,7 @@ def test_a_file_with_rows_of_no_record_is_kept_beside_the_one_that_replaces_it(p
     old = place.perf.read_bytes()
     changed, note = rebuild(place.perf, place.runs, force=True).notes
     (kept,) = tmp_path.glob("perf.csv.before-*")
-    assert "perf.csv was changed by something else between " in changed and "bytes were added at its end" in changed
+    assert "perf.csv was changed by another program between " in changed and "bytes were added at its end" in changed
     assert note == f"perf.csv had 1 row that no record has; the old file is kept as {kept.name}"
     assert kept.read_bytes() == old and b"foreign" not in place.perf.read_bytes()
     kept.unlink()

@@ -15,7 +15,6 @@ import madlite.results.record as module
 from madlite.errors import RecordError
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Metric, Provenance, Quantity, Result, Status, Step, Variant, to_json
-from madlite.results.intent import Rows
 from madlite.results.record import (
     SCHEMA,
     VERSION,
@@ -29,6 +28,7 @@ from madlite.results.record import (
 )
 from madlite.results.stored import load_record, read_plan, read_record
 from madlite.workspace.folder import PLAN, RECORD
+from madlite.workspace.journal import RunRows
 from tests.factories import WINDOW, make_plan
 
 SHIPPED = Path(module.__file__).with_name(SCHEMA)
@@ -65,7 +65,7 @@ def test_the_records_of_published_results_are_read_and_fit_the_schema(path):
 
 @pytest.mark.parametrize("label", ["tokens/s/GPU", "of a plugin, /s"])
 def test_a_record_of_version_1_is_read_its_quantity_and_missing_fields_too(tmp_path, label):
-    rows = Rows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
+    rows = RunRows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
     record = valid(make_record(make_plan(tmp_path), result(window=WINDOW), rows))
     old = {name: value for name, value in record.items() if name not in ("batch", "study", "traits", "log_limit_bytes")}
     old = {**old, "version": 1, "window": {**old["window"], "quantity": label}}
@@ -86,7 +86,7 @@ def drop(record: dict, *path: str) -> dict:
 
 
 def test_the_schema_refuses_what_is_no_record_of_this_version(tmp_path):
-    rows = Rows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
+    rows = RunRows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
     record = valid(make_record(make_plan(tmp_path), result(window=WINDOW), rows))
     wrong = [
         *(drop(record, name) for name in record),
@@ -114,7 +114,7 @@ def test_the_schema_refuses_what_is_no_record_of_this_version(tmp_path):
 )
 def test_a_record_of_any_status_fits_the_schema_and_is_read_back(tmp_path, outcome):
     plan = make_plan(tmp_path, variant=Variant(model="m", precision="BF16"), settings={"lr": math.inf, "x": 1})
-    rows = Rows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
+    rows = RunRows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
     record = make_record(plan, outcome, rows, command=("run", "--tags", "tiny"))
     read = valid(record)
     assert (read["version"], read["id"], read["card"]) == (VERSION, plan.id, "tiny")
@@ -134,7 +134,7 @@ def test_a_number_that_is_none_takes_along_what_cannot_be_without_it(tmp_path):
 def test_secrets_are_in_no_word_that_somebody_typed_or_said_and_rows_stay_as_they_were_appended(tmp_path):
     plan = make_plan(tmp_path, args="--t hush", overrides=(("t", "hush"), ("flag", None)), settings={"key": "hush"})
     outcome = result(reason="hush", evidence="a hush", config={"token": "hush"}, findings=("hush",))
-    rows = Rows(path="perf.csv", cells=({"docker_image": "hush/hush"},))
+    rows = RunRows(path="perf.csv", cells=({"docker_image": "hush/hush"},))
     record = make_record(plan, outcome, rows, command=("run", "hush"), mask=lambda text: text.replace("hush", "***"))
     assert record_json(record).count("hush") == 2
     assert record.rows == rows and record.overrides == (("t", "***"), ("flag", None))

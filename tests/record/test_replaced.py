@@ -8,7 +8,7 @@ from madlite.errors import RecordError
 from madlite.model import Row
 from madlite.results.perfcsv import append_rows
 from madlite.results.rebuild import rebuild
-from madlite.run.recovery.leftovers import unwhole
+from madlite.run.recovery.leftovers import partial_files
 from madlite.safe_files import Folder
 
 from .test_rebuild import CELLS, place  # noqa: F401 - a fixture
@@ -23,7 +23,7 @@ def test_a_rebuild_that_fails_leaves_no_file_beside(place, tmp_path, monkeypatch
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    for target in ("locked.keep_owner_and_mode", "rebuild.kept_copy", "rebuild.os.fsync"):
+    for target in ("locked.keep_owner_and_mode", "rebuild.save_copy", "rebuild.os.fsync"):
         with monkeypatch.context() as patch, pytest.raises(RecordError, match="no space"):
             patch.setattr(f"madlite.results.{target}", full)
             rebuild(place.perf, place.runs, force=True)
@@ -81,4 +81,4 @@ def test_what_a_kill_left_half_copied_is_cleaned_away(place, tmp_path, monkeypat
         patch.setattr(Folder, "remove", lambda folder, name: None)
         rebuild(place.perf, place.runs, force=True)
     left = sorted(path.name for path in tmp_path.glob(".perf*"))
-    assert len(left) == 2 and sorted(path.name for path in unwhole(tmp_path)) == left
+    assert len(left) == 2 and sorted(path.name for path in partial_files(tmp_path)) == left

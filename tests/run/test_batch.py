@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 
 from madlite.results import batch_journal as batches
-from madlite.results.batch_journal import Asked, BatchJournal, cards_asked, dead_files, interrupted_batches
+from madlite.results.batch_journal import BatchJournal, RequestedRun, dead_files, interrupted_batches, requested_cards
 from madlite.run.recovery.leftovers import find_leftovers, remove
-from madlite.workspace.folder import PLAN, hold
+from madlite.workspace.folder import PLAN, acquire
 
-THREE = [Asked(id="r1", card="m1"), Asked(id="r2", card="m2"), Asked(id="r3", card="m3")]
+THREE = [RequestedRun(id="r1", card="m1"), RequestedRun(id="r2", card="m2"), RequestedRun(id="r3", card="m3")]
 KILLED = """
 import os, sys
 from pathlib import Path
 from madlite.results import batch_journal as batches
-from madlite.results.batch_journal import Asked, BatchJournal
+from madlite.results.batch_journal import BatchJournal, RequestedRun
 batch = BatchJournal(Path(sys.argv[1]), ("run", "--tags", "t"))
 if sys.argv[2] == "unnamed":
     batches.Folder.rename = lambda *args: os.kill(os.getpid(), 9)
     BatchJournal(Path(sys.argv[1]), ("run", "--tags", "u"))
 if sys.argv[2] != "unplanned":
-    batch.ask([Asked(id=f"r{n}", card=f"m{n}") for n in (1, 2, 3)])
+    batch.request([RequestedRun(id=f"r{n}", card=f"m{n}") for n in (1, 2, 3)])
     batch.begin("r1"), batch.end("r1"), batch.begin("r2")
 os.kill(os.getpid(), 9)
 """
@@ -38,7 +38,7 @@ def kill(workspace: Path, when: str = "") -> None:
 
 
 def words(workspace: Path) -> list[str]:
-    return [text for batch in interrupted_batches(workspace) for text in batch.words]
+    return [text for batch in interrupted_batches(workspace) for text in batch.messages]
 
 
 def test_a_killed_batch_names_what_never_started_and_what_has_no_folder(tmp_path):
@@ -71,7 +71,7 @@ def test_a_command_that_was_killed_before_its_file_had_its_name_is_told_too(tmp_
 
 def test_a_batch_that_goes_on_or_ended_leaves_nothing_to_tell(tmp_path):
     batch = BatchJournal(tmp_path, ("run",))
-    batch.ask(THREE)
+    batch.request(THREE)
     assert words(tmp_path) == [] and dead_files(tmp_path) == ()
     batch.close()
     batch.close()
@@ -90,23 +90,23 @@ def test_a_bug_in_the_middle_leaves_the_file_and_one_before_the_runs_does_not(tm
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ZeroDivisionError), BatchJournal(tmp_path, ()) as batch:
-        batch.ask(THREE)
+        batch.request(THREE)
         batch.end("r1")
         raise ZeroDivisionError
     assert words(tmp_path) == ["2 runs of an earlier batch never started: m2, m3"]
     with BatchJournal(tmp_path, ()) as batch:
-        batch.ask(())
+        batch.request(())
         batch.close()
 
 
 def test_a_folder_that_cannot_be_written_to_costs_nothing(tmp_path):
     (tmp_path / "madlite_runs").write_text("a file")
     with BatchJournal(tmp_path, ("run",)) as batch:
-        batch.ask(THREE)
+        batch.request(THREE)
         batch.begin("r1")
         batch.end("r1")
     with BatchJournal() as batch:
-        batch.ask(THREE)
+        batch.request(THREE)
     assert (tmp_path / "madlite_runs").read_text() == "a file"
 
 
@@ -114,7 +114,7 @@ def test_a_full_disk_costs_lines_alone(tmp_path, monkeypatch):
     real = os.pwrite
     batch = BatchJournal(tmp_path, ("run",))
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: (_ for _ in ()).throw(OSError(28, "full")))
-    batch.ask(THREE)
+    batch.request(THREE)
     monkeypatch.setattr(os, "pwrite", real)
     os.close(batch._fd)
     assert words(tmp_path) == ["an earlier command was cut off before it began: madlite run"]
@@ -137,7 +137,7 @@ def test_lines_and_files_that_are_none_are_left_alone(tmp_path):
 
 def test_words_that_are_no_text_are_spelled_out(tmp_path):
     with BatchJournal(tmp_path, ("run", "\udcff")) as batch:
-        batch.ask([Asked(id="r", card="\udcff")])
+        batch.request([RequestedRun(id="r", card="\udcff")])
         (file,) = (tmp_path / "madlite_runs").glob("batch-*.jsonl")
         assert "udcff" in file.read_text()
         batch.close()
@@ -146,7 +146,7 @@ def test_words_that_are_no_text_are_spelled_out(tmp_path):
 def test_on_a_disk_that_became_full_it_still_says_how_far_it_is(tmp_path, monkeypatch):
     real = os.pwrite
     with BatchJournal(tmp_path, ("run",)) as batch:
-        batch.ask(THREE)
+        batch.request(THREE)
         size = next((tmp_path / "madlite_runs").glob("batch-*")).stat().st_size
 
         def full(fd: int, data: bytes, at: int) -> int:
@@ -160,12 +160,12 @@ def test_on_a_disk_that_became_full_it_still_says_how_far_it_is(tmp_path, monkey
         "1 run of an earlier batch never started: m3",
         "cut off without a row, of an earlier batch: m2",
     ]
-    assert cards_asked(tmp_path / "madlite_runs") == {"r1": "m1", "r2": "m2", "r3": "m3"}
+    assert requested_cards(tmp_path / "madlite_runs") == {"r1": "m1", "r2": "m2", "r3": "m3"}
 
 
 def test_a_run_that_the_disk_took_nothing_of_is_told_after_an_orderly_end_too(tmp_path):
     with BatchJournal(tmp_path, ("run",)) as batch:
-        batch.ask(THREE)
+        batch.request(THREE)
         for run in THREE[:2]:
             batch.begin(run.id)
         batch.end("r1")
@@ -178,7 +178,9 @@ def test_a_run_that_the_disk_took_nothing_of_is_told_after_an_orderly_end_too(tm
 
 def test_the_file_is_held_before_anybody_can_see_it(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(batches, "hold", lambda fd: seen.append((words(tmp_path), dead_files(tmp_path))) or hold(fd))
+    monkeypatch.setattr(
+        batches, "acquire", lambda fd: seen.append((words(tmp_path), dead_files(tmp_path))) or acquire(fd)
+    )
     with BatchJournal(tmp_path, ("run",)) as batch:
         assert seen == [([], ())] and dead_files(tmp_path) == ()
         assert len(list((tmp_path / "madlite_runs").glob("batch-*"))) == 1
@@ -188,5 +190,5 @@ def test_the_file_is_held_before_anybody_can_see_it(tmp_path, monkeypatch):
 
 def test_a_batch_that_ends_while_it_is_asked_about_left_nothing(tmp_path, monkeypatch):
     with BatchJournal(tmp_path, ("run",)) as batch:
-        monkeypatch.setattr(batches, "is_held", lambda path, **unknown: bool(batch.close()))
+        monkeypatch.setattr(batches, "is_locked", lambda path, **unknown: bool(batch.close()))
         assert dead_files(tmp_path) == ()

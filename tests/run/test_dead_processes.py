@@ -114,7 +114,7 @@ def test_the_lock_is_asked_for_again_before_a_signal(start, folder):
     (run,) = runs_of(folder)
     with (folder / LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert end_listed(run, GRACE_S) == "a madlite holds the run by now"
+        assert end_listed(run, GRACE_S) == "a madlite process has locked the run by now"
         assert process.poll() is None and runs_of(folder) == []
 
 
@@ -333,7 +333,7 @@ def test_a_container_whose_run_came_back_is_not_removed(folder):
     listed = Leftover(kind="container", run_id="x", text="", handle="c", folder=str(folder))
     with (folder / LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert remove(listed, NO_ENGINE) == "a madlite holds the run by now"
+        assert remove(listed, NO_ENGINE) == "a madlite process has locked the run by now"
 
 
 def test_a_user_lists_what_belongs_to_another_only_as_a_note(start, folder, monkeypatch):

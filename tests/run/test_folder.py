@@ -16,20 +16,19 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.model import Secret
-from madlite.results.intent import has_none, read_intent
 from madlite.workspace import folder as folders
 from madlite.workspace.folder import (
-    CLEANED,
     LOCK,
-    NOTE_BYTES,
     PLAN,
     RECORD,
     RunFolder,
-    hold,
+    acquire,
     is_alive,
     new_run_id,
     unfinished,
 )
+from madlite.workspace.journal import RUN_JOURNAL
+from tests.factories import write_journal
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 
@@ -71,7 +70,8 @@ def test_alive_unfinished_finished(plan):
     assert not is_alive(plan.folder) and unfinished(plan.workspace) == (plan.folder,)
     (plan.folder / RECORD).touch()
     assert unfinished(plan.workspace) == ()
-    (plan.folder / RECORD).rename(plan.folder / CLEANED)
+    (plan.folder / RECORD).unlink()
+    write_journal(plan.folder, cleaned="no row")
     assert unfinished(plan.workspace) == ()
 
 
@@ -114,7 +114,7 @@ def test_the_plan_is_written_without_secrets(plan):
     assert written["args"] == "--t ***" and written["timeout_s"] == 7200 and written["env"]["OTHER"] == "x ***"
 
 
-@pytest.mark.parametrize("name", ["record.json", "rows.json", "handle"])
+@pytest.mark.parametrize("name", ["record.json", "journal.jsonl", "handle"])
 def test_a_link_that_was_laid_in_the_way_is_replaced_and_a_folder_is_told(plan, tmp_path, name):
     outside = tmp_path / "outside"
     outside.write_text("as it was")
@@ -122,13 +122,13 @@ def test_a_link_that_was_laid_in_the_way_is_replaced_and_a_folder_is_told(plan, 
         for target in (outside, tmp_path / "dangling", "loop", "/etc"):
             (plan.folder / name).unlink(missing_ok=True)
             (plan.folder / name).symlink_to(name if target == "loop" else target)
-            assert folder.put(name, "{}") == ""
+            assert folder.write_text(name, "{}") == ""
             assert not (plan.folder / name).is_symlink() and (plan.folder / name).read_text() == "{}"
         (plan.folder / name).unlink()
         (plan.folder / name).mkdir()
-        assert folder.put(name, "{}") == f"{name} could not be written: Is a directory"
+        assert folder.write_text(name, "{}") == f"{name} could not be written: Is a directory"
         (plan.folder / "hang").symlink_to(tmp_path)
-        assert "hang/a.txt could not be written: a link is in the place of hang" in folder.put("hang/a.txt", "x")
+        assert "hang/a.txt could not be written: a link is in the place of hang" in folder.write_text("hang/a.txt", "x")
     assert outside.read_text() == "as it was" and not (tmp_path / "dangling").exists()
     assert not (tmp_path / "a.txt").exists()
 
@@ -136,21 +136,9 @@ def test_a_link_that_was_laid_in_the_way_is_replaced_and_a_folder_is_told(plan, 
 def test_a_record_that_is_a_link_or_a_folder_is_no_end(plan):
     RunFolder.create(plan, []).close()
     (plan.folder / RECORD).symlink_to("/etc/passwd")
-    (plan.folder / CLEANED).mkdir()
+    (plan.folder / RUN_JOURNAL).unlink()
+    (plan.folder / RUN_JOURNAL).mkdir()
     assert unfinished(plan.workspace) == (plan.folder,)
-
-
-def test_the_room_for_a_note_is_taken_at_the_start(plan, monkeypatch):
-    with closing(RunFolder.create(plan, [])) as folder:
-        lock = plan.folder / LOCK
-        assert lock.read_bytes() == b" " * NOTE_BYTES and has_none(plan.folder)
-        real = os.pwrite
-        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:NOTE_BYTES], at))  # there is no more
-        assert folder.note(b'{"path": "perf.csv", "cells": []}') == "" and not has_none(plan.folder)
-        assert read_intent(plan.folder).path == "perf.csv"
-        assert folder.note(b"") == "" and has_none(plan.folder)
-        assert "No space left" in folder.note(b"x" * (NOTE_BYTES + 1))
-        assert not has_none(plan.folder) and read_intent(plan.folder) is None, "more could be told than it took"
 
 
 def test_a_lock_is_held_before_anybody_can_see_it(plan, monkeypatch):
@@ -158,13 +146,13 @@ def test_a_lock_is_held_before_anybody_can_see_it(plan, monkeypatch):
 
     def look(lock: int) -> None:
         seen.append(unfinished(plan.workspace))
-        hold(lock)
+        acquire(lock)
         seen.append((plan.folder / LOCK).exists())
 
-    monkeypatch.setattr(folders, "hold", look)
+    monkeypatch.setattr(folders, "acquire", look)
     with closing(RunFolder.create(plan, [])):
         assert seen == [(), False] and is_alive(plan.folder)
-        assert sorted(path.name for path in plan.folder.iterdir()) == [LOCK, PLAN]
+        assert sorted(path.name for path in plan.folder.iterdir()) == [RUN_JOURNAL, LOCK, PLAN]
 
 
 @pytest.mark.host
@@ -176,7 +164,7 @@ def test_who_asks_whether_a_run_lives_is_not_taken_for_its_holder(plan, monkeypa
         monkeypatch.setattr(time, "sleep", lambda for_s: fcntl.flock(asking, fcntl.LOCK_UN))
         with closing(RunFolder.reopen(plan.folder)):
             assert is_alive(plan.folder)
-            monkeypatch.setattr(folders, "ASKED_S", 0.0)
+            monkeypatch.setattr(folders, "QUERY_S", 0.0)
             assert RunFolder.reopen(plan.folder) is None
 
 

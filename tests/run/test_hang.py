@@ -118,7 +118,7 @@ def test_dumps_end_with_their_time_and_what_is_left_out_is_said(seen, tmp_path, 
 
 
 def test_a_file_that_cannot_be_written_costs_only_itself(seen, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(RunFolder, "put", lambda self, name, text: f"{name} could not be written: no space left")
+    monkeypatch.setattr(RunFolder, "write_text", lambda self, name, text: f"{name} could not be written: no space left")
     found, _ = look(tmp_path)
     assert found.location == "" and found.evidence and "no space left" in caplog.text
 

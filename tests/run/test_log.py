@@ -52,11 +52,11 @@ def test_what_is_told_is_in_the_live_logs_alone_masked_and_on_lines_of_its_own(t
     log = RunLog(tmp_path / "run.log", [SECRET], [])
     log.begin_live(tmp_path / "x.live.log")
     log.say("built")
-    log.tell("MAD_CONTAINER_IMAGE is ci-x")
-    log.keep_as(tmp_path / "x.build.live.log")
+    log.write_live("MAD_CONTAINER_IMAGE is ci-x")
+    log.copy_live(tmp_path / "x.build.live.log")
     log.begin_live(tmp_path / "x.run.live.log")
     log.feed(Chunk(data=b"no end"))
-    log.tell(f"MODEL REPO COMMIT: {SECRET}")
+    log.write_live(f"MODEL REPO COMMIT: {SECRET}")
     log.say("madlite: said")
     log.close()
     assert (tmp_path / "run.log").read_text() == "built\nno end\nmadlite: said\n"
@@ -122,7 +122,7 @@ def test_a_log_that_cannot_be_made_is_told_and_the_rest_goes_on(tmp_path, caplog
     log.begin_live(tmp_path / "x.live.log")
     log.say("begins")
     log.feed(Chunk(data=b"x " + SECRET.encode()))
-    log.keep_as(tmp_path / "x.build.live.log")
+    log.copy_live(tmp_path / "x.build.live.log")
     log.close()
     assert log.problem == "no run.log: No such file or directory" and b"".join(seen) == b"x ***"
     assert list(tmp_path.iterdir()) == [], "no name of it either"

@@ -64,7 +64,7 @@ def test_the_beginning_and_the_end_are_kept_and_the_disk_holds_no_more_than_the_
     assert data == said and [one.name for one in folder.iterdir()] == ["run.log"]
     check(data, whole)
     assert data[: HEAD - 90] == whole[: HEAD - 90] or b"\n" in whole[:HEAD]
-    assert len(LEFT_OUT.findall(data)) == bool(log.left_out) == bool(log.words)
+    assert len(LEFT_OUT.findall(data)) == bool(log.left_out) == bool(log.note)
     if log.left_out:
         assert len(whole) > LIMIT - 2 * SHARE and len(data) <= LIMIT + 64, "the line itself"
         assert len(data) > HEAD or b"\n" in data[HEAD - 90 :]
@@ -89,7 +89,7 @@ def test_head_and_tail_are_whole_lines_and_the_count_is_right(tmp_path: Path) ->
     gap = next(place for place, line in enumerate(lines) if line.startswith(b"["))
     assert lines[:gap] == every[:gap] and lines[gap + 1 :] == every[-(len(lines) - gap - 1) :]
     assert lines[gap] == b"[madlite: %d bytes left out here]\n" % (12 * (50_000 - len(lines) + 1))
-    assert f"{log.left_out:,} bytes" in log.words and "(--log-limit 64K)" in log.words
+    assert f"{log.left_out:,} bytes" in log.note and "(--log-limit 64K)" in log.note
     assert 30 << 10 < 12 * gap <= 32 << 10 and 26 << 10 < 12 * (len(lines) - gap - 1) <= 30 << 10
 
 
@@ -140,7 +140,7 @@ def test_every_live_log_is_limited_and_the_hard_link_stays_one(tmp_path: Path) -
     log.feed(Chunk(data=b"built\n"))
     for line in numbered(20_000):
         log.feed(Chunk(data=line))
-    log.keep_as(tmp_path / "x.build.live.log")
+    log.copy_live(tmp_path / "x.build.live.log")
     log.begin_live(tmp_path / "x.run.live.log")
     for line in numbered(20_000):
         log.feed(Chunk(data=line, stream=2))

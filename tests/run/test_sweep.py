@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from madlite.run.recovery.leftovers import sweep, unwhole
+from madlite.run.recovery.leftovers import partial_files, remove_run_files
 from madlite.workspace.folder import LOCK, PLAN
 
 DEAD = 2**22 + 7  # above every process id of Linux
 
 
 def found(workspace: Path) -> list[str]:
-    return [str(path.relative_to(workspace)) for path in unwhole(workspace)]
+    return [str(path.relative_to(workspace)) for path in partial_files(workspace)]
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ def test_a_hostile_plan_makes_nothing_be_removed(tmp_path, run):
         '{"model_dir": "."}',
     ):
         (run / PLAN).write_text(text)
-        sweep(run)
+        remove_run_files(run)
     (run / PLAN).unlink()
     (run / PLAN).symlink_to(tmp_path / "plan")
     (tmp_path / "plan").write_text('{"model_dir": "run_directory"}')
     (tmp_path / "run_directory").mkdir()
-    sweep(run)
+    remove_run_files(run)
     assert precious.is_dir() and (tmp_path / "run_directory").is_dir()

@@ -26,5 +26,5 @@ def test_the_sample_says_something(name):
     assert any(tested.logs.values()) or not judged, "a log with steps"
 
 
-def test_the_counted_logs_are_there():
+def test_the_counted_logs_are_in_file():
     assert [name for name in STEPS if not (LOGS / name).is_file()] == []

@@ -1,4 +1,4 @@
-"""What dead runs have still running on this machine: listed process by process, and ended as it was listed."""
+"""Processes of dead runs on this machine: listed one by one, and ended as listed."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from madlite.runtimes.process_table import (
     user_name,
     with_users,
 )
-from madlite.workspace.folder import FOLDER_MARK, KEPT_MARK, LOCK, RUN_MARK, is_held
+from madlite.workspace.folder import FOLDER_MARK, KEPT_MARK, LOCK, RUN_MARK, is_locked
 
 SHOWN = 5  # processes that are named
 _VANISH_LIMIT_S = 5.0
 
 
-class Place(Value, frozen=True):
-    """The folder that a run's marks name: device, inode and owner of a real folder; our own user where it is gone."""
+class FolderIdentity(Value, frozen=True):
+    """The folder that a run's variables name: device, inode and owner; our own user where it is gone."""
 
     path: str
     uid: int
@@ -55,7 +55,7 @@ class DeadRun(Value, frozen=True):
     """The processes of a run that no madlite holds, all of the user whose folder it has."""
 
     run_id: str
-    place: Place
+    place: FolderIdentity
     members: tuple[Member, ...] = ()
     kept: bool = False
 
@@ -68,35 +68,35 @@ class DeadRun(Value, frozen=True):
 
 
 class Found(Value, frozen=True):
-    """Dead runs with processes, and in words the processes that look like theirs and are another user's."""
+    """Dead runs with processes, and notes on processes that look like theirs and are another user's."""
 
     runs: tuple[DeadRun, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def may_be_alive(folder: str) -> bool:
-    """Say whether a madlite holds the run, or may hold it: another user's folder cannot be looked into."""
-    return Path(folder).is_absolute() and is_held(Path(folder, LOCK), unknown=True)
+    """Return whether a madlite may hold the run's lock: True too where another user's folder cannot be read."""
+    return Path(folder).is_absolute() and is_locked(Path(folder, LOCK), unknown=True)
 
 
-def place_of(folder: str) -> Place | None:
-    """Return the folder that marks name; None where something else is in its place, or it cannot be seen."""
+def identity_of(folder: str) -> FolderIdentity | None:
+    """Return the folder that marks name; None where it is no folder, or not accessible."""
     try:
         facts = os.lstat(folder)
     except (FileNotFoundError, NotADirectoryError):
-        return Place(path=folder, uid=os.geteuid())
+        return FolderIdentity(path=folder, uid=os.geteuid())
     except (OSError, ValueError):
         return None
     if not stat.S_ISDIR(facts.st_mode):
         return None
-    return Place(path=folder, uid=facts.st_uid, inode=(facts.st_dev, facts.st_ino))
+    return FolderIdentity(path=folder, uid=facts.st_uid, inode=(facts.st_dev, facts.st_ino))
 
 
 def find_dead_runs() -> Found:
-    """Return what dead runs have running: what carries marks of theirs, and what that started.
+    """Return what dead runs have running: processes with their variables, and what those started.
 
-    Runs are told apart by id and folder, for a process can name the id of another run.  What is not the folder's
-    user's, or not ours to end, is never listed but told in a note.
+    A run is identified by id and folder, for a process can name the id of another run.  Processes of other users than
+    the folder's, or that we may not end, are never listed but named in a note.
     """
     found = [one for one in all_run_processes() if Path(one.environment.get(FOLDER_MARK, "")).is_absolute()]
     # without the folder nobody can say whether its madlite lives
@@ -119,9 +119,9 @@ def find_dead_runs() -> Found:
 
 
 def end_listed(run: DeadRun, grace_s: float) -> str | None:
-    """End the listed processes of a dead run and no other; return what goes on all the same.
+    """End the listed processes of a dead run and no other; return a message about those still running.
 
-    Before each signal it is asked again whether the run is still dead and the process still its.  Supervisors end by
+    Before each signal it is checked that the run is still dead and the process still belongs to it.  Supervisors end by
     themselves with the last process below them; one that does not is killed.
     """
     workers = [one for one in run.members if not one.supervisor]
@@ -132,7 +132,7 @@ def end_listed(run: DeadRun, grace_s: float) -> str | None:
     _wait(_signalled(run, idle, signal.SIGKILL), _VANISH_LIMIT_S)
     left = [one for one in (*workers, *idle) if lives(one.process)]
     if left and not _is_dead(run):
-        return "a madlite holds the run by now"
+        return "a madlite process has locked the run by now"
     return f"not ended: {_told(left)}" if left else None
 
 
@@ -171,9 +171,9 @@ def _marked(one: RunProcess) -> Member:
 
 def _listed(run_id: str, folder: str, members: tuple[Member, ...]) -> tuple[DeadRun, str]:
     """Return a run with those of its processes that are the folder's user's, and a note on the others."""
-    place = place_of(folder)
+    place = identity_of(folder)
     if place is None:
-        run = DeadRun(run_id=run_id, place=Place(path=folder, uid=-1))
+        run = DeadRun(run_id=run_id, place=FolderIdentity(path=folder, uid=-1))
         return run, f"{_told(members)} with the marks of run {run_id}: left alone, {folder} is no folder"
     may = os.geteuid() in (0, place.uid)
     ours = tuple(one for one in members if may and belongs_to(one.process, place.uid))
@@ -184,7 +184,7 @@ def _listed(run_id: str, folder: str, members: tuple[Member, ...]) -> tuple[Dead
 
 
 def _is_dead(run: DeadRun) -> bool:
-    return place_of(run.place.path) == run.place and not may_be_alive(run.place.path)
+    return identity_of(run.place.path) == run.place and not may_be_alive(run.place.path)
 
 
 def _is_its(run: DeadRun, member: Member, now: OpenProcess, facts: Process) -> bool:

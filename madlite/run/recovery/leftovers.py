@@ -1,4 +1,4 @@
-"""What runs that were cut off left behind, and how to remove it; never what belongs to a madlite that is alive."""
+"""Leftovers of runs that were cut off, and their removal; those of a running madlite are never touched."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -19,31 +19,31 @@ from madlite.model import JobOutcome, Runtime, Value
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import dead_files, interrupted_batches
 from madlite.results.stored import UNREADABLE
-from madlite.run.recovery.dead_processes import DeadRun, end_listed, find_dead_runs, may_be_alive, place_of
+from madlite.run.recovery.dead_processes import DeadRun, end_listed, find_dead_runs, identity_of, may_be_alive
 from madlite.run.session_runner import border
 from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.safe_read import read_inside, read_regular
 from madlite.workspace import journal
-from madlite.workspace.claims import held_model_dir
+from madlite.workspace.claims import locked_model_dir
 from madlite.workspace.folder import (
-    CLEANED,
     HANDLE,
     PLAN,
     RECORD,
+    RunFolder,
+    exists,
     is_alive,
-    is_held,
-    is_there,
-    open_runs,
+    is_locked,
     real_folders,
     unfinished,
 )
+from madlite.workspace.journal import RunEntry
 
-# Files that a killed run left: the folder its script ran in, and what was not yet whole.
+# Files that a killed run left: the folder its script ran in, and temporary files.
 
 OWN = "run_directory"  # a name that MAD and madlite alone use
 CLONE_MARK = ".git/madlite"
 _LIMIT_PLAN_BYTES = 16 << 20
-# what becomes another file in one step: `.NAME.PID`, and under the lock of NAME `.NAME.new` and `.NAME.….widening`
+# temporary files of atomic writes: `.NAME.PID`, and under the lock of NAME `.NAME.new` and `.NAME.….widening`
 _OF_PROCESS = re.compile(r"\..+\.(?:log|csv|json|jsonl|html)\.(\d+)")
 _WIDENING = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}\.widening")
 _SIDE = re.compile(r"\.(?:perf_(?:entry|super|entry_super)\.(?:json|csv)|common_info\.json)\.new")
@@ -51,8 +51,8 @@ _SIDE_LOCK = ".side_files.lock"
 _OF_RUN = re.compile(r"\..+\.\d+|\.rows\.csv")
 
 
-def sweep(folder: Path) -> None:
-    """Remove what the run of this folder left beside it; what another run may still use stays.
+def remove_run_files(folder: Path) -> None:
+    """Remove what the run of this folder left beside it; except what another run may still use.
 
     Raises:
         OSError: something of it cannot be removed.
@@ -61,15 +61,15 @@ def sweep(folder: Path) -> None:
     name = _model_dir(folder)
     if not (name and _is_ours(workspace / name)):
         return
-    with held_model_dir(folder.parent, name) as is_free:
+    with locked_model_dir(folder.parent, name) as is_free:
         if is_free:
             shutil.rmtree(workspace / name)
 
 
-def unwhole(workspace: Path) -> Iterator[Path]:
-    """Yield files that a killed madlite did not bring to their end, in the workspace and in the folders of its runs.
+def partial_files(workspace: Path) -> Iterator[Path]:
+    """Yield temporary files of a killed madlite, in the workspace and in the folders of its runs.
 
-    Links are none, and neither is what a process that lives may be writing.
+    Links are skipped, and so are files that a running process may be writing.
     """
     runs = workspace / RUNS
     for folder in (workspace, runs):
@@ -84,19 +84,19 @@ def _hidden(folder: Path) -> Iterator[Path]:
         found = sorted(folder.glob(".*"))
     except OSError:
         return
-    yield from (path for path in found if is_there(path) and path.is_file() and not path.is_symlink())
+    yield from (path for path in found if exists(path) and path.is_file() and not path.is_symlink())
 
 
 def _is_dead(path: Path, runs: Path) -> bool:
     if found := _OF_PROCESS.fullmatch(path.name):
         return not _may_write(int(found[1]), path)
     if found := _WIDENING.fullmatch(path.name):
-        return not is_held(path.with_name(found["name"]), unknown=True)
-    return bool(_SIDE.fullmatch(path.name)) and not is_held(runs / _SIDE_LOCK, unknown=True)
+        return not is_locked(path.with_name(found["name"]), unknown=True)
+    return bool(_SIDE.fullmatch(path.name)) and not is_locked(runs / _SIDE_LOCK, unknown=True)
 
 
 def _may_write(pid: int, path: Path) -> bool:
-    """Say whether the process lives that made a file; one of the same number that began later did not."""
+    """Return whether the process that made a file is running; one with the same PID that began later is another."""
     import psutil
 
     try:
@@ -109,7 +109,7 @@ def _may_write(pid: int, path: Path) -> bool:
 
 
 def _model_dir(folder: Path) -> str:
-    """Return the folder of the run's script as its plan has it, a plain name; "" where it had none, or is to stay."""
+    """Return the folder of the run's script as its plan has it, a plain name; "" where it had none, or must stay."""
     plan: dict[str, object] = {}
     with suppress(OSError, ValueError, RecursionError):
         plan = json.loads(read_regular(folder / PLAN, _LIMIT_PLAN_BYTES))
@@ -125,16 +125,16 @@ def _is_ours(place: Path) -> bool:
     return bool(own) and place.is_dir() and not place.is_symlink()
 
 
-GRACE_S = 5.0  # between TERM and KILL for processes nobody waits for
+GRACE_S = 5.0  # between TERM and KILL for orphaned processes
 
 
 class Leftover(Value, frozen=True):
     """Something a run left.
 
     `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, or the path of a
-    run folder, a batch's file or a file that was never whole; `kept` marks what was asked to stay.  `folder` is the
+    run folder, a batch's file or a temporary file; `kept` marks what --keep-alive left.  `folder` is the
     run's as a container or its processes name it, `elsewhere` the same where it is none of this workspace, and
-    `processes` are those that were listed.  `row` says what became of a run's row.
+    `processes` are those that were listed.  `row` is the state of a run's row.
     """
 
     kind: Literal["container", "session", "process", "run", "batch", "file"]
@@ -150,7 +150,7 @@ class Leftover(Value, frozen=True):
 
 
 class Leftovers(Value, frozen=True):
-    """What was found, and notes on what could not be looked at."""
+    """What was found, and notes on what could not be inspected."""
 
     leftovers: tuple[Leftover, ...] = ()
     notes: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ def find_leftovers(
 ) -> Leftovers:
     """Return containers and processes of dead runs, wherever they ran, and unfinished runs of the workspace.
 
-    `runtimes` are the plugins': of these the sessions of the workspace's own runs are asked for.  A run whose folder is
+    `runtimes` are the plugins': their sessions of the workspace's own runs are included.  A run whose folder is
     gone counts as dead; of an engine that several machines use, runs of the others look so.
     """
     notes: tuple[str, ...] = ()
@@ -169,39 +169,40 @@ def find_leftovers(
     try:
         containers = tuple(_containers(runs, environ))
     except RuntimeProblem as problem:
-        containers, notes = (), (f"containers were not looked at: {problem.message}",)
+        containers, notes = (), (f"containers were not inspected: {problem.message}",)
     batches = (
-        Leftover(kind="batch", run_id="-", text=words, handle=str(batch.path))
+        Leftover(kind="batch", run_id="-", text=message, handle=str(batch.path))
         for batch in interrupted_batches(workspace)
-        for words in batch.words
+        for message in batch.messages
     )
     dead = find_dead_runs()
     processes = tuple(_processes(runs, run) for run in dead.runs)
     seen = {one.run_id for one in (*containers, *processes)}
-    sessions, unasked = _sessions(runs, runtimes, seen)
+    sessions, session_notes = _sessions(runs, runtimes, seen)
     found = (*containers, *sessions, *processes, *_runs(workspace), *batches, *_files(workspace))
-    return Leftovers(leftovers=found, notes=(*notes, *dead.notes, *unasked))
+    return Leftovers(leftovers=found, notes=(*notes, *dead.notes, *session_notes))
 
 
 def end_orphans(
     workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
 ) -> tuple[str, ...]:
-    """End what runs of this workspace that were cut off still have running, and say what it was.
+    """End what runs of this workspace that were cut off still have running, and return messages about it.
 
-    They would write into folders and files that the next run takes for its own, and use its GPUs.  What was asked to
-    stay stays, and so do the folders of the runs, and all that is of another user's run.
+    They would write into folders and files of the next run, and use its GPUs.  What --keep-alive left stays, and so do
+    the folders of the runs, and everything of another user's run.
     """
     dead = {str(folder.resolve()): folder.name for folder in unfinished(workspace) if _is_own_folder(folder)}
     if not dead:
         return ()
-    told = []
+    messages = []
     for one in find_leftovers(workspace, environ, runtimes).leftovers:
         if one.folder and dead.get(os.path.realpath(one.folder)) == one.run_id and not one.kept and not one.elsewhere:
             problem = remove(one, environ, runtimes)
-            told.append(
-                f"an earlier run was cut off and still ran, ended: {one.text}" + (f" ({problem})" if problem else "")
+            messages.append(
+                f"an earlier run was cut off and was still running, ended: {one.text}"
+                + (f" ({problem})" if problem else "")
             )
-    return tuple(told)
+    return tuple(messages)
 
 
 def remove(
@@ -209,8 +210,8 @@ def remove(
 ) -> str | None:
     """Remove one leftover; return why that failed, or None.
 
-    An unfinished run keeps its folder and log, with a mark that says that it was dealt with; what it left in the
-    workspace is removed.
+    An unfinished run keeps its folder and log, with a mark in its journal; its files in the workspace are
+    removed.
     """
     try:
         if leftover.kind == "container":
@@ -222,8 +223,8 @@ def remove(
         elif leftover.kind == "process":
             return end_listed(leftover.processes, GRACE_S) if leftover.processes else "no process was listed"
         elif leftover.kind == "run":
-            sweep(Path(leftover.handle))
-            _mark(Path(leftover.handle, CLEANED), leftover.row)
+            remove_run_files(Path(leftover.handle))
+            return _note_cleaned(Path(leftover.handle), leftover.row)
         else:
             Path(leftover.handle).unlink(missing_ok=True)
     except RuntimeProblem as problem:
@@ -236,7 +237,7 @@ def remove(
 def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
     runtime = DockerRuntime(environ)
     dead = [one for one in runtime.containers() if not may_be_alive(one.folder)]
-    # a madlite that ended meanwhile had removed its container before it gave its lock back
+    # a madlite that ended meanwhile had removed its container before it released its lock
     there = {one.id for one in runtime.containers()} if dead else set()
     for one in dead:
         if one.id in there:
@@ -246,7 +247,7 @@ def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
                 text=f"{one.name} ({one.image}, {one.status})",
                 handle=one.id,
                 kept=one.kept,
-                elsewhere=_elsewhere(runs, one.folder),
+                elsewhere=_other_folder(runs, one.folder),
                 folder=one.folder,
             )
 
@@ -259,7 +260,7 @@ def _processes(runs: Path, run: DeadRun) -> Leftover:
         text=run.text,
         handle=run.run_id,
         kept=run.kept,
-        elsewhere=_elsewhere(runs, folder),
+        elsewhere=_other_folder(runs, folder),
         folder=folder,
         processes=run,
     )
@@ -268,24 +269,24 @@ def _processes(runs: Path, run: DeadRun) -> Leftover:
 def _sessions(
     runs: Path, runtimes: Mapping[str, Runtime], seen: Collection[str]
 ) -> tuple[list[Leftover], tuple[str, ...]]:
-    """Return the sessions of plugins' runtimes that go on without a madlite, and which could not be asked for."""
+    """Return the sessions of plugins' runtimes that run without a madlite, and notes on those not inspected."""
     found, problems = [], []
     for name in sorted(journal.own_folders(runs)) if runtimes else ():
         plan = _plan_of(runs / name)
-        if name in seen or plan.runtime not in runtimes or not _may_go_on(runs / name, plan):
+        if name in seen or plan.runtime not in runtimes or not _may_be_running(runs / name, plan):
             continue
         try:
             session = _session(runs / name, plan, runtimes[plan.runtime])
         except (RuntimeProblem, OSError) as problem:
-            problems.append(f"the session of run {name} was not looked at: {problem}")
+            problems.append(f"the session of run {name} was not inspected: {problem}")
         else:
             found += [session] if session is not None else []
     return found, tuple(problems)
 
 
-def _may_go_on(folder: Path, plan: _Planned) -> bool:
-    over = is_there(folder / RECORD) and not plan.keep_alive
-    return not over and is_there(folder / HANDLE) and not is_alive(folder)
+def _may_be_running(folder: Path, plan: _Planned) -> bool:
+    over = exists(folder / RECORD) and not plan.keep_alive
+    return not over and exists(folder / HANDLE) and not is_alive(folder)
 
 
 def _session(folder: Path, plan: _Planned, runtime: Runtime) -> Leftover | None:
@@ -306,7 +307,7 @@ def _session(folder: Path, plan: _Planned, runtime: Runtime) -> Leftover | None:
 
 
 class _Planned(Value, frozen=True):
-    """What is asked of a run's plan."""
+    """Fields that are read from a run's plan."""
 
     runtime: str = ""
     keep_alive: bool = False
@@ -319,13 +320,13 @@ def _plan_of(folder: Path) -> _Planned:
         return _Planned()
 
 
-def _elsewhere(runs: Path, folder: str) -> str:
+def _other_folder(runs: Path, folder: str) -> str:
     """Return the folder that a mark names, as text, where it is no run's of this workspace."""
     return "" if Path(os.path.realpath(folder)).parent == runs else folder or "no folder"
 
 
 def _is_own_folder(folder: Path) -> bool:
-    place = place_of(str(folder))
+    place = identity_of(str(folder))
     return place is not None and place.inode is not None and place.uid == os.geteuid()
 
 
@@ -334,15 +335,18 @@ def _runs(workspace: Path) -> Iterator[Leftover]:
         yield Leftover(kind="run", run_id=folder.name, text=f"unfinished, {folder}", handle=str(folder))
 
 
-def _mark(path: Path, row: str) -> None:
-    with open_runs(path.parent.parent.parent) as runs, runs.below(path.parent.name) as folder:
-        folder.write(path.name, f"{row}\n".encode())
+def _note_cleaned(path: Path, row: str) -> str | None:
+    folder = RunFolder.reopen(path)
+    if folder is None:
+        return "a madlite process has locked the run by now, or its folder is another user's"
+    with closing(folder):
+        return folder.note(RunEntry(at=journal.now(), cleaned=row)) or None
 
 
 def _files(workspace: Path) -> Iterator[Leftover]:
-    undone = {batch.path for batch in interrupted_batches(workspace)}
-    for path in dict.fromkeys((*unwhole(workspace), *dead_files(workspace))):
-        if path not in undone:
+    unfinished_batches = {batch.path for batch in interrupted_batches(workspace)}
+    for path in dict.fromkeys((*partial_files(workspace), *dead_files(workspace))):
+        if path not in unfinished_batches:
             yield Leftover(kind="file", run_id="-", text=str(path), handle=str(path))
 
 
@@ -353,4 +357,4 @@ def _remove_container(leftover: Leftover, environ: Mapping[str, str]) -> None:
 
 def _check_dead(leftover: Leftover) -> None:
     if may_be_alive(leftover.folder):
-        raise RuntimeProblem("a madlite holds the run by now")
+        raise RuntimeProblem("a madlite process has locked the run by now")

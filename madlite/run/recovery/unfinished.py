@@ -1,4 +1,4 @@
-"""What earlier commands left undone: said by the next command, listed and dealt with by `clean`."""
+"""Unfinished work of earlier commands: reported by the next command, listed and resolved by `clean`."""
 
 from __future__ import annotations
 
@@ -12,80 +12,86 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
-from madlite.model import Row, Runtime, Value, to_json
+from madlite.model import Row, Runtime, Value
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import interrupted_batches
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
-from madlite.results.intent import Rows, are_there, has_none, now, read_intent, rows_path
-from madlite.results.perfcsv import append_rows, is_results_file, left_out_words
+from madlite.results.pending import are_in_file, rows_path
+from madlite.results.perfcsv import append_rows, is_results_file, left_out_text
 from madlite.results.rebuild import NO_ROW
 from madlite.results.record import VERSION, Record, record_json
 from madlite.results.stored import load_result, read_record, uncollected
 from madlite.run.recovery.leftovers import Leftover, Leftovers, find_leftovers
-from madlite.workspace.folder import CLEANED, ROWS, RunFolder, is_alive, is_there, planted, real_folders, unfinished
-from madlite.workspace.journal import own_folders, read
+from madlite.workspace.folder import RunFolder, exists, is_alive, planted, real_folders, unfinished
+from madlite.workspace.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, now, own_folders, read, read_run
 
-# Rows that perf.csv did not take when their run ended: the next run appends them, each once.
+# Pending rows, which perf.csv did not take when their run ended: the next run appends them, each once.
 
 
-def kept_aside(workspace: Path) -> Iterator[Path]:
+def runs_with_pending_rows(workspace: Path) -> Iterator[Path]:
     """Yield the folders of runs that have a record, and rows that perf.csv did not take, the oldest first.
 
-    Folders that madlite did not make are none: what is in them may be anybody's.
+    Folders that madlite did not make are skipped: their content is not trusted.
     """
-    waiting = [folder for folder in real_folders(workspace / RUNS) if is_there(folder / ROWS)]
+    waiting = [folder for folder in real_folders(workspace / RUNS) if exists(folder / RUN_JOURNAL)]
     own = own_folders(workspace / RUNS) if waiting else frozenset()
     for folder in waiting:
-        if folder.name in own and not is_there(folder / CLEANED) and not is_alive(folder):
+        if folder.name in own and not is_alive(folder) and read_run(folder).cleaned is None:
             record = read_record(folder)
             if record is not None and record.rows is not None and not record.rows.appended:
                 yield folder
 
 
-def appended(workspace: Path) -> list[Rows]:
-    """Return the rows that runs are known to have appended."""
+def appended_rows(workspace: Path) -> list[RunRows]:
+    """Return the rows that runs certainly appended."""
     records = (read_record(folder) for folder in real_folders(workspace / RUNS))
     return [one.rows for one in records if one is not None and one.rows is not None and one.rows.appended]
 
 
-def add_kept(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
-    """Append what earlier runs kept aside, and say so; what still cannot be appended stays where it is.
+def append_pending(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
+    """Append pending rows of earlier runs and return messages; rows that still cannot be appended stay pending.
 
     Rows go to `output`, the results file of the command at hand, or to a results file of the working folder; a new one
     gets the columns `begin`.
     """
-    return [told for folder in list(kept_aside(workspace)) for told in _add(folder, workspace, output, begin)]
+    return [
+        message
+        for folder in list(runs_with_pending_rows(workspace))
+        for message in _add(folder, workspace, output, begin)
+    ]
 
 
 def _add(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Iterator[str]:
-    if folder.lstat().st_uid != os.geteuid():  # theirs to add: who owns a folder may have written what is in it
+    if (
+        folder.lstat().st_uid != os.geteuid()
+    ):  # only the owner adds them: the owner may have written what is in the folder
         return
-    held = RunFolder.reopen(folder)
-    if held is None:  # another command does it, or nobody may
+    run_folder = RunFolder.reopen(folder)
+    if run_folder is None:  # another command does it, or it is not permitted
         return
     integrity = None
     try:
         record = read_record(folder)
         if record is None or record.rows is None or record.rows.appended or record.version != VERSION:
             return
-        path = _path_of(record.rows, workspace, output)
+        path = _target_of(record.rows, workspace, output)
         if path is None:
-            yield _elsewhere(folder, record.rows)
+            yield _other_file_text(folder, record.rows)
             return
         integrity = Integrity(path, workspace)
-        rows, words = append_once(record.rows, held, workspace, path, integrity, begin)
-        _note(held, replace(record, rows=rows))
-        yield f"{folder.name}: {words}"
-    except (RecordError, OSError):  # as before: the row stays aside, and that is told
+        rows, message = append_once(record.rows, run_folder, workspace, path, integrity, begin)
+        _update_record(run_folder, replace(record, rows=rows))
+        yield f"{folder.name}: {message}"
+    except (RecordError, OSError):  # the row stays pending, which is reported anyway
         return
     finally:
-        held.close()
-        yield from integrity.told if integrity is not None else ()
+        run_folder.close()
+        yield from integrity.reports if integrity is not None else ()
 
 
-def _path_of(rows: Rows, workspace: Path, output: Path) -> Path | None:
-    """Return the file that rows may go to; None where they name another than a command may write to."""
+def _target_of(rows: RunRows, workspace: Path, output: Path) -> Path | None:
+    """Return the file that rows may go to; None where a command may not write to it."""
     if rows.path == rows_path(output, workspace):
         return output
     path = workspace / rows.path
@@ -93,7 +99,7 @@ def _path_of(rows: Rows, workspace: Path, output: Path) -> Path | None:
     return path if inside and is_results_file(path) else None
 
 
-def _elsewhere(folder: Path, rows: Rows) -> str:
+def _other_file_text(folder: Path, rows: RunRows) -> str:
     rows_are, they = ("rows are", "they stay") if len(rows.cells) != 1 else ("row is", "it stays")
     return (
         f"{folder.name}: its {rows_are} for {rows.path}, which is neither this command's results file nor one of this "
@@ -102,52 +108,52 @@ def _elsewhere(folder: Path, rows: Rows) -> str:
 
 
 def append_once(
-    rows: Rows, held: RunFolder, workspace: Path, path: Path, integrity: Integrity, begin: Sequence[str]
-) -> tuple[Rows, str]:
-    """Append rows of an open run folder that are not in their file, and say so; a new file gets the columns `begin`.
+    rows: RunRows, run_folder: RunFolder, workspace: Path, path: Path, integrity: Integrity, begin: Sequence[str]
+) -> tuple[RunRows, str]:
+    """Append rows of an open run folder unless their file has them, and return a message; a new file gets `begin`.
 
-    They can be there: an earlier try was killed before its record said so, or the file was made again.
+    They can be there: an earlier attempt was killed before it wrote its record, or the file was rebuilt.
 
     Raises:
         RecordError, OSError: they are not in the file.
     """
-    tried = read_intent(held.path)
-    tried = tried if tried is not None and tried.path == rows.path else None
-    there = are_there(tried, workspace, appended(workspace)) if tried is not None else False
-    if there is None:
+    earlier = read_run(run_folder.path).rows
+    earlier = earlier if earlier is not None and earlier.path == rows.path else None
+    in_file = are_in_file(earlier, workspace, appended_rows(workspace)) if earlier is not None else False
+    if in_file is None:
         raise RecordError(f"{rows.path} cannot be read", "")
     is_in, was_added = ("row is", "row was") if len(rows.cells) == 1 else ("rows are", "rows were")
-    if there and tried is not None:
-        return replace(tried, appended=True, kept=""), f"its {is_in} in {rows.path}"
-    noted, words = [rows], [f"its {was_added} added to {rows.path}"]
+    if in_file and earlier is not None:
+        return replace(earlier, appended=True, kept=""), f"its {is_in} in {rows.path}"
+    attempts, messages = [rows], [f"its {was_added} added to {rows.path}"]
 
     def leave_out(columns: tuple[str, ...]) -> None:
-        noted.append(rows.without(columns))
-        words.append(left_out_words(rows.path, columns))
+        attempts.append(rows.without(columns))
+        messages.append(left_out_text(rows.path, columns))
 
-    def intend(size: int, columns: tuple[str, ...]) -> None:
-        noted.append(replace(noted[-1], at=now(), offset=size, columns=columns, kept=""))
-        if held.put(ROWS, to_json(noted[-1])):  # a row that is not noted could be appended twice
+    def before_write(size: int, columns: tuple[str, ...]) -> None:
+        attempts.append(replace(attempts[-1], at=now(), offset=size, columns=columns, kept=""))
+        # a row without an entry could be appended twice
+        if run_folder.note(RunEntry(at=attempts[-1].at, rows=attempts[-1])):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     append_rows(
         path,
         [Row(cells=cells) for cells in rows.cells],
         strict_header=rows.strict_header,
-        intend=intend,
+        before_write=before_write,
         leave_out=leave_out,
         target=Path(os.path.realpath(path)),
         integrity=integrity,
         begin=begin,
     )
-    return replace(noted[-1], appended=True), "; ".join(words)
+    return replace(attempts[-1], appended=True), "; ".join(messages)
 
 
-def _note(held: RunFolder, record: Record) -> None:
-    """Have the record say where the rows are; until it does, the note of them stays."""
-    if not held.put_record(record_json(record)):
-        held.remove(ROWS)
-        held.note(b"")
+def _update_record(run_folder: RunFolder, record: Record) -> None:
+    """Write where the rows are into the record; until then the run's journal stays."""
+    if not run_folder.write_record(record_json(record)):
+        run_folder.end_journal()
 
 
 IN_FILE, UNKNOWN = "its row is in {path}", "whether its row is in {path} cannot be seen"
@@ -155,11 +161,11 @@ _PERF = "perf.csv"
 _COMES, _IS_THERE = "the next madlite run adds it", "the next madlite run notes that"
 
 
-class Undone(Value, frozen=True):
-    """A run without a truthful end: its folder, and in words what became of its row.
+class IncompleteRun(Value, frozen=True):
+    """A run that was cut off or has pending rows: its folder, and the state of its row as text.
 
-    `recorded` where the run itself came to its end, and only its row was not where it belongs; `there` where it is by
-    now, and the record does not say so.
+    `recorded` where the run itself ended and only its row was not appended; `there` where the row is in the file by
+    now, and the record does not have that.
     """
 
     folder: Path
@@ -169,69 +175,73 @@ class Undone(Value, frozen=True):
 
     @property
     def comes(self) -> str:
-        """What becomes of the row of a run that came to its end."""
+        """What the next run does with the pending row."""
         return _IS_THERE if self.there else _COMES
 
 
-def find_undone(workspace: Path) -> tuple[Undone, ...]:
-    """Return the runs of a workspace that were cut off, or whose rows perf.csv did not take; `clean` ends that."""
-    dead = [*unfinished(workspace), *kept_aside(workspace)]
-    intents = {folder: read_intent(folder) for folder in dead}
-    # of those that found the file equally large the last alone can have appended to it
-    newest = sorted(dead, key=lambda folder: found.at if (found := intents[folder]) else "", reverse=True)
-    ordered = sorted(newest, key=lambda folder: found.offset if (found := intents[folder]) else 0)
-    known = appended(workspace) if any(intents.values()) else []
-    undone = []
+def find_incomplete(workspace: Path) -> tuple[IncompleteRun, ...]:
+    """Return the runs of a workspace that were cut off, or whose rows perf.csv did not take."""
+    dead = [*unfinished(workspace), *runs_with_pending_rows(workspace)]
+    journals = {folder: read_run(folder) for folder in dead}
+    # of runs that recorded the same size of the file only the last can have appended to it
+    newest = sorted(dead, key=lambda folder: rows.at if (rows := journals[folder].rows) else "", reverse=True)
+    ordered = sorted(newest, key=lambda folder: rows.offset if (rows := journals[folder].rows) else 0)
+    appended = appended_rows(workspace) if any(one.rows for one in journals.values()) else []
+    found = []
     for folder in ordered:
-        rows = intents[folder]
-        there = are_there(rows, workspace, known) if rows is not None else None
-        known += [rows] if rows is not None and there else []
+        rows = journals[folder].rows
+        there = are_in_file(rows, workspace, appended) if rows is not None else None
+        appended += [rows] if rows is not None and there else []
         record = read_record(folder)
-        undone.append(_of_recorded(folder, record, there) if record is not None else _of_cut_off(folder, rows, there))
-    return tuple(sorted(undone, key=lambda one: one.folder.name))
+        found.append(
+            _with_record(folder, record, there)
+            if record is not None
+            else _without_record(folder, journals[folder], there)
+        )
+    return tuple(sorted(found, key=lambda one: one.folder.name))
 
 
-def _of_recorded(folder: Path, record: Record, there: bool | None) -> Undone:
+def _with_record(folder: Path, record: Record, there: bool | None) -> IncompleteRun:
     path = record.rows.path if record.rows is not None else _PERF
     if there:
-        return Undone(folder=folder, row=IN_FILE.format(path=path), recorded=True, there=True)
+        return IncompleteRun(folder=folder, row=IN_FILE.format(path=path), recorded=True, there=True)
     kept = f" ({folder.name}/{record.rows.kept})" if record.rows and record.rows.kept else ""
-    return Undone(folder=folder, row=f"{NO_ROW} in {path}{kept}", recorded=True)
+    return IncompleteRun(folder=folder, row=f"{NO_ROW} in {path}{kept}", recorded=True)
 
 
-def _of_cut_off(folder: Path, rows: Rows | None, there: bool | None) -> Undone:
-    if rows is None:
-        return Undone(folder=folder, row=NO_ROW if has_none(folder) else UNKNOWN.format(path=_PERF))
-    words = UNKNOWN if there is None else IN_FILE if there else NO_ROW
-    return Undone(folder=folder, row=words.format(path=rows.path))
+def _without_record(folder: Path, run_journal: RunJournal, there: bool | None) -> IncompleteRun:
+    if run_journal.rows is None:
+        return IncompleteRun(folder=folder, row=NO_ROW if run_journal.complete else UNKNOWN.format(path=_PERF))
+    state = UNKNOWN if there is None else IN_FILE if there else NO_ROW
+    return IncompleteRun(folder=folder, row=state.format(path=run_journal.rows.path))
 
 
-def words_of(undone: Iterable[Undone]) -> list[str]:
-    """Return what the next command says of runs that were cut off."""
-    told = tuple(undone)
-    cut = [one for one in told if not one.recorded]
-    lines = [f"{one.folder.name}: {one.row}; {one.comes}" for one in told if one.recorded]
-    if cut:
-        names = ", ".join(f"{one.folder.name} ({one.row})" for one in cut[:5])
-        more = f", and {len(cut) - 5} more" if len(cut) > 5 else ""
-        were = "runs were" if len(cut) > 1 else "run was"
-        lines.append(f"{len(cut)} earlier {were} cut off: {names}{more}; madlite clean")
+def incomplete_text(runs: Iterable[IncompleteRun]) -> list[str]:
+    """Return messages about runs that were cut off or have pending rows."""
+    every = tuple(runs)
+    cut_off = [one for one in every if not one.recorded]
+    lines = [f"{one.folder.name}: {one.row}; {one.comes}" for one in every if one.recorded]
+    if cut_off:
+        names = ", ".join(f"{one.folder.name} ({one.row})" for one in cut_off[:5])
+        more = f", and {len(cut_off) - 5} more" if len(cut_off) > 5 else ""
+        were = "runs were" if len(cut_off) > 1 else "run was"
+        lines.append(f"{len(cut_off)} earlier {were} cut off: {names}{more}; madlite clean")
     return lines
 
 
-def say_undone(workspace: Path) -> list[str]:
-    """Return what the next command says of all that earlier ones left undone."""
-    batches = [words for batch in interrupted_batches(workspace) for words in batch.words]
+def recovery_report(workspace: Path) -> list[str]:
+    """Return messages about all unfinished work of earlier commands."""
+    batches = [message for batch in interrupted_batches(workspace) for message in batch.messages]
     return [
-        *words_of(find_undone(workspace)),
-        *(f"{words}; madlite clean" for words in batches),
-        *uncollected_words(workspace),
-        *planted_words(workspace),
+        *incomplete_text(find_incomplete(workspace)),
+        *(f"{message}; madlite clean" for message in batches),
+        *uncollected_text(workspace),
+        *planted_text(workspace),
     ]
 
 
-def uncollected_words(workspace: Path) -> list[str]:
-    """Return what is said of runs that have ended and whose results no file has yet."""
+def uncollected_text(workspace: Path) -> list[str]:
+    """Return messages about runs that have ended and whose results are not collected."""
     names = [folder.name for folder in uncollected(workspace)]
     if not names:
         return []
@@ -240,8 +250,8 @@ def uncollected_words(workspace: Path) -> list[str]:
     return [f"{what} not collected: {', '.join(names[:5])}{more}; madlite collect"]
 
 
-def planted_words(workspace: Path) -> list[str]:
-    """Return what is said of folders that look like runs and that madlite did not make."""
+def planted_text(workspace: Path) -> list[str]:
+    """Return messages about folders that look like runs and that madlite did not make."""
     found = [f"{RUNS}/{folder.name}" for folder in planted(workspace)]
     if not found:
         return []
@@ -255,28 +265,28 @@ def planted_words(workspace: Path) -> list[str]:
 
 
 def _is_noted(workspace: Path, folder: str) -> bool:
-    """Say whether the journal knows a run of this name: its folder may be a copy, and have the only row there is."""
+    """Return whether the journal has a run of this name: its folder may be a copy with the only row."""
     return any(entry.run == Path(folder).name for entry in read(workspace / RUNS))
 
 
 def find_all(
     workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
 ) -> Leftovers:
-    """Return everything that `clean` deals with; of each run, what became of its row."""
+    """Return everything that `clean` deals with; of each run the state of its row."""
     found = find_leftovers(workspace, environ, runtimes)
-    undone = {str(one.folder): one for one in find_undone(workspace)}
+    incomplete = {str(one.folder): one for one in find_incomplete(workspace)}
     listed = [
-        replace(one, text=f"unfinished, {undone[one.handle].row}, {one.handle}", row=undone[one.handle].row)
-        if one.kind == "run" and one.handle in undone
+        replace(one, text=f"unfinished, {incomplete[one.handle].row}, {one.handle}", row=incomplete[one.handle].row)
+        if one.kind == "run" and one.handle in incomplete
         else one
         for one in found.leftovers
     ]
-    kept = [_listed(one) for one in undone.values() if one.recorded]
-    return replace(found, leftovers=(*listed, *kept, *_uncollectable(workspace)))
+    pending = [_as_leftover(one) for one in incomplete.values() if one.recorded]
+    return replace(found, leftovers=(*listed, *pending, *_uncollectable(workspace)))
 
 
 def _uncollectable(workspace: Path) -> Iterator[Leftover]:
-    """Yield the runs whose results cannot be collected, as what else wrote there leaves them."""
+    """Yield the runs whose results cannot be collected, because another program changed them."""
     for folder in uncollected(workspace):
         try:
             load_result(folder)
@@ -285,6 +295,6 @@ def _uncollectable(workspace: Path) -> Iterator[Leftover]:
             yield Leftover(kind="run", run_id=folder.name, text=text, handle=str(folder), row=NO_ROW)
 
 
-def _listed(one: Undone) -> Leftover:
+def _as_leftover(one: IncompleteRun) -> Leftover:
     text = f"{one.row}; {one.comes} unless it is cleaned; {one.folder}"
     return Leftover(kind="run", run_id=one.folder.name, text=text, handle=str(one.folder), row=one.row)

@@ -314,7 +314,7 @@ class HangProbe:
             return
         text = Redactor(assigned(text.splitlines())).text(self._mask(text))
         try:
-            problem = self._folder.put(f"{FOLDER}/{name}", text)
+            problem = self._folder.write_text(f"{FOLDER}/{name}", text)
         except MadliteError as error:  # the workload put something else there
             problem = error.message
         if problem:

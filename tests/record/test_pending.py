@@ -1,0 +1,121 @@
+"""RunRows on their way: whether a killed run's are in perf.csv is told truly, also among rows that look alike."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from madlite.model import Row
+from madlite.results.pending import are_in_file, rows_path
+from madlite.results.perfcsv import append_rows
+from madlite.safe_files import Folder
+from madlite.workspace.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, add_to_run, read_run
+from tests.factories import write_journal
+
+CELLS = {"model": "m", "performance": "", "metric": "", "status": "FAILURE"}
+
+
+def appended(folder: Path, *cells: dict[str, str], really: bool = True) -> RunRows:
+    """Return the rows as they are noted, appended or killed right before."""
+    noted: list[tuple[int, tuple[str, ...]]] = []
+
+    class Killed(BaseException):
+        pass
+
+    def before_write(size: int, columns: tuple[str, ...]) -> None:
+        noted.append((size, columns))
+        if not really:
+            raise Killed
+
+    with suppress(Killed):
+        append_rows(folder / "perf.csv", [Row(cells=one) for one in cells], sync=False, before_write=before_write)
+    return RunRows(path="perf.csv", cells=tuple(cells), offset=noted[0][0], columns=noted[0][1], appended=really)
+
+
+def test_a_row_is_found_or_not(tmp_path):
+    assert are_in_file(appended(tmp_path, CELLS), tmp_path, [])
+    gone = appended(tmp_path, {**CELLS, "model": "gone"}, really=False)
+    assert are_in_file(gone, tmp_path, []) is False
+    several = appended(tmp_path, {**CELLS, "heat": "1"}, {**CELLS, "heat": "2"})
+    assert are_in_file(several, tmp_path, [])
+    assert are_in_file(replace(several, cells=several.cells[::-1]), tmp_path, []) is False
+
+
+def test_an_earlier_row_that_looks_alike_is_not_taken_for_it(tmp_path):
+    first = appended(tmp_path, CELLS)
+    killed = appended(tmp_path, CELLS, really=False)
+    assert are_in_file(killed, tmp_path, [first]) is False
+    later = appended(tmp_path, CELLS)
+    assert are_in_file(killed, tmp_path, [first, later]) is False
+    assert are_in_file(later, tmp_path, [first])
+
+
+def test_rows_alike_are_counted_where_a_column_joined_since(tmp_path):
+    first = appended(tmp_path, CELLS)
+    killed = appended(tmp_path, CELLS, really=False)
+    appended(tmp_path, {**CELLS, "model": "wide", "heat": "7"})
+    assert are_in_file(killed, tmp_path, [first]) is False
+    assert are_in_file(first, tmp_path, [])
+    second = appended(tmp_path, CELLS)
+    assert are_in_file(second, tmp_path, [first])
+
+
+def test_a_row_behind_a_torn_one_is_found(tmp_path):
+    append_rows(tmp_path / "perf.csv", [Row(cells={**CELLS, "args": 'a "b'})])
+    with (tmp_path / "perf.csv").open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 20)
+    assert are_in_file(appended(tmp_path, {**CELLS, "model": "after"}), tmp_path, [])
+
+
+def test_a_file_that_is_gone_has_no_row_and_of_one_that_cannot_be_read_nobody_knows(tmp_path):
+    rows = appended(tmp_path, CELLS)
+    perf = tmp_path / "perf.csv"
+    perf.write_text("no header at all\n")
+    assert are_in_file(rows, tmp_path, []) is None
+    perf.write_text("")
+    assert are_in_file(rows, tmp_path, []) is False
+    perf.unlink()
+    assert are_in_file(rows, tmp_path, []) is False
+    os.mkfifo(perf)
+    assert are_in_file(rows, tmp_path, []) is None
+
+
+def test_the_rows_noted_last_are_those_of_the_run(tmp_path):
+    assert read_run(tmp_path) == RunJournal(), "nobody knows"
+    write_journal(tmp_path)
+    assert read_run(tmp_path) == RunJournal(complete=True), "it came to none"
+    rows = appended(tmp_path, CELLS)
+    write_journal(tmp_path, rows)
+    assert (read_run(tmp_path).rows, read_run(tmp_path).complete) == (rows, True)
+    with (tmp_path / RUN_JOURNAL).open("ab") as file:
+        file.write(b'{"at":"t","rows":{"pa')  # torn by a kill
+    assert (read_run(tmp_path).rows, read_run(tmp_path).complete) == (rows, False)
+    again = replace(rows, appended=False, offset=7)
+    write_journal(tmp_path, again, cleaned="no row")
+    assert read_run(tmp_path).rows == again and read_run(tmp_path).cleaned == "no row"
+
+
+def test_a_journal_that_takes_no_line_says_that_nobody_knows(tmp_path):
+    from resource import RLIMIT_FSIZE, getrlimit, setrlimit
+    from signal import SIG_IGN, SIGXFSZ, signal
+
+    write_journal(tmp_path)
+    before, limits = signal(SIGXFSZ, SIG_IGN), getrlimit(RLIMIT_FSIZE)
+    rows = RunRows(path="perf.csv", cells=({"args": "x" * 4096},))
+    try:
+        setrlimit(RLIMIT_FSIZE, (1024, limits[1]))
+        with Folder.open(tmp_path) as home:
+            assert "journal.jsonl could not be written" in add_to_run(home, RunEntry(at="t", rows=rows))
+    finally:
+        setrlimit(RLIMIT_FSIZE, limits)
+        signal(SIGXFSZ, before)
+    assert read_run(tmp_path) == RunJournal() and (tmp_path / RUN_JOURNAL).read_bytes() == b""
+
+
+@pytest.mark.parametrize(("file", "said"), [("perf.csv", "perf.csv"), ("deep/p.csv", "deep/p.csv"), ("../p.csv", None)])
+def test_a_file_below_the_working_folder_is_named_from_there(tmp_path, file, said):
+    assert rows_path(tmp_path / "w" / file, tmp_path / "w") == (said or str(tmp_path.resolve() / "p.csv"))
