@@ -10,7 +10,7 @@ import pytest
 
 from madlite.cli.main import Commands, call, main
 from madlite.hookspecs import hookimpl
-from tests.plugin_loading.test_plugins import Entry, module
+from tests.backends.test_plugins import Entry, module
 
 
 @pytest.fixture

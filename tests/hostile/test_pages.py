@@ -8,7 +8,7 @@ from madlite.model import Row
 from madlite.reports.documents import Table
 from madlite.reports.html import render_mail, render_page
 from madlite.results import append_rows
-from tests.read.test_html import Reader
+from tests.reports.test_html import Reader
 
 FORMULAS = [
     "=1+1",

@@ -50,7 +50,7 @@ def test_a_hook_has_its_test_its_words_and_its_page(name):
 
 
 def test_hook_backends():
-    from tests.plugin_loading.test_plugins import Tiny
+    from tests.backends.test_plugins import Tiny
 
     assert list(plugins_with("madlite_backends", lambda: [Tiny()]).backends()) == ["tiny"]
 

@@ -12,7 +12,7 @@ from madlite.model import Row
 from madlite.results.locked import check_side_file, outside
 from madlite.results.perfcsv import append_rows, check_appendable
 from madlite.results.sidefiles import write_side_files
-from tests.record.golden import make_run, number
+from tests.results.golden import make_run, number
 
 OBJECT = {"model": "m", "n_gpus": "8", "pipeline": ""}
 HEADER = "model,performance,metric,status\n"
