@@ -102,7 +102,7 @@ class ResultWriter:
         if folder.is_in_place():
             return ""
         link = next((place for place in (folder.path.parent, folder.path) if place.is_symlink()), None)
-        what = f"{link} was replaced by a link: it is not followed" if link else f"{folder.path} was moved away"
+        what = f"a link is in the place of {link}: it is not followed" if link else f"{folder.path} was moved away"
         message = f"{what}; the run's files are in the folder that was made for them, wherever it is now"
         self._screen.warn(message)
         return message
