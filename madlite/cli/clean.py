@@ -27,11 +27,10 @@ _DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}
 def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: bool) -> int:
     """List, and with --yes remove, what a killed madlite left behind.
 
-    Only containers with madlite's label, processes with its mark, and of this folder unfinished runs and batches,
-    sessions of their plugins' runtimes and files that were never whole are ever touched; what belongs to a madlite that
-    is alive is not. What runs of other folders left running is shown, and touched with --everywhere alone. Changes that
-    something else made to results files are listed, and with --yes acknowledged: they are not told again, the files
-    stay as they are.
+    Touched are only containers with madlite's label, processes with its mark, and in this folder unfinished runs and
+    batches, sessions of plugin runtimes and incomplete files; nothing that belongs to a running madlite. What runs of
+    other folders left running is listed, and ended only with --everywhere. Changes that another program made to results
+    files are listed; --yes acknowledges them: they are not reported again, and the files stay as they are.
     """
     from madlite.results.integrity import changed_files
     from madlite.run.recovery.leftovers import remove

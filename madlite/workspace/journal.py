@@ -195,7 +195,7 @@ class RunJournal(Value, frozen=True):
     """Content of the journal of a run's folder.
 
     `rows` are the last ones recorded; without any, `complete` means that the run certainly has none: a journal that
-    could not take a line is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.
+    could not take the rows is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.
     """
 
     rows: RunRows | None = None
@@ -206,15 +206,16 @@ class RunJournal(Value, frozen=True):
 def add_to_run(home: Folder, entry: RunEntry) -> str:
     """Add a line to the journal of a run's folder; return the error message, "" if none.
 
-    A journal that cannot take a line is emptied, which needs no space: it must not be read as complete.
+    A journal that cannot take its first rows is emptied, which needs no space: it must not be read as complete.
     """
     fd = -1
     try:
         fd = home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND)
         _append(fd, [entry])
     except OSError as error:
-        with suppress(OSError):
-            os.ftruncate(fd, 0)
+        if entry.rows is not None and read_run(home.path).rows is None:
+            with suppress(OSError):
+                os.ftruncate(fd, 0)
         return f"{RUN_JOURNAL} could not be written: {error.strerror}"
     finally:
         if fd >= 0:

@@ -1,10 +1,13 @@
-"""RunRows on their way: whether a killed run's are in perf.csv is told truly, also among rows that look alike."""
+"""Pending rows: whether a killed run's rows are in perf.csv is reported correctly, also among identical rows."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from resource import RLIMIT_FSIZE, getrlimit, setrlimit
+from signal import SIG_IGN, SIGXFSZ, signal
 
 import pytest
 from msgspec.structs import replace
@@ -99,21 +102,33 @@ def test_the_rows_noted_last_are_those_of_the_run(tmp_path):
     assert read_run(tmp_path).rows == again and read_run(tmp_path).cleaned == "no row"
 
 
-def test_a_journal_that_takes_no_line_says_that_nobody_knows(tmp_path):
-    from resource import RLIMIT_FSIZE, getrlimit, setrlimit
-    from signal import SIG_IGN, SIGXFSZ, signal
-
-    write_journal(tmp_path)
+@contextmanager
+def journal_limited_to(size: int) -> Iterator[None]:
+    """Let no file grow beyond a size, as a full disk would."""
     before, limits = signal(SIGXFSZ, SIG_IGN), getrlimit(RLIMIT_FSIZE)
-    rows = RunRows(path="perf.csv", cells=({"args": "x" * 4096},))
     try:
-        setrlimit(RLIMIT_FSIZE, (1024, limits[1]))
-        with Folder.open(tmp_path) as home:
-            assert "journal.jsonl could not be written" in add_to_run(home, RunEntry(at="t", rows=rows))
+        setrlimit(RLIMIT_FSIZE, (size, limits[1]))
+        yield
     finally:
         setrlimit(RLIMIT_FSIZE, limits)
         signal(SIGXFSZ, before)
+
+
+def test_a_journal_that_cannot_take_the_rows_does_not_say_that_there_are_none(tmp_path):
+    write_journal(tmp_path)
+    rows = RunRows(path="perf.csv", cells=({"args": "x" * 4096},))
+    with journal_limited_to(1024), Folder.open(tmp_path) as home:
+        assert "journal.jsonl could not be written" in add_to_run(home, RunEntry(at="t", rows=rows))
     assert read_run(tmp_path) == RunJournal() and (tmp_path / RUN_JOURNAL).read_bytes() == b""
+
+
+@pytest.mark.parametrize("entry", [{"cleaned": "x" * 4096}, {"rows": RunRows(path="y" * 4096, cells=())}])
+def test_a_later_line_without_space_leaves_the_rows_as_they_are(tmp_path, entry):
+    rows = RunRows(path="perf.csv", cells=(CELLS,), at="t")
+    write_journal(tmp_path, rows)
+    with journal_limited_to((tmp_path / RUN_JOURNAL).stat().st_size + 100), Folder.open(tmp_path) as home:
+        assert "could not be written" in add_to_run(home, RunEntry(at="t", **entry))
+    assert read_run(tmp_path).rows == rows and read_run(tmp_path).cleaned is None
 
 
 @pytest.mark.parametrize(("file", "said"), [("perf.csv", "perf.csv"), ("deep/p.csv", "deep/p.csv"), ("../p.csv", None)])

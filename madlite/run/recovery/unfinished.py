@@ -63,9 +63,7 @@ def append_pending(workspace: Path, output: Path, begin: Sequence[str] = STANDAR
 
 
 def _add(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Iterator[str]:
-    if (
-        folder.lstat().st_uid != os.geteuid()
-    ):  # only the owner adds them: the owner may have written what is in the folder
+    if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: the rows are theirs to add
         return
     run_folder = RunFolder.reopen(folder)
     if run_folder is None:  # another command does it, or it is not permitted
