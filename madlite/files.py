@@ -150,7 +150,7 @@ def _mode(path: Path) -> int:
     except (FileNotFoundError, NotADirectoryError):
         return 0
     except (OSError, ValueError) as error:
-        raise UsageProblem(f"{shown(path)} cannot be looked at: {_why(error)}") from None
+        raise UsageProblem(f"{shown(path)} cannot be inspected: {_why(error)}") from None
 
 
 def _why(error: OSError | ValueError) -> str:

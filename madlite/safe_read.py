@@ -349,7 +349,7 @@ def _await_writer(fd: int, path: Path) -> None:
     waiting = select.poll()
     waiting.register(fd, select.POLLIN)
     if not waiting.poll(_WRITER_S * 1000 if has_name else None):
-        raise OSError(errno.ETIMEDOUT, f"it is a pipe, and nobody wrote into it for {_WRITER_S:.0f} s", str(path))
+        raise OSError(errno.ETIMEDOUT, f"it is a pipe, and nothing was written to it for {_WRITER_S:.0f} s", str(path))
 
 
 def _is_null(facts: os.stat_result) -> bool:

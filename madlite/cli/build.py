@@ -54,7 +54,7 @@ _EXCLUSIVE = (
     "--batch-manifest", type=_FILE, metavar="FILE", help="Models as a JSON list, some built anew, some built before."
 )
 @context_options
-@click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU, over what is detected.")
+@click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU; overrides detection.")
 @click.option(
     "-a", "--target-archs", multiple=True, metavar="LIST", help="One image per GPU architecture: gfx942,gfx90a."
 )

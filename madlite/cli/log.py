@@ -20,7 +20,7 @@ from madlite.errors import ExitCode
 @dir_option
 @verbose_option
 def command(run: str, follow: bool, tail: int | None, raw: bool, directory: Path) -> int:
-    """Print a run's log, of one that goes on as far as it is.
+    """Print a run's log; of a running one, what it has so far.
 
     RUN is a run's id, a part of it that no other has, or last. What would steer the terminal is left out.
 

@@ -38,7 +38,7 @@ COMMANDS = {
         "madlite.cli.show",
         "Show one run: verdict, number, window, power, checks, configuration, provenance, files.",
     ),
-    "log": ("madlite.cli.log", "Print a run's log, of one that goes on as far as it is."),
+    "log": ("madlite.cli.log", "Print a run's log; of a running one, what it has so far."),
     "watch": ("madlite.cli.watch", "Show how far the runs of this folder are, as long as they go on."),
     "reproduce": ("madlite.cli.reproduce", "Print, or with --run rerun, the pinned command of a run."),
     "report": ("madlite.cli.report", "Make HTML of results files, add results to perf.csv, or make it again."),

@@ -224,7 +224,7 @@ _PLAN = (
     click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
     click.option("--runtime", default="", metavar="NAME", help="docker or host; else the card and the machine decide."),
     click.option("--gpus", default="", metavar="LIST", help="GPUs the runs may use, e.g. 0,2-4."),
-    click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU, over what is detected."),
+    click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU; overrides detection."),
     click.option("--image", default="", metavar="REF", help="Use this container image and build none."),
     click.option(
         "--timeout", type=int, metavar="SECONDS", help="Wall clock of a run; 0 none, -1 the card's own (default)."

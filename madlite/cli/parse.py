@@ -42,7 +42,7 @@ class _ReadOptions(Value, frozen=True):
 
 @click.command("parse", cls=Command)
 @click.argument("log", nargs=-1, required=True, metavar="LOG...", shell_complete=complete_runs)
-@click.option("--backend", default="", metavar="NAME", help="Whose log it is, over what is recognised.")
+@click.option("--backend", default="", metavar="NAME", help="Framework of the log; overrides detection.")
 @click.option(
     "--warmup",
     type=click.IntRange(min=0),

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 @click.option("-n", "--dry-run", is_flag=True, help="Show what is needed and whether it can be had, and fetch nothing.")
 @click.option("-l", "--live-output", is_flag=True, help="Show also what a run prints that prepares data.")
 @click.option("--machine", default="", metavar="NxGPU", help="Prepare for this machine, e.g. 8xMI300X.")
-@click.option("--offline", is_flag=True, help="Ask nobody: name what is not here.")
+@click.option("--offline", is_flag=True, help="Use no network: list what is missing.")
 @click.option(
-    "--refresh", is_flag=True, help="Ask the hub also for what is here, and read it again: branches move, disks err."
+    "--refresh", is_flag=True, help="Check files that are here against the hub again, too: branches move, disks err."
 )
 @click.option("--no-image", is_flag=True, help="Leave container images out.")
 @plan_options

@@ -187,7 +187,7 @@ def _run(
         if outcome.bug is not None:
             raise outcome.bug
         if sink.dropped_bytes:
-            screen.warn(f"{sink.dropped_bytes} bytes were not shown: nobody read them; the log has them")
+            screen.warn(f"{sink.dropped_bytes} bytes were not shown: the output was not read; the log has them")
     finally:
         screen.close()
         sink.close()

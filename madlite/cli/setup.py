@@ -322,7 +322,7 @@ def _pretend(text: str) -> dict[str, Any]:
     product = find_product(device)
     if product is None:
         read = ", ".join(product.device for product in PRODUCTS)
-        raise UsageProblem(f"--machine {text!r}: nobody knows GPU '{device}'", f"known: {read}")
+        raise UsageProblem(f"--machine {text!r}: unknown GPU '{device}'", f"known: {read}")
     return {"device": product.device, "n_gpus": int(count)}
 
 

@@ -27,7 +27,7 @@ _LONGEST = 48  # characters of a cell
 
 @click.command("watch", cls=Command)
 @click.option("--once", is_flag=True, help="Print how far they are, and end.")
-@click.option("-f", "--follow", is_flag=True, help="Wait for further runs when none goes on any more.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for further runs when none is running.")
 @click.option("--json", "as_json", is_flag=True, help="Print an object per line, for each change.")
 @click.option(
     "--interval",
@@ -58,7 +58,7 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     if not runs and not follow and not watch.is_batch_running:
         _print(watch.last(), as_json)
         if not as_json:
-            echo(f"no run goes on in {folder}")
+            echo(f"no run is running in {folder}")
     elif once:
         _print(runs, as_json)
     elif sys.stdout.isatty() and not as_json:

@@ -109,7 +109,7 @@ def _problem(image: Image, lines: list[str]) -> RuntimeProblem:
     if any(_NO_CONTEXT in line for line in lines):
         named = [line.strip() for line in dockerfile_text(image).splitlines() if _names_context(line, image)]
         return _no_buildkit(image, f"{_WITHOUT}, without which docker takes no --build-context", *named[:1])
-    reasons = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["docker build said nothing"]
+    reasons = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["docker build printed nothing"]
     step = next((line for line in reversed(lines) if re.match(r"#\d+ ERROR|\s*>\s*\[", line)), "")
     text = f"{image.dockerfile} does not build: {reasons[-1]}" + (f" ({step.strip()})" if step else "")
     cause = Cause.DISK if "no space left on device" in text else Cause.BUILD

@@ -145,7 +145,9 @@ def _more_steps(expected: Expected, log: LogMonitor) -> tuple[str, ...]:
     reach = log.steps.reach()
     if expected.steps is None or reach is None or reach[1] <= expected.steps + 1:
         return ()
-    return (f"the log goes on to step {reach[1]}, though {expected.steps} were asked for: those after it do not count",)
+    return (
+        f"the log continues to step {reach[1]}, though {expected.steps} were asked for: those after it do not count",
+    )
 
 
 def number_from_line(log: LogMonitor) -> Number:

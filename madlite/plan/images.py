@@ -293,7 +293,7 @@ def find_target(context: Context, machine: Machine, architectures: Iterable[str]
     wanted = tuple(dict.fromkeys(part.strip() for text in architectures for part in text.split(",") if part.strip()))
     given = context.keys.docker_build_arg.get(ARCHITECTURE)
     if wanted and given:
-        notes.append(f"--target-archs has no effect: the context's docker_build_arg says {ARCHITECTURE}={given}")
+        notes.append(f"--target-archs has no effect: the context's docker_build_arg has {ARCHITECTURE}={given}")
         wanted = ()
     named = {"gpu_vendor": vendor, "guest_os": system}
     values = {**context.values, **named}

@@ -317,7 +317,7 @@ def _other_precision(plan: RunPlan) -> str:
     """Return that the card is labelled with another precision than its run trains in."""
     requested = plan.card.training_precision
     return (
-        f"the card says training_precision {requested}, and this run trains in {plan.row_precision}: so does its row"
+        f"the card has training_precision {requested}, and this run trains in {plan.row_precision}: so does its row"
         if requested and plan.row_precision != requested
         else ""
     )

@@ -206,7 +206,7 @@ def _reject(value: Scalar) -> Scalar:
 
 START, STEP = "start_silence_s", "silence_s"
 _DEFAULT_S = {START: 1800.0, STEP: 300.0}  # those of RunPlan
-NO_READER = "default: nobody reads steps in its log"
+NO_READER = "default: no reader finds steps in its log"
 
 
 class SilenceLimits(Value, frozen=True):

@@ -150,7 +150,7 @@ def _image_notes(record: Record) -> Iterator[str]:
     elif not image.pinned:
         yield f"image {image.ref} is in no registry: its id {image.id} is known to {record.hostname}'s engine alone"
         if image.ref.startswith(_BUILT):
-            base = f"on base {image.base_digest}" if image.base_digest else "on a base whose digest nobody knows"
+            base = f"on base {image.base_digest}" if image.base_digest else "on a base of unknown digest"
             yield f"elsewhere leave --image out: it is built from its Dockerfile again, {base}"
 
 

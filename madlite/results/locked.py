@@ -352,7 +352,7 @@ def write_named(path: Path, text: str, is_expected: Callable[[Path], bool] = lam
             write_atomically(target, data, mark=str(threading.get_native_id()))
     except OSError as error:
         nobody = target is None and error.errno == errno.ENXIO
-        raise _not_writable(path, "nobody reads it" if nobody else error.strerror or str(error)) from error
+        raise _not_writable(path, "no process reads it" if nobody else error.strerror or str(error)) from error
 
 
 def _target(path: Path, is_expected: Callable[[Path], bool]) -> Path | None:

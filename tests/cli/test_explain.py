@@ -57,7 +57,7 @@ def test_what_set_decides_is_its_own(explained):
 
 
 def test_how_long_a_run_may_be_silent_is_shown_with_who_said_so(explained):
-    none = "default: nobody reads steps in its log"
+    none = "default: no reader finds steps in its log"
     rows = explained()
     assert rows["silence_s"] == ("none", none) and rows["start_silence_s"] == ("none", none)
     rows = explained("--silence-limit", "60", "-c", '{"settings": {"start_silence_s": 90}}')
@@ -99,7 +99,7 @@ def test_a_scan_of_the_log_is_shown_with_its_patterns(explained):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--machine", "8xFOO"], "--machine '8xFOO': nobody knows GPU 'FOO'\n hint: known: MI300X"),
+        (["--machine", "8xFOO"], "--machine '8xFOO': unknown GPU 'FOO'\n hint: known: MI300X"),
         (["--set", "lr=4"], "--set has no key 'lr' to set\n hint: its own script decides that; --backend NAME"),
         (["--image-release", "v25.4"], "--image-release v25.4 means nothing to this run: it has no 'release' to set"),
         (["-c", '{"tools": [{"name": "nope"}]}'], "nope"),

@@ -191,7 +191,7 @@ def test_where_nothing_goes_on_the_last_batch_is_shown(tmp_path, capsys, monkeyp
     store(tmp_path, "20260102T030407-two-00000c", failed, batch="b2")
     lines = said(capsys, "watch").splitlines()
     assert [line.split()[0] for line in lines[:-1]] == ["RUN", "00000b", "00000c"]
-    assert "12.5 tps" in lines[1] and "FAILURE" in lines[2] and lines[-1].startswith("no run goes on in ")
+    assert "12.5 tps" in lines[1] and "FAILURE" in lines[2] and lines[-1].startswith("no run is running in ")
 
 
 def test_a_folder_without_runs_and_one_that_is_none(tmp_path, capsys, monkeypatch):

@@ -67,7 +67,7 @@ def test_figures_of_steps_that_were_not_done_are_computed(name, printed, done, o
     assert log.summary["train_samples_per_second"] == str(printed)
     assert float(number(verdict)) == pytest.approx(printed * done / of, rel=1e-4)
     assert next(log.steps.numbers()) == first and verdict.suspect == ()
-    assert any(f"the framework's own summary, of other steps, says {printed}" in one for one in verdict.findings)
+    assert any(f"the framework's own summary, of other steps, reports {printed}" in one for one in verdict.findings)
     assert number(of_script(text_of(V4 + name))) == number(verdict)
     assert texts(of_script(text_of(V4 + name)))["summary"].startswith("it is of other steps")
 

@@ -104,7 +104,7 @@ def test_steps_are_what_a_log_is_held_to_and_one_that_has_more_is_noted(tmp_path
 
     verdict = judged(10)
     assert verdict.status is Status.SUCCESS and verdict.window.median == 1008.0
-    assert verdict.findings == ("the log goes on to step 15, though 10 were asked for: those after it do not count",)
+    assert verdict.findings == ("the log continues to step 15, but 10 were asked for: those after it do not count",)
     assert judged(15).findings == ()
 
 

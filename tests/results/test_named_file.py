@@ -83,7 +83,7 @@ def test_a_pipe_stays_a_pipe_and_its_reader_gets_all(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     check_writable(pipe)
-    with pytest.raises(UsageProblem, match="nobody reads it"):
+    with pytest.raises(UsageProblem, match="no process reads it"):
         write_named(pipe, "lost")
     text, got = "long " * 40_000, []  # more than a pipe holds
     reading = threading.Thread(target=lambda: got.append(pipe.read_text()))

@@ -154,7 +154,9 @@ class ToolSource(TelemetrySource):
     def _result(self, readings: tuple[Reading, ...], output: ToolOutput) -> ReadResult:
         """Return the readings, and why they lack GPUs."""
         missing = ", ".join(str(index) for index in self._indexes if index not in {one.index for one in readings})
-        problem = output.problem or (f"it says nothing of GPU {missing}" if readings else no_gpu_problem(output.text))
+        problem = output.problem or (
+            f"it reports nothing of GPU {missing}" if readings else no_gpu_problem(output.text)
+        )
         return ReadResult(readings=readings, problem=problem if missing else "")
 
 

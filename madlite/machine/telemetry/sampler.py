@@ -164,7 +164,7 @@ class Sampler:
         if self._thread.is_alive():
             self._note(f"{self.source or 'the driver'} did not answer in time")
         elif not (self.samples or self.problem):
-            self._note("nothing was told before the run ended")
+            self._note("no sample before the run ended")
 
     @property
     def foreign_processes(self) -> tuple[str, ...]:

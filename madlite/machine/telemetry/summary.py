@@ -230,7 +230,7 @@ def _mean_power(uses: Sequence[GpuUse], silent: str, packages: Mapping[int, str]
         if use.power_w is not None and name in at_work:
             told[name] = max(use.power_w, told.get(name, 0.0))
     if silent and told:
-        return None, f"GPU {silent} tells no power"
+        return None, f"GPU {silent} reports no power"
     if not told:
         return None, idle
     return sum(told.values()) / len(working), "; ".join(filter(None, (_shared(working, packages), idle)))

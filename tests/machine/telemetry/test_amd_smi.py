@@ -62,7 +62,7 @@ def test_a_tool_that_fails_once_is_asked_the_same_again(bench: Bench) -> None:
 def test_a_gpu_that_is_not_told_of_is_named(bench: Bench) -> None:
     bench.tool("amd-smi", ("metric*", printed([metric(0)], wrapped=True)))
     answer = source(bench, 0, 3).read()
-    assert ([one.index for one in answer.readings], answer.problem) == ([0], "it says nothing of GPU 3")
+    assert ([one.index for one in answer.readings], answer.problem) == ([0], "it reports nothing of GPU 3")
 
 
 def test_a_tool_that_fails_says_why(bench: Bench) -> None:

@@ -56,7 +56,7 @@ def test_an_old_nvidia_smi_is_asked_by_the_old_name(bench: Bench) -> None:
 
 def test_nvidia_smi_names_a_gpu_that_it_does_not_list(bench: Bench) -> None:
     bench.tool("nvidia-smi", ("*--query-gpu*", ROWS))
-    assert NvidiaSmi(host(bench), (0, 5), Event()).read().problem == "it says nothing of GPU 5"
+    assert NvidiaSmi(host(bench), (0, 5), Event()).read().problem == "it reports nothing of GPU 5"
 
 
 def test_rocm_smi_reads_cards_in_their_order_though_numbers_have_gaps(bench: Bench) -> None:

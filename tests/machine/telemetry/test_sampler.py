@@ -132,7 +132,7 @@ def test_a_run_that_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     sampler = make(tmp_path, monkeypatch, Fake(read=lambda: ReadResult()))
     sampler.start()
     sampler.stop()
-    assert sampler.problem == "nothing was told before the run ended"
+    assert sampler.problem == "no sample before the run ended"
 
 
 def test_a_file_that_cannot_be_written_costs_the_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ def test_an_amd_gpu_that_told_its_power_and_tells_it_no_more_is_no_partition() -
     first = powers(1, 500, 500, None, None, None)
     taken = samples(powers(0, 500, 500, 700, 700, 700), first)
     summary = summarise(taken, [0, 1], 2.0, 4.0, "AMD")
-    assert (summary.over, summary.power_w, summary.problem) == ("window", None, "GPU 1 tells no power")
+    assert (summary.over, summary.power_w, summary.problem) == ("window", None, "GPU 1 reports no power")
 
 
 def working(index: int, percent: float | None, watts: float | None) -> list[Reading]:
@@ -213,7 +213,7 @@ def test_where_no_gpu_is_surely_at_work_none_is_left_out(other: float | None) ->
 
 def test_power_of_nvidia_gpus_is_not_known_where_one_does_not_tell_it() -> None:
     summary = summarise(samples(powers(0, 700), powers(1, None)), [0, 1], None, None, "NVIDIA")
-    assert (summary.power_w, summary.problem) == (None, "GPU 1 tells no power")
+    assert (summary.power_w, summary.problem) == (None, "GPU 1 reports no power")
 
 
 def told(part: float | None, samples: int = 3, **by: float) -> Telemetry:
