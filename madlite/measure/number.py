@@ -146,7 +146,7 @@ def _more_steps(expected: Expected, log: LogMonitor) -> tuple[str, ...]:
     if expected.steps is None or reach is None or reach[1] <= expected.steps + 1:
         return ()
     return (
-        f"the log continues to step {reach[1]}, though {expected.steps} were asked for: those after it do not count",
+        f"the log continues to step {reach[1]}, but {expected.steps} were asked for: those after it do not count",
     )
 
 
