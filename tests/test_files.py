@@ -36,7 +36,7 @@ def test_a_shut_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Monke
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "stat", shut)
-    with pytest.raises(UsageProblem, match="cannot be looked at: Permission denied"):
+    with pytest.raises(UsageProblem, match="cannot be inspected: Permission denied"):
         is_file(tmp_path)
 
 

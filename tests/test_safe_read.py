@@ -150,7 +150,7 @@ class TestGiven:
     def test_a_pipe_that_nobody_writes_into_is_given_up(self, tmp_path, monkeypatch):
         monkeypatch.setattr("madlite.safe_read._WRITER_S", 0.05)
         os.mkfifo(tmp_path / "p")
-        with pytest.raises(OSError, match="nobody wrote into it"):
+        with pytest.raises(OSError, match="nothing was written to it"):
             open_given(tmp_path / "p")
 
     def test_a_pipe_without_an_end_is_not_taken_into_memory(self, tmp_path):

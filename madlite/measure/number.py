@@ -145,9 +145,7 @@ def _more_steps(expected: Expected, log: LogMonitor) -> tuple[str, ...]:
     reach = log.steps.reach()
     if expected.steps is None or reach is None or reach[1] <= expected.steps + 1:
         return ()
-    return (
-        f"the log continues to step {reach[1]}, but {expected.steps} were asked for: those after it do not count",
-    )
+    return (f"the log continues to step {reach[1]}, but {expected.steps} were asked for: those after it do not count",)
 
 
 def number_from_line(log: LogMonitor) -> Number:
@@ -215,7 +213,7 @@ def _computed(log: LogMonitor) -> Iterator[str]:
     for name, text in log.training.computed.items():
         yield (
             f"{name} is computed from the steps that were done: {text}; the framework's own summary, of other steps, "
-            f"says {log.summary.get(name, '')}"
+            f"reports {log.summary.get(name, '')}"
         )
 
 

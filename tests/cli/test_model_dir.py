@@ -182,7 +182,7 @@ def test_a_working_folder_that_is_not_ours_is_one_sentence(elsewhere: Path, tmp_
 @pytest.mark.parametrize("named", ["x" * 300, "loop"])
 def test_a_name_that_leads_nowhere_is_one_sentence(tmp_path: Path, named: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(UsageProblem, match="cannot be looked at"):
+    with pytest.raises(UsageProblem, match="cannot be inspected"):
         find_model_dir({"MODEL_DIR": named}, tmp_path)
 
 

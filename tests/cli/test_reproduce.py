@@ -85,7 +85,7 @@ def test_another_version_is_given_every_value_of_the_recipe(plugins):
     [
         (ImageUsed(ref="a/b:1", pinned="a/b@sha256:1", id="sha256:9"), "a/b@sha256:1", []),
         (ImageUsed(ref="ci-x", id="sha256:9", base_digest="sha256:7"), "sha256:9", ["no registry", "base sha256:7"]),
-        (ImageUsed(ref="ci-x", id="sha256:9"), "sha256:9", ["no registry", "nobody knows"]),
+        (ImageUsed(ref="ci-x", id="sha256:9"), "sha256:9", ["no registry", "base of unknown digest"]),
         (ImageUsed(ref="a/b:1"), "", ["a/b:1 has no known digest"]),
         (ImageUsed(), "", ["came to none"]),
     ],

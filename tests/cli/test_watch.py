@@ -196,7 +196,7 @@ def test_where_nothing_goes_on_the_last_batch_is_shown(tmp_path, capsys, monkeyp
 
 def test_a_folder_without_runs_and_one_that_is_none(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "no run goes on" in said(capsys, "watch")
+    assert "no run is running" in said(capsys, "watch")
     assert "is no folder" in said(capsys, "watch", "--dir", "nowhere", code=4)
 
 

@@ -274,7 +274,7 @@ def test_what_a_killed_run_left_running_is_no_result_of_the_next(checkout: Check
     done = checkout.run("--tags", "second")
     (row,) = checkout.rows
     assert (done.returncode, row["model"], row["status"]) == (3, "second", "FAILURE"), done.stdout
-    assert "still ran, ended" in done.stdout + done.stderr
+    assert "was still running, ended" in done.stdout + done.stderr
     assert not (checkout.folder / "perf_m.csv").exists()
     checkout.assert_nothing_left()
 

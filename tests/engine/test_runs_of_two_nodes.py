@@ -183,7 +183,7 @@ def test_what_a_killed_madlite_left_on_the_nodes_is_listed_and_ended(checkout: C
     handle.unlink()
     handle.symlink_to("/etc/hostname")  # as whatever reaches it may do
     done = checkout.madlite("clean")
-    assert done.returncode == 0 and "was not looked at: " in done.stderr, told(done)
+    assert done.returncode == 0 and "was not inspected: " in done.stderr, told(done)
     handle.unlink()
     handle.write_text(text)
     done = checkout.madlite("clean", "--yes")
