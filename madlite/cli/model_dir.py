@@ -6,7 +6,6 @@ import errno
 import fcntl
 import logging
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -136,7 +135,7 @@ class _Copier:
     def _back_up(self, folder: Folder, name: str, path: Path) -> None:
         """Back up a file that is to be replaced by a second link; a folder is moved."""
         if not self._backup:
-            self._backup = f"replaced-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
+            self._backup = f"replaced-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{os.urandom(4).hex()}"
             os.mkdir(self._backup, 0o700, dir_fd=self._runs.fd)
         with self._runs.parent_of(f"{self._backup}/{path}", make=True) as (into, last):
             if stat.S_ISDIR(folder.status(name).st_mode):

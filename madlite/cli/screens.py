@@ -217,10 +217,10 @@ class PlainScreen:
             failed = [f"{name} ({cause})" for name, cause in self._failed]
             if failed:
                 self._line(f"failed: {', '.join(failed)}")
-        aside = ", ".join(outcome.kept_aside)
+        aside = ", ".join(outcome.pending)
         if output is None:
             self._line("results: in the folders of the runs; madlite collect adds them to perf.csv")
-        elif self._rows > len(outcome.kept_aside):
+        elif self._rows > len(outcome.pending):
             self._line(f"results: {output}" + (f", but for {aside}" if aside else ""))
         elif aside:
             self._line(f"no results in {output}: {aside}")

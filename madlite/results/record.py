@@ -164,17 +164,17 @@ def record_schema() -> dict[str, Json]:
 _LEFT_OUT = object()
 
 
-def tame(value: Any, mask: Callable[[str], str]) -> Any:
+def sanitized(value: Any, mask: Callable[[str], str]) -> Any:
     """Return a value with its texts masked and without NaN and infinities; None where nothing of it is left.
 
     Such a number becomes None where the field is optional; else the object that needs it is dropped: a window without a
     mean is no window.  Literals and enumerations are never masked.
     """
-    tamed = _tame(value, mask)
-    return None if tamed is _LEFT_OUT else tamed
+    clean = _sanitized(value, mask)
+    return None if clean is _LEFT_OUT else clean
 
 
-def _tame(value: Any, mask: Callable[[str], str]) -> Any:
+def _sanitized(value: Any, mask: Callable[[str], str]) -> Any:
     if isinstance(value, Enum) or value is None:
         return value
     if isinstance(value, str):
@@ -184,10 +184,10 @@ def _tame(value: Any, mask: Callable[[str], str]) -> Any:
     if isinstance(value, msgspec.Struct):
         return _struct(value, mask)
     if isinstance(value, Mapping):
-        pairs = ((mask(key) if type(key) is str else key, _tame(item, mask)) for key, item in value.items())
+        pairs = ((mask(key) if type(key) is str else key, _sanitized(item, mask)) for key, item in value.items())
         return {key: item for key, item in pairs if item is not _LEFT_OUT}
     if isinstance(value, (tuple, list)):
-        return tuple(item for one in value if (item := _tame(one, mask)) is not _LEFT_OUT)
+        return tuple(item for one in value if (item := _sanitized(one, mask)) is not _LEFT_OUT)
     return value
 
 
@@ -195,7 +195,7 @@ def _struct(value: msgspec.Struct, mask: Callable[[str], str]) -> Any:
     fields: dict[str, Any] = {}
     for name, (fixed, optional) in _fields(type(value)).items():
         old = getattr(value, name)
-        new = old if fixed else _tame(old, mask)
+        new = old if fixed else _sanitized(old, mask)
         if new is _LEFT_OUT and not optional:
             return _LEFT_OUT
         fields[name] = None if new is _LEFT_OUT else new
@@ -253,9 +253,9 @@ def make_record(
         files=tuple(_files(plan.folder, dict(rendered))),
         **{name: getattr(result, name) for name in SHARED},
     )
-    masked = {name: tame(getattr(record, name), mask) for name in _FREE_TEXT}
-    tamed: Record = tame(replace(record, **masked), Redactor().text)
-    return tamed
+    masked = {name: sanitized(getattr(record, name), mask) for name in _FREE_TEXT}
+    clean: Record = sanitized(replace(record, **masked), Redactor().text)
+    return clean
 
 
 def _plan_fields(plan: RunPlan) -> dict[str, Any]:

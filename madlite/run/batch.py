@@ -376,7 +376,7 @@ class Batch:
             not_started=tuple(name for position, name in enumerate(names) if position not in self._results),
             exit_code=code or (ExitCode.RUN_FAILED if self._pending else exit_code(results)),
             bug=self._bug,
-            kept_aside=tuple(names[position] for position in sorted(self._pending)),
+            pending=tuple(names[position] for position in sorted(self._pending)),
         )
 
 

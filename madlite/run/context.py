@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from madlite.measure.performance import CELL_BYTES, LINE_BYTES, shortened
 from madlite.model import Json, Result, Value, to_json
 from madlite.plan.inputs import RUNS
-from madlite.results.record import tame
+from madlite.results.record import sanitized
 from madlite.results.rows import cut_of, limited_metric, masked_metric
 from madlite.results.stored import read_record
 from madlite.secrets import is_secret
@@ -99,6 +99,6 @@ def masked(result: Result, mask: Callable[[str], str]) -> Result:
     cut_note = cut_of(whole)
     config = dict(islice(result.config.items(), _MOST_CONFIG))
     result = replace(result, config=config, findings=(*result.findings, *([cut_note] if cut_note else [])))
-    texts = {name: tame(getattr(result, name), shortener(most_bytes)) for name, most_bytes in _TEXT_LIMITS.items()}
+    texts = {name: sanitized(getattr(result, name), shortener(most_bytes)) for name, most_bytes in _TEXT_LIMITS.items()}
     data_size = shortened(result.data_size, LINE_BYTES)
     return replace(result, metrics=tuple(map(limited_metric, whole)), data_size=data_size, **texts)

@@ -42,7 +42,7 @@ def use_prepared(plan: RunPlan, assets: Sequence[Asset], environ: Mapping[str, s
     """
     if plan.machine.pretended or not assets:
         return plan
-    cache, data = hub_cache(around(plan, environ)), data_folder(environ)
+    cache, data = hub_cache(cache_environ(plan, environ)), data_folder(environ)
     here = {asset: find_asset(asset, cache, data) for asset in assets}
     for name in dict.fromkeys(asset.env for asset in assets if asset.env and asset.env not in plan.env):
         places = {asset: here[asset] for asset in assets if asset.env == name}
@@ -72,7 +72,7 @@ def _with_cached(plan: RunPlan, hub: Sequence[Asset], here: Mapping[Asset, Path 
     return replace(plan, origins={**plan.origins, **found})
 
 
-def around(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, str]:
+def cache_environ(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that locate a plan's hub cache: this environment, and on the host the plan's over it."""
     own = {name: str(value) for name, value in plan.env.items()} if not plan.traits.containerised else {}
     return {**environ, **own}
@@ -87,7 +87,7 @@ def data_inside(plan: RunPlan, folder: Path, data: Path) -> str:
 
 def _has_own(plan: RunPlan, environ: Mapping[str, str]) -> bool:
     """Say whether the user wants the run to use the network, or gave its container a cache."""
-    env: Mapping[str, EnvValue] = around(plan, environ) if not plan.traits.containerised else plan.env
+    env: Mapping[str, EnvValue] = cache_environ(plan, environ) if not plan.traits.containerised else plan.env
     online = any(env.get(name) and not is_on(env[name]) for name in OFFLINE)
     return online or (plan.traits.containerised and any(plan.env.get(name) for name in CACHES))
 

@@ -29,7 +29,7 @@ from madlite.errors import CheckFailed, RuntimeProblem
 from madlite.images.image import is_local
 from madlite.model import Asset, Cause, Image, Say, Status, Value
 from madlite.plan.context import Options
-from madlite.run.prepared import around, given_env, needed_assets, settings
+from madlite.run.prepared import cache_environ, given_env, needed_assets, settings
 from madlite.run.screen import Planned
 
 State = Literal["here", "to fetch", "partly here", "to check", "to build", "to make", "by each run", "unknown"]
@@ -155,7 +155,7 @@ class _Resolver:
 
     def resolve(self, asset: Asset, run: Planned) -> Requirement:
         """Return what is known of an asset; the network is queried where it is not here in full."""
-        cache, hub = hub_cache(around(run.plan, self._environ)), asset.source == "hub"
+        cache, hub = hub_cache(cache_environ(run.plan, self._environ)), asset.source == "hub"
         here = find_asset(asset, cache, self.data)
         access = replace(self.access, endpoint=hub_endpoint(settings(run.plan, self._environ)))
         requirement = Requirement(
@@ -246,7 +246,7 @@ def _merge_assets(runs: Iterable[Planned], plugins: Plugins, options: Options) -
     """Yield what the runs need, each once, a repository with all its patterns; what runs make comes last."""
     requirement: dict[tuple[object, ...], tuple[Asset, Planned]] = {}
     for run in runs:
-        where = hub_endpoint(settings(run.plan, options.environ)), hub_cache(around(run.plan, options.environ))
+        where = hub_endpoint(settings(run.plan, options.environ)), hub_cache(cache_environ(run.plan, options.environ))
         for asset in needed_assets(run.plan, run.backends, plugins):
             hub = where if asset.source == "hub" else ()
             key = (asset.source, asset.ref, asset.revision, asset.path, is_dataset(asset), hub)

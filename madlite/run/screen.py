@@ -204,7 +204,7 @@ class Planned(Value, frozen=True):
 class RunOutcome(Value, frozen=True):
     """What a batch came to: results of the first plans in order, names of cards that never started, the exit code.
 
-    `kept_aside` are the cards of runs whose rows the results file did not take.
+    `pending` are the cards of runs whose rows the results file did not take.
     `bug` is an error of madlite itself that ended the batch, after its row was written.
     """
 
@@ -212,4 +212,4 @@ class RunOutcome(Value, frozen=True):
     not_started: tuple[str, ...]
     exit_code: ExitCode
     bug: Exception | None = None
-    kept_aside: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()

@@ -169,7 +169,7 @@ def test_rows_that_are_not_in_the_results_file_are_named(plan, pipe):
         screen.finished(plan, success(plan))
     outcome = RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
     for aside in ((), ("m",), ("m", "n")):
-        screen.total(msgspec.structs.replace(outcome, kept_aside=aside), Path("perf.csv"))
+        screen.total(msgspec.structs.replace(outcome, pending=aside), Path("perf.csv"))
     lines = said().splitlines()
     assert lines[0] == f"      log: madlite_runs/{plan.id}/run.log"
     assert lines[-3:] == ["results: perf.csv", "results: perf.csv, but for m", "no results in perf.csv: m, n"]

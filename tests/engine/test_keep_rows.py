@@ -35,7 +35,7 @@ def test_a_row_that_a_rebuild_took_in_is_added_no_second_time(planned, monkeypat
     options.output.write_text(FOREIGN)
     with monkeypatch.context() as patch:
         full_at_append(patch)
-        assert run_batch(plans, options, plugins, Quiet()).kept_aside == ("m",)
+        assert run_batch(plans, options, plugins, Quiet()).pending == ("m",)
     assert rebuild(options.output, options.workspace / "madlite_runs", force=True).rows == 1
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     assert recovery_report(options.workspace) == [
@@ -89,7 +89,7 @@ def test_after_a_rebuild_a_row_like_an_earlier_one_is_added_still(planned, monke
     (plan,) = plans
     second = f"id-2-{os.getpid()}"
     again = replace(plan, plan=replace(plan.plan, id=second, folder=plan.plan.folder.with_name(second)))
-    assert run_batch([again], options, plugins, Quiet()).kept_aside == ("m",)
+    assert run_batch([again], options, plugins, Quiet()).pending == ("m",)
     options.output.rmdir()
     away.rename(options.output)
     assert append_pending(options.workspace, options.output) == [f"{second}: its row was added to perf.csv"]
@@ -119,7 +119,7 @@ def test_columns_that_have_no_room_cost_no_row_of_a_run_and_are_named_on_the_scr
     said: list[str] = []
     monkeypatch.setattr(Quiet, "warn", lambda screen, text: said.append(text))
     outcome = run_batch(plans, options, plugins, Quiet())
-    assert outcome.exit_code == 0 and rows_of(options.output) == ["m"] and outcome.kept_aside == ()
+    assert outcome.exit_code == 0 and rows_of(options.output) == ["m"] and outcome.pending == ()
     assert [text for text in said if "left out of a row" in text and text.endswith(": run; record.json has them")]
     (run,) = list_runs(options.workspace / "madlite_runs")
     assert run.record.rows.appended and "run" not in run.record.rows.cells[0]

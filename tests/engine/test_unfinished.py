@@ -174,7 +174,7 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned,
     begin = new_columns(contract)
     options.output.mkdir()
     outcome = run_batch(plans, options, plugins, Quiet())
-    assert outcome.kept_aside == ("m",)
+    assert outcome.pending == ("m",)
     workspace = options.workspace
     assert (
         append_pending(workspace, workspace / "perf.csv") == []
