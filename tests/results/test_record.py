@@ -23,8 +23,8 @@ from madlite.results.record import (
     record_json,
     record_schema,
     result_of,
+    sanitized,
     step_lines,
-    tame,
 )
 from madlite.results.stored import load_record, read_plan, read_record
 from madlite.workspace.folder import PLAN, RECORD
@@ -127,8 +127,8 @@ def test_a_number_that_is_none_takes_along_what_cannot_be_without_it(tmp_path):
     outcome = result(window=replace(WINDOW, cv=math.inf, drift=math.nan), metrics=(replace(GOOD, value=math.nan),))
     record = make_record(make_plan(tmp_path, settings={"lr": math.inf, "x": 1}), outcome, None)
     assert record.window is None and record.metrics[0].value is None and record.settings == {"x": 1}
-    assert tame(replace(WINDOW, drift=math.nan), str) == replace(WINDOW, drift=None)
-    assert tame(math.nan, str) is None
+    assert sanitized(replace(WINDOW, drift=math.nan), str) == replace(WINDOW, drift=None)
+    assert sanitized(math.nan, str) is None
 
 
 def test_secrets_are_in_no_word_that_somebody_typed_or_said_and_rows_stay_as_they_were_appended(tmp_path):
