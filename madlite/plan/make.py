@@ -80,9 +80,8 @@ def find_blocked(
     if inputs.spec.problem or data_problem:
         return _fail(Cause.PREPARE, inputs.spec.problem or data_problem)
     imageless = inputs.runtime.traits.containerised and image is None
-    if (
-        imageless and inputs.spec.templates and not allocation.blocked
-    ):  # an engine that is missing too would be of no use
+    # before a missing engine, which would be of no use without an image
+    if imageless and inputs.spec.templates and not allocation.blocked:
         return _no_image(inputs)
     if inputs.runtime.blocked or allocation.blocked:
         return inputs.runtime.blocked or allocation.blocked

@@ -66,9 +66,7 @@ def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) 
         raise RecordError(
             "it is still running" if is_running else f"it was cut off: it has no {RESULT} (madlite clean)"
         )
-    if (
-        folder.lstat().st_uid != os.geteuid()
-    ):  # only the owner collects it: the owner may have written what is in the folder
+    if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: the run is theirs to collect
         raise RecordError("it is another user's")
     run_folder = RunFolder.reopen(folder)
     if run_folder is None:

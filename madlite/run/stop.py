@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import copy_context
 from types import FrameType, TracebackType
 from typing import TypeAlias, TypeVar
@@ -21,6 +21,31 @@ from madlite.run.watchdog.watchdog import StopReason, Watchdog
 
 _STOP, _KILL, _END, _WAKE = b"s", b"h", b"e", b"l"
 _LONGEST_WAIT_S = 3600.0  # of one select; a longer limit is waited for in turns
+
+
+Listener: TypeAlias = Callable[[StopReason], None]
+
+
+class _Listeners:
+    """Receivers of a reason to stop.  `lock` is held to set the reason: nobody gets it twice, and nobody misses it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.every: tuple[Listener, ...] = ()
+
+    @contextmanager
+    def joined_by(self, listener: Listener, reason: Callable[[], StopReason | None]) -> Iterator[None]:
+        """Add one while the block runs; it gets a reason that there is already."""
+        with self.lock:
+            self.every += (listener,)
+            earlier = reason()
+        try:
+            if earlier is not None:
+                listener(earlier)
+            yield
+        finally:
+            with self.lock:
+                self.every = tuple(one for one in self.every if one is not listener)
 
 
 class StopControl:
@@ -38,8 +63,7 @@ class StopControl:
     ) -> None:
         self.reason: StopReason | None = None
         self.cancellation = Cancellation()
-        self._lock = threading.Lock()
-        self._listeners: tuple[Callable[[StopReason], None], ...] = ()
+        self._listeners = _Listeners()
         self._say = say
         self._watchdog = watchdog
         self._limit_s, self._deadline_s = limit_s, limit_s
@@ -49,28 +73,18 @@ class StopControl:
 
     def request(self, reason: StopReason) -> None:
         """Ask for the end, from any thread; asked a second time, nothing waits any more."""
-        with self._lock:
+        with self._listeners.lock:
             first = self.reason is None
             self.reason = reason if first else self.reason
             self._send(_STOP if first else _KILL)
-            listener = self._listeners
+            listeners = self._listeners.every
         self.cancellation.cancel()
-        for one in listener:
+        for one in listeners:
             one(reason)
 
-    @contextmanager
-    def passing_to(self, listener: Callable[[StopReason], None]) -> Iterator[None]:
-        """Pass what is asked for on to one more while the block runs; what was asked for before, too."""
-        with self._lock:
-            self._listeners += (listener,)
-            reason = self.reason
-        try:
-            if reason is not None:
-                listener(reason)
-            yield
-        finally:
-            with self._lock:
-                self._listeners = tuple(one for one in self._listeners if one is not listener)
+    def passing_to(self, listener: Listener) -> AbstractContextManager[None]:
+        """Pass requests on to one more while the block runs; an earlier request, too."""
+        return self._listeners.joined_by(listener, lambda: self.reason)
 
     def check(self) -> None:
         """Raise Interrupted where the end was asked for."""
@@ -120,7 +134,7 @@ class StopControl:
 
     def close(self) -> None:
         """Give the pipe back; what is asked for later is noted, and nothing is there to end."""
-        with self._lock:
+        with self._listeners.lock:
             os.close(self._read)
             os.close(self._write)
             self._write = -1
@@ -206,7 +220,6 @@ _SIGNALS = {
 _SIGNAL_TEXTS = {signal.SIGINT: "interrupted (Ctrl-C)", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 _DONE = b"\0"  # no signal has this number
 _T = TypeVar("_T")
-Listener: TypeAlias = Callable[[StopReason], None]
 
 
 class Signals:
@@ -218,8 +231,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None  # the first one
-        self._listeners: tuple[Listener, ...] = ()
-        self._lock = threading.Lock()
+        self._listeners = _Listeners()
         self._before: dict[int, object] = {}
         self._read, self._write = -1, -1
         self._woken_before: int | None = None  # what the interpreter wrote to before
@@ -269,24 +281,9 @@ class Signals:
         with self.passing_to(lambda reason: own.cancel()):
             return self.watch_over(lambda: own.call(work))
 
-    @contextmanager
-    def passing_to(self, listener: Listener) -> Iterator[None]:
+    def passing_to(self, listener: Listener) -> AbstractContextManager[None]:
         """Pass signals on to one more while the block runs; one that has come already, too."""
-        with self._lock:
-            self._listeners += (listener,)
-            late = self.received is not None
-        try:
-            if late:
-                listener(self.reason)
-            yield
-        finally:
-            with self._lock:
-                self._listeners = tuple(one for one in self._listeners if one is not listener)
-
-    def raise_if_received(self) -> None:
-        """Raise Interrupted once a signal has come."""
-        if self.received is not None:
-            raise Interrupted
+        return self._listeners.joined_by(listener, lambda: self.reason if self.received is not None else None)
 
     def __enter__(self) -> Signals:
         self._read, self._write = os.pipe2(os.O_CLOEXEC)
@@ -323,8 +320,8 @@ class Signals:
         for number in numbers:
             if number not in self._before:
                 continue
-            self.received = self.received or number
-            with self._lock:
-                listener = self._listeners
-            for one in listener:
+            with self._listeners.lock:
+                self.received = self.received or number
+                listeners = self._listeners.every
+            for one in listeners:
                 one(self.reason)

@@ -53,12 +53,8 @@ def test_a_run_is_done_again_with_the_same_context(checkout: Checkout):
     assert [one["context_left_out"] for one in checkout.records()] == [["docker_env_vars.HF_TOKEN"]] * 2
     rows = [{name: text for name, text in row.items() if "duration" not in name} for row in checkout.rows]
     assert rows[0]["performance"] == "7" and len(rows) == 2
-    for name in (
-        "docker_file",
-        "base_docker",
-        "docker_image",
-        "docker_sha",
-    ):  # pinned by its id, the image was not built
+    # pinned by its id, the image was not built
+    for name in ("docker_file", "base_docker", "docker_image", "docker_sha"):
         rows[0].pop(name), rows[1].pop(name)
     assert rows[0] == rows[1]
 

@@ -310,9 +310,7 @@ class DockerSession:
     def _end(self, grace_s: float) -> None:
         if self._exec is not None:
             only = str(self._exec.host_pid()) if self._container.shares_processes else ""
-            if (
-                only == "0"
-            ):  # a session nobody can name: the container's end is what ends it, foreign processes are left alone
+            if only == "0":  # its PID is unknown: the end of the container ends it, foreign processes are left alone
                 return
             ended = partial(self._exec.wait_ended, hurried=self._gate.hurried)
             end_workload(self._client, self.handle, only, grace_s, ended)
