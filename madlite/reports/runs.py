@@ -20,6 +20,7 @@ from madlite.workspace.folder import LOCK, PLAN, RECORD, check_runs_folder, is_a
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
 LAST = "last"
+_STARTED_LATER = 20  # runs of one batch are made together and start one after another
 
 
 class StoredRun(Value, frozen=True):
@@ -99,7 +100,22 @@ def list_runs(runs: Path) -> tuple[StoredRun, ...]:
     begun = (asked.id for batch in interrupted_batches(runs.parent) for asked in batch.begun if runs.name == RUNS)
     folders += [runs / name for name in begun if "/" not in name]
     found = [_named(open_run(folder, noted), cards) for folder in folders]
-    return tuple(sorted(found, key=lambda run: (run.when, _began(run.folder), run.folder.name)))
+    return tuple(sorted(found, key=_order))
+
+
+def newest(runs: Path, most: int) -> tuple[StoredRun, ...]:
+    """Return so many of the newest runs, the newest last, without reading all records of a folder.
+
+    Ids begin with the time at which they were made; some more are read, for runs that started in another order.
+    """
+    noted = NotedRuns(runs)
+    names = run_names(runs)[-most - _STARTED_LATER :]
+    found = sorted((open_run(runs / name, noted) for name in names), key=_order)
+    return tuple(found[-most:])
+
+
+def _order(run: StoredRun) -> tuple[str, int, str]:
+    return run.when, _began(run.folder), run.folder.name
 
 
 def _named(run: StoredRun, cards: Mapping[str, str]) -> StoredRun:
@@ -177,7 +193,7 @@ def find_named(runs: Path, name: str) -> Path | None:
     """
     names = run_names(runs)
     if name == LAST and names:
-        return list_runs(runs)[-1].folder
+        return newest(runs, 1)[-1].folder
     if name in names:
         return runs / name
     matching = names_with(names, name)

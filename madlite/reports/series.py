@@ -308,19 +308,23 @@ class Pair(Value, frozen=True):
     unknown: tuple[str, ...] = ()
 
 
-def pair(base: Sequence[Series], new: Sequence[Series]) -> tuple[list[Pair], list[Series], list[Series]]:
-    """Return the pairs whose known dimensions agree, and what is left of either side.
+def pair(
+    base: Sequence[Series], new: Sequence[Series], across: Sequence[str] = ()
+) -> tuple[list[Pair], list[Series], list[Series]]:
+    """Return the pairs whose known dimensions agree but for those `across`, and what is left of either side.
 
     A series with several possible partners gets the one that shares the most known dimensions; where two share equally
     many it gets none: the caller names a filter.
     """
     candidates: dict[tuple[str, str], list[Series]] = {}
+    ends = [DIMENSIONS.index(name) for name in ("model", "metric")]
+    ignored = [DIMENSIONS.index(name) for name in across]
     for series in base:
-        candidates.setdefault((series.key[0], series.key[-1]), []).append(series)
+        candidates.setdefault(_key_ends(series, ends, ignored), []).append(series)
     pairs: list[Pair] = []
     unpaired: list[Series] = []
     for series in new:
-        partners = _partners(candidates.get((series.key[0], series.key[-1]), ()), series)
+        partners = _partners(candidates.get(_key_ends(series, ends, ignored), ()), series, ignored)
         if len(partners) == 1:
             pairs.append(Pair(base=partners[0], new=series, unknown=_unknown(partners[0], series)))
         else:
@@ -329,16 +333,23 @@ def pair(base: Sequence[Series], new: Sequence[Series]) -> tuple[list[Pair], lis
     return pairs, [series for series in base if id(series) not in paired], unpaired
 
 
-def _partners(candidates: Iterable[Series], series: Series) -> list[Series]:
+def _key_ends(series: Series, ends: Sequence[int], ignored: Sequence[int]) -> tuple[str, str]:
+    """Return model and metric, which every source has."""
+    model, metric = ("" if place in ignored else series.key[place] for place in ends)
+    return model, metric
+
+
+def _partners(candidates: Iterable[Series], series: Series, ignored: Sequence[int]) -> list[Series]:
     """Return the candidates that agree with a series, those of them that share the most known dimensions."""
-    fitting = [(one, _shared(one.key, series.key)) for one in candidates if _agrees(one.key, series.key)]
+    fitting = [(one, _shared(one.key, series.key)) for one in candidates if _agrees(one.key, series.key, ignored)]
     most = max((shared for _, shared in fitting), default=0)
     return [one for one, shared in fitting if shared == most]
 
 
-def _agrees(one: Sequence[str], other: Sequence[str]) -> bool:
+def _agrees(one: Sequence[str], other: Sequence[str], ignored: Sequence[int]) -> bool:
     """Return whether no dimension differs that both have."""
-    return all(a == b or not a or not b for a, b in zip(one, other, strict=True))
+    both = enumerate(zip(one, other, strict=True))
+    return all(a == b or not a or not b or place in ignored for place, (a, b) in both)
 
 
 def _shared(one: Sequence[str], other: Sequence[str]) -> int:
