@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 @live_option
 @click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
 @check_option
+@click.option("--baseline", default="", metavar="NAME", help="Compare with this at the end: a BASE of `compare`.")
+@click.option("--fail-on", multiple=True, metavar="GATE", help="With --baseline: exit with 5 on 'regression>3%', …")
 @plan_options
 @batch_options
 @common_options
@@ -80,6 +82,8 @@ def command(**params: Any) -> int:
         raise click.UsageError("--check starts nothing: use it with --dry-run")
     if params["no_rows"] and is_given("output"):
         raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
+    if params["fail_on"] and not params["baseline"]:
+        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
     if params["plan_file"] is not None:
         refuse_with_plan(click.get_current_context())
     from madlite.results.batch_journal import BatchJournal
@@ -160,12 +164,14 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, par
 def _run(
     planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any], journal: BatchJournal
 ) -> int:
+    from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import make_screen
     from madlite.cli.summary import BatchFiles
     from madlite.results.locked import make_folder
     from madlite.run.batch import run_batch
     from madlite.run.checks import check_plans
 
+    against = AgainstBaseline(params["baseline"], params["fail_on"], options.workspace)
     check_start(planned, options)
     notes = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
@@ -178,7 +184,7 @@ def _run(
         for text in (*warnings, *_recovery_warnings(options, plugins.runtimes())):
             screen.warn(text)
         batch.begin()
-        outcome = run_batch(planned, options, plugins, screen, journal=journal)
+        outcome = run_batch(planned, options, plugins, screen, journal=journal, relative_change=against.cell)
         problems = batch.close(outcome)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         screen.total(outcome, options.output if options.rows else None)
@@ -191,6 +197,9 @@ def _run(
     finally:
         screen.close()
         sink.close()
+    failed_gate = against.show(one.plan.folder for one in planned)
+    if failed_gate and outcome.exit_code is ExitCode.OK and not batch.failed:
+        return int(ExitCode.REGRESSION)
     only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
 
