@@ -32,9 +32,10 @@ from madlite.model import QUANTITIES, Quantity, Reference
 
 FILE = "madlite_references.toml"
 """The name of a user's own file, in the working folder."""
-_KEYS = Reference.__struct_fields__
+KEYS = Reference.__struct_fields__
 _REQUIRED = ("model", "device", "metric", "source")
 _DATE = re.compile(r"\d{4}(?:-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|[12]\d|3[01]))?)?", re.ASCII)
+_LONGEST = 1000  # characters of a text: one line of a table, or a sentence
 _HINT = "docs/references.md lists the keys"
 
 
@@ -50,7 +51,7 @@ def read_references(path: Path) -> tuple[Reference, ...]:
     listed = shared.pop("reference", [])
     if not isinstance(listed, list):
         raise UsageProblem(f"{where}: key 'reference' is no list of tables: write [[reference]]", _HINT)
-    _check_keys(shared, where, (*_KEYS, "reference"))
+    _check_keys(shared, where, (*KEYS, "reference"))
     return tuple(_reference(shared, values, f"{where}, reference {n}") for n, values in enumerate(listed, 1))
 
 
@@ -66,7 +67,13 @@ def flaw_of(reference: Reference) -> str:
         return f"key 'value': {reference.value:g} is no figure above 0"
     if reference.date and not _DATE.fullmatch(reference.date):
         return f"key 'date': {reference.date!r} is no YYYY, YYYY-MM or YYYY-MM-DD"
-    return _flaw_of_counts(reference)
+    return _flaw_of_texts(reference) or _flaw_of_counts(reference)
+
+
+def _flaw_of_texts(reference: Reference) -> str:
+    texts = {name: getattr(reference, name) for name in KEYS}
+    long = (name for name, text in texts.items() if isinstance(text, str) and len(text) > _LONGEST)
+    return next((f"key '{name}' has more than {_LONGEST} characters" for name in long), "")
 
 
 def _flaw_of_counts(reference: Reference) -> str:
@@ -132,7 +139,7 @@ def _table(path: Path, where: str) -> dict[str, Any]:
 def _reference(shared: dict[str, Any], values: object, where: str) -> Reference:
     if not isinstance(values, dict):
         raise UsageProblem(f"{where} is no table: write [[reference]]", _HINT)
-    _check_keys(values, where, _KEYS)
+    _check_keys(values, where, KEYS)
     merged = {key: _as_text(value) for key, value in {**shared, **values}.items()}
     if missing := [key for key in (*_REQUIRED, "value") if key not in merged]:
         raise UsageProblem(f"{where}: key '{missing[0]}' is missing or empty", _HINT)

@@ -7,15 +7,17 @@ nodes and the mode too, where it states them.  Differences in batch, release and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
+from madlite.errors import UsageProblem, did_you_mean
 from madlite.machine.products import find_product
-from madlite.model import Metric, Quantity, Reference, Result, RunPlan, Status, Value, Variant
-from madlite.references import unit_of
+from madlite.model import Json, Metric, Quantity, Reference, Result, RunPlan, Status, Value, Variant
+from madlite.references import KEYS, unit_of
 from madlite.results.record import Record, result_of
-from madlite.text import whole_number
+from madlite.text import align, printable, whole_number
 
 # One spelling of what documents, cards and recipes spell in several ways.
 
@@ -46,6 +48,88 @@ def device_key(name: str) -> str:
 def mode_key(name: str) -> str:
     """Return what is trained: a mode's name without the framework that MAD's names begin with (`HF_pretrain`)."""
     return name.strip().casefold().removeprefix("hf_")
+
+
+# The list of them.
+
+
+class Published(Value, frozen=True):
+    """A published figure and where it came from: a plugin, or a file of the user's."""
+
+    reference: Reference
+    origin: str
+    from_plugin: bool = False
+
+
+_HEAD = ("MODEL", "GPU", "GPUS", "PRECISION", "SEQ", "BATCH", "VALUE", "UNIT", "MODE", "BACKEND", "RELEASE", "FROM")
+_IN_PART = ("source", "condition", "url")  # of which a value of --where is a part
+_BY_KEY: dict[str, Callable[[str], str]] = {
+    "model": model_key,
+    "device": device_key,
+    "precision": precision_key,
+    "mode": mode_key,
+    "unit": lambda text: unit_of("", text).casefold(),
+}
+_KEYS = tuple(name for name in KEYS if name != "columns")
+
+
+def select(
+    published: Iterable[Published], *, model: str = "", device: str = "", precision: str = "", where: Sequence[str] = ()
+) -> list[Published]:
+    """Return those of a model and a GPU, by a part of their names, of a number format, and with values of keys.
+
+    Raises:
+        UsageProblem: `where` has a word that is no KEY=VALUE, or a key that no reference has.
+    """
+    pairs = list(map(_pair, where))
+    return [
+        one
+        for one in published
+        if model_key(model) in model_key(one.reference.model)
+        and device_key(device) in device_key(one.reference.device)
+        and precision_key(precision) in ("", precision_key(one.reference.precision))
+        and all(_has(one.reference, key, value) for key, value in pairs)
+    ]
+
+
+def as_json(one: Published) -> dict[str, Json]:
+    """Return a published figure for programs: its keys, and where it came from."""
+    return {**to_builtins(one.reference), "from": one.origin}
+
+
+def as_table(published: Sequence[Published]) -> Iterator[str]:
+    """Yield the lines of a table, and below it the source, date and condition that each line names by number."""
+    notes: dict[str, int] = {}
+    rows = [tuple(_cells(one.reference, notes)) for one in published]
+    yield from (printable(line) for line in align([_HEAD, *rows]))
+    yield from (printable(f"[{number}] {text}") for text, number in notes.items())
+
+
+def _cells(one: Reference, notes: dict[str, int]) -> Iterator[str]:
+    stated = ", ".join(filter(None, (one.source, one.date or "undated")))
+    number = notes.setdefault(": ".join(filter(None, (stated, one.condition))), len(notes) + 1)
+    gpus = "-" if one.gpus is None else str(one.gpus)
+    yield from (one.model, one.device, f"{gpus} on {one.nodes} nodes" if one.nodes > 1 else gpus)
+    yield from (one.precision or "-", str(one.seq_len or "-"), str(one.micro_batch or "-"))
+    yield from (number_text(one.value), unit_of(one.metric, one.unit) or one.metric)
+    yield from (one.mode or "-", one.backend or "-", one.release or "-", f"[{number}]")
+
+
+def _pair(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise UsageProblem(f"--where {word!r} has no value", "--where KEY=VALUE, e.g. seq_len=8192")
+    if key not in _KEYS:
+        close = did_you_mean(key, _KEYS, "--where ", most=1, after=f"={value}")
+        raise UsageProblem(f"--where {word!r}: no reference has a key '{key}'", close or f"one of {', '.join(_KEYS)}")
+    return key, value
+
+
+def _has(reference: Reference, key: str, value: str) -> bool:
+    there = getattr(reference, key)
+    text = "" if there is None else f"{there:g}" if isinstance(there, float) else str(there)
+    same = _BY_KEY.get(key, str.casefold)
+    return value.casefold() in text.casefold() if key in _IN_PART else same(value) == same(text)
 
 
 # Matching.
@@ -298,13 +382,13 @@ def _own_tflops(reference: Reference, result: Result) -> Figure | None:
 def _sentence(match: Match, figure: Figure, *, suspect: bool) -> str:
     one = match.reference
     unit = unit_of(one.metric, one.unit) or one.metric
-    what = f"{_number(figure.value)} {figure.name} is " if figure.name else ""
+    what = f"{number_text(figure.value)} {figure.name} is " if figure.name else ""
     where = "; ".join((f"{one.source}, {one.device}", *match.differences))
     doubt = "; the number is suspect" if suspect else ""
-    return f"{what}{100 * figure.value / one.value:.1f} % of published {_number(one.value)} {unit} ({where}){doubt}"
+    return f"{what}{100 * figure.value / one.value:.1f} % of published {number_text(one.value)} {unit} ({where}){doubt}"
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
     """Return a figure as documents print it: `542.94`, `9,484`."""
     text = f"{value:,.2f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
