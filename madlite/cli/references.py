@@ -82,7 +82,6 @@ def load_references(plugins: Plugins, folder: Path) -> list[Published]:
     Raises:
         UsageProblem: one of the user's files cannot be used.
     """
-    from madlite.files import shown
     from madlite.references import read_references
     from madlite.reports.references import Published
 
@@ -91,18 +90,19 @@ def load_references(plugins: Plugins, folder: Path) -> list[Published]:
         for name, references in plugins.references().items()
         for one in references
     ]
-    for file in _own_files(folder):
-        found += [Published(reference=one, origin=shown(file)) for one in read_references(file)]
+    for name, file in _own_files(folder):
+        found += [Published(reference=one, origin=name) for one in read_references(file)]
     return found
 
 
-def _own_files(folder: Path) -> Iterator[Path]:
-    """Yield the file of the working folder where there is one, and those that the environment names."""
-    from madlite.files import exists
+def _own_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the file of the working folder where there is one, and those that the environment names, each by name."""
+    from madlite.files import exists, shown
 
     if exists(folder / FILE):
-        yield folder / FILE
-    yield from map(Path, filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))
+        yield FILE, folder / FILE
+    named = map(Path, filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))
+    yield from ((shown(file), file) for file in named)
 
 
 def compare_planned(plugins: Plugins, folder: Path, plan: RunPlan, result: Result) -> str:

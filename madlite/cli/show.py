@@ -78,7 +78,7 @@ def page(run: StoredRun, compared: str = "") -> Iterator[str]:
     record = run.record
     yield f"{record.card or run.folder.name}  {run.folder.name}"
     yield from (_line(pair) for pair in _verdict(run) if pair[1])
-    yield from _section("number", (*_number(record), ("published", compared)))
+    yield from _section("number", (*_number(record), ("compared", compared)))
     yield from _section("GPUs", (("", text) for text in all_telemetry_lines(result_of(record))))
     yield from _section("checks", ((one.name, f"{one.status}  {one.text}".rstrip()) for one in record.checks))
     yield from _section("what ran", _ran(record))
