@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import re
+import types
+from pathlib import Path
 
 import pytest
 
 from madlite import UsageProblem, read_references
+from madlite.backends.loader import Plugins
 from madlite.model import Reference
-from madlite.references import flaw_of
+from madlite.references import KEYS, flaw_of
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "references.md").read_text(encoding="utf-8")
 
 ONE = 'model = "m"\ndevice = "MI300X"\nmetric = "tokens_per_s_per_gpu"\nvalue = 9500\nsource = "s"\n'
 GOOD = f"[[reference]]\n{ONE}"
@@ -93,3 +100,36 @@ def test_a_file_that_is_not_there_or_no_file(tmp_path):
 def test_a_plugins_reference_is_held_to_the_same_rules():
     assert flaw_of(Reference(model="m", device="d", metric="x", value=1.0, source="s")) == ""
     assert "'date'" in flaw_of(Reference(model="m", device="d", metric="x", value=1.0, source="s", date="soon"))
+
+
+# The pages.
+
+
+def test_the_examples_of_the_pages_are_read(read):
+    (own,) = read(re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)[1])
+    assert (own.model, own.gpus, own.date, own.value) == ("Llama-3.1-8B", 8, "2026-11-01", 25000.0)
+
+
+def test_the_hook_of_the_page_for_plugins_brings_what_its_file_has(tmp_path, monkeypatch):
+    part = (DOCS / "plugins.md").read_text(encoding="utf-8").partition("### `madlite_references()`")[2]
+    module = re.search(r"```python\n(.*?)```", part, re.DOTALL)[1]
+    (tmp_path / "references.toml").write_text(re.search(r"```toml\n(.*?)```", part, re.DOTALL)[1])
+    plugin = types.ModuleType("tiny_backend")
+    plugin.__file__ = str(tmp_path / "__init__.py")
+    exec(compile(module, plugin.__file__, "exec"), plugin.__dict__)
+    plugins = Plugins()
+    plugins.register("tiny", plugin, "tiny-backend", "1.2")
+    (one,) = plugins.references()["tiny"]
+    assert not plugins.problems
+    assert (one.model, one.device, one.value, one.condition) == ("tiny", "MI300X", 9500.0, "ROCm 7.1, 8x MI300X 750 W")
+
+
+def test_the_page_has_every_key_and_every_source_that_comes_with_madlite():
+    from madlite_plugins.published import madlite_references
+
+    table = PAGE.partition("| key | |")[2].partition("\n\n")[0]
+    named = {name for cell in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)}
+    assert named == set(KEYS)
+    listed = re.findall(r"^\| ((?:README|torchtitan|madlite)[^|]*?) \|", PAGE, re.MULTILINE)
+    sources = {one.source for one in madlite_references()}
+    assert all(any(one.startswith(name) for name in listed) for one in sources) and len(listed) == 5

@@ -1,4 +1,4 @@
-"""Which published figures a number may be compared with, what is named beside them, and the sentence that comes of it."""
+"""Which published figures a number may be compared with, what is named beside them, and the sentence about it."""
 
 from __future__ import annotations
 
