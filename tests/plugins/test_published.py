@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from madlite.cli.main import call
 from madlite.machine.products import PRODUCTS
 from madlite.model import QUANTITIES, Reference
 from madlite.references import unit_of
-from madlite.reports.references import model_key
+from madlite.reports.references import Match, Measured, matches_of, model_key
 from madlite_plugins.published import madlite_references
 
 ROOT = Path(__file__).parents[2]
@@ -93,3 +94,35 @@ def test_each_states_what_it_is_compared_by_and_under_which_condition(one):
     short = {product.device for product in PRODUCTS} | {product.name for product in PRODUCTS}
     assert one.device in short | {"H100 96GB HBM2e"}  # no product that is sold
     assert one.gpus % one.nodes == 0
+
+
+TAGS = ("pyt_train_llama-3.1-8b", "pyt_train_llama-3.1-70b", "pyt_train_fsdp_mistral-7b", "pyt_train_flux")
+
+
+@pytest.mark.parametrize("device", ["MI300X", "MI325X"])
+def test_what_the_tags_of_that_release_plan_is_compared_with_its_readme(device, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MODEL_DIR", raising=False)
+    words = [word for tag in TAGS for word in ("--tags", tag)]
+    assert call(["explain", *words, "--image-release", "v25.2", "--machine", f"8x{device}", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)
+    ours = [one for one in of_source("rocm/pytorch-training v25.2") if one.device == device]
+    exact = [one for one in ours if any(match.differences == () for match in _all(one, plans))]
+    assert len(exact) == len(ours) == (8 if device == "MI300X" else 7)
+
+
+def _all(one: Reference, plans: list[dict]) -> list[Match]:
+    return [match for plan in plans for match in matches_of([one], _measured(plan))]
+
+
+def _measured(plan: dict) -> Measured:
+    """Return what is known of a run of a plan as `explain --json` prints it."""
+    variant, place = plan["variant"], plan["place"]
+    names = ("model", "mode", "precision", "seq_len", "micro_batch", "global_batch", "release")
+    return Measured(
+        device=plan["machine"]["device"],
+        backend=plan["backend"],
+        gpus=place["nodes"] * place["gpus_per_node"],
+        nodes=place["nodes"],
+        **{name: variant[name] for name in names},
+    )
