@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.machine.products import find_product
 from madlite.model import Json, Metric, Quantity, Reference, Result, RunPlan, Status, Value, Variant
+from madlite.plan.place import is_changed
 from madlite.references import KEYS, unit_of
 from madlite.results.record import Record, result_of
 from madlite.text import align, printable, whole_number
@@ -126,8 +127,8 @@ def _pair(word: str) -> tuple[str, str]:
 
 
 def _has(reference: Reference, key: str, value: str) -> bool:
-    there = getattr(reference, key)
-    text = "" if there is None else f"{there:g}" if isinstance(there, float) else str(there)
+    there = unit_of(reference.metric, reference.unit) if key == "unit" else getattr(reference, key)
+    text = "" if there is None else f"{there:.15g}" if isinstance(there, float) else str(there)
     same = _BY_KEY.get(key, str.casefold)
     return value.casefold() in text.casefold() if key in _IN_PART else same(value) == same(text)
 
@@ -275,8 +276,6 @@ class Figure(Value, frozen=True):
     """A number of a run to compare: `name` is what to call it, "" for the run's headline."""
 
     value: float
-    metric: str
-    unit: str = ""
     name: str = ""
 
 
@@ -291,7 +290,7 @@ def of_plan(plan: RunPlan, result: Result) -> tuple[Measured, Result]:
         nodes=plan.place.nodes,
         backend=plan.backend,
     )
-    return _completed(run, plan.variant, result)
+    return _completed(run, plan.variant, result, plan.origins)
 
 
 def of_record(record: Record) -> tuple[Measured, Result]:
@@ -305,18 +304,24 @@ def of_record(record: Record) -> tuple[Measured, Result]:
         nodes=place.nodes if place is not None else None,
         backend=record.backend,
     )
-    return _completed(run, record.variant, result_of(record))
+    return _completed(run, record.variant, result_of(record), record.origins)
 
 
-def _completed(run: Measured, variant: Variant | None, result: Result) -> tuple[Measured, Result]:
-    """Return a run with the sizes of its variant; of a card's own script with those that its first result names."""
+def _completed(
+    run: Measured, variant: Variant | None, result: Result, origins: Mapping[str, str]
+) -> tuple[Measured, Result]:
+    """Return a run with the sizes of its variant; of a card's own script with those that its first result names.
+
+    A model of which a setting changed the shape is none that anyone has published.
+    """
     attention = result.compute.attention if result.compute is not None else ""
     first = result.metrics[0] if result.metrics else None
     columns = dict(first.columns) if first is not None else {}
     run = replace(run, attention=attention, columns=columns)
     if variant is not None:
         same = {name: getattr(variant, name) for name in _OF_VARIANT}
-        return replace(run, **same, model=variant.model or run.model), result
+        model = "" if is_changed(origins.get("architecture", "")) else variant.model or run.model
+        return replace(run, **same, model=model), result
     if first is None:
         return run, result
     of_first = tuple(one for one in result.metrics if _origin(one) == _origin(first))
@@ -362,11 +367,7 @@ def figure_for(match: Match, result: Result) -> Figure | None:
         return _own_tflops(reference, result)
     found = next((one for one in good if one.metric == reference.metric), good[-1])
     headline = result.metrics[-1 if result.window is not None else 0]
-    return _figure(found, "" if found is headline else found.metric)
-
-
-def _figure(metric: Metric, name: str) -> Figure:
-    return Figure(value=metric.value or 0.0, metric=metric.metric, unit=metric.unit, name=name)
+    return Figure(value=found.value or 0.0, name="" if found is headline else found.metric)
 
 
 def _own_tflops(reference: Reference, result: Result) -> Figure | None:
@@ -375,8 +376,8 @@ def _own_tflops(reference: Reference, result: Result) -> Figure | None:
     if compute is None or unit_of(reference.metric, reference.unit) != unit:
         return None
     if compute.framework_tflops_per_gpu:
-        return Figure(value=compute.framework_tflops_per_gpu, metric=unit, name=f"{unit} of the framework")
-    return Figure(value=compute.tflops_per_gpu, metric=unit, name=f"{unit} by madlite's formula")
+        return Figure(value=compute.framework_tflops_per_gpu, name=f"{unit} of the framework")
+    return Figure(value=compute.tflops_per_gpu, name=f"{unit} by madlite's formula")
 
 
 def _sentence(match: Match, figure: Figure, *, suspect: bool) -> str:

@@ -190,6 +190,16 @@ def test_a_broken_file_costs_a_run_nothing_but_the_line(ended, place):
     assert said.startswith("not compared with published figures: references ") and "is no TOML" in said
 
 
+def test_a_pipe_a_loop_or_a_device_in_its_place_is_not_read(ended, place):
+    file = place / "madlite_references.toml"
+    plants = [lambda: os.mkfifo(file), *(partial(file.symlink_to, to) for to in ("/dev/zero", "/dev/tty", file))]
+    for plant in plants:
+        plant()
+        (said,) = [line for line in ended(SUCCESS) if "published" in line]
+        assert said.startswith("not compared with published figures: ") and f"{file} cannot be " in said
+        file.unlink()
+
+
 def test_text_of_a_planted_file_does_not_steer_the_terminal_or_show_a_secret(ended, place):
     planted = OWN.replace("lab sheet", r"\u001b[2Jlab hf_abcdefghijklmnopqrstuvwxyzABCDEFGH")
     (place / "madlite_references.toml").write_text(planted)

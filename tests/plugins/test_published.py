@@ -12,6 +12,7 @@ import pytest
 from madlite.cli.main import call
 from madlite.machine.products import PRODUCTS
 from madlite.model import QUANTITIES, Reference
+from madlite.plan.place import is_changed
 from madlite.references import unit_of
 from madlite.reports.references import Match, Measured, matches_of, model_key
 from madlite_plugins.published import madlite_references
@@ -106,6 +107,7 @@ def test_what_the_tags_of_that_release_plan_is_compared_with_its_readme(device, 
     words = [word for tag in TAGS for word in ("--tags", tag)]
     assert call(["explain", *words, "--image-release", "v25.2", "--machine", f"8x{device}", "--json"]) == 0
     plans = json.loads(capsys.readouterr().out)
+    assert not any(is_changed(plan["origins"].get("architecture", "")) for plan in plans)
     ours = [one for one in of_source("rocm/pytorch-training v25.2") if one.device == device]
     exact = [one for one in ours if any(match.differences == () for match in _all(one, plans))]
     assert len(exact) == len(ours) == (8 if device == "MI300X" else 7)

@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.model import Card, Compute, Machine, Metric, Place, Reference, Result, Status, Variant
+from madlite.model import Card, Compute, Machine, Metric, Place, Reference, Result, RunSpec, Shape, Status, Variant
+from madlite.plan.place import find_architecture
 from madlite.references import unit_of
 from madlite.reports.references import (
     Published,
@@ -276,6 +277,18 @@ def test_without_a_row_in_tflops_the_windows_work_is_compared_and_named(plan, fr
     assert said.startswith(words) and said.endswith("batch 3, here 4; full attention counted, here causal)")
 
 
+@pytest.mark.parametrize("sets", [{"layers": 16}, {"flavor": "debug"}])
+def test_a_model_whose_shape_a_setting_changed_is_compared_with_none(plan, sets):
+    values = {"layers": 32, "flavor": "8B"}
+    shape = Shape(fields={"layers": "layers"}, others=("flavor",))
+    spec = RunSpec(variant=plan.variant, settings=values, shape=shape)
+    said = []
+    for settings in (values, {**values, **sets}):
+        origin = find_architecture(spec, plan.variant, settings).origin
+        said.append(comparison([README], *of_plan(replace(plan, origins={"architecture": origin}), SUCCESS)))
+    assert "98.4 % of published" in said[0] and said[1] == ""
+
+
 def test_the_results_of_a_cards_own_script_are_known_by_their_columns(plan):
     columns = {"mode": "pretrain", "precision": "BF16", "seq_len": "8192", "batch_size": "3", "device": "MI300X"}
     rows = tuple(
@@ -321,6 +334,8 @@ EVERY = [
         ({"where": ["seq_len=8192", "unit=TFLOPS/s/GPU"]}, 2),
         ({"where": ["source=readme"]}, 2),
         ({"where": ["value=542.94", "precision=fp8"]}, 1),
+        ({"where": ["value=542.9"]}, 0),
+        ({"where": ["unit=tokens/s/GPU"]}, 0),
         ({"where": ["micro_batch=4"]}, 0),
     ],
     ids=str,
