@@ -218,9 +218,13 @@ def find_architecture(spec: RunSpec, variant: Variant | None, settings: Mapping[
     return _over(base, variant.model, spec.shape.fields, settings)
 
 
-def is_changed(origin: str) -> bool:
-    """Return whether settings made another model of the one that is named, by where its architecture came from."""
-    return origin.startswith(_UNKNOWN_WITH) or origin.endswith(_CHANGED)
+def is_changed(origins: Mapping[str, str]) -> bool:
+    """Return whether settings made another model of the one that a plan names, by the origins of its values.
+
+    Where nothing is known of the shape, a model that the user names is what the user says.
+    """
+    origin, named_by = origins.get("architecture", ""), origins.get("variant.model", "recipe")
+    return origin.endswith(_CHANGED) or (origin.startswith(_UNKNOWN_WITH) and named_by.startswith("recipe"))
 
 
 def _named(name: str) -> Architecture | None:

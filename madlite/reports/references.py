@@ -320,7 +320,7 @@ def _completed(
     run = replace(run, attention=attention, columns=columns)
     if variant is not None:
         same = {name: getattr(variant, name) for name in _OF_VARIANT}
-        model = "" if is_changed(origins.get("architecture", "")) else variant.model or run.model
+        model = "" if is_changed(origins) else variant.model or run.model
         return replace(run, **same, model=model), result
     if first is None:
         return run, result

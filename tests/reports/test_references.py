@@ -285,8 +285,14 @@ def test_a_model_whose_shape_a_setting_changed_is_compared_with_none(plan, sets)
     said = []
     for settings in (values, {**values, **sets}):
         origin = find_architecture(spec, plan.variant, settings).origin
-        said.append(comparison([README], *of_plan(replace(plan, origins={"architecture": origin}), SUCCESS)))
+        origins = {"architecture": origin, "variant.model": "recipe llama-3.1-8b-8k"}
+        said.append(comparison([README], *of_plan(replace(plan, origins=origins), SUCCESS)))
     assert "98.4 % of published" in said[0] and said[1] == ""
+
+
+def test_a_model_that_the_user_names_is_taken_at_its_word_where_nothing_is_known_of_its_shape(plan):
+    origins = {"architecture": "no shape is known with script=train.py", "variant.model": "--set"}
+    assert "98.4 % of published" in comparison([README], *of_plan(replace(plan, origins=origins), SUCCESS))
 
 
 def test_the_results_of_a_cards_own_script_are_known_by_their_columns(plan):
