@@ -48,6 +48,10 @@ COMMANDS = {
         "madlite.cli.database",
         "Upload a results file to MongoDB; the same row uploaded again is the same document.",
     ),
+    "references": (
+        "madlite.cli.references",
+        "List published figures of trainings, each with its source, date and condition.",
+    ),
     "plugins": ("madlite.cli.plugins", "List plugins, their hooks and what is wrong with them."),
     "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
 }

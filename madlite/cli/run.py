@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.arguments import closing_lines
+from madlite.cli.format import may_have_reference
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -29,7 +31,7 @@ from madlite.cli.screens import Sink
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
-from madlite.model import RunPlan
+from madlite.model import Result, RunPlan
 from madlite.plan.actions import bind_model_dir
 from madlite.run.one import secrets_for
 from madlite.run.screen import Planned
@@ -179,7 +181,8 @@ def _run(
         make_folder(options.output_target or options.output)
     batch = BatchFiles(planned, options, params)
     sink = Sink(sys.stdout.fileno())
-    screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract))
+    compare = partial(_compare, plugins)
+    screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract), compare=compare)
     try:
         for text in (*warnings, *_recovery_warnings(options, plugins.runtimes())):
             screen.warn(text)
@@ -202,6 +205,15 @@ def _run(
         return int(ExitCode.REGRESSION)
     only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
+
+
+def _compare(plugins: Plugins, plan: RunPlan, result: Result) -> str:
+    """Return how a success compares with published figures; what can have none loads none."""
+    if not may_have_reference(result, plan.variant):
+        return ""
+    from madlite.cli.references import compare_planned
+
+    return compare_planned(plugins, plan.workspace, plan, result)
 
 
 def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[str]) -> None:
