@@ -30,7 +30,7 @@ from madlite.safe_read import read_regular
 from madlite.secrets import collect, masked_json
 from madlite.workspace import journal
 from madlite.workspace.journal import RECORD as RECORD  # noqa: PLC0414 - one of the names of a folder
-from madlite.workspace.journal import RUN_JOURNAL, RunEntry, read_run
+from madlite.workspace.journal import RUN_JOURNAL, RunEntry, RunJournalWriter, read_run
 
 # Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
 
@@ -93,6 +93,7 @@ class RunFolder:
         self._home = home
         self._lock = lock
         self._work = work
+        self._journal = RunJournalWriter(home)
 
     @classmethod
     def create(cls, plan: RunPlan, files: Iterable[tuple[str, bytes]], known: Iterable[str] = ()) -> RunFolder:
@@ -190,7 +191,7 @@ class RunFolder:
 
     def note(self, entry: RunEntry) -> str:
         """Add a line to the run's journal; return the error message, "" if none."""
-        return journal.add_to_run(self._home, entry)
+        return self._journal.add(entry)
 
     def end_journal(self) -> None:
         """Remove the run's journal, once its record has where its rows are."""
@@ -234,7 +235,8 @@ class RunFolder:
         return ""
 
     def close(self) -> None:
-        """Release the lock."""
+        """Close the journal, and release the lock."""
+        self._journal.close()
         os.close(self._lock)
         for folder in filter(None, (self._home, self._work)):
             folder.close()
