@@ -68,9 +68,10 @@ def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) 
         )
     if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: the run is theirs to collect
         raise RecordError("it is another user's")
-    run_folder = RunFolder.reopen(folder)
-    if run_folder is None:
-        raise RecordError("it is still running, or another command is collecting it")
+    try:
+        run_folder = RunFolder.reopen(folder)
+    except BlockingIOError:
+        raise RecordError("it is still running, or another command is collecting it") from None
     try:
         if exists(folder / RECORD):  # by now
             return Collected(run_id=folder.name, words=_collected_text(read_record(folder)))

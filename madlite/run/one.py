@@ -265,7 +265,8 @@ class Run:
             try:
                 self._create_folder()
             except UsageProblem:  # the disk is full, say: a partial folder takes at least the rows
-                self.folder = RunFolder.reopen(self.plan.folder, begun=True)
+                with suppress(OSError):
+                    self.folder = RunFolder.reopen(self.plan.folder, begun=True)
 
     def _run(self) -> Result:
         folder = self._create_folder()

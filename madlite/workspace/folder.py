@@ -125,23 +125,39 @@ class RunFolder:
         return folder
 
     @classmethod
-    def reopen(cls, path: Path, *, begun: bool = False) -> RunFolder | None:
-        """Open and lock the folder of an earlier run; return None where that is not possible.
+    def reopen(cls, path: Path, *, begun: bool = False) -> RunFolder:
+        """Open and lock the folder of an earlier run, and open its journal.
 
-        With `begun` it is one that this command made, and could not fill.
+        With `begun` it is one that this command made, and could not fill: it may have no journal.
+
+        Raises:
+            BlockingIOError: another process has its lock.
+            OSError: the folder, its lock or its journal cannot be opened for writing; `strerror` names the file.
         """
         try:
             with open_runs(path.parent.parent) as runs:
                 home = runs.below(path.name)
                 if begun and path.name not in journal.own_folders(path.parent):  # the disk was too full to record it
                     _note_made(runs, home, path.name)
-        except OSError:
-            return None
+            return cls._locked(home, begun=begun)
+        except OSError as error:
+            where = path / os.fsdecode(error.filename or "")
+            raise OSError(error.errno, f"{where}: {error.strerror}") from error
+
+    @classmethod
+    def _locked(cls, home: Folder, *, begun: bool) -> RunFolder:
         try:
-            return cls(home, _open_locked(home))
+            folder = cls(home, _open_locked(home))
         except OSError:
             home.close()
-            return None
+            raise
+        try:
+            if not begun:
+                folder._journal.open()
+        except OSError:
+            folder.close()
+            raise
+        return folder
 
     @property
     def path(self) -> Path:

@@ -27,6 +27,7 @@ from madlite.safe_files import Folder, read_limited
 from madlite.safe_read import read_regular
 
 JOURNAL, RUN_JOURNAL, RECORD = ".journal.jsonl", "journal.jsonl", "record.json"
+_CLEANED, _LIMIT_MARK_BYTES = "cleaned", 64 << 10  # what an earlier madlite wrote in place of a line of the journal
 _LIMIT_BYTES = 256 << 20  # of a record, and of a run's journal
 
 _Line = TypeVar("_Line", bound=Value)
@@ -276,11 +277,23 @@ class RunJournalWriter:
 
 
 def read_run(folder: Path) -> RunJournal:
-    """Return the content of the journal of a run's folder; empty where there is none, or it cannot be read."""
+    """Return the content of the journal of a run's folder; empty where there is none, or it cannot be read.
+
+    Without one, a file `cleaned` of an earlier madlite has what `clean` did with the run.
+    """
     try:
         return _content(read_regular(folder / RUN_JOURNAL, _LIMIT_BYTES))
+    except FileNotFoundError:
+        return RunJournal(cleaned=_read_mark(folder))
     except OSError:
         return RunJournal()
+
+
+def _read_mark(folder: Path) -> str | None:
+    try:
+        return read_regular(folder / _CLEANED, _LIMIT_MARK_BYTES).decode("utf-8", "replace").strip()
+    except OSError:
+        return None
 
 
 def _content(data: bytes) -> RunJournal:
