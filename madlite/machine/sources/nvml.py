@@ -42,7 +42,7 @@ def read_nvml(host: Host) -> SourceReport:
     reading = in_thread(_read_installed, "madlite-nvml")  # a call into the driver cannot be ended, only be left behind
     try:
         return reading.result(host.limit_s)
-    except TimeoutError as error:
+    except TimeoutError:
         return SourceReport(name=NAME, problem=f"did not end within {host.limit_s:g} s")
     except Exception as error:  # noqa: BLE001 - another package may provide `pynvml`; nvidia-smi stands in
         return SourceReport(name=NAME, problem=f"{type(error).__name__}: {error}")
