@@ -177,7 +177,10 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned,
     assert outcome.pending == ("m",)
     workspace = options.workspace
     (not_added,) = append_pending(workspace, workspace / "perf.csv")
-    assert "no row was added: perf.csv cannot be read" in not_added and "the next madlite run adds it" in recovery_report(workspace)[0]
+    assert (
+        "no row was added: perf.csv cannot be read" in not_added
+        and "the next madlite run adds it" in recovery_report(workspace)[0]
+    )
     options.output.rmdir()
     (run,) = list_runs(workspace / "madlite_runs")
     assert (run.folder / "rows.csv").read_text().splitlines()[0].split(",") == [*begin] and len(begin) == columns
