@@ -42,8 +42,8 @@ What its models' floating-point work follows from, where madlite's own table doe
     layers = "num_layers"         # a field of Architecture: the setting that has it, where that is not 0
     others = ["flavor"]           # settings that make another model of it: where one is changed, nothing is known
 
-`book` may be a folder: its files are read as one, in the order of their names.  What several of them have under one name
-is merged: tables key by key, the later file's value replacing the earlier one's, and lists one after another.  A
+`book` may be a folder: its files are read as one, in the order of their names.  What several of them have under one
+name is merged: tables key by key, the later file's value replacing the earlier one's, and lists one after another.  A
 recipe or an architecture of the same name replaces the earlier one.
 """
 

@@ -115,7 +115,10 @@ GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
 
 
 class Context(Value, frozen=True):
-    """The merged context: its keys with their types, and all its values; `origins` names the file or option of each top-level key."""
+    """The merged context: all its `values`, those of known keys `typed`.
+
+    `origins` names the file or option of each top-level key.
+    """
 
     typed: ContextKeys = ContextKeys()
     values: dict[str, Json] = {}
