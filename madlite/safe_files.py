@@ -92,8 +92,10 @@ class Folder:
             file.writelines([data] if isinstance(data, bytes) else data)
 
     @contextmanager
-    def atomic(self, name: str, beside: str = "") -> Iterator[str]:
+    def atomic(self, name: str, beside: str = "", *, warn: bool = True) -> Iterator[str]:
         """Yield a name `beside` for what the block makes, which then takes the place of `name` in one step.
+
+        A link or the like in the place of `name` is replaced, with a warning unless the caller has its own (`warn`).
 
         Raises:
             OSError: it cannot be renamed.  After any exception nothing half made is left.
@@ -102,7 +104,8 @@ class Folder:
         self.remove(beside)
         try:
             yield beside
-            self.tell_replaced(name)
+            if warn:
+                self.tell_replaced(name)
             self.rename(beside, name)
         except BaseException:
             self.remove(beside)
@@ -144,9 +147,7 @@ class Folder:
             fd = open_plain(folder, last, flags, make=make, mode=mode)
             try:
                 where = str(self.path / name)
-                check_plain(fd, where)
-                if own:
-                    check_own(fd, folder.fd, where)
+                check_own(fd, folder.fd, where) if own else check_plain(fd, where)
                 _give_to_owner(fd, folder.fd)
             except BaseException:
                 os.close(fd)

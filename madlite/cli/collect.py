@@ -66,9 +66,9 @@ def _print(one: Collected) -> None:
     result = one.result
     status = f"{status_text(result.status.value, result.suspect)}, " if result is not None else ""
     if one.failed:
-        setup.warn(f"{one.run_id}: {one.words}")
+        setup.warn(f"{one.run_id}: {one.message}")
     else:
-        echo(f"{one.run_id}: {status}{one.words}")
+        echo(f"{one.run_id}: {status}{one.message}")
     for text in one.warnings:
         setup.warn(text)
 

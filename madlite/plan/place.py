@@ -124,7 +124,7 @@ def allocate_gpus(card: Card, machine: Machine, context: Context, requested: int
     Raises:
         UsageProblem: `docker_gpus` is no list of GPU numbers, or the count asked for is less than -1.
     """
-    visible = expand_ids(context.keys.docker_gpus) or tuple(gpu.index for gpu in machine.gpus)
+    visible = expand_ids(context.typed.docker_gpus) or tuple(gpu.index for gpu in machine.gpus)
     count = requested if requested is not None else context.n_gpus if context.n_gpus is not None else int(card.n_gpus)
     if count < -1:
         raise UsageProblem(f"n_gpus {count} is less than -1", "-1 asks for every GPU: --set n_gpus=-1")

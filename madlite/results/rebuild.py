@@ -265,7 +265,7 @@ def _replace(file: LockedFile, header: Header, ordered: Sequence[RunRows], integ
                     raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
                 if what := lost_rows_text(file, [cells for one in ordered for cells in one.cells]):
                     copy_name = save_copy(folder, file)  # last, so that only a kill can leave a needless copy
-                    notes.append(f"{file.target.name} {what}; the old file is kept as {copy_name}")
+                    notes.append(f"{file.target.name} {what}; the old file was saved as {copy_name}")
                 integrity.note_replacement(fd, rebuilt=True)
         except BaseException:
             if copy_name:

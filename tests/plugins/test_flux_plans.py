@@ -195,8 +195,8 @@ def test_a_run_alone_has_mad_s_columns_and_no_other():
         ({"batch_sizes": "1,x"}, "'x' is no micro_batch"),
         ({"batch_sizes": "0"}, "'0' is no micro_batch"),
         ({"dynamo_backends": "no,a b"}, "'a b' is no compile"),
-        ({"batch_sizes": "1,2", "micro_batch": "4"}, "micro_batch 4 was asked for as well"),
-        ({"dynamo_backends": "no", "compile": "inductor"}, "compile inductor was asked for as well"),
+        ({"batch_sizes": "1,2", "micro_batch": "4"}, "micro_batch 4 was requested as well"),
+        ({"dynamo_backends": "no", "compile": "inductor"}, "compile inductor was requested as well"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused(asked, word):

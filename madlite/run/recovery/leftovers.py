@@ -19,7 +19,14 @@ from madlite.model import JobOutcome, Runtime, Value
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import dead_files, interrupted_batches
 from madlite.results.stored import UNREADABLE
-from madlite.run.recovery.dead_processes import DeadRun, end_listed, find_dead_runs, identity_of, may_be_alive
+from madlite.run.recovery.dead_processes import (
+    LOCKED,
+    DeadRun,
+    end_listed,
+    find_dead_runs,
+    identity_of,
+    may_be_alive,
+)
 from madlite.run.session_runner import border
 from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.safe_read import read_inside, read_regular
@@ -223,8 +230,7 @@ def remove(
         elif leftover.kind == "process":
             return end_listed(leftover.processes, GRACE_S) if leftover.processes else "no process was listed"
         elif leftover.kind == "run":
-            remove_run_files(Path(leftover.handle))
-            return _note_cleaned(Path(leftover.handle), leftover.row)
+            return _clean_run(Path(leftover.handle), leftover.row)
         else:
             Path(leftover.handle).unlink(missing_ok=True)
     except RuntimeProblem as problem:
@@ -335,11 +341,20 @@ def _runs(workspace: Path) -> Iterator[Leftover]:
         yield Leftover(kind="run", run_id=folder.name, text=f"unfinished, {folder}", handle=str(folder))
 
 
-def _note_cleaned(path: Path, row: str) -> str | None:
-    folder = RunFolder.reopen(path)
-    if folder is None:
-        return "a madlite process has locked the run by now, or its folder is another user's"
+def _clean_run(path: Path, row: str) -> str | None:
+    """Remove a run's files in the workspace and mark it as cleaned, under its lock; return why that failed, or None.
+
+    Raises:
+        OSError: its files cannot be removed.
+    """
+    try:
+        folder = RunFolder.reopen(path)
+    except BlockingIOError:
+        return LOCKED
+    except OSError as error:
+        return error.strerror
     with closing(folder):
+        remove_run_files(path)
         return folder.note(RunEntry(at=journal.now(), cleaned=row)) or None
 
 
@@ -357,4 +372,4 @@ def _remove_container(leftover: Leftover, environ: Mapping[str, str]) -> None:
 
 def _check_dead(leftover: Leftover) -> None:
     if may_be_alive(leftover.folder):
-        raise RuntimeProblem("a madlite process has locked the run by now")
+        raise RuntimeProblem(LOCKED)
