@@ -83,6 +83,8 @@ def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
     cause = f" [{record.cause}]" if record.cause else ""
     yield "status", f"{status_text(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
     yield "doubt", run.doubt
+    yield "imported", f"from {run.origin}" if run.origin else ""
+    yield "pruned", "its log and other files were removed: madlite prune" if run.pruned else ""
     if record.diagnosis is not None:
         rank = f"rank {record.diagnosis.rank}: " if record.diagnosis.rank is not None else ""
         yield "because", f"{rank}{record.diagnosis.line or record.evidence}"[:LONGEST].removesuffix(": ")
