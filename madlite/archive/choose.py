@@ -88,6 +88,12 @@ def _why(path: str, facts: os.stat_result, rendered: set[str]) -> str:
     *folders, name = PurePosixPath(path).parts
     if folders[:1] == [WORK] and "/".join((*folders[1:], name)) in rendered:
         return "a copy of a rendered file"
+    return why_no_result(path)
+
+
+def why_no_result(path: str) -> str:
+    """Return why a file of a workload is no result that is packed; "" where by its name it is one."""
+    *folders, name = PurePosixPath(path).parts
     if any(part.startswith(".") for part in folders) or name.startswith("."):
         return "hidden"
     if _is_secret(name):

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from madlite.archive.choose import why_no_result
 from madlite.archive.manifest import PackedRun
 from madlite.archive.reread import STOPS, Reread, load_plan, reread
 from madlite.archive.rows_in_file import RowsInFile
@@ -32,7 +33,6 @@ _OF_PLAN = (
     *("backend", "runtime", "traits", "place", "variant", "settings", "overrides", "timeout_s", "batch", "study"),
 )
 _NOT_IN_LOG = ("began_s", "ended_s")  # of a window: when its lines came
-_TEXT = frozenset((".csv", ".json", ".jsonl", ".log", ".txt"))  # of files that a reader may read beside the log
 _CLOSE = 1e-9  # of floats that were computed the same way
 _CHUNK_BYTES = 1 << 20
 
@@ -239,9 +239,8 @@ def _doubtful(record: Record, found: Reread, place: Place) -> str:
         file.path
         for file in record.files
         if not file.sha256
-        and PurePosixPath(file.path).suffix in _TEXT
-        and file.path != STEPS
-        and "cache" not in file.path
+        and file.path not in (LOG, STEPS)
+        and not why_no_result(file.path)
         and not (place.folder / file.path).exists()
     ]
     if not gone:

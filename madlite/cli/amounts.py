@@ -11,7 +11,7 @@ _AGE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*([mhdw])")
 _SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-class SizeType(click.ParamType):
+class SizeType(click.ParamType):  # type: ignore[type-arg]
     """A number of bytes: `500M`, `2G`."""
 
     name = "size"
@@ -26,7 +26,7 @@ class SizeType(click.ParamType):
             self.fail(f"{value!r} is no size: write 500M or 2G, at least 16K", param, ctx)
 
 
-class AgeType(click.ParamType):
+class AgeType(click.ParamType):  # type: ignore[type-arg]
     """A number of seconds: `90m`, `12h`, `30d`, `4w`."""
 
     name = "age"
