@@ -79,7 +79,8 @@ def find_prunable(
     if rules.max_size_bytes is not None:
         everything = sum(_size(run.folder, lambda name: True) for run in every)
         meant = list(_until_small_enough(meant, everything, rules.max_size_bytes))
-    return Pruned(runs=tuple(one for one in meant if one.bytes or rules.folders), notes=found.notes)
+    notes = found.notes if any(run.record.containerised for run in chosen) else ()
+    return Pruned(runs=tuple(one for one in meant if one.bytes or rules.folders), notes=notes)
 
 
 def _is_meant(run: StoredRun, rules: Rules, now: datetime) -> bool:

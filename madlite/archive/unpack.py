@@ -63,14 +63,18 @@ def unpack(file: Path, into: Folder, limits: Limits) -> Unpacked:
     """
     where = shown(file)
     with _opened(file) as source, _as_problem(where):
-        tar = tarfile.open(fileobj=_Bounded(source, limits, where), mode="r:")  # noqa: SIM115 - it owns nothing
+        stream = _Bounded(source, limits, where)
+        tar = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 - it owns nothing
         members = _members(tar, limits, where)
         first = next(members, None)
         if first is None or first.name != MANIFEST or first.size > LIMIT_BYTES:
             raise UsageProblem(f"{where} is no archive of runs: it does not begin with {MANIFEST}", _HINT)
         manifest = read_manifest(_content(tar, first).read(), where)
         _check_room(manifest, into, limits, where)
-        return Unpacked(manifest=manifest, mismatches=tuple(_extract(tar, members, manifest, into)))
+        mismatches = tuple(_extract(tar, members, manifest, into))
+        while stream.read(_CHUNK_BYTES):  # to its end, where the checksum of all of it is
+            pass
+        return Unpacked(manifest=manifest, mismatches=mismatches)
 
 
 def _extract(

@@ -33,6 +33,7 @@ _OF_PLAN = (
     *("backend", "runtime", "traits", "place", "variant", "settings", "overrides", "timeout_s", "batch", "study"),
 )
 _NOT_IN_LOG = ("began_s", "ended_s")  # of a window: when its lines came
+_ALSO_PRINT = ("clone", "data", "pre", "post")  # kinds of actions whose output is in the log and is not judged
 _CLOSE = 1e-9  # of floats that were computed the same way
 _CHUNK_BYTES = 1 << 20
 
@@ -136,11 +137,7 @@ def _shown(value: object) -> str:
 def _stored(record: Record, place: Place) -> Iterator[Item]:
     """Check the files against the manifest, of a run in its folder the record against the journal."""
     if place.packed is not None:
-        for one in place.mismatches:
-            name = one.name.partition("/")[2]
-            yield Item(what=f"manifest {name}", outcome="differs", recorded=one.recorded, found=one.found)
-        if not place.mismatches:
-            yield Item(what="manifest")
+        yield from of_manifest(place.mismatches) or [Item(what="manifest")]
     else:
         doubt = NotedRuns(place.folder.parent).doubt(place.folder)
         yield Item(
@@ -148,6 +145,19 @@ def _stored(record: Record, place: Place) -> Iterator[Item]:
         )
     if record.id != place.folder.name:
         yield Item(what="id", outcome="differs", recorded=record.id, found=place.folder.name)
+
+
+def of_manifest(mismatches: Iterable[Mismatch]) -> tuple[Item, ...]:
+    """Return the files of an archive that are not as its manifest has them, as differences."""
+    return tuple(
+        Item(
+            what=f"manifest {one.name.partition('/')[2] or one.name}",
+            outcome="differs",
+            recorded=one.recorded,
+            found=one.found,
+        )
+        for one in mismatches
+    )
 
 
 def _files(record: Record, place: Place) -> Iterator[Item]:
@@ -258,7 +268,7 @@ def _status(record: Record, plan: RunPlan, found: Reread, why: str) -> Item:
         return _unchecked("status", "the log does not show why it was skipped")
     if plan.result_rule.kind == "multiple_results":
         why = why or f"its results are of {plan.result_rule.file}, which the log does not have"
-    others = ", ".join(dict.fromkeys(one.kind for one in plan.actions if one.kind not in ("run", "clean")))
+    others = ", ".join(dict.fromkeys(one.kind for one in plan.actions if one.kind in _ALSO_PRINT))
     if others and verdict.cause is Cause.ERROR_PATTERN:
         why = why or f"the log also has the output of other steps ({others}), which the run did not judge"
     reason = f" ({verdict.reason})" if verdict.reason else ""

@@ -74,7 +74,7 @@ def page(run: StoredRun) -> Iterator[str]:
     yield from _section("values", _values(record))
     yield from _section("by its own log", record.config.items())
     yield from _section("provenance", _provenance(record))
-    yield from _section("row", _row(record))
+    yield from _section("row", _row(record, run.origin))
     yield from _section("files", _files(run))
 
 
@@ -165,7 +165,8 @@ def _provenance(record: Record) -> Iterator[tuple[str, str]]:
             yield name, str(value or "")
 
 
-def _row(record: Record) -> Iterator[tuple[str, str]]:
+def _row(record: Record, origin: str) -> Iterator[tuple[str, str]]:
+    """Yield where the rows are; of an imported run, where they were in the folder of its record."""
     rows = record.rows
     if rows is None:
         return
@@ -174,7 +175,8 @@ def _row(record: Record) -> Iterator[tuple[str, str]]:
         yield "row", f"{count}, not collected yet: madlite collect"
         return
     where = f"in {rows.path}" if rows.appended else f"not in {rows.path}; {rows.kept or 'in the record alone'}"
-    yield "row", f"{count} {where}, {rows.at[:19].replace('T', ' ')}"
+    there = ", in the folder that it was packed in" if origin else ""
+    yield "row", f"{count} {where}, {rows.at[:19].replace('T', ' ')}{there}"
 
 
 def _files(run: StoredRun) -> Iterator[tuple[str, str]]:

@@ -104,7 +104,7 @@ def _of_run(run: StoredRun, plugins: Plugins) -> Verified:
 def _of_archive(file: Path, plugins: Plugins, max_size: int) -> Iterator[Verified]:
     from madlite.archive.rows_in_file import RowsInFile
     from madlite.archive.unpack import Limits, unpack
-    from madlite.archive.verify import Item, Place, Verified, verify
+    from madlite.archive.verify import Place, Verified, of_manifest, verify
     from madlite.results.stored import load_record
     from madlite.safe_files import Folder
 
@@ -121,17 +121,12 @@ def _of_archive(file: Path, plugins: Plugins, max_size: int) -> Iterator[Verifie
             if record is not None:
                 yield verify(record, place, plugins, RowsInFile(Path(name)))
             elif wrong:
-                item = Item(what="record.json", outcome="differs", recorded="a record", found=problem)
-                yield Verified(run=run.id, card=run.card, items=(item,))
+                yield Verified(run=run.id, card=run.card, items=of_manifest(wrong), notes=(problem,))
             else:
                 raise UsageProblem(f"run {run.id} of {file}: {problem}", "pip install --upgrade madlite")
         others = [one for one in found.mismatches if one.name.partition("/")[0] not in _ids(found.manifest.runs)]
         if others:
-            items = tuple(
-                Item(what=one.name[:_LONGEST], outcome="differs", recorded=one.recorded, found=one.found)
-                for one in others
-            )
-            yield Verified(run=file.name, card="", items=items)
+            yield Verified(run=file.name, card="", items=of_manifest(others))
 
 
 def _ids(runs: Sequence[object]) -> set[str]:
