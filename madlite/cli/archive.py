@@ -40,10 +40,11 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
 def command(
     run: tuple[str, ...], of: str, status: str, output: Path, max_file: int, force: bool, directory: Path
 ) -> int:
-    """Pack runs into one file for somebody else: record, plan, rendered files, log, steps, results that are text.
+    """Pack runs into one file, without secrets and weights.
 
-    RUN is the id of a run, a part or a pattern of it, or last. Left out are weights, checkpoints, data, caches, secret
-    files, links; secrets are masked in every file. The same runs give the same bytes.
+    RUN is the id of a run, a part or a pattern of it, or last. Packed are record, plan, rendered files, log, steps, and
+    results that are text; left out are weights, data, caches, secret files and links. Secrets are masked in every file.
+    The same runs give the same bytes.
 
     \b
     madlite archive last -o run.tar.gz

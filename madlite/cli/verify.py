@@ -44,9 +44,9 @@ def command(
     no_plugins: bool,
     verbose: bool,
 ) -> int:
-    """Read the logs of runs again, as the runs read them, and compare what they give with what is recorded.
+    """Read the logs of runs again, and compare what they give with what is recorded.
 
-    Compared are hashes (manifest, journal, rendered files), plan, status, numbers, steps, steady window, rows. A FILE
+    A log is read as its run read it: by the backend and the rules of its plan. Compared are hashes (manifest, journal, rendered files), plan, status, numbers, steps, steady window, rows. A FILE
     is an archive of `madlite archive`; RUN is the id of a run, a part or a pattern of it, or last. Nothing is changed.
 
     \b
