@@ -46,9 +46,10 @@ def command(
 ) -> int:
     """List, and with --yes remove, the files of old or large runs.
 
-    Log, steps, outputs and checkpoints go. Record, plan and rendered files stay: runs, show, reproduce and report rebuild work as before. With --all the whole
-    folder goes. Meant are the runs to which every given option applies. A run stays in any case while it is running,
-    waits for clean or collect, has rows that are not in perf.csv, or is named by a baseline.
+    Log, steps, outputs and checkpoints go. Record, plan and rendered files stay: runs, show, reproduce and report
+    rebuild work as before. With --all the whole folder goes. Meant are the runs to which every given option applies. A
+    run stays in any case while it is running, waits for clean or collect, has rows that are not in perf.csv, or is
+    named by a baseline.
 
     \b
     madlite prune --older-than 30d

@@ -287,9 +287,10 @@ def test_clean_removes_what_a_killed_import_left(place, capsys, monkeypatch):
 
 
 def test_rendered_files_are_packed_wherever_they_lie(place, capsys):
+    from msgspec.structs import replace
+
     from madlite.results.record import record_json
     from madlite.results.stored import load_record
-    from msgspec.structs import replace
 
     home = folder(place)
     (home / "data").mkdir()
