@@ -202,7 +202,7 @@ def _run(
         sink.close()
     failed_gate = against.show(one.plan.folder for one in planned)
     if failed_gate and outcome.exit_code is ExitCode.OK and not batch.failed:
-        return int(ExitCode.REGRESSION)
+        return int(ExitCode.RESULT_CHECK_FAILED)
     only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
 

@@ -85,7 +85,7 @@ def page(run: StoredRun, compared: str = "") -> Iterator[str]:
     yield from _section("values", _values(record))
     yield from _section("by its own log", record.config.items())
     yield from _section("provenance", _provenance(record))
-    yield from _section("row", _row(record))
+    yield from _section("row", _row(record, run.origin))
     yield from _section("files", _files(run))
 
 
@@ -94,6 +94,8 @@ def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
     cause = f" [{record.cause}]" if record.cause else ""
     yield "status", f"{status_text(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
     yield "doubt", run.doubt
+    yield "imported", f"from {run.origin}" if run.origin else ""
+    yield "pruned", "its log and other files were removed: madlite prune" if run.pruned else ""
     if record.diagnosis is not None:
         rank = f"rank {record.diagnosis.rank}: " if record.diagnosis.rank is not None else ""
         yield "because", f"{rank}{record.diagnosis.line or record.evidence}"[:LONGEST].removesuffix(": ")
@@ -174,7 +176,8 @@ def _provenance(record: Record) -> Iterator[tuple[str, str]]:
             yield name, str(value or "")
 
 
-def _row(record: Record) -> Iterator[tuple[str, str]]:
+def _row(record: Record, origin: str) -> Iterator[tuple[str, str]]:
+    """Yield where the rows are; of an imported run, where they were in the folder of its record."""
     rows = record.rows
     if rows is None:
         return
@@ -183,7 +186,8 @@ def _row(record: Record) -> Iterator[tuple[str, str]]:
         yield "row", f"{count}, not collected yet: madlite collect"
         return
     where = f"in {rows.path}" if rows.appended else f"not in {rows.path}; {rows.kept or 'in the record alone'}"
-    yield "row", f"{count} {where}, {rows.at[:19].replace('T', ' ')}"
+    there = ", in the folder that it was packed in" if origin else ""
+    yield "row", f"{count} {where}, {rows.at[:19].replace('T', ' ')}{there}"
 
 
 def _files(run: StoredRun) -> Iterator[tuple[str, str]]:

@@ -93,7 +93,7 @@ def _write(result: RunResult, run_folder: RunFolder, workspace: Path, output: Pa
     """
     record, message, warnings = result.record, "it has no row", []
     if record.rows is not None:
-        rows, message, reports = _append(record.rows, run_folder, workspace, output, begin)
+        rows, message, reports = append_rows_of(record.rows, run_folder, workspace, output, begin)
         record = replace(record, rows=rows)
         warnings += reports
         if result.entries is not None:
@@ -104,10 +104,16 @@ def _write(result: RunResult, run_folder: RunFolder, workspace: Path, output: Pa
     return Collected(run_id=record.id, message=message, result=result_of(record), warnings=tuple(warnings))
 
 
-def _append(
+def append_rows_of(
     rows: RunRows, run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
 ) -> tuple[RunRows, str, list[str]]:
-    """Append a run's rows and record that; an earlier attempt may have done so, perhaps to another file."""
+    """Append the rows of an open run folder and record that; return them, a message and reports on the results file.
+
+    An earlier attempt may have appended them, perhaps to another file.
+
+    Raises:
+        RecordError, OSError: they are not in the file.
+    """
     earlier = read_run(run_folder.path).rows
     if earlier is not None and (done := _earlier(earlier, rows, workspace)) is not None:
         return done, f"its rows are in {done.path}", []

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -54,6 +54,10 @@ class Entry(Value, frozen=True, omit_defaults=True):
     before they are written; then its `stamp`.  From `start` 0 on it is all of the file, `rebuilt` where it was made
     from the records.  `changed` describes what another program did to it since the entry before; `acknowledged` (in the
     file `known`), that the user has acknowledged all of that.
+
+    Of an imported run `inode`, `uid` and `record` together, `origin`, the archive that it came from, and `doubt`, what
+    was wrong with its record before it was packed.  Of a run that is `pruned`: `files` where its record stays, or
+    `folder`, with the number of its `rows` and the results file that has them, `rows_in`.
     """
 
     at: str
@@ -70,6 +74,11 @@ class Entry(Value, frozen=True, omit_defaults=True):
     changed: str = ""
     rebuilt: bool = False
     acknowledged: bool = msgspec.field(name="known", default=False)
+    origin: str = ""
+    doubt: str = ""
+    pruned: Literal["", "files", "folder"] = ""
+    rows: int = 0
+    rows_in: str = ""
 
 
 def add(runs: Folder, entry: Entry) -> None:
@@ -128,6 +137,17 @@ def folder_entry(home: Folder, run_id: str) -> Entry:
 def record_entry(run_id: str, record: bytes, *, written: bool = False) -> Entry:
     """Return the entry of a run's record, before or after it is written."""
     return Entry(at=now(), run=run_id, record=hashlib.sha256(record).hexdigest(), size=len(record) if written else -1)
+
+
+def import_entry(home: Folder, run_id: str, record: bytes, origin: str, doubt: str = "") -> Entry:
+    """Return the entry of a run that is about to be taken in: of its folder, whose inode stays, and of its record."""
+    facts, written = os.fstat(home.fd), record_entry(run_id, record, written=True)
+    return msgspec.structs.replace(written, inode=facts.st_ino, uid=facts.st_uid, origin=origin, doubt=doubt)
+
+
+def imported(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """Return the entries of the runs that were imported, by id."""
+    return {entry.run: entry for entry in entries if entry.run and entry.origin}
 
 
 def result_entry(run_id: str, result: bytes) -> Entry:

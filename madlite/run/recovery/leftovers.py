@@ -29,6 +29,7 @@ from madlite.run.recovery.dead_processes import (
 )
 from madlite.run.session_runner import border
 from madlite.runtimes.docker.runtime import DockerRuntime
+from madlite.safe_files import REMOVED, Folder
 from madlite.safe_read import read_inside, read_regular
 from madlite.workspace import journal
 from madlite.workspace.claims import locked_model_dir
@@ -49,12 +50,15 @@ from madlite.workspace.journal import RunEntry
 
 OWN = "run_directory"  # a name that MAD and madlite alone use
 CLONE_MARK = ".git/madlite"
+IMPORTED = ".import-"
+"""What the name of a folder begins with into which an archive is unpacked, by the thread of that number."""
 _LIMIT_PLAN_BYTES = 16 << 20
 # temporary files of atomic writes: `.NAME.PID`, and under the lock of NAME `.NAME.new` and `.NAME.….widening`
-_OF_PROCESS = re.compile(r"\..+\.(?:log|csv|json|jsonl|html)\.(\d+)")
+_OF_PROCESS = re.compile(r"\..+\.(?:log|csv|json|jsonl|html|tar\.gz|tgz)\.(\d+)")
 _WIDENING = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}\.widening")
 _SIDE = re.compile(r"\.(?:perf_(?:entry|super|entry_super)\.(?:json|csv)|common_info\.json)\.new")
 _SIDE_LOCK = ".side_files.lock"
+_LONGEST_PID = 10  # digits
 _OF_RUN = re.compile(r"\..+\.\d+|\.rows\.csv")
 
 
@@ -232,12 +236,20 @@ def remove(
         elif leftover.kind == "run":
             return _clean_run(Path(leftover.handle), leftover.row)
         else:
-            Path(leftover.handle).unlink(missing_ok=True)
+            _remove_file(Path(leftover.handle))
     except RuntimeProblem as problem:
         return problem.message
     except OSError as error:
         return str(error)
     return None
+
+
+def _remove_file(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        with Folder.open(path.parent) as folder:
+            folder.remove_tree(path.name)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
@@ -363,6 +375,19 @@ def _files(workspace: Path) -> Iterator[Leftover]:
     for path in dict.fromkeys((*partial_files(workspace), *dead_files(workspace))):
         if path not in unfinished_batches:
             yield Leftover(kind="file", run_id="-", text=str(path), handle=str(path))
+    for folder in _half_removed(workspace / RUNS):
+        yield Leftover(kind="file", run_id="-", text=str(folder), handle=str(folder))
+
+
+def _half_removed(runs: Path) -> Iterator[Path]:
+    """Yield the folders that a killed import or removal of runs left."""
+    for folder in real_folders(runs):
+        if folder.name.startswith(REMOVED):
+            yield folder
+        elif folder.name.startswith(IMPORTED):
+            pid = folder.name.removeprefix(IMPORTED)
+            if not (pid.isdecimal() and len(pid) < _LONGEST_PID and _may_write(int(pid), folder)):
+                yield folder
 
 
 def _remove_container(leftover: Leftover, environ: Mapping[str, str]) -> None:

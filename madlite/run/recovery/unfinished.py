@@ -21,10 +21,20 @@ from madlite.results.pending import are_in_file, rows_path
 from madlite.results.perfcsv import SAVED_NAME, append_rows, is_results_file, left_out_text
 from madlite.results.rebuild import NO_ROW
 from madlite.results.record import VERSION, Record, record_json
-from madlite.results.stored import has_any_file, load_result, read_record, uncollected
+from madlite.results.stored import NotedRuns, has_any_file, load_result, read_record, rows_here, uncollected
 from madlite.run.recovery.leftovers import Leftover, Leftovers, find_leftovers
 from madlite.workspace.folder import RunFolder, is_alive, planted, real_folders, unfinished
-from madlite.workspace.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, now, own_folders, read, read_run
+from madlite.workspace.journal import (
+    RUN_JOURNAL,
+    RunEntry,
+    RunJournal,
+    RunRows,
+    imported,
+    now,
+    own_folders,
+    read,
+    read_run,
+)
 
 # Pending rows, which perf.csv did not take when their run ended: the next run appends them, each once.
 
@@ -39,6 +49,8 @@ def runs_with_pending_rows(workspace: Path) -> Iterator[Path]:
     """
     waiting = [folder for folder in real_folders(workspace / RUNS) if has_any_file(folder, _PENDING_FILES)]
     own = own_folders(workspace / RUNS) if waiting else frozenset()
+    if waiting:
+        own -= imported(read(workspace / RUNS)).keys()  # whose rows `madlite import` appends
     for folder in waiting:
         if folder.name in own and not is_alive(folder) and read_run(folder).cleaned is None:
             record = read_record(folder)
@@ -48,8 +60,10 @@ def runs_with_pending_rows(workspace: Path) -> Iterator[Path]:
 
 def appended_rows(workspace: Path) -> list[RunRows]:
     """Return the rows that runs certainly appended."""
-    records = (read_record(folder) for folder in real_folders(workspace / RUNS))
-    return [one.rows for one in records if one is not None and one.rows is not None and one.rows.appended]
+    noted = NotedRuns(workspace / RUNS)
+    records = ((folder, read_record(folder)) for folder in real_folders(workspace / RUNS))
+    found = (rows_here(folder, record, noted) for folder, record in records if record is not None)
+    return [rows for rows in found if rows is not None and rows.appended]
 
 
 def append_pending(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
