@@ -56,8 +56,9 @@ def gate() -> None:
 
 def _write(path: Path, rows: int, series: int, shift: float) -> None:
     rng = random.Random(1)
-    common = {"n_gpus": 8, "nnodes": 1, "training_precision": "bf16", "gpu_architecture": "gfx942", "status": "SUCCESS",
-              "metric": "tokens_per_s_per_gpu", "docker_image": "rocm/pytorch-training:v25.2", "machine_name": "node-1",
+    common = {"n_gpus": 8, "nnodes": 1, "training_precision": "bf16", "gpu_architecture": "gfx942",
+              "status": "SUCCESS", "machine_name": "node-1",
+              "metric": "tokens_per_s_per_gpu", "docker_image": "rocm/pytorch-training:v25.2",
               "tags": "pyt,train", "additional_docker_run_options": "--shm-size 64G"}  # fmt: skip
     with path.open("w", newline="") as file:
         table = csv.DictWriter(file, STANDARD_COLUMNS, restval="")
