@@ -85,7 +85,7 @@ def _cells(run: StoredRun) -> Iterator[str]:
     yield (record.variant.precision if record.variant else "") or "-"
     yield _gpus(run)
     doubt = " (not as madlite left it)" if run.doubt else ""
-    waits = "" if run.collected else ", not collected"
+    waits = ("" if run.collected else ", not collected") + (", warm-up" if record.is_warm_up else "")
     yield status_text(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + waits + doubt
     yield f"{headline.text} {headline.metric}" if headline else "-"
     yield "-" if took_s is None else duration(took_s)

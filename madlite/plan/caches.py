@@ -131,7 +131,7 @@ def _has_unread_mounts(plan: RunPlan) -> bool:
     """Return whether docker options mount something in a spelling that is not read here."""
     words = _option_words(plan)
     other = ("--mount", "--volumes-from", "--tmpfs")
-    return not words and bool(plan.engine_options.extra.strip()) or any(word.startswith(other) for word in words)
+    return (not words and bool(plan.engine_options.extra.strip())) or any(word.startswith(other) for word in words)
 
 
 def _option_words(plan: RunPlan) -> list[str]:

@@ -37,6 +37,7 @@ from madlite.workspace.folder import (
     unfinished,
 )
 from madlite.workspace.journal import RunEntry
+from madlite.workspace.study import cut_off_studies, remove_study
 
 # Files that a killed run left: the folder its script ran in, and temporary files.
 
@@ -132,12 +133,12 @@ class Leftover(Value, frozen=True):
     """Something a run left.
 
     `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, or the path of a
-    run folder, a batch's file or a temporary file; `kept` marks what --keep-alive left.  `folder` is the
+    run folder, a study's folder, a batch's file or a temporary file; `kept` marks what --keep-alive left.  `folder` is the
     run's as a container or its processes name it, `elsewhere` the same where it is none of this workspace, and
     `processes` are those that were listed.  `row` is the state of a run's row.
     """
 
-    kind: Literal["container", "session", "process", "run", "batch", "file"]
+    kind: Literal["container", "session", "process", "run", "study", "batch", "file"]
     run_id: str
     text: str
     handle: str
@@ -179,7 +180,7 @@ def find_leftovers(
     processes = tuple(_processes(runs, run) for run in dead.runs)
     seen = {one.run_id for one in (*containers, *processes)}
     sessions, session_notes = _sessions(runs, runtimes, seen)
-    found = (*containers, *sessions, *processes, *_runs(workspace), *batches, *_files(workspace))
+    found = (*containers, *sessions, *processes, *_runs(workspace), *_studies(workspace), *batches, *_files(workspace))
     return Leftovers(leftovers=found, notes=(*notes, *dead.notes, *session_notes))
 
 
@@ -225,6 +226,8 @@ def remove(
         elif leftover.kind == "run":
             remove_run_files(Path(leftover.handle))
             return _note_cleaned(Path(leftover.handle), leftover.row)
+        elif leftover.kind == "study":
+            return remove_study(Path(leftover.handle)) or None
         else:
             Path(leftover.handle).unlink(missing_ok=True)
     except RuntimeProblem as problem:
@@ -333,6 +336,11 @@ def _is_own_folder(folder: Path) -> bool:
 def _runs(workspace: Path) -> Iterator[Leftover]:
     for folder in unfinished(workspace):
         yield Leftover(kind="run", run_id=folder.name, text=f"unfinished, {folder}", handle=str(folder))
+
+
+def _studies(workspace: Path) -> Iterator[Leftover]:
+    for study_id, folder in cut_off_studies(workspace):
+        yield Leftover(kind="study", run_id=study_id, text=f"its caches, {folder}", handle=str(folder))
 
 
 def _note_cleaned(path: Path, row: str) -> str | None:

@@ -25,6 +25,7 @@ from madlite.results.stored import load_result, read_record, uncollected
 from madlite.run.recovery.leftovers import Leftover, Leftovers, find_leftovers
 from madlite.workspace.folder import RunFolder, exists, is_alive, planted, real_folders, unfinished
 from madlite.workspace.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, now, own_folders, read, read_run
+from madlite.workspace.study import cut_off_studies
 
 # Pending rows, which perf.csv did not take when their run ended: the next run appends them, each once.
 
@@ -233,6 +234,7 @@ def recovery_report(workspace: Path) -> list[str]:
     return [
         *incomplete_text(find_incomplete(workspace)),
         *(f"{message}; madlite clean" for message in batches),
+        *(f"study {one} was cut off and its caches are left; madlite clean" for one, _ in cut_off_studies(workspace)),
         *uncollected_text(workspace),
         *planted_text(workspace),
     ]

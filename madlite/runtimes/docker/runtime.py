@@ -24,6 +24,7 @@ from madlite.images.client import (
 )
 from madlite.images.image import prepare_image
 from madlite.model import Cause, ImageUsed, JobOutcome, Json, Place, Problem, RunPlan, Say, Traits
+from madlite.plan.inputs import CACHES_INSIDE
 from madlite.runtimes.docker.container import (
     STAMP,
     Container,
