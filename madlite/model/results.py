@@ -134,11 +134,10 @@ class GpuStart(Value, frozen=True):
 class Settling(Value, frozen=True):
     """A wait for the hottest GPU to cool down before the workload began.
 
-    `target_c` is what it waited for, None where there was nothing to compare with; `reached` is False where the time
-    was over first.
+    `target_c` is what it waited for; `reached` is False where the time was over first, or the run was ended.
     """
 
-    target_c: float | None
+    target_c: float
     waited_s: float
     from_c: float
     to_c: float

@@ -32,6 +32,7 @@ from madlite.run.provenance import Instrumentation
 from madlite.run.run_progress import RunProgress
 from madlite.run.screen import Planned, ProgressWriter, RunEvents, Screen
 from madlite.run.session_runner import SessionRunner, border, check_type
+from madlite.run.settle import Settle
 from madlite.run.stop import StopControl
 from madlite.run.watchdog.hang import HangProbe
 from madlite.run.watchdog.progress_monitor import ProgressMonitor
@@ -184,6 +185,7 @@ class Run:
         secrets: Iterable[str],
         clock: Callable[[], float],
         environ: Mapping[str, str],
+        settle: Settle | None = None,
     ) -> None:
         self.one, self.plan = one, one.plan
         self.plugins, self.clock = plugins, clock
@@ -199,7 +201,7 @@ class Run:
         self._rules = with_common(plugins.failure_rules(), whose)
         self.state = RunProgress(self._make_monitor(), self._rules, self.plan.place.spanned)
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
-        self.instrumentation = Instrumentation(one, plugins, here, lambda: self.clock() - self.began)
+        self.instrumentation = Instrumentation(one, plugins, here, lambda: self.clock() - self.began, settle)
         show = self.screen
         dog = Watchdog(self.silence, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
         self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)
