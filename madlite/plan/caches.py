@@ -142,6 +142,6 @@ def _option_words(plan: RunPlan) -> list[str]:
 
 
 def _overlap(place: str, target: str) -> bool:
-    """Return whether a place is in a mounted folder, or that one in it; one that is not absolute is in the workspace."""
+    """Return whether a place is in a mounted folder, or that one in it."""
     one, other = PurePosixPath("/", place), PurePosixPath("/", target)
     return one.is_relative_to(other) or other.is_relative_to(one)

@@ -62,9 +62,9 @@ class Record(Value, frozen=True):
 
     `cause` is the diagnosed cause, `ended_by` what ended the run.  Times are UTC; `durations_s` has build, data, run
     and total.  `origins` names for each dotted key where its value came from.  `context_left_out` are the places of the
-    context whose values are secret, and not in `context.json`.  `caches` is what the run found in the caches of compiled
-    and tuned kernels: nothing (`cold`), what a run of the same study left (`warm`), what the user has (`user`), or
-    nobody knows (""); of a run that did not start it is "" too.
+    context whose values are secret, and not in `context.json`.  `caches` is what the run found in the caches of
+    compiled and tuned kernels: nothing (`cold`), what a run of the same study left (`warm`), what the user has
+    (`user`), or nobody knows (""); of a run that did not start it is "" too.
     """
 
     id: str

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -28,11 +28,13 @@ from madlite.results.stored import RunResult, result_text
 from madlite.run.context import context_file, left_out_before
 from madlite.run.one import Run, secrets_for
 from madlite.run.screen import Planned, RunOutcome, Screen
-from madlite.run.settle import Settle
 from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog.watchdog import StopReason
 from madlite.workspace.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
 from madlite.workspace.journal import RunEntry, RunRows, now
+
+if TYPE_CHECKING:
+    from madlite.run.settle import Settle
 
 # What is written of a run that has ended, in an order in which no kill loses anything silently.
 #

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from threading import Event
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -32,7 +33,6 @@ from madlite.run.provenance import Instrumentation
 from madlite.run.run_progress import RunProgress
 from madlite.run.screen import Planned, ProgressWriter, RunEvents, Screen
 from madlite.run.session_runner import SessionRunner, border, check_type
-from madlite.run.settle import Settle
 from madlite.run.stop import StopControl
 from madlite.run.watchdog.hang import HangProbe
 from madlite.run.watchdog.progress_monitor import ProgressMonitor
@@ -41,6 +41,9 @@ from madlite.runtimes.docker.request import request_secrets
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.workspace.claims import claim_model_dir, lock_name, locked_results
 from madlite.workspace.folder import CONTEXT, LOG, RunFolder, open_runs
+
+if TYPE_CHECKING:
+    from madlite.run.settle import Settle
 
 # A failed run's result with its diagnosis, from its log and this machine.
 

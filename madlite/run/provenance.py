@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import Event
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +21,6 @@ from madlite.machine.foreign_processes import OwnProcesses
 from madlite.machine.host import Host
 from madlite.machine.host_facts import host_facts, host_warnings
 from madlite.machine.telemetry.sampler import Sampler, SamplingTarget, used_gpus
-from madlite.machine.telemetry.start import StartReader
 from madlite.machine.telemetry.summary import TelemetrySummary, packages, summarise, telemetry_findings
 from madlite.model import (
     Action,
@@ -43,12 +43,14 @@ from madlite.model import (
 from madlite.run import probe_inside
 from madlite.run.probe_inside import shortened
 from madlite.run.screen import Planned
-from madlite.run.settle import Settle, settling_text
-from madlite.run.stop import StopControl
 from madlite.safe_files import Folder
 from madlite.safe_read import digest_of
 from madlite.secrets import MASK, is_secret
 from madlite.workspace.folder import RUN_MARK
+
+if TYPE_CHECKING:
+    from madlite.run.settle import Settle
+    from madlite.run.stop import StopControl
 
 # One short probe in a run's session before its model: what is there that the number depends on?
 #
@@ -256,6 +258,10 @@ class TelemetryRecorder:
 
     def begin(self, stop: StopControl, settle: Settle | None, say: Say) -> None:
         """Note what the GPUs are like right before the workload begins; with `settle` once they have cooled down."""
+        if settle is None and not self._gpus:
+            return
+        from madlite.machine.telemetry.start import StartReader
+
         reader = StartReader(self._plan.machine.vendor, self._gpus, self._host)
         try:
             if settle is None:
@@ -266,6 +272,8 @@ class TelemetryRecorder:
                 self._start, self._settling = settle.wait(reader.read, lambda: reader.interval_s, over, say)
         finally:
             reader.close()
+        from madlite.run.settle import settling_text
+
         text = settling_text(self._settling) if self._settling is not None else settle.unknown()
         self.notes = (text,) if text else ()
 

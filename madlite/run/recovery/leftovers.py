@@ -133,8 +133,8 @@ class Leftover(Value, frozen=True):
     """Something a run left.
 
     `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, or the path of a
-    run folder, a study's folder, a batch's file or a temporary file; `kept` marks what --keep-alive left.  `folder` is the
-    run's as a container or its processes name it, `elsewhere` the same where it is none of this workspace, and
+    run folder, a study's folder, a batch's file or a temporary file; `kept` marks what --keep-alive left.  `folder` is
+    the run's as a container or its processes name it, `elsewhere` the same where it is none of this workspace, and
     `processes` are those that were listed.  `row` is the state of a run's row.
     """
 
