@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from madlite.run.screen import RunOutcome
 
 # What came beside an option that scripts for madengine 1 abbreviate: `--clean` and `--c` are --clean-docker-cache.
-_LOW_PRIORITY = ("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect", "--plan")
+_LOW_PRIORITY = (
+    *("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect", "--plan"),
+    *("--cold", "--repeat", "--settle", "--settle-timeout"),
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 _Names: TypeAlias = Mapping[str, click.Parameter]

@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from threading import Event
 
+from madlite.errors import UsageProblem
 from madlite.model import GpuStart, Say, Settling
 
 NEAR_C = 2.0  # above the first run's start: sensors count in whole degrees, and cooling ends slowly
+LEAST_C, MOST_C = 10.0, 110.0  # what a user may wait for
+FIRST = "first"
 UNKNOWN = "--settle has no effect: nothing here reports the temperature of the run's GPUs"
 
 
@@ -56,6 +59,26 @@ class Settle:
             to_c=now_c,
             reached=now_c <= self._target_c,
         )
+
+
+def make_settle(text: str, limit_s: float) -> Settle:
+    """Return what waits as the option --settle says: `first`, which it has without a value, or a temperature.
+
+    Raises:
+        UsageProblem: it is neither.
+    """
+    if text == FIRST:
+        return Settle(limit_s=limit_s)
+    try:
+        target_c = float(text)
+    except ValueError:
+        target_c = 0.0
+    if not LEAST_C <= target_c <= MOST_C:
+        what = f"--settle {text}: it is no temperature of {LEAST_C:.0f} to {MOST_C:.0f} °C"
+        raise UsageProblem(
+            what, "--settle=45, or --settle as the last word for the temperature at the first run's start"
+        )
+    return Settle(target_c, limit_s)
 
 
 def hottest(starts: Sequence[GpuStart]) -> float | None:
