@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from madlite.cli.arguments import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, NAMED, RESULTS, SUMMARY, complete, contract_option
+from madlite.cli.arguments import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, NAMED, RESULTS, SUMMARY, WHOLE, complete, contract_option
 from madlite.cli.completion import complete_tags, is_value_of, store_args
 from madlite.plan.fields import OPTIONS
 
@@ -298,7 +298,7 @@ batch_options = _group(
 """Add the options of a run beyond its plans: manifests, registry, summary."""
 repeat_options = _group(
     click.option(
-        "--repeat", type=click.IntRange(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
+        "--repeat", type=WHOLE, metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
     ),
     click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
     click.option(

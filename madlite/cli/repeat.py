@@ -115,7 +115,7 @@ def _metric_line(one: MetricSummary) -> str:
 
 
 def _percent(part: float | None) -> str:
-    return "unknown" if part is None else f"{100 * part:.2g} %"
+    return "unknown" if part is None else f"{100 * part:.{1 if part >= 0.01 else 2}f} %"
 
 
 def _differences(one: SeriesSummary) -> Iterator[str]:

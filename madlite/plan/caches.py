@@ -121,7 +121,7 @@ def _targets(plan: RunPlan) -> Iterator[str]:
     yield plan.inside
     yield from (mount.target for mount in plan.mounts)
     words = _option_words(plan)
-    for option, value in zip(words, [*words[1:], ""], strict=True):
+    for option, value in zip(words, (*words[1:], ""), strict=False):
         name, _, joined = option.partition("=")
         if name in ("-v", "--volume"):
             yield (joined or value).split(":")[min(1, (joined or value).count(":"))]
