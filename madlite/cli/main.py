@@ -41,6 +41,8 @@ COMMANDS = {
     "log": ("madlite.cli.log", "Print a run's log; of a running one, what it has so far."),
     "watch": ("madlite.cli.watch", "Show how far the runs of this folder are, as long as they go on."),
     "reproduce": ("madlite.cli.reproduce", "Print, or with --run rerun, the pinned command of a run."),
+    "compare": ("madlite.cli.compare", "Compare results: ratio, interval, significance and verdict of each series."),
+    "baseline": ("madlite.cli.baseline", "Name results that later ones are compared with."),
     "report": ("madlite.cli.report", "Make HTML of results files, add results to perf.csv, or make it again."),
     "database": (
         "madlite.cli.database",
@@ -53,7 +55,7 @@ COMMANDS = {
 _ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (
     "Exit codes: 0 all succeeded or skipped by rule · 2 only image builds failed · 3 a run failed · 4 wrong usage, "
-    "nothing ran · 1 internal error · 130/143/129 ended by Ctrl-C, TERM, HUP."
+    "nothing ran · 5 a gate failed · 1 internal error · 130/143/129 ended by Ctrl-C, TERM, HUP."
 )
 
 

@@ -10,7 +10,17 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from madlite.cli.arguments import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, NAMED, RESULTS, SUMMARY, WHOLE, complete, contract_option
+from madlite.cli.arguments import (
+    CLEANUP,
+    FAIL_ON_SUSPECT,
+    MANIFEST,
+    NAMED,
+    RESULTS,
+    SUMMARY,
+    WHOLE,
+    complete,
+    contract_option,
+)
 from madlite.cli.completion import complete_tags, is_value_of, store_args
 from madlite.plan.fields import OPTIONS
 
@@ -73,6 +83,8 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "summary_output",
         "manifest_output",
         "live_output",
+        "baseline",
+        "fail_on",
         "fail_on_suspect",
         "cleanup_perf",
     ),
@@ -297,9 +309,7 @@ batch_options = _group(
 )
 """Add the options of a run beyond its plans: manifests, registry, summary."""
 repeat_options = _group(
-    click.option(
-        "--repeat", type=WHOLE, metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
-    ),
+    click.option("--repeat", type=WHOLE, metavar="N", help="Run each of them N times, in turns; docs/repeat.md."),
     click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
     click.option(
         "--settle",

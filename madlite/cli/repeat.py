@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
     from madlite.results.record import Record
+    from madlite.run.batch import RelativeChange
     from madlite.run.screen import Planned, RunOutcome
     from madlite.run.settle import Settle
 
@@ -55,9 +56,13 @@ class RepeatBatch:
         self.problems: tuple[str, ...] = ()
         self.lines: list[str] = []
 
-    def run(self, options: Options, plugins: Plugins, screen: PlainScreen) -> RunOutcome:
+    def run(
+        self, options: Options, plugins: Plugins, screen: PlainScreen, relative_change: RelativeChange | None
+    ) -> RunOutcome:
         """Run all of them, as `run_repeat` does."""
-        ended = run_repeat(self._repeat, options, plugins, screen, self._journal, self._settle)
+        ended = run_repeat(
+            self._repeat, options, plugins, screen, self._journal, settle=self._settle, relative_change=relative_change
+        )
         self.study, self.problems = msgspec.to_builtins(ended.summary), ended.problems
         self.lines = [*summary_lines(ended.summary)]
         where = study_path(self._repeat.workspace, self._repeat.id).relative_to(self._repeat.workspace)

@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 @live_option
 @click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
 @check_option
+@click.option("--baseline", default="", metavar="NAME", help="Compare with this at the end: a BASE of `compare`.")
+@click.option("--fail-on", multiple=True, metavar="GATE", help="With --baseline: exit with 5 on 'regression>3%', …")
 @plan_options
 @batch_options
 @repeat_options
@@ -85,6 +87,8 @@ def command(**params: Any) -> int:
         raise click.UsageError("--check starts nothing: use it with --dry-run")
     if params["no_rows"] and is_given("output"):
         raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
+    if params["fail_on"] and not params["baseline"]:
+        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
     _check_repeat(params)
     if params["plan_file"] is not None:
         refuse_with_plan(click.get_current_context())
@@ -174,11 +178,13 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, par
 def _run(
     planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any], journal: BatchJournal
 ) -> int:
+    from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import make_screen
     from madlite.cli.summary import BatchFiles
     from madlite.results.locked import make_folder
     from madlite.run.checks import check_plans
 
+    against = AgainstBaseline(params["baseline"], params["fail_on"], options.workspace)
     check_start(planned, options)
     notes = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
@@ -193,7 +199,7 @@ def _run(
         for text in (*warnings, *_recovery_warnings(options, plugins.runtimes())):
             screen.warn(text)
         batch.begin()
-        outcome = runs.run(options, plugins, screen)
+        outcome = runs.run(options, plugins, screen, against.cell)
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         screen.total(outcome, options.output if options.rows else None)
@@ -207,6 +213,9 @@ def _run(
     finally:
         screen.close()
         sink.close()
+    failed_gate = against.show(one.plan.folder for one in planned)
+    if failed_gate and outcome.exit_code is ExitCode.OK and not batch.failed:
+        return int(ExitCode.REGRESSION)
     only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
 
@@ -221,10 +230,20 @@ class _PlainBatch:
         self.problems: tuple[str, ...] = ()
         self.lines: list[str] = []
 
-    def run(self, options: Options, plugins: Plugins, screen: PlainScreen) -> RunOutcome:
+    def run(
+        self, options: Options, plugins: Plugins, screen: PlainScreen, relative_change: RelativeChange | None
+    ) -> RunOutcome:
         from madlite.run.batch import run_batch
 
-        return run_batch(self.planned, options, plugins, screen, journal=self._journal, settle=self._settle)
+        return run_batch(
+            self.planned,
+            options,
+            plugins,
+            screen,
+            journal=self._journal,
+            settle=self._settle,
+            relative_change=relative_change,
+        )
 
 
 def _make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> _PlainBatch | RepeatBatch:

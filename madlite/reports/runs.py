@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,12 +14,14 @@ from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import interrupted_batches, requested_cards
+from madlite.results.pending import rows_path
 from madlite.results.record import Record, record_json
-from madlite.results.stored import NotedRuns, has_any_file, load_record, load_result, read_plan, with_plan
+from madlite.results.stored import NotedRuns, has_any_file, load_record, load_result, read_plan, read_record, with_plan
 from madlite.workspace.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive, is_uncollected, real_folders
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
 LAST = "last"
+_STARTED_LATER = 20  # runs of one batch are made together and start one after another
 
 
 class StoredRun(Value, frozen=True):
@@ -99,13 +101,41 @@ def list_runs(runs: Path) -> tuple[StoredRun, ...]:
     begun = (asked.id for batch in interrupted_batches(runs.parent) for asked in batch.begun if runs.name == RUNS)
     folders += [runs / name for name in begun if "/" not in name]
     found = [_named(open_run(folder, noted), cards) for folder in folders]
-    return tuple(sorted(found, key=lambda run: (run.when, _began(run.folder), run.folder.name)))
+    return tuple(sorted(found, key=_order))
+
+
+def newest(runs: Path, most: int) -> tuple[StoredRun, ...]:
+    """Return so many of the newest runs, the newest last, without reading all records of a folder.
+
+    Ids begin with the time at which they were made; some more are read, for runs that started in another order.
+    """
+    noted = NotedRuns(runs)
+    names = run_names(runs)[-most - _STARTED_LATER :]
+    found = sorted((open_run(runs / name, noted) for name in names), key=_order)
+    return tuple(found[-most:])
+
+
+def _order(run: StoredRun) -> tuple[str, int, str]:
+    return run.when, _began(run.folder), run.folder.name
 
 
 def _named(run: StoredRun, cards: Mapping[str, str]) -> StoredRun:
     """Return a run under the card that its batch names, where nothing of its own names one."""
     card = cards.get(run.folder.name, "")
     return replace(run, record=replace(run.record, card=card)) if card and not run.record.card else run
+
+
+def appended_to(file: Path) -> Iterator[tuple[Path, Record, tuple[dict[str, str], ...]]]:
+    """Yield the runs beside a results file that appended rows to it: folder, record, and the cells of these rows.
+
+    The runs are those of the folder in which the file lies, links followed; not those that madlite did not make there.
+    """
+    source = Path(os.path.realpath(file))
+    path, noted = rows_path(source, source.parent), NotedRuns(source.parent / RUNS)
+    for folder in real_folders(source.parent / RUNS):
+        record = None if noted.is_foreign(folder) else read_record(folder)
+        if record is not None and record.rows is not None and record.rows.path == path:
+            yield folder, record, record.rows.cells
 
 
 def is_run(folder: Path) -> bool:
@@ -177,7 +207,7 @@ def find_named(runs: Path, name: str) -> Path | None:
     """
     names = run_names(runs)
     if name == LAST and names:
-        return list_runs(runs)[-1].folder
+        return newest(runs, 1)[-1].folder
     if name in names:
         return runs / name
     matching = names_with(names, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.errors import ExitCode, RecordError
 from madlite.measure.steps import Steps
-from madlite.model import Cause, Result, Row, Status
+from madlite.model import Cause, Result, Row, RunPlan, Status
 from madlite.plan.context import Options
 from madlite.results.batch_journal import BatchJournal, RequestedRun
 from madlite.results.header import limited_cells, new_columns, plain_cells, truncation_text
@@ -45,10 +45,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+RelativeChange = Callable[[RunPlan, Mapping[str, str]], str]
+"""The cell `relative_change` of a row: in percent of the number that a run is compared with; "" without one."""
+
+
 class ResultWriter:
     """Writes one run's result: its rows once, whatever happens before or after them."""
 
-    def __init__(self, one: Planned, options: Options, screen: Screen, mask: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        one: Planned,
+        options: Options,
+        screen: Screen,
+        mask: Callable[[str], str],
+        relative_change: RelativeChange | None = None,
+    ) -> None:
+        self._relative_change = relative_change
         self.saved = True  # whether the rows are in their file
         self._one, self._plan = one, one.plan
         self._options, self._screen, self._mask = options, screen, mask
@@ -156,6 +168,9 @@ class ResultWriter:
             strict_header=options.strict_header,
             columns=options.columns,
         )
+        if self._relative_change is not None:
+            change = self._relative_change
+            rows = tuple(Row(cells={**row.cells, "relative_change": change(self._plan, row.cells)}) for row in rows)
         rows = masked_rows(rows, self._mask)
         self._truncated = truncation_text(row.cells for row in rows)
         return tuple(Row(cells=limited_cells(row.cells)) for row in rows)
@@ -268,7 +283,9 @@ class Batch:
         at_once: int = 1,
         settle: Settle | None = None,
         later: Sequence[Planned] = (),
+        relative_change: RelativeChange | None = None,
     ) -> None:
+        self._relative_change = relative_change
         self._options, self._plugins, self._screen = options, plugins, screen
         self._clock, self._journal, self._at_once = clock, journal or BatchJournal(), at_once
         self._settle, self._later = settle, later
@@ -364,7 +381,7 @@ class Batch:
             Run(one, self._plugins, self._screen, secrets, self._clock, environ, self._settle) as run,
             self._stoppable(run),
         ):
-            writer = ResultWriter(one, self._options, self._screen, run.mask)
+            writer = ResultWriter(one, self._options, self._screen, run.mask, self._relative_change)
             try:
                 result = writer.write(run.run(), run.state.monitor.steps, run.folder)
             except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
@@ -399,9 +416,11 @@ def run_batch(
     clock: Callable[[], float] = time.monotonic,
     journal: BatchJournal | None = None,
     settle: Settle | None = None,
+    relative_change: RelativeChange | None = None,
 ) -> RunOutcome:
     """Run all of them, one after another, as `Batch.run` does."""
-    return Batch(planned, options, plugins, screen, clock, journal, settle=settle).run()
+    batch = Batch(planned, options, plugins, screen, clock, journal, settle=settle, relative_change=relative_change)
+    return batch.run()
 
 
 def exit_code(results: Iterable[Result]) -> ExitCode:

@@ -6,8 +6,10 @@ warm-up that is no result, or with `cold` empty at the start of each run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from msgspec.structs import replace
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Status, Study, Value
 from madlite.plan.caches import cache_folders, with_caches
-from madlite.run.batch import Batch
+from madlite.run.batch import Batch, RelativeChange
 from madlite.run.from_plan import copied
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals
@@ -48,9 +50,10 @@ class Repeat(Value, frozen=True):
         return tuple(one for one in self.runs if one.plan.study is not None and one.plan.study.index == 1)
 
 
-def plan_repeat(planned: Sequence[Planned], study_id: str, count: int, *, cold: bool = False) -> Repeat:
-    """Return each plan `count` times, one round of all after the other; one that must not start comes once."""
+def plan_repeat(planned: Sequence[Planned], study_id: str, times: int, *, cold: bool = False) -> Repeat:
+    """Return each plan so many `times`, one round of all after the other; one that must not start comes once."""
     runs = list(enumerate(planned, 1))
+    ids = _later_ids()
     startable = [(number, one) for number, one in runs if one.plan.blocked is None]
 
     def make(number: int, one: Planned, index: int | None) -> Planned:
@@ -59,14 +62,14 @@ def plan_repeat(planned: Sequence[Planned], study_id: str, count: int, *, cold: 
             kind=KIND,
             series=number,
             index=index,
-            count=None if index is None else count,
+            count=None if index is None else times,
             warm_up=index is None,
             caches="cold" if cold or index is None else "warm",
         )
-        return _member(one, study, is_first=cold and index == 1)
+        return _member(one, study, ids, is_first=cold and index == 1)
 
     rounds = [[make(number, one, 1) for number, one in runs]]
-    rounds += [[make(number, one, index) for number, one in startable] for index in range(2, count + 1)]
+    rounds += [[make(number, one, index) for number, one in startable] for index in range(2, times + 1)]
     return Repeat(
         id=study_id,
         workspace=planned[0].plan.workspace if planned else Path(),
@@ -75,10 +78,17 @@ def plan_repeat(planned: Sequence[Planned], study_id: str, count: int, *, cold: 
     )
 
 
-def _member(one: Planned, study: Study, *, is_first: bool) -> Planned:
+def _later_ids() -> Iterator[Callable[[str], str]]:
+    """Yield what makes the ids of runs, each a second later than the last: ids sort as their runs start."""
+    began = datetime.now(timezone.utc)
+    return (partial(new_run_id, now=began + timedelta(seconds=second)) for second in count(1))
+
+
+def _member(one: Planned, study: Study, ids: Iterator[Callable[[str], str]], *, is_first: bool) -> Planned:
     """Return a run of the study; an image that is to be built without a cache is, by the first run of its series."""
     if study.index != 1:
-        one = copied(one, new_run_id(f"warm-up {one.plan.card.name}" if study.warm_up else one.plan.card.name))
+        name = one.plan.card.name
+        one = copied(one, next(ids)(f"warm-up {name}" if study.warm_up else name))
     plan = one.plan
     if plan.blocked is not None:
         return replace(one, plan=replace(plan, study=replace(study, count=1, caches="")))
@@ -108,7 +118,9 @@ def run_repeat(
     plugins: Plugins,
     screen: Screen,
     journal: BatchJournal,
+    *,
     settle: Settle | None = None,
+    relative_change: RelativeChange | None = None,
 ) -> RepeatOutcome:
     """Run the warm-ups, and if none failed the runs; their caches are gone when this returns.
 
@@ -121,7 +133,16 @@ def run_repeat(
         with Signals() as signals:
             warm = Batch(repeat.warm_ups, options, plugins, screen, journal=journal, later=repeat.runs).run(signals)
             if warm.exit_code is ExitCode.OK and warm.bug is None:
-                outcome = Batch(repeat.runs, options, plugins, screen, journal=journal, settle=settle).run(signals)
+                batch = Batch(
+                    repeat.runs,
+                    options,
+                    plugins,
+                    screen,
+                    journal=journal,
+                    settle=settle,
+                    relative_change=relative_change,
+                )
+                outcome = batch.run(signals)
             else:
                 outcome = replace(warm, results=(), not_started=tuple(one.plan.card.name for one in repeat.runs))
         ended = zip(repeat.warm_ups, warm.results, strict=False)

@@ -1,0 +1,101 @@
+"""Baselines: results that a user named to compare later ones with, one file each in `madlite_runs/baselines/`.
+
+A baseline has its numbers itself: it stays when its runs or files are gone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+from madlite.errors import UsageProblem, did_you_mean, one_hint
+from madlite.model import Value, to_json
+from madlite.reports.series import Series
+from madlite.safe_files import Folder
+from madlite.safe_read import read_regular
+
+FOLDER = "baselines"
+_VERSION = 1
+_LIMIT_BYTES = 64 << 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class Baseline(Value, frozen=True):
+    """Named results: `source` is what the user named, `at` when (UTC), `runs` the ids of runs where they are known."""
+
+    name: str
+    source: str
+    at: str
+    series: tuple[Series, ...]
+    runs: tuple[str, ...] = ()
+    version: int = _VERSION
+
+
+def save_baseline(runs: Path, name: str, source: str, series: tuple[Series, ...], ids: tuple[str, ...]) -> Baseline:
+    """Write a baseline, in place of an earlier one of this name.
+
+    Raises:
+        UsageProblem: the name is none.
+    """
+    if not _NAME.fullmatch(name) or name == "last":
+        raise UsageProblem(
+            f"{name!r} cannot name a baseline", "letters, digits, dots and dashes: madlite baseline set v25.2 perf.csv"
+        )
+    at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    baseline = Baseline(name=name, source=source, at=at, series=series, runs=ids)
+    with (
+        Folder.open(runs.parent) as home,
+        home.below(runs.name, make=True) as inner,
+        inner.below(FOLDER, make=True) as folder,
+    ):
+        folder.write(f"{name}.json", to_json(baseline).encode())
+    return baseline
+
+
+def load_baseline(runs: Path, name: str) -> Baseline:
+    """Return a baseline.
+
+    Raises:
+        UsageProblem: there is none of this name, or its file is none.
+    """
+    names = baseline_names(runs)
+    if name not in names:
+        hint = "madlite baseline list" if names else f"madlite baseline set {name} perf.csv"
+        raise UsageProblem(f"there is no baseline {name!r}", one_hint(did_you_mean(name, names, most=1), hint))
+    file = runs / FOLDER / f"{name}.json"
+    try:
+        return msgspec.json.decode(read_regular(file, _LIMIT_BYTES), type=Baseline)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageProblem(f"{file} is no baseline: {error}", f"madlite baseline drop {name}") from error
+
+
+def baseline_names(runs: Path) -> list[str]:
+    """Return the names of the baselines, sorted."""
+    with suppress(OSError):
+        return sorted(entry.name[:-5] for entry in os.scandir(runs / FOLDER) if entry.name.endswith(".json"))
+    return []
+
+
+def drop_baseline(runs: Path, name: str) -> None:
+    """Remove a baseline.
+
+    Raises:
+        UsageProblem: there is none of this name.
+    """
+    if name not in baseline_names(runs):
+        load_baseline(runs, name)
+    (runs / FOLDER / f"{name}.json").unlink(missing_ok=True)
+
+
+def baseline_runs(runs: Path) -> frozenset[str]:
+    """Return the ids of the runs that any baseline names; a baseline that cannot be read names none."""
+    found: set[str] = set()
+    for name in baseline_names(runs):
+        with suppress(UsageProblem):
+            found.update(load_baseline(runs, name).runs)
+    return frozenset(found)

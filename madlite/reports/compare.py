@@ -1,0 +1,266 @@
+"""Two sides of results → for each series a ratio, how sure it is, and one of five verdicts.
+
+The verdicts, and which change is one: docs/compare.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from itertools import pairwise
+from statistics import median
+
+from msgspec.structs import replace
+
+from madlite.measure.statistics import (
+    Interval,
+    coefficient_of_variation,
+    mann_whitney,
+    ratio_interval,
+    smallest_p,
+)
+from madlite.model import Value
+from madlite.reports.series import DIMENSIONS, Direction, Pair, Series, pair
+
+FEWEST_HISTORY = 4  # samples from which a noise is estimated
+_FLOOR = 2.0  # standard errors that a change has to be above
+
+
+class Verdict(str, Enum):
+    """What a comparison of one series comes to."""
+
+    REGRESSION = "regression"
+    IMPROVEMENT = "improvement"
+    NO_CHANGE = "no change"
+    SUSPICIOUS = "suspicious"
+    INSUFFICIENT_DATA = "insufficient data"
+
+
+class Settings(Value, frozen=True):
+    """How sure and how large a change has to be.
+
+    `effect` is the least change that matters, as a part of the base; `noise` how much runs that differ in nothing vary:
+    standard deviation ÷ mean, None where each series' own history decides.  `better` overrides metrics' directions.
+    """
+
+    alpha: float = 0.05
+    confidence: float = 0.95
+    effect: float = 0.01
+    noise: float | None = None
+    better: dict[str, Direction] = {}
+
+
+DEFAULTS = Settings()
+
+
+class Difference(Value, frozen=True):
+    """Something that the two sides ran with, and its values on each side."""
+
+    name: str
+    base: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+class Comparison(Value, frozen=True):
+    """One series on two sides.
+
+    `ratio` is median(new) ÷ median(base), None where a side has no number; `change` is by how much of the base the new
+    side is better: below 0 it is worse.  `p` is that of the Mann-Whitney test.  `noise` is the variation between runs
+    that is assumed, `noise_from` where it comes from, and `floor` the change that it explains by itself.
+    """
+
+    pair: Pair
+    verdict: Verdict
+    reason: str = ""
+    base: float | None = None
+    new: float | None = None
+    ratio: float | None = None
+    interval: Interval | None = None
+    p: float | None = None
+    noise: float | None = None
+    noise_from: str = ""
+    floor: float = 0.0
+    direction: Direction = "neutral"
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def change(self) -> float | None:
+        """How much better the new side is, as a part of the base; of a metric without direction how much more."""
+        if self.ratio is None:
+            return None
+        return 1 - self.ratio if self.direction == "lower" else self.ratio - 1
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether both sides have enough samples for the test to find anything."""
+        return self.p is not None
+
+
+class Report(Value, frozen=True):
+    """All series of two sides: the worst change first, then what only one side has."""
+
+    base: str
+    new: str
+    comparisons: tuple[Comparison, ...]
+    only_base: tuple[Series, ...] = ()
+    only_new: tuple[Series, ...] = ()
+    notes: tuple[str, ...] = ()
+    alpha: float = 0.05
+
+    @property
+    def expected_false_alarms(self) -> float:
+        """How many of the tested series would look changed by chance if none had, at most."""
+        return self.alpha * sum(one.is_tested for one in self.comparisons)
+
+    def count(self, verdict: Verdict) -> int:
+        """Return how many series have a verdict."""
+        return sum(one.verdict is verdict for one in self.comparisons)
+
+
+History = Callable[[Series], Sequence[float]]
+"""Numbers of a series in the order of time, from other runs than those compared; none where there are none."""
+
+
+def compare(
+    base: Sequence[Series],
+    new: Sequence[Series],
+    *,
+    labels: tuple[str, str] = ("base", "new"),
+    settings: Settings = DEFAULTS,
+    history: History = lambda series: (),
+    across: Iterable[str] = (),
+    notes: Iterable[str] = (),
+) -> Report:
+    """Return the comparison of two sides; series that differ in the dimensions `across` alone are compared, too."""
+    pairs, only_base, only_new = pair(base, new, across=tuple(across))
+    found = [_compare(one, settings, history) for one in pairs]
+    return Report(
+        base=labels[0],
+        new=labels[1],
+        comparisons=tuple(sorted(found, key=_badness, reverse=True)),
+        only_base=tuple(only_base),
+        only_new=tuple(only_new),
+        notes=tuple(notes),
+        alpha=settings.alpha,
+    )
+
+
+def _badness(one: Comparison) -> tuple[bool, float]:
+    return one.change is None, -(one.change or 0.0)
+
+
+def _compare(found: Pair, settings: Settings, history: History) -> Comparison:
+    base, new = found.base.values, found.new.values
+    direction = settings.better.get(found.new["metric"], found.new.direction)
+    blank = Comparison(
+        pair=found,
+        verdict=Verdict.INSUFFICIENT_DATA,
+        direction=direction,
+        differences=tuple(differences(found)),
+        base=median(base) if base else None,
+        new=median(new) if new else None,
+    )
+    if not base or not new or not blank.base or not blank.new:
+        return replace(blank, reason=_no_number(found))
+    measured = _with_noise(replace(blank, ratio=blank.new / blank.base), settings, history)
+    return _judged(replace(measured, interval=ratio_interval(base, new, settings.confidence)), settings)
+
+
+def _no_number(found: Pair) -> str:
+    sides = [(name, series) for name, series in (("base", found.base), ("new", found.new)) if not any(series.values)]
+    return "; ".join(f"no number in {name}: {_outcomes(series)}" for name, series in sides)
+
+
+def _outcomes(series: Series) -> str:
+    counts = ((len(series.values), "of 0"), (series.failed, "failed"), (series.skipped, "skipped"))
+    return ", ".join(f"{count} {word}" for count, word in counts if count) or "no run"
+
+
+def _with_noise(one: Comparison, settings: Settings, history: History) -> Comparison:
+    """Return a comparison with the noise between runs: the one given, else of its history, else of its own samples."""
+    base, new = one.pair.base.values, one.pair.new.values
+    noise, source = settings.noise, "--noise"
+    if noise is None and len(earlier := history(one.pair.new)) >= FEWEST_HISTORY:
+        noise, source = noise_of(earlier), f"{len(earlier)} earlier runs"
+    if noise is None and (own := _pooled(base, new)) is not None:
+        noise, source = own, "these runs"
+    if noise is None:
+        return one
+    # a median varies about 1.25 times as much as a mean, and no more than its one value
+    spread = sum((1.57 if len(values) > 2 else 1.0) / len(values) for values in (base, new))
+    return replace(one, noise=noise, noise_from=source, floor=_FLOOR * noise * math.sqrt(spread))
+
+
+def noise_of(values: Sequence[float]) -> float | None:
+    """Return how much a series varies from run to run, as a part of its median, whatever steps its level made.
+
+    The median distance of neighbours, which of normal values is 0.954 standard deviations.
+    """
+    if len(values) < FEWEST_HISTORY:
+        return None
+    apart = median(abs(after - before) for before, after in pairwise(values))
+    return apart / 0.954 / abs(middle) if (middle := median(values)) else None
+
+
+def _pooled(base: Sequence[float], new: Sequence[float]) -> float | None:
+    """Return the variation within both sides, each with the weight of its degrees of freedom."""
+    parts = [(len(values) - 1, coefficient_of_variation(values)) for values in (base, new)]
+    known = [(weight, cv) for weight, cv in parts if cv is not None]
+    return math.sqrt(sum(w * cv * cv for w, cv in known) / sum(w for w, _ in known)) if known else None
+
+
+def _judged(one: Comparison, settings: Settings) -> Comparison:
+    """Return a comparison with its verdict: whether the change is surer than chance, and large enough to matter."""
+    base, new = one.pair.base, one.pair.new
+    if (least := smallest_p(len(base.values), len(new.values))) >= settings.alpha:
+        n = f"{len(base.values)} against {len(new.values)} {'run' if len(new.values) == 1 else 'runs'}"
+        return replace(one, reason=f"{n} cannot be significant: p is {least:.2g} at best")
+    p = mann_whitney(base.values, new.values)
+    tested = replace(one, p=p)
+    change = one.change or 0.0
+    matters = abs(change) >= settings.effect
+    if suspects := base.suspects + new.suspects:
+        total = len(base.values) + len(new.values)
+        return replace(tested, verdict=Verdict.SUSPICIOUS, reason=f"{suspects} of {total} runs are suspect")
+    if not matters:
+        return replace(tested, verdict=Verdict.NO_CHANGE)
+    if p >= settings.alpha:
+        large = abs(change) > max(one.floor, settings.effect)
+        return replace(tested, verdict=Verdict.SUSPICIOUS if large else Verdict.NO_CHANGE, reason="not significant")
+    if one.direction == "neutral":
+        reason = f"whether more {new['metric']} is better is unknown: --better '{new['metric']}=higher'"
+        return replace(tested, verdict=Verdict.SUSPICIOUS, reason=reason)
+    return replace(tested, verdict=Verdict.IMPROVEMENT if change > 0 else Verdict.REGRESSION)
+
+
+# What the two sides ran with.
+
+_FIRST = ("image", "image digest", "docker_image", "docker_sha", "caches")  # what an engineer looks at first
+_GROUPS = ("gpu ", "inside ", "setting ", "config ", "env ", "repository ", "host ", "package ")
+
+
+def differences(found: Pair) -> Iterator[Difference]:
+    """Yield in what the sides differ, dimensions first, then what most often explains a change.
+
+    A fact that one side does not have at all is no difference: its source does not record it.
+    """
+    for name, base, new in zip(DIMENSIONS, found.base.key, found.new.key, strict=True):
+        if base and new and base != new:
+            yield Difference(name=name, base=(base,), new=(new,))
+    yield from sorted(_different_facts(found.base.facts, found.new.facts), key=lambda one: _rank(one.name))
+
+
+def _different_facts(base: Mapping[str, tuple[str, ...]], new: Mapping[str, tuple[str, ...]]) -> Iterator[Difference]:
+    both_detailed = bool(base.keys() & new.keys())
+    for name in dict.fromkeys((*base, *new)):
+        one, other = base.get(name, ()), new.get(name, ())
+        if {*one} != {*other} and both_detailed and (bool(one and other) or name.startswith(_GROUPS)):
+            yield Difference(name=name, base=one, new=other)
+
+
+def _rank(name: str) -> tuple[int, str]:
+    if name in _FIRST:
+        return _FIRST.index(name), ""
+    group = next((n for n, start in enumerate(_GROUPS) if name.startswith(start)), len(_GROUPS))
+    return len(_FIRST) + group, name

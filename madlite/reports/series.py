@@ -1,0 +1,381 @@
+"""Results as series and samples: what every comparison, report and page works on.
+
+A series is all that must agree before two numbers can be compared; its samples are runs.  Where a source does not have
+a dimension (a bare perf.csv has no sequence length), it is "" there, which means unknown and not "equal".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+from msgspec.structs import replace
+
+from madlite.measure.performance import is_cost, is_throughput, judge_number
+from madlite.model import QUANTITIES, Cause, RunPlan, Status, Value
+from madlite.plan.caches import CACHE_VARIABLES
+from madlite.results.record import Record, plan_fields
+
+Direction = Literal["higher", "lower", "neutral"]
+
+DIMENSIONS = (
+    *("model", "backend", "recipe", "mode", "precision", "seq_len", "micro_batch", "global_batch"),
+    *("device", "gpus", "nodes", "metric"),
+)
+_COLUMNS = {
+    **{name: (name,) for name in DIMENSIONS},
+    "precision": ("training_precision", "precision"),
+    "seq_len": ("seq_len", "sequence_length"),
+    "micro_batch": ("micro_batch", "micro_batch_size"),
+    "global_batch": ("global_batch", "global_batch_size"),
+    "device": ("device", "gpu_architecture"),
+    "gpus": ("n_gpus",),
+    "nodes": ("nnodes",),
+}
+"""The columns of a results file in which a dimension stands, the first that has a text."""
+FACTS = ("docker_image", "docker_sha", "git_commit", "machine_name", "args", "additional_docker_run_options")
+"""The columns of a results file that say what a run ran with."""
+RESULT_COLUMNS = tuple(dict.fromkeys(name for names in _COLUMNS.values() for name in names))
+_MOST_FACTS = 4  # different values of one fact that a series keeps
+
+
+class Sample(Value, frozen=True):
+    """One run's number in a series.
+
+    `run` is its id where its folder is known, `when` its start in UTC, `place` the file and line or the folder,
+    `suspect` why it is suspect, `facts` what it ran with, `steady_cv` std ÷ mean of its steady steps.
+    """
+
+    value: float
+    run: str = ""
+    when: str = ""
+    place: str = ""
+    suspect: str = ""
+    steady_cv: float | None = None
+    facts: dict[str, str] = {}
+
+
+class Series(Value, frozen=True):
+    """The numbers of runs that can be compared, the oldest first.
+
+    `values` has all of them; `samples` more about each, and is empty where a file has too many rows for that.  `facts`
+    are the different values of what they ran with, by name.  `failed` and `skipped` runs have no number.
+    """
+
+    key: tuple[str, ...]  # in the order of DIMENSIONS
+    values: tuple[float, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    facts: dict[str, tuple[str, ...]] = {}
+    failed: int = 0
+    skipped: int = 0
+    direction: Direction = "neutral"
+
+    def __getitem__(self, dimension: str) -> str:
+        return self.key[DIMENSIONS.index(dimension)]
+
+    @property
+    def name(self) -> str:
+        """Its dimensions in one line: `llama-3.1-8b bf16 seq 8192 8xMI300X tokens_per_s_per_gpu`."""
+        return series_name(dict(zip(DIMENSIONS, self.key, strict=True)))
+
+    @property
+    def suspects(self) -> int:
+        """How many of the samples are suspect."""
+        return sum(bool(sample.suspect) for sample in self.samples)
+
+
+class Entry(Value, frozen=True):
+    """One result, with a number or without one, and the dimensions that its source has."""
+
+    dimensions: dict[str, str]
+    status: str
+    sample: Sample | None = None
+
+
+def series_name(dimensions: Mapping[str, str]) -> str:
+    """Return known dimensions in one line, in words that a table's reader knows."""
+    device, gpus = dimensions.get("device", ""), dimensions.get("gpus", "")
+    place = f"{gpus}x{device}" if device and gpus not in ("", "0") else device
+    nodes = dimensions.get("nodes", "")
+    parts = (
+        *(dimensions.get(name, "") for name in ("model", "backend", "recipe", "mode", "precision")),
+        *(f"{short} {dimensions[name]}" for name, short in _SHORT.items() if dimensions.get(name)),
+        place or (f"{gpus} GPUs" if gpus else ""),
+        f"{nodes} nodes" if nodes not in ("", "1") else "",
+        dimensions.get("metric", ""),
+    )
+    return " ".join(part for part in parts if part)
+
+
+_SHORT = {"seq_len": "seq", "micro_batch": "mbs", "global_batch": "gbs"}
+
+
+def direction_of(metric: str) -> Direction:
+    """Return which values of a metric are better, by the quantity that it names or else by its words."""
+    for quantity in QUANTITIES.values():
+        if metric in (quantity.name, quantity.label):
+            return quantity.direction
+    if is_cost(metric):
+        return "lower"
+    return "higher" if is_throughput(metric) or metric.lower() in _MORE_IS_BETTER else "neutral"
+
+
+_MORE_IS_BETTER = {"mfu", "mfu_percent", "accuracy", "performance"}
+
+
+def group(entries: Iterable[Entry]) -> tuple[Series, ...]:
+    """Return entries as series, in the order in which they first come."""
+    found: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(tuple(entry.dimensions.get(name, "") for name in DIMENSIONS), []).append(entry)
+    return tuple(with_failures(_series(key, members) for key, members in found.items()))
+
+
+def with_failures(found: Iterable[Series]) -> Iterator[Series]:
+    """Yield series, those of failures that name no metric counted with the first that has their other dimensions."""
+    every = list(found)
+    blank = {series.key[:-1]: series for series in every if not series.key[-1]}
+    named = [joined(blank.pop(one.key[:-1], None), one) if one.key[-1] else None for one in every]
+    yield from (series for series in named if series is not None)
+    yield from blank.values()
+
+
+def joined(first: Series | None, second: Series) -> Series:
+    """Return the samples of two series as one, under the second's dimensions."""
+    if first is None:
+        return second
+    return replace(
+        second,
+        values=first.values + second.values,
+        samples=first.samples + second.samples,
+        facts=merged_facts({name: text} for one in (first, second) for name in one.facts for text in one.facts[name]),
+        failed=first.failed + second.failed,
+        skipped=first.skipped + second.skipped,
+    )
+
+
+def matches(dimensions: Mapping[str, str], cells: Mapping[str, str], where: Mapping[str, str]) -> bool:
+    """Return whether a result has these dimensions, or these cells."""
+    return all(text in (dimensions.get(name), cells.get(name, "").strip()) for name, text in where.items())
+
+
+def _series(key: tuple[str, ...], members: Sequence[Entry]) -> Series:
+    samples = tuple(entry.sample for entry in members if entry.sample is not None)
+    return Series(
+        key=key,
+        values=tuple(sample.value for sample in samples),
+        samples=samples,
+        facts=merged_facts(sample.facts for sample in samples),
+        failed=sum(entry.sample is None and entry.status != Status.SKIPPED.value for entry in members),
+        skipped=sum(entry.status == Status.SKIPPED.value for entry in members),
+        direction=direction_of(key[-1]),
+    )
+
+
+def merged_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
+    """Return the different values of each fact, the latest of them where there are many."""
+    found: dict[str, dict[str, None]] = {}
+    for one in facts:
+        for name, text in one.items():
+            values = found.setdefault(name, {})
+            values.pop(text, None)
+            values[text] = None
+    return {name: tuple(values)[-_MOST_FACTS:] for name, values in found.items()}
+
+
+# Rows of a results file → entries.
+
+
+def of_row(cells: Mapping[str, str], place: str) -> Entry:
+    """Return one row of a results file; `place` names file and line."""
+    dimensions = dimensions_of_row(cells)
+    facts = {name: text for name in FACTS if (text := cells.get(name, "").strip())}
+    sample = Sample(value=0.0, place=place, suspect=cells.get("suspect", ""), run=cells.get("run", ""), facts=facts)
+    return _entry(dimensions, cells, sample)
+
+
+def dimensions_of_row(cells: Mapping[str, str]) -> dict[str, str]:
+    """Return the dimensions that a row has: all of them, unknown ones blank."""
+    return {name: _normal(_first_text(cells, names)) for name, names in _COLUMNS.items()}
+
+
+def _entry(dimensions: dict[str, str], cells: Mapping[str, str], sample: Sample) -> Entry:
+    status = cells.get("status", "").strip().upper()
+    value, cause = judge_number(cells.get("performance", "").strip(), dimensions["metric"])
+    if status in WITHOUT_NUMBER or value is None or cause is not Cause.NONE:
+        return Entry(dimensions=dimensions, status=status or Status.FAILURE.value)
+    return Entry(dimensions=dimensions, status=status, sample=replace(sample, value=value))
+
+
+WITHOUT_NUMBER = (Status.FAILURE.value, Status.SKIPPED.value)
+
+
+def _first_text(cells: Mapping[str, str], names: Sequence[str]) -> str:
+    return next((text for name in names if (text := cells.get(name, "").strip())), "")
+
+
+def _normal(text: str) -> str:
+    """Return a whole number without the `.0` that pandas adds to a column with blanks; other text as it is."""
+    whole, _, rest = text.partition(".")
+    return whole if rest and whole.isdigit() and not rest.strip("0") else text
+
+
+# Records of runs → entries.
+
+
+def of_record(record: Record, place: str) -> Iterator[Entry]:
+    """Yield the results of one run: one for each of its rows, as they are or would be in perf.csv.
+
+    A warm-up has none.
+    """
+    if record.is_warm_up:
+        return
+    rows = record.rows.cells if record.rows is not None else _rows_without_file(record)
+    dimensions, facts = record_dimensions(record), record_facts(record)
+    sample = Sample(
+        value=0.0,
+        run=record.id,
+        when=record.started,
+        place=place,
+        suspect="; ".join(record.suspect),
+        steady_cv=record.window.cv if record.window is not None else None,
+        facts=facts,
+    )
+    for cells in rows:
+        yield _recorded_entry(dimensions, cells, sample)
+
+
+def of_plan_row(plan: RunPlan, cells: Mapping[str, str]) -> Entry:
+    """Return a row that a run is about to append."""
+    planned = Record(status=Status.FAILURE, **plan_fields(plan))
+    return _recorded_entry(record_dimensions(planned), cells, Sample(value=0.0, run=plan.id))
+
+
+def _recorded_entry(dimensions: Mapping[str, str], cells: Mapping[str, str], sample: Sample) -> Entry:
+    own = {name: _normal(_first_text(cells, _COLUMNS[name])) for name in ("model", "metric")}
+    return _entry({**dimensions, **{name: text for name, text in own.items() if text}}, cells, sample)
+
+
+def _rows_without_file(record: Record) -> Iterator[dict[str, str]]:
+    """Yield the rows of a run that appended none (`--no-rows`)."""
+    for metric in record.metrics:
+        model = f"{record.card}_{metric.label}" if metric.label else record.card
+        yield {
+            "model": model,
+            "metric": metric.metric,
+            "performance": metric.text,
+            "status": record.status.value,
+        }
+    if not record.metrics:
+        yield {"model": record.card, "status": record.status.value}
+
+
+def record_dimensions(record: Record) -> dict[str, str]:
+    """Return the dimensions of a run that its record has."""
+    variant, place = record.variant, record.place
+    known = {
+        "model": record.card,
+        "backend": record.backend,
+        "recipe": record.recipe,
+        "mode": variant.mode if variant else "",
+        "precision": variant.precision if variant else "",
+        "seq_len": variant.seq_len if variant else None,
+        "micro_batch": variant.micro_batch if variant else None,
+        "global_batch": variant.global_batch if variant else None,
+        "device": record.device,
+        "gpus": place.nodes * place.gpus_per_node if place else None,
+        "nodes": place.nodes if place else None,
+        "metric": "",
+    }
+    return {name: "" if value is None else str(value) for name, value in known.items()}
+
+
+def record_facts(record: Record) -> dict[str, str]:
+    """Return what a run ran with that can change its number, by name."""
+    provenance = record.provenance
+    # the study's own are at another place each time, and "caches" says what they are
+    own = CACHE_VARIABLES if record.study is not None and record.study.caches else ()
+    facts = {
+        "image": record.image.ref,
+        "image digest": record.image.digest or record.image.base_digest,
+        "script": provenance.script_sha256[:12],
+        "machine": record.hostname,
+        "runtime": record.runtime,
+        "git commit": record.git_commit,
+        "madlite": record.madlite,
+        "caches": record.caches,
+        **{f"gpu {name}": text for name, text in provenance.gpu.items()},
+        **{f"host {name}": text for name, text in provenance.host.items()},
+        **{f"inside {name}": text for name, text in provenance.inside.items()},
+        **{f"repository {name}": text for name, text in provenance.repositories.items()},
+        **{f"package {name}": text for name, text in provenance.packages.items()},
+        **{f"env {name}": text for name, text in provenance.environment.items() if name not in own},
+        **{f"setting {name}": str(value) for name, value in record.settings.items()},
+        **{f"config {name}": text for name, text in record.config.items()},
+        "args": record.args,
+    }
+    return {name: text for name, text in facts.items() if text}
+
+
+# Which series of two sources belong together.
+
+
+class Pair(Value, frozen=True):
+    """A series of the base and one of the new side, with the dimensions that one of them does not have."""
+
+    base: Series
+    new: Series
+    unknown: tuple[str, ...] = ()
+
+
+def pair(
+    base: Sequence[Series], new: Sequence[Series], across: Sequence[str] = ()
+) -> tuple[list[Pair], list[Series], list[Series]]:
+    """Return the pairs whose known dimensions agree but for those `across`, and what is left of either side.
+
+    A series with several possible partners gets the one that shares the most known dimensions; where two share equally
+    many it gets none: the caller names a filter.
+    """
+    candidates: dict[tuple[str, str], list[Series]] = {}
+    ends = [DIMENSIONS.index(name) for name in ("model", "metric")]
+    ignored = [DIMENSIONS.index(name) for name in across]
+    for series in base:
+        candidates.setdefault(_key_ends(series, ends, ignored), []).append(series)
+    pairs: list[Pair] = []
+    unpaired: list[Series] = []
+    for series in new:
+        partners = _partners(candidates.get(_key_ends(series, ends, ignored), ()), series, ignored)
+        if len(partners) == 1:
+            pairs.append(Pair(base=partners[0], new=series, unknown=_unknown(partners[0], series)))
+        else:
+            unpaired.append(series)
+    paired = {id(one.base) for one in pairs}
+    return pairs, [series for series in base if id(series) not in paired], unpaired
+
+
+def _key_ends(series: Series, ends: Sequence[int], ignored: Sequence[int]) -> tuple[str, str]:
+    """Return model and metric, which every source has."""
+    model, metric = ("" if place in ignored else series.key[place] for place in ends)
+    return model, metric
+
+
+def _partners(candidates: Iterable[Series], series: Series, ignored: Sequence[int]) -> list[Series]:
+    """Return the candidates that agree with a series, those of them that share the most known dimensions."""
+    fitting = [(one, _shared(one.key, series.key)) for one in candidates if _agrees(one.key, series.key, ignored)]
+    most = max((shared for _, shared in fitting), default=0)
+    return [one for one, shared in fitting if shared == most]
+
+
+def _agrees(one: Sequence[str], other: Sequence[str], ignored: Sequence[int]) -> bool:
+    """Return whether no dimension differs that both have."""
+    both = enumerate(zip(one, other, strict=True))
+    return all(a == b or not a or not b or place in ignored for place, (a, b) in both)
+
+
+def _shared(one: Sequence[str], other: Sequence[str]) -> int:
+    return sum(bool(a) and a == b for a, b in zip(one, other, strict=True))
+
+
+def _unknown(one: Series, other: Series) -> tuple[str, ...]:
+    both = zip(DIMENSIONS, one.key, other.key, strict=True)
+    return tuple(name for name, a, b in both if not a or not b)

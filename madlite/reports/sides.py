@@ -1,0 +1,216 @@
+"""What a user names as one side of a comparison → its series: files, folders, runs, baselines, filters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
+from madlite.model import Value
+from madlite.plan.inputs import RUNS
+from madlite.reports.baselines import baseline_names, load_baseline
+from madlite.reports.results_files import Read, read_results
+from madlite.reports.runs import (
+    LAST,
+    StoredRun,
+    appended_to,
+    find_named,
+    is_run,
+    list_runs,
+    names_with,
+    newest,
+    open_run,
+    run_names,
+)
+from madlite.reports.series import DIMENSIONS, Entry, Series, group, joined, matches, of_record, record_facts
+from madlite.results.header import recorded_row
+
+BASELINE = "baseline:"
+HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
+
+
+class Side(Value, frozen=True):
+    """One side of a comparison: how it is called, its series, the ids of its runs where they are known."""
+
+    label: str
+    series: tuple[Series, ...]
+    runs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_side(name: str, runs: Path, where: Mapping[str, str]) -> Side:
+    """Return what a name stands for: a file, a folder, a run, a study or batch, a baseline, or `KEY=VALUE`.
+
+    `runs` is the folder of runs of the working folder, which need not exist; `where` keeps results with these
+    dimensions, columns or facts.
+
+    Raises:
+        UsageProblem: nothing is named so, or it has no results.
+    """
+    found = _found(name, runs, where)
+    if not found.series:
+        kept = " with " + ", ".join(f"{key}={text}" for key, text in where.items()) if where else ""
+        notes = f": {'; '.join(found.notes)}" if found.notes else ""
+        raise UsageProblem(f"{name} has no results{kept}{notes}", "madlite runs lists the runs of this folder")
+    return found
+
+
+def _found(name: str, runs: Path, where: Mapping[str, str]) -> Side:
+    if name.startswith(BASELINE):
+        return _of_baseline(runs, name.removeprefix(BASELINE), where)
+    if (path := Path(name)).exists() and not (path.is_dir() and is_run(path)):
+        return _of_folder(path, where) if path.is_dir() else _of_file(path, where)
+    if name in baseline_names(runs):
+        return _of_baseline(runs, name, where)
+    if chosen := _chosen_runs(path.name if path.is_dir() else name, path.parent if path.is_dir() else runs):
+        return of_runs(name, chosen, where)
+    key, _, text = name.partition("=")
+    if text and key:
+        return of_runs(name, list_runs(runs) if runs.is_dir() else (), {**where, key: text})
+    raise _unknown(name, runs)
+
+
+def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side]:
+    """Return one side for each value of a column of a results file, in the order of the file.
+
+    Raises:
+        UsageProblem: the file cannot be read, or has no such column.
+    """
+    read = read_results(path, where=where, by=column)
+    return [
+        Side(label=f"{column}={value or '(blank)'}", series=one.series, notes=one.notes) for value, one in read.items()
+    ]
+
+
+def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> Side:
+    """Return the results of runs; those that are not over, or whose records cannot be trusted, have none."""
+    entries: list[Entry] = []
+    used, notes = [], []
+    for run in runs:
+        if run.doubt or run.problem:
+            notes.append(f"{run.folder.name}: {run.doubt or run.problem}")
+        elif run.state == run.record.status.value:
+            facts = record_facts(run.record) if where else {}
+            found = [one for one in of_record(run.record, str(run.folder)) if matches(one.dimensions, facts, where)]
+            entries += found
+            used += [run.folder.name] if found else []
+    return Side(label=label, series=group(entries), runs=tuple(used), notes=tuple(notes))
+
+
+def _of_file(path: Path, where: Mapping[str, str]) -> Side:
+    return _joined(str(path), read_results(path, where=where, recorded=partial(_recorded, path)).values())
+
+
+def _recorded(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], list[Entry]]:
+    """Return the results that runs beside a file appended to it, by row."""
+    found: dict[tuple[str, ...], list[Entry]] = {}
+    for folder, record, rows in appended_to(path):
+        for cells, entry in zip(rows, of_record(record, str(folder)), strict=True):
+            found.setdefault(recorded_row(cells, columns), []).append(entry)
+    return found
+
+
+def _of_folder(folder: Path, where: Mapping[str, str]) -> Side:
+    """Return the results of a folder: those of its runs, else of perf.csv, else of every results file in it."""
+    runs = folder if folder.name == RUNS else folder / RUNS
+    if runs.is_dir() and (found := of_runs(str(folder), list_runs(runs), where)).series:
+        return found
+    files = [folder / "perf.csv"] if (folder / "perf.csv").is_file() else sorted(folder.glob("*.csv"))
+    reads: list[Read] = []
+    notes: list[str] = []
+    for file in files:
+        try:
+            reads += read_results(file, where=where, recorded=partial(_recorded, file)).values()
+        except UsageProblem as problem:
+            notes.append(problem.message)
+    side = _joined(str(folder), reads)
+    return Side(label=side.label, series=side.series, notes=(*side.notes, *notes))
+
+
+def _joined(label: str, reads: Iterable[Read]) -> Side:
+    series: dict[tuple[str, ...], Series] = {}
+    notes: list[str] = []
+    for read in reads:
+        notes += read.notes
+        for one in read.series:
+            series[one.key] = joined(series.get(one.key), one)
+    ids = dict.fromkeys(sample.run for one in series.values() for sample in one.samples if sample.run)
+    return Side(label=label, series=tuple(series.values()), runs=tuple(ids), notes=tuple(notes))
+
+
+def _of_baseline(runs: Path, name: str, where: Mapping[str, str]) -> Side:
+    found = load_baseline(runs, name)
+    kept = tuple(one for one in found.series if matches(dict(zip(DIMENSIONS, one.key, strict=True)), {}, where))
+    return Side(label=f"baseline {name}", series=kept, runs=found.runs)
+
+
+def _chosen_runs(name: str, runs: Path) -> list[StoredRun]:
+    """Return the runs that a name stands for: one, or those of a study or batch."""
+    if not runs.is_dir():
+        return []
+    last, _, back = name.partition("~")
+    if last == LAST and (not back or back.isdigit()):
+        return [_back(runs, int(back or 0))]
+    try:
+        folder = find_named(runs, name)
+    except UsageProblem:
+        if (group := _group(name, runs)) is not None:
+            return group
+        raise
+    return [open_run(folder)] if folder is not None else _group(name, runs) or []
+
+
+def _back(runs: Path, back: int) -> StoredRun:
+    found = newest(runs, back + 1)
+    if len(found) <= back:
+        raise UsageProblem(f"last~{back}: {runs} has {len(found)} runs", "madlite runs lists them")
+    return found[-1 - back]
+
+
+def _group(name: str, runs: Path) -> list[StoredRun] | None:
+    """Return the runs of the study or batch whose id begins so; None without any."""
+    found = [run for run in list_runs(runs) if name and any(one.startswith(name) for one in _groups(run))]
+    return found or None
+
+
+def _groups(run: StoredRun) -> tuple[str, ...]:
+    return (run.record.study.id if run.record.study else "", run.record.batch)
+
+
+def _unknown(name: str, runs: Path) -> UsageProblem:
+    known = [*baseline_names(runs), *(run_names(runs) if runs.is_dir() else ()), *_csv_files(), LAST]
+    close = nearest_words(name, known, most=1) or names_with(known, name)[-1:]
+    hint = "a results file, a folder, a run's id, last, last~1, a baseline, or device=MI300X"
+    return UsageProblem(
+        f"{name!r} is no file, run, study or baseline", one_hint(f"did you mean {close[0]}?" if close else "", hint)
+    )
+
+
+def _csv_files() -> list[str]:
+    try:
+        return [entry.name for entry in os.scandir() if entry.name.endswith(".csv")]
+    except OSError:
+        return []
+
+
+class RunHistory:
+    """The numbers of a folder's earlier runs, series by series; they are read when the first is asked for."""
+
+    def __init__(self, runs: Path, without: Iterable[str]) -> None:
+        self._runs, self._without = runs, frozenset(without)
+        self._series: dict[tuple[str, ...], tuple[float, ...]] | None = None
+
+    def __call__(self, series: Series) -> Sequence[float]:
+        """Return a series' earlier numbers, the oldest first."""
+        if self._series is None:
+            self._series = {one.key: one.values for one in self._read()} if self._runs.is_dir() else {}
+        return self._series.get(series.key, ())
+
+    def _read(self) -> Iterator[Series]:
+        try:
+            runs = newest(self._runs, HISTORY_RUNS)
+        except (MadliteError, OSError):
+            return iter(())
+        return iter(of_runs("history", (run for run in runs if run.folder.name not in self._without), {}).series)
