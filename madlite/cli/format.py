@@ -178,12 +178,14 @@ def compute_lines(result: Result) -> Iterator[str]:
 
 
 def telemetry_lines(result: Result) -> Iterator[str]:
-    """Yield the telemetry of the steady window of a success, where it has enough samples."""
+    """Yield the telemetry of the steady window of a success, where it has enough samples, and of its start."""
     found = result.telemetry
     if found is None or result.status is not Status.SUCCESS:
         return
     if found.over == "window" and found.samples >= LEAST_SAMPLES:
         yield from _gpu_line(found)
+    elif began := start_text(found):
+        yield f"the GPUs {began}"
     elif not found.samples and found.problem:
         yield f"no telemetry: {found.problem[:LONGEST]}"
 

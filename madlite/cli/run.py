@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from madlite.model import Json, Runtime
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
+    from madlite.run.batch import RelativeChange
     from madlite.run.screen import RunOutcome
     from madlite.run.settle import Settle
 

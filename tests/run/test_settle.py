@@ -45,7 +45,8 @@ def test_the_first_run_starts_at_once_and_the_next_within_two_degrees_of_it(gpus
     assert first.waited_s == 0 and starts[1].clock_mhz == 132.0 and settling_text(first) == ""
     gpus.celsius = 60.0
     starts, second = gpus.wait(settle)
-    assert (second.from_c, second.to_c, second.target_c, second.waited_s, second.reached) == (60.0, 42.0, 42.0, 18.0, True)
+    assert (second.from_c, second.to_c, second.target_c) == (60.0, 42.0, 42.0)
+    assert (second.waited_s, second.reached) == (18.0, True)
     assert starts[1].temperature_c == 42.0, "the start that stands beside the number is that after the wait"
     assert settling_text(second) == "waited 18 s for the GPUs to cool down from 60 °C to 42 °C (--settle)"
     assert gpus.said[0] == "cooling down: 60 °C, until 42 °C"

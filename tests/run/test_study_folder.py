@@ -39,7 +39,8 @@ def test_what_a_kill_left_is_listed_and_removed(tmp_path: Path):
     folder.make_caches("series-1", ["triton"])
     (caches_path(tmp_path, ID, "series-1") / "triton/kernel").touch()
     killed(folder)
-    (left,) = [one for one in find_leftovers(tmp_path, {"DOCKER_HOST": "unix:///none"}).leftovers if one.kind == "study"]
+    found = find_leftovers(tmp_path, {"DOCKER_HOST": "unix:///none"}).leftovers
+    (left,) = [one for one in found if one.kind == "study"]
     assert (left.run_id, left.handle) == (ID, str(study_path(tmp_path, ID)))
     assert remove(left, {}) is None and not study_path(tmp_path, ID).exists()
 

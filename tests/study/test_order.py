@@ -46,12 +46,13 @@ def test_runs_come_in_turns_after_one_warm_up_of_each(tmp_path):
 
 
 def test_each_run_has_its_own_folder_also_in_its_files_and_else_the_same_plan(tmp_path):
-    repeat = plan_repeat(planned(tmp_path, "a", env={"A_TOKEN": Secret("s3cr3t"), "WHERE": f"madlite_runs/{run_id('a')}"}), ID, 2)
-    first, second = repeat.runs
-    assert second.plan.folder == tmp_path / "madlite_runs" / second.plan.id
-    assert second.files[0].data == f"cd {second.plan.folder}\n".encode()
-    assert second.plan.env["WHERE"] == f"madlite_runs/{second.plan.id}" and second.plan.env["A_TOKEN"] == Secret("s3cr3t")
-    assert (second.plan.card, second.plan.image, second.plan.mounts) == (first.plan.card, first.plan.image, first.plan.mounts)
+    env = {"A_TOKEN": Secret("s3cr3t"), "WHERE": f"madlite_runs/{run_id('a')}"}
+    repeat = plan_repeat(planned(tmp_path, "a", env=env), ID, 2)
+    first, second = plans(repeat)
+    assert second.folder == tmp_path / "madlite_runs" / second.id
+    assert repeat.runs[1].files[0].data == f"cd {second.folder}\n".encode()
+    assert second.env["WHERE"] == f"madlite_runs/{second.id}" and second.env["A_TOKEN"] == Secret("s3cr3t")
+    assert (second.card, second.image, second.mounts) == (first.card, first.image, first.mounts)
 
 
 def test_warm_caches_are_a_series_own_and_cold_ones_a_run_s(tmp_path):

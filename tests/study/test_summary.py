@@ -74,7 +74,7 @@ def test_starts_far_apart_and_different_images_are_told():
     def began(celsius: float) -> Telemetry:
         return Telemetry(start=(GpuStart(index=0, temperature_c=30.0), GpuStart(index=1, temperature_c=celsius)))
 
-    ends = [good(1, telemetry=began(35), image=ImageUsed(id="x")), good(1, telemetry=began(52), image=ImageUsed(id="y"))]
+    ends = [good(1, telemetry=began(at), image=ImageUsed(id=name)) for at, name in ((35, "x"), (52, "y"))]
     *_, hot, images = summary_lines(summarise(ID, "repeat", map(sample, ends)))
     assert hot == "    the runs began with GPUs of 35 to 52 °C: --settle waits until they have cooled down"
     assert images == "    the runs had 2 different images"
@@ -85,8 +85,8 @@ def test_starts_far_apart_and_different_images_are_told():
 def test_the_same_statistics_come_from_records_without_the_warm_up():
     def record(value: float, index: int | None) -> Record:
         study = Study(id=ID, kind="repeat", series=1, index=index, count=2, warm_up=index is None, caches="warm")
-        result = good(value)
-        return Record(id=f"r{index}", status=result.status, card="a", study=study, caches="warm", metrics=result.metrics)
+        metrics = good(value).metrics
+        return Record(id=f"r{index}", status=Status.SUCCESS, card="a", study=study, caches="warm", metrics=metrics)
 
     records = [record(500, None), record(10, 1), record(12, 2)]
     (series,) = summarise(ID, "repeat", samples_of_records(records)).series
