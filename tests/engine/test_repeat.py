@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from tests.engine.checkout import Checkout, end
+from tests.engine_fixture import remove_built
 
 # prints what the cache has, leaves a kernel of its own in it, and a number that grows with each run of the folder
 COUNTS = """cache=$TORCHINDUCTOR_CACHE_DIR
@@ -87,6 +88,26 @@ def test_cold_runs_find_nothing_and_neither_does_another_study(checkout: Checkou
     assert [one["study"]["warm_up"] for one in every].count(True) == 1 and len(checkout.rows) == 3
     assert caches_left(checkout) == [] and "of one run: no interval" in done.stdout
     checkout.assert_nothing_left()
+
+
+@pytest.mark.engine
+def test_a_manifest_is_repeated_and_an_image_is_built_anew_once(tmp_path, engine, base_image):
+    checkout = Checkout(tmp_path / "mad", "docker", engine)
+    checkout.name_dockerfile(f"own{os.getpid()}")
+    checkout.card("one", COUNTS)
+    try:
+        done = checkout.run("--tags", "one", "--repeat", "2", "--clean-docker-cache")
+        assert done.returncode == 0, done.stdout + done.stderr
+        plans = [json.loads(path.read_text()) for path in checkout.folder.glob("madlite_runs/*/plan.json")]
+        fresh = [(one["study"]["warm_up"], one["image"]["no_cache"]) for one in plans]
+        assert sorted(fresh) == [(False, False), (False, False), (True, True)]
+        manifest = json.loads((checkout.folder / "build_manifest.json").read_text())
+        assert len(manifest["built_images"]) == len(manifest["built_models"]) == 1
+        done = checkout.run("--manifest-file", "build_manifest.json", "--repeat", "2")
+        assert done.returncode == 0 and "2 of 2 runs, caches warm" in done.stdout, done.stdout + done.stderr
+        assert [row["performance"] for row in checkout.rows] == ["2", "3", "5", "6"]
+    finally:
+        remove_built(engine, tmp_path)
 
 
 @pytest.mark.host
