@@ -9,7 +9,7 @@ import msgspec
 
 from madlite.cli.format import span_text
 from madlite.model import Json
-from madlite.study.repeat import Repeat, plan_repeat, run_repeat
+from madlite.study.repeat import KIND, Repeat, plan_repeat, run_repeat
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary, samples_of_records, summarise
 from madlite.workspace.study import SUMMARY, study_path
 
@@ -80,7 +80,7 @@ def statistics_of(records: Sequence[Record]) -> list[str]:
         return []
     ((study_id, kind),) = studies
     samples = list(samples_of_records(records))
-    return [*summary_lines(summarise(study_id, kind, samples))] if kind == "repeat" and samples else []
+    return [*summary_lines(summarise(study_id, kind, samples))] if kind == KIND and samples else []
 
 
 def summary_lines(summary: StudySummary) -> Iterator[str]:

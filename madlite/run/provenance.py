@@ -274,6 +274,8 @@ class TelemetryRecorder:
             reader.close()
         from madlite.run.settle import settling_text
 
+        if over.is_set():  # nothing began
+            return
         text = settling_text(self._settling) if self._settling is not None else settle.unknown()
         self.notes = (text,) if text else ()
 

@@ -48,7 +48,7 @@ class Settle:
             self._target_c = first_c + NEAR_C
         while now_c > self._target_c and self._clock() - began_s < self._limit_s and not over.is_set():
             say(f"cooling down: {now_c:.0f} °C, until {self._target_c:.0f} °C")
-            over.wait(interval_s())
+            over.wait(min(interval_s(), self._limit_s - (self._clock() - began_s)))
             if (read_c := hottest(again := tuple(read()))) is None:
                 break
             starts, now_c = again, read_c

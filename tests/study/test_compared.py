@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from madlite.cli.reproduce import command_options
 from madlite.model import Metric, Provenance, Status, Study
 from madlite.reports.series import of_record, record_facts
 from madlite.results.record import Record
@@ -32,3 +33,8 @@ def test_what_the_caches_hold_is_compared_and_where_a_study_has_them_is_not():
     assert facts["caches"] == "warm" and facts["env NCCL_DEBUG"] == "WARN" and "env TRITON_CACHE_DIR" not in facts
     own = record_facts(replace(RECORD, study=None, caches="user"))
     assert own["caches"] == "user" and own["env TRITON_CACHE_DIR"] == "/x/series-1/triton"
+
+
+def test_the_command_of_one_run_repeats_none():
+    words = ("run", "--tags", "a", "--repeat", "5", "--cold", "--settle=45", "--settle-timeout", "9", "--keep-model-dir")
+    assert command_options(words).words == ("--keep-model-dir",)
