@@ -36,5 +36,5 @@ def test_what_the_caches_hold_is_compared_and_where_a_study_has_them_is_not():
 
 
 def test_the_command_of_one_run_repeats_none():
-    words = ("run", "--tags", "a", "--repeat", "5", "--cold", "--settle=45", "--settle-timeout", "9", "--keep-model-dir")
-    assert command_options(words).words == ("--keep-model-dir",)
+    words = ("run", "--tags", "a", "--repeat", "5", "--cold", "--settle=45", "--settle-timeout", "9")
+    assert command_options((*words, "--keep-model-dir")).words == ("--keep-model-dir",)
