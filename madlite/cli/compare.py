@@ -141,7 +141,7 @@ def command(
         click.echo(without_secrets(as_markdown(report, found, top)), nl=False)
     else:
         show(report, found, top)
-    return int(ExitCode.REGRESSION if found else ExitCode.OK)
+    return int(ExitCode.RESULT_CHECK_FAILED if found else ExitCode.OK)
 
 
 def make_settings(*, effect: float, noise: float | None, alpha: float, better: Sequence[str]) -> Settings:

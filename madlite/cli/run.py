@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.arguments import closing_lines
+from madlite.cli.format import may_have_reference
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -31,7 +33,7 @@ from madlite.cli.screens import Sink
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
-from madlite.model import RunPlan
+from madlite.model import Result, RunPlan
 from madlite.plan.actions import bind_model_dir
 from madlite.run.one import secrets_for
 from madlite.run.screen import Planned
@@ -195,7 +197,8 @@ def _run(
     planned = runs.planned
     batch = BatchFiles(planned, options, params)
     sink = Sink(sys.stdout.fileno())
-    screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract))
+    compare = partial(_compare, plugins)
+    screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract), compare=compare)
     try:
         for text in (*warnings, *_recovery_warnings(options, plugins.runtimes())):
             screen.warn(text)
@@ -216,7 +219,7 @@ def _run(
         sink.close()
     failed_gate = against.show(one.plan.folder for one in planned)
     if failed_gate and outcome.exit_code is ExitCode.OK and not batch.failed:
-        return int(ExitCode.REGRESSION)
+        return int(ExitCode.RESULT_CHECK_FAILED)
     only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
 
@@ -285,6 +288,15 @@ def _make_settle(params: dict[str, Any]) -> Settle | None:
     from madlite.run.settle import make_settle
 
     return make_settle(params["settle"], params["settle_timeout"])
+
+
+def _compare(plugins: Plugins, plan: RunPlan, result: Result) -> str:
+    """Return how a success compares with published figures; what can have none loads none."""
+    if not may_have_reference(result, plan.variant):
+        return ""
+    from madlite.cli.references import compare_planned
+
+    return compare_planned(plugins, plan.workspace, plan, result)
 
 
 def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[str]) -> None:

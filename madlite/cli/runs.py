@@ -98,8 +98,14 @@ def _cells(run: StoredRun) -> Iterator[str]:
     yield (record.variant.precision if record.variant else "") or "-"
     yield _gpus(run)
     doubt = " (not as madlite left it)" if run.doubt else ""
-    waits = ("" if run.collected else ", not collected") + (", warm-up" if record.is_warm_up else "")
-    yield status_text(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + waits + doubt
+    marks = {
+        "not collected": not run.collected,
+        "imported": bool(run.origin),
+        "pruned": bool(run.pruned),
+        "warm-up": record.is_warm_up,
+    }
+    more = "".join(f", {word}" for word, is_so in marks.items() if is_so)
+    yield status_text(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + more + doubt
     yield f"{headline.text} {headline.metric}" if headline else "-"
     yield "-" if took_s is None else duration(took_s)
 

@@ -87,7 +87,7 @@ def _reason(one: Comparison, gate: Gate) -> str:
         return one.reason if one.pair.base.values and not one.pair.new.values else ""
     if gate.what == "suspicious":
         return one.reason or "suspicious" if one.verdict is Verdict.SUSPICIOUS else ""
-    return _change_reason(one, gate)
+    return _change_reason(one, gate) if gate.what in _CHANGES else ""
 
 
 def _change_reason(one: Comparison, gate: Gate) -> str:

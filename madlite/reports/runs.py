@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +36,8 @@ class StoredRun(Value, frozen=True):
     record: Record
     problem: str = ""
     doubt: str = ""  # what is wrong with the record: another program wrote or changed it
+    origin: str = ""  # the archive that it was imported from
+    pruned: bool = False  # whether `madlite prune` removed its files, all but the record and the plan
     collected: bool = True  # False where its result waits for `madlite collect`; then the record is the one it gets
 
     @property
@@ -145,8 +148,10 @@ def is_run(folder: Path) -> bool:
 
 def open_run(folder: Path, noted: NotedRuns | None = None) -> StoredRun:
     """Return one run; never raises for what its folder holds."""
-    run = _opened(folder)
-    return replace(run, doubt=run.doubt or (noted or NotedRuns(folder.parent)).doubt(folder))
+    run, noted = _opened(folder), noted or NotedRuns(folder.parent)
+    doubt, pruned = run.doubt or noted.doubt(folder), noted.pruned.get(folder.name)
+    is_pruned = pruned is not None and pruned.pruned == "files"
+    return replace(run, doubt=doubt, origin=noted.origin(folder.name), pruned=is_pruned)
 
 
 def _opened(folder: Path) -> StoredRun:
@@ -214,6 +219,24 @@ def find_named(runs: Path, name: str) -> Path | None:
     if len(matching) > 1:
         raise _several(name, matching)
     return runs / matching[0] if matching else None
+
+
+_PATTERN = frozenset("*?[")
+
+
+def match_runs(runs: Path, name: str) -> list[Path]:
+    """Return the folders of the runs that a name or a pattern of ids stands for, at least one.
+
+    Raises:
+        UsageProblem: none is like it, or several have a part of a name.
+    """
+    names = run_names(runs)
+    if name in names or not _PATTERN & set(name):
+        return [find_run(runs, name)]
+    matching = fnmatch.filter(names, name)
+    if not matching:
+        raise UsageProblem(f"no run is like '{name}'", "madlite runs lists them")
+    return [runs / one for one in matching]
 
 
 def run_names(runs: Path) -> list[str]:

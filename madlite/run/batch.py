@@ -199,7 +199,7 @@ class ResultWriter:
                     place = folder.files
                 saved = save_rows(rows, place, new_columns(self._options.contract))
         except (RecordError, OSError) as problem:
-            return "", f"it cannot be kept either ({problem}): {[row.cells for row in rows]}"
+            return "", f"it cannot be saved either ({problem}): {[row.cells for row in rows]}"
         return saved.name, f"it is saved in {saved}"
 
     def _write_side_files(self, result: Result) -> None:
@@ -290,7 +290,7 @@ class Batch:
         self._clock, self._journal, self._at_once = clock, journal or BatchJournal(), at_once
         self._settle, self._later = settle, later
         self._planned = [replace(one, plan=replace(one.plan, batch=self._journal.id)) for one in planned]
-        self._one = threading.Lock()  # guards all below
+        self._lock = threading.Lock()  # guards all below
         self._next = 0
         self._stop: StopReason | None = None  # of the whole batch
         self._stops: dict[str, StopControl] = {}  # of the running runs
@@ -311,7 +311,7 @@ class Batch:
 
     def stop(self, reason: StopReason = STOPPED, run_id: str | None = None) -> None:
         """End one run, or all running ones and start no other; safe from any thread.  A second call kills at once."""
-        with self._one:
+        with self._lock:
             if run_id is None:
                 self._stop = self._stop or reason
             stops = [stop for name, stop in self._stops.items() if run_id in (None, name)]
@@ -350,7 +350,7 @@ class Batch:
             self._note(position, result, saved, bug)
 
     def _take(self) -> int | None:
-        with self._one:
+        with self._lock:
             position = self._next
             if self._stop is not None or self._bug is not None or position == len(self._planned):
                 return None
@@ -361,7 +361,7 @@ class Batch:
     def _stoppable(self, run: Run) -> Iterator[None]:
         """Let a run be stopped from outside; at once where the batch was stopped before."""
         run_id = run.plan.id
-        with self._one:
+        with self._lock:
             self._stops[run_id] = run.stop
             reason = self._stop
         if reason is not None:
@@ -369,7 +369,7 @@ class Batch:
         try:
             yield
         finally:
-            with self._one:
+            with self._lock:
                 del self._stops[run_id]
 
     def _run(self, one: Planned) -> tuple[Result, bool, Exception | None]:
@@ -391,7 +391,7 @@ class Batch:
             return result, writer.saved, bug
 
     def _note(self, position: int, result: Result, saved: bool, bug: Exception | None) -> None:
-        with self._one:
+        with self._lock:
             self._results[position] = result
             self._pending += [] if saved else [position]
             self._bug = self._bug or bug
