@@ -331,16 +331,13 @@ def _differences(shown: Sequence[Comparison]) -> Iterator[str]:
 
 
 class AgainstBaseline:
-    """What the runs of a command are compared with; nothing without a name.
+    """What the runs of a command are compared with.
 
     Raises:
         UsageProblem: nothing is named so, or a gate is none.
     """
 
     def __init__(self, name: str, fail_on: Sequence[str], workspace: Path) -> None:
-        self._side: Side | None = None
-        if not name:
-            return
         from madlite.reports.gates import read_gates
         from madlite.reports.runs import runs_folder
         from madlite.reports.sides import read_side
@@ -349,10 +346,8 @@ class AgainstBaseline:
         self._side = read_side(name, runs_folder(workspace), {})
 
     @property
-    def cell(self) -> RelativeChange | None:
+    def cell(self) -> RelativeChange:
         """What fills the column `relative_change`."""
-        if self._side is None:
-            return None
         from functools import partial
 
         from madlite.reports.against import relative_change
@@ -361,8 +356,6 @@ class AgainstBaseline:
 
     def show(self, folders: Iterable[Path]) -> bool:
         """Print the comparison of the runs in these folders, and return whether a gate tripped."""
-        if self._side is None:
-            return False
         from madlite.reports.against import compare_runs
         from madlite.reports.compare import Settings
         from madlite.reports.gates import trips
