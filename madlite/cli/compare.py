@@ -282,6 +282,7 @@ def _table(shown: Sequence[Comparison]) -> None:
 
 
 def _cells(one: Comparison, shared: set[str]) -> Iterator[str]:
+    from madlite.reports.compare import p_text
     from madlite.reports.comparison_text import change_text, interval_text, number_text
     from madlite.reports.series import DIMENSIONS, series_name
 
@@ -293,7 +294,7 @@ def _cells(one: Comparison, shared: set[str]) -> Iterator[str]:
     yield change_text(one)
     yield interval_text(one) or "-"
     yield f"{len(base.values)}/{len(new.values)}"
-    p = f" (p {one.p:.2g})" if one.p is not None else ""
+    p = f" ({p_text(one.p)})" if one.p is not None else ""
     yield one.verdict.value + p + (f": {one.reason}" if one.reason else "")
 
 
