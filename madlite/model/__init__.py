@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from madlite.model.cards import Card, CardItem, Gpu, Machine, Problem, Request, TreeCards, Vendor
+from madlite.model.exports import Exported, Exporter, ExportOptions, ExportRow
 from madlite.model.plans import (
     Action,
     Architecture,

@@ -10,7 +10,7 @@ import csv
 import os
 import warnings
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -33,6 +33,7 @@ from madlite.reports.series import (
     of_row,
     with_failures,
 )
+from madlite.results.header import comparable
 from madlite.safe_read import open_named
 from madlite.text import unlimited_fields
 
@@ -57,10 +58,21 @@ class Read(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def read_results(path: Path, *, where: Mapping[str, str] | None = None, by: str = "") -> dict[str, Read]:
+Recorded = Callable[[Sequence[str]], Mapping[tuple[str, ...], list[Entry]]]
+"""The results that runs appended to a file with these columns, by row: records know more than rows."""
+
+
+def read_results(
+    path: Path,
+    *,
+    where: Mapping[str, str] | None = None,
+    by: str = "",
+    recorded: Recorded = lambda columns: {},
+) -> dict[str, Read]:
     """Return the series of a results file; with a column `by`, those of each of its values, in the file's order.
 
-    `where` keeps the rows whose cells of these columns, or dimensions, are these.
+    `where` keeps the rows whose cells of these columns, or dimensions, are these.  Rows of a small file that are
+    `recorded` are taken from there.
 
     Raises:
         UsageProblem: it cannot be read at all, or has not the columns of results.
@@ -73,7 +85,7 @@ def read_results(path: Path, *, where: Mapping[str, str] | None = None, by: str 
             large = os.fstat(file.fileno()).st_size > SMALL_BYTES
             if large and (found := _read_large(path, header, where or {}, by)) is not None:
                 return found
-            return _read_rows(path, _Rows(path, file, header), where or {}, by)
+            return _read_rows(path, _Rows(path, file, header), where or {}, by, recorded)
     except OSError as error:
         raise UsageProblem(f"{path} cannot be read: {error.strerror or error}", f"ls -l {path}") from error
 
@@ -115,7 +127,7 @@ def _no_column(path: Path, name: str, header: Sequence[str]) -> UsageProblem:
 
 
 class _Rows:
-    """The rows of a file as mappings, with their lines; `skipped` has those that are none."""
+    """The rows of a file, with their lines; `skipped` has those that are none."""
 
     def __init__(self, path: Path, file: TextIO, header: Sequence[str]) -> None:
         self.path, self.header = path, tuple(header)
@@ -124,7 +136,7 @@ class _Rows:
         self.skipped: list[str] = []
         self.count = 0
 
-    def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
+    def __iter__(self) -> Iterator[tuple[int, list[str]]]:
         with unlimited_fields():
             while line := self._next():
                 begin = self._line
@@ -135,7 +147,7 @@ class _Rows:
                     self.skipped.append(f"line {begin} has {len(cells)} cells under {len(self.header)} columns")
                     continue
                 self.count += 1
-                yield begin, _cells(self.header, cells)
+                yield begin, cells
 
     def _next(self) -> str:
         self._line += 1
@@ -166,7 +178,7 @@ def _split(text: str) -> list[str]:
         return []
 
 
-def _cells(header: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
+def as_cells(header: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
     """Return a row's cells by column; of two columns of one name the first that has a text counts."""
     found: dict[str, str] = {}
     for name, text in zip(header, cells, strict=False):
@@ -175,15 +187,35 @@ def _cells(header: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _read_rows(path: Path, rows: _Rows, where: Mapping[str, str], by: str) -> dict[str, Read]:
+def _read_rows(path: Path, rows: _Rows, where: Mapping[str, str], by: str, recorded: Recorded) -> dict[str, Read]:
     entries: dict[str, list[Entry]] = {}
-    for line, cells in rows:
+    known = recorded(rows.header)
+    for line, texts in rows:
+        cells = as_cells(rows.header, texts)
         entry = of_row(cells, f"{path}:{line}")
+        if found := known.get(comparable(texts)):
+            entry = found.pop(0) if len(found) > 1 else found[0]
         if matches(entry.dimensions, cells, where):
             entries.setdefault(cells.get(by, "").strip(), []).append(entry)
     notes = _notes(path, rows.skipped)
-    found = {name: Read(series=group(part), rows=len(part), notes=notes) for name, part in entries.items()}
-    return found or {"": Read(series=(), rows=0, notes=notes)}
+    found_sides = {name: Read(series=group(part), rows=len(part), notes=notes) for name, part in entries.items()}
+    return found_sides or {"": Read(series=(), rows=0, notes=notes)}
+
+
+def read_cells(path: Path, notes: list[str]) -> Iterator[tuple[tuple[str, ...], int, list[str]]]:
+    """Yield columns, line and texts of each row of a file of any size; then add to `notes` what could not be read.
+
+    Raises:
+        UsageProblem: as `read_results`.
+    """
+    try:
+        with _opened(path) as file:
+            rows = _Rows(path, file, _header(path, file))
+            for line, texts in rows:
+                yield rows.header, line, texts
+    except OSError as error:
+        raise UsageProblem(f"{path} cannot be read: {error.strerror or error}", f"ls -l {path}") from error
+    notes += _notes(path, rows.skipped)
 
 
 def _notes(path: Path, skipped: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,8 +14,9 @@ from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import interrupted_batches, requested_cards
+from madlite.results.pending import rows_path
 from madlite.results.record import Record, record_json
-from madlite.results.stored import NotedRuns, has_any_file, load_record, load_result, read_plan, with_plan
+from madlite.results.stored import NotedRuns, has_any_file, load_record, load_result, read_plan, read_record, with_plan
 from madlite.workspace.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive, is_uncollected, real_folders
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
@@ -122,6 +123,19 @@ def _named(run: StoredRun, cards: Mapping[str, str]) -> StoredRun:
     """Return a run under the card that its batch names, where nothing of its own names one."""
     card = cards.get(run.folder.name, "")
     return replace(run, record=replace(run.record, card=card)) if card and not run.record.card else run
+
+
+def appended_to(file: Path) -> Iterator[tuple[Path, Record, tuple[dict[str, str], ...]]]:
+    """Yield the runs beside a results file that appended rows to it: folder, record, and the cells of these rows.
+
+    The runs are those of the folder in which the file lies, links followed; not those that madlite did not make there.
+    """
+    source = Path(os.path.realpath(file))
+    path, noted = rows_path(source, source.parent), NotedRuns(source.parent / RUNS)
+    for folder in real_folders(source.parent / RUNS):
+        record = None if noted.is_foreign(folder) else read_record(folder)
+        if record is not None and record.rows is not None and record.rows.path == path:
+            yield folder, record, record.rows.cells
 
 
 def is_run(folder: Path) -> bool:
