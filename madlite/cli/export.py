@@ -50,7 +50,7 @@ def command(
     no_plugins: bool,
     verbose: bool,
 ) -> int:
-    """Write results to files, databases and trackers of other programs; the same result again is no second one.
+    """Write results for other programs: files, databases, trackers; each result once.
 
     SOURCE is a results file, a folder, a run (an id, last, last~1), a study, a baseline, or KEY=VALUE of the runs of
     this folder. Without any it is this folder: its runs, or else perf.csv.
@@ -96,9 +96,7 @@ def _list(load: Callable[[], Plugins]) -> int:
     from madlite.reports.export.exporters import all_formats
     from madlite.text import align, printable
 
-    rows = [
-        (one.exporter.name, printable(str(getattr(one.exporter, "summary", "")))) for one in all_formats(load)
-    ]
+    rows = [(one.exporter.name, printable(str(getattr(one.exporter, "summary", "")))) for one in all_formats(load)]
     for line in align(rows):
         echo(line.rstrip())
     return int(ExitCode.OK)

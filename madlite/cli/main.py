@@ -46,7 +46,7 @@ COMMANDS = {
         "madlite.cli.database",
         "Upload a results file to MongoDB; the same row uploaded again is the same document.",
     ),
-    "export": ("madlite.cli.export", "Write results to files, databases and trackers of other programs."),
+    "export": ("madlite.cli.export", "Write results for other programs: files, databases, trackers; each result once."),
     "plugins": ("madlite.cli.plugins", "List plugins, their hooks and what is wrong with them."),
     "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
 }

@@ -36,14 +36,10 @@ def command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
     for plugin in plugins.loaded.values():
         origin = "built in" if plugin.built_in else f"{plugin.distribution} {plugin.version}"
         echo(f"{plugin.name}  ({origin})")
-        own = [name for name, owner in backends.items() if owner == plugin.name]
         echo(f"    hooks     {', '.join(plugin.hooks) or 'none'}")
-        if own:
-            echo(f"    backends  {', '.join(own)}")
-        if run_on := [name for name, owner in runtimes.items() if owner == plugin.name]:
-            echo(f"    runtimes  {', '.join(run_on)}")
-        if writes_to := [name for name, owner in exporters.items() if owner == plugin.name]:
-            echo(f"    exports to  {', '.join(writes_to)}")
+        for word, found in (("backends", backends), ("runtimes", runtimes), ("exports to", exporters)):
+            if brought := [name for name, owner in found.items() if owner == plugin.name]:
+                echo(f"    {word}  {', '.join(brought)}")
         if plugin.name in references:
             echo(f"    references  {references[plugin.name]}")
     for problem in plugins.problems:

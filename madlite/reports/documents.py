@@ -192,9 +192,7 @@ def _of_json(file: Path) -> list[Document]:
 def _keyed(contents: Iterable[Mapping[str, Json]], documents: Iterable[dict[str, Json]]) -> list[Document]:
     """Return documents with their keys; of blanks nothing goes into a key, so that a column more changes none."""
     key = ContentKeys()
-    return [
-        Document(key=key(content), fields=fields) for content, fields in zip(contents, documents, strict=True)
-    ]
+    return [Document(key=key(content), fields=fields) for content, fields in zip(contents, documents, strict=True)]
 
 
 class ContentKeys:

@@ -15,7 +15,8 @@ from tests.reports.export.sources import write_perf
 
 pytestmark = pytest.mark.host
 
-LINE = "[titan] 2026-11-21 12:00:00,000 - root - INFO - step: $n  loss: $((300 - n)).5  memory:  1.0GiB(1%)  tps: 1,234  mfu: 1%"
+FIGURES = "step: $n  loss: $((300 - n)).5  memory:  1.0GiB(1%)  tps: 1,234  mfu: 1%"
+LINE = f"[titan] 2026-11-21 12:00:00,000 - root - INFO - {FIGURES}"
 STEPS = f'for n in $(seq 1 30); do echo "{LINE}"; done\necho "performance: 5 x"\n'
 
 

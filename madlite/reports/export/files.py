@@ -63,6 +63,7 @@ class _TextFile:
     head = b""
 
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
+        """Write the rows into a file, as a whole or after those that it has."""
         path = path_of(target)
         if options.append and path != STDOUT:
             return self._append(rows, path)
@@ -120,9 +121,11 @@ class CsvExporter(_TextFile):
     head = _csv_line(COLUMNS)
 
     def line(self, row: ExportRow) -> bytes:
+        """Return its cells with commas."""
         return _csv_line(cells_of(row))
 
     def keys(self, stream: IO[bytes], path: Path) -> Iterator[str]:
+        """Yield the first cells of its lines."""
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
         try:
             with unlimited_fields():
@@ -146,9 +149,11 @@ class JsonLinesExporter(_TextFile):
     summary = "JSON Lines, an object per result; -o FILE, else the standard output"
 
     def line(self, row: ExportRow) -> bytes:
+        """Return its object."""
         return json_line(as_object(row))
 
     def keys(self, stream: IO[bytes], path: Path) -> Iterator[str]:
+        """Yield the keys of its objects."""
         import json
 
         for number, line in enumerate(stream, 1):
@@ -164,5 +169,7 @@ _REWRITE = "name another file, or write it as a whole, without --append"
 def _other_columns(path: Path, header: Iterable[str]) -> UsageProblem:
     own = [name for name in header if name not in COLUMNS]
     lacks = [name for name in COLUMNS if name not in header]
-    what = f"it has {', '.join(own[:3])}" if own else f"it lacks {', '.join(lacks[:3])}" if lacks else "in another order"
+    what = (
+        f"it has {', '.join(own[:3])}" if own else f"it lacks {', '.join(lacks[:3])}" if lacks else "in another order"
+    )
     return UsageProblem(f"{path} has other columns than an export: {what}", _REWRITE)

@@ -1,8 +1,8 @@
 """Rows → records of PyTorch HUD's benchmark results, version 3.
 
-Schema: pytorch/test-infra, clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql.  What belongs to the CI job that uploads
-them (timestamp, repo, head_sha, workflow_id, job_id) is added by its action `upload-benchmark-results`.  Numbers of runs
-that differ in nothing but the number are one record.
+Schema: pytorch/test-infra, clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql.  What belongs to the CI job that
+uploads them (timestamp, repo, head_sha, workflow_id, job_id) is added by its action `upload-benchmark-results`.
+Numbers of runs that differ in nothing but the number are one record.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ class HudExporter:
 
     name = "hud"
     summary = "PyTorch HUD's benchmark results v3, a JSON list; -o FILE.json --option benchmark=NAME"
-    options = ("benchmark",)
+    options: tuple[str, ...] = ("benchmark",)
 
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
+        """Write the rows that have numbers."""
         path = path_of(target)
         records: dict[str, dict[str, Json]] = {}
         count = 0

@@ -27,6 +27,7 @@ class ParquetExporter:
     options: tuple[str, ...] = ("append",)
 
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
+        """Write the rows into a file, as a whole or after those that it has."""
         _check_installed()
         if target in ("", "-"):
             raise UsageProblem("Parquet is written to a file, and none is named", "-o results.parquet")

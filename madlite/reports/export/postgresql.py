@@ -35,9 +35,10 @@ class PostgresqlExporter:
         "a table of PostgreSQL, each result once; -o postgresql://user@host/database --option table=results "
         "(pip install 'madlite[postgresql]')"
     )
-    options = ("table",)
+    options: tuple[str, ...] = ("table",)
 
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
+        """Insert or update the rows in one transaction."""
         table = table_of(options, with_schema=True)
         try:
             import psycopg

@@ -39,6 +39,7 @@ class PrometheusExporter:
     options: tuple[str, ...] = ()
 
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
+        """Write the latest of each series."""
         path = path_of(target)
         results: dict[tuple[str, ...], ExportRow] = {}
         runs: dict[tuple[str, ...], ExportRow] = {}
@@ -66,9 +67,7 @@ def _put(latest: dict[tuple[str, ...], ExportRow], key: tuple[str, ...], row: Ex
         latest[key] = row
 
 
-def _text(
-    results: Mapping[tuple[str, ...], ExportRow], runs: Mapping[tuple[str, ...], ExportRow]
-) -> Iterator[str]:
+def _text(results: Mapping[tuple[str, ...], ExportRow], runs: Mapping[tuple[str, ...], ExportRow]) -> Iterator[str]:
     for name, words, value in _FAMILIES:
         yield from _family(name, words, _RESULT, ((key, value(row)) for key, row in results.items()))
     last = ((key, float(row.status == "SUCCESS")) for key, row in runs.items())

@@ -32,7 +32,6 @@ from madlite.results.record import Record
 from madlite.text import printable, whole_number
 
 _NUMBERS = ("seq_len", "micro_batch", "global_batch", "gpus", "nodes")
-_TEXTS = tuple(name for name in DIMENSIONS if name not in _NUMBERS)
 _REMEMBERED = 8192  # texts that are masked once: most rows share theirs
 
 
@@ -122,14 +121,25 @@ class RowReader:
 
     def _row(self, key: str, entry: Entry, about: Sample, cause: str) -> ExportRow:
         dimensions = entry.dimensions
+        texts = {name: self._clean(dimensions.get(name, "")) for name in DIMENSIONS}
         numbers = {name: whole_number(dimensions.get(name, "")) for name in _NUMBERS}
         odd = {name: text for name in _NUMBERS if (text := dimensions.get(name, "")) and numbers[name] is None}
         metric = dimensions.get("metric", "")
         status, cause = _judged(entry, cause)
         return ExportRow(
             key=key,
-            **{name: self._clean(dimensions.get(name, "")) for name in _TEXTS},
-            **numbers,
+            model=texts["model"],
+            metric=texts["metric"],
+            backend=texts["backend"],
+            recipe=texts["recipe"],
+            mode=texts["mode"],
+            precision=texts["precision"],
+            device=texts["device"],
+            seq_len=numbers["seq_len"],
+            micro_batch=numbers["micro_batch"],
+            global_batch=numbers["global_batch"],
+            gpus=numbers["gpus"],
+            nodes=numbers["nodes"],
             value=_finite(entry.sample.value if entry.sample is not None else None),
             unit=QUANTITIES[metric].unit if metric in QUANTITIES else "",
             direction=direction_of(metric),

@@ -25,9 +25,10 @@ class SqliteExporter:
 
     name = "sqlite"
     summary = "a table of an SQLite file, each result once; -o FILE --option table=results"
-    options = ("table",)
+    options: tuple[str, ...] = ("table",)
 
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
+        """Insert or update the rows in one transaction."""
         table = table_of(options)[0]
         if target in ("", "-"):
             raise UsageProblem("SQLite is written to a file, and none is named", "-o results.db")

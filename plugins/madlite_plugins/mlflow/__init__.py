@@ -15,8 +15,8 @@ class MlflowExporter:
     """Runs of an MLflow experiment, one for each run of madlite."""
 
     name = "mlflow"
-    summary = "runs of an MLflow server; -o http://host:5000 --option experiment=madlite (pip install 'madlite[mlflow]')"
-    options = ("experiment",)
+    summary = "runs of an MLflow server; -o http://host:5000 --option experiment=NAME (pip install 'madlite[mlflow]')"
+    options: tuple[str, ...] = ("experiment",)
 
     def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
         """Write each run that the experiment does not have."""

@@ -107,9 +107,7 @@ class Experiment:
         """Write numbers of steps: their number, seconds since 1970, values."""
         from mlflow.entities import Metric
 
-        metrics = [
-            Metric(name, value, int(at * 1000), n) for n, at, values in steps for name, value in values.items()
-        ]
+        metrics = [Metric(name, value, int(at * 1000), n) for n, at, values in steps for name, value in values.items()]
         for part in _parts(metrics, _METRICS_AT_ONCE):
             self.client.log_batch(run_id, metrics=part)
 

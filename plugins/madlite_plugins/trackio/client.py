@@ -65,9 +65,7 @@ def export(rows: Iterable[ExportRow], target: str) -> Exported:
             new += 1
         lost = {run.key for run in runs} - _names(trackio(), project)
     notes = (f"Trackio has not taken {len(lost)} of {len(runs)} runs",) if lost else ()
-    return Exported(
-        new=new - len(lost), present=len(runs) - new, target=f"project {project} of Trackio", notes=notes
-    )
+    return Exported(new=new - len(lost), present=len(runs) - new, target=f"project {project} of Trackio", notes=notes)
 
 
 def _names(package: Any, project: str) -> set[str]:
