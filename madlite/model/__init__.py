@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from madlite.model.cards import Card, CardItem, Gpu, Machine, Problem, Request, TreeCards, Vendor
-from madlite.model.exports import Exported, Exporter, ExportOptions, ExportRow
 from madlite.model.plans import (
     Action,
     Architecture,
@@ -26,7 +25,17 @@ from madlite.model.plans import (
     Traits,
     Variant,
 )
-from madlite.model.protocols import Backend, Reader, Runtime, Say, Session
+from madlite.model.protocols import (
+    Backend,
+    Exported,
+    Exporter,
+    ExportOptions,
+    ExportRow,
+    Reader,
+    Runtime,
+    Say,
+    Session,
+)
 from madlite.model.results import (
     STEPS_APART,
     Asset,

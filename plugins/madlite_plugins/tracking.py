@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
 import threading
 import time
@@ -16,7 +15,6 @@ import msgspec
 
 from madlite import ExportRow, Metric, Result, RunPlan, Status, Step
 
-VARIABLE = "MADLITE_TRACK"  # names of trackers, with commas, that runs are followed by
 RUN, KEY, PARTIAL = "madlite.run", "madlite.key", "madlite.partial"
 _LOG = logging.getLogger("madlite")
 _NO_NAME = re.compile(r"[^\w\-. /:]")  # of what MLflow takes in a name; others take more
@@ -38,11 +36,6 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     started_ms: int | None
     texts: dict[str, str]
     metrics: dict[str, float]
-
-
-def is_tracked(name: str) -> bool:
-    """Return whether runs are to be followed by this tracker: $MADLITE_TRACK names it."""
-    return name in os.environ.get(VARIABLE, "").replace(" ", "").split(",")
 
 
 def tracked_runs(rows: Iterable[ExportRow]) -> list[TrackedRun]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from madlite import Exported, Exporter, ExportOptions, ExportRow, hookimpl
-from madlite_plugins.tracking import is_tracked
+from madlite_plugins.tracked import is_tracked
 
 if is_tracked("trackio"):  # hooks that nobody wants would be called for every step
     from madlite_plugins.trackio.live import madlite_run_finished, madlite_run_started, madlite_run_step  # noqa: F401
