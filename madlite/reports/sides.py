@@ -57,19 +57,56 @@ def read_side(name: str, runs: Path, where: Mapping[str, str]) -> Side:
     return found
 
 
-def _found(name: str, runs: Path, where: Mapping[str, str]) -> Side:
+class Source(Value, frozen=True):
+    """What a name stands for: runs, results files, or a baseline; `where` is a filter that the name is.
+
+    Of a folder, which has both, the files count where its runs have no results.
+    """
+
+    runs: tuple[StoredRun, ...] = ()
+    files: tuple[Path, ...] = ()
+    baseline: str = ""
+    where: dict[str, str] = {}
+    is_folder: bool = False
+
+
+def find_source(name: str, runs: Path) -> Source:
+    """Return what a name stands for, as `read_side` reads it; no file is read yet.
+
+    Raises:
+        UsageProblem: nothing is named so, or several runs are.
+    """
     if name.startswith(BASELINE):
-        return _of_baseline(runs, name.removeprefix(BASELINE), where)
+        return Source(baseline=name.removeprefix(BASELINE))
     if (path := Path(name)).exists() and not (path.is_dir() and is_run(path)):
-        return _of_folder(path, where) if path.is_dir() else _of_file(path, where)
+        return _folder(path) if path.is_dir() else Source(files=(path,))
     if name in baseline_names(runs):
-        return _of_baseline(runs, name, where)
+        return Source(baseline=name)
     if chosen := _chosen_runs(path.name if path.is_dir() else name, path.parent if path.is_dir() else runs):
-        return of_runs(name, chosen, where)
+        return Source(runs=tuple(chosen))
     key, _, text = name.partition("=")
     if text and key:
-        return of_runs(name, list_runs(runs) if runs.is_dir() else (), {**where, key: text})
+        return Source(runs=list_runs(runs) if runs.is_dir() else (), where={key: text})
     raise _unknown(name, runs)
+
+
+def _folder(folder: Path) -> Source:
+    """Return a folder's runs, and perf.csv or else every results file in it."""
+    runs = folder if folder.name == RUNS else folder / RUNS
+    perf = folder / "perf.csv"
+    files = (perf,) if perf.is_file() else tuple(sorted(folder.glob("*.csv")))
+    return Source(runs=list_runs(runs) if runs.is_dir() else (), files=files, is_folder=True)
+
+
+def _found(name: str, runs: Path, where: Mapping[str, str]) -> Side:
+    source = find_source(name, runs)
+    where = {**where, **source.where}
+    if source.baseline:
+        return _of_baseline(runs, source.baseline, where)
+    if not source.is_folder:
+        return _of_file(source.files[0], where) if source.files else of_runs(name, source.runs, where)
+    found = of_runs(str(Path(name)), source.runs, where)
+    return found if found.series else _of_files(str(Path(name)), source.files, where)
 
 
 def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side]:
@@ -87,16 +124,23 @@ def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side
 def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> Side:
     """Return the results of runs; those that are not over, or whose records cannot be trusted, have none."""
     entries: list[Entry] = []
-    used, notes = [], []
+    used: list[str] = []
+    notes: list[str] = []
+    for run in finished(runs, notes):
+        facts = record_facts(run.record) if where else {}
+        found = [one for one in of_record(run.record, str(run.folder)) if matches(one.dimensions, facts, where)]
+        entries += found
+        used += [run.folder.name] if found else []
+    return Side(label=label, series=group(entries), runs=tuple(used), notes=tuple(notes))
+
+
+def finished(runs: Iterable[StoredRun], notes: list[str]) -> Iterator[StoredRun]:
+    """Yield the runs that are over; add to `notes` those whose records cannot be trusted."""
     for run in runs:
         if run.doubt or run.problem:
             notes.append(f"{run.folder.name}: {run.doubt or run.problem}")
         elif run.state == run.record.status.value:
-            facts = record_facts(run.record) if where else {}
-            found = [one for one in of_record(run.record, str(run.folder)) if matches(one.dimensions, facts, where)]
-            entries += found
-            used += [run.folder.name] if found else []
-    return Side(label=label, series=group(entries), runs=tuple(used), notes=tuple(notes))
+            yield run
 
 
 def _of_file(path: Path, where: Mapping[str, str]) -> Side:
@@ -112,12 +156,8 @@ def _recorded(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], list[
     return found
 
 
-def _of_folder(folder: Path, where: Mapping[str, str]) -> Side:
-    """Return the results of a folder: those of its runs, else of perf.csv, else of every results file in it."""
-    runs = folder if folder.name == RUNS else folder / RUNS
-    if runs.is_dir() and (found := of_runs(str(folder), list_runs(runs), where)).series:
-        return found
-    files = [folder / "perf.csv"] if (folder / "perf.csv").is_file() else sorted(folder.glob("*.csv"))
+def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Side:
+    """Return the results of a folder's files; what of them is no results file is noted."""
     reads: list[Read] = []
     notes: list[str] = []
     for file in files:
@@ -125,7 +165,7 @@ def _of_folder(folder: Path, where: Mapping[str, str]) -> Side:
             reads += read_results(file, where=where, recorded=partial(_recorded, file)).values()
         except UsageProblem as problem:
             notes.append(problem.message)
-    side = _joined(str(folder), reads)
+    side = _joined(label, reads)
     return Side(label=side.label, series=side.series, notes=(*side.notes, *notes))
 
 
