@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from madlite.reports.page.figures import change, counted, figure, percent
-from madlite.reports.page.values import Page, SeriesView
+from madlite.reports.page.values import MARKS, Page, SeriesView
 from madlite.text import printable, shortened
 
 _MARKUP = re.compile(r"[\\`*\[\]|<>~&$]|(?<![^\W_])_|_(?![^\W_])|^[-+=#]")
@@ -57,7 +57,7 @@ def _summary(page: Page) -> str:
 
 
 def _attention(page: Page) -> str:
-    lines = [f"- **{one.kind}** {escaped(one.name, 200)}: {escaped(one.text, 300)}" for one in page.attention]
+    lines = [f"- **{MARKS[one.kind]}** {escaped(one.name, 200)}: {escaped(one.text, 300)}" for one in page.attention]
     if page.attention_left_out:
         lines.append(f"- … and {page.attention_left_out:,} more")
     return "\n".join(["## What needs a look", "", *lines]) if lines else ""

@@ -19,7 +19,7 @@ from madlite.reports.compare import Verdict
 from madlite.reports.html import visible
 from madlite.reports.page import figures
 from madlite.reports.page.build import change_text
-from madlite.reports.page.values import STATUSES, CurvePanel, Item, Page, SeriesView, Trend
+from madlite.reports.page.values import MARKS, STATUSES, CurvePanel, Item, Page, SeriesView, Trend
 from madlite.secrets import Redactor
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def environment() -> Environment:
         "scripts": SCRIPTS,
         "first_script": _FIRST_SCRIPT,
         "interval": interval_places,
+        "mark_words": MARKS,
         "notice": lambda: (HOME / "vendor/NOTICE").read_text(encoding="utf-8"),
     }
     return made
