@@ -10,6 +10,8 @@ need debootstrap debootstrap
 need docker-registry docker-registry
 need shellcheck shellcheck
 need git git
+need chromium chromium
+need chromedriver chromium-driver
 [ ${#missing[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
   echo "warning: not installed: ${missing[*]}; tests that need them are skipped" >&2

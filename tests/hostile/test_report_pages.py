@@ -170,6 +170,7 @@ def test_a_browser_runs_nothing_of_it(browser, tmp_path, text):
     file = Path(tmp_path, "page.html")
     file.write_text(render_page(page_of(text, workspace)), errors="backslashreplace")
     browser.get(f"file://{file}")
+    browser.execute_script("document.querySelector('.chart').scrollIntoView({ behavior: 'instant' })")
     assert until(browser, "return document.querySelectorAll('.chart canvas').length > 0")
     browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     assert browser.execute_script("return window.harm === undefined && document.scripts.length") == SCRIPTS
