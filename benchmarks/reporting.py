@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from madlite.results.header import STANDARD_COLUMNS
@@ -35,7 +36,7 @@ def main(large: int) -> None:
 
 
 def write(path: Path, rows: int, series: int) -> Path:
-    """Write a results file of 29 columns; a tenth of its series become slower in the middle, a hundredth of it failed."""
+    """Write a results file of 29 columns; a tenth of its series become slower in the middle, a hundredth failed."""
     chance = random.Random(1)
     with path.open("w") as file:
         file.write(",".join(STANDARD_COLUMNS) + "\n")
@@ -81,7 +82,7 @@ def one(path: Path) -> None:
     times.append(time.perf_counter())
     render_markdown(page)
     times.append(time.perf_counter())
-    reading_s, page_s, markdown_s = (after - before for before, after in zip(times, times[1:], strict=False))
+    reading_s, page_s, markdown_s = (after - before for before, after in pairwise(times))
     facts = {"reading_s": reading_s, "page_s": page_s, "markdown_s": markdown_s, "bytes": len(text.encode())}
     print(json.dumps({**facts, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
 

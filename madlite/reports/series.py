@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from madlite.measure.performance import is_cost, is_throughput, judge_number
 from madlite.model import QUANTITIES, Cause, RunPlan, Status, Value
+from madlite.plan.caches import CACHE_VARIABLES
 from madlite.results.record import Record, plan_fields
 
 Direction = Literal["higher", "lower", "neutral"]
@@ -223,7 +224,12 @@ def _normal(text: str) -> str:
 
 
 def of_record(record: Record, place: str) -> Iterator[Entry]:
-    """Yield the results of one run: one for each of its rows, as they are or would be in perf.csv."""
+    """Yield the results of one run: one for each of its rows, as they are or would be in perf.csv.
+
+    A warm-up has none.
+    """
+    if record.is_warm_up:
+        return
     rows = record.rows.cells if record.rows is not None else _rows_without_file(record)
     dimensions, facts = record_dimensions(record), record_facts(record)
     sample = Sample(
@@ -287,6 +293,8 @@ def record_dimensions(record: Record) -> dict[str, str]:
 def record_facts(record: Record) -> dict[str, str]:
     """Return what a run ran with that can change its number, by name."""
     provenance = record.provenance
+    # the study's own are at another place each time, and "caches" says what they are
+    own = CACHE_VARIABLES if record.study is not None and record.study.caches else ()
     facts = {
         "image": record.image.ref,
         "image digest": record.image.digest or record.image.base_digest,
@@ -295,12 +303,13 @@ def record_facts(record: Record) -> dict[str, str]:
         "runtime": record.runtime,
         "git commit": record.git_commit,
         "madlite": record.madlite,
+        "caches": record.caches,
         **{f"gpu {name}": text for name, text in provenance.gpu.items()},
         **{f"host {name}": text for name, text in provenance.host.items()},
         **{f"inside {name}": text for name, text in provenance.inside.items()},
         **{f"repository {name}": text for name, text in provenance.repositories.items()},
         **{f"package {name}": text for name, text in provenance.packages.items()},
-        **{f"env {name}": text for name, text in provenance.environment.items()},
+        **{f"env {name}": text for name, text in provenance.environment.items() if name not in own},
         **{f"setting {name}": str(value) for name, value in record.settings.items()},
         **{f"config {name}": text for name, text in record.config.items()},
         "args": record.args,
