@@ -1,7 +1,7 @@
 """Time, memory and size of pages of results: python benchmarks/reporting.py [rows of the large file]
 
-Each file is read and reported by a process of its own, as `madlite report html` does it.  Seconds of the parts are of the
-processor, those of the whole command of the wall clock.
+Each file is read and reported by a process of its own, as `madlite report html` does it.  Seconds of the parts are of
+the processor, those of the whole command of the wall clock.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from madlite.reports.page.figures import change, counted, figure, percent
+from madlite.reports.page.render import masked
 from madlite.reports.page.values import MARKS, Page, SeriesView
 from madlite.text import printable, shortened
 
@@ -31,8 +32,8 @@ def render_markdown(page: Page) -> str:
 
 
 def escaped(text: str, most: int = _LONGEST) -> str:
-    """Return a text in which nothing is markup, a link or a mention, on one line."""
-    plain = _LINK.sub("\u200b", shortened(printable(text), most))
+    """Return a text in which nothing is markup, a link, a mention or a secret, on one line."""
+    plain = _LINK.sub("\u200b", shortened(printable(masked(text)), most))
     return _MARKUP.sub(lambda found: f"\\{found[0]}", plain)
 
 
