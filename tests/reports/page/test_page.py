@@ -162,6 +162,15 @@ def test_a_folder_without_results_says_so(tmp_path):
         collect([], tmp_path, {})
 
 
+def test_a_results_file_that_is_none_is_a_note_beside_runs(tmp_path):
+    (tmp_path / "perf.csv").write_text("no,results\n")
+    with pytest.raises(UsageProblem, match="has no results"):
+        of_sources([], tmp_path)
+    store(tmp_path, "20260101T000000-a-000001", good("20260101T000000-a-000001"))
+    page = of_sources([], tmp_path)
+    assert page.totals.results == 1 and "names no column" in page.notes[0]
+
+
 def test_runs_that_are_not_over_are_counted(tmp_path):
     store(tmp_path, "20260101T000000-a-000001")
     assert of_sources([], tmp_path).totals.states == (("CUT OFF", 1),)
