@@ -12,6 +12,8 @@ need shellcheck shellcheck
 need git git
 need sqlite3 sqlite3
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
+need chromium chromium
+need chromedriver chromium-driver
 [ ${#missing[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
   echo "warning: not installed: ${missing[*]}; tests that need them are skipped" >&2

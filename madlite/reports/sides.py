@@ -32,12 +32,16 @@ HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
 
 
 class Side(Value, frozen=True):
-    """One side of a comparison: how it is called, its series, the ids of its runs where they are known."""
+    """One side of a comparison: how it is called, its series, the ids of its runs where they are known.
+
+    `stored` are those of the runs that lie in a folder of runs.
+    """
 
     label: str
     series: tuple[Series, ...]
     runs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    stored: tuple[StoredRun, ...] = ()
 
 
 def read_side(name: str, runs: Path, where: Mapping[str, str]) -> Side:
@@ -124,14 +128,15 @@ def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side
 def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> Side:
     """Return the results of runs; those that are not over, or whose records cannot be trusted, have none."""
     entries: list[Entry] = []
-    used: list[str] = []
+    used: list[StoredRun] = []
     notes: list[str] = []
     for run in finished(runs, notes):
         facts = record_facts(run.record) if where else {}
         found = [one for one in of_record(run.record, str(run.folder)) if matches(one.dimensions, facts, where)]
         entries += found
-        used += [run.folder.name] if found else []
-    return Side(label=label, series=group(entries), runs=tuple(used), notes=tuple(notes))
+        used += [run] if found else []
+    ids = tuple(run.folder.name for run in used)
+    return Side(label=label, series=group(entries), runs=ids, notes=tuple(notes), stored=tuple(used))
 
 
 def finished(runs: Iterable[StoredRun], notes: list[str]) -> Iterator[StoredRun]:
@@ -144,10 +149,10 @@ def finished(runs: Iterable[StoredRun], notes: list[str]) -> Iterator[StoredRun]
 
 
 def _of_file(path: Path, where: Mapping[str, str]) -> Side:
-    return _joined(str(path), read_results(path, where=where, recorded=partial(_recorded, path)).values())
+    return joined_reads(str(path), read_results(path, where=where, recorded=partial(recorded_in, path)).values())
 
 
-def _recorded(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], list[Entry]]:
+def recorded_in(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], list[Entry]]:
     """Return the results that runs beside a file appended to it, by row."""
     found: dict[tuple[str, ...], list[Entry]] = {}
     for folder, record, rows in appended_to(path):
@@ -162,14 +167,15 @@ def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Si
     notes: list[str] = []
     for file in files:
         try:
-            reads += read_results(file, where=where, recorded=partial(_recorded, file)).values()
+            reads += read_results(file, where=where, recorded=partial(recorded_in, file)).values()
         except UsageProblem as problem:
             notes.append(problem.message)
-    side = _joined(label, reads)
+    side = joined_reads(label, reads)
     return Side(label=side.label, series=side.series, notes=(*side.notes, *notes))
 
 
-def _joined(label: str, reads: Iterable[Read]) -> Side:
+def joined_reads(label: str, reads: Iterable[Read]) -> Side:
+    """Return the results of several files, or parts of one, as one side."""
     series: dict[tuple[str, ...], Series] = {}
     notes: list[str] = []
     for read in reads:
