@@ -105,6 +105,18 @@ def test_two_exports_at_once_make_one_table(postgres: Postgres, folder):
     assert postgres.query("SELECT count(*) FROM both_".replace("both_", '"both"')) == [(5,)]
 
 
+def test_files_that_several_append_to_lose_nothing(folder):
+    """Each of five processes appends a result of its own and one that they share."""
+    names = [f"p{n}.csv" for n in range(5)]
+    for n, name in enumerate(names):
+        (folder / name).write_text(f"model,performance,metric,status\nown{n},{n + 1},x,SUCCESS\nshared,9,x,SUCCESS\n")
+    words = [sys.executable, "-m", "madlite", "export", "--to", "csv", "--append", "-o", "all.csv"]
+    started = [subprocess.Popen([*words, name]) for name in names]
+    assert [one.wait() for one in started] == [0] * 5
+    lines = (folder / "all.csv").read_text().splitlines()
+    assert len(lines) == 1 + 5 + 1 and len({line.split(",")[0] for line in lines}) == 7
+
+
 def test_a_password_is_shown_nowhere(postgres: Postgres, capsys):
     for password in ("wrong-p4ssword", "wr%ong-p4ssword", "p%4"):
         url = postgres.url.replace("bench@", f"bench:{password}@")
