@@ -141,6 +141,23 @@ def test_what_a_server_refuses_is_told(postgres: Postgres, capsys, monkeypatch):
     assert "names no PostgreSQL database" in export(capsys, "--to", "postgresql", "-o", "x")[1]
 
 
+def test_a_server_that_goes_away_leaves_nothing_half_written(postgres: Postgres, monkeypatch):
+    from madlite.errors import RuntimeProblem
+    from madlite.model import ExportOptions, ExportRow
+    from madlite.reports.export.postgresql import PostgresqlExporter
+
+    def rows():
+        yield ExportRow(key="1", model="m")
+        postgres.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'madlite'")
+        yield from (ExportRow(key=str(n), model="m" * 1000) for n in range(2, 5000))
+
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    with pytest.raises(RuntimeProblem, match="went away, nothing was written") as raised:
+        PostgresqlExporter().write(rows(), postgres.url, ExportOptions(values={"table": "cut"}))
+    assert raised.value.exit_code == 3
+    assert postgres.query("SELECT to_regclass('cut')") == [(None,)]
+
+
 def test_a_column_of_an_earlier_table_is_added(postgres: Postgres, capsys, monkeypatch):
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
     words = ("--to", "postgresql", "-o", postgres.url, "--option", "table=earlier")
