@@ -142,6 +142,12 @@ def test_a_tracker_that_cannot_be_reached_costs_a_run_nothing(folder):
     assert "SUCCESS" in (folder / "perf.csv").read_text()
 
 
+def test_a_tracker_that_is_none_is_told():
+    done = madlite("plugins", MADLITE_TRACK="mlfow")
+    assert done.returncode == 0
+    assert done.stderr == "warning: MADLITE_TRACK names 'mlfow', which is no tracker: mlflow, trackio\n"
+
+
 def test_nothing_of_a_tracker_is_loaded_where_none_is_asked_for():
     text = (
         "import sys; from madlite.backends.loader import load_plugins; plugins = load_plugins(only_built_in=True); "

@@ -24,6 +24,7 @@ _TYPES = {
 _COLUMN_TYPES = {name: _TYPES[kind] for name, kind in COLUMNS.items()}
 _CONNECT_S = 10
 _LOCK_MS = 30_000  # for others that write the same table
+_GONE = ("08", "57P")  # of SQLSTATE: the connection, an operator's intervention; a lost one has none
 _HINT = "-o postgresql://user@host:5432/database; PGPASSWORD or ~/.pgpass has the password"
 
 
@@ -54,7 +55,7 @@ class PostgresqlExporter:
             with base:
                 return _write(base, table, f"table {'.'.join(table)} of {address}", rows)
         except psycopg.Error as error:
-            if base.broken:
+            if (error.sqlstate or _GONE[0]).startswith(_GONE):
                 what = f"PostgreSQL at {address} went away, nothing was written: {_words(error, settings)}"
                 raise RuntimeProblem(what, "export again") from None
             raise UsageProblem(f"PostgreSQL at {address}, nothing was written: {_words(error, settings)}") from None

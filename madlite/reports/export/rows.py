@@ -194,6 +194,8 @@ def _finite(value: float | None) -> float | None:
 def _started(about: Sample) -> datetime | None:
     """Return when a run began, in UTC: as it says, or by its id, which begins with the time."""
     for text, form in ((about.when, ""), (about.run[:15], "%Y%m%dT%H%M%S")):
+        if not text:
+            continue
         try:
             found = datetime.strptime(text, form) if form else datetime.fromisoformat(text.replace("Z", "+00:00"))
             return found.replace(tzinfo=found.tzinfo or timezone.utc).astimezone(timezone.utc)

@@ -105,6 +105,18 @@ def test_two_exports_at_once_make_one_table(postgres: Postgres, folder):
     assert postgres.query("SELECT count(*) FROM both_".replace("both_", '"both"')) == [(5,)]
 
 
+def test_files_that_several_append_to_lose_nothing(folder):
+    """Each of five processes appends a result of its own and one that they share."""
+    names = [f"p{n}.csv" for n in range(5)]
+    for n, name in enumerate(names):
+        (folder / name).write_text(f"model,performance,metric,status\nown{n},{n + 1},x,SUCCESS\nshared,9,x,SUCCESS\n")
+    words = [sys.executable, "-m", "madlite", "export", "--to", "csv", "--append", "-o", "all.csv"]
+    started = [subprocess.Popen([*words, name]) for name in names]
+    assert [one.wait() for one in started] == [0] * 5
+    lines = (folder / "all.csv").read_text().splitlines()
+    assert len(lines) == 1 + 5 + 1 and len({line.split(",")[0] for line in lines}) == 7
+
+
 def test_a_password_is_shown_nowhere(postgres: Postgres, capsys):
     for password in ("wrong-p4ssword", "wr%ong-p4ssword", "p%4"):
         url = postgres.url.replace("bench@", f"bench:{password}@")
@@ -127,6 +139,23 @@ def test_what_a_server_refuses_is_told(postgres: Postgres, capsys, monkeypatch):
     code, told = export(capsys, "--to", "postgresql", "-o", "postgresql://u@127.0.0.1:1/x")
     assert code == 4 and "Connection refused" in told
     assert "names no PostgreSQL database" in export(capsys, "--to", "postgresql", "-o", "x")[1]
+
+
+def test_a_server_that_goes_away_leaves_nothing_half_written(postgres: Postgres, monkeypatch):
+    from madlite.errors import RuntimeProblem
+    from madlite.model import ExportOptions, ExportRow
+    from madlite.reports.export.postgresql import PostgresqlExporter
+
+    def rows():
+        yield ExportRow(key="1", model="m")
+        postgres.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'madlite'")
+        yield from (ExportRow(key=str(n), model="m" * 1000) for n in range(2, 5000))
+
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    with pytest.raises(RuntimeProblem, match="went away, nothing was written") as raised:
+        PostgresqlExporter().write(rows(), postgres.url, ExportOptions(values={"table": "cut"}))
+    assert raised.value.exit_code == 3
+    assert postgres.query("SELECT to_regclass('cut')") == [(None,)]
 
 
 def test_a_column_of_an_earlier_table_is_added(postgres: Postgres, capsys, monkeypatch):
