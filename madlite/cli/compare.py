@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 import click
 
 from madlite.cli.completion import complete_runs
-from madlite.cli.options import Command, dir_option, verbose_option
+from madlite.cli.options import Command, dir_option, read_filters, verbose_option
 from madlite.cli.terminal import echo, has_colour, printable_lines, without_secrets
 from madlite.errors import ExitCode, UsageProblem
 
@@ -130,7 +130,7 @@ def command(
 
     gates = read_gates(fail_on)
     settings = make_settings(effect=effect, noise=noise, alpha=alpha, better=better)
-    sides = _sides(base, new, by, read_filters(where), directory)
+    sides = _sides(base, new, by, dict(read_filters(where)), directory)
     report = compare_sides(*sides, settings, directory, across=_dimensions(across))
     found = trips(report, gates, require_data=require_data)
     if junit is not None:
@@ -160,19 +160,6 @@ def make_settings(*, effect: float, noise: float | None, alpha: float, better: S
             raise UsageProblem(f"--better {text!r} names no direction", "--better 'score=higher', lower or neutral")
         directions[metric] = cast(Direction, word)
     return Settings(effect=effect, noise=noise, alpha=alpha, better=directions)
-
-
-def read_filters(texts: Sequence[str]) -> dict[str, str]:
-    """Return the filters of `--where`.
-
-    Raises:
-        UsageProblem: one has no value.
-    """
-    pairs = [text.partition("=") for text in texts]
-    for name, sign, _ in pairs:
-        if not sign or not name.strip():
-            raise UsageProblem(f"--where {name!r} has no value", "--where device=MI300X")
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _dimensions(text: str) -> list[str]:

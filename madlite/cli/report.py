@@ -39,8 +39,8 @@ def command(ctx: click.Context) -> None:
 def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> int:
     """Write a results file as <name>.html beside it, or the rows of a run as <id>.html here.
 
-    The page needs no other file. RUN is a run's id, a part of it that no other has, or last. A success whose number is
-    doubtful is shown as SUCCESS (suspect), with the reason, also where perf.csv has no column for it.
+    The page needs no other file. RUN is a run's id, a part of it that no other has, last, or last~1. A success whose
+    number is doubtful is shown as SUCCESS (suspect), with the reason, also where perf.csv has no column for it.
 
     \b
     madlite report to-html perf.csv

@@ -21,7 +21,7 @@ from madlite.measure.statistics import (
     smallest_p,
 )
 from madlite.model import Value
-from madlite.reports.series import DIMENSIONS, Direction, Pair, Series, pair
+from madlite.reports.series import DIMENSIONS, FACT_GROUPS, Direction, Pair, Series, pair
 
 FEWEST_HISTORY = 4  # samples from which a noise is estimated
 _FLOOR = 2.0  # standard errors that a change has to be above
@@ -237,7 +237,6 @@ def _judged(one: Comparison, settings: Settings) -> Comparison:
 # What the two sides ran with.
 
 _FIRST = ("image", "image digest", "docker_image", "docker_sha", "caches")  # what an engineer looks at first
-_GROUPS = ("gpu ", "inside ", "setting ", "config ", "env ", "repository ", "host ", "package ")
 
 
 def differences(found: Pair) -> Iterator[Difference]:
@@ -248,19 +247,20 @@ def differences(found: Pair) -> Iterator[Difference]:
     for name, base, new in zip(DIMENSIONS, found.base.key, found.new.key, strict=True):
         if base and new and base != new:
             yield Difference(name=name, base=(base,), new=(new,))
-    yield from sorted(_different_facts(found.base.facts, found.new.facts), key=lambda one: _rank(one.name))
+    yield from sorted(_different_facts(found.base.facts, found.new.facts), key=lambda one: difference_rank(one.name))
 
 
 def _different_facts(base: Mapping[str, tuple[str, ...]], new: Mapping[str, tuple[str, ...]]) -> Iterator[Difference]:
     both_detailed = bool(base.keys() & new.keys())
     for name in dict.fromkeys((*base, *new)):
         one, other = base.get(name, ()), new.get(name, ())
-        if {*one} != {*other} and both_detailed and (bool(one and other) or name.startswith(_GROUPS)):
+        if {*one} != {*other} and both_detailed and (bool(one and other) or name.startswith(FACT_GROUPS)):
             yield Difference(name=name, base=one, new=other)
 
 
-def _rank(name: str) -> tuple[int, str]:
+def difference_rank(name: str) -> tuple[int, str]:
+    """Return the place of a fact among those that differ, what most often explains a change first."""
     if name in _FIRST:
         return _FIRST.index(name), ""
-    group = next((n for n, start in enumerate(_GROUPS) if name.startswith(start)), len(_GROUPS))
+    group = next((n for n, start in enumerate(FACT_GROUPS) if name.startswith(start)), len(FACT_GROUPS))
     return len(_FIRST) + group, name

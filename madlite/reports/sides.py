@@ -150,9 +150,6 @@ def _chosen_runs(name: str, runs: Path) -> list[StoredRun]:
     """Return the runs that a name stands for: one, or those of a study or batch."""
     if not runs.is_dir():
         return []
-    last, _, back = name.partition("~")
-    if last == LAST and (not back or back.isdigit()):
-        return [_back(runs, int(back or 0))]
     try:
         folder = find_named(runs, name)
     except UsageProblem:
@@ -160,13 +157,6 @@ def _chosen_runs(name: str, runs: Path) -> list[StoredRun]:
             return group
         raise
     return [open_run(folder)] if folder is not None else _group(name, runs) or []
-
-
-def _back(runs: Path, back: int) -> StoredRun:
-    found = newest(runs, back + 1)
-    if len(found) <= back:
-        raise UsageProblem(f"last~{back}: {runs} has {len(found)} runs", "madlite runs lists them")
-    return found[-1 - back]
 
 
 def _group(name: str, runs: Path) -> list[StoredRun] | None:
