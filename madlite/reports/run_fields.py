@@ -15,23 +15,12 @@ from madlite.reports.documents import escape_formula
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import DIMENSIONS, FACT_GROUPS, FACT_NAMES, record_dimensions, record_facts
 from madlite.results.header import csv_line
-from madlite.text import align, printable, scalar_text, shortened, without_groups
+from madlite.text import align, printable, scalar_text, shortened_middle, without_groups
 
 COLUMNS = (
     *listing.COLUMNS,
-    *(
-        "reason",
-        "origin",
-        "pruned",
-        "folder",
-        "collected",
-        "study_kind",
-        "varied",
-        "series",
-        "index",
-        "warm_up",
-        "caches",
-    ),
+    *("reason", "origin", "pruned", "folder", "collected"),
+    *("study_kind", "varied", "series", "index", "warm_up", "caches"),
 )
 """The fields of a run in `--json`; the first of them are the columns of `--csv`."""
 _NUMBERS = frozenset(
@@ -203,7 +192,9 @@ def csv_cells(run: StoredRun, columns: Sequence[str]) -> list[str]:
 def as_table(runs: Sequence[StoredRun], columns: Sequence[str]) -> list[tuple[str, int | None]]:
     """Return the lines of a table, its head first, and where in them the status stands; None where it is no column."""
     rows = [[_HEADS.get(name, printable(name.upper())) for name in columns]]
-    rows += [[shortened(printable(text_of(value_of(run, name))), _LONGEST) or "-" for name in columns] for run in runs]
+    rows += [
+        [shortened_middle(printable(text_of(value_of(run, name))), _LONGEST) or "-" for name in columns] for run in runs
+    ]
     place = None
     if "status" in columns:
         before = columns[: columns.index("status")]

@@ -28,6 +28,7 @@ from madlite.reports.series import DIMENSIONS, Entry, Series, group, joined, mat
 from madlite.results.header import recorded_row
 
 BASELINE = "baseline:"
+PUBLISHED = "published"
 HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
 
 
@@ -70,6 +71,11 @@ def _found(name: str, runs: Path, where: Mapping[str, str]) -> Side:
     if text and key:
         return of_runs(name, list_runs(runs) if runs.is_dir() else (), {**where, key: text})
     raise _unknown(name, runs)
+
+
+def is_published(name: str) -> bool:
+    """Return whether a name stands for published figures: `published`, `published:PART OF A SOURCE`."""
+    return name == PUBLISHED or name.startswith(f"{PUBLISHED}:")
 
 
 def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side]:
@@ -170,6 +176,8 @@ def _groups(run: StoredRun) -> tuple[str, ...]:
 
 
 def _unknown(name: str, runs: Path) -> UsageProblem:
+    if is_published(name):
+        return UsageProblem(f"{name!r} can only be BASE of madlite compare", "madlite compare published last")
     known = [*baseline_names(runs), *(run_names(runs) if runs.is_dir() else ()), *_csv_files(), LAST]
     close = nearest_words(name, known, most=1) or names_with(known, name)[-1:]
     hint = "a results file, a folder, a run's id, last, last~1, a baseline, or device=MI300X"
