@@ -345,12 +345,16 @@ def _differences(shown: Sequence[Comparison]) -> Iterator[str]:
             of = (
                 ""
                 if len(told) == 1
-                else f" of {members[0].pair.new['model']}" + (f" and {n} more" if (n := len(members) - 1) else "")
+                else f" of {_short_name(members[0])}" + (f" and {n} more" if (n := len(members) - 1) else "")
             )
             yield f"differs{of}:"
             yield from (f"  {text}" for text in texts[:MOST_DIFFERENCES])
             if len(texts) > MOST_DIFFERENCES:
                 yield f"  and {len(texts) - MOST_DIFFERENCES} more: --json"
+
+
+def _short_name(one: Comparison) -> str:
+    return f"{one.pair.new['model']} to {one.source}" if one.source else one.pair.new["model"]
 
 
 # `madlite run --baseline`.

@@ -6,6 +6,7 @@ Which figures apply: `references.applies`; docs/compare.md.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -73,7 +74,11 @@ def compare_published(
         alone += [] if matches else [series]
     if not found:
         raise _none_applies(name, new)
-    comparisons = [_comparison(known, match, settings, history) for known, match in found]
+    counts = Counter((known.series.key, match.reference.source) for known, match in found)
+    comparisons = [
+        _comparison(known, match, settings, history, alone=counts[known.series.key, match.reference.source] == 1)
+        for known, match in found
+    ]
     notes = dict.fromkeys(_source_note(match.reference) for _, match in found)
     return report_of(comparisons, (name, new.label), (), alone, (*notes, *new.notes), settings)
 
@@ -134,12 +139,14 @@ def _matches(known: _Known, references: Iterable[Reference]) -> Iterator[Match]:
 # A series beside a figure.
 
 
-def _comparison(known: _Known, match: Match, settings: Settings, history: History) -> Comparison:
+def _comparison(known: _Known, match: Match, settings: Settings, history: History, *, alone: bool) -> Comparison:
+    """Return a series beside a figure, which is named by its value too where it is not alone of its document."""
     reference, series = match.reference, known.series
     found = Pair(base=_as_series(reference, series), new=series)
     unknown = tuple(name for name in DIMENSIONS if not found.base[name] or not series[name])
     compared = compare_pair(replace(found, unknown=unknown), settings, history, _reason(series))
-    return replace(compared, source=reference.source, differences=tuple(_differences(reference, known.runs)))
+    source = reference.source if alone else f"{reference.source}: {reference.value:,.6g}"
+    return replace(compared, source=source, differences=tuple(_differences(reference, known.runs)))
 
 
 def _reason(series: Series) -> str:

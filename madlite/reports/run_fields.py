@@ -6,6 +6,7 @@ They are what `madlite runs` filters by, shows as columns and sorts by.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
@@ -140,26 +141,27 @@ def _same(name: str, own: str, text: str) -> bool:
 def ordered(runs: Iterable[StoredRun], names: Sequence[tuple[str, bool]]) -> list[StoredRun]:
     """Return runs in the order of fields, the first of which decides; True with a name is descending.
 
-    Numbers are in the order of their values, before texts (descending: after them); runs without a value come last.
+    Numbers are in the order of their values; other texts too, number by number (6.9.1 before 6.12).  Runs without a
+    value come last either way.
     """
     found = list(runs)
     for name, descending in reversed(names):
-        keys = {run.folder: _sort_key(run, name) for run in found}
-        known = sorted(
-            (run for run in found if keys[run.folder] is not None),
-            key=lambda run, keys=keys: keys[run.folder],  # type: ignore[misc]
-            reverse=descending,
-        )
-        found = known + [run for run in found if keys[run.folder] is None]
+        texts = [text_of(value_of(run, name)) for run in found]
+        key = _number if all(_number(text) is not None for text in texts if text) else _natural
+        known = [(key(text), at) for at, text in enumerate(texts) if text]
+        known.sort(key=lambda pair: pair[0], reverse=descending)  # type: ignore[arg-type, return-value]
+        blank = [at for at, text in enumerate(texts) if not text]
+        found = [found[at] for at in (*(at for _, at in known), *blank)]
     return found
 
 
-def _sort_key(run: StoredRun, name: str) -> tuple[bool, float, str] | None:
-    text = text_of(value_of(run, name))
-    if not text:
-        return None
-    number = _number(text)
-    return (False, number, "") if number is not None else (True, 0.0, text.casefold())
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Return a key by which a text is in the order of the numbers in it, as far as others have them there too."""
+    parts = _DIGITS.split(text.casefold())
+    return [(len(part.lstrip("0")), part.lstrip("0")) if at % 2 else (-1, part) for at, part in enumerate(parts)]
 
 
 def _number(text: str) -> float | None:
