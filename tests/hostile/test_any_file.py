@@ -19,8 +19,8 @@ from madlite.measure.multiple import parse_results
 from madlite.model import Line, Row, Status
 from madlite.reports.documents import read_table
 from madlite.reports.html import render_page
-from madlite.reports.listing import as_csv
 from madlite.reports.log import plain_text
+from madlite.reports.run_fields import COLUMNS, as_csv, csv_cells
 from madlite.reports.runs import as_json, find_run, list_runs
 from madlite.results import append_rows
 from madlite.results.configs import read_configs
@@ -79,7 +79,7 @@ def test_files_of_a_run_s_folder(data: bytes, other: bytes, name: str) -> None:
         (folder / PLAN).write_bytes(other)
         (folder / name).write_bytes(data)
         (run,) = list_runs(folder.parent)
-        assert all("\x1b" not in line for line in as_csv([run]))
+        assert all("\x1b" not in line for line in as_csv(COLUMNS, [csv_cells(run, COLUMNS)]))
         assert list(page(run)) and json.loads(as_json(run))["status"] == run.state
         assert find_run(folder.parent, "last") == folder
         rows = read_run(folder).rows

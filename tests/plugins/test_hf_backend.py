@@ -128,7 +128,7 @@ def test_mad_s_five_steps_are_said_to_be_few(recipe):
         ({"method": "qlora", "strategy": "fsdp", "dtype": "bfloat16"}, "random ones are not"),
         ({"method": "qlora", "strategy": "fsdp", "model_id": "a/b"}, "all others have 16 bits"),
         ({"architecture": "gpt_oss"}, "no attention by sdpa"),
-        ({"dataset": "a/b"}, "whose tokenizer reads data set a/b"),
+        ({"dataset": "a/b"}, "no tokenizer is set for data set a/b"),
         ({"model_id": "./weights"}, "counts from the run's own folder"),
         ({"config_file": "config.json"}, "counts from the run's own folder"),
     ],
