@@ -157,6 +157,11 @@ def test_gpus_that_the_context_keeps_back_are_told(checkout, capsys):
     assert "hint: --set n_gpus=2" in said
 
 
+def test_a_count_in_place_of_ids_is_refused(checkout, capsys):
+    assert call([*ON_AMD, "--gpus", "8"]) == 4
+    assert "--gpus takes ids; 8 GPUs are 0-7" in capsys.readouterr().err
+
+
 def test_tools_of_the_context_come_around_the_script(explained, checkout):
     common = checkout / "scripts/common"
     common.mkdir()
