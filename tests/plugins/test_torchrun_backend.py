@@ -565,3 +565,16 @@ def test_the_command_ends_with_code_4_and_no_row(tmp_path, monkeypatch, capsys, 
     said = "".join(capsys.readouterr())
     assert told in said and " hint: " in said and "Traceback" not in said
     assert not (tmp_path / "perf.csv").exists()
+
+
+@pytest.mark.host
+def test_what_is_wrong_in_the_card_alone_is_a_row_and_names_no_runtime(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    card = {"name": "my_ddp", "backend": "torchrun", "n_gpus": "-1", "recipe": {"scrip": "train.py", "step": STEP}}
+    (tmp_path / "models.json").write_text(json.dumps([card]))
+    assert call(["run", "--tags", "torchrun_script", "my_ddp"]) == 3
+    said = capfd.readouterr().out
+    assert "card 'torchrun_script' names no script to run" in said and "card 'my_ddp' has no key 'scrip'" in said
+    assert "[1/2] torchrun_script · torchrun · " in said and "· docker" not in said
+    assert [row["status"] for row in perf_rows(tmp_path)] == ["FAILURE", "FAILURE"]
