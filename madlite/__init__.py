@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         Summary,
         Traits,
         TreeCards,
+        Unread,
         Variant,
     )
     from madlite.rank_labels import is_label, without_label
@@ -167,6 +168,7 @@ __all__ = [
     "Study",
     "Traits",
     "TreeCards",
+    "Unread",
     "UsageProblem",
     "Variant",
     "__version__",

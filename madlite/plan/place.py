@@ -158,7 +158,9 @@ def _refuse_missing(named: tuple[int, ...], text: str, machine: Machine) -> None
     takes = "--gpus takes ids"
     hint = f"{takes}; {count} GPUs are 0-{count - 1}" if text.strip().isdigit() and count > 1 else takes
     more = "leave it out to run on the CPU" if not have else "--set n_gpus=N sets how many a run uses"
-    raise UsageProblem(f"--gpus {text} names GPU {_listed(missing)}, this machine has {_ids(have)}", one_hint(hint, more))
+    raise UsageProblem(
+        f"--gpus {text} names GPU {_listed(missing)}, this machine has {_ids(have)}", one_hint(hint, more)
+    )
 
 
 def _ids(have: set[int]) -> str:

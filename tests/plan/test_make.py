@@ -218,8 +218,18 @@ def test_gpus_that_are_not_there_are_refused(given, tmp_path):
 @pytest.mark.parametrize(
     ("text", "machine", "message", "hint"),
     [
-        ("4", Machine(), "--gpus 4 names GPU 4, this machine has none", "--gpus takes ids; 4 GPUs are 0-3; leave it out"),
-        ("8", None, "--gpus 8 names GPU 8, this machine has 0 to 7", "--gpus takes ids; 8 GPUs are 0-7; --set n_gpus=N"),
+        (
+            "4",
+            Machine(),
+            "--gpus 4 names GPU 4, this machine has none",
+            "--gpus takes ids; 4 GPUs are 0-3; leave it out",
+        ),
+        (
+            "8",
+            None,
+            "--gpus 8 names GPU 8, this machine has 0 to 7",
+            "--gpus takes ids; 8 GPUs are 0-7; --set n_gpus=N",
+        ),
         ("6-9", None, "--gpus 6-9 names GPU 8, 9, this machine has 0 to 7", "--gpus takes ids; --set n_gpus=N"),
         ("0", Machine(), "--gpus 0 names GPU 0, this machine has none", "--gpus takes ids; leave it out"),
     ],
