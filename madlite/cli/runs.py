@@ -50,7 +50,7 @@ def command(
     from madlite.reports import listing
     from madlite.reports.runs import list_runs, runs_folder
     from madlite.results.integrity import changed_files
-    from madlite.run.recovery.unfinished import recovery_report
+    from madlite.run.recovery.unfinished import ACKNOWLEDGE, recovery_report
 
     folder = runs_folder(directory)
     every = list_runs(folder)
@@ -65,7 +65,7 @@ def command(
             echo_status(line, place)
     else:
         echo(f"no runs in {folder}" if not every else f"none of {len(every)} runs is one of those")
-    changed = (f"{words}; madlite clean" for _, words in changed_files(folder.parent))
+    changed = (f"{words}. {ACKNOWLEDGE}" for _, words in changed_files(folder.parent))
     for text in (*listing.problems(every), *recovery_report(folder.parent), *changed):
         setup.warn(text)
     return int(ExitCode.OK)
