@@ -321,3 +321,16 @@ def test_what_the_script_of_a_rendered_run_exports_is_among_all_values(checkout,
     assert line.endswith("  1   <- run.sh: a step has to reach the log when it is printed")
     assert call(told) == 0
     assert "export." not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "origin"),
+    [
+        (["--machine", "8xMI300X"], "--machine"),
+        (["--gpu-vendor", "CPU"], "--gpu-vendor"),
+    ],
+)
+def test_the_machine_s_origin_is_what_the_user_typed(checkout, capsys, words, origin):
+    assert call(["explain", "a", *words]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  machine ")]
+    assert line.endswith(f"<- {origin}")
