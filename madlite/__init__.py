@@ -91,6 +91,7 @@ if TYPE_CHECKING:
         Summary,
         Traits,
         TreeCards,
+        Unread,
         Variant,
     )
     from madlite.rank_labels import is_label, without_label
@@ -175,6 +176,7 @@ __all__ = [
     "Study",
     "Traits",
     "TreeCards",
+    "Unread",
     "UsageProblem",
     "Variant",
     "__version__",

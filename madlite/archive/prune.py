@@ -132,7 +132,7 @@ class _Reasons:
         if run.folder.name in self._baselines:
             return "a baseline names it"
         if kind := self._busy.get(os.path.realpath(run.folder)):
-            return f"its {kind} is still there: madlite clean"
+            return f"its {kind} is still there; madlite clean lists it"
         if run.doubt:
             return run.doubt
         owner = run.folder.lstat().st_uid if run.folder.exists() else os.geteuid()

@@ -57,7 +57,9 @@ def unknown_run(
     meant = list(
         filter(None, (_meant(key, requested[key], known) for key, known in words.items() if requested.get(key)))
     )
-    near = one_hint(f"{NEAREST}{'; '.join(runs[:SHOWN])}{'.' * bool(meant)}", *meant)
+    first = [text for text in meant if text.endswith("?")]  # the word that was meant, before all that there is
+    lists = [text for text in meant if text not in first]
+    near = one_hint(*first, f"{NEAREST}{'; '.join(runs[:SHOWN])}{'.' * bool(lists)}", *lists)
     problem = UnknownRun(f"{said}: {refused.why}" if refused else said, refused.way if refused else near)
     problem.said, problem.words, problem.runs, problem.refused = said, words, runs, refused
     return problem
@@ -71,8 +73,25 @@ def _meant(key: str, wanted: str, known: Sequence[str]) -> str:
     close = nearest_words(wanted, words, most=1)
     if close and key != "release":
         return f"did you mean --{key} {close[0]}?"
-    listed = sorted(words, key=_numbers) if key == "release" else words
-    return f"{key}s: {', '.join(listed)}"
+    return listed_releases(words) if key == "release" else f"{key}s: {', '.join(words)}"
+
+
+def listed_releases(known: Iterable[str]) -> str:
+    """Return which releases there are, those of images by their numbers, then what runs without one."""
+    words = sorted(known, key=_numbers)
+    plain = [f"{word} (no image: the packages that are installed)" for word in words if not _numbers(word)]
+    return f"releases: {', '.join([*filter(_numbers, words), *plain])}"
+
+
+def release_distance(run: str, wanted: str, known: Iterable[str]) -> float:
+    """Return how many of the known releases lie between the one wanted and those of `pretrain BF16 on X in v1, v2`."""
+    order = sorted((one for one in known if _numbers(one)), key=_numbers)
+    place = _place(wanted, order) + 0.1  # of two that are as near the newer
+    there: list[int] = []
+    for part in run.rpartition(" in ")[2].split(", "):
+        ends = [order.index(one) for one in part.split(" to ") if one in order]
+        there += range(ends[0], ends[-1] + 1) if ends else ()
+    return min((abs(at - place) for at in there), default=float(len(order)))
 
 
 def choose_runs(book: RecipeBook, card: str, requested: Mapping[str, str], machine: Machine) -> list[RecipeSelection]:

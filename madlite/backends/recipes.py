@@ -9,7 +9,7 @@ import msgspec
 
 from madlite.backends.base import TemplateBackend
 from madlite.backends.recipe_book import VARIANT_KEYS, RecipeBook, bare_name, claim_by_book, read_book
-from madlite.backends.recipe_choice import RecipeSelection, choose_runs, spelled
+from madlite.backends.recipe_choice import RecipeSelection, choose_runs, listed_releases, spelled
 from madlite.errors import UsageProblem, did_you_mean, nearest_words, one_hint
 from madlite.model import Architecture, Card, Finding, Machine, Request, RunPlan, RunSpec, Variant
 
@@ -120,8 +120,7 @@ class RecipeBackend(TemplateBackend):
 
 
 def _no_release(release: str, request: Request, book: RecipeBook) -> UsageProblem:
-    known = ", ".join(book.releases)
-    hint = f"releases: {known}" if known else "leave --image-release out; --image names an image"
+    hint = listed_releases(book.releases) if book.releases else "leave --image-release out; --image names an image"
     origin = request.origins.get("release", "")
     where = f" ({origin})" if origin not in ("", "--image-release") else ""
     return UsageProblem(f"image release '{release}' is not known to this recipe's backend{where}", hint)

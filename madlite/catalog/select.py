@@ -6,11 +6,12 @@ Grammar: `NAME_OR_TAG[:part[:part…]]`, madengine 2's rules (a name, a tag, `al
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from madlite.catalog.cards import Catalog, FoundCard
-from madlite.errors import CatalogError, UsageProblem, did_you_mean, one_hint
+from madlite.errors import CatalogError, UsageProblem, did_you_mean, nearest_words, one_hint
 from madlite.model import Card, Request
 
 
@@ -142,8 +143,7 @@ def unknown_tags(catalog: Catalog, tags: Sequence[str]) -> CatalogError:
     named = ", ".join(repr(tag) for tag in tags)
     message = f"no model matches tag{'s' * (len(tags) > 1)} {named} ({_sources(catalog)}{_left_out(catalog)})"
     hints = [_did_you_mean(catalog, tag, several=len(tags) > 1) for tag in tags]
-    shared = next(filter(None, (_known_tag_in(catalog, tag) for tag in tags)), "")
-    hints.append(f"madlite discover --tags {shared}" if shared else "madlite discover")
+    hints.append(next(filter(None, (_listing(catalog, tag) for tag in tags)), "madlite discover"))
     if any("/" in tag for tag in tags):
         hints.append("cards of a framework's tree need --cards-from DIR")
     return CatalogError(message, one_hint(*hints))
@@ -162,14 +162,33 @@ def _left_out(catalog: Catalog) -> str:
 
 
 def _did_you_mean(catalog: Catalog, tag: str, *, several: bool) -> str:
-    names = {text.lower(): text for card in catalog.cards for text in (*card.tags, card.name)}
-    return did_you_mean(_head(tag), names.values(), most=_MOST, after=f" for {tag!r}" if several else "")
+    return did_you_mean(_head(tag), _words(catalog), most=_MOST, after=f" for {tag!r}" if several else "")
 
 
-def _known_tag_in(catalog: Catalog, tag: str) -> str:
-    """Return the longest tag of a card that what the user typed contains, to list its neighbours by."""
-    inside = {names for card in catalog.cards for names in card.tags if names.lower() in _head(tag)}
-    return max(sorted(inside), key=len, default="")
+def _words(catalog: Catalog) -> Collection[str]:
+    return {text.lower(): text for card in catalog.cards for text in (*card.tags, card.name)}.values()
+
+
+def _listing(catalog: Catalog, tag: str) -> str:
+    """Return the command that lists what comes close: by the longest tag that the user's word and its cards have.
+
+    Names count too, for many cards of a model have no tag of its name; so it is grep that selects.
+    """
+    close = nearest_words(_head(tag), _words(catalog), most=1)
+    cards = [card for card in catalog.cards if not close or close[0] in (card.name, *card.tags)]
+    known = {name for card in catalog.cards for name in card.tags if name.lower() in _head(tag)}
+    shared = {name: near for name in known if (near := [card for card in cards if _shows(card, name)])}
+    if not shared:
+        return ""
+    word = max(sorted(shared), key=len)
+    here = {found.card.name for found in catalog.checkout}
+    every = " --all" if here and not any(card.name in here for card in shared[word]) else ""
+    return f"madlite discover{every} | grep {shlex.quote(word)}"
+
+
+def _shows(card: Card, word: str) -> bool:
+    """Return whether the line of a card in the list has a word."""
+    return word in card.name or any(word in tag for tag in card.tags)
 
 
 def _head(tag: str) -> str:

@@ -33,7 +33,7 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     files are listed; --yes acknowledges them: they are not reported again, and the files stay as they are.
     """
     from madlite.results.integrity import changed_files
-    from madlite.run.recovery.leftovers import remove
+    from madlite.run.recovery.leftovers import NO_RUN, remove
     from madlite.run.recovery.unfinished import find_all
 
     environ, runtimes = dict(os.environ), load(no_plugins, verbose).runtimes()
@@ -44,24 +44,32 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere
         if not yes or not meant or (item.kept and not kept):
-            echo(f"{item.kind:9} {item.run_id}  {item.text}{_removal_hint(item, everywhere)}")
+            echo(f"{item.kind:9} {_of_run(item)}{item.text}{_removal_hint(item, everywhere)}")
             waiting |= meant and not item.kept
             continue
         problem = remove(item, environ, runtimes)
         failed |= problem is not None
         done = _DONE.get(item.kind, "removed")
-        echo(f"{'not removed' if problem else done} {item.kind} {item.run_id}  {problem or item.text}")
+        what = f"{item.kind} {item.run_id}  " if item.run_id != NO_RUN else f"{item.kind}: "
+        echo(f"{'not removed' if problem else done} {what}{problem or item.text}")
     changed = changed_files(Path.cwd())
     for file, words in changed:
         if yes:
             file.acknowledge()
-        echo(f"{'acknowledged: ' if yes else 'change    -  '}{words}")
+        echo(f"{'acknowledged: ' if yes else 'change    '}{words}")
     waiting |= bool(changed) and not yes
     if not changed and not any(everywhere or not item.elsewhere for item in found.leftovers):
         echo("nothing is left behind" + (" in this folder" if found.leftovers else ""))
     elif waiting:
         echo(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this")
     return int(ExitCode.RUN_FAILED if failed else ExitCode.OK)
+
+
+def _of_run(item: Leftover) -> str:
+    """Return the run that something is of, as a column; nothing where it is of none."""
+    from madlite.run.recovery.leftovers import NO_RUN
+
+    return "" if item.run_id == NO_RUN else f"{item.run_id}  "
 
 
 def _removal_hint(item: Leftover, everywhere: bool) -> str:

@@ -140,7 +140,7 @@ def plan_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     origins = plan.origins
     gpus = ",".join(map(str, plan.place.gpu_ids)) or "none"
     yield "machine", f"{len(plan.machine.gpus)} x {plan.machine.product}", origins.get("machine", "")
-    yield "runtime", plan.runtime, origins.get("runtime", "")
+    yield "runtime", plan.known_runtime or "-", origins.get("runtime", "")
     yield "n_gpus", f"{plan.place.gpus_per_node} (ids {gpus})", origins.get("n_gpus", "")
     yield "image", plan.image.ref if plan.image else "none", origins.get("image", "") if plan.image else ""
     limit = "none" if plan.timeout_s is None else f"{plan.timeout_s:g}"

@@ -34,7 +34,7 @@ def title(plan: RunPlan, position: int, total: int) -> str:
         what += [part for part in (variant.mode, variant.precision) if part]
     gpus = f"{plan.place.gpus_per_node}x{plan.machine.device}" if plan.place.gpus_per_node else "cpu"
     nodes = [f"{plan.place.spanned} nodes"] if plan.place.spanned > 1 else []
-    return f"[{position}/{total}] " + " · ".join([*what, plan.runtime, *nodes, gpus])
+    return f"[{position}/{total}] " + " · ".join([*what, *filter(None, [plan.known_runtime]), *nodes, gpus])
 
 
 def study_text(study: Study) -> str:

@@ -19,8 +19,21 @@ from madlite.cli.completion import complete_runs
 from madlite.cli.format import LONGEST, figures, mad_figures, place_and_hint, status_text, suspect_lines
 from madlite.cli.options import Command, common_options, dir_option
 from madlite.cli.terminal import coloured, has_colour
-from madlite.errors import ExitCode, MadliteError
-from madlite.model import Backend, Json, Metric, Quantity, Result, Status, Step, Value, Variant, Window, to_json
+from madlite.errors import ExitCode, MadliteError, UsageProblem
+from madlite.model import (
+    Backend,
+    Json,
+    Metric,
+    Quantity,
+    Result,
+    RunPlan,
+    Status,
+    Step,
+    Value,
+    Variant,
+    Window,
+    to_json,
+)
 from madlite.run.foreign import LogReading
 from madlite.secrets import Redactor, assigned, collect, masked_json
 from madlite.text import printable
@@ -121,7 +134,18 @@ def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReadi
     backend = options.backend or (own[0] if own else None)
     warmup = record.variant.warmup_steps if record.variant and options.warmup is None else options.warmup
     steps = _WARMUP_STEPS if warmup is None else warmup
-    return read(f"run {folder.name}", read_log(folder), plugins, backend, steps)
+    plan = _plan_of(folder) if own is not None and backend is own[0] else None
+    return read(f"run {folder.name}", read_log(folder), plugins, backend, steps, plan)
+
+
+def _plan_of(folder: Path) -> RunPlan | None:
+    """Return a run's plan, which has how its log is read; None where this madlite cannot read it."""
+    from madlite.archive.reread import load_plan
+
+    try:
+        return load_plan(folder)
+    except UsageProblem:
+        return None
 
 
 def _show(name: str, found: LogReading | MadliteError, place: int, count: int, as_json: bool) -> None:

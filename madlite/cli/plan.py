@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from madlite.run.screen import Planned
 
 _NAME = Path("plan.json")
+_FROZEN = "the refusal is part of the plan file: plan again where it no longer holds"
 _RESULTS = {"output": Path("perf.csv"), "strict_header": False}  # which are the run's, not the plan's
 
 
@@ -84,7 +85,7 @@ def _without_output(words: Sequence[str]) -> tuple[str, ...]:
 
 def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> None:
     """Write the files, once it is known that all of them can be written, and name them."""
-    from madlite.errors import UsageProblem
+    from madlite.errors import UsageProblem, one_hint
     from madlite.files import is_file, is_folder
     from madlite.plan.plan_file import is_plan_file
     from madlite.results.locked import check_writable, make_folder, write_named
@@ -108,6 +109,7 @@ def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> Non
         echo(f"{one}: {_title(plan)}")
         if blocked is not None:
             setup.warn(f"{one}: would not start: {blocked.status.value} {blocked.reason}")
+            echo(f" hint: {setup.mask(one_hint(blocked.hint, _FROZEN))}", err=True)
 
 
 def _check_own(file: Path) -> None:

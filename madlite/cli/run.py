@@ -345,7 +345,7 @@ _SHOWN = (".sh", ".toml", ".yaml", ".yml", ".json")
 def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) -> str:
     """Return everything one run would do, secrets masked; `refused` is what would keep it from being started."""
     plan = one.plan
-    parts = [f"# {plan.card.name} · backend {plan.backend or 'none'} · runtime {plan.runtime}"]
+    parts = [f"# {plan.card.name} · backend {plan.backend or 'none'} · runtime {plan.known_runtime or 'none'}"]
     if plan.blocked:
         parts.append(f"# would not start: {plan.blocked.status.value} {plan.blocked.reason}")
         parts += [f"# hint: {plan.blocked.hint}"] if plan.blocked.hint else []

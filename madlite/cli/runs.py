@@ -98,7 +98,7 @@ def command(
     from madlite.reports.run_fields import Fields, narrowed, ordered
     from madlite.reports.runs import list_runs, runs_folder
     from madlite.results.integrity import changed_files
-    from madlite.run.recovery.unfinished import recovery_report
+    from madlite.run.recovery.unfinished import ACKNOWLEDGE, recovery_report
 
     folder = runs_folder(directory)
     every = list_runs(folder)
@@ -116,7 +116,7 @@ def command(
     else:
         echo(f"no runs in {folder}" if not every else f"none of {len(every)} runs is one of those")
     unknown = fields.missing(name for name, _ in (*wanted, *((name, "") for name in shown), *order))
-    changed = (f"{words}; madlite clean" for _, words in changed_files(folder.parent))
+    changed = (f"{words}. {ACKNOWLEDGE}" for _, words in changed_files(folder.parent))
     for text in (*unknown, *listing.problems(every), *recovery_report(folder.parent), *changed):
         setup.warn(text)
     return int(ExitCode.OK)

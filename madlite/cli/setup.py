@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins, load_plugins
 from madlite.catalog.cards import Catalog
@@ -19,7 +20,7 @@ from madlite.cli.main import mask
 from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
 from madlite.model import Card, CardItem, Machine, Problem, Request, Runtime, TreeCards
-from madlite.plan.context import MACHINE_KEYS, Context, Options, read_context, unused_keys
+from madlite.plan.context import GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
 
@@ -241,7 +242,7 @@ def context_of(params: dict[str, Any]) -> Context:
 
 
 def _read_context(params: dict[str, Any]) -> Context:
-    own = {"docker_gpus": ("--gpus", params["gpus"]), "gpu_vendor": ("--gpu-vendor", params["gpu_vendor"])}
+    own = {"docker_gpus": (GPUS_OPTION, params["gpus"]), "gpu_vendor": ("--gpu-vendor", params["gpu_vendor"])}
     named = {key: (option, value) for key, (option, value) in own.items() if value}
     return read_context(params["additional_context_file"], params["additional_context"], named)
 
@@ -304,7 +305,18 @@ def find_machine(context: Context, pretended: str) -> Machine:
     }
     if pretended:  # the context's GPU keys describe another machine
         overrides = {key: overrides[key] for key in ("numa_balancing",) if key in overrides} | _pretend(pretended)
-    return detect_machine(overrides, host=Host(path=os.environ.get("PATH", ""), env=dict(os.environ)))
+    machine = detect_machine(overrides, host=Host(path=os.environ.get("PATH", ""), env=dict(os.environ)))
+    sources = {fact: _typed_source(origin, context, pretended) for fact, origin in machine.sources.items()}
+    return replace(machine, sources=sources)
+
+
+def _typed_source(origin: str, context: Context, pretended: str) -> str:
+    """Return an origin of a machine's fact by what the user typed: `--machine`, `--gpu-vendor`, `context file F: KEY`."""
+    key = origin.removeprefix("override ")
+    if pretended and (key in ("device", "n_gpus") or origin.startswith("usual for ")):
+        return "--machine"
+    typed = context.origins.get(key, "") if key != origin else ""
+    return origin if not typed else typed if typed == "--gpu-vendor" else f"{typed}: {key}"
 
 
 def _pretend(text: str) -> dict[str, Any]:

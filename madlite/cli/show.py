@@ -125,6 +125,7 @@ def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
     record = run.record
     cause = f" [{record.cause}]" if record.cause else ""
     yield "status", f"{status_text(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
+    yield "processes", _processes(run)
     yield "doubt", run.doubt
     yield "imported", f"from {run.origin}" if run.origin else ""
     yield "pruned", "its log and other files were removed: madlite prune" if run.pruned else ""
@@ -139,12 +140,21 @@ def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
     yield "took", ", ".join(f"{name} {duration(value)}" for name, value in took_s.items())
 
 
+def _processes(run: StoredRun) -> str:
+    """Return what a run that was cut off still has running."""
+    if run.state != CUT_OFF:
+        return ""
+    from madlite.run.recovery.leftovers import still_running
+
+    return still_running(run.folder.parent.parent).get(run.folder.name, "")
+
+
 def _why(run: StoredRun) -> str:
     if run.state == RUNNING:
         return f"madlite log {run.folder.name} --follow"
     if run.state == CUT_OFF:
         return "its record could not be written, or it was killed" + (
-            ", acknowledged" if read_run(run.folder).cleaned is not None else "; madlite clean"
+            ", acknowledged" if read_run(run.folder).cleaned is not None else ". madlite clean lists what is left"
         )
     return run.problem if run.state == UNREADABLE else short_reason(result_of(run.record))
 

@@ -49,12 +49,16 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     madlite watch
     madlite watch --json --follow | jq .progress.step
     """
+    from madlite.cli import setup
     from madlite.reports.runs import runs_folder
     from madlite.reports.watch import Watch
+    from madlite.run.recovery.unfinished import running_text
 
     folder = runs_folder(directory)
     watch = Watch(folder)
     runs = watch.read()
+    for text in running_text(folder.parent):
+        setup.warn(text)
     if not runs and not follow and not watch.is_batch_running:
         _print(watch.last(), as_json)
         if not as_json:

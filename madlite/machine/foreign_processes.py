@@ -68,7 +68,7 @@ def find_foreign(
             found.setdefault(one.pid, {})[one.gpu] = used_bytes
     names = {one.pid: one.name for one in listed}
     return tuple(
-        ForeignProcess(pid=pid, command=_command(proc, pid) or names.get(pid, "") or "?", memory=memory)
+        ForeignProcess(pid=pid, command=short_command(proc, pid) or names.get(pid, "") or "?", memory=memory)
         for pid, memory in sorted(found.items())
     )
 
@@ -124,7 +124,7 @@ def _stat(proc: Path, pid: int) -> list[str]:
     return read_file(proc / str(pid) / "stat").rpartition(")")[2].split()
 
 
-def _command(proc: Path, pid: int) -> str:
+def short_command(proc: Path, pid: int) -> str:
     """Return the program and its first word that is no option: the rest of a command can hold anything."""
     argv = read_file(proc / str(pid) / "cmdline").split("\0")
     program = PurePath(argv[0]).name or read_file(proc / str(pid) / "comm")

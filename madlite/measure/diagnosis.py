@@ -95,7 +95,8 @@ def diagnose(
         return _diagnose_ended_run(cause, evidence, log, facts, hint)
     if candidate is None:
         line, rank = _evident(evidence, log if cause is Cause.EXIT_CODE else None)
-        hint_text = hint or _own_hint(cause, facts.plan) or _ended_late(facts.exit_code).strip(": ") or _exit_hint(line)
+        own = _own_hint(cause, facts.plan) or _ended_late(facts.exit_code).strip(": ") or _exit_hint(line)
+        hint_text = hint or own or "; ".join(log.unread)
         return Diagnosis(cause=cause.value, line=line, rank=rank, hint=hint_text)
     code, text = _named(candidate, facts)
     return Diagnosis(

@@ -35,6 +35,7 @@ from madlite.model import (
     Reader,
     Step,
     Summary,
+    Unread,
 )
 from madlite.rank_labels import RankLabels, without_outer
 from madlite.text import whole_number
@@ -44,6 +45,7 @@ from madlite.text import whole_number
 # Rule: madengine 2's, a line with a pattern and without harmless text; harmless too is a line of rocprofv3, whose `E`
 # and `W` with the date are levels of its log and no errors of the workload.
 
+_MOST_UNREAD, _LONGEST_UNREAD = 8, 2000  # what readers report, and characters of each
 _ROCPROF = re.compile(r"^(?:\[\S+?\]:?\s*)?[EW]\d{8}\b.*(?:generateRocpd|simple_timer|tool)\.cpp|\[rocprofv3\]")
 
 
@@ -101,6 +103,7 @@ class LogMonitor:
         self.memory = MemoryScan()
         self.loss_scan = LossScan()
         self.training = TrainingState()  # of the last training
+        self.unread: tuple[str, ...] = ()  # what a reader could not read as it was described to it
         self.missed_mark = ""  # why a training without its end mark is none that came to its end
         self.nan_loss = self.nan_norm = ""  # the first line whose loss is not finite, or whose gradient norm is NaN
         self.nan_before = ""  # the same, or a loss of NaN, of the trainings before the last one
@@ -293,6 +296,8 @@ class LogMonitor:
                 self._begin_again()
         elif isinstance(event, Ended):
             self._note_end(event, text)
+        elif isinstance(event, Unread) and len(self.unread) < _MOST_UNREAD:
+            self.unread = tuple(dict.fromkeys((*self.unread, event.text[:_LONGEST_UNREAD])))
 
     def _note_step(self, step: Step, text: str) -> None:
         if text and self._is_another(step):

@@ -134,6 +134,7 @@ def number_from_steps(expected: Expected, log: LogMonitor, window: Window | None
     if log.torn:
         findings = (*findings, f"the last line was cut off: its {', '.join(log.torn)} is left out")
     findings = (*findings, *_computed(log), *_trainings(log), *_more_steps(expected, log), *window_findings(window))
+    findings = (*findings, *log.unread)
     if headline.status is Status.FAILURE:
         reason = f"'{window.median:g} {headline.metric}' is no result: {_why_unfit(headline)}"
         return Number(cause=Cause.BAD_NUMBER, reason=reason, evidence=plain(log.step_line), findings=findings)

@@ -61,6 +61,7 @@ from madlite.model.results import (
     Step,
     Summary,
     Telemetry,
+    Unread,
     Window,
 )
 from madlite.model.sessions import PROBE_BYTES, Chunk, Completed, Exit, JobOutcome, Sink

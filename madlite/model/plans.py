@@ -411,6 +411,11 @@ class RunPlan(Value, frozen=True):
         return asked if asked and same else ran
 
     @property
+    def known_runtime(self) -> str:
+        """The runtime; "" where no plan could be made of the card, so that nothing decided where it would have run."""
+        return "" if self.blocked is not None and not self.actions else self.runtime
+
+    @property
     def own_script(self) -> bool:
         """Whether a card's own script runs, of whatever framework, to which madlite's options of sizes are nothing."""
         return self.result_rule.kind != "steps" and not self.templates

@@ -257,7 +257,16 @@ class Ended(Value, frozen=True):
     missed: bool = False
 
 
-Event: TypeAlias = Step | Phase | Summary | EffectiveConfig | Ended
+class Unread(Value, frozen=True):
+    """What of the log a reader could not read as its user described it, and what there is instead, as a sentence.
+
+    Of a failure that nothing else explains it is the hint, else a finding of the run.
+    """
+
+    text: str
+
+
+Event: TypeAlias = Step | Phase | Summary | EffectiveConfig | Ended | Unread
 
 
 class ImageUsed(Value, frozen=True):

@@ -111,6 +111,8 @@ FROM_OPTION = "--additional-context"
 MACHINE_KEYS = ("gpu_arch", "gpu_product", "device", "rocm_version", "cuda_version", "MAD_ROCM_PATH", "numa_balancing")
 _COUNTS = {"NNODES": 1, "MAD_RUNTIME_NGPUS": 1, "MASTER_PORT": 0}  # whole numbers of multi_node_args, each's least
 _UPPER = ("gpu_vendor", "guest_os")  # as Dockerfiles spell them
+GPUS_OPTION = "--gpus"
+"""The option of the key `docker_gpus`, as its origin has it."""
 GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.backends.recipe_book import read_architectures
-from madlite.errors import UsageProblem
+from madlite.errors import UsageProblem, one_hint
 from madlite.model import (
     Architecture,
     Blocked,
@@ -26,7 +26,7 @@ from madlite.model import (
     Value,
     Variant,
 )
-from madlite.plan.context import Context, Options
+from madlite.plan.context import GPUS_OPTION, Context, Options
 
 Availability = Callable[[str], "Problem | None"]
 """Returns why a runtime cannot be used now; raises UsageProblem for an unknown name."""
@@ -122,15 +122,20 @@ def allocate_gpus(card: Card, machine: Machine, context: Context, requested: int
     Visible are the context's `docker_gpus` (`0,2-4`), else all.  On a CPU machine there is none to grant.
 
     Raises:
-        UsageProblem: `docker_gpus` is no list of GPU numbers, or the count asked for is less than -1.
+        UsageProblem: `docker_gpus` is no list of GPU numbers, the count asked for is less than -1, or `--gpus` names
+            a GPU that the machine does not have.
     """
-    visible = expand_ids(context.typed.docker_gpus) or tuple(gpu.index for gpu in machine.gpus)
+    named = expand_ids(context.typed.docker_gpus)
+    if context.origins.get("docker_gpus") == GPUS_OPTION:
+        _refuse_missing(named, context.typed.docker_gpus or "", machine)
+    visible = named or tuple(gpu.index for gpu in machine.gpus)
     count = requested if requested is not None else context.n_gpus if context.n_gpus is not None else int(card.n_gpus)
     if count < -1:
         raise UsageProblem(f"n_gpus {count} is less than -1", "-1 asks for every GPU: --set n_gpus=-1")
     if machine.vendor == "CPU":
         many = f", though {count} are asked for" if count > 1 else ""  # 1 is the default of a card
-        note = f"no GPU here: runs on the CPU{many}" if count > 0 else ""
+        ids = f"; docker_gpus {context.typed.docker_gpus} has no effect" if named else ""
+        note = f"no GPU here: runs on the CPU{many}{ids}" if count > 0 or named else ""
         return GpuAllocation(gpu_ids=(), note=note)
     wanted = len(visible) if count < 0 else count
     have = {gpu.index for gpu in machine.gpus}
@@ -140,10 +145,33 @@ def allocate_gpus(card: Card, machine: Machine, context: Context, requested: int
     return GpuAllocation(gpu_ids=visible[:wanted], wanted=wanted)
 
 
+def _refuse_missing(named: tuple[int, ...], text: str, machine: Machine) -> None:
+    """Refuse GPUs of the command line that are not here: what looks like a count there is the id of one GPU.
+
+    Raises:
+        UsageProblem: a named GPU is missing.
+    """
+    have = {gpu.index for gpu in machine.gpus}
+    if not (missing := sorted(set(named) - have)):
+        return
+    count = named[0]
+    takes = "--gpus takes ids"
+    hint = f"{takes}; {count} GPUs are 0-{count - 1}" if text.strip().isdigit() and count > 1 else takes
+    more = "leave it out to run on the CPU" if not have else "--set n_gpus=N sets how many a run uses"
+    raise UsageProblem(
+        f"--gpus {text} names GPU {_listed(missing)}, this machine has {_ids(have)}", one_hint(hint, more)
+    )
+
+
+def _ids(have: set[int]) -> str:
+    if not have:
+        return "none"
+    return f"0 to {len(have) - 1}" if have == set(range(len(have))) else _listed(have)
+
+
 def _too_few(card: Card, wanted: int, have: set[int], visible: tuple[int, ...], missing: list[int]) -> Blocked:
     if missing:
-        ids = f"0 to {len(have) - 1}" if have == set(range(len(have))) else _listed(have)
-        reason = f"docker_gpus names GPU {_listed(missing)}, this machine has {ids}"
+        reason = f"docker_gpus names GPU {_listed(missing)}, this machine has {_ids(have)}"
     elif wanted > len(have):
         reason = f"card '{card.name}' asks for {wanted} GPUs, this machine has {len(have)}"
     else:

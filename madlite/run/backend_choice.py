@@ -11,7 +11,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin, Plugins
-from madlite.backends.recipe_choice import NEAREST, SHOWN, UnknownRun, unknown_run
+from madlite.backends.recipe_choice import NEAREST, SHOWN, UnknownRun, release_distance, unknown_run
 from madlite.errors import PluginError, UsageProblem, similarity
 from madlite.model import Backend, Card, RunSpec
 
@@ -80,9 +80,12 @@ def _merge_refusals(problems: Sequence[UsageProblem], requested: Mapping[str, st
     if not unknown:
         return _merge_problems(problems)
     runs = [run for turn in zip_longest(*(problem.runs for problem in unknown)) for run in turn if run]
-    runs.sort(key=lambda run: -_nearness(run, requested))
     keys = dict.fromkeys(key for problem in unknown for key in problem.words)
     requested_words = {key: list(dict.fromkeys(w for one in unknown for w in one.words.get(key, ()))) for key in keys}
+    release, releases = requested.get("release", ""), requested_words.get("release", [])
+    runs.sort(
+        key=lambda run: (-_nearness(run, requested), release_distance(run, release, releases) if release else 0.0)
+    )
     refused = next((problem.refused for problem in unknown if problem.refused), None)
     return unknown_run(_message_of(problems[0]), requested, requested_words, runs, refused)
 

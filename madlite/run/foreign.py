@@ -43,6 +43,7 @@ from madlite.model import (
     Quantity,
     Reader,
     ResultRule,
+    RunPlan,
     Status,
     Value,
     Variant,
@@ -88,20 +89,29 @@ class LogReading(Value, frozen=True):
 
 
 def read_log(
-    name: str, chunks: Iterator[bytes], plugins: Plugins, given: Backend | None, warmup_steps: int = WARMUP_STEPS
+    name: str,
+    chunks: Iterator[bytes],
+    plugins: Plugins,
+    given: Backend | None,
+    warmup_steps: int = WARMUP_STEPS,
+    plan: RunPlan | None = None,
 ) -> LogReading:
     """Return what a log shows; messages call it `name`. The backend is the one given, else the surest.
+
+    `plan` is that of the run whose log it is, where the given backend made it: how its steps are read.
 
     Raises:
         UsageProblem: no backend detects this log, or several do; or its bytes cannot be read.
     """
     head = take_head(chunks)
     backend = given or detect_backend(name, head, plugins)
-    log = _make_monitor(plugins, backend)
+    log = _make_monitor(plugins, backend, plan)
     for chunk in chain(head, chunks):
         log.feed(chunk)
     log.finish()
-    expected = Expected(rule=_rule(plugins, backend, log), warmup_steps=warmup_steps, steps=expected_steps(log.config))
+    expected = Expected(
+        rule=_rule(plugins, backend, log, plan), warmup_steps=warmup_steps, steps=expected_steps(log.config)
+    )
     verdict = _with_end_findings(_judge(expected, log), expected, log)
     if backend is None and verdict.cause is Cause.NO_METRIC:
         verdict = _without_backend(name, plugins, verdict, log)
@@ -124,20 +134,21 @@ def read_log(
     )
 
 
-def _make_monitor(plugins: Plugins, backend: Backend | None) -> LogMonitor:
-    reader: Reader | None = plugins.query(backend, "reader", None, otherwise=None) if backend else None
+def _make_monitor(plugins: Plugins, backend: Backend | None, plan: RunPlan | None) -> LogMonitor:
+    reader: Reader | None = plugins.query(backend, "reader", plan, otherwise=None) if backend else None
     # a log that no framework's reader follows is judged as a script's, error patterns included
     scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not isinstance(backend, HasResultRule) else None
     rules = with_common(plugins.failure_rules(), (backend.name,) if backend else None)
     return LogMonitor([reader] if reader else [], rules, error_scan=scan)
 
 
-def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor) -> ResultRule:
+def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunPlan | None) -> ResultRule:
     """Return how the number is taken: the backend's way, of a throughput that the steps have.
 
     Of MAD's figures those are left that the log can have: it may be another version's or another framework's.
     """
     rule = plugins.query(backend, "result_rule", otherwise=None) if isinstance(backend, HasResultRule) else None
+    rule = plan.result_rule if plan is not None and rule is not None else rule
     if not isinstance(rule, ResultRule):
         rule = ResultRule(kind="steps" if log.steps else "performance_line", loss_expected=False)
     there = log.steps.quantities()

@@ -63,13 +63,14 @@ def with_diagnosis(plan: RunPlan, result: Result, state: RunProgress) -> Result:
     cause = _KNOWN.get(found.cause, result.cause) if replaced else result.cause
     if result.cause is Cause.DISK and found.cause == Cause.INODES.value:
         cause = Cause.INODES
+    unread = [text for text in state.log.unread if text not in found.hint]
     return replace(
         result,
         diagnosis=found,
         cause=cause,
         reason=_reason_text(state, result, found),
         evidence=found.line or result.evidence,
-        findings=(*result.findings, *([outcome] if outcome else [])),
+        findings=tuple(dict.fromkeys((*result.findings, *([outcome] if outcome else []), *unread))),
     )
 
 

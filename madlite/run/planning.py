@@ -80,7 +80,7 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
     if inputs.options.runtime:
         _available(inputs.options.runtime, inputs)
     planned: list[Planned] = []
-    refused: list[UsageProblem] = []
+    refused: list[tuple[str, UsageProblem]] = []
     for request, plan in jobs:
         without_options = partial(plan, *_without_requests(request, inputs))
         try:
@@ -89,13 +89,21 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
             if _is_card_problem(problem, without_options):
                 planned.append(_blocked_plan(request, problem, inputs))
             elif isinstance(problem, UsageProblem):
-                refused.append(problem)
+                refused.append((request.card.name, problem))
             else:
                 raise
     if refused:
-        problems = (one for problem in refused for one in ((problem.message, problem.hint), *problem.more))
-        raise UsageProblem.of_all(problems)
+        raise UsageProblem.of_all(_with_cards(refused))
     return planned
+
+
+def _with_cards(refused: Sequence[tuple[str, UsageProblem]]) -> Iterator[tuple[str, str]]:
+    """Yield messages and hints; what several cards have alike once, else with the card where the message has none."""
+    each = [(card, one) for card, problem in refused for one in ((problem.message, problem.hint), *problem.more)]
+    cards = {card for card, _ in refused}
+    for card, (message, hint) in each:
+        shared = {other for other, one in each if one == (message, hint)} == cards
+        yield (message if shared or card in message else f"{card}: {message}"), hint
 
 
 def _without_requests(request: Request, inputs: BatchInputs) -> tuple[Request, BatchInputs]:

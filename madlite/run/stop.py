@@ -159,7 +159,7 @@ class StopControl:
                     self.reason = self.reason or reason
                 commands += _STOP
             if _STOP in commands:
-                self._say(f"stopping: {_reason_text(self.reason)} (Ctrl-C kills it now)")
+                self._say(_stopping_text(self.reason))
                 stops.append(_start(session, self._grace_s))
             if _KILL in commands:
                 self._say("killing it")
@@ -201,8 +201,12 @@ class StopControl:
         return os.read(self._read, 64) if ready else b""
 
 
-def _reason_text(reason: StopReason | None) -> str:
-    return (reason.short or reason.text) if reason else ""
+def _stopping_text(reason: StopReason | None) -> str:
+    """Return why a run is being stopped, and what kills it at once."""
+    text = (reason.short or reason.text) if reason else ""
+    if text == _SIGNAL_TEXTS[signal.SIGINT]:
+        return "stopping after Ctrl-C; press Ctrl-C again to kill it at once"
+    return f"stopping: {text}; press Ctrl-C to kill it at once"
 
 
 def _start(session: Session, grace_s: float) -> threading.Thread:

@@ -66,7 +66,7 @@ def missing_logs(subject: Subject, check: str) -> Iterator[Flaw]:
 def _steps(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
     events, stated = subject.told[path], subject.logs[path]
     if odd := [event for event in events if not is_event(event)]:
-        hint = "Step, Phase, Summary, EffectiveConfig and Ended are what a reader answers with"
+        hint = "Step, Phase, Summary, EffectiveConfig, Ended and Unread are what a reader answers with"
         yield Flaw("reading", where, f"the reader answered {odd[0]!r}", hint)
         return
     count = Steps(event for event in events if isinstance(event, Step)).count()

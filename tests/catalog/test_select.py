@@ -155,7 +155,7 @@ def test_an_unknown_tag_is_told_with_what_comes_close_and_how_many_cards_there_a
     assert caught.value.message == (
         "no model matches tag 'primus_pyt_train_llama3.1-8b' (2 cards in models.json, 1 in bundled models.json)"
     )
-    assert caught.value.hint == "did you mean primus_pyt_train_llama-3.1-8b?   madlite discover --tags primus"
+    assert caught.value.hint == "did you mean primus_pyt_train_llama-3.1-8b?   madlite discover | grep primus"
 
 
 def test_every_unknown_tag_is_named_once_and_no_more_than_three_come_close(minimad: Catalog) -> None:
@@ -164,8 +164,20 @@ def test_every_unknown_tag_is_named_once_and_no_more_than_three_come_close(minim
     assert caught.value.message.startswith("no model matches tags 'qqq:a=1', 'Mini_Multy:b' (23 cards in models.json, ")
     assert caught.value.hint == (
         "did you mean mini_multi, mini_multi_gap or mini_multi_missing for 'Mini_Multy:b'?"
-        "   madlite discover --tags mini"
+        "   madlite discover | grep mini"
     )
+
+
+def test_the_list_of_the_hint_has_the_suggested_card(tmp_path: Path) -> None:
+    write_cards(tmp_path / "models.json", card("pyt_train_Llama-3", "llama", "pyt"), card("hf_llama_tiny", "hf"))
+    bundled = write_cards(tmp_path / "home" / "models.json", card("megatron_llama-3.1-8b", "megatron"))
+    hints = {}
+    for tag in ("hf_llama_tni", "megatron_llama-3.1-8bb"):
+        with pytest.raises(CatalogError) as caught:
+            select(load_catalog(tmp_path, bundled), [tag])
+        hints[tag] = caught.value.hint
+    assert hints["hf_llama_tni"] == "did you mean hf_llama_tiny?   madlite discover | grep llama"
+    assert hints["megatron_llama-3.1-8bb"].endswith("   madlite discover --all | grep megatron")
 
 
 def test_a_tag_that_nothing_comes_close_to_points_at_the_list(minimad: Catalog) -> None:

@@ -157,6 +157,11 @@ def test_gpus_that_the_context_keeps_back_are_told(checkout, capsys):
     assert "hint: --set n_gpus=2" in said
 
 
+def test_a_count_in_place_of_ids_is_refused(checkout, capsys):
+    assert call([*ON_AMD, "--gpus", "8"]) == 4
+    assert "--gpus takes ids; 8 GPUs are 0-7" in capsys.readouterr().err
+
+
 def test_tools_of_the_context_come_around_the_script(explained, checkout):
     common = checkout / "scripts/common"
     common.mkdir()
@@ -316,3 +321,16 @@ def test_what_the_script_of_a_rendered_run_exports_is_among_all_values(checkout,
     assert line.endswith("  1   <- run.sh: a step has to reach the log when it is printed")
     assert call(told) == 0
     assert "export." not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "origin"),
+    [
+        (["--machine", "8xMI300X"], "--machine"),
+        (["--gpu-vendor", "CPU"], "--gpu-vendor"),
+    ],
+)
+def test_the_machine_s_origin_is_what_the_user_typed(checkout, capsys, words, origin):
+    assert call(["explain", "a", *words]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  machine ")]
+    assert line.endswith(f"<- {origin}")

@@ -198,7 +198,9 @@ def test_a_plan_of_a_card_that_cannot_start_says_so_and_its_run_is_the_same_row(
     cards = json.loads((checkout / "models.json").read_text())
     (checkout / "models.json").write_text(json.dumps([{**cards[0], "is_deprecated": True}]))
     assert call(["plan", "--tags", "a"]) == 0
-    assert "would not start: SKIPPED card 'a' is deprecated" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "would not start: SKIPPED card 'a' is deprecated" in said
+    assert re.search(r"^ hint: .*the refusal is part of the plan file: plan again", said, re.MULTILINE)
     assert call(["run", "--plan", "plan.json"]) == 0
     assert [row["status"] for row in perf_rows(checkout)] == ["SKIPPED"]
 

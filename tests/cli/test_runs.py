@@ -7,6 +7,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -89,7 +90,7 @@ def test_runs_that_go_on_were_cut_off_or_cannot_be_read_are_told_apart(place, ca
     states = {line.split()[0][-6:]: line for line in text.splitlines() if line.startswith("2026")}
     assert "RUNNING" in states["000003"] and "CUT OFF" in states["000004"] and "UNREADABLE" in states["000005"]
     assert len(states) == 5 and "1 record cannot be read" in text and "1 earlier run was cut off" in text
-    assert "killed; madlite clean" in said(capsys, "show", "000004")
+    assert "killed. madlite clean lists what is left" in said(capsys, "show", "000004")
     write_journal(place / "madlite_runs/20260103T000000-d-000004", cleaned="")
     assert "acknowledged" in said(capsys, "show", "000004") and "CUT OFF" in said(capsys, "runs")
     assert "record.json" in said(capsys, "show", "000005")
@@ -407,9 +408,34 @@ def elsewhere(place, monkeypatch):
     return removed
 
 
+def test_what_a_killed_run_still_has_running_is_told(place, capsys, monkeypatch):
+    name = "20260103T000000-d-000004"
+    store(place, name)
+    (place / "madlite_runs/20260102T030405-a-000001" / LOCK).unlink()
+    marks = {RUN_MARK: name, FOLDER_MARK: str(place / "madlite_runs" / name)}
+    found = [
+        RunProcess(process=Process(pid=pid, started=1, uids=(os.geteuid(),) * 3), environment=marks)
+        for pid in (2**22 + 1, 2**22 + 2)
+    ]
+    monkeypatch.setattr("madlite.run.recovery.dead_processes.all_run_processes", lambda: list(found))
+    text = "2 of its processes are still running; madlite clean --yes ends them"
+    assert f"warning: {name}: {text}\n" in said(capsys, "runs") and text in said(capsys, "show", "000004")
+    assert f"warning: {name}: {text}\n" in said(capsys, "watch", "--once")
+    del found[1]
+    assert "1 of its processes is still running; madlite clean --yes ends it" in said(capsys, "show", "000004")
+
+
+def test_what_is_of_no_run_has_no_column_for_one(place, capsys):
+    (place / "perf.csv.lock").touch()
+    (place / ".perf.csv.999999999").touch()
+    assert "file      " + str(place / ".perf.csv.999999999") in said(capsys, "clean")
+    assert f"removed file: {place}/.perf.csv.999999999" in said(capsys, "clean", "--yes")
+
+
 def test_clean_ends_what_is_of_this_folder_and_of_others_only_where_it_is_told_to(elsewhere, place, capsys):
     listed = said(capsys, "clean")
-    assert "here-1  1 processes (7)\n" in listed and f"(of {place.parent}/gone/madlite_runs/there-1: " in listed
+    assert re.search(r"^process   here-1  1 process: pid 7 \([^()]*\)$", listed, re.MULTILINE), listed
+    assert f"(of {place.parent}/gone/madlite_runs/there-1: " in listed
     assert "madlite clean --everywhere --yes)" in listed and listed.count("--everywhere --kept --yes)") == 1
     said(capsys, "clean", "--yes")
     assert elsewhere == ["here-1"]

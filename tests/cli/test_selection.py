@@ -48,14 +48,18 @@ def test_every_source_and_spelling_chooses(capsys, args):
     ("args", "hint"),
     [
         (["pyt_train_llama-3.1-8b", "--mode", "pretrai"], "nearest known: pretrain "),
-        (["pyt_train_llama-3.1-8b", "--mode", "pretrai"], "did you mean --mode pretrain?"),
+        (["pyt_train_llama-3.1-8b", "--mode", "pretrai"], "hint: did you mean --mode pretrain?   nearest known: "),
+        (["pyt_train_llama-3.1-8b", "--image-release", "v25.10"], "in upstream, v25.11, v26.1; "),
         (["pyt_train_llama-3.1-8b", "--mode", "inference"], "modes: pretrain, HF_pretrain, finetune_"),
         (["pyt_train_llama-3.1-8b", "--precision", "F8"], "did you mean --precision FP8?"),
         ([TAG, "--precision", "BF61"], "did you mean --precision BF16?"),
         ([TAG, "--image-release", "v99"], "releases: v25."),
-        (["pyt_train_llama-3.1-8b", "--image-release", "v99"], "releases: upstream, v25.2, v25.3, v25.4"),
+        (["pyt_train_llama-3.1-8b", "--image-release", "v99"], "releases: v25.2, v25.3, v25.4"),
         (["demo_torchtitan_llama_debug", "--mode", "pretrian"], "did you mean --mode pretrain?"),
-        (["demo_torchtitan_llama_debug", "--image-release", "v99"], "releases: upstream, v25.2"),
+        (
+            ["demo_torchtitan_llama_debug", "--image-release", "v99"],
+            "v26.1, upstream (no image: the packages that are installed)",
+        ),
         (["demo_torchtitan_llama_debug", "--backend", "torchtitn"], "did you mean torchtitan?"),
     ],
 )

@@ -80,7 +80,7 @@ def test_a_run_that_hangs_is_looked_at_stopped_and_says_where_its_ranks_are(chec
     assert re.fullmatch(r"rank 0 in next_batch \(\S+:1[01]\); rank 1 in all_reduce \(\S+:[78]\)", record["evidence"])
     assert record["diagnosis"]["hint"] == "look where rank 0 stands; --silence-limit SECONDS waits longer"
     assert done.stdout.count("after step 10 (steps took 0.") == 2, "when it is looked at, and at the end"
-    assert "stopping: it hangs (Ctrl-C kills it now)" in done.stdout
+    assert "stopping: it hangs; press Ctrl-C to kill it at once" in done.stdout
     stacks, processes = evidence(checkout, "stacks.txt"), evidence(checkout, "processes.txt")
     assert "all_reduce (" in stacks and "next_batch (" in stacks and "rank 1" in stacks
     assert processes.count("train.py --hf_token ***") == 2

@@ -78,7 +78,8 @@ def test_a_kill_at_any_instant_leaves_the_row_or_is_told(planned, monkeypatch, t
             run_batch(plans, options, plugins, Quiet())
     assert len(rows_of(options.output)) == rows
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
-    assert recovery_report(options.workspace) == [f"1 earlier run was cut off: {folder.name} ({row}); madlite clean"]
+    cut_off = f"1 earlier run was cut off: {folder.name} ({row}). madlite clean lists what is left"
+    assert recovery_report(options.workspace) == [cut_off]
     (listed,) = left_in(options.workspace)
     assert listed.kind == "run" and row in listed.text
     assert remove(listed, NO_ENGINE) is None

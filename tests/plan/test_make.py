@@ -215,6 +215,37 @@ def test_gpus_that_are_not_there_are_refused(given, tmp_path):
     assert plan.blocked.cause is Cause.GPUS and "8, 9" in plan.blocked.reason
 
 
+@pytest.mark.parametrize(
+    ("text", "machine", "message", "hint"),
+    [
+        (
+            "4",
+            Machine(),
+            "--gpus 4 names GPU 4, this machine has none",
+            "--gpus takes ids; 4 GPUs are 0-3; leave it out",
+        ),
+        (
+            "8",
+            None,
+            "--gpus 8 names GPU 8, this machine has 0 to 7",
+            "--gpus takes ids; 8 GPUs are 0-7; --set n_gpus=N",
+        ),
+        ("6-9", None, "--gpus 6-9 names GPU 8, 9, this machine has 0 to 7", "--gpus takes ids; --set n_gpus=N"),
+        ("0", Machine(), "--gpus 0 names GPU 0, this machine has none", "--gpus takes ids; leave it out"),
+    ],
+)
+def test_gpus_of_the_option_that_are_not_there_refuse_the_command(text, machine, message, hint):
+    context = read_context(None, "", {"docker_gpus": ("--gpus", text)})
+    with pytest.raises(UsageProblem) as refused:
+        allocate_gpus(CARD, machine or eight_mi300x(), context, None)
+    assert refused.value.message == message and refused.value.hint.startswith(hint)
+
+
+def test_gpus_of_a_context_are_named_where_there_is_none():
+    note = allocate_gpus(CARD, Machine(), read_context(None, '{"docker_gpus": "0,1"}'), None).note
+    assert note == "no GPU here: runs on the CPU, though 2 are asked for; docker_gpus 0,1 has no effect"
+
+
 def test_a_refused_run_still_says_how_many_gpus_it_wanted():
     all_there = allocate_gpus(CARD, eight_mi300x(), Context(), None)
     assert (all_there.wanted, all_there.gpu_ids) == (2, (0, 1))

@@ -81,7 +81,7 @@ def test_fine_tuning_is_mad_s(card, device):
 def test_what_nobody_published_is_refused_with_the_nearest(card, device, asked):
     with pytest.raises(UsageProblem) as caught:
         drafts_of(card, device, **asked)
-    assert "no recipe is known for" in caught.value.message and caught.value.hint.startswith("nearest known: ")
+    assert "no recipe is known for" in caught.value.message and "nearest known: " in caught.value.hint
 
 
 def test_bf16_is_our_own_script_s_and_mad_s_is_fp8_s():

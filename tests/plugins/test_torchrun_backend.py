@@ -340,6 +340,14 @@ def judged_run(plan, *texts: str):
     return judge(plan, Observation(exit=Exit(code=0, duration_s=1.0)), log)
 
 
+def unread(plan, *texts: str) -> tuple[str, ...]:
+    """Return what of a log the reader reports that it could not read."""
+    log = LogMonitor([Torchrun().reader(plan)])
+    log.feed("".join(f"{text}\n" for text in texts).encode())
+    log.finish(plan.workspace)
+    return log.unread
+
+
 LINES = [f"step {n} loss {3 - n / 10} tps {1000 + n}" for n in range(1, 16)]
 
 
@@ -386,33 +394,58 @@ def test_without_stated_steps_a_missing_end_mark_is_a_failure(tmp_path, recipe, 
         assert verdict.reason == "the end mark 'all done' was not printed after the last step"
 
 
-def test_a_log_without_steps_shows_the_nearest_line(tmp_path, caplog):
+def test_a_log_without_steps_shows_the_nearest_line(tmp_path):
     lines = ["loss scaling 1.0", "Step: 3 | Loss: 2.5 | 100 tok/s", "Step: 4 | Loss: 2.4 | 99 tok/s", "done 1"]
     assert judged_run(made(tmp_path, step=STEP), *lines).cause is Cause.NO_METRIC
-    (told,) = caplog.messages
+    (told,) = unread(made(tmp_path, step=STEP), *lines)
     assert f"no line of the log matched step={STEP}" in told and "Step: 3 | Loss: 2.5" in told
-    caplog.clear()
-    judged_run(made(tmp_path, json_prefix="METRICS "), "hello", '{"step": 3, "loss": 2.0}')
-    (told,) = caplog.messages
+    (told,) = unread(made(tmp_path, json_prefix="METRICS "), "hello", '{"step": 3, "loss": 2.0}')
     assert "after 'METRICS '" in told and '{"step": 3' in told
 
 
-def test_a_script_that_failed_before_its_first_step_is_not_said_to_be_read_wrongly(tmp_path, caplog):
-    judged_run(made(tmp_path, step=STEP), "Traceback (most recent call last):", "ImportError: line 3")
-    assert not caplog.messages
-    judged_run(made(tmp_path, step=STEP), "hello")
-    assert "nor looks like a step" in caplog.messages[0]
+def test_a_script_that_failed_before_its_first_step_is_not_said_to_be_read_wrongly(tmp_path):
+    assert not unread(made(tmp_path, step=STEP), "Traceback (most recent call last):", "ImportError: line 3")
+    assert "nor looks like a step" in unread(made(tmp_path, step=STEP), "hello")[0]
 
 
-def test_a_group_that_is_never_a_number_is_named(tmp_path, caplog):
-    judged_run(
+def test_a_group_that_is_never_a_number_is_named(tmp_path):
+    (told,) = unread(
         made(tmp_path, step=STEP.replace(r"[\d,.]+", r"\S+")), "step 1 loss 2.0 tps fast", "step 2 loss n/a tps 1x"
     )
-    (told,) = caplog.messages
     assert "group tokens_per_s_per_gpu of step=" in told and "held 'fast', which is no number" in told
-    caplog.clear()
-    judged_run(made(tmp_path, step=STEP), *LINES)
-    assert not caplog.messages
+    assert not unread(made(tmp_path, step=STEP), *LINES)
+
+
+def test_a_group_that_is_never_a_number_is_a_finding_of_a_run_with_a_number(tmp_path):
+    pattern = r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d.]+) mem (?P<memory_used_gib>\S+)"
+    verdict = judged_run(made(tmp_path, step=pattern), *(f"{line} mem few" for line in LINES))
+    assert verdict.status is Status.SUCCESS, verdict.reason
+    assert any("memory_used_gib" in text and "held 'few', which is no number" in text for text in verdict.findings)
+
+
+@pytest.mark.host
+def test_what_a_wrong_pattern_lets_by_is_the_hint_of_the_run(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("for n in range(20): print(f'Step: {n} | Loss: 2.5 | 100 tok/s')")
+    words = [
+        "run",
+        "--tags",
+        "torchrun_script",
+        "--runtime",
+        "host",
+        "--set",
+        "script=train.py",
+        "--set",
+        f"step={STEP}",
+    ]
+    assert call([*words, "--set", "nproc_per_node=1"]) == 3
+    said = capfd.readouterr()
+    hint = f"no line of the log matched step={STEP}; the line nearest to a step: Step: 0 | Loss: 2.5 | 100 tok/s"
+    assert f"try: {hint}" in said.out and "no line of the log matched" not in said.err
+    (file,) = tmp_path.glob("madlite_runs/*/record.json")
+    assert json.loads(file.read_text())["diagnosis"]["hint"] == hint
+    assert call(["show", "last"]) == 0
+    assert " ".join(hint.split()) in " ".join(capfd.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -565,3 +598,16 @@ def test_the_command_ends_with_code_4_and_no_row(tmp_path, monkeypatch, capsys, 
     said = "".join(capsys.readouterr())
     assert told in said and " hint: " in said and "Traceback" not in said
     assert not (tmp_path / "perf.csv").exists()
+
+
+@pytest.mark.host
+def test_what_is_wrong_in_the_card_alone_is_a_row_and_names_no_runtime(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    card = {"name": "my_ddp", "backend": "torchrun", "n_gpus": "-1", "recipe": {"scrip": "train.py", "step": STEP}}
+    (tmp_path / "models.json").write_text(json.dumps([card]))
+    assert call(["run", "--tags", "torchrun_script", "my_ddp"]) == 3
+    said = capfd.readouterr().out
+    assert "card 'torchrun_script' names no script to run" in said and "card 'my_ddp' has no key 'scrip'" in said
+    assert "[1/2] torchrun_script · torchrun · " in said and "· docker" not in said
+    assert [row["status"] for row in perf_rows(tmp_path)] == ["FAILURE", "FAILURE"]

@@ -214,7 +214,7 @@ def test_a_precision_that_the_image_does_not_train_in_is_refused():
 def test_modes_of_other_trainers_are_refused(mode):
     with pytest.raises(UsageProblem, match=f"no recipe is known for {EIGHT} in {mode} on MI300X") as caught:
         drafts_of(EIGHT, "MI300X", mode=mode)
-    assert caught.value.hint.startswith("nearest known: pretrain ")
+    assert "nearest known: pretrain " in caught.value.hint
 
 
 @pytest.mark.parametrize("release", ["v25.2", "V25.3", "25.3"])

@@ -180,7 +180,7 @@ def test_another_users_process_with_the_marks_of_a_run_is_told_and_never_listed(
     (run,) = [run for run in found.runs if run.run_id == folder.name]
     assert pids(run) == {own.pid}
     (note,) = [note for note in found.notes if folder.name in note]
-    assert f"pid {decoy.pid} (sleep, of user nobody)" in note and "left alone" in note
+    assert f"pid {decoy.pid} (sleep 300, of user nobody)" in note and "left alone" in note
     assert end_listed(run, GRACE_S) is None and decoy.poll() is None
 
 

@@ -176,7 +176,13 @@ def test_the_watch_stops_a_run_that_hangs_as_gently_as_at_its_time_limit(tmp_pat
     assert hanging.run().cause is Cause.HANG and hanging.session.stops == [5.0]
     looking, stopping = hanging.said
     assert looking.endswith(": looking at its processes"), "what was said once is not said again"
-    assert stopping == "stopping: it hangs (Ctrl-C kills it now)"
+    assert stopping == "stopping: it hangs; press Ctrl-C to kill it at once"
+
+
+def test_a_stop_by_ctrl_c_names_the_next_one(tmp_path):
+    hanging = Hanging(tmp_path, lambda cancelled: FOUND)
+    hanging.run(lambda: hanging.watch.request(StopReason(cause=Cause.INTERRUPTED, text="interrupted (Ctrl-C)")))
+    assert hanging.said[-1] == "stopping after Ctrl-C; press Ctrl-C again to kill it at once"
 
 
 @pytest.mark.parametrize("by", [Cause.INTERRUPTED, Cause.TIMEOUT])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from madlite.machine.foreign_processes import short_command
 from madlite.model import Value
 from madlite.runtimes.process_table import (
     POLL_S,
@@ -61,11 +62,16 @@ class DeadRun(Value, frozen=True):
     kept: bool = False
 
     @property
-    def text(self) -> str:
-        """How many there are, and the numbers of the first; supervisors go with the others."""
-        shown = [one for one in self.members if not one.supervisor] or self.members
-        pids = ", ".join(str(one.process.pid) for one in shown[:SHOWN])
-        return f"{len(shown)} processes ({pids}{', …' if len(shown) > SHOWN else ''})"
+    def counted(self) -> tuple[Member, ...]:
+        """Those that a user knows of: supervisors go with the others."""
+        return tuple(one for one in self.members if not one.supervisor) or self.members
+
+    @property
+    def still_running(self) -> str:
+        """A sentence: how many there are, and the command that ends them."""
+        count, kept = len(self.counted), " --kept" if self.kept else ""
+        are, them = ("are", "them") if count > 1 else ("is", "it")
+        return f"{count} of its processes {are} still running; madlite clean{kept} --yes ends {them}"
 
 
 class Found(Value, frozen=True):
@@ -134,7 +140,7 @@ def end_listed(run: DeadRun, grace_s: float) -> str | None:
     left = [one for one in (*workers, *idle) if lives(one.process)]
     if left and not _is_dead(run):
         return LOCKED
-    return f"not ended: {_told(left)}" if left else None
+    return f"not ended: {describe_members(left)}" if left else None
 
 
 def _by_run(found: Iterable[RunProcess]) -> dict[tuple[str, str], list[RunProcess]]:
@@ -175,13 +181,16 @@ def _listed(run_id: str, folder: str, members: tuple[Member, ...]) -> tuple[Dead
     place = identity_of(folder)
     if place is None:
         run = DeadRun(run_id=run_id, place=FolderIdentity(path=folder, uid=-1))
-        return run, f"{_told(members)} with the marks of run {run_id}: left alone, {folder} is no folder"
+        return run, f"{describe_members(members)} with the marks of run {run_id}: left alone, {folder} is no folder"
     may = os.geteuid() in (0, place.uid)
     ours = tuple(one for one in members if may and belongs_to(one.process, place.uid))
     others = [one for one in members if one not in ours and one.process.uids]
     run = DeadRun(run_id=run_id, place=place, members=ours)
     whose = f"is of user {user_name(place.uid)}" if place.inode is not None else "is gone"
-    return run, f"{_told(others)} with the marks of run {run_id}: left alone, {folder} {whose}" if others else ""
+    return (
+        run,
+        f"{describe_members(others)} with the marks of run {run_id}: left alone, {folder} {whose}" if others else "",
+    )
 
 
 def _is_dead(run: DeadRun) -> bool:
@@ -211,6 +220,11 @@ def _has_children(member: Member) -> bool:
     return any(one.parent == member.process.pid and one.lives for one in process_table().values())
 
 
-def _told(members: Sequence[Member]) -> str:
-    them = ", ".join(describe_process(one.process) for one in members[:SHOWN])
+def describe_members(members: Sequence[Member]) -> str:
+    """Return how many processes there are, with number and command of the first."""
+    them = ", ".join(describe_process(_with_command(one.process)) for one in members[:SHOWN])
     return f"{len(members)} process{'es' if len(members) != 1 else ''}: {them}{', …' if len(members) > SHOWN else ''}"
+
+
+def _with_command(process: Process) -> Process:
+    return replace(process, name=short_command(Path("/proc"), process.pid) or process.name)

@@ -22,6 +22,7 @@ from madlite.results.stored import UNREADABLE
 from madlite.run.recovery.dead_processes import (
     LOCKED,
     DeadRun,
+    describe_members,
     end_listed,
     find_dead_runs,
     identity_of,
@@ -140,6 +141,10 @@ def _is_ours(place: Path) -> bool:
 GRACE_S = 5.0  # between TERM and KILL for orphaned processes
 
 
+NO_RUN = "-"
+"""In the place of a run's id: a batch's file or a temporary file, which is of no run."""
+
+
 class Leftover(Value, frozen=True):
     """Something a run left.
 
@@ -183,7 +188,7 @@ def find_leftovers(
     except RuntimeProblem as problem:
         containers, notes = (), (f"containers were not inspected: {problem.message}",)
     batches = (
-        Leftover(kind="batch", run_id="-", text=message, handle=str(batch.path))
+        Leftover(kind="batch", run_id=NO_RUN, text=message, handle=str(batch.path))
         for batch in interrupted_batches(workspace)
         for message in batch.messages
     )
@@ -193,6 +198,15 @@ def find_leftovers(
     sessions, session_notes = _sessions(runs, runtimes, seen)
     found = (*containers, *sessions, *processes, *_runs(workspace), *_studies(workspace), *batches, *_files(workspace))
     return Leftovers(leftovers=found, notes=(*notes, *dead.notes, *session_notes))
+
+
+def still_running(workspace: Path) -> dict[str, str]:
+    """Return by run what it still has running without a madlite, as a sentence; of runs that were cut off alone."""
+    if not unfinished(workspace):  # processes are searched only where there may be some
+        return {}
+    runs = workspace.resolve() / RUNS
+    dead = (run for run in find_dead_runs().runs if not _other_folder(runs, run.place.path))
+    return {run.run_id: run.still_running for run in dead}
 
 
 def end_orphans(
@@ -278,7 +292,7 @@ def _processes(runs: Path, run: DeadRun) -> Leftover:
     return Leftover(
         kind="process",
         run_id=run.run_id,
-        text=run.text,
+        text=describe_members(run.counted),
         handle=run.run_id,
         kept=run.kept,
         elsewhere=_other_folder(runs, folder),
@@ -382,9 +396,9 @@ def _files(workspace: Path) -> Iterator[Leftover]:
     unfinished_batches = {batch.path for batch in interrupted_batches(workspace)}
     for path in dict.fromkeys((*partial_files(workspace), *dead_files(workspace))):
         if path not in unfinished_batches:
-            yield Leftover(kind="file", run_id="-", text=str(path), handle=str(path))
+            yield Leftover(kind="file", run_id=NO_RUN, text=str(path), handle=str(path))
     for folder in _half_removed(workspace / RUNS):
-        yield Leftover(kind="file", run_id="-", text=str(folder), handle=str(folder))
+        yield Leftover(kind="file", run_id=NO_RUN, text=str(folder), handle=str(folder))
 
 
 def _half_removed(runs: Path) -> Iterator[Path]:

@@ -22,7 +22,7 @@ from madlite.results.perfcsv import SAVED_NAME, append_rows, is_results_file, le
 from madlite.results.rebuild import NO_ROW
 from madlite.results.record import VERSION, Record, record_json
 from madlite.results.stored import NotedRuns, has_any_file, load_result, read_record, rows_here, uncollected
-from madlite.run.recovery.leftovers import Leftover, Leftovers, find_leftovers
+from madlite.run.recovery.leftovers import Leftover, Leftovers, find_leftovers, still_running
 from madlite.workspace.folder import RunFolder, is_alive, planted, real_folders, unfinished
 from madlite.workspace.journal import (
     RUN_JOURNAL,
@@ -182,6 +182,7 @@ def _update_record(run_folder: RunFolder, record: Record) -> None:
 
 IN_FILE, UNKNOWN = "its row is in {path}", "whether its row is in {path} cannot be seen"
 _PERF = "perf.csv"
+ACKNOWLEDGE = "madlite clean --yes acknowledges it"
 _COMES, _IS_THERE = "the next madlite run adds it", "the next madlite run notes that"
 
 
@@ -249,7 +250,7 @@ def incomplete_text(runs: Iterable[IncompleteRun]) -> list[str]:
         names = ", ".join(f"{one.folder.name} ({one.row})" for one in cut_off[:5])
         more = f", and {len(cut_off) - 5} more" if len(cut_off) > 5 else ""
         were = "runs were" if len(cut_off) > 1 else "run was"
-        lines.append(f"{len(cut_off)} earlier {were} cut off: {names}{more}; madlite clean")
+        lines.append(f"{len(cut_off)} earlier {were} cut off: {names}{more}. madlite clean lists what is left")
     return lines
 
 
@@ -258,11 +259,17 @@ def recovery_report(workspace: Path) -> list[str]:
     batches = [message for batch in interrupted_batches(workspace) for message in batch.messages]
     return [
         *incomplete_text(find_incomplete(workspace)),
-        *(f"{message}; madlite clean" for message in batches),
-        *(f"study {one} was cut off and its caches are left; madlite clean" for one, _ in cut_off_studies(workspace)),
+        *running_text(workspace),
+        *(f"{message}. {ACKNOWLEDGE}" for message in batches),
+        *(f"study {one} was cut off and its caches are left. {ACKNOWLEDGE}" for one, _ in cut_off_studies(workspace)),
         *uncollected_text(workspace),
         *planted_text(workspace),
     ]
+
+
+def running_text(workspace: Path) -> list[str]:
+    """Return messages about runs that were cut off and still have processes."""
+    return [f"{name}: {text}" for name, text in still_running(workspace).items()]
 
 
 def uncollected_text(workspace: Path) -> list[str]:
@@ -271,8 +278,8 @@ def uncollected_text(workspace: Path) -> list[str]:
     if not names:
         return []
     more = f", and {len(names) - 5} more" if len(names) > 5 else ""
-    what = "1 run is" if len(names) == 1 else f"{len(names)} runs are"
-    return [f"{what} not collected: {', '.join(names[:5])}{more}; madlite collect"]
+    what, rows = ("1 run is", "its row") if len(names) == 1 else (f"{len(names)} runs are", "their rows")
+    return [f"{what} not collected: {', '.join(names[:5])}{more}. madlite collect adds {rows}"]
 
 
 def planted_text(workspace: Path) -> list[str]:

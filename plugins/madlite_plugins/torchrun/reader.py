@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from madlite import (
     Line,
     Quantity,
     Step,
+    Unread,
     group_texts,
     is_label,
     number_or_none,
@@ -26,7 +26,6 @@ from madlite_plugins.steps import Spans, rank_before
 from madlite_plugins.torchrun.missed import Missed
 from madlite_plugins.torchrun.step_format import NAMES, STEP_NAMES
 
-_log = logging.getLogger(__name__)
 _DIGIT = re.compile("[0-9]")
 _MOST = 10**12  # a step beyond is a garbled number
 _TRIES = 8  # objects of one line that are inspected
@@ -90,11 +89,10 @@ class OwnReader:
     def finish(self, outputs: Path) -> Iterable[Event]:
         """Return that the end mark is missing, where it alone tells the end; state how the log was not as stated."""
         if self._prints or self._trained:
-            for words in self._missed.words(self._trained, self._way()):
-                _log.warning("%s", words)
-        if not self._mark_decides or not self._end_mark or self._ended or not self._trained:
-            return ()
-        return (Ended(marker=f"the end mark {self._end_mark!r} was not printed after the last step", missed=True),)
+            yield from (Unread(text=words) for words in self._missed.words(self._trained, self._way()))
+        if self._mark_decides and self._end_mark and not self._ended and self._trained:
+            marker = f"the end mark {self._end_mark!r} was not printed after the last step"
+            yield Ended(marker=marker, missed=True)
 
     def _way(self) -> str:
         """Return how a step is read, in the user's words."""
