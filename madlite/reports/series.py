@@ -173,7 +173,11 @@ def _series(key: tuple[str, ...], members: Sequence[Entry]) -> Series:
 def merged_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
     """Return the different values of each fact, the latest of them where there are many."""
     found: dict[str, dict[str, None]] = {}
+    before: Mapping[str, str] | None = None
     for one in facts:
+        if one is before:  # runs of the ledger share theirs
+            continue
+        before = one
         for name, text in one.items():
             values = found.setdefault(name, {})
             values.pop(text, None)
