@@ -48,14 +48,17 @@ def command(
     madlite runs --tags llama --csv > runs.csv
     """
     from madlite.reports import listing
-    from madlite.reports.runs import list_runs, runs_folder
+    from madlite.reports.ledger import Ledger, RunFilter
+    from madlite.reports.runs import runs_folder
     from madlite.results.integrity import changed_files
     from madlite.run.recovery.unfinished import recovery_report
 
     folder = runs_folder(directory)
-    every = list_runs(folder)
-    words = [word for text in tags for word in text.split(",")]
-    chosen = listing.select_runs(every, status=status, tags=words, of=of, limit=limit)
+    words = tuple(word for text in tags for word in text.split(","))
+    with Ledger.open(folder) as ledger:
+        ledger.refresh()
+        chosen = ledger.newest(RunFilter(status=status, words=words, of=of), limit)
+        every, in_doubt = ledger.count(), ledger.problems()
     if as_json:
         click.echo(without_secrets(json.dumps([listing.as_json(run) for run in chosen], indent=2)))
     elif as_csv:
@@ -64,9 +67,9 @@ def command(
         for line, place in listing.as_table(chosen, map(_words, chosen)):
             echo_status(line, place)
     else:
-        echo(f"no runs in {folder}" if not every else f"none of {len(every)} runs is one of those")
+        echo(f"no runs in {folder}" if not every else f"none of {every} runs is one of those")
     changed = (f"{words}; madlite clean" for _, words in changed_files(folder.parent))
-    for text in (*listing.problems(every), *recovery_report(folder.parent), *changed):
+    for text in (*listing.problems(in_doubt), *recovery_report(folder.parent), *changed):
         setup.warn(text)
     return int(ExitCode.OK)
 

@@ -142,15 +142,15 @@ class Ledger:
         where, values = self._where(filters)
         return int(self._all(f"SELECT count(*) FROM runs WHERE {where}", values)[0][0])  # noqa: S608
 
-    def ids(self, filters: RunFilter = EVERY) -> list[str]:
-        """Return the ids of runs, the newest last.
+    def ids(self, filters: RunFilter = EVERY, limit: int = 0) -> list[str]:
+        """Return the ids of runs, the newest last; with a limit the newest.
 
         Raises:
             UsageProblem: there is no such status.
         """
         where, values = self._where(filters)
-        query = f"SELECT id FROM runs WHERE {where} ORDER BY {_order('when', False)}"  # noqa: S608
-        return [file_name(row[0]) for row in self._all(query, values)]
+        query = f"SELECT id FROM runs WHERE {where} ORDER BY {_order('when', True)} LIMIT ?"  # noqa: S608
+        return [file_name(row[0]) for row in self._all(query, (*values, limit or -1))][::-1]
 
     def opened(self, ids: Sequence[str]) -> list[StoredRun]:
         """Return runs with all of their records, read from their folders."""

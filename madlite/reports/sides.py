@@ -10,8 +10,9 @@ from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
 from madlite.model import Value
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
+from madlite.reports.ledger import Ledger, RunFilter
 from madlite.reports.results_files import Read, read_results
-from madlite.reports.runs import LAST, StoredRun, find_named, is_run, list_runs, names_with, newest, open_run, run_names
+from madlite.reports.runs import LAST, StoredRun, find_named, is_run, names_with, newest, open_run, run_names
 from madlite.reports.series import DIMENSIONS, Entry, Series, group, joined, matches, of_record, record_facts
 
 BASELINE = "baseline:"
@@ -55,7 +56,7 @@ def _found(name: str, runs: Path, where: Mapping[str, str]) -> Side:
         return of_runs(name, chosen, where)
     key, _, text = name.partition("=")
     if text and key:
-        return of_runs(name, list_runs(runs) if runs.is_dir() else (), {**where, key: text})
+        return _of_all_runs(name, runs, {**where, key: text}) if runs.is_dir() else of_runs(name, (), where)
     raise _unknown(name, runs)
 
 
@@ -86,6 +87,15 @@ def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> 
     return Side(label=label, series=group(entries), runs=tuple(used), notes=tuple(notes))
 
 
+def _of_all_runs(label: str, runs: Path, where: Mapping[str, str]) -> Side:
+    """Return what `of_runs` does of all runs of a folder, without reading the records that the ledger knows."""
+    with Ledger.open(runs) as ledger:
+        ledger.refresh()
+        series, used = ledger.results(where)
+        notes = tuple(f"{run.folder.name}: {run.doubt or run.problem}" for run in ledger.problems())
+    return Side(label=label, series=series, runs=used, notes=notes)
+
+
 def _of_file(path: Path, where: Mapping[str, str]) -> Side:
     return _joined(str(path), read_results(path, where=where).values())
 
@@ -93,7 +103,7 @@ def _of_file(path: Path, where: Mapping[str, str]) -> Side:
 def _of_folder(folder: Path, where: Mapping[str, str]) -> Side:
     """Return the results of a folder: those of its runs, else of perf.csv, else of every results file in it."""
     runs = folder if folder.name == RUNS else folder / RUNS
-    if runs.is_dir() and (found := of_runs(str(folder), list_runs(runs), where)).series:
+    if runs.is_dir() and (found := _of_all_runs(str(folder), runs, where)).series:
         return found
     files = [folder / "perf.csv"] if (folder / "perf.csv").is_file() else sorted(folder.glob("*.csv"))
     reads: list[Read] = []
@@ -149,12 +159,11 @@ def _back(runs: Path, back: int) -> StoredRun:
 
 def _group(name: str, runs: Path) -> list[StoredRun] | None:
     """Return the runs of the study or batch whose id begins so; None without any."""
-    found = [run for run in list_runs(runs) if name and any(one.startswith(name) for one in _groups(run))]
-    return found or None
-
-
-def _groups(run: StoredRun) -> tuple[str, ...]:
-    return (run.record.study.id if run.record.study else "", run.record.batch)
+    if not name:
+        return None
+    with Ledger.open(runs) as ledger:
+        ledger.refresh()
+        return ledger.opened(ledger.ids(RunFilter(of=name))) or None
 
 
 def _unknown(name: str, runs: Path) -> UsageProblem:
@@ -188,7 +197,9 @@ class RunHistory:
 
     def _read(self) -> Iterator[Series]:
         try:
-            runs = newest(self._runs, HISTORY_RUNS)
+            with Ledger.open(self._runs) as ledger:
+                ledger.refresh()
+                names = [name for name in ledger.ids(limit=HISTORY_RUNS) if name not in self._without]
+                return iter(of_runs("history", ledger.opened(names), {}).series)
         except (MadliteError, OSError):
             return iter(())
-        return iter(of_runs("history", (run for run in runs if run.folder.name not in self._without), {}).series)
