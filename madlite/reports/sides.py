@@ -20,12 +20,16 @@ HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
 
 
 class Side(Value, frozen=True):
-    """One side of a comparison: how it is called, its series, the ids of its runs where they are known."""
+    """One side of a comparison: how it is called, its series, the ids of its runs where they are known.
+
+    `stored` are those of the runs that lie in a folder of runs.
+    """
 
     label: str
     series: tuple[Series, ...]
     runs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    stored: tuple[StoredRun, ...] = ()
 
 
 def read_side(name: str, runs: Path, where: Mapping[str, str]) -> Side:
@@ -75,7 +79,8 @@ def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side
 def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> Side:
     """Return the results of runs; those that are not over, or whose records cannot be trusted, have none."""
     entries: list[Entry] = []
-    used, notes = [], []
+    used: list[StoredRun] = []
+    notes: list[str] = []
     for run in runs:
         if run.doubt or run.problem:
             notes.append(f"{run.folder.name}: {run.doubt or run.problem}")
@@ -83,8 +88,9 @@ def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> 
             facts = record_facts(run.record) if where else {}
             found = [one for one in of_record(run.record, str(run.folder)) if matches(one.dimensions, facts, where)]
             entries += found
-            used += [run.folder.name] if found else []
-    return Side(label=label, series=group(entries), runs=tuple(used), notes=tuple(notes))
+            used += [run] if found else []
+    ids = tuple(run.folder.name for run in used)
+    return Side(label=label, series=group(entries), runs=ids, notes=tuple(notes), stored=tuple(used))
 
 
 def _of_all_runs(label: str, runs: Path, where: Mapping[str, str]) -> Side:
@@ -97,7 +103,7 @@ def _of_all_runs(label: str, runs: Path, where: Mapping[str, str]) -> Side:
 
 
 def _of_file(path: Path, where: Mapping[str, str]) -> Side:
-    return _joined(str(path), read_results(path, where=where).values())
+    return joined_reads(str(path), read_results(path, where=where).values())
 
 
 def _of_folder(folder: Path, where: Mapping[str, str]) -> Side:
@@ -113,11 +119,12 @@ def _of_folder(folder: Path, where: Mapping[str, str]) -> Side:
             reads += read_results(file, where=where).values()
         except UsageProblem as problem:
             notes.append(problem.message)
-    side = _joined(str(folder), reads)
+    side = joined_reads(str(folder), reads)
     return Side(label=side.label, series=side.series, notes=(*side.notes, *notes))
 
 
-def _joined(label: str, reads: Iterable[Read]) -> Side:
+def joined_reads(label: str, reads: Iterable[Read]) -> Side:
+    """Return the results of several files, or parts of one, as one side."""
     series: dict[tuple[str, ...], Series] = {}
     notes: list[str] = []
     for read in reads:
