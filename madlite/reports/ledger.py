@@ -234,6 +234,14 @@ class Ledger:
         blank = {row[: len(DIMENSIONS) - 1]: row for row in rows if not row[len(DIMENSIONS) - 1]}
         return [_summary(row, blank.pop(row[: len(DIMENSIONS) - 1], None)) for row in rows if row[len(DIMENSIONS) - 1]]
 
+    def series_of(self, numbers: Sequence[int]) -> list[Series]:
+        """Return the series of these numbers, with the failures that named no metric where they belong to none other."""
+        marks = ", ".join(str(int(number)) for number in numbers)
+        found = self._read_entries(f" AND results.series IN ({marks})", (), EVERY)
+        by_key = {series.key: series for series in group(entry for _, entry in found)}
+        keys = (self.series_key(number) for number in numbers)
+        return [by_key[key] for key in keys if key is not None and key in by_key]
+
     def series_key(self, number: int) -> tuple[str, ...] | None:
         """Return the key of the series of a number, in the order of DIMENSIONS."""
         found = self._all(f"SELECT {', '.join(DIMENSIONS)} FROM series WHERE n = ?", (number,))  # noqa: S608
@@ -243,18 +251,23 @@ class Ledger:
         """Yield results and the runs that they are of, in the order of the runs; of runs in doubt none."""
         dimensions = {name: text for name, text in where.items() if name in DIMENSIONS}
         others = {name: text for name, text in where.items() if name not in DIMENSIONS}
+        only = "".join(f" AND series.{name} = ?" for name in dimensions)
+        return self._read_entries(only, tuple(dimensions.values()), filters, others)
+
+    def _read_entries(
+        self, only: str, chosen: Sequence[object], filters: RunFilter, others: Mapping[str, str] | None = None
+    ) -> Iterator[tuple[str, Entry]]:
         facts = self._facts()
         fitting = {n for n, one in facts.items() if matches({}, one, others)} if others else None
         condition, values = self._where(filters)
-        only = "".join(f" AND series.{name} = ?" for name in dimensions)
         query = (
             "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv "
             "FROM results JOIN runs ON runs.n = results.run JOIN series ON series.n = results.series "  # noqa: S608
-            f"WHERE runs.n IN (SELECT n FROM runs WHERE {condition}) AND doubt = '' AND problem = ''{only} "
+            f"WHERE {_of_runs(condition)} AND doubt = '' AND problem = ''{only} "
             f"ORDER BY {_order('when', False)}, results.place"
         )
         keys = self._keys()
-        for name, status, value, n, series, started, suspect, cv in self._all(query, (*values, *dimensions.values())):
+        for name, status, value, n, series, started, suspect, cv in self._all(query, (*values, *chosen)):
             run = file_name(name)
             if fitting is not None and n not in fitting:
                 continue
@@ -289,6 +302,11 @@ class Ledger:
         except LedgerReplaced:
             self.refresh()
             return work()
+
+
+def _of_runs(condition: str) -> str:
+    """Return a condition on results from one on runs: columns of both tables have the same names."""
+    return "1" if condition == "1" else f"runs.n IN (SELECT n FROM runs WHERE {condition})"  # noqa: S608 - as it came
 
 
 def _summary(row: Sequence[Any], unnamed: Sequence[Any] | None) -> SeriesSummary:

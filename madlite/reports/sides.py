@@ -17,6 +17,7 @@ from madlite.reports.series import DIMENSIONS, Entry, Series, group, joined, mat
 
 BASELINE = "baseline:"
 HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
+_MOST_STORED = 500
 
 
 class Side(Value, frozen=True):
@@ -32,16 +33,16 @@ class Side(Value, frozen=True):
     stored: tuple[StoredRun, ...] = ()
 
 
-def read_side(name: str, runs: Path, where: Mapping[str, str]) -> Side:
+def read_side(name: str, runs: Path, where: Mapping[str, str], *, paths: bool = True) -> Side:
     """Return what a name stands for: a file, a folder, a run, a study or batch, a baseline, or `KEY=VALUE`.
 
     `runs` is the folder of runs of the working folder, which need not exist; `where` keeps results with these
-    dimensions, columns or facts.
+    dimensions, columns or facts.  Without `paths` no file or folder can be named.
 
     Raises:
         UsageProblem: nothing is named so, or it has no results.
     """
-    found = _found(name, runs, where)
+    found = _found(name, runs, where, paths=paths)
     if not found.series:
         kept = " with " + ", ".join(f"{key}={text}" for key, text in where.items()) if where else ""
         notes = f": {'; '.join(found.notes)}" if found.notes else ""
@@ -49,19 +50,28 @@ def read_side(name: str, runs: Path, where: Mapping[str, str]) -> Side:
     return found
 
 
-def _found(name: str, runs: Path, where: Mapping[str, str]) -> Side:
+def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool) -> Side:
     if name.startswith(BASELINE):
         return _of_baseline(runs, name.removeprefix(BASELINE), where)
-    if (path := Path(name)).exists() and not (path.is_dir() and is_run(path)):
-        return _of_folder(path, where) if path.is_dir() else _of_file(path, where)
+    if paths and (found := _at_path(Path(name), where)) is not None:
+        return found
     if name in baseline_names(runs):
         return _of_baseline(runs, name, where)
-    if chosen := _chosen_runs(path.name if path.is_dir() else name, path.parent if path.is_dir() else runs):
+    if chosen := _chosen_runs(name, runs):
         return of_runs(name, chosen, where)
     key, _, text = name.partition("=")
     if text and key:
         return _of_all_runs(name, runs, {**where, key: text}) if runs.is_dir() else of_runs(name, (), where)
     raise _unknown(name, runs)
+
+
+def _at_path(path: Path, where: Mapping[str, str]) -> Side | None:
+    """Return the results of a file, of a folder or of a run's folder; None where none of them is there."""
+    if not path.exists():
+        return None
+    if not path.is_dir():
+        return _of_file(path, where)
+    return of_runs(str(path), [open_run(path)], where) if is_run(path) else _of_folder(path, where)
 
 
 def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side]:
@@ -94,12 +104,16 @@ def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> 
 
 
 def _of_all_runs(label: str, runs: Path, where: Mapping[str, str]) -> Side:
-    """Return what `of_runs` does of all runs of a folder, without reading the records that the ledger knows."""
+    """Return what `of_runs` does of all runs of a folder, without reading the records that the ledger knows.
+
+    Of many runs the newest are `stored`: more of them are in no page.
+    """
     with Ledger.open(runs) as ledger:
         ledger.refresh()
         series, used = ledger.results(where)
         notes = tuple(f"{run.folder.name}: {run.doubt or run.problem}" for run in ledger.problems())
-    return Side(label=label, series=series, runs=used, notes=notes)
+        stored = tuple(ledger.opened(used[-_MOST_STORED:]))
+    return Side(label=label, series=series, runs=used, notes=notes, stored=stored)
 
 
 def _of_file(path: Path, where: Mapping[str, str]) -> Side:
