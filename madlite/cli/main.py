@@ -40,6 +40,7 @@ COMMANDS = {
     ),
     "log": ("madlite.cli.log", "Print a run's log; of a running one, what it has so far."),
     "watch": ("madlite.cli.watch", "Show how far the runs of this folder are, as long as they go on."),
+    "dashboard": ("madlite.cli.dashboard", "Show the runs of this folder in a browser, live."),
     "reproduce": ("madlite.cli.reproduce", "Print, or with --run rerun, the pinned command of a run."),
     "report": ("madlite.cli.report", "Make HTML of results files, add results to perf.csv, or make it again."),
     "database": (
