@@ -35,6 +35,7 @@ COLUMNS = (
 )
 """The columns of a run by which runs can be filtered: the exact text."""
 _MOST_VALUES = 200  # of a column that are offered as a filter
+_MOST_KEPT = 200  # answers
 
 
 class RunFilter(Value, frozen=True):
@@ -71,6 +72,8 @@ class Ledger:
 
     def __init__(self, file: LedgerFile) -> None:
         self._file = file
+        self._known: dict[tuple[object, ...], Any] = {}  # answers about all runs, until a row changes
+        self._known_of: tuple[int, ...] = ()
 
     @classmethod
     def open(cls, runs: Path) -> Self:
@@ -123,9 +126,10 @@ class Ledger:
             UsageProblem: there is no such status.
         """
         where, values = self._where(filters)
+        chosen = f"SELECT n FROM runs WHERE {where} ORDER BY {_order(order, descending)} LIMIT ? OFFSET ?"  # noqa: S608
         query = (
-            f"SELECT runs.id, state, doubt, problem, collected, record FROM runs JOIN summaries ON run = n WHERE {where} "  # noqa: S608
-            f"ORDER BY {_order(order, descending)} LIMIT ? OFFSET ?"
+            "SELECT runs.id, state, doubt, problem, collected, record FROM runs JOIN summaries ON run = n "  # noqa: S608
+            f"WHERE n IN ({chosen}) ORDER BY {_order(order, descending)}"
         )
         return list(map(self._stored, self._all(query, (*values, limit or -1, offset))))
 
@@ -140,7 +144,7 @@ class Ledger:
             UsageProblem: there is no such status.
         """
         where, values = self._where(filters)
-        return int(self._all(f"SELECT count(*) FROM runs WHERE {where}", values)[0][0])  # noqa: S608
+        return int(self._kept(f"SELECT count(*) FROM runs WHERE {where}", values)[0][0])  # noqa: S608
 
     def ids(self, filters: RunFilter = EVERY, limit: int = 0) -> list[str]:
         """Return the ids of runs, the newest last; with a limit the newest.
@@ -159,12 +163,12 @@ class Ledger:
 
     def states(self) -> dict[str, int]:
         """Return how many runs are in each state."""
-        return dict(self._all("SELECT state, count(*) FROM runs GROUP BY state ORDER BY state", ()))
+        return dict(self._kept("SELECT state, count(*) FROM runs GROUP BY state ORDER BY state", ()))
 
     def values(self, column: str) -> tuple[str, ...]:
         """Return the different texts of one of COLUMNS, sorted; not more than a user would look through."""
         query = f"SELECT DISTINCT {_column(column)} FROM runs WHERE {column} != '' ORDER BY 1 LIMIT {_MOST_VALUES}"  # noqa: S608
-        return tuple(row[0] for row in self._all(query, ()))
+        return tuple(row[0] for row in self._kept(query))
 
     def problems(self) -> list[StoredRun]:
         """Return the runs whose records cannot be read or trusted, the newest last."""
@@ -184,7 +188,7 @@ class Ledger:
 
     def _where(self, filters: RunFilter) -> tuple[str, list[object]]:
         """Return the condition of a query and its values."""
-        causes = [row[0] for row in self._all("SELECT DISTINCT cause FROM runs", ())] if filters.status else ()
+        causes = [row[0] for row in self._kept("SELECT DISTINCT cause FROM runs")] if filters.status else ()
         status = wanted_status(filters.status, causes)
         parts: list[tuple[str, Sequence[object]]] = []
         if status:
@@ -230,7 +234,7 @@ class Ledger:
             "FROM results JOIN series ON series.n = results.series JOIN runs ON runs.n = results.run "
             "WHERE doubt = '' AND problem = '' GROUP BY series.n ORDER BY last_at DESC, series.n"
         )
-        rows = self._all(query, ())
+        rows = self._kept(query)
         blank = {row[: len(DIMENSIONS) - 1]: row for row in rows if not row[len(DIMENSIONS) - 1]}
         return [_summary(row, blank.pop(row[: len(DIMENSIONS) - 1], None)) for row in rows if row[len(DIMENSIONS) - 1]]
 
@@ -295,6 +299,22 @@ class Ledger:
 
         return self._retried(lambda: self._file.use(read))
 
+    def _kept(self, query: str, values: Iterable[object] = ()) -> list[Any]:
+        """As `_all`, of a query that has to look at every run: its answer is kept until the tables change."""
+        bound = tuple(values)
+
+        def read(connection: sqlite3.Connection) -> list[Any]:
+            written = connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
+            if written != self._known_of or len(self._known) >= _MOST_KEPT:
+                self._known, self._known_of = {}, written
+            key = (query, *bound)
+            if key not in self._known:
+                self._known[key] = connection.execute(query, bound).fetchall()
+            found: list[Any] = self._known[key]
+            return found
+
+        return self._retried(lambda: self._file.use(read))
+
     def _retried(self, work: Callable[[], T]) -> T:
         """Return what a function reads; where the file turned out damaged, from the one that is made again."""
         try:
@@ -326,7 +346,8 @@ def _order(order: Order, descending: bool) -> str:
     """Return the order of a query; runs that share a value are in the order of time, those without one last."""
     word = "DESC" if descending else "ASC"
     column = _ORDER_COLUMNS[order]
-    first = "" if order == "when" else f"{column} IS NULL, {column} {word}, "
+    nulls = f"{column} IS NULL, " if column in ("number", "duration_s") and not descending else ""  # else they are last
+    first = "" if order == "when" else f"{nulls}{column} {word}, "
     return f"{first}at {word}, began {word}, runs.id {word}"
 
 

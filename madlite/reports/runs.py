@@ -185,13 +185,15 @@ def find_run(runs: Path, name: str) -> Path:
     raise _unknown(name, names)
 
 
-def find_named(runs: Path, name: str) -> Path | None:
+def find_named(runs: Path, name: str, names: Sequence[str] | None = None) -> Path | None:
     """Return the folder of a run as `find_run` does; None where no run is named so.
+
+    `names` are the ids of the runs, where the caller knows them.
 
     Raises:
         UsageProblem: several are.
     """
-    names = run_names(runs)
+    names = run_names(runs) if names is None else names
     if name == LAST and names:
         return newest(runs, 1)[-1].folder
     if name in names:

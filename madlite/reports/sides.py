@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
@@ -33,16 +34,19 @@ class Side(Value, frozen=True):
     stored: tuple[StoredRun, ...] = ()
 
 
-def read_side(name: str, runs: Path, where: Mapping[str, str], *, paths: bool = True) -> Side:
+def read_side(
+    name: str, runs: Path, where: Mapping[str, str], *, paths: bool = True, ledger: Ledger | None = None
+) -> Side:
     """Return what a name stands for: a file, a folder, a run, a study or batch, a baseline, or `KEY=VALUE`.
 
     `runs` is the folder of runs of the working folder, which need not exist; `where` keeps results with these
     dimensions, columns or facts.  Without `paths` no file or folder can be named.
+    `ledger` is that of `runs`, where the caller has it up to date; then a side by a value has no `stored` runs.
 
     Raises:
         UsageProblem: nothing is named so, or it has no results.
     """
-    found = _found(name, runs, where, paths=paths)
+    found = _found(name, runs, where, paths=paths, ledger=ledger)
     if not found.series:
         kept = " with " + ", ".join(f"{key}={text}" for key, text in where.items()) if where else ""
         notes = f": {'; '.join(found.notes)}" if found.notes else ""
@@ -50,18 +54,18 @@ def read_side(name: str, runs: Path, where: Mapping[str, str], *, paths: bool = 
     return found
 
 
-def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool) -> Side:
+def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, ledger: Ledger | None) -> Side:
     if name.startswith(BASELINE):
         return _of_baseline(runs, name.removeprefix(BASELINE), where)
     if paths and (found := _at_path(Path(name), where)) is not None:
         return found
     if name in baseline_names(runs):
         return _of_baseline(runs, name, where)
-    if chosen := _chosen_runs(name, runs):
-        return of_runs(name, chosen, where)
-    key, _, text = name.partition("=")
+    key, _, text = name.partition("=")  # which no id has
     if text and key:
-        return _of_all_runs(name, runs, {**where, key: text}) if runs.is_dir() else of_runs(name, (), where)
+        return _of_all_runs(name, runs, {**where, key: text}, ledger)
+    if chosen := _chosen_runs(name, runs, ledger):
+        return of_runs(name, chosen, where)
     raise _unknown(name, runs)
 
 
@@ -103,16 +107,25 @@ def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> 
     return Side(label=label, series=group(entries), runs=ids, notes=tuple(notes), stored=tuple(used))
 
 
-def _of_all_runs(label: str, runs: Path, where: Mapping[str, str]) -> Side:
+@contextmanager
+def _up_to_date(runs: Path, ledger: Ledger | None) -> Iterator[Ledger]:
+    if ledger is not None:
+        yield ledger
+        return
+    with Ledger.open(runs) as own:
+        own.refresh()
+        yield own
+
+
+def _of_all_runs(label: str, runs: Path, where: Mapping[str, str], given: Ledger | None = None) -> Side:
     """Return what `of_runs` does of all runs of a folder, without reading the records that the ledger knows.
 
     Of many runs the newest are `stored`: more of them are in no page.
     """
-    with Ledger.open(runs) as ledger:
-        ledger.refresh()
+    with _up_to_date(runs, given) as ledger:
         series, used = ledger.results(where)
         notes = tuple(f"{run.folder.name}: {run.doubt or run.problem}" for run in ledger.problems())
-        stored = tuple(ledger.opened(used[-_MOST_STORED:]))
+        stored = () if given is not None else tuple(ledger.opened(used[-_MOST_STORED:]))
     return Side(label=label, series=series, runs=used, notes=notes, stored=stored)
 
 
@@ -155,7 +168,7 @@ def _of_baseline(runs: Path, name: str, where: Mapping[str, str]) -> Side:
     return Side(label=f"baseline {name}", series=kept, runs=found.runs)
 
 
-def _chosen_runs(name: str, runs: Path) -> list[StoredRun]:
+def _chosen_runs(name: str, runs: Path, ledger: Ledger | None) -> list[StoredRun]:
     """Return the runs that a name stands for: one, or those of a study or batch."""
     if not runs.is_dir():
         return []
@@ -163,12 +176,12 @@ def _chosen_runs(name: str, runs: Path) -> list[StoredRun]:
     if last == LAST and (not back or back.isdigit()):
         return [_back(runs, int(back or 0))]
     try:
-        folder = find_named(runs, name)
+        folder = find_named(runs, name, ledger.ids() if ledger is not None else None)
     except UsageProblem:
-        if (group := _group(name, runs)) is not None:
+        if (group := _group(name, runs, ledger)) is not None:
             return group
         raise
-    return [open_run(folder)] if folder is not None else _group(name, runs) or []
+    return [open_run(folder)] if folder is not None else _group(name, runs, ledger) or []
 
 
 def _back(runs: Path, back: int) -> StoredRun:
@@ -178,12 +191,11 @@ def _back(runs: Path, back: int) -> StoredRun:
     return found[-1 - back]
 
 
-def _group(name: str, runs: Path) -> list[StoredRun] | None:
+def _group(name: str, runs: Path, given: Ledger | None) -> list[StoredRun] | None:
     """Return the runs of the study or batch whose id begins so; None without any."""
     if not name:
         return None
-    with Ledger.open(runs) as ledger:
-        ledger.refresh()
+    with _up_to_date(runs, given) as ledger:
         return ledger.opened(ledger.ids(RunFilter(of=name))) or None
 
 
@@ -206,8 +218,8 @@ def _csv_files() -> list[str]:
 class RunHistory:
     """The numbers of a folder's earlier runs, series by series; they are read when the first is asked for."""
 
-    def __init__(self, runs: Path, without: Iterable[str]) -> None:
-        self._runs, self._without = runs, frozenset(without)
+    def __init__(self, runs: Path, without: Iterable[str], ledger: Ledger | None = None) -> None:
+        self._runs, self._without, self._ledger = runs, frozenset(without), ledger
         self._series: dict[tuple[str, ...], tuple[float, ...]] | None = None
 
     def __call__(self, series: Series) -> Sequence[float]:
@@ -218,8 +230,7 @@ class RunHistory:
 
     def _read(self) -> Iterator[Series]:
         try:
-            with Ledger.open(self._runs) as ledger:
-                ledger.refresh()
+            with _up_to_date(self._runs, self._ledger) as ledger:
                 names = [name for name in ledger.ids(limit=HISTORY_RUNS) if name not in self._without]
                 return iter(of_runs("history", ledger.opened(names), {}).series)
         except (MadliteError, OSError):

@@ -58,8 +58,9 @@ class Answers:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger, as up to date as it is by now; the first time it is waited for a moment."""
-        self.live.ready.wait(FIRST_LOOK_S)
+        """The ledger, as up to date as it is by now; one that has nothing yet is waited for a moment."""
+        if not self.live.ready.is_set() and not self.live.ledger.count():
+            self.live.ready.wait(FIRST_LOOK_S)
         return self.live.ledger
 
     def status(self, query: NoQuery) -> Status:
@@ -165,7 +166,7 @@ class Answers:
             base.series,
             new.series,
             labels=(base.label, new.label),
-            history=RunHistory(self.ledger.folder, (*base.runs, *new.runs)),
+            history=RunHistory(self.ledger.folder, (*base.runs, *new.runs), self.ledger),
             across=[one for one in DIMENSIONS if query.base.startswith(f"{one}=") and query.new.startswith(f"{one}=")],
             notes=(*base.notes, *new.notes),
         )
@@ -176,7 +177,7 @@ class Answers:
         runs = self.ledger.folder
         if "/" not in name and name.endswith(".csv") and name[0] != "." and (runs.parent / name).is_file():
             return read_side(str(runs.parent / name), runs, where)
-        return read_side(name, runs, where, paths=False)
+        return read_side(name, runs, where, paths=False, ledger=self.ledger)
 
 
 def _searched(one: SeriesSummary) -> str:

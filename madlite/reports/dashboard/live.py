@@ -130,14 +130,14 @@ class Live:
 
     def _refresh(self) -> None:
         before: tuple[object, ...] = ()
-        looked_s = -_LATEST_S
+        looked_s, took_s = -_LATEST_S, 0.0
         while not self._stop.is_set():
             now = self._signs()
-            took_s = 0.0
-            if now != before or time.monotonic() - looked_s > _LATEST_S:
+            rest_s = _LOOK_S
+            if now != before or time.monotonic() - looked_s > max(_LATEST_S, 2 * _LEAST_REST * took_s):
                 took_s = self._look(is_new=now != before)
-                looked_s, before = time.monotonic(), now
-            self._stop.wait(max(_LOOK_S, _LEAST_REST * took_s))
+                looked_s, before, rest_s = time.monotonic(), now, max(_LOOK_S, _LEAST_REST * took_s)
+            self._stop.wait(rest_s)
 
     def _look(self, *, is_new: bool) -> float:
         begun, states = time.monotonic(), self.ledger.states()

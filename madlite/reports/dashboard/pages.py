@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 import msgspec
+from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Status
@@ -22,7 +23,7 @@ from madlite.reports.listing import STATES
 from madlite.reports.page import Page, environment, page_data, payload
 from madlite.reports.page.render import HOME
 from madlite.reports.runs import LAST, RUNNING, StoredRun
-from madlite.reports.series import DIMENSIONS, series_name
+from madlite.reports.series import DIMENSIONS, Series, series_name
 from madlite.reports.sides import of_runs
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ _COLUMNS = (  # of the list of runs: its head, and the order behind it
     ("Took", "duration"),
 )
 _FACETS = ("card", "backend", "mode", "precision", "device", "hostname")
+_STATES = (RUNNING, *(status.value for status in (Status.SUCCESS, Status.FAILURE, Status.SKIPPED)))
+_LISTED = 200  # results of a series, in the list
 _SUGGESTED = 30  # sides of a comparison that are offered
 
 
@@ -123,8 +126,8 @@ class Pages:
         """Return the list of series."""
         query = parsed(SeriesQuery, parameters)
         total, found = self._answers.summaries(query)
-        full = {one.key: one for one in self._answers.ledger.series_of([each.id for each in found])}
-        page = page_data([full[one.key] for one in found if one.key in full])
+        full = {one.key: _newest(one) for one in self._answers.ledger.series_of([each.id for each in found])}
+        page = page_data([full[one.key] for one in found if one.key in full], failures=())
         views = {view.name: view for view in page.series}
         rows = [(one, views.get(series_name(dict(zip(DIMENSIONS, one.key, strict=True))))) for one in found]
         return self._drawn(
@@ -221,10 +224,16 @@ def kind_of(run: StoredRun) -> str:
     return kinds.get(run.state, "bad")
 
 
+def _newest(series: Series) -> Series:
+    """Return a series with its newest results alone: as much as a line of the list shows."""
+    return replace(series, values=series.values[-_LISTED:], samples=series.samples[-_LISTED:])
+
+
 def _tiles(states: Mapping[str, int], suspects: int) -> list[tuple[str, int, str]]:
     """Return the counts above the list: word, count, `--status` of it."""
     tiles = [("runs", sum(states.values()), "")]
-    tiles += [(state.lower(), count, state.lower().replace(" ", "-")) for state, count in states.items()]
+    order = sorted(states, key=lambda state: (_STATES.index(state) if state in _STATES else len(_STATES), state))
+    tiles += [(state.lower(), states[state], state.lower().replace(" ", "-")) for state in order]
     return [*tiles, ("suspect", suspects, "suspect")] if suspects else tiles
 
 
