@@ -90,6 +90,7 @@ if TYPE_CHECKING:
         Variant,
     )
     from madlite.rank_labels import is_label, without_label
+    from madlite.references import read_references
     from madlite.runtimes.host.runtime import CommandRuntime
     from madlite.safe_read import output_lines, read_inside, read_output
     from madlite.secrets import reveal
@@ -188,6 +189,7 @@ __all__ = [
     "read_failure_rules",
     "read_inside",
     "read_output",
+    "read_references",
     "reveal",
     "step_pattern",
     "when_stopped",
@@ -202,6 +204,7 @@ _HOMES = {
     "failure_rules": "read_failure_rules",
     "hookspecs": "hookimpl",
     "rank_labels": "is_label without_label",
+    "references": "read_references",
     "text": "ANY_NUMERAL group_texts is_foreign",
     "backends.recipe_book": "RecipeBook bare_name read_book",
     "backends.lazy": "LazyBackend",

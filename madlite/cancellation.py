@@ -43,13 +43,13 @@ class Cancellation:
         self.asked = threading.Event()
         self._hurried = threading.Event()
         self._ends: list[Callable[[], object]] = []
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
 
     def cancel(self) -> None:
         """Ask for the stop; asked a second time, nothing is waited for any more."""
         if self.asked.is_set():
             self._hurried.set()
-        with self._one:
+        with self._lock:
             self.asked.set()
             ends = list(self._ends)
         for end in ends:
@@ -58,7 +58,7 @@ class Cancellation:
     @contextmanager
     def ending(self, end: Callable[[], object]) -> Iterator[None]:
         """Have `end` called, from the thread that asks, when the stop comes inside the block; at once if it has."""
-        with self._one:
+        with self._lock:
             late = self.asked.is_set()
             self._ends.append(end)
         try:
@@ -66,7 +66,7 @@ class Cancellation:
                 end()
             yield
         finally:
-            with self._one:
+            with self._lock:
                 self._ends.remove(end)
 
     @contextmanager
@@ -153,7 +153,7 @@ class ActionGate:
         self.abandoned = threading.Event()
         self._over = threading.Event()
         self._over.set()
-        self._one_stop = threading.Lock()
+        self._lock_stop = threading.Lock()
         self._runner = 0
 
     @contextmanager
@@ -182,7 +182,7 @@ class ActionGate:
         """Let one thread at a time end the action; who has no grace hurries the one before."""
         if grace_s <= 0:
             self.hurried.set()
-        with self._one_stop:
+        with self._lock_stop:
             self.end_requested.set()
             yield
 
@@ -201,7 +201,7 @@ class ActionGate:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        with self._one_stop:  # one that is under way must not hit the next action
+        with self._lock_stop:  # one that is under way must not hit the next action
             self.end_requested.clear()
             self.hurried.clear()
             self._over.clear()

@@ -36,7 +36,7 @@ class ExitCode(IntEnum):
     USAGE = 4
     RUN_FAILED = 3
     BUILD_FAILED = 2
-    REGRESSION = 5
+    RESULT_CHECK_FAILED = 5  # of `verify`, `compare --fail-on`: the results are there, and a check of them failed
     DOCTOR = 6
     OK = 0
 

@@ -117,17 +117,17 @@ class Hooks:
     def madlite_references(self) -> Iterable[Reference]:  # type: ignore[empty-body]
         """Return published numbers that results can be compared with.
 
-        When: by `madlite plugins`, which counts them, and where results are compared.  One that names no model, device,
-        metric or source, or whose value is not finite, is told as the plugin's problem and left out.
+        When: by `madlite plugins` and `madlite references`, and where a success is shown whose model, precision,
+        sequence and GPU may have one.  One that names no model, device, metric or source, or whose value is no figure
+        above 0, is told as the plugin's problem and left out.
 
-        Return: any number of `Reference`.
+        Return: any number of `Reference`; `madlite.read_references` reads them from a TOML file (docs/references.md).
 
         Example::
 
             @hookimpl
             def madlite_references():
-                page = "performance results of release 1.2, 2026-05"
-                return [Reference(model="tiny", device="MI300X", metric="tokens_per_s_per_gpu", value=9.5, source=page)]
+                return read_references(Path(__file__).with_name("references.toml"))
         """
 
     @hookspec

@@ -10,8 +10,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import secrets
 import stat
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -92,8 +94,10 @@ class Folder:
             file.writelines([data] if isinstance(data, bytes) else data)
 
     @contextmanager
-    def atomic(self, name: str, beside: str = "") -> Iterator[str]:
+    def atomic(self, name: str, beside: str = "", *, warn: bool = True) -> Iterator[str]:
         """Yield a name `beside` for what the block makes, which then takes the place of `name` in one step.
+
+        A link or the like in the place of `name` is replaced, with a warning unless the caller has its own (`warn`).
 
         Raises:
             OSError: it cannot be renamed.  After any exception nothing half made is left.
@@ -102,7 +106,8 @@ class Folder:
         self.remove(beside)
         try:
             yield beside
-            self.tell_replaced(name)
+            if warn:
+                self.tell_replaced(name)
             self.rename(beside, name)
         except BaseException:
             self.remove(beside)
@@ -144,9 +149,7 @@ class Folder:
             fd = open_plain(folder, last, flags, make=make, mode=mode)
             try:
                 where = str(self.path / name)
-                check_plain(fd, where)
-                if own:
-                    check_own(fd, folder.fd, where)
+                check_own(fd, folder.fd, where) if own else check_plain(fd, where)
                 _give_to_owner(fd, folder.fd)
             except BaseException:
                 os.close(fd)
@@ -196,6 +199,20 @@ class Folder:
             if not stat.S_ISREG(facts.st_mode):
                 _LOG.warning("%s is in the place of %s: it is not followed", kind_of(facts), self.path / name)
 
+    def remove_tree(self, name: str) -> None:
+        """Remove a file, a link itself, or a folder with all that is below it, however deep.
+
+        No link is followed and no mounted file system is emptied; folders of ours that are shut are opened.
+
+        Raises:
+            OSError: something cannot be removed: the first of it, after the rest is gone.
+        """
+        with self.parent_of(name) as (folder, last):
+            removal = _Removal(folder.fd)
+            removal.remove(last)
+        if removal.problems:
+            raise removal.problems[0]
+
     def rename(self, name: str, to: str) -> None:
         """Give a file of this folder another name in it.
 
@@ -229,6 +246,65 @@ class Folder:
             return
         with self.below("/".join(above), make=make) as folder:
             yield folder, last
+
+
+REMOVED = ".removed-"
+"""What the name of a folder begins with that is being removed."""
+
+
+class _Removal:
+    """Removes what lies in one open folder; each folder below is first moved up into it, so that depth is no limit.
+
+    That a folder can be moved shows, too, that nothing is mounted there.
+    """
+
+    def __init__(self, top: int) -> None:
+        self.problems: list[OSError] = []
+        self._top, self._mark, self._count = top, f"{REMOVED}{secrets.token_hex(4)}-", 0
+        self._folders: deque[str] = deque()
+
+    def remove(self, name: str) -> None:
+        """Remove one name of the folder; what cannot be removed is among the problems."""
+        self._take(name, self._top)
+        while self._folders:
+            self._empty(self._folders.popleft())
+
+    def _take(self, name: str, fd: int) -> None:
+        """Remove a file of an open folder, or move a folder of it up."""
+        try:
+            if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=fd)
+                return
+            _open_up(name, fd)
+            self._count += 1
+            moved = f"{self._mark}{self._count}"
+            os.rename(name, moved, src_dir_fd=fd, dst_dir_fd=self._top)
+            self._folders.append(moved)
+        except OSError as error:
+            self.problems.append(error)
+
+    def _empty(self, name: str) -> None:
+        try:
+            fd = _open_folder(name, self._top)
+            try:
+                for child in os.listdir(fd):  # noqa: PTH208 - of the open folder
+                    self._take(child, fd)
+            finally:
+                os.close(fd)
+            os.rmdir(name, dir_fd=self._top)
+        except OSError as error:
+            self.problems.append(error)
+
+
+def _open_up(name: str, fd: int) -> None:
+    """Give the owner of a folder, if that is us, the rights to empty it."""
+    held = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    try:
+        facts = os.fstat(held)
+        if facts.st_uid == os.geteuid() and facts.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+            Path(f"/proc/self/fd/{held}").chmod(stat.S_IMODE(facts.st_mode) | stat.S_IRWXU)
+    finally:
+        os.close(held)
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from madlite.model import Card, Image, Machine, Place, Quantity, RunPlan, Traits, Window
 from madlite.safe_files import Folder
 from madlite.workspace import journal
-from madlite.workspace.journal import RunEntry, RunRows
+from madlite.workspace.journal import RunEntry, RunJournalWriter, RunRows
 
 BASE_IMAGE = "madlite-test/base:latest"
 WINDOW = Window(
@@ -62,9 +64,16 @@ def write_journal(folder: Path, rows: RunRows | None = None, cleaned: str | None
         RunEntry(at="t"),
         *([RunEntry(at="t", rows=rows, cleaned=cleaned)] if rows or cleaned is not None else []),
     ]
-    with Folder.open(folder) as home:
-        assert "".join(journal.add_to_run(home, entry) for entry in entries) == ""
+    with open_journal(folder) as writer:
+        assert "".join(writer.add(entry) for entry in entries) == ""
     return folder
+
+
+@contextmanager
+def open_journal(folder: Path) -> Iterator[RunJournalWriter]:
+    """Yield a writer of the journal of a run's folder."""
+    with Folder.open(folder) as home, closing(RunJournalWriter(home)) as writer:
+        yield writer
 
 
 def note_made(folder: Path) -> Path:

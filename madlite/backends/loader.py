@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pluggy
 
 from madlite.errors import PluginError
@@ -302,16 +300,12 @@ def _first_line(error: BaseException) -> str:
 
 def _unfit_reference(one: object) -> str:
     """Return why an answer cannot be compared with; "" where it can."""
+    from madlite.references import flaw_of
+
     if not isinstance(one, Reference):
         return "madlite_references answered what is no Reference"
-    try:
-        msgspec.convert(msgspec.to_builtins(one), Reference)
-    except msgspec.ValidationError as error:
-        return f"a reference cannot be used ({error})"
-    blank = [name for name in ("model", "device", "metric", "source") if not getattr(one, name).strip()]
-    if blank:
-        return f"a reference has no {blank[0]}"
-    return "" if math.isfinite(one.value) else "a reference's value is no finite number"
+    flaw = flaw_of(one)
+    return f"a reference cannot be used: {flaw}" if flaw else ""
 
 
 def _where(error: BaseException) -> str:

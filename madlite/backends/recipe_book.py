@@ -42,7 +42,9 @@ What its models' floating-point work follows from, where madlite's own table doe
     layers = "num_layers"         # a field of Architecture: the setting that has it, where that is not 0
     others = ["flavor"]           # settings that make another model of it: where one is changed, nothing is known
 
-`book` may be a folder: its files are read as one, in the order of their names.
+`book` may be a folder: its files are read as one, in the order of their names.  What several of them have under one
+name is merged: tables key by key, the later file's value replacing the earlier one's, and lists one after another.  A
+recipe or an architecture of the same name replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -202,7 +204,7 @@ def read_book(path: Path) -> RecipeBook:
         PluginError: it is no such file, a recipe sets a key that the defaults do not name, or a run names a recipe or
             release that is not there.
     """
-    book = reduce(_added, map(_read_recipe_book, _files(path)), RecipeBook())
+    book = reduce(_merged, map(_read_recipe_book, _files(path)), RecipeBook())
     _check(book, path)
     return book
 
@@ -262,12 +264,12 @@ def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-def _added(one: Any, other: Any) -> Any:
-    """Return what two files have under one name: tables and lists of both, else the later one's value."""
+def _merged(one: Any, other: Any) -> Any:
+    """Return what two files have under one name: tables merged key by key, lists joined, else the later value."""
     if isinstance(one, Mapping):
-        return {**one, **{key: _added(one[key], value) if key in one else value for key, value in other.items()}}
+        return {**one, **{key: _merged(one[key], value) if key in one else value for key, value in other.items()}}
     if isinstance(one, RecipeBook | Shape):
-        return type(one)(**{name: _added(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__})
+        return type(one)(**{name: _merged(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__})
     return (*one, *other) if isinstance(one, tuple) else other
 
 

@@ -128,7 +128,7 @@ def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
 
     context = setup.make_context({**params, "gpus": ""})
     options = _options(params)
-    machine = setup.find_machine(_without_gpus(context) if context.keys.gpu_vendor else context, "")
+    machine = setup.find_machine(_without_gpus(context) if context.typed.gpu_vendor else context, "")
     setup.print_problems(machine.problems)
     target = find_target(context, machine, params["target_archs"])
     for note in target.notes if not params["use_image"] else ():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,8 +17,6 @@ from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
     from madlite.run.collect import Collected
-
-_PATTERN = frozenset("*?[")
 
 
 @click.command("collect", cls=Command)
@@ -66,9 +63,9 @@ def _print(one: Collected) -> None:
     result = one.result
     status = f"{status_text(result.status.value, result.suspect)}, " if result is not None else ""
     if one.failed:
-        setup.warn(f"{one.run_id}: {one.words}")
+        setup.warn(f"{one.run_id}: {one.message}")
     else:
-        echo(f"{one.run_id}: {status}{one.words}")
+        echo(f"{one.run_id}: {status}{one.message}")
     for text in one.warnings:
         setup.warn(text)
 
@@ -89,7 +86,7 @@ def _folders(names: Sequence[str], here: Path) -> list[Path]:
 def _named(name: str, here: Path) -> Iterator[Path]:
     from madlite.errors import UsageProblem
     from madlite.plan.inputs import RUNS
-    from madlite.reports.runs import find_run, run_names
+    from madlite.reports.runs import match_runs
 
     runs = here / RUNS
     path = Path(os.path.normpath(here / name))
@@ -97,11 +94,4 @@ def _named(name: str, here: Path) -> Iterator[Path]:
         name = path.name
     elif "/" in name:
         raise UsageProblem(f"{name} is no run of {here}", f"cd to the folder that has its {RUNS}, and collect there")
-    names = run_names(runs)
-    if name not in names and _PATTERN & set(name):
-        matching = fnmatch.filter(names, name)
-        if not matching:
-            raise UsageProblem(f"no run is like '{name}'", "madlite runs lists them")
-        yield from (runs / one for one in matching)
-        return
-    yield find_run(runs, name)
+    yield from match_runs(runs, name)

@@ -103,6 +103,28 @@ def complete_status(ctx: click.Context, param: click.Parameter, incomplete: str)
     return [CompletionItem(word) for word in words if word.startswith(incomplete.lower())]
 
 
+def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the short names of GPUs."""
+    from madlite.machine.products import PRODUCTS
+
+    names = (product.device for product in PRODUCTS)
+    return [CompletionItem(name) for name in names if name.startswith(incomplete.upper())]
+
+
+def complete_precisions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the number formats that have a peak."""
+    from madlite.machine.peaks import FORMATS
+
+    return [CompletionItem(name) for name in FORMATS if name.startswith(incomplete.upper())]
+
+
+def complete_reference_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the keys of published figures, up to the sign before a value."""
+    from madlite.references import KEYS
+
+    return [CompletionItem(f"{name}=") for name in KEYS if name.startswith(incomplete)]
+
+
 def _ids(ctx: click.Context) -> list[str]:
     from madlite.reports.runs import run_names, runs_folder
 

@@ -16,6 +16,7 @@ from madlite.model import (
     Step,
     Study,
     Telemetry,
+    Variant,
     Window,
 )
 
@@ -107,6 +108,12 @@ def window_text(window: Window) -> str:
     if window.n == 1:
         return f"of step {window.first_step} alone"
     return f"median of {window.n} steps, {window.first_step} to {window.last_step}, CV {100 * window.cv:.1f} %"
+
+
+def may_have_reference(result: Result, variant: Variant | None) -> bool:
+    """Return whether a published figure may apply to a result: its model and sizes are known."""
+    known = variant is not None or any(one.columns for one in result.metrics)
+    return result.status is Status.SUCCESS and bool(result.metrics) and known
 
 
 def mad_figures(result: Result) -> str:

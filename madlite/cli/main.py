@@ -42,19 +42,29 @@ COMMANDS = {
     "watch": ("madlite.cli.watch", "Show how far the runs of this folder are, as long as they go on."),
     "dashboard": ("madlite.cli.dashboard", "Show the runs of this folder in a browser, live."),
     "reproduce": ("madlite.cli.reproduce", "Print, or with --run rerun, the pinned command of a run."),
+    "compare": ("madlite.cli.compare", "Compare results: ratio, interval, significance and verdict of each series."),
+    "baseline": ("madlite.cli.baseline", "Name results that later ones are compared with."),
     "report": ("madlite.cli.report", "Make HTML of results files, add results to perf.csv, or make it again."),
     "database": (
         "madlite.cli.database",
         "Upload a results file to MongoDB; the same row uploaded again is the same document.",
     ),
+    "references": (
+        "madlite.cli.references",
+        "List published figures of trainings, each with its source, date and condition.",
+    ),
     "plugins": ("madlite.cli.plugins", "List plugins, their hooks and what is wrong with them."),
+    "archive": ("madlite.cli.archive", "Pack runs into one file, without secrets and weights."),
+    "import": ("madlite.cli.import_runs", "Take in the runs of a file that `madlite archive` packed."),
+    "verify": ("madlite.cli.verify", "Read the logs of runs again, and compare what they give with what is recorded."),
+    "prune": ("madlite.cli.prune", "List, and with --yes remove, the files of old or large runs."),
     "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
 }
 # errors of a path that a user gave
 _ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (
     "Exit codes: 0 all succeeded or skipped by rule · 2 only image builds failed · 3 a run failed · 4 wrong usage, "
-    "nothing ran · 1 internal error · 130/143/129 ended by Ctrl-C, TERM, HUP."
+    "nothing ran · 5 a check of results failed · 1 internal error · 130/143/129 ended by Ctrl-C, TERM, HUP."
 )
 
 

@@ -124,7 +124,7 @@ class _Copier:
             disk, size = os.fstatvfs(folder.fd), os.fstat(fd).st_size
             if size > disk.f_bavail * disk.f_frsize:
                 raise OSError(errno.ENOSPC, f"it is larger ({size} bytes) than what is free", str(path))
-            with folder.atomic(name) as beside:
+            with folder.atomic(name, warn=False) as beside:  # the warning is that of the backup
                 write_copy(fd, path, folder, beside, size)
                 if folder.holds(name):
                     self._back_up(folder, name, path)

@@ -72,6 +72,8 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "summary_output",
         "manifest_output",
         "live_output",
+        "baseline",
+        "fail_on",
         "fail_on_suspect",
         "cleanup_perf",
     ),

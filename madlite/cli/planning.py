@@ -105,7 +105,7 @@ def check_local_target(context: Context) -> None:
     Raises:
         UsageProblem: it asks for Slurm, Kubernetes or several nodes.
     """
-    keys = context.keys
+    keys = context.typed
     sent = [key for key in REMOTE_KEYS if getattr(keys, key)]
     target = keys.deployment_config.get("target", "local")
     if target not in ("local", "docker"):
@@ -122,7 +122,7 @@ def check_local_target(context: Context) -> None:
 
 def _data_sets(options: Options, context: Context, params: dict[str, Any]) -> DataSets | None:
     named, origin = params.get("data_config") is not None, context.origins.get("data", "context")
-    return read_data_sets(options.data_file, context.keys.data, origin, options.mirror, given=named)
+    return read_data_sets(options.data_file, context.typed.data, origin, options.mirror, given=named)
 
 
 def local_secret_sources(options: Options) -> dict[str, str]:

@@ -14,10 +14,11 @@ from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
 from madlite.cli.options import dir_option, verbose_option
 from madlite.cli.terminal import echo, without_secrets
-from madlite.errors import ExitCode, UsageProblem
+from madlite.errors import ExitCode, MadliteError, UsageProblem
 
 if TYPE_CHECKING:
     from madlite.reports.page import Page
+    from madlite.reports.references import Published
 
 _FILE = click.Path(path_type=Path)
 
@@ -181,29 +182,41 @@ def markdown(
 
 
 def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str, directory: Path) -> Page:
+    from madlite.cli.compare import compare_sides, read_filters
+    from madlite.plan.inputs import RUNS
+    from madlite.reports.compare import Settings
     from madlite.reports.page import page_data
-    from madlite.reports.page.sources import collect, compared
+    from madlite.reports.page.published import references_of
+    from madlite.reports.page.sources import as_side, collect
+    from madlite.reports.sides import read_side
 
-    filters = dict(map(_pair, where))
+    filters = read_filters(where)
     found = collect(sources, directory, filters)
-    for note in found.notes:
+    side = read_side(base, directory / RUNS, filters) if base else None
+    published, problems = _published(directory)
+    notes = (*found.notes, *problems)
+    for note in notes:
         setup.warn(note)
     return page_data(
         found.series,
         found.runs,
-        compared(found, base, directory, filters) if base else None,
+        compare_sides(side, as_side(found), Settings(), directory) if side is not None else None,
         failures=found.failures,
+        references=references_of(published, found.runs),
         title=title or "Benchmark results",
         sources=found.sources,
-        notes=found.notes,
+        notes=notes,
     )
 
 
-def _pair(word: str) -> tuple[str, str]:
-    key, _, text = word.partition("=")
-    if not key or not text:
-        raise UsageProblem(f"--where {word!r} is no KEY=VALUE", "--where device=MI300X")
-    return key, text
+def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:
+    """Return the published figures, and why there are none: a report does without them."""
+    from madlite.cli.references import load_references
+
+    try:
+        return load_references(setup.load(no_plugins=False, verbose=False), directory), ()
+    except MadliteError as error:
+        return [], (f"not compared with published figures: {error.message}",)
 
 
 @command.command("rebuild", short_help="perf.csv from the records of its runs.")

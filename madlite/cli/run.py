@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.arguments import closing_lines
+from madlite.cli.format import may_have_reference
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -29,7 +31,7 @@ from madlite.cli.screens import Sink
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
-from madlite.model import RunPlan
+from madlite.model import Result, RunPlan
 from madlite.plan.actions import bind_model_dir
 from madlite.run.one import secrets_for
 from madlite.run.screen import Planned
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
 @live_option
 @click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
 @check_option
+@click.option("--baseline", default="", metavar="NAME", help="Compare with this at the end: a BASE of `compare`.")
+@click.option("--fail-on", multiple=True, metavar="GATE", help="With --baseline: exit with 5 on 'regression>3%', …")
 @plan_options
 @batch_options
 @common_options
@@ -80,6 +84,8 @@ def command(**params: Any) -> int:
         raise click.UsageError("--check starts nothing: use it with --dry-run")
     if params["no_rows"] and is_given("output"):
         raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
+    if params["fail_on"] and not params["baseline"]:
+        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
     if params["plan_file"] is not None:
         refuse_with_plan(click.get_current_context())
     from madlite.results.batch_journal import BatchJournal
@@ -160,12 +166,14 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, par
 def _run(
     planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any], journal: BatchJournal
 ) -> int:
+    from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import make_screen
     from madlite.cli.summary import BatchFiles
     from madlite.results.locked import make_folder
     from madlite.run.batch import run_batch
     from madlite.run.checks import check_plans
 
+    against = AgainstBaseline(params["baseline"], params["fail_on"], options.workspace)
     check_start(planned, options)
     notes = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
@@ -173,12 +181,13 @@ def _run(
         make_folder(options.output_target or options.output)
     batch = BatchFiles(planned, options, params)
     sink = Sink(sys.stdout.fileno())
-    screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract))
+    compare = partial(_compare, plugins)
+    screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract), compare=compare)
     try:
         for text in (*warnings, *_recovery_warnings(options, plugins.runtimes())):
             screen.warn(text)
         batch.begin()
-        outcome = run_batch(planned, options, plugins, screen, journal=journal)
+        outcome = run_batch(planned, options, plugins, screen, journal=journal, relative_change=against.cell)
         problems = batch.close(outcome)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         screen.total(outcome, options.output if options.rows else None)
@@ -191,8 +200,20 @@ def _run(
     finally:
         screen.close()
         sink.close()
+    failed_gate = against.show(one.plan.folder for one in planned)
+    if failed_gate and outcome.exit_code is ExitCode.OK and not batch.failed:
+        return int(ExitCode.RESULT_CHECK_FAILED)
     only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
+
+
+def _compare(plugins: Plugins, plan: RunPlan, result: Result) -> str:
+    """Return how a success compares with published figures; what can have none loads none."""
+    if not may_have_reference(result, plan.variant):
+        return ""
+    from madlite.cli.references import compare_planned
+
+    return compare_planned(plugins, plan.workspace, plan, result)
 
 
 def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[str]) -> None:

@@ -88,8 +88,10 @@ def _cells(run: StoredRun) -> Iterator[str]:
     yield (record.variant.precision if record.variant else "") or "-"
     yield _gpus(run)
     doubt = " (not as madlite left it)" if run.doubt else ""
-    waits = "" if run.collected else ", not collected"
-    yield status_text(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + waits + doubt
+    more = (("" if run.collected else ", not collected") + (", imported" if run.origin else "")) + (
+        ", pruned" if run.pruned else ""
+    )
+    yield status_text(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + more + doubt
     yield f"{headline.text} {headline.metric}" if headline else "-"
     yield "-" if took_s is None else duration(took_s)
 

@@ -94,6 +94,14 @@ class Sink:
                 return
 
 
+Comparison = Callable[[RunPlan, Result], str]
+
+
+def no_comparison(plan: RunPlan, result: Result) -> str:
+    """Return nothing: the numbers of this screen's runs are compared with none."""
+    return ""
+
+
 _LINE_EVERY_S = 5.0
 NOTE = "        note: "
 
@@ -111,13 +119,21 @@ class PlainScreen:
     """Writes lines; progress at most every few seconds, and the workload's output with --live-output.
 
     Each event has its run's id, "" for none.  Where several are active, each line begins with its run's number.
+    `compare` returns how a success compares with published figures, "" where none applies.
     """
 
     def __init__(
-        self, sink: Sink, *, live: bool, clock: Callable[[], float] = time.monotonic, as_madengine: bool = False
+        self,
+        sink: Sink,
+        *,
+        live: bool,
+        clock: Callable[[], float] = time.monotonic,
+        as_madengine: bool = False,
+        compare: Comparison = no_comparison,
     ) -> None:
         self._sink, self._live, self._clock = sink, live, clock
         self._as_madengine = as_madengine
+        self._compare = compare
         self._lock = threading.RLock()  # runs report from their own threads
         self._shown: dict[str, _ScreenEntry] = {}
         self._several = False  # while several are active, or were a moment ago
@@ -186,11 +202,12 @@ class PlainScreen:
 
     def finished(self, plan: RunPlan, result: Result) -> None:
         """Print the outcome of the run."""
+        compared = self._compare(plan, result)
         with self._lock:
             self._rows += plan.writes_row and (not plan.skip_model_run or result.status is Status.FAILURE)
             if result.status is Status.FAILURE:
                 self._failed.append((plan.card.name, result.code))
-            report = [line for line in closing_report(plan, result) if line not in self._notes]
+            report = [line for line in closing_report(plan, result, compared) if line not in self._notes]
             self._notes.update(f"{NOTE}{note}" for note in result.image.notes)  # true of the batch: once is enough
             self.end(report, plan.id)
 
@@ -250,8 +267,8 @@ class PlainScreen:
 class LiveScreen(PlainScreen):
     """A terminal: finished lines stay, the running one shows step, speed, loss and the time left."""
 
-    def __init__(self, sink: Sink, *, as_madengine: bool = False) -> None:
-        super().__init__(sink, live=False, as_madengine=as_madengine)
+    def __init__(self, sink: Sink, *, as_madengine: bool = False, compare: Comparison = no_comparison) -> None:
+        super().__init__(sink, live=False, as_madengine=as_madengine, compare=compare)
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.table import Column
@@ -328,21 +345,27 @@ class LiveScreen(PlainScreen):
         self._console.print(Text.from_ansi(line), soft_wrap=True)
 
 
-def make_screen(sink: Sink, *, live: bool, as_madengine: bool = False) -> PlainScreen:
+def make_screen(
+    sink: Sink, *, live: bool, as_madengine: bool = False, compare: Comparison = no_comparison
+) -> PlainScreen:
     """Return the screen for a sink: a terminal gets a progress line, unless it shows the output itself.
 
-    `as_madengine`: madengine's own lines are printed too.
+    `as_madengine`: madengine's own lines are printed too.  `compare` as for `PlainScreen`.
     """
     if sink.isatty() and not live:
-        return LiveScreen(sink, as_madengine=as_madengine)
-    return PlainScreen(sink, live=live, as_madengine=as_madengine)
+        return LiveScreen(sink, as_madengine=as_madengine, compare=compare)
+    return PlainScreen(sink, live=live, as_madengine=as_madengine, compare=compare)
 
 
-def closing_report(plan: RunPlan, result: Result) -> list[str]:
-    """Return the lines a run ends with: verdict, the deciding line of a failure, findings, duration."""
+def closing_report(plan: RunPlan, result: Result, compared: str = "") -> list[str]:
+    """Return the lines a run ends with: verdict, how it compares, the deciding line of a failure, findings, duration.
+
+    `compared` is how its number compares with published figures, "" where none applies.
+    """
     lines = [f"      {verdict_line(plan, result)}"]
     if result.window is not None and len(result.metrics) > 1:
         lines.append(f"        by MAD's own rules: {mad_figures(result)}")
+    lines += [f"        {compared}"] if compared else []
     lines += [f"        {text}" for text in details(plan, result)]
     lines += [f"{NOTE}{finding}" for finding in result.findings]
     lines += [f"        {text}" for text in retained(plan, result)]

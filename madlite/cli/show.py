@@ -15,6 +15,7 @@ from madlite.cli.format import (
     duration,
     figures,
     mad_figures,
+    may_have_reference,
     short_reason,
     status_text,
     study_text,
@@ -50,9 +51,19 @@ def command(run: str, wants_json: bool, directory: Path) -> int:
     if wants_json:
         click.echo(without_secrets(as_json(found)), nl=False)
     else:
-        for line in page(found):
+        for line in page(found, _compared(found, directory)):
             echo_status(line, VALUES_AT)
     return int(ExitCode.OK)
+
+
+def _compared(run: StoredRun, directory: Path) -> str:
+    """Return how a success compares with published figures; what can have none loads none."""
+    if not may_have_reference(result_of(run.record), run.record.variant):
+        return ""
+    from madlite.cli import setup
+    from madlite.cli.references import compare_recorded
+
+    return compare_recorded(setup.load(no_plugins=False, verbose=False), directory, run.record)
 
 
 # One run as a page of lines, most important first.
@@ -62,27 +73,27 @@ VALUES_AT = _WIDE + 4  # characters before the values of a page
 _SHORTEST_S = 0.05  # shorter parts of a run are not shown
 
 
-def page(run: StoredRun) -> Iterator[str]:
-    """Yield the lines."""
+def page(run: StoredRun, compared: str = "") -> Iterator[str]:
+    """Yield the lines; `compared` is how its number compares with published figures."""
     record = run.record
     yield f"{record.card or run.folder.name}  {run.folder.name}"
-    for title, pairs in sections(run):
+    for title, pairs in sections(run, compared):
         yield from filter(None, (title, *map(_line, pairs)))
 
 
-def sections(run: StoredRun) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def sections(run: StoredRun, compared: str = "") -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Yield the parts of the page that have something: a title, "" of the first, and names with their texts."""
     record = run.record
     parts: tuple[tuple[str, Iterable[tuple[str, str]]], ...] = (
         ("", _verdict(run)),
-        ("number", _number(record)),
+        ("number", (*_number(record), ("compared", compared))),
         ("GPUs", (("", text) for text in all_telemetry_lines(result_of(record)))),
         ("checks", ((one.name, f"{one.status}  {one.text}".rstrip()) for one in record.checks)),
         ("what ran", _ran(record)),
         ("values", _values(record)),
         ("by its own log", record.config.items()),
         ("provenance", _provenance(record)),
-        ("row", _row(record)),
+        ("row", _row(record, run.origin)),
         ("files", _files(run)),
     )
     for title, pairs in parts:
@@ -95,6 +106,8 @@ def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
     cause = f" [{record.cause}]" if record.cause else ""
     yield "status", f"{status_text(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
     yield "doubt", run.doubt
+    yield "imported", f"from {run.origin}" if run.origin else ""
+    yield "pruned", "its log and other files were removed: madlite prune" if run.pruned else ""
     if record.diagnosis is not None:
         rank = f"rank {record.diagnosis.rank}: " if record.diagnosis.rank is not None else ""
         yield "because", f"{rank}{record.diagnosis.line or record.evidence}"[:LONGEST].removesuffix(": ")
@@ -175,7 +188,8 @@ def _provenance(record: Record) -> Iterator[tuple[str, str]]:
             yield name, str(value or "")
 
 
-def _row(record: Record) -> Iterator[tuple[str, str]]:
+def _row(record: Record, origin: str) -> Iterator[tuple[str, str]]:
+    """Yield where the rows are; of an imported run, where they were in the folder of its record."""
     rows = record.rows
     if rows is None:
         return
@@ -184,7 +198,8 @@ def _row(record: Record) -> Iterator[tuple[str, str]]:
         yield "row", f"{count}, not collected yet: madlite collect"
         return
     where = f"in {rows.path}" if rows.appended else f"not in {rows.path}; {rows.kept or 'in the record alone'}"
-    yield "row", f"{count} {where}, {rows.at[:19].replace('T', ' ')}"
+    there = ", in the folder that it was packed in" if origin else ""
+    yield "row", f"{count} {where}, {rows.at[:19].replace('T', ' ')}{there}"
 
 
 def _files(run: StoredRun) -> Iterator[tuple[str, str]]:

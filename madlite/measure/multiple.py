@@ -94,7 +94,7 @@ def parse_results(name: str, data: bytes) -> FileResults:
         with unlimited_fields():
             return _read(name, _records(data))
     except csv.Error as error:
-        return FileResults(problem=f"{name} is no CSV: {error}")
+        return FileResults(problem=f"{name} is not valid CSV: {error}")
 
 
 def _records(data: bytes) -> Iterator[list[str]]:

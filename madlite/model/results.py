@@ -365,10 +365,13 @@ class FailureRule(Value, frozen=True):
 
 
 class Reference(Value, frozen=True):
-    """A published number: of which model, on what, by whom.
+    """A published number: of which model, on what, by whom; docs/references.md has the keys.
 
-    `source` names the document and its version or date.  What is blank or None the document does not say; `columns` are
-    result columns beyond these, as perf.csv has them.
+    `source` names the document and its version, `date` is the day, month or year of the measurement or of the document
+    (ISO 8601), `condition` is what else it was measured with: ROCm version, system, power limit.  `device` is as result
+    rows have it (`MI300X`), or a product's full name where that stands for several (`NVIDIA H100 80GB HBM3`).
+    `attention` is how a figure in TFLOP/s counts the work of attention.  What is blank or None the document does not
+    state; `columns` are result columns beyond these, as perf.csv has them.
     """
 
     model: str
@@ -378,6 +381,8 @@ class Reference(Value, frozen=True):
     source: str
     unit: str = ""
     url: str = ""
+    date: str = ""
+    condition: str = ""
     backend: str = ""
     release: str = ""  # of the image
     mode: str = ""
@@ -387,4 +392,5 @@ class Reference(Value, frozen=True):
     global_batch: int | None = None
     gpus: int | None = None  # of all nodes
     nodes: int = 1
+    attention: Attention | Literal[""] = ""
     columns: dict[str, str] = {}

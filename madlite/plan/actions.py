@@ -88,7 +88,7 @@ def _joined(actions: Iterable[Action]) -> Iterator[Action]:
 def _fill(action: Action, inputs: RunInputs, tools: str) -> Action:
     if action.kind != "run":
         return action
-    wrapped = " ".join(filter(None, (tools, inputs.context.keys.encapsulate_script)))
+    wrapped = " ".join(filter(None, (tools, inputs.context.typed.encapsulate_script)))
     if wrapped and action == _RENDERED[2]:
         action = replace(action, argv=("bash", "-c", "{encapsulate}bash run.sh"))
     fill = {"{args}": _run_args(inputs), "{encapsulate}": f"{wrapped} " if wrapped else ""}
@@ -147,7 +147,7 @@ def _host(url: str) -> str:
 
 def _run_args(inputs: RunInputs) -> str:
     """Return the args the run gets: the context's model_args replace the card's; the row has the card's."""
-    replaced = inputs.context.keys.model_args
+    replaced = inputs.context.typed.model_args
     return inputs.args if replaced is None else replaced
 
 
@@ -194,7 +194,7 @@ def make_toolset(context: Context, options: Options, bundled: Path) -> Toolset:
     Raises:
         UsageProblem: a tool or a script is not there, or tools.json cannot be used.
     """
-    keys = context.keys
+    keys = context.typed
     tools = Toolset()
     if keys.tools:
         own = options.tools_file if exists(options.tools_file) else None
@@ -207,11 +207,11 @@ def make_toolset(context: Context, options: Options, bundled: Path) -> Toolset:
 
 def tools_of(inputs: RunInputs) -> Toolset:
     """Return the tools and scripts of one run, with a snapshot of its environment where requested."""
-    requested = inputs.context.keys.gen_sys_env_details
+    requested = inputs.context.typed.gen_sys_env_details
     if not (inputs.options.snapshot or requested):
         return inputs.tools
     name = f"{inputs.request.card.name.replace('/', '_')}_env"
-    mode, guest = inputs.context.keys.rocenv_mode, inputs.context.keys.guest_os or "UBUNTU"
+    mode, guest = inputs.context.typed.rocenv_mode, inputs.context.typed.guest_os or "UBUNTU"
     up = ".." if inputs.spec.actions else "../.."  # from where the script runs to the workspace
     snapshot = ScriptCall(path=SNAPSHOT, args=shlex.join((name, mode, guest, up)), bundled=True)
     return replace(inputs.tools, pre=(*inputs.tools.pre, snapshot))
@@ -277,7 +277,7 @@ def make_error_scan(card: Card, context: Context, spec: RunSpec) -> ErrorScan | 
     """
     if spec.templates or spec.result_rule.kind == "steps":
         return None
-    own, keys = _card_keys(card), context.keys
+    own, keys = _card_keys(card), context.typed
     if not _is_on(own, keys, card, context):
         return None
     return ErrorScan(

@@ -22,7 +22,7 @@ def make_image(inputs: RunInputs, requested: str) -> Image | None:
     """Return a run's image: the requested one, a prebuilt one, its Dockerfile's, or its backend's or card's."""
     if foreign := inputs.options.image or requested:
         return Image(ref=foreign)
-    if of_context := inputs.context.keys.MAD_CONTAINER_IMAGE:
+    if of_context := inputs.context.typed.MAD_CONTAINER_IMAGE:
         return Image(ref=of_context, from_context=True)
     if inputs.built is not None:
         return inputs.built
@@ -45,7 +45,7 @@ def image_origin(inputs: RunInputs, resolved: Resolved) -> str:
         return "--image"
     if "image" in resolved.plan:
         return resolved.origins["image"]
-    if inputs.context.keys.MAD_CONTAINER_IMAGE:
+    if inputs.context.typed.MAD_CONTAINER_IMAGE:
         return inputs.context.origins.get("MAD_CONTAINER_IMAGE", "context")
     if inputs.built is not None:
         return "build manifest"
@@ -56,7 +56,7 @@ def image_origin(inputs: RunInputs, resolved: Resolved) -> str:
 
 def make_mounts(inputs: RunInputs) -> tuple[Mount, ...]:
     """Return the context's mounts; a relative path is below the workspace, docker would take it for a volume's name."""
-    mounts = inputs.context.keys.docker_mounts.items()
+    mounts = inputs.context.typed.docker_mounts.items()
     return tuple(Mount(source=str(inputs.options.workspace / host), target=inside) for inside, host in mounts)
 
 
@@ -104,15 +104,15 @@ def make_engine_options(inputs: RunInputs) -> EngineOptions:
     """Return how the container is started: the privileges MAD gives to each vendor's tools, none on a CPU."""
     vendor = inputs.machine.vendor
     caps = {"AMD": ("SYS_PTRACE", "SYS_ADMIN"), "NVIDIA": ("SYS_PTRACE", "SYS_ADMIN", "SYS_NICE"), "CPU": ()}[vendor]
-    shared_memory = inputs.context.keys.SHM_SIZE
-    own = inputs.context.keys.additional_docker_run_options
+    shared_memory = inputs.context.typed.SHM_SIZE
+    own = inputs.context.typed.additional_docker_run_options
     extra = " ".join(filter(None, (inputs.request.card.additional_docker_run_options, own)))
     return EngineOptions(
         ipc="" if shared_memory else "host",
         group_add=("video",) if vendor == "AMD" else (),
         cap_add=caps,
         security_opt=("seccomp=unconfined", "apparmor=unconfined") if vendor != "CPU" else (),
-        cpuset=(inputs.context.keys.docker_cpus or "").replace(" ", ""),
+        cpuset=(inputs.context.typed.docker_cpus or "").replace(" ", ""),
         extra=f"{extra} --shm-size={shared_memory}" if shared_memory else extra,
     )
 
@@ -235,7 +235,7 @@ def _from_outside(inputs: RunInputs, n_gpus: int, launcher: str) -> _Sources:
     card, context, environ = inputs.request.card, inputs.context, inputs.options.environ
     yield "madlite", _mad(card, inputs.machine, inputs.options, n_gpus, launcher)
     yield context.origins.get("multi_node_args", "context"), _v1_runner(context, n_gpus)
-    yield context.origins.get("guest_os", "madlite"), {"MAD_GUEST_OS": context.keys.guest_os or "UBUNTU"}
+    yield context.origins.get("guest_os", "madlite"), {"MAD_GUEST_OS": context.typed.guest_os or "UBUNTU"}
     yield "environment", guard({name: environ[name] for name in INHERITED if name in environ})
     tokens = {name: environ[name] for name in _HUB_TOKENS if name in environ}
     yield "environment", {**secret_args(environ), **guard(tokens)}
@@ -243,7 +243,7 @@ def _from_outside(inputs: RunInputs, n_gpus: int, launcher: str) -> _Sources:
 
 
 def _from_user(inputs: RunInputs) -> _Sources:
-    variables = inputs.context.keys.docker_env_vars.items()
+    variables = inputs.context.typed.docker_env_vars.items()
     user = {name: str(value) for name, value in variables if value is not None or name != _DETECTED}
     yield inputs.context.origins.get("docker_env_vars", "context"), guard(user)
     yield "tools", guard(inputs.tools.env)
@@ -292,7 +292,7 @@ def machine_variables(machine: Machine) -> dict[str, str]:
 
 def _v1_runner(context: Context, n_gpus: int) -> dict[str, EnvValue]:
     """Return madengine 1's launcher of a node, where the context has its `multi_node_args`."""
-    arguments = context.keys.multi_node_args
+    arguments = context.typed.multi_node_args
     if arguments is None:
         return {}
     values = {**_ONE_NODE, "MAD_RUNTIME_NGPUS": str(n_gpus), **{name: str(value) for name, value in arguments.items()}}

@@ -115,9 +115,12 @@ GPU_COUNTS = ("gpus_per_node", "gpu_count", "n_gpus", "num_gpus", "ngpus")
 
 
 class Context(Value, frozen=True):
-    """The merged context; `origins` names the file or option of each top-level key."""
+    """The merged context: all its `values`, those of known keys `typed`.
 
-    keys: ContextKeys = ContextKeys()
+    `origins` names the file or option of each top-level key.
+    """
+
+    typed: ContextKeys = ContextKeys()
     values: dict[str, Json] = {}
     file: str = ""
     file_settings: dict[str, Scalar] = {}
@@ -127,7 +130,7 @@ class Context(Value, frozen=True):
     @property
     def n_gpus(self) -> int | None:
         """The requested GPU count, by the first alias present."""
-        return next((n for name in GPU_COUNTS if (n := getattr(self.keys, name)) is not None), None)
+        return next((n for name in GPU_COUNTS if (n := getattr(self.typed, name)) is not None), None)
 
 
 def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]] | None = None) -> Context:
@@ -161,7 +164,7 @@ def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str,
     _check_names("docker_build_arg", keys.docker_build_arg, origins)
     _check_counts(keys, origins)
     return Context(
-        keys=keys,
+        typed=keys,
         values=values,
         file=str(file or ""),
         file_settings=_settings(_convert_keys(from_file, file)),
@@ -179,7 +182,7 @@ def unused_keys(context: Context) -> list[str]:
             continue
         if key in NOT_YET:
             found.append(f"context key '{key}' has no effect yet")
-        elif key == "distributed" and set(context.keys.distributed) - {"launcher", "nnodes"}:
+        elif key == "distributed" and set(context.typed.distributed) - {"launcher", "nnodes"}:
             found.append("context key 'distributed' has no effect yet beyond its launcher")
         elif key not in known:
             setting = key in VARIANT_KEYS or key in PLAN_KEYS

@@ -217,7 +217,7 @@ def built_image(
         context=dockerfile.context,
         root=card.root,
         build_args=_build_args(card, environ, context, credentials, architecture),
-        base=str(context.keys.docker_build_arg.get("BASE_DOCKER", "")) or dockerfile.base,
+        base=str(context.typed.docker_build_arg.get("BASE_DOCKER", "")) or dockerfile.base,
         no_cache=options.clean_docker_cache,
         contexts=_contexts(card, dockerfile),
         registry=name_in_registry(ref, registry, credentials, environ) if registry else "",
@@ -255,7 +255,7 @@ def _build_args(
     architecture: str,
 ) -> dict[str, EnvValue]:
     """Return the arguments in madengine 2's order; an architecture that the context gives is the one."""
-    values = {key: str(value) for key, value in context.keys.docker_build_arg.items()}
+    values = {key: str(value) for key, value in context.typed.docker_build_arg.items()}
     credential = credential_env(card, credentials)
     secrets = collect(environ, credential.values())
     ours = {ARCHITECTURE: architecture} if architecture and ARCHITECTURE not in values else {}
@@ -284,22 +284,22 @@ def find_target(context: Context, machine: Machine, architectures: Iterable[str]
         UsageProblem: the context names a vendor or a system that is not supported.
     """
     notes = []
-    vendor = context.keys.gpu_vendor or (machine.vendor if machine.gpus else "")
+    vendor = context.typed.gpu_vendor or (machine.vendor if machine.gpus else "")
     if not vendor:
         vendor = VENDORS[0]
         notes.append("no GPU here: builds for AMD; --gpu-vendor NVIDIA or CPU for others")
     vendor = _one_of(VENDORS, "gpu_vendor", vendor)
-    system = _one_of(_SYSTEMS, "guest_os", context.keys.guest_os or _SYSTEMS[0])
+    system = _one_of(_SYSTEMS, "guest_os", context.typed.guest_os or _SYSTEMS[0])
     wanted = tuple(dict.fromkeys(part.strip() for text in architectures for part in text.split(",") if part.strip()))
-    given = context.keys.docker_build_arg.get(ARCHITECTURE)
+    given = context.typed.docker_build_arg.get(ARCHITECTURE)
     if wanted and given:
         notes.append(f"--target-archs has no effect: the context's docker_build_arg has {ARCHITECTURE}={given}")
         wanted = ()
     named = {"gpu_vendor": vendor, "guest_os": system}
     values = {**context.values, **named}
-    keys = replace(context.keys, **named)
+    keys = replace(context.typed, **named)
     return BuildTarget(
-        context=replace(context, keys=keys, values=values),
+        context=replace(context, typed=keys, values=values),
         gpu_vendor=vendor,
         architectures=wanted,
         notes=tuple(notes),

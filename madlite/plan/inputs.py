@@ -79,6 +79,6 @@ def layers(request: Request, context: Context, options: Options, rendered: bool 
 
 def _nodes(context: Context) -> Layer:
     """Return the context's rendezvous settings, for backends whose settings have these keys."""
-    given = context.keys.multi_node_args or {}
+    given = context.typed.multi_node_args or {}
     values: dict[str, Scalar] = {name.lower(): given[name] for name in _OF_NODES if given.get(name, "") != ""}
     return Layer(origin=context.origins.get("multi_node_args", "context"), values=values, strict=False)

@@ -202,9 +202,9 @@ def _with_args(inputs: RunInputs, resolved: Resolved) -> RunInputs:
     if "args" not in resolved.plan:
         return inputs
     args = f"{resolved.plan['args']}{inputs.args.removeprefix(inputs.request.card.args)}".strip()
-    keys = replace(inputs.context.keys, model_args=args)
+    keys = replace(inputs.context.typed, model_args=args)
     origins = {**inputs.context.origins, "model_args": resolved.origins["args"]}
-    return replace(inputs, args=args, context=replace(inputs.context, keys=keys, origins=origins))
+    return replace(inputs, args=args, context=replace(inputs.context, typed=keys, origins=origins))
 
 
 def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:
@@ -231,7 +231,7 @@ def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:
         error_scan=make_error_scan(card, inputs.context, spec),
         args=inputs.args,
         overrides=inputs.request.overrides,
-        model_args=inputs.context.keys.model_args,
+        model_args=inputs.context.typed.model_args,
         model_dir=model_dir(card) if spec.actions else "",
         timeout_s=_timeout(inputs, resolved)[0],
         start_silence_s=parts.silence.start_s,
@@ -260,7 +260,7 @@ def _actions(inputs: RunInputs, parts: _PlanParts) -> tuple[Action, ...]:
 
 def _launcher(inputs: RunInputs, resolved: Resolved) -> str:
     """Return what launches the ranks: --set, the context, the card or its backend, $MAD_LAUNCHER; as it is given."""
-    requested = resolved.plan.get("launcher") or inputs.context.keys.distributed.get("launcher")
+    requested = resolved.plan.get("launcher") or inputs.context.typed.distributed.get("launcher")
     return str(requested or inputs.spec.launcher or inputs.options.environ.get("MAD_LAUNCHER", ""))
 
 
@@ -308,7 +308,7 @@ def _finished(plan: RunPlan, inputs: RunInputs, parts: _PlanParts) -> RunPlan:
         blocked=find_blocked(inputs, parts.allocation, plan.image, parts.data.problem),
         data=parts.data.uses,
         outputs=inputs.spec.outputs,
-        writes_row=not inputs.context.keys.skip_perf_collection,
+        writes_row=not inputs.context.typed.skip_perf_collection,
     )
 
 
@@ -357,7 +357,7 @@ def _place(inputs: RunInputs, allocation: GpuAllocation, asked_nodes: int | None
 
     A plan refused for too few GPUs keeps the requested count for its row.
     """
-    nodes = int((inputs.context.keys.multi_node_args or {}).get("NNODES", 1))
+    nodes = int((inputs.context.typed.multi_node_args or {}).get("NNODES", 1))
     nodes = asked_nodes if asked_nodes and asked_nodes > 0 else nodes
     place = make_place(allocation.gpu_ids, nodes, inputs.runtime.runtime, inputs.runtime.traits)
     return replace(place, gpus_per_node=allocation.wanted) if allocation.blocked else place

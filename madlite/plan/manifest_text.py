@@ -44,7 +44,7 @@ def manifest_text(
             "docker_gpus": "",
             **public,
             "gpu_vendor": gpu_vendor,
-            "guest_os": (context.keys.guest_os or "UBUNTU").upper(),
+            "guest_os": (context.typed.guest_os or "UBUNTU").upper(),
         },
         "credentials_required": sorted({image.request.card.cred for image in images} - {""}),
         "secrets_required": list(dict.fromkeys([*required, *of_deployment])),
@@ -206,7 +206,7 @@ def context_over(manifest: Manifest, context: Context, environ: Mapping[str, str
     values = merge(under, context.values)
     return msgspec.structs.replace(
         context,
-        keys=msgspec.convert(values, ContextKeys),
+        typed=msgspec.convert(values, ContextKeys),
         values=values,
         file_settings={**settings, **context.file_settings},
         origins={**dict.fromkeys(under, origin), **context.origins},

@@ -124,7 +124,7 @@ def allocate_gpus(card: Card, machine: Machine, context: Context, requested: int
     Raises:
         UsageProblem: `docker_gpus` is no list of GPU numbers, or the count asked for is less than -1.
     """
-    visible = expand_ids(context.keys.docker_gpus) or tuple(gpu.index for gpu in machine.gpus)
+    visible = expand_ids(context.typed.docker_gpus) or tuple(gpu.index for gpu in machine.gpus)
     count = requested if requested is not None else context.n_gpus if context.n_gpus is not None else int(card.n_gpus)
     if count < -1:
         raise UsageProblem(f"n_gpus {count} is less than -1", "-1 asks for every GPU: --set n_gpus=-1")
@@ -182,6 +182,8 @@ def make_place(gpu_ids: tuple[int, ...], nodes: int, runtime: str, traits: Trait
 # The architecture of a planned model: the spec's own, else that of madlite's table, overlaid by settings.
 
 TABLE = Path(__file__).with_name("architectures.toml")
+_UNKNOWN_WITH = "no shape is known with"
+_CHANGED = ", settings"
 _NEEDED = ("layers", "hidden", "heads", "vocab", "ffn")  # fields without which there is no shape
 
 
@@ -211,9 +213,18 @@ def find_architecture(spec: RunSpec, variant: Variant | None, settings: Mapping[
     changed = [key for key in spec.shape.others if settings.get(key) != spec.settings.get(key)]
     if changed:
         words = ", ".join(f"{key}={settings.get(key)}" for key in changed)
-        return ArchitectureChoice(architecture=None, origin=f"no shape is known with {words}")
+        return ArchitectureChoice(architecture=None, origin=f"{_UNKNOWN_WITH} {words}")
     base = (spec.architecture if own else None) or _named(variant.model)
     return _over(base, variant.model, spec.shape.fields, settings)
+
+
+def is_changed(origins: Mapping[str, str]) -> bool:
+    """Return whether settings made another model of the one that a plan names, by the origins of its values.
+
+    Where nothing is known of the shape, a model that the user names is what the user says.
+    """
+    origin, named_by = origins.get("architecture", ""), origins.get("variant.model", "recipe")
+    return origin.endswith(_CHANGED) or (origin.startswith(_UNKNOWN_WITH) and named_by.startswith("recipe"))
 
 
 def _named(name: str) -> Architecture | None:
@@ -235,7 +246,7 @@ def _over(
     differing = [field for field, value in set_by.items() if before.get(field) != value]
     if base is not None and not differing:
         return ArchitectureChoice(architecture=base, origin=base.source)
-    origin = ", ".join(filter(None, (base.source if base else "", "settings")))
+    origin = f"{base.source}{_CHANGED}" if base and base.source else "settings"
     try:
         made = msgspec.convert({**before, **set_by, "name": name, "source": origin}, Architecture)
     except msgspec.ValidationError as error:

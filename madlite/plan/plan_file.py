@@ -180,7 +180,8 @@ def mask_descriptions(plan: RunPlan, sources: Iterable[str]) -> RunPlan:
 
 
 VERSION = 1
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+"""An id that a run of another folder may have here: it names a folder."""
 _SECRET = "secret"  # noqa: S105 - a key's name
 _HINT = "madlite plan --tags NAME -o FILE writes one"
 
@@ -358,7 +359,7 @@ def _check_names(tree: dict[str, Any], saved: SavedPlan, where: str) -> None:
     for place, _, _ in _only_in(written, tree, ""):  # nothing is left to a default
         raise UsageProblem(f"{where}: key '{place}' is missing", _HINT)
     plan = saved.plan
-    if not _ID.fullmatch(plan.id):
+    if not RUN_ID.fullmatch(plan.id):
         raise UsageProblem(f"{where}: key 'plan.id' is wrong: {plan.id!r} is no name of a run", _HINT)
     if plan.folder != plan.workspace / RUNS / plan.id:
         what = f"{plan.folder} is not {plan.workspace / RUNS / plan.id}"

@@ -107,7 +107,7 @@ def _numbered(path: Path, records: Iterator[list[str]]) -> Iterator[tuple[int, l
                 yield start, cells
             start = records.line_num + 1  # type: ignore[attr-defined]
     except csv.Error as error:  # Python 3.10 refuses a zero byte itself
-        raise UsageProblem(f"{path} is no CSV: {error} (line {start})", _REPAIR_HINT) from error
+        raise UsageProblem(f"{path} is not valid CSV: {error} (line {start})", _REPAIR_HINT) from error
 
 
 _NUMBERS = {

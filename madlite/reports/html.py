@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.model import Row, Status
-from madlite.plan.inputs import RUNS
+from madlite.model import Status
 from madlite.reports.documents import Table, escape_formula, read_table
-from madlite.reports.runs import StoredRun, open_run
-from madlite.results.header import comparable, plain_cells
+from madlite.reports.runs import StoredRun, appended_to, open_run
+from madlite.results.header import comparable, recorded_row
 from madlite.results.locked import write_named
-from madlite.results.pending import rows_path
-from madlite.results.stored import NotedRuns, read_record
-from madlite.workspace.folder import real_folders
 
 # Which rows of a results file are a suspect success: MAD's columns do not have it, the records of the runs do.
 
@@ -30,11 +25,11 @@ COLUMN = "suspect"  # as `--add-column suspect` calls it
 def with_suspects(source: Path, table: Table) -> Table:
     """Return the table of a results file with a column of why rows are suspect, where any is and it has none yet.
 
-    The runs are those of the folder in which the file lies, links followed.
+    The runs are those of the folder in which the file lies.
     """
     if COLUMN in table.columns or "status" not in table.columns:
         return table
-    reasons = _suspect_reasons(Path(os.path.realpath(source)), table.columns)
+    reasons = _suspect_reasons(source, table.columns)
     doubts = [reasons.get(comparable(row), "") for row in table.rows] if reasons else []
     if not any(doubts):
         return table
@@ -52,28 +47,12 @@ def is_doubtful(table: Table, row: Sequence[str]) -> bool:
 
 def _suspect_reasons(source: Path, columns: Sequence[str]) -> dict[tuple[str, ...], str]:
     """Return why rows are suspect, by row as the file has it."""
-    runs = source.parent / RUNS
     return {
-        comparable(_in_column_order(cells, columns)): why
-        for why, rows in _suspect_rows(runs, rows_path(source, source.parent))
+        recorded_row(cells, columns): "; ".join(record.suspect)
+        for _, record, rows in appended_to(source)
         for cells in rows
-        if cells.get("status") == Status.SUCCESS.value
+        if record.suspect and cells.get("status") == Status.SUCCESS.value
     }
-
-
-def _suspect_rows(runs: Path, path: str) -> Iterator[tuple[str, Sequence[Mapping[str, str]]]]:
-    """Yield for each suspect success the reason, and the rows that it appended to a file."""
-    noted = NotedRuns(runs)
-    for folder in real_folders(runs):
-        record = None if noted.is_foreign(folder) else read_record(folder)
-        if record is not None and record.suspect and record.rows is not None and record.rows.path == path:
-            yield "; ".join(record.suspect), record.rows.cells
-
-
-def _in_column_order(cells: Mapping[str, str], columns: Sequence[str]) -> list[str]:
-    """Return a row's cells in the order of a file's columns; of two columns of one name the first is filled."""
-    left = plain_cells(Row(cells=dict(cells)))
-    return [left.pop(name, "") for name in columns]
 
 
 # Shared by the page and the mail.

@@ -128,7 +128,7 @@ class Ledger:
         where, values = self._where(filters)
         chosen = f"SELECT n FROM runs WHERE {where} ORDER BY {_order(order, descending)} LIMIT ? OFFSET ?"  # noqa: S608
         query = (
-            "SELECT runs.id, state, doubt, problem, collected, record FROM runs JOIN summaries ON run = n "  # noqa: S608
+            "SELECT runs.id, state, doubt, problem, origin, pruned, collected, record FROM runs JOIN summaries ON run = n "  # noqa: S608
             f"WHERE n IN ({chosen}) ORDER BY {_order(order, descending)}"
         )
         return list(map(self._stored, self._all(query, (*values, limit or -1, offset))))
@@ -173,17 +173,22 @@ class Ledger:
     def problems(self) -> list[StoredRun]:
         """Return the runs whose records cannot be read or trusted, the newest last."""
         query = (
-            "SELECT runs.id, state, doubt, problem, collected, record FROM runs JOIN summaries ON run = n "
+            "SELECT runs.id, state, doubt, problem, origin, pruned, collected, record FROM runs JOIN summaries ON run = n "
             f"WHERE doubt != '' OR problem != '' ORDER BY {_order('when', False)}"  # noqa: S608
         )
         return list(map(self._stored, self._all(query, ())))
 
     def _stored(self, row: Sequence[Any]) -> StoredRun:
-        name, state, doubt, problem, collected, summary = row
-        folder = self.folder / file_name(name)
-        record = record_of(summary)
+        name, state, doubt, problem, origin, pruned, collected, summary = row
         return StoredRun(
-            folder=folder, state=state, record=record, problem=problem, doubt=doubt, collected=bool(collected)
+            folder=self.folder / file_name(name),
+            state=state,
+            record=record_of(summary),
+            problem=problem,
+            doubt=doubt,
+            origin=origin,
+            pruned=bool(pruned),
+            collected=bool(collected),
         )
 
     def _where(self, filters: RunFilter) -> tuple[str, list[object]]:

@@ -39,7 +39,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             nodes TEXT NOT NULL, runtime TEXT NOT NULL, hostname TEXT NOT NULL, cause TEXT NOT NULL,
             suspect TEXT NOT NULL, study TEXT NOT NULL, batch TEXT NOT NULL, duration_s REAL, metric TEXT NOT NULL,
             number REAL, steady_cv REAL, doubt TEXT NOT NULL, problem TEXT NOT NULL, collected INTEGER NOT NULL,
-            facts INTEGER NOT NULL, folder_inode INTEGER, folder_uid INTEGER, record_inode INTEGER, record_size INTEGER,
+            origin TEXT NOT NULL, pruned INTEGER NOT NULL, facts INTEGER NOT NULL, folder_inode INTEGER, folder_uid INTEGER, record_inode INTEGER, record_size INTEGER,
             record_mtime_ns INTEGER, record_ctime_ns INTEGER)""",
         "CREATE INDEX runs_by_time ON runs(at, began, id)",
         "CREATE INDEX runs_by_card ON runs(card, at, began, id)",
@@ -65,9 +65,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX results_by_series ON results(series)",
     ),
     (  # which records madlite wrote, from the journal of the folder of runs: read once, then only what is added
-        """CREATE TABLE journal(
-            run NOT NULL, at TEXT NOT NULL, inode INTEGER NOT NULL, uid INTEGER NOT NULL, record TEXT NOT NULL,
-            size INTEGER NOT NULL)""",
+        "CREATE TABLE journal(run NOT NULL, line TEXT NOT NULL)",
         "CREATE INDEX journal_by_run ON journal(run)",
         "CREATE INDEX runs_in_doubt ON runs(id) WHERE doubt != '' OR problem != ''",
         "UPDATE runs SET record_inode = NULL",  # they are read again, with the journal

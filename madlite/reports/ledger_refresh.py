@@ -44,7 +44,8 @@ _KEPT = (
 _RUN_COLUMNS = (
     *("id", "at", "began", "started", "state", "words", "names", "card", "backend", "recipe", "mode", "precision"),
     *("seq_len", "micro_batch", "global_batch", "device", "gpus", "nodes", "runtime", "hostname", "cause", "suspect"),
-    *("study", "batch", "duration_s", "metric", "number", "steady_cv", "doubt", "problem", "collected", "facts"),
+    *("study", "batch", "duration_s", "metric", "number", "steady_cv", "doubt", "problem", "collected", "origin"),
+    *("pruned", "facts"),
     *("folder_inode", "folder_uid", "record_inode", "record_size", "record_mtime_ns", "record_ctime_ns"),
 )
 Stamp = tuple[int, int, int, int, int, int]
@@ -171,15 +172,13 @@ def _add_entries(connection: sqlite3.Connection, before: str, added: journal.Add
     if added.restarted or not before:
         connection.execute("DELETE FROM journal")
         connection.execute("UPDATE runs SET record_inode = NULL")
-    rows = [
-        (db_name(one.run), one.at, _signed(one.inode), one.uid, one.record, one.size)
-        for one in added.entries
-        if one.run and (one.inode or one.record)
-    ]
-    connection.executemany("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?)", rows)
+    rows = [(db_name(one.run), msgspec.json.encode(one).decode()) for one in added.entries if one.run]
+    connection.executemany("INSERT INTO journal VALUES (?, ?)", rows)
     if before and not added.restarted:
         stale = {(row[0],) for row in rows}
         connection.executemany("UPDATE runs SET record_inode = NULL WHERE id = ?", stale)
+    if added.entries or added.restarted:
+        set_meta(connection, "has entries", "1" if added.entries else "")
     set_meta(connection, "journal", added.mark)
 
 
@@ -190,15 +189,10 @@ def _signed(inode: int) -> int:
 
 def _noted(connection: sqlite3.Connection, runs: Path, names: Sequence[str]) -> NotedRuns:
     marks = ", ".join("?" * len(names))
-    rows = connection.execute(
-        f"SELECT run, at, inode, uid, record, size FROM journal WHERE run IN ({marks}) ORDER BY rowid",  # noqa: S608
-        [db_name(name) for name in names],
-    )
-    entries = [
-        journal.Entry(run=file_name(run), at=at, inode=inode % (1 << 64), uid=uid, record=record, size=size)
-        for run, at, inode, uid, record, size in rows
-    ]
-    return NotedRuns(runs, entries, has_journal=bool(connection.execute("SELECT 1 FROM journal LIMIT 1").fetchone()))
+    query = f"SELECT line FROM journal WHERE run IN ({marks}) ORDER BY rowid"  # noqa: S608
+    rows = connection.execute(query, [db_name(name) for name in names])
+    entries = [msgspec.json.decode(line, type=journal.Entry) for (line,) in rows]
+    return NotedRuns(runs, entries, has_journal=get_meta(connection, "has entries") == "1")
 
 
 # Runs that are read.
@@ -258,6 +252,8 @@ class _Row:
             "doubt": _text(run.doubt),
             "problem": _text(run.problem),
             "collected": run.collected,
+            "origin": _text(run.origin),
+            "pruned": run.pruned,
             "facts": facts,
         }
         return (*(values[name] for name in _RUN_COLUMNS[:-6]), *self.stamp)

@@ -58,6 +58,8 @@ def as_json(run: StoredRun) -> dict[str, Json]:
         "duration_s": record.durations_s.get("total"),
         "reason": run.problem or record.reason,
         "doubt": run.doubt,
+        "origin": run.origin,
+        "pruned": run.pruned,
         "folder": str(run.folder),
         "backend": record.backend,
         "mode": record.variant.mode if record.variant else "",

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import csv
 import os
-import warnings
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from madlite.errors import UsageProblem
 from madlite.measure.performance import is_throughput
@@ -33,6 +32,7 @@ from madlite.reports.series import (
     of_row,
     with_failures,
 )
+from madlite.results.header import comparable
 from madlite.safe_read import open_named
 from madlite.text import unlimited_fields
 
@@ -47,6 +47,7 @@ _NEEDED = {_NUMBER, "metric"}
 _LONGEST_ROW = 64  # lines that a row with line ends in its cells may have
 _ROWS_AT_ONCE = 250_000
 _MOST_NOTED = 3
+_STATUSES = ("", *(status.value for status in Status))  # of a row whose cells did not slip
 
 
 class Read(Value, frozen=True):
@@ -57,10 +58,21 @@ class Read(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def read_results(path: Path, *, where: Mapping[str, str] | None = None, by: str = "") -> dict[str, Read]:
+Recorded = Callable[[Sequence[str]], Mapping[tuple[str, ...], list[Entry]]]
+"""The results that runs appended to a file with these columns, by row: records know more than rows."""
+
+
+def read_results(
+    path: Path,
+    *,
+    where: Mapping[str, str] | None = None,
+    by: str = "",
+    recorded: Recorded = lambda columns: {},
+) -> dict[str, Read]:
     """Return the series of a results file; with a column `by`, those of each of its values, in the file's order.
 
-    `where` keeps the rows whose cells of these columns, or dimensions, are these.
+    `where` keeps the rows whose cells of these columns, or dimensions, are these.  Rows of a small file that are
+    `recorded` are taken from there.
 
     Raises:
         UsageProblem: it cannot be read at all, or has not the columns of results.
@@ -73,7 +85,7 @@ def read_results(path: Path, *, where: Mapping[str, str] | None = None, by: str 
             large = os.fstat(file.fileno()).st_size > SMALL_BYTES
             if large and (found := _read_large(path, header, where or {}, by)) is not None:
                 return found
-            return _read_rows(path, _Rows(path, file, header), where or {}, by)
+            return _read_rows(path, _Rows(path, file, header), where or {}, by, recorded)
     except OSError as error:
         raise UsageProblem(f"{path} cannot be read: {error.strerror or error}", f"ls -l {path}") from error
 
@@ -115,7 +127,7 @@ def _no_column(path: Path, name: str, header: Sequence[str]) -> UsageProblem:
 
 
 class _Rows:
-    """The rows of a file as mappings, with their lines; `skipped` has those that are none."""
+    """The rows of a file, with their lines; `skipped` has those that are none."""
 
     def __init__(self, path: Path, file: TextIO, header: Sequence[str]) -> None:
         self.path, self.header = path, tuple(header)
@@ -124,7 +136,7 @@ class _Rows:
         self.skipped: list[str] = []
         self.count = 0
 
-    def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
+    def __iter__(self) -> Iterator[tuple[int, list[str]]]:
         with unlimited_fields():
             while line := self._next():
                 begin = self._line
@@ -135,11 +147,12 @@ class _Rows:
                     self.skipped.append(f"line {begin} has {len(cells)} cells under {len(self.header)} columns")
                     continue
                 self.count += 1
-                yield begin, _cells(self.header, cells)
+                yield begin, cells
 
     def _next(self) -> str:
-        self._line += 1
-        return self._ahead.pop(0) if self._ahead else self._file.readline()
+        line = self._ahead.pop(0) if self._ahead else self._file.readline()
+        self._line += bool(line)
+        return line
 
     def _record(self, line: str) -> list[str]:
         """Return the cells of a row; one whose quote is never closed ends with its line."""
@@ -175,24 +188,28 @@ def _cells(header: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _read_rows(path: Path, rows: _Rows, where: Mapping[str, str], by: str) -> dict[str, Read]:
+def _read_rows(path: Path, rows: _Rows, where: Mapping[str, str], by: str, recorded: Recorded) -> dict[str, Read]:
     entries: dict[str, list[Entry]] = {}
-    for line, cells in rows:
+    known = recorded(rows.header)
+    for line, texts in rows:
+        cells = _cells(rows.header, texts)
         entry = of_row(cells, f"{path}:{line}")
+        if found := known.get(comparable(texts)):
+            entry = found.pop(0) if len(found) > 1 else found[0]
         if matches(entry.dimensions, cells, where):
             entries.setdefault(cells.get(by, "").strip(), []).append(entry)
-    notes = _notes(path, rows.skipped)
-    found = {name: Read(series=group(part), rows=len(part), notes=notes) for name, part in entries.items()}
-    return found or {"": Read(series=(), rows=0, notes=notes)}
+    notes = _notes(path, rows.skipped, len(rows.skipped))
+    found_sides = {name: Read(series=group(part), rows=len(part), notes=notes) for name, part in entries.items()}
+    return found_sides or {"": Read(series=(), rows=0, notes=notes)}
 
 
-def _notes(path: Path, skipped: Sequence[str]) -> tuple[str, ...]:
-    if not skipped:
+def _notes(path: Path, reasons: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return a sentence on rows that are left out; nothing for none."""
+    if not count:
         return ()
-    rows = "1 row" if len(skipped) == 1 else f"{len(skipped)} rows"
-    more = ", …" if len(skipped) > _MOST_NOTED else ""
-    return (f"{path}: {rows} cannot be read and {'is' if len(skipped) == 1 else 'are'} left out: "
-            f"{'; '.join(skipped[:_MOST_NOTED])}{more}",)  # fmt: skip
+    rows = "1 row cannot be read and is" if count == 1 else f"{count} rows cannot be read and are"
+    more = ", …" if len(reasons) > _MOST_NOTED else ""
+    return (f"{path}: {rows} left out: {'; '.join(reasons[:_MOST_NOTED])}{more}",)
 
 
 # In parts, by pandas.
@@ -215,19 +232,20 @@ def _read_large(path: Path, header: Sequence[str], where: Mapping[str, str], by:
     keys = [name for name in dict.fromkeys(own) if name in header]
     names = sorted({*keys, _NUMBER, *FACTS} & {*header}, key=header.index)
     parts: dict[tuple[str, ...], _Part] = {}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            for frame in _frames(path, header, names):
-                _add(parts, frame, keys)
-        except (pandas.errors.ParserError, UnicodeError, ValueError):
-            return None
-    skipped = [line for one in caught for line in str(one.message).splitlines() if line.startswith("Skipping line")]
-    return _as_reads(parts, keys, where, by, _notes(path, skipped))
+    try:
+        for frame in _frames(path, header, names):
+            _add(parts, frame, keys)
+    except (pandas.errors.ParserError, UnicodeError, ValueError):
+        return None
+    at = keys.index("status") if "status" in keys else -1
+    shifted = [key for key in parts if at >= 0 and key[at].upper() not in _STATUSES]
+    skipped = [f"a status of {key[at]!r}" for key in shifted]
+    count = sum(parts.pop(key).rows for key in shifted)
+    return _as_reads(parts, keys, where, by, _notes(path, skipped, count))
 
 
 def _frames(path: Path, header: Sequence[str], names: Sequence[str]) -> Iterator[pandas.DataFrame]:
-    """Yield columns of a file, in parts: numbers as they are, texts as categories."""
+    """Yield columns of a file, in parts: numbers as they are, texts as categories; cells beyond the header are cut."""
     import pandas
 
     places = {header.index(name): name for name in names}
@@ -244,7 +262,6 @@ def _frames(path: Path, header: Sequence[str], names: Sequence[str]) -> Iterator
             keep_default_na=False,
             chunksize=_ROWS_AT_ONCE,
             low_memory=False,
-            on_bad_lines="warn",
             skipinitialspace=True,
             encoding_errors="backslashreplace",
         ):
@@ -262,14 +279,19 @@ def _add(parts: dict[tuple[str, ...], _Part], frame: pandas.DataFrame, keys: Seq
     texts = {name: frame[name].cat for name in frame.columns if name != _NUMBER}
     codes = {name: texts[name].codes.to_numpy() for name in texts}
     for rows in numpy.split(order, numpy.flatnonzero(numpy.diff(labels[order])) + 1):
-        key = tuple(str(texts[name].categories[codes[name][rows[0]]]) for name in keys)
+        key = tuple(_text(texts[name], codes[name][rows[0]]) for name in keys)
         part = parts.setdefault(key, _Part())
         own = numbers[rows]
         part.rows += len(rows)
         part.values.extend(own[numpy.isfinite(own)])
         for name in (name for name in FACTS if name in texts):
-            found = texts[name].categories[numpy.unique(codes[name][rows])]
-            part.facts += [{name: str(text)} for text in found if str(text)]
+            found = (_text(texts[name], code) for code in numpy.unique(codes[name][rows]))
+            part.facts += [{name: text} for text in found if text]
+
+
+def _text(cells: Any, code: int) -> str:
+    """Return the text that a code of a column stands for; that of a row which ends before the column is blank."""
+    return str(cells.categories[code]).strip() if code >= 0 else ""
 
 
 def _labels(frame: pandas.DataFrame, keys: Sequence[str]) -> NDArray[int64]:
@@ -280,8 +302,9 @@ def _labels(frame: pandas.DataFrame, keys: Sequence[str]) -> NDArray[int64]:
     labels = numpy.zeros(len(frame), dtype=numpy.int64)
     for name in keys:
         categories = frame[name].cat
-        if len(categories.categories) > 1:
-            combined = labels * len(categories.categories) + categories.codes.to_numpy()
+        codes = categories.codes.to_numpy()
+        if codes.min(initial=0) != codes.max(initial=0):
+            combined = labels * (len(categories.categories) + 1) + codes
             labels = pandas.factorize(combined)[0].astype(numpy.int64)
     return labels
 
@@ -322,7 +345,7 @@ def _as_series(dimensions: Mapping[str, str], status: str, part: _Part) -> Serie
     return Series(
         key=tuple(dimensions[name] for name in DIMENSIONS),
         values=usable,
-        facts=merged_facts(part.facts),
+        facts=merged_facts(part.facts if usable else ()),
         failed=part.rows - len(usable) - skipped,
         skipped=skipped,
         direction=direction_of(metric),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,8 +15,9 @@ from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import interrupted_batches, requested_cards
+from madlite.results.pending import rows_path
 from madlite.results.record import Record, record_json
-from madlite.results.stored import NotedRuns, has_any_file, load_record, load_result, read_plan, with_plan
+from madlite.results.stored import NotedRuns, has_any_file, load_record, load_result, read_plan, read_record, with_plan
 from madlite.workspace.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive, is_uncollected, real_folders
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
@@ -34,6 +36,8 @@ class StoredRun(Value, frozen=True):
     record: Record
     problem: str = ""
     doubt: str = ""  # what is wrong with the record: another program wrote or changed it
+    origin: str = ""  # the archive that it was imported from
+    pruned: bool = False  # whether `madlite prune` removed its files, all but the record and the plan
     collected: bool = True  # False where its result waits for `madlite collect`; then the record is the one it gets
 
     @property
@@ -124,6 +128,19 @@ def with_card(run: StoredRun, cards: Mapping[str, str]) -> StoredRun:
     return replace(run, record=replace(run.record, card=card)) if card and not run.record.card else run
 
 
+def appended_to(file: Path) -> Iterator[tuple[Path, Record, tuple[dict[str, str], ...]]]:
+    """Yield the runs beside a results file that appended rows to it: folder, record, and the cells of these rows.
+
+    The runs are those of the folder in which the file lies, links followed; not those that madlite did not make there.
+    """
+    source = Path(os.path.realpath(file))
+    path, noted = rows_path(source, source.parent), NotedRuns(source.parent / RUNS)
+    for folder in real_folders(source.parent / RUNS):
+        record = None if noted.is_foreign(folder) else read_record(folder)
+        if record is not None and record.rows is not None and record.rows.path == path:
+            yield folder, record, record.rows.cells
+
+
 def is_run(folder: Path) -> bool:
     """Return whether a folder is a run's."""
     return has_any_file(folder, (RECORD, PLAN, LOCK))
@@ -131,8 +148,10 @@ def is_run(folder: Path) -> bool:
 
 def open_run(folder: Path, noted: NotedRuns | None = None) -> StoredRun:
     """Return one run; never raises for what its folder holds."""
-    run = _opened(folder)
-    return replace(run, doubt=run.doubt or (noted or NotedRuns(folder.parent)).doubt(folder))
+    run, noted = _opened(folder), noted or NotedRuns(folder.parent)
+    doubt, pruned = run.doubt or noted.doubt(folder), noted.pruned.get(folder.name)
+    is_pruned = pruned is not None and pruned.pruned == "files"
+    return replace(run, doubt=doubt, origin=noted.origin(folder.name), pruned=is_pruned)
 
 
 def _opened(folder: Path) -> StoredRun:
@@ -202,6 +221,24 @@ def find_named(runs: Path, name: str, names: Sequence[str] | None = None) -> Pat
     if len(matching) > 1:
         raise _several(name, matching)
     return runs / matching[0] if matching else None
+
+
+_PATTERN = frozenset("*?[")
+
+
+def match_runs(runs: Path, name: str) -> list[Path]:
+    """Return the folders of the runs that a name or a pattern of ids stands for, at least one.
+
+    Raises:
+        UsageProblem: none is like it, or several have a part of a name.
+    """
+    names = run_names(runs)
+    if name in names or not _PATTERN & set(name):
+        return [find_run(runs, name)]
+    matching = fnmatch.filter(names, name)
+    if not matching:
+        raise UsageProblem(f"no run is like '{name}'", "madlite runs lists them")
+    return [runs / one for one in matching]
 
 
 def run_names(runs: Path) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Literal
 from msgspec.structs import replace
 
 from madlite.measure.performance import is_cost, is_throughput, judge_number
-from madlite.model import QUANTITIES, Cause, Status, Value
-from madlite.results.record import Record
+from madlite.model import QUANTITIES, Cause, RunPlan, Status, Value
+from madlite.results.record import Record, plan_fields
 
 Direction = Literal["higher", "lower", "neutral"]
 
@@ -93,12 +93,13 @@ class Entry(Value, frozen=True):
 
 def series_name(dimensions: Mapping[str, str]) -> str:
     """Return known dimensions in one line, in words that a table's reader knows."""
-    place = f"{dimensions.get('gpus') or '?'}x{dimensions['device']}" if dimensions.get("device") else ""
+    device, gpus = dimensions.get("device", ""), dimensions.get("gpus", "")
+    place = f"{gpus}x{device}" if device and gpus not in ("", "0") else device
     nodes = dimensions.get("nodes", "")
     parts = (
         *(dimensions.get(name, "") for name in ("model", "backend", "recipe", "mode", "precision")),
         *(f"{short} {dimensions[name]}" for name, short in _SHORT.items() if dimensions.get(name)),
-        place or (f"{dimensions['gpus']} GPUs" if dimensions.get("gpus") else ""),
+        place or (f"{gpus} GPUs" if gpus else ""),
         f"{nodes} nodes" if nodes not in ("", "1") else "",
         dimensions.get("metric", ""),
     )
@@ -240,8 +241,18 @@ def of_record(record: Record, place: str) -> Iterator[Entry]:
         facts=facts,
     )
     for cells in rows:
-        own = {name: _normal(_first_text(cells, _COLUMNS[name])) for name in ("model", "metric")}
-        yield _entry({**dimensions, **{name: text for name, text in own.items() if text}}, cells, sample)
+        yield _recorded_entry(dimensions, cells, sample)
+
+
+def of_plan_row(plan: RunPlan, cells: Mapping[str, str]) -> Entry:
+    """Return a row that a run is about to append."""
+    planned = Record(status=Status.FAILURE, **plan_fields(plan))
+    return _recorded_entry(record_dimensions(planned), cells, Sample(value=0.0, run=plan.id))
+
+
+def _recorded_entry(dimensions: Mapping[str, str], cells: Mapping[str, str], sample: Sample) -> Entry:
+    own = {name: _normal(_first_text(cells, _COLUMNS[name])) for name in ("model", "metric")}
+    return _entry({**dimensions, **{name: text for name, text in own.items() if text}}, cells, sample)
 
 
 def _rows_without_file(record: Record) -> Iterator[dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
@@ -13,8 +14,19 @@ from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.ledger import Ledger, RunFilter
 from madlite.reports.results_files import Read, read_results
-from madlite.reports.runs import LAST, StoredRun, find_named, is_run, names_with, newest, open_run, run_names
+from madlite.reports.runs import (
+    LAST,
+    StoredRun,
+    appended_to,
+    find_named,
+    is_run,
+    names_with,
+    newest,
+    open_run,
+    run_names,
+)
 from madlite.reports.series import DIMENSIONS, Entry, Series, group, joined, matches, of_record, record_facts
+from madlite.results.header import recorded_row
 
 BASELINE = "baseline:"
 HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
@@ -130,7 +142,16 @@ def _of_all_runs(label: str, runs: Path, where: Mapping[str, str], given: Ledger
 
 
 def _of_file(path: Path, where: Mapping[str, str]) -> Side:
-    return joined_reads(str(path), read_results(path, where=where).values())
+    return joined_reads(str(path), read_results(path, where=where, recorded=partial(recorded_in, path)).values())
+
+
+def recorded_in(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], list[Entry]]:
+    """Return the results that runs beside a file appended to it, by row."""
+    found: dict[tuple[str, ...], list[Entry]] = {}
+    for folder, record, rows in appended_to(path):
+        for cells, entry in zip(rows, of_record(record, str(folder)), strict=True):
+            found.setdefault(recorded_row(cells, columns), []).append(entry)
+    return found
 
 
 def _of_folder(folder: Path, where: Mapping[str, str]) -> Side:
@@ -143,7 +164,7 @@ def _of_folder(folder: Path, where: Mapping[str, str]) -> Side:
     notes: list[str] = []
     for file in files:
         try:
-            reads += read_results(file, where=where).values()
+            reads += read_results(file, where=where, recorded=partial(recorded_in, file)).values()
         except UsageProblem as problem:
             notes.append(problem.message)
     side = joined_reads(str(folder), reads)

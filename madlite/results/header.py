@@ -70,6 +70,15 @@ def comparable(cells: Iterable[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
+def recorded_row(cells: Mapping[str, str], columns: Sequence[str]) -> tuple[str, ...]:
+    """Return recorded cells as `comparable` gives the row of a file with these columns.
+
+    Of two columns of one name the first is filled.
+    """
+    left = plain_cells(Row(cells=dict(cells)))
+    return comparable(left.pop(name, "") for name in columns)
+
+
 def limited_cells(cells: Mapping[str, str]) -> dict[str, str]:
     """Return plain cells of the size that a cell may have, under names that are short."""
     return {short_name(plain_name(name)): shortened(plain(text)) for name, text in cells.items()}

@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from itertools import groupby
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -28,11 +29,11 @@ from madlite.results.integrity import Integrity
 from madlite.results.locked import LockedFile, as_record_error, keep_owner_and_mode, locked, replacing, sync_folder
 from madlite.results.pending import rows_path
 from madlite.results.perfcsv import check_replaceable, joining_columns, left_out_text
-from madlite.results.stored import NotedRuns, has_any_file, load_record
+from madlite.results.stored import NotedRuns, has_any_file, load_record, rows_here
 from madlite.safe_files import Folder, half_made, resolved
 from madlite.text import unlimited_fields
 from madlite.workspace import journal
-from madlite.workspace.folder import PLAN, RECORD, is_alive, is_uncollected, real_folders
+from madlite.workspace.folder import PLAN, RECORD, exists, is_alive, is_uncollected, real_folders
 from madlite.workspace.journal import JOURNAL, Entry, RunRows, read_run
 
 # Rows of a results file that would be lost when it is replaced.
@@ -167,12 +168,22 @@ def _find(runs: Path) -> _StoredRows:
         except RecordError as problem:
             notes.append(f"{folder.name}: {problem.message}")
             continue
-        rows = record.rows if record is not None else _of_cut_off(folder, notes)
+        rows = rows_here(folder, record, noted) if record is not None else _of_cut_off(folder, notes)
         if rows is not None:
             found.append(rows)
         elif record is not None and not record.version:
             notes.append(f"{folder.name}: its record is of an older madlite and has no row")
-    return _StoredRows(rows=tuple(found), notes=tuple(notes))
+    return _StoredRows(rows=tuple(found), notes=(*notes, *_pruned(runs, noted)))
+
+
+def _pruned(runs: Path, noted: NotedRuns) -> Iterator[str]:
+    """Yield notes on runs whose records were removed with their folders: their rows are in no record."""
+    gone = [one for one in noted.pruned.values() if one.pruned == "folder" and one.rows and not exists(runs / one.run)]
+    for path, several in groupby(sorted(gone, key=lambda one: one.rows_in), key=lambda one: one.rows_in):
+        those = list(several)
+        count = sum(one.rows for one in those)
+        have = f"{len(those)} pruned runs" if len(those) > 1 else "1 pruned run"
+        yield f"{have} cannot be rebuilt: {count} row{'s' if count > 1 else ''} of {path} had no other copy"
 
 
 def _of_cut_off(folder: Path, notes: list[str]) -> RunRows | None:
@@ -265,7 +276,7 @@ def _replace(file: LockedFile, header: Header, ordered: Sequence[RunRows], integ
                     raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
                 if what := lost_rows_text(file, [cells for one in ordered for cells in one.cells]):
                     copy_name = save_copy(folder, file)  # last, so that only a kill can leave a needless copy
-                    notes.append(f"{file.target.name} {what}; the old file is kept as {copy_name}")
+                    notes.append(f"{file.target.name} {what}; the old file was saved as {copy_name}")
                 integrity.note_replacement(fd, rebuilt=True)
         except BaseException:
             if copy_name:

@@ -242,7 +242,7 @@ def make_record(
     from madlite import __version__
 
     record = Record(
-        **_plan_fields(plan),
+        **plan_fields(plan),
         madlite=__version__,
         command=tuple(command),
         ended=_now(),
@@ -258,7 +258,7 @@ def make_record(
     return clean
 
 
-def _plan_fields(plan: RunPlan) -> dict[str, Any]:
+def plan_fields(plan: RunPlan) -> dict[str, Any]:
     """Return the fields of a record that come from the plan."""
     return {
         "id": plan.id,

@@ -17,6 +17,7 @@ from madlite.results.sidefiles import Entries
 from madlite.safe_read import read_regular
 from madlite.workspace import journal
 from madlite.workspace.folder import PLAN, RECORD, RESULT, awaits_collection, exists, is_alive
+from madlite.workspace.journal import RunRows
 
 LIMIT_BYTES = 256 << 20
 _LIMIT_PLAN_BYTES = 16 << 20
@@ -121,6 +122,13 @@ class NotedRuns:
         for entry in entries:
             if entry.record:
                 self._records.setdefault(entry.run, []).append(entry)
+        self._imported = journal.imported(entries)
+        self.pruned = {entry.run: entry for entry in entries if entry.run and entry.pruned}
+        """The last entry of each run that was pruned."""
+
+    def origin(self, run_id: str) -> str:
+        """Return the archive that a run was imported from; "" of a run of this folder."""
+        return self._imported[run_id].origin if run_id in self._imported else ""
 
     def is_foreign(self, folder: Path) -> bool:
         """Return whether madlite did not make a run's folder here; False without a journal.
@@ -144,8 +152,17 @@ class NotedRuns:
         except OSError:
             return ""
         if found in [entry.record for entry in written]:
-            return ""
+            packed = self._imported.get(folder.name)
+            return f"before it was packed {packed.doubt}" if packed is not None and packed.doubt else ""
         return f"its record was changed by another program after {written[-1].at[:19]} (UTC), when madlite wrote it"
+
+
+def rows_here(folder: Path, record: Record, noted: NotedRuns) -> RunRows | None:
+    """Return the rows that a run has for results files of this folder.
+
+    The record of an imported run names the files of another one; here it has those that `import --rows` appended.
+    """
+    return record.rows if not noted.origin(folder.name) else journal.read_run(folder).rows
 
 
 def has_any_file(folder: Path, names: Iterable[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.errors import ExitCode, RecordError
 from madlite.measure.steps import Steps
-from madlite.model import Cause, Result, Row, Status
+from madlite.model import Cause, Result, Row, RunPlan, Status
 from madlite.plan.context import Options
 from madlite.results.batch_journal import BatchJournal, RequestedRun
 from madlite.results.header import limited_cells, new_columns, plain_cells, truncation_text
@@ -42,10 +42,22 @@ from madlite.workspace.journal import RunEntry, RunRows, now
 _log = logging.getLogger(__name__)
 
 
+RelativeChange = Callable[[RunPlan, Mapping[str, str]], str]
+"""The cell `relative_change` of a row: in percent of the number that a run is compared with; "" without one."""
+
+
 class ResultWriter:
     """Writes one run's result: its rows once, whatever happens before or after them."""
 
-    def __init__(self, one: Planned, options: Options, screen: Screen, mask: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        one: Planned,
+        options: Options,
+        screen: Screen,
+        mask: Callable[[str], str],
+        relative_change: RelativeChange | None = None,
+    ) -> None:
+        self._relative_change = relative_change
         self.saved = True  # whether the rows are in their file
         self._one, self._plan = one, one.plan
         self._options, self._screen, self._mask = options, screen, mask
@@ -153,6 +165,9 @@ class ResultWriter:
             strict_header=options.strict_header,
             columns=options.columns,
         )
+        if self._relative_change is not None:
+            change = self._relative_change
+            rows = tuple(Row(cells={**row.cells, "relative_change": change(self._plan, row.cells)}) for row in rows)
         rows = masked_rows(rows, self._mask)
         self._truncated = truncation_text(row.cells for row in rows)
         return tuple(Row(cells=limited_cells(row.cells)) for row in rows)
@@ -181,7 +196,7 @@ class ResultWriter:
                     place = folder.files
                 saved = save_rows(rows, place, new_columns(self._options.contract))
         except (RecordError, OSError) as problem:
-            return "", f"it cannot be kept either ({problem}): {[row.cells for row in rows]}"
+            return "", f"it cannot be saved either ({problem}): {[row.cells for row in rows]}"
         return saved.name, f"it is saved in {saved}"
 
     def _write_side_files(self, result: Result) -> None:
@@ -262,11 +277,13 @@ class Batch:
         clock: Callable[[], float] = time.monotonic,
         journal: BatchJournal | None = None,
         at_once: int = 1,
+        relative_change: RelativeChange | None = None,
     ) -> None:
+        self._relative_change = relative_change
         self._options, self._plugins, self._screen = options, plugins, screen
         self._clock, self._journal, self._at_once = clock, journal or BatchJournal(), at_once
         self._planned = [replace(one, plan=replace(one.plan, batch=self._journal.id)) for one in planned]
-        self._one = threading.Lock()  # guards all below
+        self._lock = threading.Lock()  # guards all below
         self._next = 0
         self._stop: StopReason | None = None  # of the whole batch
         self._stops: dict[str, StopControl] = {}  # of the running runs
@@ -286,7 +303,7 @@ class Batch:
 
     def stop(self, reason: StopReason = STOPPED, run_id: str | None = None) -> None:
         """End one run, or all running ones and start no other; safe from any thread.  A second call kills at once."""
-        with self._one:
+        with self._lock:
             if run_id is None:
                 self._stop = self._stop or reason
             stops = [stop for name, stop in self._stops.items() if run_id in (None, name)]
@@ -325,7 +342,7 @@ class Batch:
             self._note(position, result, saved, bug)
 
     def _take(self) -> int | None:
-        with self._one:
+        with self._lock:
             position = self._next
             if self._stop is not None or self._bug is not None or position == len(self._planned):
                 return None
@@ -336,7 +353,7 @@ class Batch:
     def _stoppable(self, run: Run) -> Iterator[None]:
         """Let a run be stopped from outside; at once where the batch was stopped before."""
         run_id = run.plan.id
-        with self._one:
+        with self._lock:
             self._stops[run_id] = run.stop
             reason = self._stop
         if reason is not None:
@@ -344,7 +361,7 @@ class Batch:
         try:
             yield
         finally:
-            with self._one:
+            with self._lock:
                 del self._stops[run_id]
 
     def _run(self, one: Planned) -> tuple[Result, bool, Exception | None]:
@@ -353,7 +370,7 @@ class Batch:
         bug: Exception | None = None
         secrets = secrets_for(one, environ)
         with Run(one, self._plugins, self._screen, secrets, self._clock, environ) as run, self._stoppable(run):
-            writer = ResultWriter(one, self._options, self._screen, run.mask)
+            writer = ResultWriter(one, self._options, self._screen, run.mask, self._relative_change)
             try:
                 result = writer.write(run.run(), run.state.monitor.steps, run.folder)
             except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
@@ -363,7 +380,7 @@ class Batch:
             return result, writer.saved, bug
 
     def _note(self, position: int, result: Result, saved: bool, bug: Exception | None) -> None:
-        with self._one:
+        with self._lock:
             self._results[position] = result
             self._pending += [] if saved else [position]
             self._bug = self._bug or bug
@@ -387,9 +404,10 @@ def run_batch(
     screen: Screen,
     clock: Callable[[], float] = time.monotonic,
     journal: BatchJournal | None = None,
+    relative_change: RelativeChange | None = None,
 ) -> RunOutcome:
     """Run all of them, one after another, as `Batch.run` does."""
-    return Batch(planned, options, plugins, screen, clock, journal).run()
+    return Batch(planned, options, plugins, screen, clock, journal, relative_change=relative_change).run()
 
 
 def exit_code(results: Iterable[Result]) -> ExitCode:

@@ -64,7 +64,7 @@ def plan_builds(request: Request, inputs: BuildInputs, batch: BatchEntry | None 
         UsageProblem: `--use-image auto`, and the card names no image.
     """
     card = request.card
-    given_image = _image_in_use(card, inputs.use_image) or inputs.target.context.keys.MAD_CONTAINER_IMAGE or ""
+    given_image = _image_in_use(card, inputs.use_image) or inputs.target.context.typed.MAD_CONTAINER_IMAGE or ""
     if given_image or not card.dockerfile:
         by_context = NO_DOCKERFILE if given_image and not inputs.use_image else ""
         entry = BuiltImage(
@@ -110,7 +110,7 @@ def _job(request: Request, dockerfile: Dockerfile, architecture: str, registry: 
         _entry(request, dockerfile.path, image.ref, options.workspace),
         base_docker=image.base,
         build_command=build_command_text(image, options.workspace),
-        gpu_architecture=architecture or str(context.keys.docker_build_arg.get(ARCHITECTURE, "")),
+        gpu_architecture=architecture or str(context.typed.docker_build_arg.get(ARCHITECTURE, "")),
         registry=registry,
     )
     return BuildJob(entry=entry, image=image)

@@ -33,7 +33,7 @@ class Collected(Value, frozen=True):
     """
 
     run_id: str
-    words: str
+    message: str
     result: Result | None = None
     failed: bool = False
     warnings: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ def collect_all(
             yield _collect(folder, workspace, output, begin)
         except (RecordError, OSError) as problem:
             what = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
-            yield Collected(run_id=folder.name, words=f"not collected: {what}", failed=True)
+            yield Collected(run_id=folder.name, message=f"not collected: {what}", failed=True)
 
 
 def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
@@ -60,7 +60,7 @@ def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) 
     if folder.name not in own_folders(folder.parent):
         raise RecordError(f"madlite did not make it in this folder: it is not in the journal of {RUNS}")
     if exists(folder / RECORD):
-        return Collected(run_id=folder.name, words=_collected_text(read_record(folder)))
+        return Collected(run_id=folder.name, message=_collected_text(read_record(folder)))
     if not exists(folder / RESULT):
         is_running = is_alive(folder)
         raise RecordError(
@@ -68,12 +68,13 @@ def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) 
         )
     if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: the run is theirs to collect
         raise RecordError("it is another user's")
-    run_folder = RunFolder.reopen(folder)
-    if run_folder is None:
-        raise RecordError("it is still running, or another command is collecting it")
+    try:
+        run_folder = RunFolder.reopen(folder)
+    except BlockingIOError:
+        raise RecordError("it is still running, or another command is collecting it") from None
     try:
         if exists(folder / RECORD):  # by now
-            return Collected(run_id=folder.name, words=_collected_text(read_record(folder)))
+            return Collected(run_id=folder.name, message=_collected_text(read_record(folder)))
         return _write(load_result(folder), run_folder, workspace, output, begin)
     finally:
         run_folder.close()
@@ -90,31 +91,37 @@ def _write(result: RunResult, run_folder: RunFolder, workspace: Path, output: Pa
     Raises:
         RecordError, OSError: its rows or its record are not there.
     """
-    record, words, warnings = result.record, "it has no row", []
+    record, message, warnings = result.record, "it has no row", []
     if record.rows is not None:
-        rows, words, reports = _append(record.rows, run_folder, workspace, output, begin)
+        rows, message, reports = append_rows_of(record.rows, run_folder, workspace, output, begin)
         record = replace(record, rows=rows)
         warnings += reports
         if result.entries is not None:
             warnings += write_entries(workspace, result.entries, again=True)
     if problem := run_folder.write_record(record_json(record)):
-        raise RecordError(f"{words}, but {problem}")
+        raise RecordError(f"{message}, but {problem}")
     run_folder.end_journal()
-    return Collected(run_id=record.id, words=words, result=result_of(record), warnings=tuple(warnings))
+    return Collected(run_id=record.id, message=message, result=result_of(record), warnings=tuple(warnings))
 
 
-def _append(
+def append_rows_of(
     rows: RunRows, run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
 ) -> tuple[RunRows, str, list[str]]:
-    """Append a run's rows and record that; an earlier attempt may have done so, perhaps to another file."""
+    """Append the rows of an open run folder and record that; return them, a message and reports on the results file.
+
+    An earlier attempt may have appended them, perhaps to another file.
+
+    Raises:
+        RecordError, OSError: they are not in the file.
+    """
     earlier = read_run(run_folder.path).rows
     if earlier is not None and (done := _earlier(earlier, rows, workspace)) is not None:
         return done, f"its rows are in {done.path}", []
     integrity = Integrity(Path(os.path.realpath(output)), workspace)
     named = replace(rows, path=rows_path(output, workspace))
-    done, words = append_once(named, run_folder, workspace, output, integrity, begin)
+    done, message = append_once(named, run_folder, workspace, output, integrity, begin)
     run_folder.note(RunEntry(at=now(), rows=done))
-    return done, words, list(integrity.reports)
+    return done, message, list(integrity.reports)
 
 
 def _earlier(tried: RunRows, rows: RunRows, workspace: Path) -> RunRows | None:

@@ -15,7 +15,8 @@ from madlite.measure.lines import LineSplitter
 from madlite.model import Backend, Event, Line, Reader
 
 _MIN_CONFIDENCE = 0.5  # less is no answer for lines that need not be a training's
-MOST_LINES, HEAD_BYTES = 20_000, 4 << 20  # that may come before a framework's own first line
+MOST_LINES, _MOST_CHARACTERS = 20_000, 4 << 20  # that may come before a framework's own first line
+HEAD_BYTES = 4 << 20  # of a log, in which backends look for it
 _EARLY, _TOGETHER = 500, 4  # lines that are inspected one by one; after them so many at a time
 
 
@@ -51,7 +52,7 @@ class AutoDetectReader:
         self._queried = len(self._buffer)
         backend = self._best_match(texts)
         if backend is None:
-            if self._queried >= MOST_LINES or self._characters >= HEAD_BYTES:
+            if self._queried >= MOST_LINES or self._characters >= _MOST_CHARACTERS:
                 self._undecided, self._buffer = False, []
             return []
         reader: Reader | None = self._plugins.query(backend, "reader", None, otherwise=None)

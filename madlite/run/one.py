@@ -265,7 +265,8 @@ class Run:
             try:
                 self._create_folder()
             except UsageProblem:  # the disk is full, say: a partial folder takes at least the rows
-                self.folder = RunFolder.reopen(self.plan.folder, begun=True)
+                with suppress(OSError):
+                    self.folder = RunFolder.reopen(self.plan.folder, begun=True)
 
     def _run(self) -> Result:
         folder = self._create_folder()
@@ -285,10 +286,12 @@ class Run:
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
         try:
-            told = MadLog(self.plan, self.state, log.write_live, self._show)
-            self._prepare(log, told)
+            mad_log = MadLog(self.plan, self.state, log.write_live, self._show)
+            self._prepare(log, mad_log)
             one = replace(self.one, plan=self.plan)  # as it is claimed
-            self.stage = SessionRunner(one, self.state, self.stop, self.screen, self.clock, self.instrumentation, told)
+            self.stage = SessionRunner(
+                one, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log
+            )
             seen = replace(self.stage.act(folder, log), foreign_processes=self.instrumentation.foreign_processes)
         except Interrupted:
             return self._interrupted()
@@ -299,13 +302,13 @@ class Run:
         except MadliteError as problem:
             return _failed(Cause.PREPARE, problem.message)
         verdict = judge(self.plan, seen, self.state.monitor)
-        told.judged(seen, verdict)
+        mad_log.judged(seen, verdict)
         return verdict
 
     def _show(self, line: str) -> None:
         self.screen.mad_line(self.mask(line))
 
-    def _prepare(self, log: RunLog, told: MadLog) -> None:
+    def _prepare(self, log: RunLog, mad_log: MadLog) -> None:
         def say(text: str) -> None:
             check()  # of a call that was left nothing is told any more
             log.say(text)
@@ -318,13 +321,13 @@ class Run:
                 used = interruptible(lambda: self.one.runtime.prepare(self.plan, say))
                 self.state.image = check_type(used, ImageUsed, "prepare", self.one.runtime)
             (log.begin_live if builds else log.link_live)(self._beside(RUN_LOG_END))
-            told.prepared()
+            mad_log.prepared()
         finally:
             if builds:
                 log.copy_live(self._beside(BUILD_LOG_END))
         if builds and self.state.image.build_duration_s is not None:
             self.state.durations_s["build"] = self.state.image.build_duration_s
-        told.opening()
+        mad_log.opening()
 
     def _make_monitor(self) -> LogMonitor:
         return LogMonitor(

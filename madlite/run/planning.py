@@ -93,8 +93,8 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
             else:
                 raise
     if refused:
-        note_texts = (one for problem in refused for one in ((problem.message, problem.hint), *problem.more))
-        raise UsageProblem.of_all(note_texts)
+        problems = (one for problem in refused for one in ((problem.message, problem.hint), *problem.more))
+        raise UsageProblem.of_all(problems)
     return planned
 
 
@@ -135,7 +135,7 @@ def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) 
         overrides=request.overrides,
         timeout_s=float(DEFAULT_TIMEOUT_S),
         blocked=failed(problem),
-        writes_row=not inputs.context.keys.skip_perf_collection,
+        writes_row=not inputs.context.typed.skip_perf_collection,
     )
     return Planned(plan=plan, backends=(), files=(), runtime=runtime, context=inputs.context.values)
 
@@ -237,7 +237,7 @@ def _images(images: Sequence[Dockerfile | Image], spec: RunSpec, card: Card) -> 
 def image_of_command(inputs: BatchInputs) -> str:
     """Return the image that the caller named for every run, or nothing."""
     requested = dict(inputs.options.sets).get("image")
-    return requested or inputs.options.image or inputs.context.keys.MAD_CONTAINER_IMAGE or ""
+    return requested or inputs.options.image or inputs.context.typed.MAD_CONTAINER_IMAGE or ""
 
 
 def _expand(backend: Backend, plugin: Plugin, request: Request, inputs: BatchInputs) -> Sequence[RunSpec]:

@@ -33,7 +33,7 @@ class ProgressWriter:
         self._first: Step | None = None  # of the training, from which the step rate is computed
         self._written_s = -math.inf
         self._later: Timer | None = None  # writes what came too soon after the last
-        self._one = Lock()
+        self._lock = Lock()
 
     def open(self, folder: RunFolder) -> None:
         """Have a place to write to."""
@@ -61,7 +61,7 @@ class ProgressWriter:
         """Note how the run ended; nothing is written any more after it."""
         ended = _utc()
         self._change(state="ended", doing="", left_s=None, status=result.status.value, cause=result.code, ended=ended)
-        with self._one:
+        with self._lock:
             self._folder = None
 
     def _left_s(self, step: Step) -> float | None:
@@ -72,7 +72,7 @@ class ProgressWriter:
 
     def _change(self, *, soon: bool = True, **values: Any) -> None:
         """Note values, and write them: at once, or where they need not be there `soon`, when it is time again."""
-        with self._one:
+        with self._lock:
             self._now = replace(self._now, **values)
             left_s = self._written_s + EVERY_S - self._clock()
             if soon or left_s <= 0:
@@ -83,7 +83,7 @@ class ProgressWriter:
                 self._later.start()
 
     def _write_late(self) -> None:
-        with self._one:
+        with self._lock:
             self._write()
 
     def _write(self) -> None:

@@ -80,11 +80,11 @@ class SessionRunner:
         screen: RunEvents,
         clock: Callable[[], float],
         instrumentation: Instrumentation,
-        first_result: MadLog,
+        mad_log: MadLog,
     ) -> None:
         self.one, self.plan = one, one.plan
         self.state, self.stop, self.screen, self.clock = state, stop, screen, clock
-        self.instrumentation, self.first_result = instrumentation, first_result
+        self.instrumentation, self.mad_log = instrumentation, mad_log
         self.session: Session | None = None  # while it is open
 
     def act(self, folder: RunFolder, log: RunLog) -> Observation:
@@ -131,7 +131,7 @@ class SessionRunner:
             if self.stop.reason is not None:
                 break
             self.screen.action(action.kind, _phase(action))
-            self.first_result.before(action)
+            self.mad_log.before(action)
             if action.kind == "run":
                 results.begin()
                 with self.stop.paused_limit():
@@ -146,7 +146,7 @@ class SessionRunner:
                 raise
             log.flush()
             self.state.end(ended)
-            self.first_result.after(action, ended)
+            self.mad_log.after(action, ended)
             if ended.code != 0:
                 self._note_outcome(session)
                 return Observation(

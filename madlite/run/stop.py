@@ -27,17 +27,20 @@ Listener: TypeAlias = Callable[[StopReason], None]
 
 
 class _Listeners:
-    """Receivers of a reason to stop.  `lock` is held to set the reason: nobody gets it twice, and nobody misses it."""
+    """Receivers of reasons to stop.
+
+    `lock` is held while a reason is set and the receivers are read: each gets a request once, and none misses it.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.every: tuple[Listener, ...] = ()
+        self.listeners: tuple[Listener, ...] = ()
 
     @contextmanager
-    def joined_by(self, listener: Listener, reason: Callable[[], StopReason | None]) -> Iterator[None]:
+    def registered(self, listener: Listener, reason: Callable[[], StopReason | None]) -> Iterator[None]:
         """Add one while the block runs; it gets a reason that there is already."""
         with self.lock:
-            self.every += (listener,)
+            self.listeners += (listener,)
             earlier = reason()
         try:
             if earlier is not None:
@@ -45,7 +48,7 @@ class _Listeners:
             yield
         finally:
             with self.lock:
-                self.every = tuple(one for one in self.every if one is not listener)
+                self.listeners = tuple(one for one in self.listeners if one is not listener)
 
 
 class StopControl:
@@ -77,14 +80,14 @@ class StopControl:
             first = self.reason is None
             self.reason = reason if first else self.reason
             self._send(_STOP if first else _KILL)
-            listeners = self._listeners.every
+            listeners = self._listeners.listeners
         self.cancellation.cancel()
         for one in listeners:
             one(reason)
 
     def passing_to(self, listener: Listener) -> AbstractContextManager[None]:
         """Pass requests on to one more while the block runs; an earlier request, too."""
-        return self._listeners.joined_by(listener, lambda: self.reason)
+        return self._listeners.registered(listener, lambda: self.reason)
 
     def check(self) -> None:
         """Raise Interrupted where the end was asked for."""
@@ -152,7 +155,9 @@ class StopControl:
         stops: list[threading.Thread] = []
         while _END not in (commands := self._receive()):
             if (reason := self._due()) is not None:
-                self.reason, commands = self.reason or reason, commands + _STOP
+                with self._listeners.lock:
+                    self.reason = self.reason or reason
+                commands += _STOP
             if _STOP in commands:
                 self._say(f"stopping: {_reason_text(self.reason)} (Ctrl-C kills it now)")
                 stops.append(_start(session, self._grace_s))
@@ -231,6 +236,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None  # the first one
+        self._is_forwarded = False  # whether a signal was passed on: until then it is in the pipe
         self._listeners = _Listeners()
         self._before: dict[int, object] = {}
         self._read, self._write = -1, -1
@@ -249,6 +255,8 @@ class Signals:
     def watch_over(self, work: Callable[[], _T]) -> _T:
         """Run `work` in another thread and return what it returns, passing on the signals that come meanwhile.
 
+        Those that came before and were not passed on are, before it starts.
+
         Raises:
             BaseException: what `work` raised.
         """
@@ -263,6 +271,7 @@ class Signals:
                 with suppress(BlockingIOError):  # a full pipe wakes it all the same
                     os.write(self._write, _DONE)
 
+        self._forward(self._waiting())
         thread = threading.Thread(target=copy_context().run, args=(run,), name="madlite-work", daemon=True)
         thread.start()
         while not done.done():
@@ -282,8 +291,11 @@ class Signals:
             return self.watch_over(lambda: own.call(work))
 
     def passing_to(self, listener: Listener) -> AbstractContextManager[None]:
-        """Pass signals on to one more while the block runs; one that has come already, too."""
-        return self._listeners.joined_by(listener, lambda: self.reason if self.received is not None else None)
+        """Pass signals on to one more listener while the block runs.
+
+        One that came before is passed on at once, or where nobody has got it yet, by the next `watch_over`.
+        """
+        return self._listeners.registered(listener, lambda: self.reason if self._is_forwarded else None)
 
     def __enter__(self) -> Signals:
         self._read, self._write = os.pipe2(os.O_CLOEXEC)
@@ -312,6 +324,10 @@ class Signals:
 
     def _next(self) -> bytes:
         select.select([self._read], [], [])
+        return self._waiting()
+
+    def _waiting(self) -> bytes:
+        """Return what waits in the pipe, without waiting for more."""
         with suppress(BlockingIOError):
             return os.read(self._read, 64)
         return b""
@@ -321,7 +337,7 @@ class Signals:
             if number not in self._before:
                 continue
             with self._listeners.lock:
-                self.received = self.received or number
-                listeners = self._listeners.every
+                self.received, self._is_forwarded = self.received or number, True
+                listeners = self._listeners.listeners
             for one in listeners:
                 one(self.reason)

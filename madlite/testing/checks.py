@@ -61,7 +61,7 @@ def run_check(name: str, subject: Subject) -> list[Flaw]:
         raise ValueError(f"there is no check {name!r}: there are {', '.join(CHECKS)}")
     found: list[Flaw] = []
     if name in OF_PLANS and not subject.made:
-        hint = "give a card that the backend plans; the check `rendering` says what keeps it from that"
+        hint = "give a card that the backend plans; the check `rendering` reports what prevents that"
         found.append(Flaw(check=name, where=f"backend {subject.name}", what=NO_PLAN, hint=hint))
     with tempfile.TemporaryDirectory(prefix="madlite_kit_") as folder:
         try:

@@ -89,7 +89,7 @@ def _claimed_by_others(subject: Subject, name: str, head: Sequence[str], sure: f
         theirs = _certainty(backend, head)
         if sure and theirs >= sure:
             what = f"backend {other} is {theirs:g} sure of it, this one {sure:g}"
-            hint = "know your own log better: a line that no other framework prints"
+            hint = "detect your own log by a line that no other framework prints"
             yield Flaw("detection", f"log {name}", what, hint)
 
 

@@ -227,7 +227,7 @@ def _template(subject: Subject, file: FileTemplate) -> Iterator[Flaw]:
         yield Flaw("names", f"file {file.path}", what, "a path without / at its begin and ..")
     ours = not _leaves(file.template) and (template_root(None) / file.template).is_file()
     if not file.template.startswith(f"{subject.name}/") and not ours:
-        hint = f"put it into templates/{subject.name}/, where nobody else's of that name is found first"
+        hint = f"put it into templates/{subject.name}/, where no other of that name is found first"
         yield Flaw("names", f"template {file.template}", f"it is not below the folder {subject.name}", hint)
 
 

@@ -23,7 +23,7 @@ _SIZES = (7, 997, 65_536)
 _NO_PLACE = "keep what is held back for each (line.node, line.rank), and give a step its line's t_s and rank"
 _NO_LABEL = "madlite.without_label(line) is what the process wrote, where a pattern begins with the line"
 _LABELS = {"srun --label": b"%d: ", "mpirun --tag-output": b"[1,%d]<stdout>:", "torchrun": b"[rank%d]: "}
-_NO_STATE = "keep what a line says in the reader, never in the module or the class, and know no chunk"
+_NO_STATE = "keep the state of a log in the reader, never in the module or the class, and depend on no chunk"
 LINE_LIMIT_S = 2.0  # of this process's time for the longest line that a reader can get
 _LINES = 5  # such lines may a broken log take as long as
 _NOISE = (
@@ -51,7 +51,7 @@ def check_reading(subject: Subject) -> Iterator[Flaw]:
             yield from _pieces(subject, path, where)
             yield from _otherwise(subject, path, where)
         except Exception as error:  # noqa: BLE001 - the border to the reader under test
-            hint = "a reader answers () for what it does not know"
+            hint = "a reader returns () for lines that it does not recognise"
             yield Flaw("reading", where, f"the reader raised {raised(error)}", hint)
 
 
@@ -78,7 +78,7 @@ def _steps(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
 def _pieces(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
     data, whole = subject.bytes[path], repr(list(subject.told[path]))
     if repr(read_events(subject.backend.reader(None), [data])) != whole:
-        yield Flaw("reading", where, "a second fresh reader told something else", _NO_STATE)
+        yield Flaw("reading", where, "a second fresh reader returned other events", _NO_STATE)
         return
     chance = random.Random(path.name)  # noqa: S311 - places to cut at, the same ones every time
     cuts = sorted(chance.randrange(len(data) + 1) for _ in range(20))
@@ -107,7 +107,7 @@ def _otherwise(subject: Subject, path: Path, where: str) -> Iterator[Flaw]:
         both = [replace(line, rank=rank) for line in lines for rank in (0, 1)]
         count, doubled = _count(plain), _count(_fed(subject.backend.reader(None), both))
         if count != doubled:
-            what = f"two ranks that say the same, line by line, gave {doubled} steps in place of {count}"
+            what = f"two ranks that print the same, line by line, gave {doubled} steps in place of {count}"
             yield Flaw("reading", where, what, _NO_PLACE)
         yield from _labelled(subject, path, where, count)
     yield from _finished_twice(reader, plain, where)
@@ -131,8 +131,8 @@ def _finished_twice(reader: Reader, told: list[Event], where: str) -> Iterator[F
         first = answered(reader.finish, Path(folder))
         second = answered(reader.finish, Path(folder))
     if _count([*told, *first, *second]) != _count([*told, *first]):
-        hint = "tell what is held back once, and forget it"
-        yield Flaw("reading", where, "a second finish() told further steps", hint)
+        hint = "return what is held back once, and clear it"
+        yield Flaw("reading", where, "a second finish() returned further steps", hint)
 
 
 def _fed(reader: Reader, lines: Sequence[Line]) -> list[Event]:

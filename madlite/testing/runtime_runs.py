@@ -96,7 +96,7 @@ def check_stop(bench: Bench, folder: Path) -> Iterator[Flaw]:
                 ran = _stopped(bench, session, _DEAF, grace_s)
             except Late:
                 hint = "after the second grace everything is killed"
-                yield bench.flaw(f"stop({grace_s:g})", f"an action that {what} goes on", hint)
+                yield bench.flaw(f"stop({grace_s:g})", f"an action that {what} is still running", hint)
                 return
             if not ran.failed:
                 yield bench.flaw(f"stop({grace_s:g})", f"what was killed went well: {_how(ran)}", "not code 0")
@@ -148,7 +148,7 @@ def check_handles(bench: Bench, folder: Path) -> Iterator[Flaw]:
     handle = session.handle
     answer = bench.runtime.outcome(handle)
     if answer is not None and (not isinstance(answer, JobOutcome) or answer.ended):
-        hint = "JobOutcome(ended=False) while a kept session goes on, None where nothing is known"
+        hint = "JobOutcome(ended=False) while a kept session is running, None where its state is unknown"
         yield bench.flaw("outcome of a kept session", f"it answered {answer!r}", hint)
     if not _goes_on(bench, plan):
         yield bench.flaw("plan.keep_alive", "what ran was ended", "leave a session that is to be kept")
@@ -166,7 +166,7 @@ def check_handles(bench: Bench, folder: Path) -> Iterator[Flaw]:
     except RuntimeProblem:
         answer = None
     if answer is not None:
-        yield bench.flaw("outcome", f"of a handle that it never gave it says {answer!r}", "return None")
+        yield bench.flaw("outcome", f"of a handle that it never returned it reports {answer!r}", "return None")
 
 
 def _refuses(call: object, *given: object) -> bool:
@@ -180,11 +180,11 @@ def _refuses(call: object, *given: object) -> bool:
 
 def _gone(bench: Bench, plan: RunPlan, handle: str, where: str, hint: str) -> Iterator[Flaw]:
     if _goes_on(bench, plan, until_quiet_s=bench.limit_s / 3):
-        what = "a process of the run goes on, one that had left its process group and session (setsid)"
+        what = "a process of the run is still running, one that had left its process group and session (setsid)"
         yield bench.flaw(where, what, hint)
     answer = bench.runtime.outcome(handle)
     if answer is not None and not answer.ended:
-        yield bench.flaw(where, f"the engine says that the session goes on: {answer!r}", hint)
+        yield bench.flaw(where, f"the engine reports that the session is running: {answer!r}", hint)
 
 
 def _goes_on(bench: Bench, plan: RunPlan, until_quiet_s: float = 0.0) -> bool:
@@ -238,7 +238,7 @@ def _streams(bench: Bench, folder: Path) -> Iterator[Flaw]:
         try:
             bench.run(session, _READY, out, limit_s=bench.limit_s / 2)
         except Late:
-            hint = "pass output on at once, or say streams=False" if out.acted is None else "stop ends the action"
+            hint = "pass output on at once, or set streams=False" if out.acted is None else "stop ends the action"
             what = "a line did not come while the action ran" if out.acted is None else "a stop did not end the action"
             yield bench.flaw("run", f"{what}, within {bench.limit_s / 2:g} s", hint)
             bench.within("stop", lambda: session.stop(0.0))
@@ -320,7 +320,7 @@ def _brought(bench: Bench, results: Path, seen: bool) -> Iterator[Flaw]:
         yield bench.flaw("collect", what, "follow no link and no '..' out of the workspace")
     if bench.runtime.traits.shares_files and not seen:
         what = "a file of an action is not seen in the workspace while the session is open"
-        yield bench.flaw("run", what, "say shares_files=False where the files are elsewhere")
+        yield bench.flaw("run", what, "set shares_files=False where the files are elsewhere")
 
 
 def check_probe(bench: Bench, folder: Path) -> Iterator[Flaw]:
@@ -357,7 +357,7 @@ def _probed(bench: Bench, session: Session, node: int, answer: bytes) -> Iterato
         yield bench.flaw(where, f"it answered {one!r}", "the command's exit code and both of its outputs")
     if b"ready" not in one.stdout:
         what = "it does not see the action's processes by the numbers that they have of themselves"
-        yield bench.flaw(where, what, "run it where the action runs, or say sees_processes=False")
+        yield bench.flaw(where, what, "run it where the action runs, or set sees_processes=False")
     late = bench.probe(session, "echo begun; sleep 600", node, limit_s=1.0)
     if late.code is not None or b"begun" not in late.stdout:
         yield bench.flaw(where, f"past its limit it answered {late!r}", "code None, and the output up to there")

@@ -62,13 +62,13 @@ def check_places(bench: Bench, folder: Path) -> Iterator[Flaw]:
         hint = "True for the place of plans that run here: 'local', or the runtime's name where traits.local is False"
         yield bench.flaw(f"supports({plan.place!r})", "it does not take the kit's own plans", hint)
     if bench.runtime.supports(other) is not False:
-        yield bench.flaw(f"supports({other!r})", "it takes plans for anywhere", "look at place.where")
+        yield bench.flaw(f"supports({other!r})", "it takes plans for anywhere", "check place.where")
     messages: list[object] = []
     used = bench.within("prepare", lambda: bench.runtime.prepare(plan, messages.append))
     if not isinstance(used, ImageUsed):
         yield bench.flaw("prepare", f"it answered {used!r}", "a madlite.ImageUsed, empty without an image")
     if odd := [text for text in messages if not isinstance(text, str)]:
-        yield bench.flaw("prepare", f"it said {odd[0]!r}", "say takes a text")
+        yield bench.flaw("prepare", f"it passed {odd[0]!r} to say", "say takes a text")
 
 
 def check_request(bench: Bench, folder: Path) -> Iterator[Flaw]:
@@ -82,7 +82,7 @@ def check_request(bench: Bench, folder: Path) -> Iterator[Flaw]:
         yield bench.flaw("request(plan)", f"it is no JSON: {error}", "a mapping of texts, numbers, lists and mappings")
         text = repr(request)
     if SECRET in text:
-        yield bench.flaw("request(plan)", "it tells a secret of plan.env", "'***' in place of a Secret")
+        yield bench.flaw("request(plan)", "it shows a secret of plan.env", "'***' in place of a Secret")
     if sorted(folder.rglob("*")) != before:
         yield bench.flaw("request(plan)", "it changed the workspace", "it is for people, and touches nothing")
 

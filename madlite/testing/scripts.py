@@ -88,7 +88,7 @@ def _never(subject: Subject) -> Iterator[Flaw]:
     told = {one.case.card.name for one in made} | {flaw.where.split()[1] for flaw in flaws}
     given = {card.name for card in subject.cards}
     for name in sorted({case.card.name for case in refused} & given - told):
-        hint = "drop the card, or say with `asks` what has to be asked for"
+        hint = "drop the card, or name with `asks` what has to be requested"
         yield Flaw("rendering", f"card {name}", "the backend refuses it on every machine", hint)
 
 

@@ -30,7 +30,7 @@ from madlite.safe_read import read_regular
 from madlite.secrets import collect, masked_json
 from madlite.workspace import journal
 from madlite.workspace.journal import RECORD as RECORD  # noqa: PLC0414 - one of the names of a folder
-from madlite.workspace.journal import RUN_JOURNAL, RunEntry, read_run
+from madlite.workspace.journal import RUN_JOURNAL, RunEntry, RunJournalWriter, read_run
 
 # Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
 
@@ -93,6 +93,7 @@ class RunFolder:
         self._home = home
         self._lock = lock
         self._work = work
+        self._journal = RunJournalWriter(home)
 
     @classmethod
     def create(cls, plan: RunPlan, files: Iterable[tuple[str, bytes]], known: Iterable[str] = ()) -> RunFolder:
@@ -124,23 +125,39 @@ class RunFolder:
         return folder
 
     @classmethod
-    def reopen(cls, path: Path, *, begun: bool = False) -> RunFolder | None:
-        """Open and lock the folder of an earlier run; return None where that is not possible.
+    def reopen(cls, path: Path, *, begun: bool = False) -> RunFolder:
+        """Open and lock the folder of an earlier run, and open its journal.
 
-        With `begun` it is one that this command made, and could not fill.
+        With `begun` it is one that this command made, and could not fill: it may have no journal.
+
+        Raises:
+            BlockingIOError: another process has its lock.
+            OSError: the folder, its lock or its journal cannot be opened for writing; `strerror` names the file.
         """
         try:
             with open_runs(path.parent.parent) as runs:
                 home = runs.below(path.name)
                 if begun and path.name not in journal.own_folders(path.parent):  # the disk was too full to record it
                     _note_made(runs, home, path.name)
-        except OSError:
-            return None
+            return cls._locked(home, begun=begun)
+        except OSError as error:
+            where = path / os.fsdecode(error.filename or "")
+            raise OSError(error.errno, f"{where}: {error.strerror}") from error
+
+    @classmethod
+    def _locked(cls, home: Folder, *, begun: bool) -> RunFolder:
         try:
-            return cls(home, _open_locked(home))
+            folder = cls(home, _open_locked(home))
         except OSError:
             home.close()
-            return None
+            raise
+        try:
+            if not begun:
+                folder._journal.open()
+        except OSError:
+            folder.close()
+            raise
+        return folder
 
     @property
     def path(self) -> Path:
@@ -190,7 +207,7 @@ class RunFolder:
 
     def note(self, entry: RunEntry) -> str:
         """Add a line to the run's journal; return the error message, "" if none."""
-        return journal.add_to_run(self._home, entry)
+        return self._journal.add(entry)
 
     def end_journal(self) -> None:
         """Remove the run's journal, once its record has where its rows are."""
@@ -234,7 +251,8 @@ class RunFolder:
         return ""
 
     def close(self) -> None:
-        """Release the lock."""
+        """Close the journal, and release the lock."""
+        self._journal.close()
         os.close(self._lock)
         for folder in filter(None, (self._home, self._work)):
             folder.close()

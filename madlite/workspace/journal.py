@@ -18,15 +18,16 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from madlite.model import Value, json_line
-from madlite.safe_files import Folder
+from madlite.safe_files import Folder, read_limited
 from madlite.safe_read import read_regular
 
 JOURNAL, RUN_JOURNAL, RECORD = ".journal.jsonl", "journal.jsonl", "record.json"
+_CLEANED, _LIMIT_MARK_BYTES = "cleaned", 64 << 10  # what an earlier madlite wrote in place of a line of the journal
 _LIMIT_BYTES = 256 << 20  # of a record, and of a run's journal
 _COMPARED_BYTES = 4096  # before the place from which a journal is read on
 
@@ -54,6 +55,10 @@ class Entry(Value, frozen=True, omit_defaults=True):
     before they are written; then its `stamp`.  From `start` 0 on it is all of the file, `rebuilt` where it was made
     from the records.  `changed` describes what another program did to it since the entry before; `acknowledged` (in the
     file `known`), that the user has acknowledged all of that.
+
+    Of an imported run `inode`, `uid` and `record` together, `origin`, the archive that it came from, and `doubt`, what
+    was wrong with its record before it was packed.  Of a run that is `pruned`: `files` where its record stays, or
+    `folder`, with the number of its `rows` and the results file that has them, `rows_in`.
     """
 
     at: str
@@ -70,6 +75,11 @@ class Entry(Value, frozen=True, omit_defaults=True):
     changed: str = ""
     rebuilt: bool = False
     acknowledged: bool = msgspec.field(name="known", default=False)
+    origin: str = ""
+    doubt: str = ""
+    pruned: Literal["", "files", "folder"] = ""
+    rows: int = 0
+    rows_in: str = ""
 
 
 def add(runs: Folder, entry: Entry) -> None:
@@ -176,6 +186,17 @@ def record_entry(run_id: str, record: bytes, *, written: bool = False) -> Entry:
     return Entry(at=now(), run=run_id, record=hashlib.sha256(record).hexdigest(), size=len(record) if written else -1)
 
 
+def import_entry(home: Folder, run_id: str, record: bytes, origin: str, doubt: str = "") -> Entry:
+    """Return the entry of a run that is about to be taken in: of its folder, whose inode stays, and of its record."""
+    facts, written = os.fstat(home.fd), record_entry(run_id, record, written=True)
+    return msgspec.structs.replace(written, inode=facts.st_ino, uid=facts.st_uid, origin=origin, doubt=doubt)
+
+
+def imported(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """Return the entries of the runs that were imported, by id."""
+    return {entry.run: entry for entry in entries if entry.run and entry.origin}
+
+
 def result_entry(run_id: str, result: bytes) -> Entry:
     """Return the entry of a run's result file that is about to be written."""
     return Entry(at=now(), run=run_id, result=hashlib.sha256(result).hexdigest())
@@ -250,37 +271,106 @@ class RunJournal(Value, frozen=True):
     cleaned: str | None = None
 
 
-def add_to_run(home: Folder, entry: RunEntry) -> str:
-    """Add a line to the journal of a run's folder; return the error message, "" if none.
+class RunJournalWriter:
+    """Adds lines to the journal of a run's folder; it stays open until `close`, so that no later one fails to open it.
 
-    A journal that cannot take its first rows is emptied, which needs no space: it must not be read as complete.
+    The caller has the run's lock.
     """
-    fd = -1
-    try:
-        fd = home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND)
-        _append(fd, [entry])
-    except OSError as error:
-        if entry.rows is not None and read_run(home.path).rows is None:
-            with suppress(OSError):
-                os.ftruncate(fd, 0)
-        return f"{RUN_JOURNAL} could not be written: {error.strerror}"
-    finally:
-        if fd >= 0:
+
+    def __init__(self, home: Folder) -> None:
+        self._home = home
+        self._fd = -1
+        self._has_rows = False
+
+    def open(self) -> None:
+        """Open the journal, made where there is none; also instead of one that was removed or replaced.
+
+        Raises:
+            OSError: it cannot be opened for writing: it has other names (hard links), or is another user's, say.
+        """
+        if self._fd >= 0 and self._is_current():
+            return
+        self.close()
+        fd = self._home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND)
+        try:
+            self._has_rows = _content(read_limited(fd, _LIMIT_BYTES, RUN_JOURNAL)).rows is not None
+        except OSError:
             os.close(fd)
-    return ""
+            raise
+        self._fd = fd
+
+    def add(self, entry: RunEntry) -> str:
+        """Add a line; return the error message, "" if none.  A line that was not written leaves the others as they are.
+
+        A journal that cannot take its first rows is emptied, which needs no space: it must not be read as complete.
+        """
+        size = -1
+        try:
+            self.open()
+            size = os.fstat(self._fd).st_size
+            _append(self._fd, [entry])
+        except OSError as error:
+            if entry.rows is not None and not self._has_rows:
+                self._make_incomplete()
+            elif size >= 0:
+                self._truncate(size)
+            return f"{RUN_JOURNAL} could not be written: {error.strerror}"
+        self._has_rows = self._has_rows or entry.rows is not None
+        return ""
+
+    def close(self) -> None:
+        """Close it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _is_current(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._fd), self._home.status(RUN_JOURNAL))
+        except OSError:
+            return False
+
+    def _make_incomplete(self) -> None:
+        """Empty the journal, or remove one that is not open: both work without space and without a descriptor."""
+        if self._fd < 0 or not self._truncate(0):
+            self._home.remove(RUN_JOURNAL)
+
+    def _truncate(self, size: int) -> bool:
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError:
+            return False
+        return True
 
 
 def read_run(folder: Path) -> RunJournal:
-    """Return the content of the journal of a run's folder; empty where there is none, or it cannot be read."""
+    """Return the content of the journal of a run's folder; empty where there is none, or it cannot be read.
+
+    Without one, a file `cleaned` of an earlier madlite has what `clean` did with the run.
+    """
     try:
-        lines = read_regular(folder / RUN_JOURNAL, _LIMIT_BYTES).splitlines()
+        return _content(read_regular(folder / RUN_JOURNAL, _LIMIT_BYTES))
+    except FileNotFoundError:
+        return RunJournal(cleaned=_read_mark(folder))
     except OSError:
         return RunJournal()
+
+
+def _read_mark(folder: Path) -> str | None:
+    try:
+        return read_regular(folder / _CLEANED, _LIMIT_MARK_BYTES).decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+
+
+def _content(data: bytes) -> RunJournal:
+    lines = data.splitlines()
     entries = tuple(_decoded(lines, RunEntry))
     rows = [entry.rows for entry in entries if entry.rows is not None]
     cleaned = [entry.cleaned for entry in entries if entry.cleaned is not None]
+    begun = bool(entries) and entries[0].cleaned is None  # else it was emptied, or there was none, before `clean`
     return RunJournal(
         rows=rows[-1] if rows else None,
-        complete=bool(entries) and len(entries) == len(lines),
+        complete=begun and len(entries) == len(lines),
         cleaned=cleaned[-1] if cleaned else None,
     )

@@ -86,7 +86,7 @@ def _check_given(plan: RunPlan) -> Iterator[Finding]:
     """Yield what is set of a run that has all of its nodes: its runtime tells each of them."""
     for key in ("node_rank", "master_addr"):
         if plan.settings.get(key):
-            message = f"{key} is '{plan.settings[key]}' for all nodes: runtime '{plan.runtime}' tells each of them"
+            message = f"{key} is '{plan.settings[key]}' for all nodes: runtime '{plan.runtime}' sets it on each node"
             yield Finding(message=message, hint=f"leave out --set {key}", fatal=True)
 
 

@@ -12,6 +12,6 @@ def schedule_findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     rising = int(plan.settings["lr_warmup_steps"])
     if variant.steps is not None and rising > variant.steps:
         yield Finding(
-            message=f"the learning rate rises for {rising} steps, longer than this run: its loss says little, its "
-            "speed counts all the same"
+            message=f"the learning rate rises for {rising} steps, longer than this run: its loss means little, "
+            "its speed is valid"
         )

@@ -91,10 +91,10 @@ def test_hook_references():
     ("wrong", "words"),
     [
         ("9,500 tokens/s", "no Reference"),
-        (Reference(model="m", device="", metric="x", value=1.0, source="s"), "has no device"),
-        (Reference(model="m", device="MI300X", metric="x", value=1.0, source=" "), "has no source"),
-        (Reference(model="m", device="MI300X", metric="x", value=float("nan"), source="s"), "no finite number"),
-        (Reference(model="m", device="MI300X", metric="x", value="fast", source="s"), "$.value"),
+        (Reference(model="m", device="", metric="x", value=1.0, source="s"), "key 'device' is missing"),
+        (Reference(model="m", device="MI300X", metric="x", value=1.0, source=" "), "key 'source' is missing"),
+        (Reference(model="m", device="MI300X", metric="x", value=float("nan"), source="s"), "no figure above 0"),
+        (Reference(model="m", device="MI300X", metric="x", value="fast", source="s"), "key 'value' is wrong"),
     ],
 )
 def test_a_reference_that_cannot_be_compared_with_is_told_and_costs_no_other(wrong, words):

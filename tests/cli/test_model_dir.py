@@ -316,6 +316,20 @@ def test_nothing_is_brought_through_a_folder_that_became_a_link(
     assert tree(victim) == {"file": "own"} and len(list(victim.iterdir())) == 1
 
 
+def test_a_link_that_is_replaced_is_reported_once(
+    elsewhere: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (tmp_path / "mine.json").write_text("mine")
+    (here / "data.json").symlink_to(tmp_path / "mine.json")
+    (elsewhere / "data.json").write_text("theirs")
+    copy_model_dir(elsewhere, here, "runs")
+    (line,) = [record.getMessage() for record in caplog.records if "data.json" in record.getMessage()]
+    assert "data.json is replaced by MODEL_DIR's; what was there is now " in line
+    assert (tmp_path / "mine.json").read_text() == "mine" and (here / "data.json").read_text() == "theirs"
+
+
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "hard link"])
 @pytest.mark.parametrize("place", ["runs/.bringing.lock", "models.json", "beside"])
 def test_nothing_is_written_through_what_lies_in_a_file_s_place(

@@ -57,7 +57,7 @@ def test_a_mail_goes_through_a_link_and_into_a_pipe(folder):
 def test_a_file_left_out_of_a_mail_is_a_warning(folder, capsys):
     (folder / "a.csv").write_text('x\n"never closed\n')
     assert call(["report", "to-email"]) == 0
-    assert capsys.readouterr().err.startswith("warning: left out: a.csv is no CSV")
+    assert capsys.readouterr().err.startswith("warning: left out: a.csv is not valid CSV")
 
 
 @pytest.mark.parametrize(

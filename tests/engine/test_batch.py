@@ -110,7 +110,7 @@ def test_a_row_that_can_be_kept_nowhere_is_said(planned):
     options.output.mkdir()
     screen = Quiet()
     assert run_batch(plans, options, plugins, screen).exit_code is ExitCode.RUN_FAILED
-    assert "cannot be kept either" in screen.said[0] and "'model': 'm'" in screen.said[0]
+    assert "cannot be saved either" in screen.said[0] and "'model': 'm'" in screen.said[0]
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_a_node_that_goes_away_is_told_and_the_other_is_ended(checkout: Checkout
     ("asked", "code", "why"),
     [
         (("nnodes=3",), 3, "runtime 'lan' cannot run a plan for 3 nodes of 'lan'"),
-        (("nnodes=2", "node_rank=0"), 4, "node_rank is '0' for all nodes: runtime 'lan' tells each of them"),
+        (("nnodes=2", "node_rank=0"), 4, "node_rank is '0' for all nodes: runtime 'lan' sets it on each node"),
     ],
 )
 def test_what_its_nodes_cannot_do_is_told_before_anything_starts(checkout: Checkout, train, asked, code, why):

@@ -176,8 +176,9 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned,
     outcome = run_batch(plans, options, plugins, Quiet())
     assert outcome.pending == ("m",)
     workspace = options.workspace
+    (not_added,) = append_pending(workspace, workspace / "perf.csv")
     assert (
-        append_pending(workspace, workspace / "perf.csv") == []
+        "no row was added: perf.csv cannot be read" in not_added
         and "the next madlite run adds it" in recovery_report(workspace)[0]
     )
     options.output.rmdir()
@@ -219,9 +220,12 @@ def test_a_kept_row_that_cannot_be_noted_or_whose_file_cannot_be_read_stays_asid
     options.output.rmdir()
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "note", lambda folder, entry: "the disk is full")
-        assert append_pending(options.workspace, options.output) == []
+        (not_added,) = append_pending(options.workspace, options.output)
+    assert "no row was added: madlite_runs/" in not_added and ": the disk is full (df -h madlite_runs/" in not_added
     options.output.write_text("nonsense\n")
-    assert append_pending(options.workspace, options.output) == [] and options.output.read_text() == "nonsense\n"
+    (not_added,) = append_pending(options.workspace, options.output)
+    assert "no row was added: " in not_added and "perf.csv" in not_added
+    assert options.output.read_text() == "nonsense\n"
     options.output.write_text("model,performance,metric,status\n")
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     held = RunFolder.reopen(folder)

@@ -22,7 +22,7 @@ def test_the_context_then_the_machine_then_amd():
     made = target(machine=Machine())
     assert made.gpu_vendor == "AMD" and "--gpu-vendor" in made.notes[0]
     assert made.context.values == {"gpu_vendor": "AMD", "guest_os": "UBUNTU"}
-    assert target('{"gpu_vendor": "CPU", "guest_os": "centos"}').context.keys.guest_os == "CENTOS"
+    assert target('{"gpu_vendor": "CPU", "guest_os": "centos"}').context.typed.guest_os == "CENTOS"
 
 
 @pytest.mark.parametrize(("context", "told"), [('{"gpu_vendor": "INTEL"}', "INTEL"), ('{"guest_os": "SLES"}', "SLES")])

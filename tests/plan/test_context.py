@@ -17,8 +17,8 @@ def test_the_option_is_merged_into_the_file_level_by_level(tmp_path):
     file = tmp_path / "c.json"
     file.write_text('{"docker_env_vars": {"A": "1", "B": "2"}, "docker_cpus": "0-3"}')
     context = read_context(file, '{"docker_env_vars": {"B": "3"}}')
-    assert context.keys.docker_env_vars == {"A": "1", "B": "3"}
-    assert context.keys.docker_cpus == "0-3"
+    assert context.typed.docker_env_vars == {"A": "1", "B": "3"}
+    assert context.typed.docker_cpus == "0-3"
     assert context.origins == {"docker_env_vars": "--additional-context", "docker_cpus": f"context file {file}"}
 
 
@@ -126,7 +126,7 @@ def test_vendor_and_system_are_in_capitals_as_dockerfiles_have_them(tmp_path, na
     file.write_text('{"guest_os": "ubuntu"}')
     context = read_context(file, "" if named else '{"gpu_vendor": " Amd "}', named)
     assert context.values == {"gpu_vendor": "AMD", "guest_os": "UBUNTU"}
-    assert (context.keys.gpu_vendor, context.keys.guest_os) == ("AMD", "UBUNTU")
+    assert (context.typed.gpu_vendor, context.typed.guest_os) == ("AMD", "UBUNTU")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_launcher_of_no_nodes_is_refused():
 
 def test_a_launchers_counts_may_be_numbers_or_text():
     args = {"NNODES": "2", "MAD_RUNTIME_NGPUS": 8, "MASTER_PORT": "6006", "HOST_LIST": "a,b"}
-    assert read_context(None, repr({"multi_node_args": args})).keys.multi_node_args == args
+    assert read_context(None, repr({"multi_node_args": args})).typed.multi_node_args == args
 
 
 def test_a_context_file_whose_name_is_too_long_is_one_sentence(tmp_path):

@@ -183,7 +183,7 @@ def test_a_secret_of_a_deployment_is_masked_and_named_and_keeps_no_run_from_star
     assert name in json.loads(text)["secrets_required"]
     manifest = read(tmp_path, text)
     assert name in manifest.required
-    assert context_over(manifest, Context(), {}).keys.docker_env_vars == {}
+    assert context_over(manifest, Context(), {}).typed.docker_env_vars == {}
 
 
 def test_what_is_no_secret_of_a_deployment_stays(tmp_path):
@@ -295,7 +295,7 @@ def test_the_runs_context_wins_over_the_builds_value_by_value():
         "settings": {"steps": 5},
     }
     context = over(run, build)
-    keys = context.keys
+    keys = context.typed
     assert keys.docker_env_vars == {"A": "build", "B": "run"}
     assert keys.docker_mounts == {"/a": "/build", "/b": "/run"}
     assert (keys.docker_gpus, keys.model_args, keys.encapsulate_script) == ("0", "--build", "env")
@@ -323,9 +323,9 @@ def test_a_secret_comes_from_the_runs_context_or_environment_or_nothing_runs():
     required = ("docker_env_vars.HF_TOKEN", "model_args")
     given = {"model_args": "--x"}
     context = over(given, {}, {"HF_TOKEN": "from-env"}, required)
-    assert context.keys.docker_env_vars == {"HF_TOKEN": "from-env"}
+    assert context.typed.docker_env_vars == {"HF_TOKEN": "from-env"}
     context = over({**given, "docker_env_vars": {"HF_TOKEN": "mine"}}, {}, {"HF_TOKEN": "from-env"}, required)
-    assert context.keys.docker_env_vars == {"HF_TOKEN": "mine"}
+    assert context.typed.docker_env_vars == {"HF_TOKEN": "mine"}
     with pytest.raises(UsageProblem, match="HF_TOKEN, model_args") as caught:
         over({}, {}, {}, required)
     assert "export HF_TOKEN" in caught.value.hint

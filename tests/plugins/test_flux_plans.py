@@ -14,7 +14,7 @@ import pytest
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.measure.verdict import result_columns
-from madlite_plugins.flux import madlite_failure_rules, madlite_references
+from madlite_plugins.flux import madlite_failure_rules
 from madlite_plugins.flux.backend import Flux
 from tests.plugins.flux_tree import drafts_of, plan_of
 from tests.plugins.rendered import files
@@ -195,8 +195,8 @@ def test_a_run_alone_has_mad_s_columns_and_no_other():
         ({"batch_sizes": "1,x"}, "'x' is no micro_batch"),
         ({"batch_sizes": "0"}, "'0' is no micro_batch"),
         ({"dynamo_backends": "no,a b"}, "'a b' is no compile"),
-        ({"batch_sizes": "1,2", "micro_batch": "4"}, "micro_batch 4 was asked for as well"),
-        ({"dynamo_backends": "no", "compile": "inductor"}, "compile inductor was asked for as well"),
+        ({"batch_sizes": "1,2", "micro_batch": "4"}, "micro_batch 4 was requested as well"),
+        ({"dynamo_backends": "no", "compile": "inductor"}, "compile inductor was requested as well"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused(asked, word):
@@ -358,11 +358,6 @@ def test_the_launcher_s_file_and_the_script_s_overrides_are_one_list():
 def test_a_failure_is_explained(line, hint):
     matching = [rule for rule in madlite_failure_rules() if re.search(rule.pattern, line)]
     assert len(matching) == 1 and hint in f"{matching[0].hint}; {matching[0].here}"
-
-
-def test_the_published_speeds_are_in_file():
-    told = {(one.columns["batch_size"], one.value) for one in madlite_references()}
-    assert told == {("10", 4.51), ("1", 2.03), ("10", 4.34)}
 
 
 def test_explain_plans_a_sweep_through_the_command_line(capsys, tmp_path, monkeypatch):

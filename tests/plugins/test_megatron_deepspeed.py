@@ -221,7 +221,7 @@ def test_the_card_is_planned_with_the_script_s_sizes(capsys, tmp_path, monkeypat
     sizes = {"seq_len": 2048, "micro_batch": 2, "global_batch": 256, "steps": 50, "precision": "FP16"}
     assert sizes.items() <= plan["variant"].items() and plan["settings"]["reader"] == "megatron_lm"
     assert call(["explain", "torchrun_megatron_deepspeed", "--machine", "8xMI300X", "--precision", "FP32"]) == 0
-    assert "would be refused: --precision FP32: megatron_deepspeed.py knows no such" in capsys.readouterr().out
+    assert "would be refused: --precision FP32: megatron_deepspeed.py does not support this" in capsys.readouterr().out
 
 
 PROGRAM = r"""

@@ -30,7 +30,7 @@ def said(made, fatal: bool) -> list[str]:
         (
             f"{TITAN}llama-3.1-8b",
             {"precision": "FP8", "config": f"{CONFIGS}/MI355X/llama3.1_8B-BF16-pretrain.yaml"},
-            "trains in BF16, and the row would say FP8",
+            "trains in BF16, and the row would have FP8",
         ),
         (f"{TITAN}deepseek-v2", {"precision": "FP8", "release": "v25.10"}, "trains in BF16"),
         (f"{MEGATRON}llama-2-7b", {"precision": "BF16", "flags": "--fp8 hybrid"}, "trains in FP8"),
@@ -41,7 +41,7 @@ def said(made, fatal: bool) -> list[str]:
         (f"{MEGATRON}llama-2-7b", {"precision": "BF16", "pp": 0}, "pp=0"),
         (f"{MEGATRON}llama-2-7b", {"precision": "BF16", "pp": 2, "tp": 8}, "(2 nodes of 8 GPUs would do)"),
         (f"{MEGATRON}deepseek-v3-proxy", {"pp": 2}, "multiple of 16"),
-        (f"{MEGATRON}qwen3-32b-lora", {"starter": "run_pretrain.sh"}, "knows pretraining alone"),
+        (f"{MEGATRON}qwen3-32b-lora", {"starter": "run_pretrain.sh"}, "supports pretraining alone"),
         (f"{TITAN}llama-3.1-8b", {"precision": "BF16", "starter": "torchrun"}, "starter 'torchrun'"),
         (f"{TITAN}llama-3.1-8b", {"precision": "BF16", "activation_checkpoint": "some"}, "'some' is unknown"),
         (f"{TITAN}llama-3.1-8b", {"precision": "BF16", "exports": "A=1 2=b"}, "'2=b'"),
@@ -122,7 +122,7 @@ def test_experts_lie_across_data_ranks(framework, degrees, needed):
 @pytest.mark.parametrize(
     ("tag", "asked", "word"),
     [
-        (f"{TITAN}deepseek-v2", {"release": "v25.10"}, "the tag says deepseek-v2, and deepseek_v3_16b"),
+        (f"{TITAN}deepseek-v2", {"release": "v25.10"}, "the tag names deepseek-v2, and deepseek_v3_16b"),
         (f"{MEGATRON}llama-3.3-70b", {"release": "v25.8"}, "llama3_70B-pretrain.yaml is what is trained"),
         (f"{MEGATRON}mixtral-8x22b-proxy", {}, "a proxy of 4 layers"),
         (f"{MEGATRON}mamba-370m", {}, "the learning rate rises for 50000 steps"),
@@ -134,7 +134,7 @@ def test_experts_lie_across_data_ranks(framework, degrees, needed):
         (
             f"{MEGATRON}llama-2-7b",
             {"precision": "BF16", "release": "v26.2", "config": f"{OF_MEGATRON}/MI300X/gpt_oss_20B-BF16-pretrain.yaml"},
-            "is not among the files that the recipes know of v26.2",
+            "is not among the files that the recipes have for v26.2",
         ),
         (f"{MEGATRON}llama-2-7b", {"precision": "BF16", "steps": 9}, "9 steps leave few after 5"),
     ],
@@ -295,7 +295,7 @@ def test_the_nodes_of_the_context_and_of_the_environment_count():
 
 def test_another_model_s_file_under_a_tag_is_told():
     made = plan(f"{TITAN}llama-3.1-8b", precision="BF16", config=f"{CONFIGS}/MI300X/llama3.1_70B-BF16-pretrain.yaml")
-    assert any("the tag says llama-3.1-8b" in message for message in said(made, fatal=False))
+    assert any("the tag names llama-3.1-8b" in message for message in said(made, fatal=False))
 
 
 def test_an_overlay_without_its_dockerfile_is_told():

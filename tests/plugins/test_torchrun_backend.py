@@ -191,7 +191,7 @@ def test_a_time_s_median_is_the_row_and_a_bad_loss_a_failure(tmp_path):
 
 
 REFUSED = [
-    ({}, "nothing says how a step of the log is read", "--set 'step="),
+    ({}, "no pattern is set for the steps of the log", "--set 'step="),
     ({"step": STEP, "json": True}, "step and json are two ways", "leave one"),
     ({"step": "step ("}, "is no regular expression: missing ), unterminated subpattern", "--set 'step="),
     ({"step": "step (?P<loss>.)"}, "has no group n", r"(?P<n>\d+)"),
@@ -552,7 +552,7 @@ def test_the_sample_trains_with_ddp_and_with_fsdp_on_two_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--set", "script=train.py"], "nothing says how a step of the log is read"),
+        (["--set", "script=train.py"], "no pattern is set for the steps of the log"),
         (["--set", "script=nothing.py", "--set", f"step={STEP}"], "script nothing.py is not there"),
         (["--runtime", "host", "--set", "script=-m nope.mod", "--set", f"step={STEP}"], "module nope.mod is not there"),
         (["--set", "script=train.py", "--set", "step=("], "is no regular expression"),

@@ -113,7 +113,7 @@ def test_a_card_s_label_is_no_precision(tmp_path):
         return replace(plan, card=replace(plan.card, training_precision=label))
 
     told = refused(labelled(made(tmp_path), "fp8"))
-    assert "training_precision=fp8 is no more than a label: train.py is told no precision" in told
+    assert "training_precision=fp8 is no more than a label: train.py gets no precision" in told
     plan = made(tmp_path, "os.getenv('MADLITE_PRECISION')", precision="BF16")
     assert refused(labelled(plan, "fp8")) == ""
     assert [labelled(plan, text).row_precision for text in ("fp8", "bf16", "")] == ["BF16", "bf16", "BF16"]
@@ -129,11 +129,11 @@ def test_what_can_be_declared_is_told(tmp_path, declared):
 def test_the_sample_is_refused_what_it_does_not_know(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for words, told in (
-        (["--precision", "FP8"], "--precision FP8: train_ddp.py knows no such precision"),
+        (["--precision", "FP8"], "--precision FP8: train_ddp.py does not support this precision"),
         (["--precision", "FP23"], "did you mean FP32?"),
         (["--mode", "posttrain"], "--mode posttrain: train_ddp.py does not read $MADLITE_MODE"),
         (["--mode", "tune", "--set", "declared=mode"], "--mode tune: train_ddp.py does not read"),
-        (["--set", "model=Llama-3.1-405B"], "train_ddp.py is not told what its model is called"),
+        (["--set", "model=Llama-3.1-405B"], "train_ddp.py does not get the name of its model"),
         (["--set", "global_batch=64"], "does not read $MADLITE_GLOBAL_BATCH"),
         (["--image-release", "v1"], "image release 'v1' is not known"),
     ):

@@ -157,7 +157,7 @@ def test_the_script_is_good_shell_and_ends_with_the_card_s_args(tmp_path):
         ({"activation_checkpoint": "some"}, "activation_checkpoint 'some'"),
         ({"converters": "float8"}, "quantize.linear.float8"),
         ({"dataset_path": "data/c4"}, "dataset_path 'data/c4' is relative"),
-        ({"converters": "quantize.linear.float8"}, "the result's row would say BF16"),
+        ({"converters": "quantize.linear.float8"}, "the result's row would have BF16"),
         ({"ep": 3}, "ep 3 does not divide the 8 rank(s)"),
         ({"ep": 0}, "ep 0"),
         ({"vocab_size": 300}, "vocab_size 300"),
@@ -178,7 +178,7 @@ def test_what_torchtitan_would_refuse_is_refused_before_the_start(changes, word)
         ({"log_freq": 10, "steps": 50}, False, "leave few after 5 of warm-up"),
         ({"log_ranks": "8"}, True, "log_ranks '8' names no rank of 8"),
         ({"log_ranks": "0,x"}, True, "log_ranks '0,x' names no rank"),
-        ({"log_ranks": "0,1"}, False, "lines of several ranks are not told apart"),
+        ({"log_ranks": "0,1"}, False, "lines of several ranks cannot be distinguished"),
         ({"lr_warmup_steps": 51}, False, "the learning rate rises for 51 steps"),
     ],
 )

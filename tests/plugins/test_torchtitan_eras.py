@@ -182,7 +182,7 @@ def test_options_of_the_era_pass(era, args):
 
 def test_args_that_quantise_behind_the_row_s_back_are_refused():
     ((message, hint),) = fatal(llama("0.2", "--model.converters=quantize.linear.float8"))
-    assert "the result's row would say BF16" in message and hint == "--precision FP8"
+    assert "the result's row would have BF16" in message and hint == "--precision FP8"
     assert len(fatal(llama("0.2", "--model.converters float8"))) == 2, "nor does 0.2 know the name"
     assert fatal(llama("0.2", "--model.converters quantize.linear.float8", precision="FP8")) == []
     assert fatal(llama("0.2", "--model.converters my_own")) == []

@@ -212,13 +212,13 @@ def test_a_file_with_rows_of_no_record_is_kept_beside_the_one_that_replaces_it(p
     changed, note = rebuild(place.perf, place.runs, force=True).notes
     (kept,) = tmp_path.glob("perf.csv.before-*")
     assert "perf.csv was changed by another program between " in changed and "bytes were added at its end" in changed
-    assert note == f"perf.csv had 1 row that no record has; the old file is kept as {kept.name}"
+    assert note == f"perf.csv had 1 row that no record has; the old file was saved as {kept.name}"
     assert kept.read_bytes() == old and b"foreign" not in place.perf.read_bytes()
     kept.unlink()
     place.perf.write_text("broken")
     changed, note = rebuild(place.perf, place.runs, force=True).notes
     assert "rows that madlite wrote are changed or gone" in changed
-    assert note.startswith("perf.csv was no table of results; the old file is kept as perf.csv.before-")
+    assert note.startswith("perf.csv was no table of results; the old file was saved as perf.csv.before-")
     place.perf.write_text("\n")
     (changed,) = rebuild(place.perf, place.runs, force=True).notes
     assert "rows that madlite wrote are changed or gone" in changed

@@ -165,7 +165,8 @@ def test_who_asks_whether_a_run_lives_is_not_taken_for_its_holder(plan, monkeypa
         with closing(RunFolder.reopen(plan.folder)):
             assert is_alive(plan.folder)
             monkeypatch.setattr(folders, "QUERY_S", 0.0)
-            assert RunFolder.reopen(plan.folder) is None
+            with pytest.raises(BlockingIOError):
+                RunFolder.reopen(plan.folder)
 
 
 def test_on_nfs_a_run_that_was_cut_off_is_not_taken_for_one_that_goes_on(plan, monkeypatch):

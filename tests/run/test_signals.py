@@ -54,14 +54,26 @@ def test_a_second_signal_is_passed_on_too_and_the_first_one_gives_the_exit_code(
     assert signals.exit_code is ExitCode.INTERRUPTED and reasons == ["interrupted (Ctrl-C)"] * 2
 
 
-def test_who_listens_late_is_told_of_what_came():
+def test_a_signal_before_the_listener_is_passed_on_once_and_before_the_work():
     reasons = []
     with Signals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         with signals.passing_to(reasons.append):
-            pass
+            signals.watch_over(lambda: reasons.append("work"))
+            assert [getattr(reason, "text", reason) for reason in reasons] == ["terminated", "work"]
+            signals.watch_over(lambda: None)
     assert signals.received == signal.SIGTERM and signals.exit_code is ExitCode.TERMINATED
-    assert [reason.text for reason in reasons] == ["terminated"]
+    assert len(reasons) == 2, "a second one would kill at once"
+
+
+def test_who_listens_late_gets_what_was_passed_on_before():
+    early, late = [], []
+    with Signals() as signals, signals.passing_to(early.append):
+        os.kill(os.getpid(), signal.SIGTERM)
+        signals.watch_over(lambda: None)
+        with signals.passing_to(late.append):
+            signals.watch_over(lambda: None)
+    assert [reason.text for reason in early] == [reason.text for reason in late] == ["terminated"]
 
 
 def test_what_the_work_raises_is_raised():

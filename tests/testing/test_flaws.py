@@ -325,7 +325,7 @@ BROKEN = [
         "tojson",
     ),
     # reading
-    ("reading", sticky(), "a second fresh reader told something else", "in the reader"),
+    ("reading", sticky(), "a second fresh reader returned other events", "in the reader"),
     ("reading", reader_of(Third), "gave other events than the whole", "know no chunk"),
     (
         "reading",
@@ -340,10 +340,10 @@ BROKEN = [
     (
         "reading",
         reader_of(Counting),
-        "two ranks that say the same, line by line, gave 24 steps in place of 12",
+        "two ranks that print the same, line by line, gave 24 steps in place of 12",
         "line.rank",
     ),
-    ("reading", reader_of(Again), "a second finish() told further steps", "once"),
+    ("reading", reader_of(Again), "a second finish() returned further steps", "once"),
     ("finish", reader_of(Raises), "it raised FileNotFoundError", "where no file is"),
     ("finish", reader_of(Worded), "it answered 'done'", "return events of madlite"),
     ("fuzz", reader_of(Long), "the reader raised ValueError: too long", "answer ()"),

@@ -39,12 +39,19 @@ PROCESSES = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunnin
 
 def read_nvml(host: Host) -> SourceReport:
     """Return the GPUs of this machine; a driver that hangs costs the host's limit."""
-    import pynvml
-
-    try:  # a call into the driver cannot be ended, only be left behind
-        return in_thread(lambda: read_library(pynvml), "madlite-nvml").result(host.limit_s)
+    reading = in_thread(_read_installed, "madlite-nvml")  # a call into the driver cannot be ended, only be left behind
+    try:
+        return reading.result(host.limit_s)
     except TimeoutError:
         return SourceReport(name=NAME, problem=f"did not end within {host.limit_s:g} s")
+    except Exception as error:  # noqa: BLE001 - another package may provide `pynvml`; nvidia-smi stands in
+        return SourceReport(name=NAME, problem=f"{type(error).__name__}: {error}")
+
+
+def _read_installed() -> SourceReport:
+    import pynvml
+
+    return read_library(pynvml)
 
 
 def read_library(nvml: Any) -> SourceReport:
@@ -53,7 +60,7 @@ def read_library(nvml: Any) -> SourceReport:
         nvml.nvmlInit()
         gpus = tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
         cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 12080 is 12.8
-        driver = nvml.nvmlSystemGetDriverVersion()
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
         nvml.nvmlShutdown()
     except (nvml.NVMLError, OSError, ValueError) as error:  # one lost GPU: the count would be wrong
         return SourceReport(name=NAME, problem=str(error))
@@ -68,15 +75,20 @@ def read_library(nvml: Any) -> SourceReport:
 
 def _gpu(nvml: Any, index: int) -> GpuFacts:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    name = nvml.nvmlDeviceGetName(handle)
+    name = _text(nvml.nvmlDeviceGetName(handle))
     return GpuFacts(
         index=index,
         arch=name,
         product=name,
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        unique_id=nvml.nvmlDeviceGetUUID(handle),
-        bus=bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId),
+        unique_id=_text(nvml.nvmlDeviceGetUUID(handle)),
+        bus=bus_id(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
     )
+
+
+def _text(value: str | bytes) -> str:
+    """Return a text of the library, which the package `pynvml` up to 11.4 returns as bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 class Nvml(TelemetrySource):
@@ -89,7 +101,7 @@ class Nvml(TelemetrySource):
         self._nvml = library
         self._indexes = tuple(indexes)
         self._is_open = False
-        self._errors = (library.NVMLError, OSError, ValueError, AttributeError)
+        self._errors = (getattr(library, "NVMLError", OSError), OSError, ValueError, AttributeError)
 
     def read(self) -> ReadResult:
         """Return one reading of each GPU that is not lost."""
@@ -184,7 +196,7 @@ def _on(value: int) -> str:
 
 
 FACTS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "vbios": ("nvmlDeviceGetVbiosVersion", str),
+    "vbios": ("nvmlDeviceGetVbiosVersion", _text),
     "power_limit_w": ("nvmlDeviceGetEnforcedPowerLimit", lambda milliwatts: f"{milliwatts / 1000:g}"),
     "mig": ("nvmlDeviceGetMigMode", lambda modes: _on(modes[0])),
     "ecc": ("nvmlDeviceGetEccMode", lambda modes: _on(modes[0])),

@@ -178,8 +178,8 @@ def _any(span: Sequence[Sample], series: Sequence[_SampleSeries], reasons: Seque
     """
     counted = [parts for one in series if (parts := _counted(one)) is not None]
     most = [max((parts.get(reason, 0.0) for reason in reasons), default=0.0) for parts in counted]
-    told = [(sample.t_s, [one.slowed for one in sample.gpus if one.slowed is not None]) for sample in span]
-    sampled = [(at, max(gpu.get(reason, 0.0) for gpu in gpus for reason in reasons)) for at, gpus in told if gpus]
+    reported = [(sample.t_s, [one.slowed for one in sample.gpus if one.slowed is not None]) for sample in span]
+    sampled = [(at, max(gpu.get(reason, 0.0) for gpu in gpus for reason in reasons)) for at, gpus in reported if gpus]
     if most:
         return max(most)
     return _mean_over_time(sampled) if _enough(sampled, span) else None
@@ -195,13 +195,13 @@ def _silent(uses: Iterable[GpuUse], vendor: Vendor, reporting: Container[int]) -
     )
 
 
-def _mean_over_time(told: Sequence[tuple[float, float]]) -> float | None:
+def _mean_over_time(samples: Sequence[tuple[float, float]]) -> float | None:
     """Return the mean of values with their times, each for the time until halfway to its neighbours.
 
     Samples come late where a driver is slow.  The first and the last stand for as long on both sides.
     """
-    at = [time for time, _ in told]
-    values = [value for _, value in told]
+    at = [time for time, _ in samples]
+    values = [value for _, value in samples]
     if len(at) < 2 or at[-1] <= at[0]:
         return sum(values) / len(values) if values else None
     gaps = [max(0.0, after - before) for before, after in pairwise(at)]
@@ -224,23 +224,23 @@ def _mean_power(uses: Sequence[GpuUse], silent: str, packages: Mapping[int, str]
     working, idle = _without_idle(uses)
     names = {use.index: packages.get(use.index, f"GPU {use.index}") for use in uses}
     at_work = {names[use.index] for use in working}
-    told: dict[str, float] = {}
+    power_w: dict[str, float] = {}
     for use in uses:
         name = names[use.index]
         if use.power_w is not None and name in at_work:
-            told[name] = max(use.power_w, told.get(name, 0.0))
-    if silent and told:
+            power_w[name] = max(use.power_w, power_w.get(name, 0.0))
+    if silent and power_w:
         return None, f"GPU {silent} reports no power"
-    if not told:
+    if not power_w:
         return None, idle
-    return sum(told.values()) / len(working), "; ".join(filter(None, (_shared(working, packages), idle)))
+    return sum(power_w.values()) / len(working), "; ".join(filter(None, (_shared(working, packages), idle)))
 
 
 def _without_idle(uses: Sequence[GpuUse]) -> tuple[list[GpuUse], str]:
     """Return the GPUs that worked, and which did not: what is granted and not used takes no part in the tokens."""
-    told = {use.index: use.utilization_percent for use in uses if use.utilization_percent is not None}
-    at_work = any(percent >= _AT_WORK_PERCENT for percent in told.values())
-    idle = [index for index, percent in told.items() if at_work and percent <= _IDLE_PERCENT]
+    percents = {use.index: use.utilization_percent for use in uses if use.utilization_percent is not None}
+    at_work = any(percent >= _AT_WORK_PERCENT for percent in percents.values())
+    idle = [index for index, percent in percents.items() if at_work and percent <= _IDLE_PERCENT]
     named = f"GPU {', '.join(map(str, idle))} did nothing: left out of the mean power" if idle else ""
     return [use for use in uses if use.index not in idle], named
 

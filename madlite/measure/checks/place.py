@@ -117,13 +117,13 @@ def foreign_processes(run: CheckInput) -> CheckResult:
     )
 
 
-def for_failed_run(results: CheckResult, run: CheckInput) -> CheckResult:
+def for_failed_run(result: CheckResult, run: CheckInput) -> CheckResult:
     """Return a check's result for a run that failed: memory that ran out may be what ended it."""
     candidate = run.log.candidate
-    if results.row is not table.MEMORY_OUT or candidate is None:
-        return results
+    if result.row is not table.MEMORY_OUT or candidate is None:
+        return result
     if candidate.cause != Cause.GPU_MEMORY.value and not (candidate.line and candidate.line in run.log.memory.out):
-        return results
+        return result
     return check_result(table.MEMORY_ENDED, f"GPU memory ran out: {run.log.memory.out}", candidate.line)
 
 

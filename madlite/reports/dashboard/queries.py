@@ -124,6 +124,8 @@ class RunLine(Value, frozen=True):
     duration_s: float | None
     reason: str
     doubt: str
+    origin: str
+    pruned: bool
     backend: str
     mode: str
     precision: str

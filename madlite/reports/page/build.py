@@ -264,7 +264,8 @@ _FAR_BELOW = 0.9  # of a published number
 def _attention(views: Iterable[SeriesView]) -> Iterator[Attention]:
     for one in views:
         for kind, weight, text in _marks(one):
-            yield Attention(item=one.item, kind=kind, name=one.name, text=text, weight=weight)
+            target = f"{'s' if one.is_detailed else 'r'}-{one.item}"
+            yield Attention(item=one.item, kind=kind, target=target, name=one.name, text=text, weight=weight)
 
 
 def _marks(one: SeriesView) -> Iterator[tuple[str, float, str]]:
@@ -278,7 +279,7 @@ def _marks(one: SeriesView) -> Iterator[tuple[str, float, str]]:
         yield "failure", 1.5, f"{counted(one.failed, 'failure')} and no result"
     if one.of_reference is not None and one.of_reference < _FAR_BELOW and one.direction == "higher":
         yield "reference", 1.2, f"{percent(one.of_reference)} of the published {figure(one.references[0].value)}"
-    if one.suspects:
+    if one.suspects and (one.comparison is None or one.comparison.verdict is not Verdict.SUSPICIOUS):
         yield "suspect", 1, f"{one.suspects} of {counted(one.n, 'result')} suspect: {'; '.join(one.reasons)}"
 
 

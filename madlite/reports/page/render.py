@@ -20,6 +20,7 @@ from madlite.reports.html import visible
 from madlite.reports.page import figures
 from madlite.reports.page.build import change_text
 from madlite.reports.page.values import STATUSES, CurvePanel, Item, Page, SeriesView, Trend
+from madlite.secrets import Redactor
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -57,7 +58,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "visible": visible,
+        "visible": shown,
+        "masked": masked,
         "figure": figures.figure,
         "percent": figures.percent,
         "change": figures.change,
@@ -108,15 +110,15 @@ def _hashes(names: Iterable[str]) -> str:
 
 def payload(page: Page) -> Markup:
     """Return what the scripts of a page need as JSON that cannot end its element: filters, trends and step curves."""
-    trends = {one.item: _trend(one, one.trend) for one in page.series if one.trend is not None and one.n > 1}
+    trends = {one.item: _trend(one, one.trend) for one in page.series if one.trend is not None and one.is_detailed}
     return as_json({"filters": _filters(page.items), "trends": trends, "panels": [_panel(one) for one in page.panels]})
 
 
 def as_json(value: object) -> Markup:
-    """Return a value as JSON for a script element: without `<`, `>`, `&` and line separators, and made visible."""
+    """Return a value as JSON for a script element: without `<`, `>`, `&`, line separators and secrets."""
     from markupsafe import Markup
 
-    text = msgspec.json.encode(value).decode("utf-8", "replace")
+    text = masked(msgspec.json.encode(value).decode())
     for char in "<>&\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\x7f":
         if char in text:
             text = text.replace(char, f"\\u{ord(char):04x}")
@@ -135,10 +137,10 @@ def _filters(items: Iterable[Item]) -> dict[str, object]:
 def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
     whole = len(trend.at) == trend.total
     return {
-        "metric": series.metric,
+        "metric": visible(series.metric),
         "values": trend.values,
         "at": () if whole else trend.at,
-        "labels": trend.labels,
+        "labels": list(map(visible, trend.labels)),
         "suspects": trend.suspects,
         "levels": trend.levels,
         "total": trend.total,
@@ -149,7 +151,7 @@ def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
 
 def _panel(panel: CurvePanel) -> dict[str, object]:
     return {
-        "runs": [one.run for one in panel.runs],
+        "runs": [visible(one.run) for one in panel.runs],
         "window": panel.runs[-1].window,
         "quantities": [
             {"name": one.name, "curves": [[curve.run, curve.steps, curve.values] for curve in one.curves]}
@@ -159,6 +161,22 @@ def _panel(panel: CurvePanel) -> dict[str, object]:
 
 
 # Filters of the templates.
+
+
+@lru_cache(maxsize=8192)
+def shown(text: str) -> str:
+    """Return a text of the data as a page has it: secrets masked by their shape, control characters escaped."""
+    return visible(masked(text))
+
+
+def masked(text: str) -> str:
+    """Return a text without what is a secret by its shape: a results file may come from anywhere."""
+    return _redactor().text(text)
+
+
+@lru_cache(maxsize=1)
+def _redactor() -> Redactor:
+    return Redactor()
 
 
 def facets(items: Iterable[Item], name: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -11,13 +12,12 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.model import Status, Value
 from madlite.plan.inputs import RUNS
-from madlite.reports.compare import Report, compare
 from madlite.reports.page.run_details import failures_of
 from madlite.reports.page.values import Failure
-from madlite.reports.results_files import Read, read_results
-from madlite.reports.runs import StoredRun, list_runs
+from madlite.reports.results_files import Read, Recorded, read_results
+from madlite.reports.runs import StoredRun, appended_to, list_runs, open_run
 from madlite.reports.series import Entry, Series, joined, merged_facts, of_row
-from madlite.reports.sides import RunHistory, Side, joined_reads, of_runs, read_side
+from madlite.reports.sides import Side, joined_reads, of_runs, read_side, recorded_in
 from madlite.results.pending import rows_path
 
 PERF_CSV = "perf.csv"
@@ -53,17 +53,10 @@ def collect(names: Sequence[str], directory: Path, where: Mapping[str, str]) -> 
     return found
 
 
-def compared(found: Collected, base: str, directory: Path, where: Mapping[str, str]) -> Report:
-    """Return the comparison of collected results with what `base` stands for.
-
-    Raises:
-        UsageProblem: it stands for nothing, or has no results.
-    """
-    runs = directory / RUNS
-    side = read_side(base, runs, where)
-    ids = (*side.runs, *(run.folder.name for run in found.runs))
-    labels = (side.label, ", ".join(found.sources))
-    return compare(side.series, found.series, labels=labels, history=RunHistory(runs, ids), notes=side.notes)
+def as_side(found: Collected) -> Side:
+    """Return collected results as a side of a comparison."""
+    ids = tuple(run.folder.name for run in found.runs)
+    return Side(label=", ".join(found.sources), series=found.series, runs=ids, stored=found.runs)
 
 
 def _joined(series: Iterable[Series]) -> tuple[Series, ...]:
@@ -90,18 +83,27 @@ def _of_side(side: Side) -> Collected:
 
 
 def _of_file(path: Path, where: Mapping[str, str]) -> Collected:
+    """Return the results of a results file, with what the runs beside it that appended its rows know of them."""
+    found = _of_rows(path, where, partial(recorded_in, path))
+    if not any(sample.run for one in found.series for sample in one.samples):
+        return found
+    beside = (open_run(folder) for folder, _, _ in appended_to(path))
+    runs = of_runs(str(path), beside, where).stored
+    named = failures_of(runs)
+    told = {(one.cause, one.model) for one in named}
+    others = tuple(one for one in found.failures if (one.cause, one.model) not in told)
+    return replace(found, runs=runs, failures=(*named, *others))
+
+
+def _of_rows(path: Path, where: Mapping[str, str], recorded: Recorded = lambda columns: {}) -> Collected:
     """Return the results of a results file, its failures by their causes where it has a column of them."""
-    reads = _reads(path, where)
-    side = joined_reads(str(path), reads.values())
-    failures = tuple(_failures(reads))
-    return Collected(sources=(side.label,), series=side.series, failures=failures, notes=tuple({*side.notes}))
-
-
-def _reads(path: Path, where: Mapping[str, str]) -> dict[str, Read]:
     try:
-        return read_results(path, where=where, by=_CAUSE)
+        reads = read_results(path, where=where, by=_CAUSE, recorded=recorded)
     except UsageProblem:
-        return read_results(path, where=where)
+        reads = read_results(path, where=where, recorded=recorded)
+    side = joined_reads(str(path), reads.values())
+    notes = tuple(dict.fromkeys(side.notes))
+    return Collected(sources=(side.label,), series=side.series, failures=tuple(_failures(reads)), notes=notes)
 
 
 def _failures(reads: Mapping[str, Read]) -> Iterator[Failure]:
@@ -129,7 +131,7 @@ def _of_folder(directory: Path, where: Mapping[str, str]) -> Iterator[Collected]
         yield replace(_of_side(side), runs=known, failures=failures_of(side.stored))
     file = directory / PERF_CSV
     if file.is_file():
-        found = _of_file(file, where)
+        found = _of_rows(file, where)
         rest = tuple(_without(found.series, _appended(runs, rows_path(file, directory))))
         if rest or not runs:
             left = Counter({one["model"]: one.failed for one in rest})

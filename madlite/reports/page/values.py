@@ -118,6 +118,11 @@ class SeriesView(Value, frozen=True):
     reasons: tuple[str, ...] = ()  # why results are suspect, each once
 
     @property
+    def is_detailed(self) -> bool:
+        """Whether it has a trend and a distribution to draw."""
+        return self.trend is not None and self.n > 1
+
+    @property
     def of_reference(self) -> float | None:
         """The median as a part of the nearest published number."""
         if self.median is None or not self.references or not self.references[0].value:
@@ -234,10 +239,14 @@ class Compared(Value, frozen=True):
 
 
 class Attention(Value, frozen=True):
-    """Something that a reader should look at first: `kind` is regression, improvement, suspect, change or failure."""
+    """Something that a reader should look at first.
+
+    `kind` is regression, improvement, suspect, change, reference or failure; `target` the element that has more of it.
+    """
 
     item: int
     kind: str
+    target: str
     name: str
     text: str
     weight: float = 0.0  # the heavier come first

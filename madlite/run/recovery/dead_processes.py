@@ -31,6 +31,7 @@ from madlite.runtimes.process_table import (
 )
 from madlite.workspace.folder import FOLDER_MARK, KEPT_MARK, LOCK, RUN_MARK, is_locked
 
+LOCKED = "a madlite process has locked the run by now"
 SHOWN = 5  # processes that are named
 _VANISH_LIMIT_S = 5.0
 
@@ -132,7 +133,7 @@ def end_listed(run: DeadRun, grace_s: float) -> str | None:
     _wait(_signalled(run, idle, signal.SIGKILL), _VANISH_LIMIT_S)
     left = [one for one in (*workers, *idle) if lives(one.process)]
     if left and not _is_dead(run):
-        return "a madlite process has locked the run by now"
+        return LOCKED
     return f"not ended: {_told(left)}" if left else None
 
 

@@ -19,9 +19,17 @@ from madlite.model import JobOutcome, Runtime, Value
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import dead_files, interrupted_batches
 from madlite.results.stored import UNREADABLE
-from madlite.run.recovery.dead_processes import DeadRun, end_listed, find_dead_runs, identity_of, may_be_alive
+from madlite.run.recovery.dead_processes import (
+    LOCKED,
+    DeadRun,
+    end_listed,
+    find_dead_runs,
+    identity_of,
+    may_be_alive,
+)
 from madlite.run.session_runner import border
 from madlite.runtimes.docker.runtime import DockerRuntime
+from madlite.safe_files import REMOVED, Folder
 from madlite.safe_read import read_inside, read_regular
 from madlite.workspace import journal
 from madlite.workspace.claims import locked_model_dir
@@ -42,12 +50,15 @@ from madlite.workspace.journal import RunEntry
 
 OWN = "run_directory"  # a name that MAD and madlite alone use
 CLONE_MARK = ".git/madlite"
+IMPORTED = ".import-"
+"""What the name of a folder begins with into which an archive is unpacked, by the thread of that number."""
 _LIMIT_PLAN_BYTES = 16 << 20
 # temporary files of atomic writes: `.NAME.PID`, and under the lock of NAME `.NAME.new` and `.NAME.….widening`
-_OF_PROCESS = re.compile(r"\..+\.(?:log|csv|json|jsonl|html)\.(\d+)")
+_OF_PROCESS = re.compile(r"\..+\.(?:log|csv|json|jsonl|html|tar\.gz|tgz)\.(\d+)")
 _WIDENING = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}\.widening")
 _SIDE = re.compile(r"\.(?:perf_(?:entry|super|entry_super)\.(?:json|csv)|common_info\.json)\.new")
 _SIDE_LOCK = ".side_files.lock"
+_LONGEST_PID = 10  # digits
 _OF_RUN = re.compile(r"\..+\.\d+|\.rows\.csv")
 
 
@@ -223,15 +234,22 @@ def remove(
         elif leftover.kind == "process":
             return end_listed(leftover.processes, GRACE_S) if leftover.processes else "no process was listed"
         elif leftover.kind == "run":
-            remove_run_files(Path(leftover.handle))
-            return _note_cleaned(Path(leftover.handle), leftover.row)
+            return _clean_run(Path(leftover.handle), leftover.row)
         else:
-            Path(leftover.handle).unlink(missing_ok=True)
+            _remove_file(Path(leftover.handle))
     except RuntimeProblem as problem:
         return problem.message
     except OSError as error:
         return str(error)
     return None
+
+
+def _remove_file(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        with Folder.open(path.parent) as folder:
+            folder.remove_tree(path.name)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
@@ -335,11 +353,20 @@ def _runs(workspace: Path) -> Iterator[Leftover]:
         yield Leftover(kind="run", run_id=folder.name, text=f"unfinished, {folder}", handle=str(folder))
 
 
-def _note_cleaned(path: Path, row: str) -> str | None:
-    folder = RunFolder.reopen(path)
-    if folder is None:
-        return "a madlite process has locked the run by now, or its folder is another user's"
+def _clean_run(path: Path, row: str) -> str | None:
+    """Remove a run's files in the workspace and mark it as cleaned, under its lock; return why that failed, or None.
+
+    Raises:
+        OSError: its files cannot be removed.
+    """
+    try:
+        folder = RunFolder.reopen(path)
+    except BlockingIOError:
+        return LOCKED
+    except OSError as error:
+        return error.strerror
     with closing(folder):
+        remove_run_files(path)
         return folder.note(RunEntry(at=journal.now(), cleaned=row)) or None
 
 
@@ -348,6 +375,19 @@ def _files(workspace: Path) -> Iterator[Leftover]:
     for path in dict.fromkeys((*partial_files(workspace), *dead_files(workspace))):
         if path not in unfinished_batches:
             yield Leftover(kind="file", run_id="-", text=str(path), handle=str(path))
+    for folder in _half_removed(workspace / RUNS):
+        yield Leftover(kind="file", run_id="-", text=str(folder), handle=str(folder))
+
+
+def _half_removed(runs: Path) -> Iterator[Path]:
+    """Yield the folders that a killed import or removal of runs left."""
+    for folder in real_folders(runs):
+        if folder.name.startswith(REMOVED):
+            yield folder
+        elif folder.name.startswith(IMPORTED):
+            pid = folder.name.removeprefix(IMPORTED)
+            if not (pid.isdecimal() and len(pid) < _LONGEST_PID and _may_write(int(pid), folder)):
+                yield folder
 
 
 def _remove_container(leftover: Leftover, environ: Mapping[str, str]) -> None:
@@ -357,4 +397,4 @@ def _remove_container(leftover: Leftover, environ: Mapping[str, str]) -> None:
 
 def _check_dead(leftover: Leftover) -> None:
     if may_be_alive(leftover.folder):
-        raise RuntimeProblem("a madlite process has locked the run by now")
+        raise RuntimeProblem(LOCKED)

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from madlite.errors import RecordError
+from madlite.errors import RecordError, inline_hint
 from madlite.model import Row, Runtime, Value
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import interrupted_batches
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
 from madlite.results.pending import are_in_file, rows_path
-from madlite.results.perfcsv import append_rows, is_results_file, left_out_text
+from madlite.results.perfcsv import SAVED_NAME, append_rows, is_results_file, left_out_text
 from madlite.results.rebuild import NO_ROW
 from madlite.results.record import VERSION, Record, record_json
-from madlite.results.stored import load_result, read_record, uncollected
+from madlite.results.stored import NotedRuns, has_any_file, load_result, read_record, rows_here, uncollected
 from madlite.run.recovery.leftovers import Leftover, Leftovers, find_leftovers
-from madlite.workspace.folder import RunFolder, exists, is_alive, planted, real_folders, unfinished
-from madlite.workspace.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, now, own_folders, read, read_run
+from madlite.workspace.folder import RunFolder, is_alive, planted, real_folders, unfinished
+from madlite.workspace.journal import (
+    RUN_JOURNAL,
+    RunEntry,
+    RunJournal,
+    RunRows,
+    imported,
+    now,
+    own_folders,
+    read,
+    read_run,
+)
 
 # Pending rows, which perf.csv did not take when their run ended: the next run appends them, each once.
+
+# the record alone says that rows are pending; only folders with one of these files have theirs read
+_PENDING_FILES = (RUN_JOURNAL, SAVED_NAME, "rows.json")  # the last is an earlier madlite's journal of rows
 
 
 def runs_with_pending_rows(workspace: Path) -> Iterator[Path]:
@@ -34,8 +47,10 @@ def runs_with_pending_rows(workspace: Path) -> Iterator[Path]:
 
     Folders that madlite did not make are skipped: their content is not trusted.
     """
-    waiting = [folder for folder in real_folders(workspace / RUNS) if exists(folder / RUN_JOURNAL)]
+    waiting = [folder for folder in real_folders(workspace / RUNS) if has_any_file(folder, _PENDING_FILES)]
     own = own_folders(workspace / RUNS) if waiting else frozenset()
+    if waiting:
+        own -= imported(read(workspace / RUNS)).keys()  # whose rows `madlite import` appends
     for folder in waiting:
         if folder.name in own and not is_alive(folder) and read_run(folder).cleaned is None:
             record = read_record(folder)
@@ -45,8 +60,10 @@ def runs_with_pending_rows(workspace: Path) -> Iterator[Path]:
 
 def appended_rows(workspace: Path) -> list[RunRows]:
     """Return the rows that runs certainly appended."""
-    records = (read_record(folder) for folder in real_folders(workspace / RUNS))
-    return [one.rows for one in records if one is not None and one.rows is not None and one.rows.appended]
+    noted = NotedRuns(workspace / RUNS)
+    records = ((folder, read_record(folder)) for folder in real_folders(workspace / RUNS))
+    found = (rows_here(folder, record, noted) for folder, record in records if record is not None)
+    return [rows for rows in found if rows is not None and rows.appended]
 
 
 def append_pending(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
@@ -65,27 +82,34 @@ def append_pending(workspace: Path, output: Path, begin: Sequence[str] = STANDAR
 def _add(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Iterator[str]:
     if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: the rows are theirs to add
         return
-    run_folder = RunFolder.reopen(folder)
-    if run_folder is None:  # another command does it, or it is not permitted
-        return
-    integrity = None
     try:
-        record = read_record(folder)
-        if record is None or record.rows is None or record.rows.appended or record.version != VERSION:
-            return
-        path = _target_of(record.rows, workspace, output)
-        if path is None:
-            yield _other_file_text(folder, record.rows)
-            return
-        integrity = Integrity(path, workspace)
+        with closing(RunFolder.reopen(folder)) as run_folder:
+            yield from _add_locked(run_folder, workspace, output, begin)
+    except BlockingIOError:  # another command does it
+        return
+    except OSError as error:
+        yield f"{folder.name}: no row was added: {error.strerror or error}"
+
+
+def _add_locked(run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]) -> Iterator[str]:
+    folder = run_folder.path
+    record = read_record(folder)
+    if record is None or record.rows is None or record.rows.appended or record.version != VERSION:
+        return
+    path = _target_of(record.rows, workspace, output)
+    if path is None:
+        yield _other_file_text(folder, record.rows)
+        return
+    integrity = Integrity(path, workspace)
+    try:
         rows, message = append_once(record.rows, run_folder, workspace, path, integrity, begin)
         _update_record(run_folder, replace(record, rows=rows))
         yield f"{folder.name}: {message}"
-    except (RecordError, OSError):  # the row stays pending, which is reported anyway
-        return
+    except RecordError as problem:
+        hint = f" ({inline_hint(problem.hint)})" if problem.hint else ""
+        yield f"{folder.name}: no row was added: {problem.message}{hint}"
     finally:
-        run_folder.close()
-        yield from integrity.reports if integrity is not None else ()
+        yield from integrity.reports
 
 
 def _target_of(rows: RunRows, workspace: Path, output: Path) -> Path | None:
@@ -132,8 +156,9 @@ def append_once(
     def before_write(size: int, columns: tuple[str, ...]) -> None:
         attempts.append(replace(attempts[-1], at=now(), offset=size, columns=columns, kept=""))
         # a row without an entry could be appended twice
-        if run_folder.note(RunEntry(at=attempts[-1].at, rows=attempts[-1])):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if problem := run_folder.note(RunEntry(at=attempts[-1].at, rows=attempts[-1])):
+            place = f"{RUNS}/{run_folder.path.name}"
+            raise RecordError(f"{place}: {problem}", f"df -h {place}; ls -l {place}")
 
     append_rows(
         path,

@@ -119,7 +119,7 @@ def _fields(text: str) -> list[str]:
     try:
         return [field for field in next(csv.reader([text])) if field]
     except csv.Error as error:
-        raise ValueError(f"{text!r} is no CSV: {error}") from error
+        raise ValueError(f"{text!r} is not valid CSV: {error}") from error
 
 
 def bind(text: str) -> str:

@@ -68,7 +68,7 @@ class HostAction:
         self._supervisor = started
         self._report = os.fdopen(report, "rb", buffering=0)
         self._code: int | None = None
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
         """Start the command as the leader of its own session, without standard input and with no environment but `env`.
@@ -102,14 +102,14 @@ class HostAction:
     def wait(self, limit_s: float) -> int | None:
         """Return the exit code once the command has ended; None where it goes on for `limit_s`."""
         if self._code is None and self._has_report(limit_s):
-            with self._one:
+            with self._lock:
                 if self._code is None:
                     self._code = self._exit_code()
         return self._code
 
     def interrupt(self) -> bool:
         """Send INT to the command's process group, as a terminal would; False where the command has ended."""
-        with self._one:
+        with self._lock:
             return self._code is None and process.kill_group(self.pid, signal.SIGINT)
 
     def left(self) -> list[Process]:
@@ -123,7 +123,7 @@ class HostAction:
 
     def close(self, limit_s: float) -> int | None:
         """Let go of the command; return the supervisor's number where that goes on for `limit_s`, for what is left."""
-        with self._one:
+        with self._lock:
             self._code = -signal.SIGKILL if self._code is None else self._code
             self._let_go()
         for pipe in filter(None, (self.stdout, self.stderr, self._report)):

@@ -50,5 +50,5 @@ def _listed(spec: RunSpec, requested: Mapping[str, str], key: str, single: str, 
         return []  # a recipe's list gives way to the one value
     if words and single in requested:
         hint = f"--set {key}= runs {single} {requested[single]} alone"
-        raise UsageProblem(f"{key} is '{text}', and {single} {requested[single]} was asked for as well", hint)
+        raise UsageProblem(f"{key} is '{text}', and {single} {requested[single]} was requested as well", hint)
     return list(dict.fromkeys(words))

@@ -153,7 +153,7 @@ def _data(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
             what = f"{name} '{path}' counts from the run's own folder"
             yield Finding(message=what, hint=f"--set {name}=/its/whole/path", fatal=True)
     if settings["dataset"] and not (settings["model_id"] or settings["tokenizer_id"]):
-        what = f"nothing says whose tokenizer reads data set {settings['dataset']}"
+        what = f"no tokenizer is set for data set {settings['dataset']}"
         yield Finding(message=what, hint="--set tokenizer_id=REPOSITORY or FOLDER", fatal=True)
     unused = [name for name in ("tokenizer_id", "chat_template", "dataset_field") if is_set(plan, name)]
     if unused and not settings["dataset"]:

@@ -60,7 +60,7 @@ def _attention(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     attention, settings = plan.settings["attention"], plan.settings
     if attention == "sdpa" and settings["architecture"] == "gpt_oss":
         hint = "--set attention=flex_attention, or eager"
-        yield Finding(message="GPT-OSS has no attention by sdpa, which knows no sinks", hint=hint, fatal=True)
+        yield Finding(message="GPT-OSS has no attention by sdpa, which does not support sinks", hint=hint, fatal=True)
     if attention == "flex_attention" and not plan.place.gpus_per_node:
         hint = "--set attention=eager"
         yield Finding(message="flex_attention has no backward pass on a CPU", hint=hint, fatal=True)

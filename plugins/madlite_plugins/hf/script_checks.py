@@ -12,7 +12,7 @@ def script_findings(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
     if not plan.place.gpus_per_node:
         yield Finding(message="train_llama.py needs a GPU", fatal=True)
     if variant.precision != "FP8":
-        hint = "--precision FP8, or --image-release upstream, whose script knows BF16"
+        hint = "--precision FP8, or --image-release upstream, whose script supports BF16"
         yield Finding(message=f"train_llama.py trains in FP8, not {variant.precision}", hint=hint, fatal=True)
     ranks = max(1, plan.place.gpus_per_node) * plan.place.nodes
     batch = (variant.micro_batch or 1) * int(plan.settings["accumulation"]) * ranks

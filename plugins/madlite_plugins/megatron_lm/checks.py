@@ -38,7 +38,7 @@ def _size(plan: RunPlan, script: Script) -> Iterator[Finding]:
     if script.sizes and size not in script.sizes:
         near = size.upper().removesuffix("B")
         hint = f"--set model_size={near}" if near in script.sizes else f"one of {', '.join(script.sizes)}"
-        yield Finding(message=f"{script_name(plan)} knows no MODEL_SIZE {size!r}", hint=hint, fatal=True)
+        yield Finding(message=f"{script_name(plan)} has no MODEL_SIZE {size!r}", hint=hint, fatal=True)
     if layers < 0:
         yield Finding(message=f"num_layers is {layers}", hint="--set num_layers=N", fatal=True)
     elif most and plan.place.nodes == 1 and not 0 < layers <= most:
@@ -65,7 +65,7 @@ def _limits(plan: RunPlan, variant: Variant, script: Script) -> Iterator[Finding
             )
     if script.most_steps and (variant.steps or 0) > script.most_steps:
         yield Finding(
-            message=f"{script_name(plan)} ends after {script.most_steps} steps, {variant.steps} are asked for",
+            message=f"{script_name(plan)} ends after {script.most_steps} steps, {variant.steps} are requested",
             hint=f"--steps {script.most_steps}",
             fatal=True,
         )
@@ -88,7 +88,7 @@ def _precision(plan: RunPlan, variant: Variant, script: Script | None) -> Iterat
         text = str(plan.settings.get(key, ""))
         if text and text != meant:
             yield Finding(
-                message=f"{key} {text} is not {variant.precision}, which the result's row would say",
+                message=f"{key} {text} is not {variant.precision}, which the result's row would have",
                 hint=f"leave {key} out: --precision decides it",
                 fatal=True,
             )

@@ -55,7 +55,7 @@ def _settings(plan: RunPlan) -> Iterator[Finding]:
     for name, words in known.items():
         yield from unknown_choice(name, settings[name], words)
     if settings["suite"] == "posttrain" and settings["starter"] == STARTERS[0]:
-        yield Finding(message=f"{STARTERS[0]} knows pretraining alone", hint="--set starter=primus-cli", fatal=True)
+        yield Finding(message=f"{STARTERS[0]} supports pretraining alone", hint="--set starter=primus-cli", fatal=True)
     if str(settings["mock_data"]).lower() not in _DATA:  # a text in a tree's card
         yield Finding(message=f"mock_data is '{settings['mock_data']}'", hint="--mock-data", fatal=True)
     for word in split_words(str(settings["exports"])):

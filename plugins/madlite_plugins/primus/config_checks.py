@@ -39,7 +39,7 @@ def _precision(plan: RunPlan, variant: Variant, config: PurePosixPath) -> Iterat
     trained, machine = precision_of_run(plan), plan.machine
     if variant.precision and trained != variant.precision:
         yield Finding(
-            message=f"{config.name} trains in {trained}, and the row would say {variant.precision}",
+            message=f"{config.name} trains in {trained}, and the row would have {variant.precision}",
             hint=f"--precision {trained}, or --set config= with a file for {variant.precision}",
             fatal=True,
         )
@@ -74,7 +74,7 @@ def _model(plan: RunPlan, config: PurePosixPath) -> Iterator[Finding]:
     requested, trained = _MODES.sub("", _SUFFIX.sub("", found[1])), config.name
     one, other = _letters(requested), _letters(trained)
     if not other.startswith(one) and not one.startswith(_letters(re.split(r"[-.](?=[A-Za-z])", trained)[0])):
-        yield Finding(message=f"the tag says {requested}, and {trained} is what is trained")
+        yield Finding(message=f"the tag names {requested}, and {trained} is what is trained")
 
 
 def _letters(name: str) -> str:

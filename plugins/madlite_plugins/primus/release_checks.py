@@ -55,7 +55,7 @@ def release_findings(plan: RunPlan, variant: Variant, config: Config) -> Iterato
             yield absent
         elif plan.settings["recipe"] != TREE:
             near = _near(config.path, here)
-            message = f"{config.path} is not among the files that the recipes know of {variant.release}"
+            message = f"{config.path} is not among the files that the recipes have for {variant.release}"
             yield Finding(message=message, hint=f"near: {', '.join(near)}" if near else "")
 
 

@@ -47,7 +47,7 @@ def declared_findings(plan: RunPlan, base: Mapping[str, Scalar]) -> Iterator[Fin
     if steps and not plan.origins.get("variant.steps", "").startswith("card"):
         unread = _reads_not(["steps"], checked=read is not None)
         yield Finding(
-            message=f"{steps}: {script} {unread}: its log is held to them, and it is not told",
+            message=f"{steps}: {script} {unread}: its log is checked against them, and the script does not get them",
             hint="--set args='…' passes a script arguments of its own",
         )
 
@@ -55,7 +55,7 @@ def declared_findings(plan: RunPlan, base: Mapping[str, Scalar]) -> Iterator[Fin
 def _label(plan: RunPlan, label: str) -> Finding:
     return Finding(
         message=f"card '{plan.card.name}' ({plan.card.source}): training_precision={label} is no more than a label: "
-        f"{plan.settings['script']} is told no precision",
+        f"{plan.settings['script']} gets no precision",
         hint="leave it out, set precision in the recipe, or, if it trains so by itself: --set declared=precision",
         fatal=True,
     )
@@ -80,7 +80,7 @@ def _undeclared(script: str, left: Mapping[str, str], read: frozenset[str] | Non
     ways = f"leave it out, or read it in the script, or, if it trains so by itself: --set declared={','.join(left)}"
     return Finding(
         message=f"{', '.join(left.values())}: {name} "
-        f"{_reads_not(left, checked=read is not None)}, so the row would say what did not run",
+        f"{_reads_not(left, checked=read is not None)}, so the row would have values that were not run",
         hint=one_hint("leave it out" if script in SAMPLES else ways, known),
         fatal=True,
     )
@@ -89,7 +89,7 @@ def _undeclared(script: str, left: Mapping[str, str], read: frozenset[str] | Non
 def _reads_not(keys: Mapping[str, str] | list[str], *, checked: bool) -> str:
     names = " and ".join(f"$MADLITE_{key.upper()}" for key in keys if key != "model")
     if not names:
-        return "is not told what its model is called"
+        return "does not get the name of its model"
     return f"does not read {names}" if checked else f"is not here to be seen whether it reads {names}"
 
 
@@ -100,7 +100,7 @@ def _precision_of_sample(precision: str, plan: RunPlan) -> Finding:
     close = did_you_mean(precision, SAMPLES[script].precisions)
     known = f"it trains in {' and '.join(SAMPLES[script].precisions)}"
     return Finding(
-        message=f"{words}: {PurePosixPath(script).name} knows no such precision",
+        message=f"{words}: {PurePosixPath(script).name} does not support this precision",
         hint=one_hint(close, known),
         fatal=True,
     )

@@ -1,4 +1,4 @@
-"""Read the steps of a script's log as its user says they look (words.py)."""
+"""Read the steps of a script's log by the format that its user describes (step_format.py)."""
 
 from __future__ import annotations
 

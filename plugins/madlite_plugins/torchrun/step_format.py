@@ -97,7 +97,7 @@ def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Qua
     if reader:
         return _headline_of_log(reader, settings)
     if not ways:
-        raise UsageProblem("nothing says how a step of the log is read", f"{_EXAMPLE}   or --set json=true")
+        raise UsageProblem("no pattern is set for the steps of the log", f"{_EXAMPLE}   or --set json=true")
     names = set(read_pattern(text).groupindex) if text else set(read_keys(str(settings["json_keys"])).values())
     there = [name for name in SPEEDS if SPEEDS[name] in {NAMES[one][0] for one in names if one != "n"}]
     if sized and "step_time_s" in there and "tokens_per_s_per_gpu" not in there:
@@ -133,7 +133,7 @@ def _headline_of_log(reader: str, settings: Mapping[str, Scalar]) -> tuple[Quant
 
 def _no_speed(requested: str, text: str, there: Iterable[str]) -> UsageProblem:
     if requested == "tokens_per_s_per_gpu" and "step_time_s" in there:
-        hint = "--seq-len and --batch-size say how many tokens a step has"
+        hint = "--seq-len and --batch-size set the tokens of a step"
         return UsageProblem(f"step {text!r} reads a step's time, and not its tokens", hint)
     return UsageProblem(f"step {text!r} reads no {requested or 'speed'}", f"give it a group of {_listed(SPEEDS)}")
 

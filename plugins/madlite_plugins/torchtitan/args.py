@@ -34,7 +34,7 @@ def arg_findings(plan: RunPlan) -> Iterator[Finding]:
     precision = plan.variant.precision if plan.variant else ""
     if precision != "FP8" and any(map(quantises, converters)):
         yield Finding(
-            message=f"args quantise, and the result's row would say {precision}", hint="--precision FP8", fatal=True
+            message=f"args quantise, and the result's row would have {precision}", hint="--precision FP8", fatal=True
         )
 
 

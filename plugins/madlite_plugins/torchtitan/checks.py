@@ -147,7 +147,7 @@ def _precision(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         )
     elif variant.precision != "FP8" and any(map(quantises, converters)):
         yield Finding(
-            message=f"converters {','.join(converters)} quantise, and the result's row would say {variant.precision}",
+            message=f"converters {','.join(converters)} quantise, and the result's row would have {variant.precision}",
             hint="--set precision=FP8 --set converters=",
             fatal=True,
         )
@@ -171,7 +171,7 @@ def _logging(plan: RunPlan) -> Iterator[Finding]:
         hint = f"--set log_ranks= with a number from 0 to {known - 1}"
         yield Finding(message=f"log_ranks '{ranks}' names no rank of {known}", hint=hint, fatal=True)
     elif len(printing) > 1:
-        message = "lines of several ranks are not told apart: of each step the last one counts"
+        message = "lines of several ranks cannot be distinguished: of each step the last one counts"
         yield Finding(message=message, hint="--set log_ranks= with one number")
 
 

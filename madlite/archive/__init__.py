@@ -1,0 +1,1 @@
+"""Runs outside of their folder and time: packed for somebody else, taken in, read again, and removed by age or size."""

@@ -1,0 +1,151 @@
+"""What is in an archive of runs: `manifest.json`, its first file.
+
+Format: docs/archive.md.  It is read before anything is extracted, and nothing is extracted that it does not name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
+
+import msgspec
+
+from madlite.errors import UsageProblem
+from madlite.model import Value, to_json
+from madlite.plan.plan_file import RUN_ID
+from madlite.workspace.folder import HANDLE, LOCK, PROGRESS, RECORD, RESULT
+from madlite.workspace.journal import RUN_JOURNAL
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+LIMIT_BYTES = 64 << 20
+OF_ONE_FOLDER = frozenset((LOCK, HANDLE, PROGRESS, RUN_JOURNAL, RESULT))
+"""Files of a run that mean something in its own folder alone."""
+RESERVED = frozenset(("baselines",))  # what else has its place among the folders of runs
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LONGEST_NAME, _LONGEST_PATH, _DEEPEST = 255, 1000, 32  # bytes of a part, characters, parts
+
+
+class PackedFile(Value, frozen=True):
+    """A file of a run as the archive has it; `masked` where a secret was masked in it while it was packed."""
+
+    path: str
+    bytes: int
+    sha256: str
+    masked: bool = False
+
+
+class LeftOut(Value, frozen=True):
+    """A file of a run that the archive does not have, and why."""
+
+    path: str
+    bytes: int
+    why: str
+
+
+class PackedRun(Value, frozen=True):
+    """A run of an archive.
+
+    `doubt` says how its record had been changed before it was packed.  `left_out` names the first files that are not
+    here, the counts are of all of them.
+    """
+
+    id: str
+    card: str
+    status: str
+    started: str = ""
+    doubt: str = ""
+    files: tuple[PackedFile, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    left_out_files: int = 0
+    left_out_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """How large its files are together."""
+        return sum(file.bytes for file in self.files)
+
+
+class Manifest(Value, frozen=True):
+    """The content of an archive; `format` is incremented when the meaning of a field changes."""
+
+    format: int
+    madlite: str
+    runs: tuple[PackedRun, ...] = ()
+
+    def sizes(self) -> dict[str, PackedFile]:
+        """Return the files by their names in the archive."""
+        return {f"{run.id}/{file.path}": file for run in self.runs for file in run.files}
+
+
+class _Versioned(Value, frozen=True):
+    format: int = 0
+    madlite: str = ""
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """Return the text of a manifest."""
+    return to_json(manifest)
+
+
+def read_manifest(data: bytes, where: str) -> Manifest:
+    """Return the manifest of an archive; messages call that `where`.
+
+    Raises:
+        UsageProblem: it is none, of another format, or names what no archive of runs has.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Versioned)
+        if version.format != FORMAT:
+            raise UsageProblem(
+                f"{where}: its {MANIFEST} is of format {version.format} (madlite {version.madlite or 'unknown'}), "
+                f"and this madlite reads format {FORMAT}",
+                "pip install --upgrade madlite",
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageProblem(f"{where}: its {MANIFEST} cannot be read: {error}", _HINT) from None
+    if problem := next(_problems(manifest), ""):
+        raise UsageProblem(f"{where}: {problem}", _HINT)
+    return manifest
+
+
+_HINT = "madlite archive writes archives of runs; nothing was taken in"
+
+
+def _problems(manifest: Manifest) -> Iterator[str]:
+    """Yield what is wrong with the names of a manifest: they become paths."""
+    yield from _repeated((run.id for run in manifest.runs), "run")
+    for run in manifest.runs:
+        if not RUN_ID.fullmatch(run.id) or run.id in RESERVED:
+            yield f"{run.id!r} is no id of a run"
+        yield from _repeated((file.path for file in run.files), f"file of run {run.id}")
+        if RECORD not in (file.path for file in run.files):
+            yield f"run {run.id} has no {RECORD}"
+        for file in run.files:
+            if why := why_not_a_name(file.path):
+                yield f"the file {file.path[:_LONGEST_NAME]!r} of run {run.id} {why}"
+            if file.bytes < 0 or not _SHA256.fullmatch(file.sha256):
+                yield f"size or SHA-256 of {file.path!r} of run {run.id} is none"
+
+
+def _repeated(names: Iterable[str], what: str) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield f"{what} {name!r} is named twice"
+        seen.add(name)
+
+
+def why_not_a_name(path: str) -> str:
+    """Return, as the end of a sentence, why a path is no file's of a run in an archive; "" where it may be one."""
+    parts = path.split("/")
+    if not path.isprintable() or "\\" in path or any(0xD800 <= ord(char) <= 0xDFFF for char in path):
+        return "has characters that no file of an archive has"
+    if any(part in ("", ".", "..") for part in parts):
+        return "is outside of its folder"
+    if parts[0] in OF_ONE_FOLDER or parts[0].startswith("."):
+        return "has a name that is not taken in"
+    too_long = len(path) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts)
+    return "has too long a name" if too_long or len(PurePosixPath(path).parts) > _DEEPEST else ""

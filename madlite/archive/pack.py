@@ -1,0 +1,201 @@
+"""Runs → an archive: their files, secrets masked, and a manifest, the same bytes for the same runs."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+from madlite.archive.choose import Candidate, left_out, list_files
+from madlite.archive.manifest import FORMAT, MANIFEST, RESERVED, LeftOut, Manifest, PackedFile, PackedRun, manifest_text
+from madlite.errors import UsageProblem
+from madlite.files import NotJson, decode_json
+from madlite.model import Value
+from madlite.plan.plan_file import RUN_ID
+from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
+from madlite.safe_files import Folder, check_plain, folder_of, open_plain
+from madlite.secrets import Redactor, masked_json
+from madlite.workspace.folder import RECORD
+
+MAX_FILE_BYTES = 256 << 20
+"""Of one file of a run, where nothing else is said."""
+ENDS = (".tar.gz", ".tgz")
+_CHUNK_BYTES = 1 << 20
+_DOCUMENT_BYTES = 64 << 20  # of a JSON file that is masked text by text
+_LEVEL = 6  # of gzip: another one would give other bytes
+
+
+class Packed(Value, frozen=True):
+    """What was written: the archive's size, and its manifest."""
+
+    file: Path
+    bytes: int
+    manifest: Manifest
+
+
+def why_not_packed(run: StoredRun, *, force: bool = False) -> str:
+    """Return why a run cannot be packed; "" where it can, with `force` also one that another program changed."""
+    reasons = {
+        RUNNING: "it is still running",
+        CUT_OFF: "it was cut off: it has no record",
+        UNREADABLE: run.problem or "its record cannot be read",
+    }
+    if run.state in reasons:
+        return reasons[run.state]
+    if not run.collected:
+        return "it is not collected (madlite collect)"
+    if not RUN_ID.fullmatch(run.folder.name) or run.folder.name in RESERVED:
+        return "its folder's name is no id of a run"
+    return f"{run.doubt} (--force packs it, and marks it)" if run.doubt and not force else ""
+
+
+def pack(runs: Iterable[StoredRun], file: Path, secrets: Sequence[str], max_file_bytes: int = MAX_FILE_BYTES) -> Packed:
+    """Write runs into a new archive; `secrets` are masked in every file, and whatever is one by its shape.
+
+    Raises:
+        UsageProblem: the file is there, cannot be written or has no name of an archive, or a run has no record.
+    """
+    from madlite import __version__
+
+    _check_name(file)
+    try:
+        with tempfile.TemporaryFile(dir=file.parent) as spool:
+            files = _Spool(spool, secrets)
+            in_order = sorted(runs, key=lambda run: run.folder.name)
+            packed = tuple(_pack_run(run, files, max_file_bytes) for run in in_order)
+            manifest = Manifest(format=FORMAT, madlite=__version__, runs=packed)
+            with (
+                folder_of(file) as (folder, name),
+                folder.atomic(name) as beside,
+                os.fdopen(folder.create(beside), "wb") as out,
+            ):
+                _write(out, manifest, spool)
+                size = out.tell()
+    except OSError as error:
+        raise UsageProblem(f"{file} cannot be written: {error.strerror or error}", f"ls -ld {file.parent}") from error
+    return Packed(file=file, bytes=size, manifest=manifest)
+
+
+def _check_name(file: Path) -> None:
+    if not file.name.endswith(ENDS):
+        raise UsageProblem(f"{file} is no name of an archive", f"-o {file.name.partition('.')[0] or 'runs'}.tar.gz")
+    if os.path.lexists(file):
+        raise UsageProblem(f"{file} is there already", f"rm {file}   or name another file: -o")
+
+
+def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
+    record = run.record
+    with Folder.open(run.folder.parent) as parent, parent.below(run.folder.name) as home:
+        candidates = list(list_files(home, record, max_file_bytes))
+        packed, out = [], []
+        for one in candidates:
+            try:
+                packed += [] if one.why else [files.add(home, one)]
+            except OSError as error:  # it was replaced meanwhile, has other names, or is not ours to read
+                out.append(Candidate(path=one.path, bytes=one.bytes, why=error.strerror or str(error)))
+    out += [one for one in candidates if one.why]
+    if RECORD not in (file.path for file in packed):
+        raise UsageProblem(f"run {run.folder.name} cannot be packed: its {RECORD} cannot be read", "madlite runs")
+    return PackedRun(
+        id=run.folder.name,
+        card=files.text(record.card),
+        status=run.state,
+        started=record.started,
+        doubt=files.text(run.doubt),
+        files=tuple(packed),
+        left_out=tuple(LeftOut(path=files.text(one.path), bytes=one.bytes, why=one.why) for one in left_out(out)),
+        left_out_files=len(out),
+        left_out_bytes=sum(one.bytes for one in out),
+    )
+
+
+class _Spool:
+    """The masked content of the files, one after another, in a file without a name: a kill leaves nothing of it."""
+
+    def __init__(self, file: BinaryIO, secrets: Sequence[str]) -> None:
+        self._file, self._secrets = file, tuple(secrets)
+        self.text = Redactor(self._secrets).text
+
+    def add(self, home: Folder, one: Candidate) -> PackedFile:
+        """Append a plain file of an open folder.
+
+        Raises:
+            OSError: it is none, has other names too, or cannot be read; nothing of it is appended.
+        """
+        with home.parent_of(one.path) as (folder, name):
+            fd = open_plain(folder, name, os.O_RDONLY, make=False)
+        begin = self._file.tell()
+        try:
+            check_plain(fd, one.path)
+            return self._copy(fd, one)
+        except OSError:
+            self._file.seek(begin)
+            self._file.truncate()
+            raise
+        finally:
+            os.close(fd)
+
+    def _copy(self, fd: int, one: Candidate) -> PackedFile:
+        before, after, size = hashlib.sha256(), hashlib.sha256(), 0
+        for original, masked in self._pieces(fd, one):
+            before.update(original)
+            after.update(masked)
+            size += self._file.write(masked)
+        digest = after.hexdigest()
+        return PackedFile(path=one.path, bytes=size, sha256=digest, masked=digest != before.hexdigest())
+
+    def _pieces(self, fd: int, one: Candidate) -> Iterator[tuple[bytes, bytes]]:
+        """Yield what a file holds, each piece with what is written of it."""
+        redactor = Redactor(self._secrets)
+        if one.path.endswith(".json") and one.bytes <= _DOCUMENT_BYTES:
+            data = b"".join(_chunks(fd, one.bytes))
+            yield data, _masked_document(data, redactor, self._secrets)
+            return
+        for piece in _chunks(fd, one.bytes):
+            yield piece, redactor.feed(piece)
+        yield b"", redactor.flush()
+
+
+def _chunks(fd: int, size: int) -> Iterator[bytes]:
+    """Yield a file's bytes, no more than it had: it may grow."""
+    while size > 0 and (piece := os.read(fd, min(size, _CHUNK_BYTES))):
+        size -= len(piece)
+        yield piece
+
+
+def _masked_document(data: bytes, redactor: Redactor, secrets: Sequence[str]) -> bytes:
+    """Return a JSON text with its secrets masked, as JSON: a masked number would be none."""
+    masked = redactor.feed(data) + redactor.flush()
+    if masked == data:
+        return data
+    try:
+        return masked_json(decode_json(data), secrets).encode()
+    except NotJson:
+        return masked
+
+
+def _write(out: BinaryIO, manifest: Manifest, spool: BinaryIO) -> None:
+    """Write the archive: no time, user or right of a file is in it."""
+    text = manifest_text(manifest).encode()
+    spool.seek(0)
+    with (
+        gzip.GzipFile(filename="", mode="wb", compresslevel=_LEVEL, fileobj=out, mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        tar.addfile(_member(MANIFEST, len(text)), BytesIO(text))
+        for name, file in manifest.sizes().items():
+            tar.addfile(_member(name, file.bytes), spool)
+    out.flush()
+    os.fsync(out.fileno())
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o644
+    return member

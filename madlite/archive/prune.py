@@ -1,0 +1,241 @@
+"""Which runs can be removed by age or size, and their removal: the record stays, unless the folder goes too."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+from madlite.archive.baselines import baseline_runs
+from madlite.archive.choose import ROWS
+from madlite.archive.rows_in_file import RowsInFile
+from madlite.model import Runtime, Value
+from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun, list_runs
+from madlite.results.record import Record
+from madlite.results.stored import NotedRuns, rows_here
+from madlite.run.recovery.leftovers import find_leftovers
+from madlite.safe_files import REMOVED, Folder
+from madlite.workspace import journal
+from madlite.workspace.folder import CONTEXT, LOCK, LOG, PLAN, RECORD, RESULT, STEPS, RunFolder, open_runs
+from madlite.workspace.journal import RUN_JOURNAL, Entry, RunRows, read_run
+
+_STAY = frozenset((RECORD, PLAN, CONTEXT, LOCK, RUN_JOURNAL, RESULT, ROWS))
+_LOGS = frozenset((LOG, STEPS))
+_BLOCK_BYTES = 512  # of st_blocks, whatever the file system
+
+
+class Rules(Value, frozen=True):
+    """Which runs are meant: those to which all of this applies.
+
+    `max_size_bytes` is what all runs of the folder may have together: the oldest go until they have.  With `folders`
+    the record goes too; with `keep_logs` log and steps stay.
+    """
+
+    older_than_s: float | None = None
+    keep_last: int | None = None
+    larger_than_bytes: int | None = None
+    max_size_bytes: int | None = None
+    folders: bool = False
+    keep_logs: bool = False
+
+
+class Prunable(Value, frozen=True):
+    """A run that the rules mean: what its removal frees, how old it is, and why it stays, "" where it goes."""
+
+    run: StoredRun
+    bytes: int
+    age_s: float
+    why: str = ""
+
+
+class Pruned(Value, frozen=True):
+    """What the rules mean, the oldest first, and notes on what could not be inspected."""
+
+    runs: tuple[Prunable, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def find_prunable(
+    runs: Path, rules: Rules, environ: Mapping[str, str], runtimes: Mapping[str, Runtime], now: datetime | None = None
+) -> Pruned:
+    """Return the runs of a folder of runs that the rules mean; nothing is removed.
+
+    Raises:
+        UsageProblem: a baseline cannot be read: it may name a run.
+    """
+    every = list_runs(runs)
+    at = now or datetime.now(timezone.utc)
+    chosen = [run for run in every[: len(every) - (rules.keep_last or 0)] if _is_meant(run, rules, at)]
+    if not chosen:
+        return Pruned()
+    found = find_leftovers(runs.parent, environ, runtimes)
+    busy = {os.path.realpath(one.folder): one.kind for one in found.leftovers if one.folder}
+    why = _Reasons(runs, rules, busy).why
+    meant = [Prunable(run=run, bytes=_freed(run, rules), age_s=_age_s(run, at), why=why(run)) for run in chosen]
+    if rules.max_size_bytes is not None:
+        everything = sum(_size(run.folder, lambda name: True) for run in every)
+        meant = list(_until_small_enough(meant, everything, rules.max_size_bytes))
+    notes = found.notes if any(run.record.containerised for run in chosen) else ()
+    return Pruned(runs=tuple(one for one in meant if one.bytes or rules.folders), notes=notes)
+
+
+def _is_meant(run: StoredRun, rules: Rules, now: datetime) -> bool:
+    if rules.older_than_s is not None and _age_s(run, now) <= rules.older_than_s:
+        return False
+    return rules.larger_than_bytes is None or _freed(run, rules) > rules.larger_than_bytes
+
+
+def _age_s(run: StoredRun, now: datetime) -> float:
+    """Return how long ago a run ended, or where that is unknown, began."""
+    for text in (run.record.ended, f"{run.when}+00:00"):
+        with suppress(ValueError):
+            then = datetime.fromisoformat(text)
+            return (now - (then if then.tzinfo else then.replace(tzinfo=timezone.utc))).total_seconds()
+    return 0.0
+
+
+def _until_small_enough(meant: Sequence[Prunable], everything: int, most: int) -> Iterator[Prunable]:
+    """Yield the oldest runs until what is left is no more than `most` bytes; of those on the way that stay, too."""
+    for one in meant:
+        if everything <= most:
+            return
+        everything -= 0 if one.why else one.bytes
+        yield one
+
+
+class _Reasons:
+    """Says why a run must not be removed; what needs a whole file to be read is read once."""
+
+    def __init__(self, runs: Path, rules: Rules, busy: Mapping[str, str]) -> None:
+        self._runs, self._rules, self._busy = runs, rules, busy
+        self._noted, self._rows = NotedRuns(runs), RowsInFile(runs.parent)
+        self._baselines: Collection[str] = baseline_runs(runs)
+
+    def why(self, run: StoredRun) -> str:
+        """Return why a run stays; "" where it can go."""
+        return self._of_state(run) or self._of_use(run) or self._of_rows(run)
+
+    def _of_state(self, run: StoredRun) -> str:
+        if run.state == RUNNING:
+            return "it is running"
+        if run.state == CUT_OFF and read_run(run.folder).cleaned is None:
+            return "it was cut off: madlite clean --yes comes first"
+        if run.state == UNREADABLE:
+            return run.problem or "its record cannot be read"
+        return "" if run.collected else "it is not collected: madlite collect comes first"
+
+    def _of_use(self, run: StoredRun) -> str:
+        if run.folder.name in self._baselines:
+            return "a baseline names it"
+        if kind := self._busy.get(os.path.realpath(run.folder)):
+            return f"its {kind} is still there: madlite clean"
+        if run.doubt:
+            return run.doubt
+        owner = run.folder.lstat().st_uid if run.folder.exists() else os.geteuid()
+        return "" if os.geteuid() in (0, owner) else f"it is another user's (uid {owner})"
+
+    def _of_rows(self, run: StoredRun) -> str:
+        rows = _rows_of(run, self._noted)
+        if rows is None:
+            old = self._rules.folders and not run.record.version and run.state not in (CUT_OFF,)
+            return "its record is of an older madlite, and does not say where its rows are" if old else ""
+        if not rows.appended and run.state != CUT_OFF:
+            return f"its rows are not in {rows.path}: the next madlite run adds them"
+        if not self._rules.folders:
+            return ""
+        if problem := self._rows.why_unknown(rows):
+            return f"its record may be the only copy of its rows: {rows.path}: {problem}"
+        return (
+            "" if self._rows.has(rows) else f"its record is the only copy of its rows: {rows.path} does not have them"
+        )
+
+
+def _rows_of(run: StoredRun, noted: NotedRuns) -> RunRows | None:
+    if run.state == CUT_OFF:
+        return read_run(run.folder).rows
+    return rows_here(run.folder, run.record, noted)
+
+
+# What goes: everything but a few small files, or the folder.
+
+
+def _goes(record: Record, rules: Rules) -> Callable[[str], bool]:
+    """Return which names of a run's folder go."""
+    if rules.folders:
+        return lambda name: True
+    rendered = {file.path for file in record.files if file.sha256}
+    stay = _STAY | rendered | (_LOGS if rules.keep_logs else frozenset())
+    return lambda name: name not in stay and not (rules.keep_logs and name.startswith(f".{LOG}."))
+
+
+def _freed(run: StoredRun, rules: Rules) -> int:
+    return _size(run.folder, _goes(run.record, rules))
+
+
+def _size(folder: Path, goes: Callable[[str], bool]) -> int:
+    """Return how many bytes on the disk the files of a folder have whose first name `goes`; links count themselves."""
+    total, seen, pending = 0, set(), [folder]
+    while pending:
+        place = pending.pop()
+        with suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                if place == folder and not goes(entry.name):
+                    continue
+                facts = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(facts.st_mode):
+                    pending.append(place / entry.name)
+                elif facts.st_nlink == 1 or (facts.st_dev, facts.st_ino) not in seen:
+                    seen.add((facts.st_dev, facts.st_ino))
+                    total += facts.st_blocks * _BLOCK_BYTES
+    return total
+
+
+def prune(one: Prunable, rules: Rules) -> str:
+    """Remove what goes of one run; return why something stays, "" where all of it is gone.
+
+    The journal of the folder of runs has it first: a kill in between leaves a run that is known to be pruned.
+    """
+    folder = one.run.folder
+    run_folder = RunFolder.reopen(folder)
+    if run_folder is None:
+        return "a madlite process has locked the run by now, or its folder is another user's"
+    try:
+        with closing(run_folder), open_runs(folder.parent.parent) as runs:
+            _note(one, rules, runs)
+            if rules.folders:
+                gone = f"{REMOVED}{secrets.token_hex(4)}"
+                runs.rename(folder.name, gone)
+                runs.remove_tree(gone)
+                return ""
+            return _empty(run_folder.files, _goes(one.run.record, rules))
+    except OSError as error:
+        return _words(error)
+
+
+def _note(one: Prunable, rules: Rules, runs: Folder) -> None:
+    rows = _rows_of(one.run, NotedRuns(runs.path))
+    entry = Entry(at=journal.now(), run=one.run.folder.name, pruned="folder" if rules.folders else "files")
+    if rows is not None and rules.folders:
+        entry = Entry(at=entry.at, run=entry.run, pruned="folder", rows=len(rows.cells), rows_in=rows.path)
+    journal.add(runs, entry)
+
+
+def _empty(home: Folder, goes: Callable[[str], bool]) -> str:
+    """Remove the names of an open folder that go; return the first reason why one stays."""
+    problems = []
+    for name in os.listdir(home.fd):  # noqa: PTH208 - of the open folder
+        if goes(name):
+            try:
+                home.remove_tree(name)
+            except OSError as error:
+                problems.append(_words(error))
+    return problems[0] if problems else ""
+
+
+def _words(error: OSError) -> str:
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+    return f"{error.strerror or error}{f': {name}' if name else ''}"

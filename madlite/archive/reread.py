@@ -1,0 +1,111 @@
+"""A run's log read again, as the run read it: by the readers and the rules of its plan, and judged by that plan.
+
+What the log does not have is taken from the record: the exit code, and what ended the run from outside.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from madlite.backends.loader import Plugins
+from madlite.errors import UsageProblem
+from madlite.measure.checks.table import Observation
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.multiple import FileResults, parse_results
+from madlite.measure.rules import with_common
+from madlite.measure.verdict import Verdict, judge
+from madlite.model import Cause, Exit, Reader, RunPlan, Status, Value
+from madlite.reports.log import read_log
+from madlite.results.record import Record
+from madlite.run.detect import AutoDetectReader
+from madlite.safe_read import read_inside, read_regular
+from madlite.workspace.folder import PLAN, WORK
+from madlite.workspace.log_file import LEFT_OUT
+
+_LIMIT_PLAN_BYTES = 64 << 20
+STOPS = (Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED)
+"""What ended a run from outside, whatever its log has."""
+
+
+class Reread(Value, frozen=True):
+    """What a log gives: the verdict, and the steps and figures it was made from; how much of it is missing."""
+
+    log: LogMonitor
+    verdict: Verdict
+    missing_bytes: int = 0
+
+
+def load_plan(folder: Path) -> RunPlan:
+    """Return the plan of a run.
+
+    Raises:
+        UsageProblem: it has none that this madlite reads.
+    """
+    try:
+        return msgspec.json.decode(read_regular(folder / PLAN, _LIMIT_PLAN_BYTES), type=RunPlan, dec_hook=_decode)
+    except OSError as error:
+        raise UsageProblem(f"{PLAN}: {error.strerror}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise UsageProblem(f"{PLAN}: {error}") from error
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(kind)
+
+
+def reread(folder: Path, record: Record, plan: RunPlan, plugins: Plugins, workspace: Path | None) -> Reread:
+    """Read a run's log again; `workspace` is where a results file may still lie, None for an archive's.
+
+    Raises:
+        UsageProblem: it has no log, or one of its readers is not installed here.
+    """
+    log, missing = _monitor(plan, plugins), 0
+    for chunk in read_log(folder):
+        if b"bytes left out here" in chunk:
+            missing += sum(int(found[1]) for found in LEFT_OUT.finditer(chunk))
+        log.feed(chunk)
+    log.finish(folder / WORK if record.containerised else folder)
+    return Reread(log=log, verdict=judge(plan, _observed(record, plan, workspace), log), missing_bytes=missing)
+
+
+def _monitor(plan: RunPlan, plugins: Plugins) -> LogMonitor:
+    backends = plugins.backends()
+    names = dict.fromkeys(plan.readers or (plan.backend,))
+    if missing := [name for name in names if name not in backends]:
+        raise UsageProblem(f"the plugin of its backend '{missing[0]}' is not installed here")
+    readers: list[Reader | None] = [plugins.query(backends[name][0], "reader", plan, otherwise=None) for name in names]
+    whose = None if plan.own_script else {plan.backend, *plan.readers}
+    return LogMonitor(
+        [reader for reader in readers if reader is not None],
+        with_common(plugins.failure_rules(), whose),
+        error_scan=plan.error_scan,
+        script_reader=AutoDetectReader(plugins, plan.readers) if plan.own_script else None,
+    )
+
+
+def _observed(record: Record, plan: RunPlan, workspace: Path | None) -> Observation:
+    code = record.exit_code
+    if code is None and record.status is Status.SUCCESS:  # which claims that it ended well
+        code = 0
+    return Observation(
+        exit=Exit(code=code, duration_s=0.0) if code is not None else None,
+        stopped=record.ended_by if record.ended_by in STOPS else Cause.NONE,
+        results=_results(plan, workspace) if workspace is not None else None,
+        skipped=plan.skip_model_run,
+    )
+
+
+def _results(plan: RunPlan, workspace: Path) -> FileResults | None:
+    """Return what is in the results file of the working folder: by now it may be another run's."""
+    if plan.result_rule.kind != "multiple_results" or not plan.result_rule.file:
+        return None
+    path = workspace / plan.result_rule.file
+    try:
+        return parse_results(path.name, read_inside(path, workspace))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,427 @@
+"""Is each number, hash and plan of a run what its files give?  Nothing is repaired, and nothing written."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import msgspec
+
+from madlite.archive.choose import why_no_result
+from madlite.archive.manifest import PackedRun
+from madlite.archive.reread import STOPS, Reread, load_plan, reread
+from madlite.archive.rows_in_file import RowsInFile
+from madlite.archive.unpack import Mismatch
+from madlite.backends.loader import Plugins
+from madlite.errors import UsageProblem
+from madlite.model import Cause, Json, Metric, RunPlan, Status, Value
+from madlite.results.record import VERSION, Record, result_of, step_lines
+from madlite.results.rows import has_results
+from madlite.results.stored import NotedRuns, rows_here
+from madlite.safe_read import open_inside
+from madlite.secrets import MASK
+from madlite.workspace.folder import LOG, STEPS
+
+Outcome = Literal["ok", "differs", "unchecked"]
+_FROM_LOG = (Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.ERROR_PATTERN, Cause.NAN_LOSS, Cause.INCOMPLETE, Cause.CONFIG)
+_OF_PLAN = (
+    *("backend", "runtime", "traits", "place", "variant", "settings", "overrides", "timeout_s", "batch", "study"),
+)
+_NOT_IN_LOG = ("began_s", "ended_s")  # of a window: when its lines came
+_ALSO_PRINT = ("clone", "data", "pre", "post")  # kinds of actions whose output is in the log and is not judged
+_CLOSE = 1e-9  # of floats that were computed the same way
+_CHUNK_BYTES = 1 << 20
+
+
+class Item(Value, frozen=True):
+    """One thing that was checked: what is recorded, what was found, and why it could not be checked."""
+
+    what: str
+    outcome: Outcome = "ok"
+    recorded: str = ""
+    found: str = ""
+    why: str = ""
+
+
+class Verified(Value, frozen=True):
+    """The checks of one run."""
+
+    run: str
+    card: str
+    items: tuple[Item, ...]
+    notes: tuple[str, ...] = ()
+
+    def of(self, outcome: Outcome) -> tuple[Item, ...]:
+        """Return the checks with this outcome."""
+        return tuple(item for item in self.items if item.outcome == outcome)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst of the outcomes: a difference, then what could not be checked."""
+        return "differs" if self.of("differs") else "unchecked" if self.of("unchecked") else "ok"
+
+
+class Place(Value, frozen=True):
+    """Where a run lies: its folder, what the archive's manifest says of it, else the runs of the working folder."""
+
+    folder: Path
+    packed: PackedRun | None = None
+    mismatches: tuple[Mismatch, ...] = ()
+    pruned: bool = False
+
+    @property
+    def workspace(self) -> Path | None:
+        """The working folder of a run that is no archive's."""
+        return None if self.packed is not None else self.folder.parent.parent
+
+    def is_masked(self, name: str) -> bool:
+        """Return whether the file has other bytes than the run's, for a secret was masked in it."""
+        return self.packed is not None and any(file.path == name and file.masked for file in self.packed.files)
+
+
+def verify(record: Record, place: Place, plugins: Plugins, rows: RowsInFile) -> Verified:
+    """Return every check of one run with a record."""
+    items = [*_stored(record, place)]
+    try:
+        plan = load_plan(place.folder)
+    except UsageProblem as problem:
+        items += [
+            _unchecked("plan", problem.message),
+            _unchecked("number", f"its plan cannot be read: {problem.message}"),
+        ]
+    else:
+        items += [*_plan(record, plan), *_of_log(record, plan, place, plugins)]
+    items += [*_files(record, place), *_rows(record), *_in_file(record, place, rows)]
+    return Verified(run=place.folder.name, card=record.card, items=tuple(items), notes=tuple(_notes(record, place)))
+
+
+def _notes(record: Record, place: Place) -> Iterator[str]:
+    from madlite import __version__
+
+    if record.madlite and record.madlite != __version__:
+        yield f"recorded by madlite {record.madlite}, read by {__version__}: a reader may have changed since"
+    if place.packed is not None and place.packed.doubt:
+        yield f"packed although {place.packed.doubt}"
+
+
+def _unchecked(what: str, why: str) -> Item:
+    return Item(what=what, outcome="unchecked", why=why)
+
+
+def _compared(what: str, recorded: object, found: object, why: str = "") -> Item:
+    """Return whether two values are the same; where they are not and `why` names a reason, it cannot be checked."""
+    if _same(recorded, found):
+        return Item(what=what)
+    texts = {"recorded": _shown(recorded), "found": _shown(found)}
+    return Item(what=what, outcome="unchecked" if why else "differs", why=why, **texts)
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, float) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=_CLOSE) or (math.isnan(one) and math.isnan(other))
+    return one == other
+
+
+def _shown(value: object) -> str:
+    return "none" if value in (None, "", (), {}) else f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+# Hashes: of the manifest, of the journal, of the record.
+
+
+def _stored(record: Record, place: Place) -> Iterator[Item]:
+    """Check the files against the manifest, of a run in its folder the record against the journal."""
+    if place.packed is not None:
+        yield from of_manifest(place.mismatches) or [Item(what="manifest")]
+    else:
+        doubt = NotedRuns(place.folder.parent).doubt(place.folder)
+        yield Item(
+            what="journal", outcome="differs" if doubt else "ok", found=doubt, recorded="its record" if doubt else ""
+        )
+    if record.id != place.folder.name:
+        yield Item(what="id", outcome="differs", recorded=record.id, found=place.folder.name)
+
+
+def of_manifest(mismatches: Iterable[Mismatch]) -> tuple[Item, ...]:
+    """Return the files of an archive that are not as its manifest has them, as differences."""
+    return tuple(
+        Item(
+            what=f"manifest {one.name.partition('/')[2] or one.name}",
+            outcome="differs",
+            recorded=one.recorded,
+            found=one.found,
+        )
+        for one in mismatches
+    )
+
+
+def _files(record: Record, place: Place) -> Iterator[Item]:
+    """Check the hashes of rendered files, and the sizes of log and steps."""
+    for file in record.files:
+        if not (file.sha256 or file.path in (LOG, STEPS)):
+            continue
+        what, found = f"file {file.path}", _facts(place.folder, file.path)
+        if place.is_masked(file.path):
+            yield _unchecked(what, "a secret was masked in it when it was packed")
+        elif found is None:
+            yield _unchecked(what, _why_gone(place))
+        elif file.sha256:
+            yield _compared(what, file.sha256, found[1])
+        else:
+            yield _compared(what, f"{file.bytes} bytes", f"{found[0]} bytes")
+
+
+def _why_gone(place: Place) -> str:
+    if place.pruned:
+        return "it was pruned"
+    return "it is not in the archive" if place.packed is not None else "it is not here"
+
+
+def _facts(folder: Path, name: str) -> tuple[int, str] | None:
+    """Return size and SHA-256 of a file of a run; None where there is none that can be read."""
+    if ".." in PurePosixPath(name).parts:
+        return None
+    try:
+        fd = open_inside(folder / name, folder)
+    except (OSError, ValueError):
+        return None
+    with os.fdopen(fd, "rb") as file:
+        digest, size = hashlib.sha256(), 0
+        while piece := file.read(_CHUNK_BYTES):
+            digest.update(piece)
+            size += len(piece)
+    return size, digest.hexdigest()
+
+
+# The plan, and what its log gives.
+
+
+def _plan(record: Record, plan: RunPlan) -> Iterator[Item]:
+    yield _compared("plan id", record.id, plan.id)
+    if record.version != VERSION:
+        yield _unchecked("plan", f"its record is of version {record.version}")
+        return
+    own = {
+        "card": (record.card, plan.card.name),
+        "tags": (record.tags, plan.card.tags),
+        "device": (record.device, plan.machine.device),
+        "hostname": (record.hostname, plan.machine.hostname),
+        "args": (record.args, plan.run_args),
+        **{name: (getattr(record, name), getattr(plan, name)) for name in _OF_PLAN},
+    }
+    items = [_compared(f"plan {name}", *map(_plain, values)) for name, values in own.items()]
+    wrong = [item for item in items if item.outcome != "ok" and MASK.decode() not in item.recorded + item.found]
+    yield from wrong or [Item(what="plan")]
+
+
+def _plain(value: object) -> Json:
+    return msgspec.to_builtins(value)
+
+
+def _of_log(record: Record, plan: RunPlan, place: Place, plugins: Plugins) -> Iterator[Item]:
+    if plan.blocked is not None or (not record.steps and not record.metrics and not (place.folder / LOG).exists()):
+        yield _unchecked("number", "the run was not started, it has no number" if plan.blocked else _why_gone(place))
+        return
+    try:
+        found = reread(place.folder, record, plan, plugins, place.workspace)
+    except UsageProblem as problem:
+        yield _unchecked("number", _why_gone(place) if place.pruned else problem.message)
+        return
+    why = _doubtful(record, found, place)
+    yield _status(record, plan, found, why)
+    yield _compared("steps", record.steps, found.log.steps.count(), why)
+    yield from _metrics(record, plan, found, why)
+    yield from _window(record, found, why)
+    yield from _compute(record, found, why)
+    yield from _steps(place.folder, found, why)
+
+
+def _doubtful(record: Record, found: Reread, place: Place) -> str:
+    """Return why a number that the log does not give may be right all the same; "" where it may not."""
+    if found.missing_bytes:
+        return f"the log lacks {found.missing_bytes} bytes of the run's output"
+    gone = [
+        file.path
+        for file in record.files
+        if not file.sha256
+        and file.path not in (LOG, STEPS)
+        and not why_no_result(file.path)
+        and not (place.folder / file.path).exists()
+    ]
+    if not gone:
+        return ""
+    return f"files that the run left are not here, which its reader may have read: {', '.join(gone[:3])}"
+
+
+def _status(record: Record, plan: RunPlan, found: Reread, why: str) -> Item:
+    verdict = found.verdict
+    if record.status is Status.FAILURE and not (record.ended_by in _FROM_LOG or verdict.status is Status.FAILURE):
+        return _unchecked("status", f"what ended the run is not in its log ({record.ended_by.value or 'unknown'})")
+    if record.status is Status.FAILURE and (record.ended_by in STOPS or record.exit_code):
+        return _unchecked("status", "its exit code decides, which the log does not have")
+    if record.status is Status.SKIPPED and verdict.status is not Status.SKIPPED:
+        return _unchecked("status", "the log does not show why it was skipped")
+    if plan.result_rule.kind == "multiple_results":
+        why = why or f"its results are of {plan.result_rule.file}, which the log does not have"
+    others = ", ".join(dict.fromkeys(one.kind for one in plan.actions if one.kind in _ALSO_PRINT))
+    if others and verdict.cause is Cause.ERROR_PATTERN:
+        why = why or f"the log also has the output of other steps ({others}), which the run did not judge"
+    reason = f" ({verdict.reason})" if verdict.reason else ""
+    item = _compared("status", record.status.value, verdict.status.value, why)
+    return msgspec.structs.replace(item, found=f"{item.found}{reason}") if item.outcome != "ok" else item
+
+
+def _metrics(record: Record, plan: RunPlan, found: Reread, why: str) -> Iterator[Item]:
+    """Compare the results, each by its metric and label."""
+    given = {(one.label, one.metric): one for one in found.verdict.metrics}
+    recorded = {(one.label, one.metric): one for one in record.metrics}
+    if plan.result_rule.kind == "multiple_results":
+        if recorded and given == recorded:
+            yield Item(what="number")
+        elif recorded:
+            file = plan.result_rule.file
+            yield _unchecked("number", f"its results are of {file}, which the log does not have")
+        return
+    own_failure = record.status is Status.FAILURE and not has_results(result_of(record))
+    for key in recorded if own_failure else dict.fromkeys((*recorded, *given)):
+        yield _metric(key, recorded.get(key), given.get(key), why or _why_no_summary(key[1], plan, found))
+
+
+def _metric(key: tuple[str, str], recorded: Metric | None, given: Metric | None, why: str) -> Item:
+    what = " ".join(filter(None, ("number", *key)))
+    if recorded is None or given is None:
+        texts = [one.text if one is not None else "none" for one in (recorded, given)]
+        return _compared(what, texts[0], texts[1], why)
+    if (item := _compared(what, recorded.text, given.text, why)).outcome != "ok":
+        return item
+    if (item := _compared(what, recorded.value, given.value, why)).outcome != "ok":
+        return item
+    return _compared(f"{what} status", recorded.status.value, given.status.value, why)
+
+
+def _why_no_summary(metric: str, plan: RunPlan, found: Reread) -> str:
+    """Return that a figure of the framework's own summary is in no line of the log: it was in a file."""
+    rule = next((one for one in plan.result_rule.mad if one.metric == metric and one.rule == "summary"), None)
+    if rule is None or rule.key in found.log.summary:
+        return ""
+    return f"the log has no {rule.key}: it was read from a file that the run left"
+
+
+def _window(record: Record, found: Reread, why: str) -> Iterator[Item]:
+    old, new = record.window, found.verdict.window
+    if old is None or new is None:
+        if old is not new:
+            yield _compared("window", _extent(old), _extent(new), why)
+        return
+    yield _compared("window median", old.median, new.median, why)
+    fields = [name for name in old.__struct_fields__ if name not in (*_NOT_IN_LOG, "median", "quantity")]
+    for name in ("quantity", *fields):
+        one, other = getattr(old, name), getattr(new, name)
+        item = _compared(f"window {name}", *((one.name, other.name) if name == "quantity" else (one, other)), why)
+        if item.outcome != "ok":
+            yield item
+
+
+def _extent(window: object) -> str:
+    steps = getattr(window, "first_step", None), getattr(window, "last_step", None)
+    return "none" if window is None else f"steps {steps[0]} to {steps[1]}"
+
+
+def _compute(record: Record, found: Reread, why: str) -> Iterator[Item]:
+    old, new = record.compute, found.verdict.compute
+    if old is None and new is None:
+        return
+    for name, unit in (("tflops_per_gpu", "TFLOP/s/GPU"), ("mfu", "MFU")):
+        yield _compared(unit, getattr(old, name, None), getattr(new, name, None), why)
+
+
+def _steps(folder: Path, found: Reread, why: str) -> Iterator[Item]:
+    """Compare steps.jsonl line by line with the steps of the log; when each came is not in it."""
+    try:
+        fd = open_inside(folder / STEPS, folder)
+    except OSError:
+        if found.log.steps:
+            yield _unchecked(STEPS, "it is not here")
+        return
+    with os.fdopen(fd, "rb") as file:
+        pairs = zip_longest(map(_step, file), map(_step, step_lines(found.log.steps)))
+        wrong = next(((n, old, new) for n, (old, new) in enumerate(pairs, 1) if old != new), None)
+    if wrong is None:
+        yield Item(what=STEPS)
+        return
+    item = _compared(f"{STEPS} line {wrong[0]}", _short(wrong[1]), _short(wrong[2]), why)
+    yield item
+
+
+def _step(line: bytes) -> Json:
+    try:
+        step = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return line.decode(errors="replace")
+    return {name: value for name, value in step.items() if name != "t_s"} if isinstance(step, dict) else step
+
+
+def _short(step: Json) -> str:
+    return "none" if step is None else msgspec.json.encode(step).decode()[:200]
+
+
+# The rows: of the record, and in their file.
+
+
+def _rows(record: Record) -> Iterator[Item]:
+    """Compare number, metric and status of the row's cells with those of the record."""
+    if record.rows is None:
+        return
+    expected = _cells(record)
+    cells = [tuple(one.get(name, "") for name in ("performance", "metric", "status")) for one in record.rows.cells]
+    items = [
+        _compared(f"row {n}", _line(old), _line(new)) for n, (old, new) in enumerate(zip_longest(expected, cells), 1)
+    ]
+    yield from [item for item in items if item.outcome != "ok"] or [Item(what="row")]
+
+
+def _cells(record: Record) -> list[tuple[str, ...]]:
+    if record.status is Status.SKIPPED:
+        return [("", "", Status.SKIPPED.value)]
+    metrics = record.metrics if has_results(result_of(record)) else ()
+    return [(one.text, one.metric, one.status.value) for one in metrics] or [("", "", Status.FAILURE.value)]
+
+
+def _line(cells: Sequence[str] | None) -> str:
+    return "no row" if cells is None else " ".join(filter(None, cells))
+
+
+def _in_file(record: Record, place: Place, rows: RowsInFile) -> Iterator[Item]:
+    """Check that the results file has the rows as they were appended."""
+    if place.workspace is None or record.rows is None:
+        return
+    here = rows_here(place.folder, record, NotedRuns(place.folder.parent))
+    if here is None or not here.appended:
+        return
+    problem = rows.why_unknown(here)
+    if problem:
+        yield _unchecked(here.path, problem)
+    elif rows.has(here):
+        yield Item(what=here.path)
+    else:
+        cells = _line(tuple(here.cells[0].get(name, "") for name in ("performance", "metric", "status")))
+        yield Item(what=here.path, outcome="differs", recorded=cells, found="no row with these cells")
+
+
+def as_json(found: Iterable[Verified]) -> list[Mapping[str, Json]]:
+    """Return the checks as JSON values."""
+    return [
+        {
+            "run": one.run,
+            "card": one.card,
+            "outcome": one.outcome,
+            "notes": list(one.notes),
+            "checks": [msgspec.to_builtins(item) for item in one.items],
+        }
+        for one in found
+    ]

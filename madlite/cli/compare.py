@@ -1,0 +1,373 @@
+"""`madlite compare`: two sides of results, series by series, with a verdict for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+
+import click
+
+from madlite.cli.completion import complete_runs
+from madlite.cli.options import Command, dir_option, verbose_option
+from madlite.cli.terminal import echo, has_colour, printable_lines, without_secrets
+from madlite.errors import ExitCode, UsageProblem
+
+if TYPE_CHECKING:
+    from madlite.reports.compare import Comparison, Report, Settings
+    from madlite.reports.gates import Trip
+    from madlite.reports.sides import Side
+    from madlite.run.batch import RelativeChange
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
+_MOST_TRIPS = 10
+_COLOURS = {"regression": "red", "improvement": "green", "suspicious": "yellow"}
+
+
+class Percent(click.ParamType[float]):
+    """A part of something, written as a percentage: `1.5%`."""
+
+    name = "PERCENT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the part; a number without its sign could be meant as either."""
+        if isinstance(value, float):
+            return value
+        found = _PERCENT.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is no percentage: write 1%, 0.5%", param, ctx)
+        return float(found[1]) / 100
+
+
+def compare_options(function: F) -> F:
+    """Add the options that decide what a change is and which of them fail the command."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+_OPTIONS = (
+    click.option(
+        "--effect", type=Percent(), default="1%", show_default=True, help="The least change that matters, as 1%."
+    ),
+    click.option(
+        "--noise",
+        type=Percent(),
+        help="Variation from run to run, std ÷ mean.  [default: from the series' earlier runs, else these]",
+    ),
+    click.option(
+        "--alpha",
+        type=click.FloatRange(0, 0.5, min_open=True),
+        default=0.05,
+        show_default=True,
+        metavar="P",
+        help="A change is significant below this p.",
+    ),
+    click.option(
+        "--better",
+        multiple=True,
+        metavar="METRIC=higher|lower",
+        help="Which values of a metric are better, where its name does not tell.",
+    ),
+    click.option(
+        "--fail-on",
+        multiple=True,
+        metavar="GATE",
+        help="Exit with 5 on 'regression>3%', 'improvement>5%', suspicious, missing or failure.",
+    ),
+    click.option("--require-data", is_flag=True, help="Exit with 5 where a series has too few runs, or is missing."),
+)
+
+
+@click.command("compare", cls=Command)
+@click.argument("base", shell_complete=complete_runs)
+@click.argument("new", required=False, shell_complete=complete_runs)
+@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this dimension, column or fact.")
+@click.option("--by", default="", metavar="COLUMN", help="Compare two values of a column of one file.")
+@click.option("--across", default="", metavar="KEY[,KEY]", help="Compare series that differ in these, as micro_batch.")
+@compare_options
+@click.option("--top", type=click.IntRange(min=0), default=40, show_default=True, metavar="N", help="Rows; 0 all.")
+@click.option("--json", "as_json", is_flag=True, help="Print an object.")
+@click.option("--markdown", is_flag=True, help="Print Markdown for a pull request.")
+@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit's XML.")
+@dir_option
+@verbose_option
+def command(
+    base: str,
+    new: str | None,
+    where: tuple[str, ...],
+    by: str,
+    across: str,
+    effect: float,
+    noise: float | None,
+    alpha: float,
+    better: tuple[str, ...],
+    fail_on: tuple[str, ...],
+    require_data: bool,
+    top: int,
+    as_json: bool,
+    markdown: bool,
+    junit: Path | None,
+    directory: Path,
+) -> int:
+    """Compare results: ratio, interval, significance and verdict of each series.
+
+    BASE and NEW are results files, folders, runs (an id, last, last~1), studies, baselines, or KEY=VALUE of the runs of
+    this folder. NEW is the last run where it is not named. With --by they are two values of a column of BASE.
+
+    \b
+    madlite compare old/perf.csv perf.csv --fail-on 'regression>3%'
+    madlite compare last~1 last
+    madlite compare perf.csv --by docker_image --markdown
+    """
+    from madlite.reports.comparison_text import as_json as json_of
+    from madlite.reports.comparison_text import as_junit, as_markdown
+    from madlite.reports.gates import read_gates, trips
+    from madlite.results.locked import write_named
+
+    gates = read_gates(fail_on)
+    settings = make_settings(effect=effect, noise=noise, alpha=alpha, better=better)
+    sides = _sides(base, new, by, read_filters(where), directory)
+    report = compare_sides(*sides, settings, directory, across=_dimensions(across))
+    found = trips(report, gates, require_data=require_data)
+    if junit is not None:
+        write_named(junit, without_secrets(as_junit(report, found)))
+    if as_json:
+        click.echo(without_secrets(json_of(report, found)), nl=False)
+    elif markdown:
+        click.echo(without_secrets(as_markdown(report, found, top)), nl=False)
+    else:
+        show(report, found, top)
+    return int(ExitCode.RESULT_CHECK_FAILED if found else ExitCode.OK)
+
+
+def make_settings(*, effect: float, noise: float | None, alpha: float, better: Sequence[str]) -> Settings:
+    """Return what the options say.
+
+    Raises:
+        UsageProblem: a direction is none.
+    """
+    from madlite.reports.compare import Settings
+    from madlite.reports.series import Direction
+
+    directions: dict[str, Direction] = {}
+    for text in better:
+        metric, _, word = text.rpartition("=")
+        if not metric or word not in get_args(Direction):
+            raise UsageProblem(f"--better {text!r} names no direction", "--better 'score=higher', lower or neutral")
+        directions[metric] = cast(Direction, word)
+    return Settings(effect=effect, noise=noise, alpha=alpha, better=directions)
+
+
+def read_filters(texts: Sequence[str]) -> dict[str, str]:
+    """Return the filters of `--where`.
+
+    Raises:
+        UsageProblem: one has no value.
+    """
+    pairs = [text.partition("=") for text in texts]
+    for name, sign, _ in pairs:
+        if not sign or not name.strip():
+            raise UsageProblem(f"--where {name!r} has no value", "--where device=MI300X")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _dimensions(text: str) -> list[str]:
+    from madlite.errors import did_you_mean, one_hint
+    from madlite.reports.series import DIMENSIONS
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in DIMENSIONS:
+            known = f"one of {', '.join(DIMENSIONS)}"
+            raise UsageProblem(
+                f"--across {name!r} is no dimension", one_hint(did_you_mean(name, DIMENSIONS, most=1), known)
+            )
+    return names
+
+
+def _sides(base: str, new: str | None, by: str, where: dict[str, str], directory: Path) -> tuple[Side, Side]:
+    from madlite.reports.runs import LAST, runs_folder
+    from madlite.reports.sides import read_side
+
+    if by:
+        return _columns(base, new, by, where)
+    runs = runs_folder(directory)
+    return read_side(base, runs, where), read_side(new or LAST, runs, where)
+
+
+def _columns(file: str, values: str | None, by: str, where: dict[str, str]) -> tuple[Side, Side]:
+    """Return the two values of a column: those named as OLD,NEW, else the last two of the file."""
+    from madlite.reports.sides import read_columns
+
+    every = {side.label.partition("=")[2]: side for side in read_columns(Path(file), by, where) if side.series}
+    wanted = [text.strip() for text in values.split(",")] if values else list(every)[-2:]
+    missing = [text for text in wanted if text not in every]
+    if missing or len(wanted) != 2:
+        what = f"{file} has no {by} {missing[0]!r}" if missing else f"{file} has {len(every)} values of {by}, not two"
+        raise UsageProblem(what, f"madlite compare {file} OLD,NEW --by {by}; it has {', '.join(list(every)[-6:])}")
+    return every[wanted[0]], every[wanted[1]]
+
+
+def compare_sides(base: Side, new: Side, settings: Settings, directory: Path, across: Sequence[str] = ()) -> Report:
+    """Return the comparison of two sides; noise is learned from the other runs of the working folder."""
+    from madlite.reports.compare import compare
+    from madlite.reports.runs import runs_folder
+    from madlite.reports.sides import RunHistory
+
+    return compare(
+        base.series,
+        new.series,
+        labels=(base.label, new.label),
+        settings=settings,
+        history=RunHistory(runs_folder(directory), {*base.runs, *new.runs}),
+        across=across,
+        notes=(*base.notes, *new.notes),
+    )
+
+
+# The table.
+
+
+def show(report: Report, found: Sequence[Trip], most: int) -> None:
+    """Print a comparison: the table, what differs, notes, and which gates tripped."""
+    from madlite.reports.comparison_text import closing_notes, summary
+
+    shown = report.comparisons[:most] if most else report.comparisons
+    common = _common(shown)
+    echo(f"{report.base} → {report.new}" + (f"   {common}" if common else ""))
+    if shown:
+        _table(shown)
+    echo(
+        summary(report)
+        + (f"; --top 0 shows the other {left}" if (left := len(report.comparisons) - len(shown)) else "")
+    )
+    for line in _differences(shown):
+        echo(line)
+    for note in closing_notes(report):
+        echo(f"note: {note}")
+    for trip in found[:_MOST_TRIPS]:
+        _echo_coloured(f"failed {trip.gate}: {trip.series}: {trip.reason}", "failed", "red")
+    if len(found) > _MOST_TRIPS:
+        echo(f"failed for {len(found) - _MOST_TRIPS} series more: --json")
+
+
+def _common(shown: Sequence[Comparison]) -> str:
+    """Return the dimensions that all rows share, where there are several rows."""
+    from madlite.reports.series import series_name
+
+    return series_name(_shared(shown)) if len(shown) > 1 else ""
+
+
+def _shared(shown: Sequence[Comparison]) -> dict[str, str]:
+    from madlite.reports.series import DIMENSIONS
+
+    columns = zip(DIMENSIONS, zip(*(one.pair.new.key for one in shown), strict=True), strict=True)
+    return {name: texts[0] for name, texts in columns if len({*texts}) == 1 and name != "model"}
+
+
+def _table(shown: Sequence[Comparison]) -> None:
+    from madlite.text import align, printable
+
+    shared = {*_shared(shown)} if len(shown) > 1 else set()
+    rows: list[tuple[str, ...]] = [("SERIES", "BASE", "NEW", "CHANGE", "INTERVAL", "RUNS", "VERDICT")]
+    rows += [tuple(map(printable, _cells(one, shared))) for one in shown]
+    head, *lines = align(rows)
+    echo(head)
+    for line, one in zip(lines, shown, strict=True):
+        _echo_coloured(line, one.verdict.value, _COLOURS.get(one.verdict.value, ""))
+
+
+def _cells(one: Comparison, shared: set[str]) -> Iterator[str]:
+    from madlite.reports.comparison_text import change_text, interval_text, number_text
+    from madlite.reports.series import DIMENSIONS, series_name
+
+    base, new = one.pair.base, one.pair.new
+    own = zip(DIMENSIONS, new.key, strict=True)
+    yield series_name({name: text for name, text in own if name not in shared})
+    yield number_text(one.base)
+    yield number_text(one.new)
+    yield change_text(one)
+    yield interval_text(one) or "-"
+    yield f"{len(base.values)}/{len(new.values)}"
+    p = f" (p {one.p:.2g})" if one.p is not None else ""
+    yield one.verdict.value + p + (f": {one.reason}" if one.reason else "")
+
+
+def _echo_coloured(line: str, word: str, colour: str) -> None:
+    import sys
+
+    text = printable_lines(without_secrets(line))
+    before, found, after = text.rpartition(word) if word != "failed" else text.partition(word)
+    click.echo(
+        f"{before}{click.style(found, fg=colour)}{after}" if colour and has_colour(sys.stdout.isatty()) else text
+    )
+
+
+def _differences(shown: Sequence[Comparison]) -> Iterator[str]:
+    """Yield what differs: once where it is the same for every row, else under each row's name."""
+    from madlite.reports.comparison_text import MOST_DIFFERENCES, difference_text
+
+    told: dict[tuple[str, ...], list[Comparison]] = {}
+    for one in shown:
+        told.setdefault(tuple(map(difference_text, one.differences)), []).append(one)
+    for texts, members in told.items():
+        if texts:
+            of = (
+                ""
+                if len(told) == 1
+                else f" of {members[0].pair.new['model']}" + (f" and {n} more" if (n := len(members) - 1) else "")
+            )
+            yield f"differs{of}:"
+            yield from (f"  {text}" for text in texts[:MOST_DIFFERENCES])
+            if len(texts) > MOST_DIFFERENCES:
+                yield f"  and {len(texts) - MOST_DIFFERENCES} more: --json"
+
+
+# `madlite run --baseline`.
+
+
+class AgainstBaseline:
+    """What the runs of a command are compared with; nothing without a name.
+
+    Raises:
+        UsageProblem: nothing is named so, or a gate is none.
+    """
+
+    def __init__(self, name: str, fail_on: Sequence[str], workspace: Path) -> None:
+        self._side: Side | None = None
+        if not name:
+            return
+        from madlite.reports.gates import read_gates
+        from madlite.reports.runs import runs_folder
+        from madlite.reports.sides import read_side
+
+        self._gates = read_gates(fail_on)
+        self._side = read_side(name, runs_folder(workspace), {})
+
+    @property
+    def cell(self) -> RelativeChange | None:
+        """What fills the column `relative_change`."""
+        if self._side is None:
+            return None
+        from functools import partial
+
+        from madlite.reports.against import relative_change
+
+        return partial(relative_change, self._side)
+
+    def show(self, folders: Iterable[Path]) -> bool:
+        """Print the comparison of the runs in these folders, and return whether a gate tripped."""
+        if self._side is None:
+            return False
+        from madlite.reports.against import compare_runs
+        from madlite.reports.compare import Settings
+        from madlite.reports.gates import trips
+
+        report = compare_runs(self._side, folders, Settings())
+        found = trips(report, self._gates)
+        show(report, found, most=0)
+        return bool(found)

@@ -1,0 +1,103 @@
+"""Gates: which outcomes of a comparison make the command fail.
+
+A gate is a verdict, for the verdicts of a change with the least change that counts: `regression>3%`, `improvement>5%`,
+`suspicious`, `missing` (a series of the base that the new side does not have), `failure` (one without any number).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from madlite.errors import UsageProblem, did_you_mean, one_hint
+from madlite.model import Value
+from madlite.reports.compare import Comparison, Report, Verdict
+
+_CHANGES = {"regression": -1, "improvement": 1}
+_OTHERS = ("suspicious", "missing", "failure")
+_GATE = re.compile(r"(?P<what>[a-z]+)(?:\s*>\s*(?P<least>\d+(?:\.\d*)?)\s*%)?")
+
+
+class Gate(Value, frozen=True):
+    """One condition: `what` it looks for, and the least change, as a part of the base."""
+
+    what: str
+    least: float = 0.0
+    text: str = ""
+
+
+class Trip(Value, frozen=True):
+    """A series for which a gate trips, and why, in a sentence."""
+
+    gate: str
+    series: str
+    reason: str
+
+
+def read_gates(texts: Iterable[str]) -> tuple[Gate, ...]:
+    """Return the gates of `--fail-on`; several can stand in one text, divided by commas.
+
+    Raises:
+        UsageProblem: one is none.
+    """
+    return tuple(_gate(part.strip()) for text in texts for part in text.split(",") if part.strip())
+
+
+def _gate(text: str) -> Gate:
+    found = _GATE.fullmatch(text.lower())
+    known = (*_CHANGES, *_OTHERS)
+    hint = "--fail-on 'regression>3%', or suspicious, missing, failure"
+    if found is None or found["what"] not in known:
+        word = re.match(r"[a-z]*", text.lower())
+        raise UsageProblem(
+            f"--fail-on {text!r} is no gate", one_hint(did_you_mean(word[0] if word else "", known, most=1), hint)
+        )
+    if found["least"] and found["what"] not in _CHANGES:
+        raise UsageProblem(f"--fail-on {text!r}: {found['what']} has no size", hint)
+    return Gate(what=found["what"], least=float(found["least"] or 0) / 100, text=text)
+
+
+def trips(report: Report, gates: Sequence[Gate], *, require_data: bool = False) -> list[Trip]:
+    """Return for which series a gate trips; with `require_data` also those that cannot be judged."""
+    found = [trip for gate in gates for trip in _trips(report, gate)]
+    if require_data:
+        found += [
+            Trip(gate="--require-data", series=one.pair.new.name, reason=one.reason)
+            for one in report.comparisons
+            if one.verdict is Verdict.INSUFFICIENT_DATA
+        ]
+        found += [
+            Trip(gate="--require-data", series=one.name, reason="not on the new side") for one in report.only_base
+        ]
+    return found
+
+
+def _trips(report: Report, gate: Gate) -> Iterator[Trip]:
+    if gate.what == "missing":
+        for series in report.only_base:
+            yield Trip(gate=gate.text, series=series.name, reason=f"{report.new} does not have it")
+    for one in report.comparisons:
+        if reason := _reason(one, gate):
+            yield Trip(gate=gate.text, series=one.pair.new.name, reason=reason)
+
+
+def _reason(one: Comparison, gate: Gate) -> str:
+    """Return why a gate trips for a series; "" where it does not."""
+    if gate.what == "failure":
+        return one.reason if one.pair.base.values and not one.pair.new.values else ""
+    if gate.what == "suspicious":
+        return one.reason or "suspicious" if one.verdict is Verdict.SUSPICIOUS else ""
+    return _change_reason(one, gate) if gate.what in _CHANGES else ""
+
+
+def _change_reason(one: Comparison, gate: Gate) -> str:
+    """Return why a change trips a gate: it is significant, or of too few runs to say, and above limit and noise."""
+    change = (one.change or 0.0) * _CHANGES[gate.what]
+    if one.direction == "neutral" or change <= gate.least or change <= one.floor:
+        return ""
+    if one.verdict is Verdict.INSUFFICIENT_DATA:
+        noise = f"above the noise floor of {one.floor:.1%}" if one.noise is not None else "no noise floor is known"
+        return f"{one.change:+.2%}; {one.reason}; {noise}"
+    if one.verdict.value == gate.what:
+        return f"{one.change:+.2%}, p {one.p:.2g}"
+    return ""

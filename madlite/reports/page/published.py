@@ -1,0 +1,49 @@
+"""Published numbers beside the series of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import asdict
+
+from madlite.reports.page.run_details import trusted
+from madlite.reports.page.values import ReferenceMark, References
+from madlite.reports.references import Match, Measured, Published, matching, of_record
+from madlite.reports.runs import StoredRun
+from madlite.reports.series import Series
+from madlite.text import whole_number
+
+_MOST = 5  # of one series
+_NUMBERS = ("seq_len", "micro_batch", "global_batch", "gpus", "nodes")
+_WORDS = ("model", "device", "precision", "mode", "backend")
+
+
+def references_of(published: Sequence[Published], runs: Iterable[StoredRun] = ()) -> References:
+    """Return a function that gives a series the published numbers it can be compared with, the nearest first.
+
+    Of a series of stored runs more is known than its dimensions: the GPU's full name, the image's release.
+    """
+    references = [one.reference for one in published]
+    origins = {id(one.reference): "" if one.from_plugin else f" in {one.origin}" for one in published}
+    known = {run.folder.name: run for run in trusted(runs)}
+
+    def marks(series: Series) -> Sequence[ReferenceMark]:
+        if not references:
+            return ()
+        run = next((known[sample.run] for sample in reversed(series.samples) if sample.run in known), None)
+        measured = of_record(run.record)[0] if run is not None else _measured(series)
+        found = matching(references, **asdict(measured), metric=series["metric"])
+        return tuple(_mark(one, origins[id(one.reference)]) for one in found[:_MOST])
+
+    return marks
+
+
+def _measured(series: Series) -> Measured:
+    words = {name: series[name] for name in _WORDS}
+    return Measured(**words, **{name: whole_number(series[name]) for name in _NUMBERS})
+
+
+def _mark(match: Match, origin: str) -> ReferenceMark:
+    one = match.reference
+    label = ", ".join(filter(None, (f"{one.source}{origin}", one.date)))
+    return ReferenceMark(value=one.value, label=label, differences=match.differences, url=one.url)

@@ -1,0 +1,395 @@
+"""Which published figures a number can be compared with, and what differs (docs/references.md).
+
+A figure applies only where model, precision, sequence length and GPU agree, and what it counts; the number of GPUs and
+nodes and the mode too, where it states them.  Differences in batch, release and backend are named beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from madlite.errors import UsageProblem, did_you_mean
+from madlite.machine.products import find_product
+from madlite.model import Json, Metric, Quantity, Reference, Result, RunPlan, Status, Value, Variant
+from madlite.plan.place import is_changed
+from madlite.references import KEYS, unit_of
+from madlite.results.record import Record, result_of
+from madlite.text import align, printable, whole_number
+
+# One spelling of what documents, cards and recipes spell in several ways.
+
+# what the names of cards begin with: primus_pyt_train_llama-3.1-8b, pyt_megatron_lm_train_llama-2-7b
+_CARD = re.compile(r"^(?:primus_)?(?:pyt|jax)_(?:[a-z0-9]+_)*?train(?:ing)?_(?:fsdp_)?")
+_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
+
+
+def model_key(name: str) -> str:
+    """Return a model's name as names are compared: of `Llama 3.1 8B` and `primus_pyt_train_llama-3.1-8b` the same."""
+    last = name.strip().casefold().rpartition("/")[2]
+    return re.sub(r"[^a-z0-9.]", "", _CARD.sub("", last))
+
+
+def precision_key(name: str) -> str:
+    """Return a number format as formats are compared."""
+    plain = name.strip().casefold()
+    return _FORMATS.get(plain, plain)
+
+
+def device_key(name: str) -> str:
+    """Return a GPU's name as names are compared: the short one of an AMD product, else all of it."""
+    product = find_product(name)
+    plain = " ".join(name.casefold().split())
+    return product.device.casefold() if product is not None and product.vendor == "AMD" else plain
+
+
+def mode_key(name: str) -> str:
+    """Return what is trained: a mode's name without the framework that MAD's names begin with (`HF_pretrain`)."""
+    return name.strip().casefold().removeprefix("hf_")
+
+
+# The list of them.
+
+
+class Published(Value, frozen=True):
+    """A published figure and where it came from: a plugin, or a file of the user's."""
+
+    reference: Reference
+    origin: str
+    from_plugin: bool = False
+
+
+_HEAD = ("MODEL", "GPU", "GPUS", "PRECISION", "SEQ", "BATCH", "VALUE", "UNIT", "MODE", "BACKEND", "RELEASE", "FROM")
+_IN_PART = ("source", "condition", "url")  # of which a value of --where is a part
+_BY_KEY: dict[str, Callable[[str], str]] = {
+    "model": model_key,
+    "device": device_key,
+    "precision": precision_key,
+    "mode": mode_key,
+    "unit": lambda text: unit_of("", text).casefold(),
+}
+_KEYS = tuple(name for name in KEYS if name != "columns")
+
+
+def select(
+    published: Iterable[Published], *, model: str = "", device: str = "", precision: str = "", where: Sequence[str] = ()
+) -> list[Published]:
+    """Return those of a model and a GPU, by a part of their names, of a number format, and with values of keys.
+
+    Raises:
+        UsageProblem: `where` has a word that is no KEY=VALUE, or a key that no reference has.
+    """
+    pairs = list(map(_pair, where))
+    return [
+        one
+        for one in published
+        if model_key(model) in model_key(one.reference.model)
+        and device_key(device) in device_key(one.reference.device)
+        and precision_key(precision) in ("", precision_key(one.reference.precision))
+        and all(_has(one.reference, key, value) for key, value in pairs)
+    ]
+
+
+def as_json(one: Published) -> dict[str, Json]:
+    """Return a published figure for programs: its keys, and where it came from."""
+    return {**to_builtins(one.reference), "from": one.origin}
+
+
+def as_table(published: Sequence[Published]) -> Iterator[str]:
+    """Yield the lines of a table, and below it the source, date and condition that each line names by number."""
+    notes: dict[str, int] = {}
+    rows = [tuple(_cells(one.reference, notes)) for one in published]
+    yield from (printable(line) for line in align([_HEAD, *rows]))
+    yield from (printable(f"[{number}] {text}") for text, number in notes.items())
+
+
+def _cells(one: Reference, notes: dict[str, int]) -> Iterator[str]:
+    stated = ", ".join(filter(None, (one.source, one.date or "undated")))
+    number = notes.setdefault(": ".join(filter(None, (stated, one.condition))), len(notes) + 1)
+    gpus = "-" if one.gpus is None else str(one.gpus)
+    yield from (one.model, one.device, f"{gpus} on {one.nodes} nodes" if one.nodes > 1 else gpus)
+    yield from (one.precision or "-", str(one.seq_len or "-"), str(one.micro_batch or "-"))
+    yield from (number_text(one.value), unit_of(one.metric, one.unit) or one.metric)
+    yield from (one.mode or "-", one.backend or "-", one.release or "-", f"[{number}]")
+
+
+def _pair(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise UsageProblem(f"--where {word!r} has no value", "--where KEY=VALUE, e.g. seq_len=8192")
+    if key not in _KEYS:
+        close = did_you_mean(key, _KEYS, "--where ", most=1, after=f"={value}")
+        raise UsageProblem(f"--where {word!r}: no reference has a key '{key}'", close or f"one of {', '.join(_KEYS)}")
+    return key, value
+
+
+def _has(reference: Reference, key: str, value: str) -> bool:
+    there = unit_of(reference.metric, reference.unit) if key == "unit" else getattr(reference, key)
+    text = "" if there is None else f"{there:.15g}" if isinstance(there, float) else str(there)
+    same = _BY_KEY.get(key, str.casefold)
+    return value.casefold() in text.casefold() if key in _IN_PART else same(value) == same(text)
+
+
+# Matching.
+
+
+class Match(Value, frozen=True):
+    """A published figure that a number can be compared with; `differences` are what differs all the same."""
+
+    reference: Reference
+    differences: tuple[str, ...] = ()
+
+
+class Measured(Value, frozen=True):
+    """What is known of the run that a number is from; a blank or None is not known.
+
+    `device` is the GPU's short name as result rows have it, `product` its full one.  `gpus` are those of all nodes.
+    `attention` is how its figures in TFLOP/s count the work of attention, `columns` are result columns beyond these.
+    """
+
+    model: str
+    device: str
+    precision: str = ""
+    seq_len: int | None = None
+    gpus: int | None = None
+    nodes: int | None = None
+    mode: str = ""
+    backend: str = ""
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    release: str = ""
+    product: str = ""
+    attention: str = ""
+    columns: Mapping[str, str] = {}
+
+
+def matching(
+    references: Iterable[Reference],
+    *,
+    model: str,
+    backend: str,
+    mode: str,
+    precision: str,
+    seq_len: int | None,
+    device: str,
+    gpus: int | None,
+    nodes: int | None,
+    metric: str,
+    micro_batch: int | None,
+    global_batch: int | None,
+    release: str,
+    unit: str = "",
+    product: str = "",
+    attention: str = "",
+    columns: Mapping[str, str] | None = None,
+) -> tuple[Match, ...]:
+    """Return the published figures that a number of this metric can be compared with, the nearest first.
+
+    Fewest differences are nearest, then the latest date.  What has to agree and is not known agrees with nothing.
+    """
+    run = Measured(
+        model=model,
+        device=device,
+        precision=precision,
+        seq_len=seq_len,
+        gpus=gpus,
+        nodes=nodes,
+        mode=mode,
+        backend=backend,
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        release=release,
+        product=product,
+        attention=attention,
+        columns=columns or {},
+    )
+    counted = [one for one in references if _counts_same(one, metric, unit)]
+    return matches_of(counted, run)
+
+
+def matches_of(references: Iterable[Reference], run: Measured) -> tuple[Match, ...]:
+    """Return the published figures that apply to a run, whatever they count, the nearest first."""
+    found = [Match(reference=one, differences=tuple(_differences(one, run))) for one in references if applies(one, run)]
+    found.sort(key=lambda one: one.reference.date, reverse=True)
+    return tuple(sorted(found, key=lambda one: len(one.differences)))
+
+
+def applies(reference: Reference, run: Measured) -> bool:
+    """Return whether all agrees that has to."""
+    return (
+        bool(model_key(run.model))
+        and model_key(reference.model) == model_key(run.model)
+        and bool(run.precision)
+        and precision_key(reference.precision) == precision_key(run.precision)
+        and _same_length(reference, run)
+        and _same_device(reference, run)
+        and reference.nodes == run.nodes
+        and reference.gpus in (None, run.gpus)
+        and (not reference.mode or mode_key(reference.mode) == mode_key(run.mode))
+    )
+
+
+def _same_length(reference: Reference, run: Measured) -> bool:
+    """Return whether sequences are as long; a model of pictures has none, and one of tokens has one even if unknown."""
+    of_tokens = unit_of(reference.metric, reference.unit) == Quantity.TOKENS_PER_S_PER_GPU.unit
+    return reference.seq_len == run.seq_len and not (of_tokens and run.seq_len is None)
+
+
+def _same_device(reference: Reference, run: Measured) -> bool:
+    return device_key(reference.device) in {device_key(name) for name in (run.device, run.product) if name}
+
+
+def _counts_same(reference: Reference, metric: str, unit: str) -> bool:
+    """Return whether a metric counts what a reference does: by its unit, or by its name where no unit is known."""
+    own, theirs = unit_of(metric, unit), unit_of(reference.metric, reference.unit)
+    return own == theirs if own or theirs else metric == reference.metric
+
+
+def _differences(reference: Reference, run: Measured) -> Iterator[str]:
+    """Yield what the reference states and the run has otherwise: `batch 3, here 4`."""
+    pairs: list[tuple[str, object, object]] = [
+        ("batch", reference.micro_batch, run.micro_batch),
+        ("global batch", reference.global_batch, run.global_batch),
+        ("release", reference.release, run.release),
+        ("backend", reference.backend, run.backend),
+        *((name, text, run.columns.get(name, "")) for name, text in reference.columns.items()),
+    ]
+    for name, published, here in pairs:
+        if published not in (None, "", here):
+            yield f"{name} {published}, here {here or 'unknown'}"
+    of_tflops = unit_of(reference.metric, reference.unit) == Quantity.TFLOPS_PER_GPU.unit
+    if of_tflops and reference.attention and run.attention and reference.attention != run.attention:
+        yield f"{reference.attention} attention counted, here {run.attention}"
+
+
+# A success beside the published figure that is nearest to it.
+
+
+_OF_VARIANT = ("precision", "seq_len", "mode", "micro_batch", "global_batch", "release")
+_OF_SCRIPT = ("mode", "precision", "seq_len", "batch_size")  # columns of MAD's results files
+
+
+class Figure(Value, frozen=True):
+    """A number of a run to compare: `name` is what to call it, "" for the run's headline."""
+
+    value: float
+    name: str = ""
+
+
+def of_plan(plan: RunPlan, result: Result) -> tuple[Measured, Result]:
+    """Return what is known of a run that ended, and its result, as far as that is about one model and precision."""
+    machine = plan.machine
+    run = Measured(
+        model=plan.card.name,
+        device=machine.device,
+        product=machine.architecture,
+        gpus=plan.place.nodes * plan.place.gpus_per_node,
+        nodes=plan.place.nodes,
+        backend=plan.backend,
+    )
+    return _completed(run, plan.variant, result, plan.origins)
+
+
+def of_record(record: Record) -> tuple[Measured, Result]:
+    """Return the same of a run's record."""
+    place = record.place
+    run = Measured(
+        model=record.card,
+        device=record.device,
+        product=record.architecture,
+        gpus=place.nodes * place.gpus_per_node if place is not None else None,
+        nodes=place.nodes if place is not None else None,
+        backend=record.backend,
+    )
+    return _completed(run, record.variant, result_of(record), record.origins)
+
+
+def _completed(
+    run: Measured, variant: Variant | None, result: Result, origins: Mapping[str, str]
+) -> tuple[Measured, Result]:
+    """Return a run with the sizes of its variant; of a card's own script with those that its first result names.
+
+    A model of which a setting changed the shape is none that anyone has published.
+    """
+    attention = result.compute.attention if result.compute is not None else ""
+    first = result.metrics[0] if result.metrics else None
+    columns = dict(first.columns) if first is not None else {}
+    run = replace(run, attention=attention, columns=columns)
+    if variant is not None:
+        same = {name: getattr(variant, name) for name in _OF_VARIANT}
+        model = "" if is_changed(origins) else variant.model or run.model
+        return replace(run, **same, model=model), result
+    if first is None:
+        return run, result
+    of_first = tuple(one for one in result.metrics if _origin(one) == _origin(first))
+    own = replace(
+        run,
+        model=first.label or run.model,
+        mode=columns.get("mode", ""),
+        precision=columns.get("precision", ""),
+        seq_len=whole_number(columns.get("seq_len", "")),
+        micro_batch=whole_number(columns.get("batch_size", "")),
+    )
+    return own, replace(result, metrics=of_first)
+
+
+def _origin(metric: Metric) -> tuple[str, dict[str, str]]:
+    """Return which run of a script a result is from."""
+    return metric.label, {name: metric.columns.get(name, "") for name in _OF_SCRIPT}
+
+
+def comparison(references: Iterable[Reference], run: Measured, result: Result) -> str:
+    """Return a success in percent of the published figure that is nearest to it; "" where none applies.
+
+    `98.4 % of published 542.94 TFLOP/s/GPU (README v25.2, MI300X; batch 3, here 4)`.  Of several as near, that of the
+    run's headline comes first.  A figure in TFLOP/s is compared with what the framework itself printed; where it prints
+    none, with madlite's own, which is said.
+    """
+    pairs = [(match, figure) for match in matches_of(references, run) if (figure := figure_for(match, result))]
+    if not pairs:
+        return ""
+    match, figure = min(pairs, key=lambda pair: (len(pair[0].differences), bool(pair[1].name)))
+    return _sentence(match, figure, suspect=bool(result.suspect))
+
+
+def figure_for(match: Match, result: Result) -> Figure | None:
+    """Return the number of a result that counts what a reference does; None where there is none.
+
+    That of the reference's own metric comes first, as MAD's `TFLOPS_per_gpu`, which published tables have.
+    """
+    reference = match.reference
+    same = [one for one in result.metrics if one.value is not None and _counts_same(reference, one.metric, one.unit)]
+    good = [one for one in same if one.status is Status.SUCCESS]
+    if not good:
+        return _own_tflops(reference, result)
+    found = next((one for one in good if one.metric == reference.metric), good[-1])
+    headline = result.metrics[-1 if result.window is not None else 0]
+    return Figure(value=found.value or 0.0, name="" if found is headline else found.metric)
+
+
+def _own_tflops(reference: Reference, result: Result) -> Figure | None:
+    """Return the run's floating-point work: as the framework printed it in the window, else by madlite's formula."""
+    compute, unit = result.compute, Quantity.TFLOPS_PER_GPU.unit
+    if compute is None or unit_of(reference.metric, reference.unit) != unit:
+        return None
+    if compute.framework_tflops_per_gpu:
+        return Figure(value=compute.framework_tflops_per_gpu, name=f"{unit} of the framework")
+    return Figure(value=compute.tflops_per_gpu, name=f"{unit} by madlite's formula")
+
+
+def _sentence(match: Match, figure: Figure, *, suspect: bool) -> str:
+    one = match.reference
+    unit = unit_of(one.metric, one.unit) or one.metric
+    what = f"{number_text(figure.value)} {figure.name} is " if figure.name else ""
+    where = "; ".join((f"{one.source}, {one.device}", *match.differences))
+    doubt = "; the number is suspect" if suspect else ""
+    return f"{what}{100 * figure.value / one.value:.1f} % of published {number_text(one.value)} {unit} ({where}){doubt}"
+
+
+def number_text(value: float) -> str:
+    """Return a figure as documents print it: `542.94`, `9,484`."""
+    text = f"{value:,.2f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,304 @@
+"""`madlite archive` and `madlite import` of stored runs: what goes in, what comes out, and what no archive can do."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from madlite.archive.unpack import Limits, unpack
+from madlite.cli.main import call
+from madlite.errors import UsageProblem
+from madlite.results.record import File
+from madlite.safe_files import Folder
+from madlite.workspace.folder import LOG, PLAN, RECORD
+from tests.archive import tars
+from tests.cli.stored_runs import good, store
+
+ONE, TWO = "20260102T030405-a-000001", "20260102T030500-b-000002"
+SECRET = "s3cr3tvalue42"  # noqa: S105
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    store(work, ONE, good(ONE), log=b"performance: 12.5 tps\n")
+    store(work, TWO, good(TWO, "2026-01-02T03:05:00+00:00"))
+    return work
+
+
+def said(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str:
+    assert call(args) == code
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err and "internal error" not in captured.err
+    return captured.out + captured.err
+
+
+def folder(place: Path, run: str = ONE) -> Path:
+    return place / "madlite_runs" / run
+
+
+def elsewhere(place: Path) -> Path:
+    other = place.parent / "other"
+    other.mkdir(exist_ok=True)
+    return other
+
+
+def test_an_archive_has_the_run_s_files_and_no_weights_links_caches_or_secret_files(place, capsys):
+    home = folder(place)
+    (home / "outputs").mkdir()
+    for name in ("outputs/summary.csv", "outputs/model.safetensors", "outputs/.env", "outputs/hf_token.txt"):
+        (home / name).write_text("x")
+    (home / "cache").mkdir()
+    (home / "cache/index.json").write_text("{}")
+    (home / "outputs/away.csv").symlink_to("/etc/hostname")
+    os.mkfifo(home / "outputs/pipe.csv")
+    text = said(capsys, "archive", ONE, "-o", "x.tar.gz")
+    names = {name.partition("/")[2] for name in tars.read(Path("x.tar.gz"))}
+    assert names == {"", RECORD, PLAN, LOG, "outputs/summary.csv"}
+    assert "left out: 6 files" in text and "wrote x.tar.gz: 1 run, 4 files" in text
+    manifest = json.loads(tars.read(Path("x.tar.gz"))["manifest.json"])
+    why = {one["path"]: one["why"] for one in manifest["runs"][0]["left_out"]}
+    assert why["outputs/away.csv"] == "a link" and why["cache/index.json"] == "cache or data"
+    assert why["outputs/hf_token.txt"] == "its name is that of a secret" and why["outputs/.env"] == "hidden"
+
+
+def test_the_same_runs_give_the_same_bytes(place, capsys):
+    said(capsys, "archive", "2026*", "-o", "x.tar.gz")
+    os.utime(folder(place) / LOG, (1, 1))
+    (folder(place) / LOG).chmod(0o600)
+    said(capsys, "archive", TWO, ONE, "-o", "y.tar.gz")
+    assert Path("x.tar.gz").read_bytes() == Path("y.tar.gz").read_bytes()
+    with tarfile.open("x.tar.gz") as tar:
+        facts = {(one.mtime, one.uid, one.gid, one.uname, one.mode) for one in tar}
+    assert facts == {(0, 0, 0, "", 0o644)}
+
+
+def test_secrets_are_masked_in_every_file_and_json_stays_json(place, capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("MAD_SECRETS_PIN", "12.5e00")  # a secret that a number spells
+    (place / "credential.json").write_text(json.dumps({"hub": {"password": "hunter2hunter2", "username": "root"}}))
+    home = folder(place)
+    (home / LOG).write_bytes(f"token {SECRET} and hunter2hunter2\nperformance: 12.5 tps\n".encode())
+    (home / "summary.json").write_text(json.dumps({"key": SECRET, "number": 12.5}).replace("12.5", "12.5e00"))
+    (home / "x.txt").write_text("https://me:geheimes4711@example.org")
+    text = said(capsys, "archive", ONE, "-o", "x.tar.gz")
+    files = tars.read(Path("x.tar.gz"))
+    whole = b"".join(files.values())
+    assert not any(one in whole for one in (SECRET.encode(), b"hunter2", b"geheimes4711"))
+    assert files[f"{ONE}/{LOG}"] == b"token *** and ***\nperformance: 12.5 tps\n"
+    assert json.loads(files[f"{ONE}/summary.json"])["key"] == "***" and "secrets masked in 3" in text
+    masked = {one["path"] for one in json.loads(files["manifest.json"])["runs"][0]["files"] if one["masked"]}
+    assert masked == {LOG, "summary.json", "x.txt"}
+
+
+def test_a_large_file_is_left_out_with_a_note(place, capsys):
+    (folder(place) / "big.txt").write_bytes(b"x" * 40_000)
+    text = said(capsys, "archive", ONE, "-o", "x.tar.gz", "--max-file", "32K")
+    assert "left out: 1 file, 39.1 KiB: big.txt (larger than --max-file)" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["-o", "x.tar.gz"], "no run is named"),
+        ([ONE, "-o", "x.zip"], "x.zip is no name of an archive"),
+        ([ONE, "-o", "there.tgz"], "there.tgz is there already"),
+        ([ONE, "-o", "none/x.tgz"], "none/x.tgz cannot be written: No such file or directory"),
+        (["nope", "-o", "x.tgz"], "no run 'nope'"),
+        (["--of", "2020", "-o", "x.tgz"], "none of 0 runs"),
+        ([ONE, "-o", "x.tgz", "--max-file", "soup"], "'soup' is no size"),
+    ],
+)
+def test_what_cannot_be_packed_is_said_in_a_sentence(place, capsys, args, words):
+    Path("there.tgz").write_text("")
+    assert words in said(capsys, "archive", *args, code=4)
+    assert not Path("x.tgz").exists() and [*place.glob(".*.tgz.*")] == []
+
+
+def test_a_run_without_a_record_is_not_packed(place, capsys):
+    (folder(place) / RECORD).unlink()
+    assert "is not packed: it was cut off" in said(capsys, "archive", ONE, "-o", "x.tgz", code=4)
+    text = said(capsys, "archive", "2026*", "-o", "x.tgz")
+    assert f"left out: run {ONE}: it was cut off" in text and "1 run, " in text
+
+
+def test_a_record_that_was_changed_is_packed_by_force_and_stays_marked(place, capsys):
+    home = folder(place)
+    said(capsys, "archive", ONE, "-o", "good.tgz")
+    said(capsys, "import", "good.tgz", "--dir", str(elsewhere(place)))
+    imported = folder(elsewhere(place))
+    (imported / RECORD).write_text((imported / RECORD).read_text().replace("12.5", "99.5"))
+    assert "changed by another program" in said(
+        capsys, "archive", ONE, "-o", "x.tgz", "--dir", str(elsewhere(place)), code=4
+    )
+    assert "packed although its record was changed" in said(
+        capsys, "archive", ONE, "-o", "x.tgz", "--force", "--dir", str(elsewhere(place))
+    )
+    third = place.parent / "third"
+    third.mkdir()
+    assert "packed although" in said(capsys, "import", "x.tgz", "--dir", str(third))
+    (one,) = json.loads(said(capsys, "runs", "--json", "--dir", str(third)).partition("\nwarning")[0])
+    assert one["doubt"].startswith("before it was packed its record was changed") and one["origin"] == "x.tgz"
+    assert home.is_dir()
+
+
+def test_imported_runs_are_listed_as_imported_and_are_those_that_were_packed(place, capsys):
+    said(capsys, "archive", "2026*", "-o", "x.tar.gz")
+    other = elsewhere(place)
+    text = said(capsys, "import", "x.tar.gz", "--dir", str(other))
+    assert f"{ONE}: taken in" in text and "2 runs taken in, 2 runs in x.tar.gz" in text
+    listed = json.loads(said(capsys, "runs", "--json", "--dir", str(other)))
+    assert [(one["id"], one["doubt"], one["origin"]) for one in listed] == [
+        (ONE, "", "x.tar.gz"),
+        (TWO, "", "x.tar.gz"),
+    ]
+    assert "SUCCESS, imported" in said(capsys, "runs", "--dir", str(other))
+    assert "from x.tar.gz" in said(capsys, "show", ONE, "--dir", str(other))
+    for name in (RECORD, PLAN, LOG):
+        assert (folder(other) / name).read_bytes() == (folder(place) / name).read_bytes()
+    assert {one.name for one in (other / "madlite_runs").iterdir()} == {
+        *(ONE, TWO, ".gitignore", ".import.lock", ".journal.jsonl"),
+    }
+    again = said(capsys, "import", "x.tar.gz", "--dir", str(other))
+    assert f"{ONE}: already here" in again and "0 runs taken in" in again
+    assert f"{ONE}: already here" in said(capsys, "import", "x.tar.gz")  # where the runs are from
+
+
+def test_a_run_that_is_here_with_another_content_is_refused_by_name_and_the_others_come(place, capsys):
+    said(capsys, "archive", "2026*", "-o", "x.tar.gz")
+    other = elsewhere(place)
+    store(other, ONE, good(ONE, "2026-03-03T03:03:03+00:00"))
+    before = (folder(other) / RECORD).read_bytes()
+    text = said(capsys, "import", "x.tar.gz", "--dir", str(other), code=3)
+    assert f"{ONE}: not taken in: a run of this id is here with another content (record.json)" in text
+    assert f"{TWO}: taken in" in text and (folder(other) / RECORD).read_bytes() == before
+
+
+def link(name: str, kind: bytes, to: str = "/etc/passwd") -> tarfile.TarInfo:
+    one = tarfile.TarInfo(name)
+    one.type, one.linkname = kind, to
+    return one
+
+
+def named(path: str, run: str = ONE) -> tars.Files:
+    """Return an archive whose run has a second file of this name."""
+    files = tars.small(run)
+    manifest = json.loads(files["manifest.json"])
+    manifest["runs"][0]["files"].append({"path": path, "bytes": 1, "sha256": "0" * 64})
+    return {**files, "manifest.json": json.dumps(manifest).encode(), f"{run}/{path}": b"x"}
+
+
+HOSTILE = {
+    "a link": (tars.small(), [link(f"{ONE}/x", tarfile.SYMTYPE)], "is a link"),
+    "a hard link": (tars.small(), [link(f"{ONE}/x", tarfile.LNKTYPE)], "is a link"),
+    "a device": (tars.small(), [link(f"{ONE}/x", tarfile.CHRTYPE)], "is a device"),
+    "a pipe": (tars.small(), [link(f"{ONE}/x", tarfile.FIFOTYPE)], "is a device, a pipe"),
+    "a folder": (tars.small(), [link(f"{ONE}/x", tarfile.DIRTYPE)], "is a folder"),
+    "a way out": (named("../../x"), [], "is outside of its folder"),
+    "an absolute path": (named("/etc/x"), [], "is outside of its folder"),
+    "a journal": (named("journal.jsonl"), [], "has a name that is not taken in"),
+    "a lock": (named("lock"), [], "has a name that is not taken in"),
+    "a hidden file": (named(".x"), [], "has a name that is not taken in"),
+    "an escape": (named("\x1b[2Jx"), [], "has characters"),
+    "a long name": (named("x" * 300), [], "has too long a name"),
+    "a deep name": (named("x/" * 40 + "x"), [], "has too long a name"),
+    "no id": (tars.small("../x"), [], "is no id of a run"),
+    "a hidden run": (tars.small(".import-1"), [], "is no id of a run"),
+    "the baselines": (tars.small("baselines"), [], "is no id of a run"),
+    "a newer format": (tars.small(format=9), [], "is of format 9"),
+    "no manifest": ({"x": b""}, [], "does not begin with manifest.json"),
+    "a manifest that is none": ({"manifest.json": b"[1"}, [], "cannot be read"),
+    "another file": ({**tars.small(), f"{ONE}/more": b"x"}, [], "no such file, found 1 bytes"),
+    "a changed file": ({**tars.small(), f"{ONE}/record.json": b"{}"}, [], "is not as it was packed"),
+    "a missing file": ({"manifest.json": tars.small()["manifest.json"]}, [], "found no such file"),
+    "a record of another run": (
+        tars.with_hashes({**tars.small(), f"{ONE}/record.json": b'{"id": "x", "status": "SUCCESS", "version": 2}'}),
+        [],
+        "is of run x",
+    ),
+    "a broken record": (tars.with_hashes({**tars.small(), f"{ONE}/record.json": b'{"id": 7'}), [], "record.json"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, capsys, monkeypatch, what):
+    files, more, words = HOSTILE[what]
+    monkeypatch.chdir(tmp_path)
+    archive = tars.write(tmp_path / "x.tar.gz", files, *more)
+    text = said(capsys, "import", "x.tar.gz", code=4)
+    assert words in text and "\x1b" not in text
+    assert [*tmp_path.iterdir()] == [archive]
+    if "as it was packed" not in words and "found" not in words and "record" not in what:
+        assert words in said(capsys, "verify", "x.tar.gz", code=4)
+
+
+@pytest.mark.host
+def test_an_archive_that_is_cut_anywhere_leaves_nothing(place, capsys, monkeypatch):
+    said(capsys, "archive", "2026*", "-o", "x.tar.gz")
+    whole, other = Path("x.tar.gz").read_bytes(), elsewhere(place)
+    monkeypatch.chdir(other)
+    for cut in (*range(0, len(whole) - 8, max(1, len(whole) // 40)), len(whole) - 9):
+        Path("x.tar.gz").write_bytes(whole[:cut])
+        assert "error: x.tar.gz" in said(capsys, "import", "x.tar.gz", code=4)
+        assert [one.name for one in other.iterdir()] == ["x.tar.gz"]
+
+
+@pytest.mark.host
+def test_a_bomb_is_refused_before_it_is_written(tmp_path):
+    into = tmp_path / "into"
+    into.mkdir()
+    files = named("big")
+    manifest = json.loads(files["manifest.json"])
+    manifest["runs"][0]["files"][1]["bytes"] = 1 << 40
+    claimed = tars.write(tmp_path / "a.tgz", {**files, "manifest.json": json.dumps(manifest).encode()})
+    long = tarfile.TarInfo("x")
+    long.type = tarfile.XHDTYPE
+    long.size = 65 << 20
+    headers = tars.zeros(tmp_path / "b.tgz", "x", 1 << 20)
+    with tarfile.open(tmp_path / "c.tgz", "w:gz") as tar:
+        tar.addfile(long, open("/dev/zero", "rb"))
+    with Folder.open(into) as folder:
+        for archive, words in (
+            (claimed, "unpacks to 1.0 TiB"),
+            (headers, "does not begin"),
+            (tmp_path / "c.tgz", "header"),
+        ):
+            with pytest.raises(UsageProblem, match=words):
+                unpack(archive, folder, Limits(bytes=1 << 20))
+        with pytest.raises(UsageProblem, match="more than 0 files"):
+            unpack(tars.write(tmp_path / "d.tgz", tars.small()), folder, Limits(files=0))
+    assert [*into.iterdir()] == []
+
+
+def test_clean_removes_what_a_killed_import_left(place, capsys, monkeypatch):
+    left = place / "madlite_runs/.import-4194999/x"
+    left.mkdir(parents=True)
+    (left / RECORD).write_text("{}")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{place}/none.sock")
+    assert ".import-4194999" in said(capsys, "clean")
+    said(capsys, "clean", "--yes")
+    assert not left.parent.exists() and folder(place).is_dir()
+
+
+def test_rendered_files_are_packed_wherever_they_lie(place, capsys):
+    from msgspec.structs import replace
+
+    from madlite.results.record import record_json
+    from madlite.results.stored import load_record
+
+    home = folder(place)
+    (home / "data").mkdir()
+    (home / "data/run.py").write_text("x")
+    record = load_record(home)
+    assert record is not None
+    (home / RECORD).write_text(
+        record_json(replace(record, files=(File(path="data/run.py", bytes=1, sha256="0" * 64),)))
+    )
+    said(capsys, "archive", ONE, "-o", "x.tar.gz", "--force")
+    assert f"{ONE}/data/run.py" in tars.read(Path("x.tar.gz"))

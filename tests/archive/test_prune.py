@@ -1,0 +1,263 @@
+"""`madlite prune`: which runs go, what of them stays, and which never go."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from madlite.cli.main import call
+from madlite.model import Status
+from madlite.results.record import record_json
+from madlite.results.stored import load_record
+from madlite.safe_files import Folder
+from madlite.workspace.folder import LOCK, LOG, PLAN, RECORD, WORK
+from madlite.workspace.journal import RunRows
+from tests.archive.test_verify import SCRIPT, TRAINING, run_of
+from tests.cli.stored_runs import good, store
+
+OLD, NEW = "20260102T030405-a-000001", "20260102T030500-b-000002"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    monkeypatch.chdir(tmp_path)
+    for run, when in ((OLD, "2026-01-02T03:04:05+00:00"), (NEW, "2026-01-02T03:05:00+00:00")):
+        store(tmp_path, run, good(run, when), log=b"x" * 100_000)
+        outputs = tmp_path / "madlite_runs" / run / WORK / "outputs"
+        outputs.mkdir(parents=True)
+        (outputs / "weights.bin").write_bytes(b"w" * 500_000)
+    monkeypatch.setattr(
+        "madlite.archive.prune._age_s", lambda run, now: 40 * 86400.0 if run.folder.name == OLD else 5.0
+    )
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str:
+    capsys.readouterr()
+    found = call(["prune", *args] if args[:1] != ("report",) else args)
+    captured = capsys.readouterr()
+    assert found == code, captured.out + captured.err
+    assert "Traceback" not in captured.err and "internal error" not in captured.err
+    return captured.out + captured.err
+
+
+def names(place: Path, run: str) -> set[str]:
+    return {one.name for one in (place / "madlite_runs" / run).iterdir()}
+
+
+def test_the_bulk_of_an_old_run_goes_and_its_record_stays(place, capsys):
+    before = (place / "madlite_runs" / OLD / RECORD).read_bytes()
+    text = said(capsys, "--older-than", "30d")
+    assert f"files    {OLD}  tiny  40 days old" in text and NEW not in text
+    assert "1 run, 596 KiB: the same command with --yes removes these files; the records stay" in text.replace(
+        "592", "596"
+    )
+    assert LOG in names(place, OLD)
+    assert f"removed {OLD}" in said(capsys, "--older-than", "30d", "--yes")
+    assert {RECORD, PLAN, LOCK} <= names(place, OLD) and not {LOG, WORK} & names(place, OLD)
+    assert {LOG, WORK} <= names(place, NEW)
+    assert (place / "madlite_runs" / OLD / RECORD).read_bytes() == before
+    assert "nothing to remove" in said(capsys, "--older-than", "30d", "--yes")
+    assert call(["runs"]) == 0 and "SUCCESS, pruned" in capsys.readouterr().out
+    assert call(["show", OLD]) == 0 and "its log and other files were removed" in capsys.readouterr().out
+    assert call(["verify", OLD]) == 0 and "it was pruned" in capsys.readouterr().out
+
+
+def test_the_log_stays_on_request(place, capsys):
+    said(capsys, "--older-than", "30d", "--keep-log", "--yes")
+    assert LOG in names(place, OLD) and WORK not in names(place, OLD)
+
+
+@pytest.mark.parametrize(
+    ("args", "going"),
+    [
+        (["--keep-last", "1"], {OLD}),
+        (["--keep-last", "2"], set()),
+        (["--keep-last", "0"], {OLD, NEW}),
+        (["--older-than", "30d", "--keep-last", "2"], set()),
+        (["--larger-than", "100K"], {OLD, NEW}),
+        (["--larger-than", "1M"], set()),
+        (["--max-size", "1M"], {OLD}),
+        (["--max-size", "100K"], {OLD, NEW}),
+        (["--max-size", "10M"], set()),
+        (["--max-size", "100K", "--older-than", "1h"], {OLD}),
+    ],
+)
+def test_all_rules_that_are_given_apply(place, capsys, args, going):
+    text = said(capsys, *args)
+    assert {run for run in (OLD, NEW) if f"files    {run}" in text} == going
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "no age and no size is given"),
+        (["--older-than", "30"], "'30' is no age: write 90m, 12h, 30d or 4w"),
+        (["--max-size", "many"], "'many' is no size"),
+        (["--older-than", "1d", "--all", "--keep-log"], "--all removes logs too"),
+        (["--older-than", "1d", "--dir", "nowhere"], "nowhere is no folder"),
+    ],
+)
+def test_wrong_usage_is_a_sentence(place, capsys, args, words):
+    assert words in (said(capsys, *args, code=4) if args else _plain(capsys))
+
+
+def _plain(capsys: pytest.CaptureFixture[str]) -> str:
+    assert call(["prune"]) == 4
+    return capsys.readouterr().err
+
+
+def with_rows(place: Path, run: str, **fields: object) -> None:
+    """Give a run's record rows for perf.csv."""
+    from msgspec.structs import replace
+
+    folder = place / "madlite_runs" / run
+    record = load_record(folder)
+    assert record is not None
+    rows = RunRows(
+        path="perf.csv",
+        cells=({"model": "tiny", "performance": "12.5", "metric": "tps", "status": "SUCCESS"},),
+        **fields,
+    )
+    (folder / RECORD).write_text(record_json(replace(record, rows=rows)))
+
+
+def test_a_run_that_is_needed_stays_and_the_reason_is_said(place, capsys):
+    runs = place / "madlite_runs"
+    store(place, "20260101T000000-c-000003", log=b"x")  # cut off
+    (runs / "20260101T000000-d-000004").mkdir()
+    store(place, "20260101T000000-d-000004", good("20260101T000000-d-000004"), log=b"x")
+    (runs / "20260101T000000-d-000004" / RECORD).write_text("{")
+    with_rows(place, OLD, appended=False)
+    (runs / "baselines").mkdir()
+    (runs / "baselines/nightly.json").write_text(json.dumps({"runs": [NEW]}))
+    store(place, "20260101T000000-e-000005", log=b"x")
+    with (runs / "20260101T000000-e-000005" / LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text = said(capsys, "--keep-last", "0", "--yes")
+    lines = {line.split()[1][-6:]: line for line in text.splitlines() if line.startswith("stays")}
+    assert "its rows are not in perf.csv: the next madlite run adds them" in lines["000001"]
+    assert "a baseline names it" in lines["000002"]
+    assert "it was cut off: madlite clean --yes comes first" in lines["000003"]
+    assert "record.json" in lines["000004"] and "it is running" in lines["000005"]
+    assert "nothing to remove" in text and {LOG, WORK} <= names(place, OLD) & names(place, NEW)
+
+
+def test_a_baseline_that_cannot_be_read_keeps_everything(place, capsys):
+    (place / "madlite_runs/baselines").mkdir()
+    (place / "madlite_runs/baselines/x.json").write_text('{"runs": 7}')
+    assert "has no list 'runs'" in said(capsys, "--keep-last", "0", "--yes", code=4)
+    assert {LOG, WORK} <= names(place, OLD)
+
+
+def test_what_a_workload_left_is_removed_however_it_is_made(place, capsys):
+    work = place / "madlite_runs" / OLD / WORK
+    kept = place / "precious"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    (work / "link").symlink_to(kept)
+    os.link(kept / "file", work / "hard")
+    for name in (b"\xff\xfe", b"-rf", b"a\nb", b"x" * 255, b"\x1b[2J"):
+        (Path(os.fsdecode(bytes(work) + b"/" + name))).mkdir()
+    os.mkfifo(work / "pipe")
+    (work / "shut").mkdir()
+    (work / "shut/inner").mkdir()
+    (work / "shut/inner").chmod(0)
+    (work / "shut").chmod(0)
+    at = os.open(work, os.O_RDONLY)
+    for _ in range(3000):  # deeper than a path or a recursion can be
+        os.mkdir("d" * 20, dir_fd=at)
+        below = os.open("d" * 20, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    said(capsys, "--older-than", "30d", "--yes")
+    assert not work.exists() and (kept / "file").read_text() == "x"
+    assert not [one for one in names(place, OLD) if one.startswith(".removed-")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
+def test_what_root_left_for_another_user_is_said_and_the_rest_goes():
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own folders are shut to other users
+    try:
+        (folder / "work/of_root").mkdir(parents=True)
+        (folder / "work/of_root/file").write_text("x")
+        (folder / "work/own").write_text("x")
+        for place in (folder, folder / "work", folder / "work/own"):
+            os.chown(place, 65534, 65534)
+        assert as_nobody(folder) == "Permission denied"
+        left = {one.name for one in folder.rglob("*")}
+        assert "file" in left and "own" not in left
+    finally:
+        shutil.rmtree(folder)
+
+
+def as_nobody(folder: Path) -> str:
+    """Return what the removal of `work` says to a user who is not root."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            Folder.open(folder).remove_tree("work")
+        except OSError as error:
+            os.write(writing, str(error.strerror).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as said:
+        return said.read()
+
+
+class TestRealRuns:
+    """Runs with rows, and what `report rebuild` makes of them afterwards."""
+
+    pytestmark = pytest.mark.host
+
+    @pytest.fixture
+    def work(self, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        shutil.copytree(made, tmp_path / "work")
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+        monkeypatch.chdir(tmp_path / "work")
+        return tmp_path / "work"
+
+    def test_a_rebuilt_file_has_the_rows_of_pruned_runs(self, work, capsys):
+        before = (work / "perf.csv").read_bytes()
+        assert "removed" in said(capsys, "--keep-last", "0", "--yes")
+        text = said(capsys, "report", "rebuild", "-o", "again.csv", "--of", "perf.csv")
+        assert (work / "again.csv").read_bytes() == before and "cannot be rebuilt" not in text
+        assert (run_of(work, TRAINING) / "run.sh").exists()
+
+    def test_runs_whose_folders_are_gone_are_counted_by_rebuild(self, work, capfd):
+        name = run_of(work, SCRIPT).name
+        assert f"removed {name}" in said(capfd, "--keep-last", "0", "--all", "--yes")
+        assert [one for one in (work / "madlite_runs").iterdir() if one.is_dir()] == []
+        text = said(capfd, "report", "rebuild", "-o", "again.csv", "--of", "perf.csv", code=4)
+        assert "no run has a record with rows" in text
+        assert call(["run", "--tags", "a"]) == 0
+        text = said(capfd, "report", "rebuild", "-o", "again.csv", "--of", "perf.csv")
+        assert "2 pruned runs cannot be rebuilt: 2 rows of perf.csv had no other copy" in text
+        before = (work / "perf.csv").read_bytes()
+        text = said(capfd, "report", "rebuild", "--force")
+        assert "had 2 rows that no record has; the old file is kept as perf.csv.before-" in text
+        (copy,) = work.glob("perf.csv.before-*")
+        assert copy.read_bytes() == before
+
+    def test_a_record_that_is_the_only_copy_of_its_rows_stays_whatever_is_asked(self, work, capsys):
+        rows = (work / "perf.csv").read_text().splitlines()
+        (work / "perf.csv").write_text("\n".join([*rows[:2], rows[1]]) + "\n")
+        text = said(capsys, "--keep-last", "0", "--all", "--yes")
+        assert f"stays    {run_of(work, SCRIPT).name}" in text and "is the only copy of its rows" in text
+        assert not list((work / "madlite_runs").glob(f"2*{TRAINING}*"))
+        (work / "perf.csv").unlink()
+        assert "there is no such file" in said(capsys, "--keep-last", "0", "--all")
+        assert load_record(run_of(work, SCRIPT)).status is Status.SUCCESS

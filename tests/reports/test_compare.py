@@ -1,0 +1,210 @@
+"""Two sides of results: which change is one, how sure it is, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.reports.compare import DEFAULTS, Settings, Verdict, compare, noise_of
+from madlite.reports.gates import read_gates, trips
+from madlite.reports.series import DIMENSIONS, Sample, Series, direction_of, group, of_row
+from tests.csv_results import noisy, row
+
+
+def series(values, suspect: str = "", failed: int = 0, **dimensions: object) -> Series:
+    known = {"model": "llama", "precision": "bf16", "device": "MI300X", "gpus": "8", "metric": "tokens_per_s_per_gpu"}
+    key = tuple(str({**known, **dimensions}.get(name, "")) for name in DIMENSIONS)
+    samples = tuple(Sample(value=value, suspect=suspect) for value in values)
+    return Series(key=key, values=tuple(values), samples=samples, failed=failed, direction=direction_of(key[-1]))
+
+
+def one(base, new, settings=DEFAULTS, **more):
+    report = compare([base], [new], settings=settings, **more)
+    assert len(report.comparisons) == 1
+    return report.comparisons[0]
+
+
+def test_five_clear_runs_a_side_are_a_regression():
+    found = one(series([100, 101, 99, 100.5, 99.5]), series([97, 96.5, 97.5, 96, 97.2]))
+    assert found.verdict is Verdict.REGRESSION
+    assert found.ratio == pytest.approx(0.97) and found.change == pytest.approx(-0.03)
+    assert found.p == pytest.approx(2 / 252)
+    assert found.interval is not None and found.interval.low <= 0.97 <= found.interval.high
+
+
+def test_of_seconds_less_is_better():
+    base, new = (
+        series([2.0, 2.01, 1.99, 2.02, 2.0], metric="step_time_s"),
+        series([1.9] * 4 + [1.91], metric="step_time_s"),
+    )
+    found = one(base, new)
+    assert found.verdict is Verdict.IMPROVEMENT and found.change == pytest.approx(0.05)
+
+
+def test_three_against_three_is_insufficient_and_says_why():
+    found = one(series([100, 101, 99]), series([90, 91, 89]))
+    assert found.verdict is Verdict.INSUFFICIENT_DATA
+    assert found.reason == "3 against 3 runs cannot be significant: p is 0.1 at best"
+    assert found.ratio == pytest.approx(0.9)
+
+
+def test_a_significant_change_below_the_least_effect_is_none():
+    found = one(series([100.0, 100.1, 100.2, 100.3, 100.4]), series([100.5, 100.6, 100.7, 100.8, 100.9]))
+    assert found.verdict is Verdict.NO_CHANGE and found.p == pytest.approx(2 / 252)
+
+
+def test_a_large_change_that_is_not_significant_is_suspicious():
+    found = one(series([100, 100, 100.1, 99.9, 100, 100]), series([100, 95, 94.5, 95.2, 94.9, 100.2]))
+    assert found.p is not None and found.p >= 0.05
+    assert (found.verdict, found.reason) == (Verdict.SUSPICIOUS, "not significant")
+
+
+def test_suspect_runs_make_any_verdict_suspicious():
+    found = one(series([100.0] * 5), series([90.0] * 5, suspect="loss is flat"))
+    assert (found.verdict, found.reason) == (Verdict.SUSPICIOUS, "5 of 10 runs are suspect")
+
+
+def test_a_metric_whose_direction_is_unknown_is_not_judged_but_can_be_told():
+    base, new = series([1.0, 1.1, 1.2, 1.3, 1.4], metric="score"), series([2.0, 2.1, 2.2, 2.3, 2.4], metric="score")
+    found = one(base, new)
+    assert found.verdict is Verdict.SUSPICIOUS and "--better 'score=higher'" in found.reason
+    assert one(base, new, Settings(better={"score": "lower"})).verdict is Verdict.REGRESSION
+
+
+def test_a_side_without_any_number_says_what_became_of_its_runs():
+    found = one(series([100.0] * 5), series([], failed=3))
+    assert (found.verdict, found.ratio) == (Verdict.INSUFFICIENT_DATA, None)
+    assert found.reason == "no number in new: 3 failed"
+
+
+def test_numbers_are_never_compared_across_precision_sequence_or_gpu():
+    base = [series([100.0] * 5, seq_len=4096)]
+    for other in ({"precision": "fp8"}, {"seq_len": 8192}, {"device": "MI325X"}, {"metric": "tflops_per_gpu"}):
+        report = compare(base, [series([100.0] * 5, **{"seq_len": 4096, **other})])
+        assert not report.comparisons and report.only_base and report.only_new
+
+
+def test_what_one_side_does_not_record_is_named():
+    assert one(series([1.0], seq_len=4096), series([1.0])).pair.unknown == (
+        *("backend", "recipe", "mode", "seq_len", "micro_batch", "global_batch", "nodes"),
+    )
+
+
+def test_across_a_dimension_the_difference_is_said():
+    report = compare([series([1.0], micro_batch=4)], [series([1.0], micro_batch=5)], across=["micro_batch"])
+    assert [(d.name, d.base, d.new) for d in report.comparisons[0].differences] == [("micro_batch", ("4",), ("5",))]
+
+
+def test_of_two_possible_partners_none_is_guessed():
+    report = compare([series([1.0], seq_len=4096), series([1.0], seq_len=8192)], [series([1.0])])
+    assert not report.comparisons and len(report.only_base) == 2
+
+
+def test_what_the_sides_ran_with_stands_beside_the_ratio_images_first():
+    rows = [of_row(row(1, args="--a", docker_image="v1", machine_name="x"), "f:2")]
+    others = [of_row(row(2, args="--b", docker_image="v2", machine_name="x"), "g:2")]
+    found = compare(group(rows), group(others)).comparisons[0].differences
+    assert [(d.name, d.base, d.new) for d in found] == [
+        ("docker_image", ("v1",), ("v2",)),
+        ("args", ("--a",), ("--b",)),
+    ]
+
+
+def test_the_worst_change_comes_first():
+    names = "abc"
+    base = [series([100.0] * 5, model=name) for name in names]
+    new = [series([value] * 5, model=name) for name, value in zip(names, (110.0, 80.0, 95.0), strict=True)]
+    report = compare(base, new)
+    assert [found.pair.new["model"] for found in report.comparisons] == ["b", "c", "a"]
+    assert report.expected_false_alarms == pytest.approx(0.15)
+
+
+# Noise.
+
+
+def test_noise_is_learned_from_neighbours_whatever_steps_the_level_made():
+    values = [*noisy(200, 1, 100), *noisy(200, 2, 130)]
+    assert noise_of(values) == pytest.approx(0.01, rel=0.25)
+    assert noise_of([1.0, 2.0, 3.0]) is None
+
+
+def test_where_noise_comes_from_is_said():
+    base, new = series([100.0, 101.0]), series([97.0])
+    assert one(base, new).noise_from == "these runs"
+    assert one(base, new, history=lambda _: noisy(20, 1)).noise_from == "20 earlier runs"
+    assert one(base, new, Settings(noise=0.02)).noise_from == "--noise"
+    assert one(series([100.0]), new).noise is None
+
+
+# Gates.
+
+
+def tripped(text: str, base: Series, new: Series, *, require_data: bool = False, **more: object) -> list[str]:
+    report = compare([base], [new], **more)
+    return [trip.gate for trip in trips(report, read_gates([text] if text else []), require_data=require_data)]
+
+
+def test_a_gate_wants_significance_and_its_size():
+    base, new = series([100, 101, 99, 100.5, 99.5]), series([97, 96.5, 97.5, 96, 97.2])
+    assert tripped("regression>2%", base, new) == ["regression>2%"]
+    assert tripped("regression", base, new) == ["regression"]
+    assert not tripped("regression>3.5%", base, new)
+    assert not tripped("improvement>1%", base, new)
+    assert tripped("improvement>1%", new, base) == ["improvement>1%"]
+
+
+def test_one_run_against_one_is_gated_by_its_ratio_and_the_noise():
+    assert tripped("regression>3%", series([100.0]), series([96.0])) == ["regression>3%"]
+    assert not tripped("regression>3%", series([100.0]), series([98.0]))
+    noisy_runs = Settings(noise=0.03)
+    assert not tripped("regression>3%", series([100.0]), series([96.0]), settings=noisy_runs)
+    assert tripped("", series([100.0]), series([96.0]), require_data=True) == ["--require-data"]
+
+
+def test_gates_on_what_is_missing_failed_or_suspicious():
+    base = series([100.0] * 5)
+    assert [t.gate for t in trips(compare([base], []), read_gates(["missing"]))] == ["missing"]
+    assert [t.gate for t in trips(compare([base], []), (), require_data=True)] == ["--require-data"]
+    assert tripped("failure", base, series([], failed=5)) == ["failure"]
+    assert tripped("suspicious", base, series([90.0] * 5, suspect="x")) == ["suspicious"]
+    assert not tripped("failure,suspicious,missing", base, series([100.0] * 5))
+
+
+@pytest.mark.parametrize(
+    "text", ["regresion>3%", "regression>3", "regression<3%", "suspicious>3%", ">3%", "regression>-3%"]
+)
+def test_what_is_no_gate_is_refused_by_its_name(text):
+    with pytest.raises(UsageProblem, match="--fail-on"):
+        read_gates([text])
+
+
+# How often the truth is found: the figures of docs/compare.md, with fewer draws (benchmarks/power.py has them in full).
+
+
+def found_share(n: int, change: float, draws: int = 1500) -> float:
+    rng = random.Random(n)
+    hits = 0
+    for _ in range(draws):
+        base = series([rng.gauss(100, 1) for _ in range(n)])
+        new = series([rng.gauss(100 * (1 - change), 1) for _ in range(n)])
+        hits += one(base, new).verdict in (Verdict.REGRESSION, Verdict.IMPROVEMENT)
+    return hits / draws
+
+
+@pytest.mark.parametrize(("n", "least"), [(5, 0.93), (6, 0.975)])
+def test_a_change_of_three_standard_deviations_is_found(n, least):
+    assert found_share(n, 0.03) >= least
+
+
+def test_a_false_alarm_is_rare():
+    assert found_share(5, 0.0) <= 0.05
+
+
+def test_two_hundred_unchanged_series_keep_the_gate_silent():
+    rng = random.Random(7)
+    gates = read_gates(["regression>3%"])
+    for _ in range(10):
+        sides = [[series([rng.gauss(100, 0.6) for _ in range(5)], model=f"m{k}") for k in range(200)] for _ in range(2)]
+        assert not trips(compare(*sides), gates)

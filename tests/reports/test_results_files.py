@@ -1,0 +1,140 @@
+"""perf.csv of any origin as series: what is damaged costs its row, and is named."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.reports import results_files
+from madlite.reports.results_files import read_results
+from madlite.results.header import STANDARD_COLUMNS
+from tests.csv_results import noisy, row, write
+
+GOLDEN = Path(__file__).parents[1] / "data/golden"
+
+
+def series_of(path: Path, **options: object) -> dict[str, object]:
+    read = read_results(path, **options)[""]
+    return {one["model"]: one for one in read.series}
+
+
+def test_rows_of_one_series_are_its_samples_in_the_order_of_the_file(tmp_path):
+    path = write(tmp_path / "perf.csv", [row(3.5), row(1.25), row(9, model="other"), row(2)])
+    found = series_of(path)
+    assert found["llama"].values == (3.5, 1.25, 2.0)
+    assert found["other"].values == (9.0,)
+    assert found["llama"].name == "llama bf16 8xgfx942 tokens_per_s_per_gpu"
+    assert found["llama"].samples[2].place == f"{path}:5"
+
+
+def test_failures_and_skipped_runs_are_counted_with_their_series(tmp_path):
+    rows = [row(3.5), row("", metric=""), row("", metric="", status="SKIPPED"), row("nan"), row(0)]
+    found = series_of(write(tmp_path / "perf.csv", rows))["llama"]
+    assert (found.values, found.failed, found.skipped) == ((3.5,), 3, 1)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_madengines_own_files_are_read(version):
+    read = read_results(GOLDEN / f"{version}.perf.csv")[""]
+    by_model = {one["model"]: one for one in read.series if one.values}
+    assert by_model["mini_single"].values == (123.45,)
+    assert by_model["mini_single"]["device"] == "NVIDIA H100 80GB HBM3"
+    assert by_model["mini_sci"].values == (1500.0,)
+
+
+def test_numbers_that_pandas_made_floats_are_the_same_series(tmp_path):
+    found = series_of(write(tmp_path / "perf.csv", [row(1), row(2, n_gpus="8.0", nnodes="1.0")]))
+    assert found["llama"].values == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "values", "note"),
+    [
+        (b"llama,8\n", (1.0, 2.0, 3.0), ""),  # cut in the middle: the cells that are there
+        (b",".join([b"x"] * 40) + b"\n", (1.0, 2.0, 3.0), "line 4 has 40 cells under 29 columns"),
+        (b'"never closed,8\n', (1.0, 2.0, 3.0), "line 4 has a quote that never closes"),
+        (",".join(STANDARD_COLUMNS).encode() + b"\n", (1.0, 2.0, 3.0), ""),  # a header in the middle
+        (b"\xff\xfe\x00\n", (1.0, 2.0, 3.0), ""),
+        (b"\n\n,,,,\n", (1.0, 2.0, 3.0), ""),
+    ],
+)
+def test_a_damaged_row_costs_itself_alone(tmp_path, damage, values, note):
+    path = write(tmp_path / "perf.csv", [row(1), row(2)])
+    whole = write(tmp_path / "more.csv", [row(3)]).read_bytes().partition(b"\n")[2]
+    path.write_bytes(path.read_bytes() + damage + whole)
+    read = read_results(path)[""]
+    assert next(one for one in read.series if one["model"] == "llama" and one.values).values == values
+    assert note in " ".join(read.notes)
+
+
+def test_a_cell_of_several_lines_is_one_row(tmp_path):
+    found = series_of(write(tmp_path / "perf.csv", [row(1, args="a\nb\n\nc"), row(2)]))
+    assert found["llama"].values == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "latin-1"])
+def test_other_encodings_are_read(tmp_path, encoding):
+    path = write(tmp_path / "perf.csv", [row(1, args="ä"), row(2)])
+    path.write_bytes(path.read_text().encode(encoding))
+    assert series_of(path)["llama"].values == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "a,b\n1,2\n", "\0\0\0"])
+def test_a_file_without_results_is_refused_in_one_sentence(tmp_path, text):
+    path = tmp_path / "perf.csv"
+    path.write_text(text)
+    with pytest.raises(UsageProblem, match="has no results: its first line names no column metric and no performance"):
+        read_results(path)
+
+
+def test_a_folder_a_pipe_and_a_file_that_is_not_there(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name in ("", "pipe.csv", "nothing.csv"):
+        with pytest.raises(UsageProblem):
+            read_results(tmp_path / name)
+
+
+def test_columns_by_another_name_and_a_column_that_is_not_there(tmp_path):
+    columns = ("model", "seq_len", "precision", "performance", "metric", "status")
+    path = write(tmp_path / "perf.csv", [row(1, seq_len=8192, precision="fp8")], columns)
+    only = series_of(path)["llama"]
+    assert (only["seq_len"], only["precision"], only["gpus"]) == ("8192", "fp8", "")
+    with pytest.raises(UsageProblem, match="has no column 'imgae'"):
+        read_results(path, by="imgae")
+
+
+def test_filters_take_dimensions_and_columns(tmp_path):
+    rows = [row(1), row(2, machine_name="b"), row(3, training_precision="fp8")]
+    path = write(tmp_path / "perf.csv", rows)
+    assert series_of(path, where={"machine_name": "b"})["llama"].values == (2.0,)
+    assert series_of(path, where={"precision": "fp8"})["llama"].values == (3.0,)
+    assert not series_of(path, where={"precision": "fp4"})
+
+
+def test_a_large_file_is_the_same_series_as_a_small_one(tmp_path, monkeypatch):
+    rng = random.Random(5)
+    rows = [
+        row(value, model=f"m{rng.randrange(4)}", docker_image=f"v{rng.randrange(2)}", n_gpus=rng.choice(["8", "8.0"]))
+        for value in noisy(300, 1)
+    ]
+    rows += [row("", model="m1"), row("", model="m2", status="SKIPPED"), row("-3", model="m3"), row("x", model="m3")]
+    path = write(tmp_path / "perf.csv", rows)
+    path.write_bytes(path.read_bytes() + b",".join([b"x"] * 40) + b"\nm1,8,1\n")
+    small = read_results(path, by="docker_image")
+    monkeypatch.setattr(results_files, "SMALL_BYTES", 0)
+    monkeypatch.setattr(results_files, "_ROWS_AT_ONCE", 64)
+    large = read_results(path, by="docker_image")
+    assert large.keys() == small.keys()
+    for side, read in small.items():
+        assert large[side].rows == read.rows
+        for one, other in zip(
+            sorted(read.series, key=lambda s: s.key), sorted(large[side].series, key=lambda s: s.key), strict=True
+        ):
+            assert (other.key, sorted(other.values)) == (one.key, sorted(one.values))
+            assert (other.failed, other.skipped, other.direction) == (one.failed, one.skipped, one.direction)
+            assert {name: {*texts} for name, texts in other.facts.items()} == {n: {*t} for n, t in one.facts.items()}
+    assert "1 row cannot be read" in large["v1"].notes[0]
