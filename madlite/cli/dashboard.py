@@ -56,7 +56,8 @@ def command(port: int, host: str, opens: bool, directory: Path) -> int:
         if opens:
             _open(url)
 
-    serve(runs, Words(details=sections, duration=duration, status=status_text), host=host, port=port, started=started)
+    words = Words(details=sections, duration=duration, status=status_text)
+    serve(runs, words, host=host, port=port, started=started)
     return int(ExitCode.OK)
 
 
