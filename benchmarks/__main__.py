@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ALL = ("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry")
+ALL = ("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry", "dashboard")
 
 
 def main() -> None:

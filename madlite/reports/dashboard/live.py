@@ -26,6 +26,8 @@ from madlite.secrets import Redactor
 from madlite.workspace.journal import JOURNAL
 
 MOST_TABS = 200
+FACETS = ("card", "backend", "mode", "precision", "device", "hostname", "cause")
+"""The columns whose values the list of runs offers as filters."""
 LOG_LINES, LOG_BYTES = 200, 64 << 10  # of the end of a log
 _QUEUE = 64  # events that a tab may leave unread
 _LOOK_S = 1.0
@@ -147,8 +149,18 @@ class Live:
                 self._send(Event("ledger", _json({"runs": done.runs})))
         except Exception:  # the next look may do; the pages show what is known
             _log.exception("%s could not be read", self.ledger.folder)
+        self._prepare_lists()
         self.ready.set()
         return time.monotonic() - begun
+
+    def _prepare_lists(self) -> None:
+        """Ask the ledger what every first page asks, so that no page waits for an answer about all runs."""
+        with suppress(Exception):  # a page that asks says what is wrong
+            self.ledger.count()
+            self.ledger.count(RunFilter(status="suspect"))
+            self.ledger.summaries()
+            for column in FACETS:
+                self.ledger.values(column)
 
     def _signs(self) -> tuple[object, ...]:
         """Return what changes when a run begins or ends: the folder, its journal, and which locks are held."""

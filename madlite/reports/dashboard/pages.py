@@ -17,7 +17,7 @@ from madlite.errors import UsageProblem
 from madlite.model import Status
 from madlite.reports.baselines import baseline_names
 from madlite.reports.dashboard.api import Answers
-from madlite.reports.dashboard.live import log_end
+from madlite.reports.dashboard.live import FACETS, log_end
 from madlite.reports.dashboard.queries import CompareQuery, RunsQuery, SeriesQuery, parsed
 from madlite.reports.listing import STATES
 from madlite.reports.page import Page, environment, page_data, payload
@@ -53,7 +53,6 @@ _COLUMNS = (  # of the list of runs: its head, and the order behind it
     ("Number", "number"),
     ("Took", "duration"),
 )
-_FACETS = ("card", "backend", "mode", "precision", "device", "hostname")
 _STATES = (RUNNING, *(status.value for status in (Status.SUCCESS, Status.FAILURE, Status.SKIPPED)))
 _LISTED = 200  # results of a series, in the list
 _SUGGESTED = 30  # sides of a comparison that are offered
@@ -88,7 +87,7 @@ class Pages:
             total=total,
             runs=self._answers.stored(query),
             states=_tiles(ledger.states(), ledger.count(parsed(RunsQuery, {"status": "suspect"}).filter)),
-            facets={name: ledger.values(name) for name in _FACETS},
+            facets={name: ledger.values(name) for name in FACETS},
             statuses=(*STATES, *(one for one in ledger.values("cause"))),
             columns=_COLUMNS,
             given={name: text for name, text in parameters.items() if text},
