@@ -36,6 +36,7 @@ COLUMNS = (
 """The columns of a run by which runs can be filtered: the exact text."""
 _MOST_VALUES = 200  # of a column that are offered as a filter
 _MOST_KEPT = 200  # answers
+_STORED = "SELECT runs.id, state, doubt, problem, origin, pruned, collected, record FROM runs JOIN summaries ON run = n"
 
 
 class RunFilter(Value, frozen=True):
@@ -127,10 +128,7 @@ class Ledger:
         """
         where, values = self._where(filters)
         chosen = f"SELECT n FROM runs WHERE {where} ORDER BY {_order(order, descending)} LIMIT ? OFFSET ?"  # noqa: S608
-        query = (
-            "SELECT runs.id, state, doubt, problem, origin, pruned, collected, record FROM runs JOIN summaries ON run = n "  # noqa: S608
-            f"WHERE n IN ({chosen}) ORDER BY {_order(order, descending)}"
-        )
+        query = f"{_STORED} WHERE n IN ({chosen}) ORDER BY {_order(order, descending)}"
         return list(map(self._stored, self._all(query, (*values, limit or -1, offset))))
 
     def newest(self, filters: RunFilter = EVERY, limit: int = 0) -> list[StoredRun]:
@@ -172,10 +170,7 @@ class Ledger:
 
     def problems(self) -> list[StoredRun]:
         """Return the runs whose records cannot be read or trusted, the newest last."""
-        query = (
-            "SELECT runs.id, state, doubt, problem, origin, pruned, collected, record FROM runs JOIN summaries ON run = n "
-            f"WHERE doubt != '' OR problem != '' ORDER BY {_order('when', False)}"  # noqa: S608
-        )
+        query = f"{_STORED} WHERE doubt != '' OR problem != '' ORDER BY {_order('when', False)}"
         return list(map(self._stored, self._all(query, ())))
 
     def _stored(self, row: Sequence[Any]) -> StoredRun:
@@ -226,7 +221,7 @@ class Ledger:
         return group(entry for _, entry in found), tuple(dict.fromkeys(name for name, _ in found))
 
     def history(self, key: Sequence[str]) -> Series | None:
-        """Return the series of a key, in the order of DIMENSIONS: all its numbers, the oldest first; None without any."""
+        """Return the series of a key, in the order of DIMENSIONS: all its numbers, the oldest first, or None."""
         found = group(entry for _, entry in self._entries(dict(zip(DIMENSIONS, key, strict=True)), EVERY))
         return found[0] if found else None
 
@@ -244,7 +239,7 @@ class Ledger:
         return [_summary(row, blank.pop(row[: len(DIMENSIONS) - 1], None)) for row in rows if row[len(DIMENSIONS) - 1]]
 
     def series_of(self, numbers: Sequence[int]) -> list[Series]:
-        """Return the series of these numbers, with the failures that named no metric where they belong to none other."""
+        """Return the series of these numbers; what failed before it had a metric is not counted with them."""
         marks = ", ".join(str(int(number)) for number in numbers)
         found = self._read_entries(f" AND results.series IN ({marks})", (), EVERY)
         by_key = {series.key: series for series in group(entry for _, entry in found)}
@@ -269,9 +264,9 @@ class Ledger:
         facts = self._facts()
         fitting = {n for n, one in facts.items() if matches({}, one, others)} if others else None
         condition, values = self._where(filters)
-        query = (
-            "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv "
-            "FROM results JOIN runs ON runs.n = results.run JOIN series ON series.n = results.series "  # noqa: S608
+        query = (  # the conditions are of this module: what a caller names comes as values
+            "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv "  # noqa: S608
+            "FROM results JOIN runs ON runs.n = results.run JOIN series ON series.n = results.series "
             f"WHERE {_of_runs(condition)} AND doubt = '' AND problem = ''{only} "
             f"ORDER BY {_order('when', False)}, results.place"
         )
@@ -343,7 +338,13 @@ def _summary(row: Sequence[Any], unnamed: Sequence[Any] | None) -> SeriesSummary
         failed, skipped = failed + unnamed[last + 3] - unnamed[last + 2], skipped + unnamed[last + 2]
     key = tuple(row[:last])
     return SeriesSummary(
-        id=number, key=key, runs=values, failed=failed, skipped=skipped, last=value if values else None, last_at=last_at or ""
+        id=number,
+        key=key,
+        runs=values,
+        failed=failed,
+        skipped=skipped,
+        last=value if values else None,
+        last_at=last_at or "",
     )
 
 

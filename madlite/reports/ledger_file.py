@@ -39,8 +39,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             nodes TEXT NOT NULL, runtime TEXT NOT NULL, hostname TEXT NOT NULL, cause TEXT NOT NULL,
             suspect TEXT NOT NULL, study TEXT NOT NULL, batch TEXT NOT NULL, duration_s REAL, metric TEXT NOT NULL,
             number REAL, steady_cv REAL, doubt TEXT NOT NULL, problem TEXT NOT NULL, collected INTEGER NOT NULL,
-            origin TEXT NOT NULL, pruned INTEGER NOT NULL, facts INTEGER NOT NULL, folder_inode INTEGER, folder_uid INTEGER, record_inode INTEGER, record_size INTEGER,
-            record_mtime_ns INTEGER, record_ctime_ns INTEGER)""",
+            origin TEXT NOT NULL, pruned INTEGER NOT NULL, facts INTEGER NOT NULL, folder_inode INTEGER,
+            folder_uid INTEGER, record_inode INTEGER, record_size INTEGER, record_mtime_ns INTEGER,
+            record_ctime_ns INTEGER)""",
         "CREATE INDEX runs_by_time ON runs(at, began, id)",
         "CREATE INDEX runs_by_card ON runs(card, at, began, id)",
         "CREATE INDEX runs_by_backend ON runs(backend, at, began, id)",
@@ -185,7 +186,7 @@ class LedgerFile:
         self.notes = (*self.notes, text)
 
 
-class LedgerReplaced(Exception):  # noqa: N818 - no error: what was asked for is asked again
+class LedgerReplaced(Exception):
     """The ledger was made again while it was used."""
 
 
@@ -308,7 +309,7 @@ def _in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Conn
 
 
 def _copy(path: Path, runs: Path, memory: sqlite3.Connection) -> bool:
-    """Fill memory from a file that this user may read alone, of a folder that it may not write to; False without one."""
+    """Fill memory from a file that can be read though not written; False where that is not possible."""
     import sqlite3
 
     try:

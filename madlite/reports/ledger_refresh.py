@@ -198,9 +198,7 @@ def _noted(connection: sqlite3.Connection, runs: Path, names: Sequence[str]) -> 
 # Runs that are read.
 
 
-def _read(
-    file: LedgerFile, names: Sequence[str], found: Mapping[str, Stamp | None], cards: Mapping[str, str]
-) -> None:
+def _read(file: LedgerFile, names: Sequence[str], found: Mapping[str, Stamp | None], cards: Mapping[str, str]) -> None:
     noted = noted_runs(file, names)
     runs = [open_run(file.runs / name, noted) for name in names]
     if any(run.doubt for run in runs):  # its line may have been written since the journal was read
@@ -322,9 +320,7 @@ class _Writer:
         data = msgspec.json.encode({_text(name): _text(text) for name, text in facts.items()})
         key = digest(data)
         if key not in self._facts:
-            self._connection.execute(
-                "INSERT OR IGNORE INTO facts(hash, facts) VALUES (?, ?)", (key, data.decode())
-            )
+            self._connection.execute("INSERT OR IGNORE INTO facts(hash, facts) VALUES (?, ?)", (key, data.decode()))
             self._facts[key] = self._number("SELECT n FROM facts WHERE hash = ?", (key,))
         return self._facts[key]
 

@@ -55,7 +55,9 @@ def llama(place: Path) -> dict[str, object]:
         "card": Card(name="llama", root=place, source="x", tags=("pyt", "Train")),
         "machine": Machine(device="MI300X"),
         "place": Place(gpus_per_node=8),
-        "variant": Variant(model="llama", mode="pretrain", precision="FP8", seq_len=8192, micro_batch=2, global_batch=16),
+        "variant": Variant(
+            model="llama", mode="pretrain", precision="FP8", seq_len=8192, micro_batch=2, global_batch=16
+        ),
     }
 
 
@@ -68,7 +70,13 @@ def fill(tmp_path: Path) -> Path:
     """Make a folder with a run of each kind."""
     for n in range(4):
         study = Study(id="20260102T000000-3fa91c", kind="repeat") if n < 2 else None
-        keep(tmp_path, f"20260102T03{n:02d}05-llama-00000{n}", numbered("a", 9000.0 + n, n), study=study, **llama(tmp_path))
+        keep(
+            tmp_path,
+            f"20260102T03{n:02d}05-llama-00000{n}",
+            numbered("a", 9000.0 + n, n),
+            study=study,
+            **llama(tmp_path),
+        )
     keep(tmp_path, "20260102T030905-tiny-000009", good("b", suspect=("it was throttled", "power is low")))
     failed = Result(plan_id="c", status=Status.FAILURE, cause=Cause.EXIT_CODE, started="2026-01-02T03:05:00+00:00")
     keep(tmp_path, "20260102T030500-llama-00000c", failed, batch="20260102T000000-batch1", **llama(tmp_path))
@@ -114,7 +122,9 @@ def test_a_second_look_reads_only_what_has_no_settled_record(ledger, runs):
     assert again.read == 2, "the run that was cut off, and the one that cannot be read"
 
 
-@pytest.mark.parametrize("where", [{}, {"device": "MI300X"}, {"machine": ""}, {"runtime": "docker", "precision": "FP8"}])
+@pytest.mark.parametrize(
+    "where", [{}, {"device": "MI300X"}, {"machine": ""}, {"runtime": "docker", "precision": "FP8"}]
+)
 def test_its_series_are_those_of_the_records(ledger, runs, where):
     expected = of_runs("", list_runs(runs), where)
     series, ids = ledger.results(where)
@@ -144,7 +154,9 @@ def test_columns_times_and_order(ledger):
     assert ledger.count(RunFilter(since="2026-01-02 03:02", until="2026-01-02 03:03")) == 2
     numbers = [run.headline.value for run in ledger.runs(order="number", descending=True, limit=3)]
     assert numbers == [9003.0, 9002.0, 9001.0]
-    assert [run.headline.value for run in ledger.runs(order="number", descending=True, limit=2, offset=1)] == numbers[1:]
+    assert [run.headline.value for run in ledger.runs(order="number", descending=True, limit=2, offset=1)] == numbers[
+        1:
+    ]
     with pytest.raises(KeyError):
         ledger.values("id; DROP TABLE runs")
 
@@ -296,7 +308,8 @@ def test_a_file_of_another_user_is_not_opened(runs, monkeypatch):
     with Ledger.open(runs) as ledger:
         ledger.refresh()
     before = (runs / FILE).read_bytes()
-    monkeypatch.setattr(os, "geteuid", lambda uid=os.geteuid() + 4242: uid)
+    another = os.geteuid() + 4242
+    monkeypatch.setattr(os, "geteuid", lambda: another)
     with Ledger.open(runs) as ledger:
         ledger.refresh()
         assert ledger.path is None and ledger.count() == 11
@@ -381,7 +394,12 @@ for _ in range(15):
 def test_processes_refresh_one_ledger_at_once(runs):
     others = [subprocess.Popen([sys.executable, "-c", REFRESH, str(runs)], cwd=ROOT) for _ in range(4)]
     for n in range(40):
-        keep(runs.parent, f"2026010{2 + n % 7}T05{n:02d}00-more-0001{n:02d}", numbered("m", 5.0 + n, n), **llama(runs.parent))
+        keep(
+            runs.parent,
+            f"2026010{2 + n % 7}T05{n:02d}00-more-0001{n:02d}",
+            numbered("m", 5.0 + n, n),
+            **llama(runs.parent),
+        )
         if n % 3 == 0:
             shutil.rmtree(runs / f"2026010{2 + n % 7}T05{n:02d}00-more-0001{n:02d}")
     assert [one.wait(120) for one in others] == [0] * 4
@@ -418,5 +436,3 @@ def test_a_folder_that_may_only_be_read_keeps_its_ledger(runs):
     told = subprocess.run([sys.executable, "-c", script, str(runs), str(ROOT)], capture_output=True, text=True, cwd="/")
     assert told.stdout.split()[:2] == ["None", "11"], told.stderr
     assert told.stdout.split()[3:] == ["11", "0"], "it knew them, and has nothing to complain about"
-
-

@@ -104,16 +104,16 @@ class Answers:
             raise NotHere(f"no run {name!r}", "madlite runs lists them")
         return ledger.opened([name])[0]
 
-    def record(self, query: NoQuery, id: str) -> msgspec.Raw:  # noqa: A002 - a part of the address
+    def record(self, query: NoQuery, id: str) -> msgspec.Raw:
         """Return the record of a run as `madlite show --json` prints it."""
         return msgspec.Raw(as_json(self.run(id)).encode())
 
-    def log(self, query: LogQuery, id: str) -> LogEnd:  # noqa: A002
+    def log(self, query: LogQuery, id: str) -> LogEnd:
         """Return the end of a run's log."""
         run = self.run(id)
         return LogEnd(id=run.folder.name, text=log_end(run.folder, query.tail))
 
-    def steps(self, query: NoQuery, id: str) -> tuple[StepCurve, ...]:  # noqa: A002
+    def steps(self, query: NoQuery, id: str) -> tuple[StepCurve, ...]:
         """Return the step curves of a run that has ended."""
         return step_curves(self.run(id))
 
@@ -139,7 +139,7 @@ class Answers:
             raise NotHere(f"no series {number!r}", "/series lists them")
         return found[0]
 
-    def detail(self, query: NoQuery, id: str) -> SeriesDetail:  # noqa: A002
+    def detail(self, query: NoQuery, id: str) -> SeriesDetail:
         """Return a series with all of its numbers."""
         return SeriesDetail.of(self.one_series(id))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterable
@@ -147,7 +146,7 @@ class Live:
             done = self.ledger.refresh()
             if done.removed or is_new or self.ledger.states() != states:
                 self._send(Event("ledger", _json({"runs": done.runs})))
-        except Exception:  # the next look may do; the pages show what is known
+        except Exception:  # noqa: BLE001 - the next look may do; the pages show what is known
             _log.exception("%s could not be read", self.ledger.folder)
         self._prepare_lists()
         self.ready.set()
@@ -167,7 +166,7 @@ class Live:
         found: list[object] = []
         for path in (self.ledger.folder, self.ledger.folder / JOURNAL):
             with suppress(OSError):
-                facts = os.stat(path)
+                facts = path.stat()
                 found += [facts.st_mtime_ns, facts.st_size]
         return (*found, *(one.id for one in self._now if one.state != RUNNING))
 
@@ -182,7 +181,7 @@ class Live:
             begun = time.monotonic()
             try:
                 self._watch_once()
-            except Exception:
+            except Exception:  # noqa: BLE001 - the next look may do
                 _log.exception("what is running could not be read")
             self._stop.wait(max(_LOOK_S, _LEAST_REST * (time.monotonic() - begun)))
 

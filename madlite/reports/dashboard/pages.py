@@ -94,7 +94,7 @@ class Pages:
             pages=_pages(query.offset, query.limit, total),
         )
 
-    def run(self, parameters: Mapping[str, str], id: str) -> str:  # noqa: A002 - a part of the address
+    def run(self, parameters: Mapping[str, str], id: str) -> str:
         """Return the page of one run."""
         run = self._answers.run(id)
         side = of_runs(run.folder.name, [run], {})
@@ -116,8 +116,10 @@ class Pages:
         """Return the id of the run before with the same card that has a number, "" without one."""
         if run.headline is None:
             return ""
-        columns = {"card": run.record.card, "metric": run.headline.metric, "device": run.record.device}
-        query = RunsQuery(status="success", until=run.when, limit=2, **{k: v for k, v in columns.items() if v})
+        own = run.record
+        query = RunsQuery(
+            status="success", until=run.when, limit=2, card=own.card, metric=run.headline.metric, device=own.device
+        )
         found = [one.folder.name for one in self._answers.stored(query) if one.folder.name != run.folder.name]
         return found[0] if found else ""
 
@@ -173,17 +175,21 @@ class Pages:
 
     def _drawn(self, template: str, *, page: Page | None = None, **values: object) -> str:
         live = self._answers.live
-        return templates().get_template(template).render(
-            page=page or page_data(()),
-            has_page=page is not None,
-            path=template,
-            folder=str(live.ledger.folder),
-            complete=live.ready.is_set(),
-            notes=live.ledger.notes,
-            now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}",
-            duration=self._words.duration,
-            status=lambda run: self._words.status(run.state, run.record.suspect),
-            **values,
+        return (
+            templates()
+            .get_template(template)
+            .render(
+                page=page or page_data(()),
+                has_page=page is not None,
+                path=template,
+                folder=str(live.ledger.folder),
+                complete=live.ready.is_set(),
+                notes=live.ledger.notes,
+                now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}",
+                duration=self._words.duration,
+                status=lambda run: self._words.status(run.state, run.record.suspect),
+                **values,
+            )
         )
 
 

@@ -12,8 +12,8 @@ from madlite.errors import UsageProblem
 from madlite.model import Value
 from madlite.reports.ledger import COLUMNS, Order, RunFilter, SeriesSummary
 from madlite.reports.listing import as_json
-from madlite.reports.page.run_details import read_steps
 from madlite.reports.page.figures import rounded, thinned
+from madlite.reports.page.run_details import read_steps
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import DIMENSIONS, Sample, Series, direction_of, series_name
 
@@ -249,8 +249,6 @@ def step_curves(run: StoredRun) -> tuple[StepCurve, ...]:
         values = [found[n] for n in numbers]
         at = thinned(values, _MOST_POINTS)
         curves.append(
-            StepCurve(
-                name=name, steps=tuple(numbers[n] for n in at), values=tuple(rounded(values[n]) for n in at)
-            )
+            StepCurve(name=name, steps=tuple(numbers[n] for n in at), values=tuple(rounded(values[n]) for n in at))
         )
     return tuple(curves)

@@ -153,7 +153,7 @@ def _endpoint(one: Endpoint, answers: Answers) -> Callable[[Request], Response]:
 
     def answer(request: Request) -> Response:
         try:
-            query = parsed(one.query, dict(request.query_params))
+            query: Any = parsed(one.query, dict(request.query_params))
             return _json(call(query, **request.path_params))
         except UsageProblem as problem:
             status = NO_SUCH if isinstance(problem, NotHere) else 400

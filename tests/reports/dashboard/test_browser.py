@@ -89,7 +89,9 @@ def test_a_series_and_its_trend(opened, server):
     assert until(opened, "return document.querySelectorAll('[data-trend] canvas').length === 1")
 
 
-@pytest.mark.parametrize("page", ["/", "/runs/20260102T040000-hostile-00000a", "/series", "/compare?base=last~1&new=last"])
+@pytest.mark.parametrize(
+    "page", ["/", "/runs/20260102T040000-hostile-00000a", "/series", "/compare?base=last~1&new=last"]
+)
 def test_hostile_texts_are_texts(opened, server, page):
     opened.get(server.url + page)
     assert until(opened, "return document.readyState === 'complete'")
@@ -99,7 +101,9 @@ def test_hostile_texts_are_texts(opened, server, page):
 
 
 @pytest.mark.parametrize("width", [400, 1300])
-@pytest.mark.parametrize("page", ["/", f"/runs/{RUN.format(n=3)}", "/series", f"/compare?base={RUN.format(n=0)}&new=last"])
+@pytest.mark.parametrize(
+    "page", ["/", f"/runs/{RUN.format(n=3)}", "/series", f"/compare?base={RUN.format(n=0)}&new=last"]
+)
 def test_nothing_is_wider_than_the_screen_and_everything_has_a_name(opened, server, page, width):
     resize(opened, width)
     opened.get(server.url + page)
@@ -118,7 +122,10 @@ def test_a_run_that_begins_is_shown_and_followed_to_its_end(browser, tmp_path):
         assert "no runs here yet" in browser.find_element("id", "main").text
         command = [sys.executable, "-m", "madlite", "run", "--tags", "t", "--runtime", "host"]
         run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
-        assert until(browser, "return document.querySelector('#live:not([hidden]) .run-live h3')?.textContent") == "<i>m</i>running"
+        assert (
+            until(browser, "return document.querySelector('#live:not([hidden]) .run-live h3')?.textContent")
+            == "<i>m</i>running"
+        )
         assert until(browser, "return document.querySelector('#runs .badge')?.textContent === 'RUNNING'")
         (tmp_path / "go").touch()
         assert run.wait(60) == 0

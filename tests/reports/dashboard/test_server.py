@@ -42,7 +42,10 @@ def place(tmp_path_factory) -> Path:
         metric = Metric(metric="tokens_per_s_per_gpu", text=f"900{n}.5", status=Status.SUCCESS, value=9000.5 + n)
         told = good("a", f"2026-01-02T03:{n:02d}:05+00:00", metrics=(metric,), window=WINDOW, steps=20)
         keep(folder, RUN.format(n=n), told, card=Card(name="llama", root=folder, source="x", tags=("pyt",)))
-    steps = [{"n": n, "rank": 0, "phase": "train", "values": {"tokens/s/GPU": 9000.0 + n, "loss": 3 / n}} for n in range(1, 21)]
+    steps = [
+        {"n": n, "rank": 0, "phase": "train", "values": {"tokens/s/GPU": 9000.0 + n, "loss": 3 / n}}
+        for n in range(1, 21)
+    ]
     newest = folder / "madlite_runs" / RUN.format(n=3)
     (newest / STEPS).write_text("".join(json.dumps(step) + "\n" for step in steps))
     hostile = Card(name=HOSTILE, root=folder, source=HOSTILE, tags=(HOSTILE,), url="javascript:alert(3)")
@@ -55,7 +58,9 @@ def place(tmp_path_factory) -> Path:
         machine=Machine(device=HOSTILE, hostname=HOSTILE),
         log=f"{HOSTILE}\n\x1b[31mred\x1b[0m \x1b]0;title\x07\nexport HF_TOKEN={TOKEN}\n".encode(),
     )
-    failed = Result(plan_id="f", status=Status.FAILURE, reason=f"it ended: {HOSTILE} {TOKEN}", started="2026-01-02T05:00:00+00:00")
+    failed = Result(
+        plan_id="f", status=Status.FAILURE, reason=f"it ended: {HOSTILE} {TOKEN}", started="2026-01-02T05:00:00+00:00"
+    )
     keep(folder, "20260102T050000-llama-00000f", failed, card=Card(name="llama", root=folder, source="x"))
     return folder
 
@@ -89,7 +94,9 @@ def test_hosts_that_are_this_server(host):
     assert is_own_host(host, frozenset({"bench"}))
 
 
-@pytest.mark.parametrize("host", ["evil.example:8080", "", "127.0.0.1.evil.example", "192.168.0.9:8080", "localhost.evil", ":80"])
+@pytest.mark.parametrize(
+    "host", ["evil.example:8080", "", "127.0.0.1.evil.example", "192.168.0.9:8080", "localhost.evil", ":80"]
+)
 def test_hosts_that_are_not(host):
     assert not is_own_host(host, frozenset({"bench"}))
 
@@ -108,7 +115,12 @@ def test_parameters_are_typed():
 
 @pytest.mark.parametrize(
     ("given", "why"),
-    [({"limit": "0"}, "limit"), ({"offset": "x"}, "offset"), ({"order": "id; DROP"}, "order"), ({"colour": "red"}, "colour")],
+    [
+        ({"limit": "0"}, "limit"),
+        ({"offset": "x"}, "offset"),
+        ({"order": "id; DROP"}, "order"),
+        ({"colour": "red"}, "colour"),
+    ],
 )
 def test_parameters_that_cannot_be_used_are_named(given, why):
     with pytest.raises(Exception, match=why):
@@ -132,7 +144,9 @@ def test_without_its_packages_one_sentence_says_so(place, capsys, monkeypatch):
     import importlib.util
 
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "uvicorn" else find(name, *rest))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "uvicorn" else find(name, *rest)
+    )
     assert call(["dashboard", "--dir", str(place)]) == 4
     assert "needs uvicorn\n hint: pip install 'madlite[dashboard]'" in capsys.readouterr().err
 
@@ -161,7 +175,9 @@ def test_the_list_of_runs(get, place):
     text = get("/", params={"status": "failure"}).text
     assert text.count("<tr data-run=") == 1 and 'data-run="20260102T050000-llama-00000f"' in text
     assert get("/", params={"q": "pyt", "limit": "2"}).text.count("<tr data-run=") == 2
-    ordered = re.findall(r'data-run="([^"]+)"', get("/", params={"order": "number", "descending": "true", "limit": "2"}).text)
+    ordered = re.findall(
+        r'data-run="([^"]+)"', get("/", params={"order": "number", "descending": "true", "limit": "2"}).text
+    )
     assert ordered == [RUN.format(n=3), RUN.format(n=2)]
 
 
@@ -197,7 +213,9 @@ def test_two_sides_are_compared(get, place):
     assert page.status_code == 200 and "insufficient data" in page.text
     report = get("/api/compare", params={"base": "last~2", "new": RUN.format(n=3)}).json()
     assert report["comparisons"] or report["only_new"]
-    assert "is no file, run, study or baseline" in html.unescape(get("/compare", params={"base": "none", "new": "last"}).text)
+    assert "is no file, run, study or baseline" in html.unescape(
+        get("/compare", params={"base": "none", "new": "last"}).text
+    )
 
 
 @pytest.mark.host
@@ -267,7 +285,9 @@ def test_a_name_that_resolves_to_this_machine_is_refused(server):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("path", ["/", "/series", "/compare", "/runs/20260102T040000-hostile-00000a", "/api/runs", "/nothing", "/runs/none"])
+@pytest.mark.parametrize(
+    "path", ["/", "/series", "/compare", "/runs/20260102T040000-hostile-00000a", "/api/runs", "/nothing", "/runs/none"]
+)
 def test_every_answer_has_the_headers(get, path):
     headers = get(path).headers
     policy = headers["content-security-policy"]
@@ -280,8 +300,9 @@ def test_every_answer_has_the_headers(get, path):
 @pytest.mark.parametrize(
     "path",
     [
-        "/", "/series", "/runs/20260102T040000-hostile-00000a", "/runs/20260102T050000-llama-00000f", "/compare?base=last~1&new=last",
-        f"/?q={HOSTILE}", f"/?card={HOSTILE}", f"/compare?base={HOSTILE}&new=<marquee>&where=<i>=1", f"/runs/{HOSTILE}", f"/?limit={HOSTILE}",
+        "/", "/series", "/runs/20260102T040000-hostile-00000a", "/runs/20260102T050000-llama-00000f",
+        "/compare?base=last~1&new=last", f"/compare?base={HOSTILE}&new=<marquee>&where=<i>=1",
+        f"/?q={HOSTILE}", f"/?card={HOSTILE}", f"/runs/{HOSTILE}", f"/?limit={HOSTILE}",
     ],
 )  # fmt: skip
 def test_no_text_becomes_markup_and_no_secret_is_shown(server, path):
@@ -407,7 +428,11 @@ def test_it_writes_nothing_and_takes_no_lock(place):
         for path in ("/", "/series", "/runs/last", "/api/live"):
             assert httpx.get(server.url + path).status_code == 200
         locks = {os.stat(path).st_ino for path in place.rglob(LOCK)}
-        held = {int(line.split()[5].split(":")[2]) for line in Path("/proc/locks").read_text().splitlines() if "FLOCK" in line}
+        held = {
+            int(line.split()[5].split(":")[2])
+            for line in Path("/proc/locks").read_text().splitlines()
+            if "FLOCK" in line
+        }
         assert not locks & held
         assert os.getpriority(os.PRIO_PROCESS, server.process.pid) == 10
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()} == before
