@@ -1,4 +1,4 @@
-"""Every figure of benchmarks/README.md: python -m benchmarks [startup|overhead|…|reading|masking|telemetry ...]"""
+"""Every figure of benchmarks/README.md: python -m benchmarks [startup|overhead|…|comparing|reporting ...]"""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-ALL = ("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry", "dashboard")
+ALL = (
+    *("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry", "comparing", "reporting"),
+    "dashboard",
+)
 
 
 def main() -> None:

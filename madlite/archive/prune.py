@@ -10,10 +10,10 @@ from contextlib import closing, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from madlite.archive.baselines import baseline_runs
 from madlite.archive.choose import ROWS
 from madlite.archive.rows_in_file import RowsInFile
 from madlite.model import Runtime, Value
+from madlite.reports.baselines import baseline_runs
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun, list_runs
 from madlite.results.record import Record
 from madlite.results.stored import NotedRuns, rows_here

@@ -288,11 +288,13 @@ def _metrics(record: Record, plan: RunPlan, found: Reread, why: str) -> Iterator
             yield _unchecked("number", f"its results are of {file}, which the log does not have")
         return
     own_failure = record.status is Status.FAILURE and not has_results(result_of(record))
+    judged = found.verdict.status is record.status  # else the difference is the run's, and said there
     for key in recorded if own_failure else dict.fromkeys((*recorded, *given)):
-        yield _metric(key, recorded.get(key), given.get(key), why or _why_no_summary(key[1], plan, found))
+        reason = why or _why_no_summary(key[1], plan, found)
+        yield _metric(key, recorded.get(key), given.get(key), reason, judged=judged)
 
 
-def _metric(key: tuple[str, str], recorded: Metric | None, given: Metric | None, why: str) -> Item:
+def _metric(key: tuple[str, str], recorded: Metric | None, given: Metric | None, why: str, *, judged: bool) -> Item:
     what = " ".join(filter(None, ("number", *key)))
     if recorded is None or given is None:
         texts = [one.text if one is not None else "none" for one in (recorded, given)]
@@ -301,7 +303,7 @@ def _metric(key: tuple[str, str], recorded: Metric | None, given: Metric | None,
         return item
     if (item := _compared(what, recorded.value, given.value, why)).outcome != "ok":
         return item
-    return _compared(f"{what} status", recorded.status.value, given.status.value, why)
+    return _compared(f"{what} status", recorded.status.value, given.status.value, why) if judged else item
 
 
 def _why_no_summary(metric: str, plan: RunPlan, found: Reread) -> str:

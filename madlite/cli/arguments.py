@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from madlite.run.screen import RunOutcome
 
 # What came beside an option that scripts for madengine 1 abbreviate: `--clean` and `--c` are --clean-docker-cache.
-_LOW_PRIORITY = ("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect", "--plan")
+_LOW_PRIORITY = (
+    *("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect", "--plan"),
+    *("--cold", "--repeat", "--settle", "--settle-timeout"),
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 _Names: TypeAlias = Mapping[str, click.Parameter]
@@ -114,9 +117,9 @@ def _repeat_option(name: str, left: deque[str], ctx: click.Context, *, has_first
 
 # Options of their own for keys of a plan: what they set is what --set KEY=VALUE would.
 
-_WHOLE = click.IntRange(1)
-_WHOLE.name = "whole number"  # what a message calls it
-_TYPES: dict[type, click.IntRange | click.FloatRange] = {int: _WHOLE, float: click.FloatRange(0)}
+WHOLE = click.IntRange(1)
+WHOLE.name = "whole number"  # what a message calls it
+_TYPES: dict[type, click.IntRange | click.FloatRange] = {int: WHOLE, float: click.FloatRange(0)}
 
 
 def _own_option(field: PlanField, option: PlanOption) -> Callable[[F], F]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from madlite.machine.telemetry.summary import LEAST_SAMPLES, format_throttling
 from madlite.model import (
@@ -38,9 +38,20 @@ def title(plan: RunPlan, position: int, total: int) -> str:
 
 
 def study_text(study: Study) -> str:
-    """Return the study of a run: `sweep 20261122T093011-3fa91c: batch_size=4`."""
-    varied = ", ".join(f"{name}={value}" for name, value in study.varied.items())
-    return f"{study.kind} {study.id}" + (f": {varied}" if varied else "")
+    """Return the study of a run: `sweep 20261122T093011-3fa91c: batch_size=4`, `repeat …: run 2 of 5, caches warm`."""
+    said = [f"{name}={value}" for name, value in study.varied.items()]
+    said += ["warm-up, no result"] if study.warm_up else []
+    said += [f"run {study.index} of {study.count}"] if study.index is not None else []
+    said += [f"caches {study.caches}"] if study.caches and not study.warm_up else []
+    return f"{study.kind} {study.id}" + (f": {', '.join(said)}" if said else "")
+
+
+CACHES = {
+    "cold": "cold: nothing was compiled or tuned before it",
+    "warm": "warm: filled by a run before it, of the same study",
+    "user": "the user's: whatever they hold",
+}
+"""What a record's `caches` mean."""
 
 
 def step_line(plan: RunPlan, step: Step) -> str:
@@ -174,12 +185,14 @@ def compute_lines(result: Result) -> Iterator[str]:
 
 
 def telemetry_lines(result: Result) -> Iterator[str]:
-    """Yield the telemetry of the steady window of a success, where it has enough samples."""
+    """Yield the telemetry of the steady window of a success, where it has enough samples, and of its start."""
     found = result.telemetry
     if found is None or result.status is not Status.SUCCESS:
         return
     if found.over == "window" and found.samples >= LEAST_SAMPLES:
         yield from _gpu_line(found)
+    elif began := start_text(found):
+        yield f"the GPUs {began}"
     elif not found.samples and found.problem:
         yield f"no telemetry: {found.problem[:LONGEST]}"
 
@@ -199,8 +212,22 @@ def _gpu_line(found: Telemetry) -> Iterator[str]:
     said += [throttled] if (throttled := format_throttling(found)) else []
     if said and found.samples < FEW_SAMPLES:
         said.append(f"{found.samples} sample" + "s" * (found.samples > 1))
+    said += [began] if (began := start_text(found)) else []
     if said:
         yield ", ".join(said)
+
+
+def start_text(found: Telemetry) -> str:
+    """Return how hot and how fast the GPUs were right before the workload began: `began at 41 to 43 °C, 132 MHz`."""
+    hot = span_text([one.temperature_c for one in found.start], "°C")
+    fast = span_text([one.clock_mhz for one in found.start], "MHz")
+    return f"began at {', '.join(filter(None, (hot, fast)))}" if hot or fast else ""
+
+
+def span_text(values: Iterable[float | None], unit: str) -> str:
+    """Return the least and the most of what is known, as whole numbers; "" where nothing is."""
+    known = [f"{value:,.0f}" for value in sorted(value for value in values if value is not None)]
+    return f"{' to '.join(dict.fromkeys((known[0], known[-1])))} {unit}" if known else ""
 
 
 def _three_digits(value: float) -> str:

@@ -10,7 +10,17 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from madlite.cli.arguments import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, NAMED, RESULTS, SUMMARY, complete, contract_option
+from madlite.cli.arguments import (
+    CLEANUP,
+    FAIL_ON_SUSPECT,
+    MANIFEST,
+    NAMED,
+    RESULTS,
+    SUMMARY,
+    WHOLE,
+    complete,
+    contract_option,
+)
 from madlite.cli.completion import complete_tags, is_value_of, store_args
 from madlite.plan.fields import OPTIONS
 
@@ -63,6 +73,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "refresh",
         "no_image",
     ),
+    "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
     "Results": (
         "contract",
         "output",
@@ -297,6 +308,25 @@ batch_options = _group(
     CLEANUP,
 )
 """Add the options of a run beyond its plans: manifests, registry, summary."""
+repeat_options = _group(
+    click.option("--repeat", type=WHOLE, metavar="N", help="Run each of them N times, in turns; docs/repeat.md."),
+    click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
+    click.option(
+        "--settle",
+        is_flag=False,
+        flag_value="first",
+        metavar="[=CELSIUS]",
+        help="Wait before each run until the GPUs are as cool as this, or as at the first run's start.",
+    ),
+    click.option(
+        "--settle-timeout",
+        type=click.FloatRange(0),
+        default=300.0,
+        metavar="SECONDS",
+        help="The longest wait of --settle.  [default: 300]",
+    ),
+)
+"""Add the options of runs that are repeated, and of how each of them begins."""
 plan_options = _group(context_options, *_PLAN, *RESULTS, *_DATA)
 """Add the options that decide a plan, and those of its results."""
 frozen_options = _group(context_options, *_PLAN, *_DATA, _FROM_MANIFEST, registry_option)

@@ -13,7 +13,7 @@ from madlite.cli.arguments import contract, contract_option
 from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
 from madlite.cli.options import dir_option, verbose_option
-from madlite.cli.terminal import echo, without_secrets
+from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def markdown(
     from madlite.reports.page.markdown import render_markdown
     from madlite.results.locked import write_named
 
-    text = without_secrets(render_markdown(_page(sources, base, where, title, directory)))
+    text = render_markdown(_page(sources, base, where, title, directory))
     if output is None:
         click.echo(text, nl=False)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -23,6 +24,7 @@ from madlite.cli.options import (
     decides_plan,
     live_option,
     plan_options,
+    repeat_options,
     tag_words,
     tags_option,
 )
@@ -39,11 +41,15 @@ from madlite.secrets import Redactor
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
+    from madlite.cli.compare import AgainstBaseline
+    from madlite.cli.repeat import RepeatBatch
     from madlite.cli.screens import PlainScreen
-    from madlite.model import Runtime
+    from madlite.model import Json, Runtime
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
+    from madlite.run.batch import RelativeChange
     from madlite.run.screen import RunOutcome
+    from madlite.run.settle import Settle
 
 
 @click.command("run", cls=TagsCommand)
@@ -68,6 +74,7 @@ if TYPE_CHECKING:
 @click.option("--fail-on", multiple=True, metavar="GATE", help="With --baseline: exit with 5 on 'regression>3%', …")
 @plan_options
 @batch_options
+@repeat_options
 @common_options
 def command(**params: Any) -> int:
     """Run the models that tags select and append their results to perf.csv.
@@ -86,6 +93,7 @@ def command(**params: Any) -> int:
         raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
     if params["fail_on"] and not params["baseline"]:
         raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
+    _check_repeat(params)
     if params["plan_file"] is not None:
         refuse_with_plan(click.get_current_context())
     from madlite.results.batch_journal import BatchJournal
@@ -152,8 +160,16 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, par
     from madlite.run.checks import in_one_line, run_checks
 
     refused, warnings = run_checks(planned, plugins, options.lint)
-    for one, found in zip(planned, refused, strict=True):
+    shown: Sequence[Planned] = planned
+    order: list[str] = []
+    if params["repeat"] is not None:
+        from madlite.cli.repeat import preview_repeat
+
+        shown, order = preview_repeat(planned, params)
+    for one, found in zip(shown, refused, strict=True):
         echo(preview(one, options.environ, map(in_one_line, found)))
+    for text in order:
+        echo(text)
     for text in warnings:
         setup.warn(text)
     if not params["check"]:
@@ -166,19 +182,19 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, par
 def _run(
     planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any], journal: BatchJournal
 ) -> int:
-    from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import make_screen
     from madlite.cli.summary import BatchFiles
     from madlite.results.locked import make_folder
-    from madlite.run.batch import run_batch
     from madlite.run.checks import check_plans
 
-    against = AgainstBaseline(params["baseline"], params["fail_on"], options.workspace)
+    against = _against(params, options)
     check_start(planned, options)
     notes = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
     if options.rows:
         make_folder(options.output_target or options.output)
+    runs = _make_batch(planned, params, journal)
+    planned = runs.planned
     batch = BatchFiles(planned, options, params)
     sink = Sink(sys.stdout.fileno())
     compare = partial(_compare, plugins)
@@ -187,10 +203,11 @@ def _run(
         for text in (*warnings, *_recovery_warnings(options, plugins.runtimes())):
             screen.warn(text)
         batch.begin()
-        outcome = run_batch(planned, options, plugins, screen, journal=journal, relative_change=against.cell)
-        problems = batch.close(outcome)
+        outcome = runs.run(options, plugins, screen, against.cell if against else None)
+        problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         screen.total(outcome, options.output if options.rows else None)
+        screen.end(runs.lines)
         screen.end(closing_lines(options.contract, outcome, from_manifest=not batch.from_tags))
         journal.close()
         if outcome.bug is not None:
@@ -200,11 +217,77 @@ def _run(
     finally:
         screen.close()
         sink.close()
-    failed_gate = against.show(one.plan.folder for one in planned)
+    failed_gate = against is not None and against.show(one.plan.folder for one in planned)
     if failed_gate and outcome.exit_code is ExitCode.OK and not batch.failed:
         return int(ExitCode.RESULT_CHECK_FAILED)
     only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
+
+
+class _PlainBatch:
+    """The runs of a command that repeats none; `RepeatBatch` is the other kind."""
+
+    def __init__(self, planned: Sequence[Planned], journal: BatchJournal, settle: Settle | None) -> None:
+        self._journal, self._settle = journal, settle
+        self.planned = planned
+        self.study: Json = None
+        self.problems: tuple[str, ...] = ()
+        self.lines: list[str] = []
+
+    def run(
+        self, options: Options, plugins: Plugins, screen: PlainScreen, relative_change: RelativeChange | None
+    ) -> RunOutcome:
+        from madlite.run.batch import run_batch
+
+        return run_batch(
+            self.planned,
+            options,
+            plugins,
+            screen,
+            journal=self._journal,
+            settle=self._settle,
+            relative_change=relative_change,
+        )
+
+
+def _make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> _PlainBatch | RepeatBatch:
+    if params["repeat"] is None:
+        return _PlainBatch(planned, journal, _make_settle(params))
+    from madlite.cli.repeat import RepeatBatch
+
+    return RepeatBatch(planned, params, journal, _make_settle(params))
+
+
+_NO_REPEAT = {
+    "skip_model_run": ("--skip-model-run", "no run has a number, so there is nothing to repeat"),
+    "keep_alive": ("--keep-alive", "what each run leaves running would slow down the next one"),
+}
+
+
+def _check_repeat(params: dict[str, Any]) -> None:
+    """Refuse options of repeated runs that do not go together.
+
+    Raises:
+        UsageProblem: they do not, or --settle names no temperature.
+    """
+    _make_settle(params)
+    if is_given("settle_timeout") and params["settle"] is None:
+        raise UsageProblem("--settle-timeout without --settle: there is nothing to wait for", "add --settle")
+    if params["repeat"] is None:
+        if params["cold"]:
+            raise UsageProblem("--cold without --repeat: it is about the caches of repeated runs", "add --repeat N")
+        return
+    for name, (option, why) in _NO_REPEAT.items():
+        if params[name]:
+            raise UsageProblem(f"{option} beside --repeat: {why}", f"leave {option} or --repeat out")
+
+
+def _make_settle(params: dict[str, Any]) -> Settle | None:
+    if params["settle"] is None:
+        return None
+    from madlite.run.settle import make_settle
+
+    return make_settle(params["settle"], params["settle_timeout"])
 
 
 def _compare(plugins: Plugins, plan: RunPlan, result: Result) -> str:
@@ -216,11 +299,22 @@ def _compare(plugins: Plugins, plan: RunPlan, result: Result) -> str:
     return compare_planned(plugins, plan.workspace, plan, result)
 
 
+def _against(params: dict[str, Any], options: Options) -> AgainstBaseline | None:
+    """Return what the runs are compared with when they have ended."""
+    if not params["baseline"]:
+        return None
+    from madlite.cli.compare import AgainstBaseline
+
+    return AgainstBaseline(params["baseline"], params["fail_on"], options.workspace)
+
+
 def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[str]) -> None:
     for text in problems:
         screen.warn(text)
     if outcome.not_started:
-        screen.warn(f"never started: {', '.join(outcome.not_started)}")
+        counts = Counter(outcome.not_started).items()
+        names = ", ".join(f"{name} ({count} runs)" if count > 1 else name for name, count in counts)
+        screen.warn(f"never started: {names}")
 
 
 def _recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from madlite.cli.format import duration, status_text
 from madlite.cli.options import TagsCommand, dir_option, tags_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, without_secrets
 from madlite.errors import ExitCode
+from madlite.model import Status
 from madlite.text import printable, shortened
 
 if TYPE_CHECKING:
@@ -66,12 +67,24 @@ def command(
     elif chosen:
         for line, place in listing.as_table(chosen, map(_words, chosen)):
             echo_status(line, place)
+        for line in _statistics(chosen) if of else ():
+            echo(line)
     else:
         echo(f"no runs in {folder}" if not every else f"none of {every} runs is one of those")
     changed = (f"{words}; madlite clean" for _, words in changed_files(folder.parent))
     for text in (*listing.problems(in_doubt), *recovery_report(folder.parent), *changed):
         setup.warn(text)
     return int(ExitCode.OK)
+
+
+def _statistics(runs: Sequence[StoredRun]) -> list[str]:
+    """Return the statistics of a repeat whose runs these are; none of other runs."""
+    records = [run.record for run in runs if run.state in (*Status,)]
+    if not any(record.study is not None for record in records):
+        return []
+    from madlite.cli.repeat import statistics_of
+
+    return statistics_of(records)
 
 
 def _words(run: StoredRun) -> tuple[str, ...]:
@@ -88,9 +101,13 @@ def _cells(run: StoredRun) -> Iterator[str]:
     yield (record.variant.precision if record.variant else "") or "-"
     yield _gpus(run)
     doubt = " (not as madlite left it)" if run.doubt else ""
-    more = (("" if run.collected else ", not collected") + (", imported" if run.origin else "")) + (
-        ", pruned" if run.pruned else ""
-    )
+    marks = {
+        "not collected": not run.collected,
+        "imported": bool(run.origin),
+        "pruned": bool(run.pruned),
+        "warm-up": record.is_warm_up,
+    }
+    more = "".join(f", {word}" for word, is_so in marks.items() if is_so)
     yield status_text(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + more + doubt
     yield f"{headline.text} {headline.metric}" if headline else "-"
     yield "-" if took_s is None else duration(took_s)

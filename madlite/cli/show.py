@@ -9,6 +9,7 @@ import click
 
 from madlite.cli.completion import complete_run
 from madlite.cli.format import (
+    CACHES,
     LONGEST,
     all_telemetry_lines,
     compute_lines,
@@ -157,6 +158,7 @@ def _ran(record: Record) -> Iterator[tuple[str, str]]:
     yield "runtime", record.runtime
     yield "batch", record.batch
     yield "study", study_text(record.study) if record.study else ""
+    yield "caches", CACHES.get(record.caches, "")
     yield "image", record.image.ref
     yield "digest", record.image.digest
     yield "commit", record.git_commit

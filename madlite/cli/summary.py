@@ -168,6 +168,7 @@ class BatchFiles:
                 options.workspace / params["manifest_output"], is_manifest if explicit else lambda file: True
             )
         self._rows_before = 0
+        self._study: Json = None
         self.failed = False  # whether a requested file could not be written, or --fail-on-suspect applies
 
     def begin(self) -> None:
@@ -175,9 +176,10 @@ class BatchFiles:
         if self._summary is not None:
             self._rows_before = count_rows(self._options.output)
 
-    def close(self, outcome: RunOutcome) -> tuple[str, ...]:
+    def close(self, outcome: RunOutcome, study: Json = None) -> tuple[str, ...]:
         """Write the files and return what could not be written; every run has its row by now."""
-        problems = []
+        problems: list[str] = []
+        self._study = study
         if self.from_tags:
             problems.append(save_manifest(self._planned, outcome.results, self._options, self._given))
             self.failed |= bool(problems[0]) and self._given["manifest_output"] != MANIFEST
@@ -200,6 +202,8 @@ class BatchFiles:
         rows = count_rows(self._options.output) - self._rows_before if self._options.rows else 0
         facts = (self._planned, outcome, self._rows_before, rows)
         summary = full_summary(*facts, self._given["fail_on_suspect"]) if self.from_tags else run_summary(*facts)
+        if self._study is not None:
+            summary = {**summary, "study": self._study}
         secrets = [text for one in self._planned for text in secrets_for(one, self._options.environ)]
         write_summary(self._summary, summary, secrets)
 

@@ -312,12 +312,20 @@ class Study(Value, frozen=True):
     """Runs that answer one question together, as one of them has it.
 
     `kind` is what they do: `repeat`, `sweep`, `tune`, …; `varied` are the values in which this run differs from the
-    others, by the names of `--set`.
+    others, by the names of `--set`.  Runs of one `series` measure the same: this one is its run `index` of `count`, all
+    counted from 1.  A `warm_up` is no result: it fills the caches of its series, and has no index.  `caches` is what
+    the study did about the caches of compiled and tuned kernels: each run's are its own and empty (`cold`), or its
+    series' own and filled by a run before it (`warm`); "" where the run uses others.
     """
 
     id: str
     kind: str
     varied: dict[str, Scalar] = {}
+    series: int | None = None
+    index: int | None = None
+    count: int | None = None
+    warm_up: bool = False
+    caches: Literal["", "cold", "warm"] = ""
 
 
 class Blocked(Value, frozen=True):

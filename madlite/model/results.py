@@ -123,8 +123,32 @@ class GpuUse(Value, frozen=True):
     power_cap: float | None = None  # part of the window in which its power limit held the clocks, as at full load
 
 
+class GpuStart(Value, frozen=True):
+    """One GPU right before the workload began; None is what it does not report."""
+
+    index: int
+    temperature_c: float | None = None
+    clock_mhz: float | None = None
+
+
+class Settling(Value, frozen=True):
+    """A wait for the hottest GPU to cool down before the workload began.
+
+    `target_c` is what it waited for; `reached` is False where the time was over first, or the run was ended.
+    """
+
+    target_c: float
+    waited_s: float
+    from_c: float
+    to_c: float
+    reached: bool = True
+
+
 class Telemetry(Value, frozen=True):
-    """Samples of the GPUs, over the steady window where there is one, else over the whole run."""
+    """Samples of the GPUs, over the steady window where there is one, else over the whole run.
+
+    `start` and `settling` are of the time before the workload began.
+    """
 
     source: str = ""  # NVML, nvidia-smi, amd-smi, rocm-smi
     interval_s: float = 0.0
@@ -140,6 +164,13 @@ class Telemetry(Value, frozen=True):
     processes_known: bool = False  # whether processes could be told apart at all
     cost: float | None = None  # of the sampling, as a part of one CPU core
     problem: str = ""
+    start: tuple[GpuStart, ...] = ()
+    settling: Settling | None = None
+
+    @property
+    def start_c(self) -> float | None:
+        """The temperature of the hottest GPU right before the workload began."""
+        return max((one.temperature_c for one in self.start if one.temperature_c is not None), default=None)
 
 
 class Line(Value, frozen=True):

@@ -15,6 +15,7 @@ from madlite.plan.values import Layer
 # What a plan is made from, and the sources of its values in their order.
 
 WORKSPACE_INSIDE = "/myworkspace"
+CACHES_INSIDE = "/madlite_caches"  # in a container of a study: its series' caches of compiled kernels
 RUNS = "madlite_runs"
 _OF_NODES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 

@@ -93,9 +93,9 @@ def drop_baseline(runs: Path, name: str) -> None:
 
 
 def baseline_runs(runs: Path) -> frozenset[str]:
-    """Return the ids of the runs that any baseline names; a baseline that cannot be read names none."""
-    found: set[str] = set()
-    for name in baseline_names(runs):
-        with suppress(UsageProblem):
-            found.update(load_baseline(runs, name).runs)
-    return frozenset(found)
+    """Return the ids of the runs that any baseline names.
+
+    Raises:
+        UsageProblem: a baseline cannot be read: which runs it names is not known.
+    """
+    return frozenset(run for name in baseline_names(runs) for run in load_baseline(runs, name).runs)

@@ -71,6 +71,10 @@ def as_json(run: StoredRun) -> dict[str, Json]:
         "study": record.study.id if record.study else "",
         "study_kind": record.study.kind if record.study else "",
         "varied": dict(record.study.varied) if record.study else {},
+        "series": record.study.series if record.study else None,
+        "index": record.study.index if record.study else None,
+        "warm_up": record.is_warm_up,
+        "caches": record.caches,
     }
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from madlite.measure.performance import is_cost, is_throughput, judge_number
 from madlite.model import QUANTITIES, Cause, RunPlan, Status, Value
+from madlite.plan.caches import CACHE_VARIABLES
 from madlite.results.record import Record, plan_fields
 
 Direction = Literal["higher", "lower", "neutral"]
@@ -192,10 +193,13 @@ def merged_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...
 
 def of_row(cells: Mapping[str, str], place: str) -> Entry:
     """Return one row of a results file; `place` names file and line."""
-    dimensions = dimensions_of_row(cells)
+    return _entry(dimensions_of_row(cells), cells, row_sample(cells, place))
+
+
+def row_sample(cells: Mapping[str, str], place: str) -> Sample:
+    """Return what a row says of its run, without its number."""
     facts = {name: text for name in FACTS if (text := cells.get(name, "").strip())}
-    sample = Sample(value=0.0, place=place, suspect=cells.get("suspect", ""), run=cells.get("run", ""), facts=facts)
-    return _entry(dimensions, cells, sample)
+    return Sample(value=0.0, place=place, suspect=cells.get("suspect", ""), run=cells.get("run", ""), facts=facts)
 
 
 def dimensions_of_row(cells: Mapping[str, str]) -> dict[str, str]:
@@ -228,20 +232,29 @@ def _normal(text: str) -> str:
 
 
 def of_record(record: Record, place: str) -> Iterator[Entry]:
-    """Yield the results of one run: one for each of its rows, as they are or would be in perf.csv."""
+    """Yield the results of one run: one for each of its rows, as they are or would be in perf.csv.
+
+    A warm-up has none.
+    """
+    if record.is_warm_up:
+        return
     rows = record.rows.cells if record.rows is not None else _rows_without_file(record)
-    dimensions, facts = record_dimensions(record), record_facts(record)
-    sample = Sample(
+    dimensions, sample = record_dimensions(record), record_sample(record, place)
+    for cells in rows:
+        yield _recorded_entry(dimensions, cells, sample)
+
+
+def record_sample(record: Record, place: str) -> Sample:
+    """Return what a record says of its run, without a number."""
+    return Sample(
         value=0.0,
         run=record.id,
         when=record.started,
         place=place,
         suspect="; ".join(record.suspect),
         steady_cv=record.window.cv if record.window is not None else None,
-        facts=facts,
+        facts=record_facts(record),
     )
-    for cells in rows:
-        yield _recorded_entry(dimensions, cells, sample)
 
 
 def of_plan_row(plan: RunPlan, cells: Mapping[str, str]) -> Entry:
@@ -292,6 +305,8 @@ def record_dimensions(record: Record) -> dict[str, str]:
 def record_facts(record: Record) -> dict[str, str]:
     """Return what a run ran with that can change its number, by name."""
     provenance = record.provenance
+    # the study's own are at another place each time, and "caches" says what they are
+    own = CACHE_VARIABLES if record.study is not None and record.study.caches else ()
     facts = {
         "image": record.image.ref,
         "image digest": record.image.digest or record.image.base_digest,
@@ -300,12 +315,13 @@ def record_facts(record: Record) -> dict[str, str]:
         "runtime": record.runtime,
         "git commit": record.git_commit,
         "madlite": record.madlite,
+        "caches": record.caches,
         **{f"gpu {name}": text for name, text in provenance.gpu.items()},
         **{f"host {name}": text for name, text in provenance.host.items()},
         **{f"inside {name}": text for name, text in provenance.inside.items()},
         **{f"repository {name}": text for name, text in provenance.repositories.items()},
         **{f"package {name}": text for name, text in provenance.packages.items()},
-        **{f"env {name}": text for name, text in provenance.environment.items()},
+        **{f"env {name}": text for name, text in provenance.environment.items() if name not in own},
         **{f"setting {name}": str(value) for name, value in record.settings.items()},
         **{f"config {name}": text for name, text in record.config.items()},
         "args": record.args,

@@ -20,6 +20,7 @@ from madlite.reports.runs import (
     appended_to,
     find_named,
     is_run,
+    list_runs,
     names_with,
     newest,
     open_run,
@@ -66,28 +67,72 @@ def read_side(
     return found
 
 
-def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, ledger: Ledger | None) -> Side:
+class Source(Value, frozen=True):
+    """What a name stands for: runs, results files, or a baseline; `where` is a filter that the name is.
+
+    Of a folder, which has both, the files count where its runs have no results.
+    """
+
+    runs: tuple[StoredRun, ...] = ()
+    files: tuple[Path, ...] = ()
+    baseline: str = ""
+    where: dict[str, str] = {}
+    is_folder: bool = False
+
+
+def find_source(name: str, runs: Path, *, paths: bool = True, ledger: Ledger | None = None) -> Source:
+    """Return what a name stands for, as `read_side` reads it; no file is read yet.
+
+    Without `paths` no file or folder can be named.  `ledger` is that of `runs`, where the caller has it up to date.
+
+    Raises:
+        UsageProblem: nothing is named so, or several runs are.
+    """
     if name.startswith(BASELINE):
-        return _of_baseline(runs, name.removeprefix(BASELINE), where)
-    if paths and (found := _at_path(Path(name), where)) is not None:
-        return found
+        return Source(baseline=name.removeprefix(BASELINE))
+    path = Path(name)
+    if paths and path.exists():
+        if not path.is_dir():
+            return Source(files=(path,))
+        return Source(runs=(open_run(path),)) if is_run(path) else _folder(path)
     if name in baseline_names(runs):
-        return _of_baseline(runs, name, where)
-    key, _, text = name.partition("=")  # which no id has
-    if text and key:
-        return _of_all_runs(name, runs, {**where, key: text}, ledger)
+        return Source(baseline=name)
     if chosen := _chosen_runs(name, runs, ledger):
-        return of_runs(name, chosen, where)
+        return Source(runs=tuple(chosen))
+    key, _, text = name.partition("=")
+    if text and key:
+        return Source(runs=list_runs(runs) if runs.is_dir() else (), where={key: text})
     raise _unknown(name, runs)
 
 
-def _at_path(path: Path, where: Mapping[str, str]) -> Side | None:
-    """Return the results of a file, of a folder or of a run's folder; None where none of them is there."""
-    if not path.exists():
-        return None
-    if not path.is_dir():
-        return _of_file(path, where)
-    return of_runs(str(path), [open_run(path)], where) if is_run(path) else _of_folder(path, where)
+def _folder(folder: Path) -> Source:
+    """Return a folder's runs, and perf.csv or else every results file in it."""
+    runs = _runs_below(folder)
+    return Source(runs=list_runs(runs) if runs.is_dir() else (), files=_files_of(folder), is_folder=True)
+
+
+def _runs_below(folder: Path) -> Path:
+    return folder if folder.name == RUNS else folder / RUNS
+
+
+def _files_of(folder: Path) -> tuple[Path, ...]:
+    perf = folder / "perf.csv"
+    return (perf,) if perf.is_file() else tuple(sorted(folder.glob("*.csv")))
+
+
+def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, ledger: Ledger | None) -> Side:
+    """Return what a name stands for; all runs of a folder, or those with a value, by its ledger."""
+    path, (key, _, text) = Path(name), name.partition("=")
+    at_path = paths and path.exists()
+    if at_path and path.is_dir() and not is_run(path):
+        found = _of_all_runs(str(path), _runs_below(path), where)
+        return found if found.series else _of_files(str(path), _files_of(path), where)
+    if key and text and not at_path and not name.startswith(BASELINE) and name not in baseline_names(runs):
+        return _of_all_runs(name, runs, {**where, key: text}, ledger)
+    source = find_source(name, runs, paths=paths, ledger=ledger)
+    if source.baseline:
+        return _of_baseline(runs, source.baseline, where)
+    return _of_file(source.files[0], where) if source.files else of_runs(name, source.runs, where)
 
 
 def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side]:
@@ -107,16 +152,22 @@ def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> 
     entries: list[Entry] = []
     used: list[StoredRun] = []
     notes: list[str] = []
+    for run in finished(runs, notes):
+        facts = record_facts(run.record) if where else {}
+        found = [one for one in of_record(run.record, str(run.folder)) if matches(one.dimensions, facts, where)]
+        entries += found
+        used += [run] if found else []
+    ids = tuple(run.folder.name for run in used)
+    return Side(label=label, series=group(entries), runs=ids, notes=tuple(notes), stored=tuple(used))
+
+
+def finished(runs: Iterable[StoredRun], notes: list[str]) -> Iterator[StoredRun]:
+    """Yield the runs that are over; add to `notes` those whose records cannot be trusted."""
     for run in runs:
         if run.doubt or run.problem:
             notes.append(f"{run.folder.name}: {run.doubt or run.problem}")
         elif run.state == run.record.status.value:
-            facts = record_facts(run.record) if where else {}
-            found = [one for one in of_record(run.record, str(run.folder)) if matches(one.dimensions, facts, where)]
-            entries += found
-            used += [run] if found else []
-    ids = tuple(run.folder.name for run in used)
-    return Side(label=label, series=group(entries), runs=ids, notes=tuple(notes), stored=tuple(used))
+            yield run
 
 
 @contextmanager
@@ -154,12 +205,8 @@ def recorded_in(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], lis
     return found
 
 
-def _of_folder(folder: Path, where: Mapping[str, str]) -> Side:
-    """Return the results of a folder: those of its runs, else of perf.csv, else of every results file in it."""
-    runs = folder if folder.name == RUNS else folder / RUNS
-    if runs.is_dir() and (found := _of_all_runs(str(folder), runs, where)).series:
-        return found
-    files = [folder / "perf.csv"] if (folder / "perf.csv").is_file() else sorted(folder.glob("*.csv"))
+def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Side:
+    """Return the results of a folder's files; what of them is no results file is noted."""
     reads: list[Read] = []
     notes: list[str] = []
     for file in files:
@@ -167,7 +214,7 @@ def _of_folder(folder: Path, where: Mapping[str, str]) -> Side:
             reads += read_results(file, where=where, recorded=partial(recorded_in, file)).values()
         except UsageProblem as problem:
             notes.append(problem.message)
-    side = joined_reads(str(folder), reads)
+    side = joined_reads(label, reads)
     return Side(label=side.label, series=side.series, notes=(*side.notes, *notes))
 
 

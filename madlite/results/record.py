@@ -40,6 +40,7 @@ from madlite.model import (
     to_json,
 )
 from madlite.model.results import Check, Compute, Diagnosis, Provenance, Telemetry, Window
+from madlite.plan.caches import CacheState, cache_state
 from madlite.secrets import Redactor
 from madlite.workspace.folder import LOCK, PROGRESS, RECORD, RESULT
 from madlite.workspace.journal import RUN_JOURNAL, RunRows
@@ -61,7 +62,9 @@ class Record(Value, frozen=True):
 
     `cause` is the diagnosed cause, `ended_by` what ended the run.  Times are UTC; `durations_s` has build, data, run
     and total.  `origins` names for each dotted key where its value came from.  `context_left_out` are the places of the
-    context whose values are secret, and not in `context.json`.
+    context whose values are secret, and not in `context.json`.  `caches` is what the run found in the caches of
+    compiled and tuned kernels: nothing (`cold`), what a run of the same study left (`warm`), what the user has
+    (`user`), or nobody knows (""); of a run that did not start it is "" too.
     """
 
     id: str
@@ -79,6 +82,7 @@ class Record(Value, frozen=True):
     runtime: str = ""
     batch: str = ""
     study: Study | None = None
+    caches: CacheState = ""
     traits: Traits | None = None
     hostname: str = ""
     device: str = ""
@@ -124,6 +128,11 @@ class Record(Value, frozen=True):
     def containerised(self) -> bool:
         """Whether it ran in a container; a record that does not say had an image there."""
         return self.traits.containerised if self.traits is not None else bool(self.image.ref)
+
+    @property
+    def is_warm_up(self) -> bool:
+        """Whether it only filled the caches of a study's runs: then its number is no result."""
+        return self.study is not None and self.study.warm_up
 
     @property
     def rendered(self) -> bool:
@@ -271,6 +280,7 @@ def plan_fields(plan: RunPlan) -> dict[str, Any]:
         "architecture": plan.machine.architecture,
         "recipe": str(plan.settings.get("recipe", "")),
         "args": plan.run_args,
+        "caches": "" if plan.blocked is not None else cache_state(plan),
         **{name: getattr(plan, name) for name in _PLAN_FIELDS},
     }
 

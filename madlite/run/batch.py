@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -32,6 +32,9 @@ from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog.watchdog import StopReason
 from madlite.workspace.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
 from madlite.workspace.journal import RunEntry, RunRows, now
+
+if TYPE_CHECKING:
+    from madlite.run.settle import Settle
 
 # What is written of a run that has ended, in an order in which no kill loses anything silently.
 #
@@ -265,7 +268,8 @@ class Batch:
     """Runs plans, `at_once` of them at the same time.
 
     `journal` records the progress, for the next command if this one is killed.  Runs are independent: each has its own
-    stop, log and events, and is written when it ends.
+    stop, log and events, and is written when it ends.  `settle` waits before each run, and `later` are runs of the same
+    command that another batch runs after these.
     """
 
     def __init__(
@@ -277,11 +281,14 @@ class Batch:
         clock: Callable[[], float] = time.monotonic,
         journal: BatchJournal | None = None,
         at_once: int = 1,
+        settle: Settle | None = None,
+        later: Sequence[Planned] = (),
         relative_change: RelativeChange | None = None,
     ) -> None:
         self._relative_change = relative_change
         self._options, self._plugins, self._screen = options, plugins, screen
         self._clock, self._journal, self._at_once = clock, journal or BatchJournal(), at_once
+        self._settle, self._later = settle, later
         self._planned = [replace(one, plan=replace(one.plan, batch=self._journal.id)) for one in planned]
         self._lock = threading.Lock()  # guards all below
         self._next = 0
@@ -293,7 +300,8 @@ class Batch:
 
     def run(self, signals: Signals | None = None) -> RunOutcome:
         """Run all of them; after INT, TERM or HUP running ones are ended and the rest is not started."""
-        self._journal.request(RequestedRun(id=one.plan.id, card=one.plan.card.name) for one in self._planned)
+        every = (*self._planned, *self._later)
+        self._journal.request(RequestedRun(id=one.plan.id, card=one.plan.card.name) for one in every)
         with ExitStack() as stack:
             signals = signals or stack.enter_context(Signals())
             stack.enter_context(signals.passing_to(self.stop))
@@ -369,7 +377,10 @@ class Batch:
         environ = self._options.environ
         bug: Exception | None = None
         secrets = secrets_for(one, environ)
-        with Run(one, self._plugins, self._screen, secrets, self._clock, environ) as run, self._stoppable(run):
+        with (
+            Run(one, self._plugins, self._screen, secrets, self._clock, environ, self._settle) as run,
+            self._stoppable(run),
+        ):
             writer = ResultWriter(one, self._options, self._screen, run.mask, self._relative_change)
             try:
                 result = writer.write(run.run(), run.state.monitor.steps, run.folder)
@@ -404,10 +415,12 @@ def run_batch(
     screen: Screen,
     clock: Callable[[], float] = time.monotonic,
     journal: BatchJournal | None = None,
+    settle: Settle | None = None,
     relative_change: RelativeChange | None = None,
 ) -> RunOutcome:
     """Run all of them, one after another, as `Batch.run` does."""
-    return Batch(planned, options, plugins, screen, clock, journal, relative_change=relative_change).run()
+    batch = Batch(planned, options, plugins, screen, clock, journal, settle=settle, relative_change=relative_change)
+    return batch.run()
 
 
 def exit_code(results: Iterable[Result]) -> ExitCode:

@@ -176,8 +176,9 @@ def make_names_unique(jobs: Iterable[BuildJob], workspace: Path) -> list[BuildJo
 
 
 def same_content(one: Image, other: Image) -> bool:
-    """Return whether two images are made of the same, wherever they are pushed."""
-    return replace(one, registry="", login=None) == replace(other, registry="", login=None)
+    """Return whether two images are made of the same, wherever they are pushed, and with or without a cache."""
+    first, second = (replace(image, registry="", login=None, no_cache=False) for image in (one, other))
+    return first == second
 
 
 def _same(one: BuildJob, other: BuildJob) -> bool:

@@ -154,6 +154,13 @@ def bind_plan(
     )
 
 
+def copied(one: Planned, run_id: str) -> Planned:
+    """Return a plan that can start once more, with its files, under another id."""
+    plan = _moved_plan(one.plan, one.plan.workspace, run_id)
+    files = tuple(_moved_file(file.path, file.data, file.template, one.plan, plan) for file in one.files)
+    return replace(one, plan=plan, files=files)
+
+
 @contextmanager
 def claimed_id(saved: SavedPlan, workspace: Path) -> Iterator[str]:
     """Yield the id that a plan runs under: its own in the first run, and another one in each that comes after.

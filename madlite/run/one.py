@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from threading import Event
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -40,6 +41,9 @@ from madlite.runtimes.docker.request import request_secrets
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.workspace.claims import claim_model_dir, lock_name, locked_results
 from madlite.workspace.folder import CONTEXT, LOG, RunFolder, open_runs
+
+if TYPE_CHECKING:
+    from madlite.run.settle import Settle
 
 # A failed run's result with its diagnosis, from its log and this machine.
 
@@ -184,6 +188,7 @@ class Run:
         secrets: Iterable[str],
         clock: Callable[[], float],
         environ: Mapping[str, str],
+        settle: Settle | None = None,
     ) -> None:
         self.one, self.plan = one, one.plan
         self.plugins, self.clock = plugins, clock
@@ -199,7 +204,7 @@ class Run:
         self._rules = with_common(plugins.failure_rules(), whose)
         self.state = RunProgress(self._make_monitor(), self._rules, self.plan.place.spanned)
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
-        self.instrumentation = Instrumentation(one, plugins, here, lambda: self.clock() - self.began)
+        self.instrumentation = Instrumentation(one, plugins, here, lambda: self.clock() - self.began, settle)
         show = self.screen
         dog = Watchdog(self.silence, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
         self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -24,13 +26,16 @@ from madlite.model import (
     Action,
     Chunk,
     EnvValue,
+    GpuStart,
     Machine,
     Provenance,
     Quantity,
     Result,
     RunPlan,
+    Say,
     Secret,
     Session,
+    Settling,
     Telemetry,
     Value,
     Window,
@@ -42,6 +47,10 @@ from madlite.safe_files import Folder
 from madlite.safe_read import digest_of
 from madlite.secrets import MASK, is_secret
 from madlite.workspace.folder import RUN_MARK
+
+if TYPE_CHECKING:
+    from madlite.run.settle import Settle
+    from madlite.run.stop import StopControl
 
 # One short probe in a run's session before its model: what is there that the number depends on?
 #
@@ -243,6 +252,32 @@ class TelemetryRecorder:
         sampled = plan.telemetry_s > 0 and plan.traits.local and not plan.machine.pretended
         self._gpus = used_gpus(plan) if sampled else ()
         self._sampler: Sampler | None = None
+        self._start: tuple[GpuStart, ...] = ()
+        self._settling: Settling | None = None
+        self.notes: tuple[str, ...] = ()  # about the start
+
+    def begin(self, stop: StopControl, settle: Settle | None, say: Say) -> None:
+        """Note what the GPUs are like right before the workload begins; with `settle` once they have cooled down."""
+        if settle is None and not self._gpus:
+            return
+        from madlite.machine.telemetry.start import StartReader
+
+        reader = StartReader(self._plan.machine.vendor, self._gpus, self._host)
+        try:
+            if settle is None:
+                self._start = reader.read()
+                return
+            over = Event()
+            with stop.passing_to(lambda reason: over.set()):
+                self._start, self._settling = settle.wait(reader.read, lambda: reader.interval_s, over, say)
+        finally:
+            reader.close()
+        from madlite.run.settle import settling_text
+
+        if over.is_set():  # nothing began
+            return
+        text = settling_text(self._settling) if self._settling is not None else settle.unknown()
+        self.notes = (text,) if text else ()
 
     @contextmanager
     def sampling(self, session: Session, folder: Folder) -> Iterator[None]:
@@ -305,6 +340,8 @@ class TelemetryRecorder:
             foreign_processes=sampler.foreign_processes,
             processes_known=sampler.processes_known,
             cost=sampler.core_share,
+            start=self._start,
+            settling=self._settling,
             problem="; ".join(
                 filter(None, (sampler.problem, _missing_samples(sampler.source, summary), summary.problem))
             ),
@@ -327,8 +364,11 @@ NOT_PROBED = "the environment of the run was not probed: probe is switched off"
 class Instrumentation:
     """Probe and sample around a run's own step; nothing of it can fail the run."""
 
-    def __init__(self, planned: Planned, plugins: Plugins, host: Host, now: Callable[[], float]) -> None:
+    def __init__(
+        self, planned: Planned, plugins: Plugins, host: Host, now: Callable[[], float], settle: Settle | None = None
+    ) -> None:
         self._one, self._plugins = planned, plugins
+        self._settle = None if planned.plan.study is not None and planned.plan.study.warm_up else settle
         self._telemetry = TelemetryRecorder(planned.plan, host, now)
         self._inside: ProbedFacts | None = None
 
@@ -336,6 +376,10 @@ class Instrumentation:
         """Ask what is there, before the model's own step, unless that is switched off."""
         plan = self._one.plan
         self._inside = probe(session, plan, action) if plan.probe else ProbedFacts(notes=(NOT_PROBED,))
+
+    def begin(self, stop: StopControl, say: Say) -> None:
+        """Note what the GPUs are like right before the model's own step, once they have settled if that is wanted."""
+        self._telemetry.begin(stop, self._settle, say)
 
     def sampling(self, session: Session, folder: Folder) -> AbstractContextManager[None]:
         """Sample the GPUs while the model's own step runs."""
@@ -359,5 +403,5 @@ class Instrumentation:
             telemetry=telemetry,
             provenance=provenance,
             image=replace(result.image, labels={}),
-            findings=(*result.findings, *telemetry_findings(telemetry), *doubts),
+            findings=(*result.findings, *self._telemetry.notes, *telemetry_findings(telemetry), *doubts),
         )

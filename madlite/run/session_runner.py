@@ -136,6 +136,7 @@ class SessionRunner:
                 results.begin()
                 with self.stop.paused_limit():
                     self.instrumentation.probe(session, action)
+                    self.instrumentation.begin(self.stop, self.screen.phase)
             self.state.begin(action.kind, self.clock())
             try:
                 with self._monitored(action, session, folder, log) as feed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.model import Status
+from madlite.reports.baselines import save_baseline
 from madlite.results.record import record_json
 from madlite.results.stored import load_record
 from madlite.safe_files import Folder
@@ -136,8 +136,7 @@ def test_a_run_that_is_needed_stays_and_the_reason_is_said(place, capsys):
     store(place, "20260101T000000-d-000004", good("20260101T000000-d-000004"), log=b"x")
     (runs / "20260101T000000-d-000004" / RECORD).write_text("{")
     with_rows(place, OLD, appended=False)
-    (runs / "baselines").mkdir()
-    (runs / "baselines/nightly.json").write_text(json.dumps({"runs": [NEW]}))
+    save_baseline(runs, "nightly", "last", (), (NEW,))
     store(place, "20260101T000000-e-000005", log=b"x")
     with (runs / "20260101T000000-e-000005" / LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -153,7 +152,7 @@ def test_a_run_that_is_needed_stays_and_the_reason_is_said(place, capsys):
 def test_a_baseline_that_cannot_be_read_keeps_everything(place, capsys):
     (place / "madlite_runs/baselines").mkdir()
     (place / "madlite_runs/baselines/x.json").write_text('{"runs": 7}')
-    assert "has no list 'runs'" in said(capsys, "--keep-last", "0", "--yes", code=4)
+    assert "x.json is no baseline" in said(capsys, "--keep-last", "0", "--yes", code=4)
     assert {LOG, WORK} <= names(place, OLD)
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from madlite.cancellation import STOPPED
 from madlite.errors import RuntimeProblem
-from madlite.model import Action, Cause, Chunk, EngineOptions, Image, Machine, Mount, Place, Secret
+from madlite.model import Action, Cause, Chunk, EngineOptions, Image, Machine, Mount, Place, Secret, Study
+from madlite.plan.caches import with_caches
 from madlite.runtimes.docker.runtime import DockerRuntime
 from tests.engine_fixture import give_up
 from tests.factories import id_of, make_plan
@@ -325,6 +326,23 @@ def test_files_that_root_wrote_are_given_back_and_nothing_else(runtime, tmp_path
     assert owner(tmp_path / "made/link") == (65534, 65533)
     assert owner(tmp_path / "old") == owner(outside) == (0, 0)
     assert owner(other) == (4321, 4321)
+
+
+def test_the_caches_of_a_study_are_given_back_and_another_study_does_not_see_them(runtime, tmp_path):
+    study = Study(id="s", kind="repeat", series=1, index=1, count=2, caches="warm")
+    places = [tmp_path.parent / f"{tmp_path.name}-caches-{n}" for n in (1, 2)]
+    for place in places:
+        (place / "triton").mkdir(parents=True)
+    plan = make_plan(tmp_path, give_back=(65534, 65533), study=study)
+    seen = []
+    for place in (places[0], places[0], places[1]):
+        output = Output()
+        with runtime.open(with_caches(plan, place)) as session:
+            session.run(bash('ls "$TRITON_CACHE_DIR"; touch "$TRITON_CACHE_DIR/kernel"'), output)
+        seen.append(output.streams[1].decode())
+    assert [text.strip() for text in seen] == ["", "kernel", ""]
+    for place in places:
+        assert ((place / "triton/kernel").stat().st_uid, (place / "triton/kernel").stat().st_gid) == (65534, 65533)
 
 
 def test_files_are_given_back_after_an_interrupt_too(runtime, tmp_path):

@@ -178,6 +178,24 @@ def test_nvidia_gpus_by_their_tool(machine: Machine) -> None:
 
 
 @pytest.mark.host
+def test_a_run_settles_and_its_start_stands_beside_its_number(machine: Machine) -> None:
+    """Each call of the tool finds the GPU four degrees cooler, and it is called every two seconds at most."""
+    count = 'n=$(($(cat "$COUNT" 2>/dev/null || echo 0) + 1)); echo $n >"$COUNT"; '
+    cooling = NVIDIA_SMI.replace('*clocks_event*) echo "', f'*clocks_event*) {count}echo "')
+    machine.tool("nvidia-smi", cooling.replace("3201, 80,", "3201, $((60 - 4 * n)),"))
+    done = machine.run("--settle=50")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = machine.record()["telemetry"]
+    assert told["start"] == [{"index": 0, "temperature_c": 48.0, "clock_mhz": 1500.0}]
+    settling = told["settling"]
+    assert (settling["target_c"], settling["from_c"], settling["to_c"], settling["reached"]) == (50.0, 56.0, 48.0, True)
+    assert settling["waited_s"] >= 4.0, "two more readings, of a tool"
+    waited = f"waited {settling['waited_s']:.0f} s for the GPUs to cool down from 56 °C to 48 °C (--settle)"
+    assert f"note: {waited}" in done.stdout and waited in machine.record()["findings"]
+    assert "began at 48 °C, 1,500 MHz" in done.stdout
+
+
+@pytest.mark.host
 def test_a_tool_that_answers_na_is_in_the_record_and_on_the_runs_page_and_not_on_the_screen(machine: Machine) -> None:
     blank = ", ".join(["[N/A]"] * 7)
     machine.tool("nvidia-smi", NVIDIA_SMI.replace("695.5, 1500, 3201, 80, 100000, 99, 0x0000000000000024", blank))

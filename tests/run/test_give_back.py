@@ -52,6 +52,24 @@ def test_what_root_wrote_becomes_the_callers(owner_of_new):
     assert owner_of_new() == (1234, "")
 
 
+def test_what_root_wrote_into_the_caches_of_a_study_does_too(owner_of_new, tmp_path_factory, tmp_path):
+    caches = tmp_path_factory.mktemp("caches")
+    (caches / "kernel").touch()
+    owner_of_new()
+    folder = tmp_path / "madlite_runs/r"
+    box = Container(
+        id="c",
+        image="i",
+        workspace=tmp_path,
+        inside=str(tmp_path),
+        folder=folder,
+        give_back=(1234, 1235),
+        caches=str(caches),
+    )
+    restore_ownership(Here(), box)
+    assert (caches / "kernel").stat().st_uid == 1234
+
+
 def test_where_root_inside_is_somebody_else_outside_nothing_is_changed(owner_of_new, monkeypatch):
     monkeypatch.setattr(docker_give_back, "_uid_map", lambda: "0 1000 1")
     assert owner_of_new() == (0, "")

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from madlite.reports.page.figures import change, counted, figure, percent
-from madlite.reports.page.values import Page, SeriesView
+from madlite.reports.page.render import masked
+from madlite.reports.page.values import MARKS, Page, SeriesView
 from madlite.text import printable, shortened
 
 _MARKUP = re.compile(r"[\\`*\[\]|<>~&$]|(?<![^\W_])_|_(?![^\W_])|^[-+=#]")
@@ -31,8 +32,8 @@ def render_markdown(page: Page) -> str:
 
 
 def escaped(text: str, most: int = _LONGEST) -> str:
-    """Return a text in which nothing is markup, a link or a mention, on one line."""
-    plain = _LINK.sub("\u200b", shortened(printable(text), most))
+    """Return a text in which nothing is markup, a link, a mention or a secret, on one line."""
+    plain = _LINK.sub("\u200b", shortened(printable(masked(text)), most))
     return _MARKUP.sub(lambda found: f"\\{found[0]}", plain)
 
 
@@ -57,7 +58,7 @@ def _summary(page: Page) -> str:
 
 
 def _attention(page: Page) -> str:
-    lines = [f"- **{one.kind}** {escaped(one.name, 200)}: {escaped(one.text, 300)}" for one in page.attention]
+    lines = [f"- **{MARKS[one.kind]}** {escaped(one.name, 200)}: {escaped(one.text, 300)}" for one in page.attention]
     if page.attention_left_out:
         lines.append(f"- … and {page.attention_left_out:,} more")
     return "\n".join(["## What needs a look", "", *lines]) if lines else ""

@@ -14,8 +14,6 @@ from madlite.reports.series import Series
 from madlite.text import whole_number
 
 _MOST = 5  # of one series
-_NUMBERS = ("seq_len", "micro_batch", "global_batch", "gpus", "nodes")
-_WORDS = ("model", "device", "precision", "mode", "backend")
 
 
 def references_of(published: Sequence[Published], runs: Iterable[StoredRun] = ()) -> References:
@@ -39,8 +37,18 @@ def references_of(published: Sequence[Published], runs: Iterable[StoredRun] = ()
 
 
 def _measured(series: Series) -> Measured:
-    words = {name: series[name] for name in _WORDS}
-    return Measured(**words, **{name: whole_number(series[name]) for name in _NUMBERS})
+    return Measured(
+        model=series["model"],
+        device=series["device"],
+        precision=series["precision"],
+        mode=series["mode"],
+        backend=series["backend"],
+        seq_len=whole_number(series["seq_len"]),
+        micro_batch=whole_number(series["micro_batch"]),
+        global_batch=whole_number(series["global_batch"]),
+        gpus=whole_number(series["gpus"]),
+        nodes=whole_number(series["nodes"]),
+    )
 
 
 def _mark(match: Match, origin: str) -> ReferenceMark:

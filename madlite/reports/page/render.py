@@ -19,7 +19,7 @@ from madlite.reports.compare import Verdict
 from madlite.reports.html import visible
 from madlite.reports.page import figures
 from madlite.reports.page.build import change_text
-from madlite.reports.page.values import STATUSES, CurvePanel, Item, Page, SeriesView, Trend
+from madlite.reports.page.values import MARKS, STATUSES, CurvePanel, Item, Page, SeriesView, Trend
 from madlite.secrets import Redactor
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def environment() -> Environment:
         "scripts": SCRIPTS,
         "first_script": _FIRST_SCRIPT,
         "interval": interval_places,
+        "mark_words": MARKS,
         "notice": lambda: (HOME / "vendor/NOTICE").read_text(encoding="utf-8"),
     }
     return made
@@ -115,10 +116,10 @@ def payload(page: Page) -> Markup:
 
 
 def as_json(value: object) -> Markup:
-    """Return a value as JSON for a script element: without `<`, `>`, `&`, line separators and secrets."""
+    """Return a value as JSON for a script element: without `<`, `>`, `&` and line separators."""
     from markupsafe import Markup
 
-    text = masked(msgspec.json.encode(value).decode())
+    text = msgspec.json.encode(value).decode()
     for char in "<>&\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\x7f":
         if char in text:
             text = text.replace(char, f"\\u{ord(char):04x}")
@@ -129,32 +130,32 @@ def _filters(items: Iterable[Item]) -> dict[str, object]:
     names: dict[str, dict[str, int]] = {"model": {}, "device": {}, "precision": {}}
     rows = []
     for one in items:
-        places = [known.setdefault(getattr(one, name), len(known)) for name, known in names.items()]
-        rows.append([*places, sum(1 << STATUSES.index(word) for word in one.status), one.text])
+        places = [known.setdefault(masked(getattr(one, name)), len(known)) for name, known in names.items()]
+        rows.append([*places, sum(1 << STATUSES.index(word) for word in one.status), masked(one.text)])
     return {**{name: list(known) for name, known in names.items()}, "items": rows}
 
 
 def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
     whole = len(trend.at) == trend.total
     return {
-        "metric": visible(series.metric),
+        "metric": shown(series.metric),
         "values": trend.values,
         "at": () if whole else trend.at,
-        "labels": list(map(visible, trend.labels)),
+        "labels": list(map(shown, trend.labels)),
         "suspects": trend.suspects,
         "levels": trend.levels,
         "total": trend.total,
-        "references": [[one.value, one.label] for one in series.references[:1]],
+        "references": [[one.value, shown(one.label)] for one in series.references[:1]],
         "base": series.comparison.base if series.comparison is not None else None,
     }
 
 
 def _panel(panel: CurvePanel) -> dict[str, object]:
     return {
-        "runs": [visible(one.run) for one in panel.runs],
+        "runs": [shown(one.run) for one in panel.runs],
         "window": panel.runs[-1].window,
         "quantities": [
-            {"name": one.name, "curves": [[curve.run, curve.steps, curve.values] for curve in one.curves]}
+            {"name": shown(one.name), "curves": [[curve.run, curve.steps, curve.values] for curve in one.curves]}
             for one in panel.quantities
         ],
     }

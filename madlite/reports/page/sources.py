@@ -131,12 +131,20 @@ def _of_folder(directory: Path, where: Mapping[str, str]) -> Iterator[Collected]
         yield replace(_of_side(side), runs=known, failures=failures_of(side.stored))
     file = directory / PERF_CSV
     if file.is_file():
-        found = _of_rows(file, where)
-        rest = tuple(_without(found.series, _appended(runs, rows_path(file, directory))))
-        if rest or not runs:
-            left = Counter({one["model"]: one.failed for one in rest})
-            failures = tuple(one for one in found.failures if left[one.model] >= one.count)
-            yield replace(found, series=rest, failures=failures)
+        try:
+            yield _beyond(_of_rows(file, where), runs, rows_path(file, directory))
+        except UsageProblem as problem:
+            if not runs:
+                raise
+            yield Collected(sources=(), series=(), notes=(problem.message,))
+
+
+def _beyond(found: Collected, runs: Sequence[StoredRun], path: str) -> Collected:
+    """Return what a results file has beyond the rows that runs appended to it."""
+    rest = tuple(_without(found.series, _appended(runs, path)))
+    left = Counter({one["model"]: one.failed for one in rest})
+    failures = tuple(one for one in found.failures if left[one.model] >= one.count)
+    return replace(found, sources=found.sources if rest or not runs else (), series=rest, failures=failures)
 
 
 def _appended(runs: Iterable[StoredRun], path: str) -> Counter[tuple[str, str, float | None]]:

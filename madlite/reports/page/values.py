@@ -26,6 +26,17 @@ class Item(Value, frozen=True):
     text: str = ""  # what the text filter searches
 
 
+MARKS = {
+    "regression": "regression",
+    "improvement": "improvement",
+    "suspect": "suspect",
+    "change": "level change",
+    "failure": "no result",
+    "reference": "below published",
+}
+"""The kinds of what needs a look, and what a page calls them."""
+
+
 class ReferenceMark(Value, frozen=True):
     """A published number beside a series: `label` says whose, `differences` what differs all the same."""
 
@@ -241,7 +252,7 @@ class Compared(Value, frozen=True):
 class Attention(Value, frozen=True):
     """Something that a reader should look at first.
 
-    `kind` is regression, improvement, suspect, change, reference or failure; `target` the element that has more of it.
+    `kind` is one of `MARKS`; `target` the element that has more of it.
     """
 
     item: int

@@ -45,6 +45,7 @@ from madlite.workspace.folder import (
     unfinished,
 )
 from madlite.workspace.journal import RunEntry
+from madlite.workspace.study import cut_off_studies, remove_study
 
 # Files that a killed run left: the folder its script ran in, and temporary files.
 
@@ -143,12 +144,12 @@ class Leftover(Value, frozen=True):
     """Something a run left.
 
     `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, or the path of a
-    run folder, a batch's file or a temporary file; `kept` marks what --keep-alive left.  `folder` is the
-    run's as a container or its processes name it, `elsewhere` the same where it is none of this workspace, and
+    run folder, a study's folder, a batch's file or a temporary file; `kept` marks what --keep-alive left.  `folder` is
+    the run's as a container or its processes name it, `elsewhere` the same where it is none of this workspace, and
     `processes` are those that were listed.  `row` is the state of a run's row.
     """
 
-    kind: Literal["container", "session", "process", "run", "batch", "file"]
+    kind: Literal["container", "session", "process", "run", "study", "batch", "file"]
     run_id: str
     text: str
     handle: str
@@ -190,7 +191,7 @@ def find_leftovers(
     processes = tuple(_processes(runs, run) for run in dead.runs)
     seen = {one.run_id for one in (*containers, *processes)}
     sessions, session_notes = _sessions(runs, runtimes, seen)
-    found = (*containers, *sessions, *processes, *_runs(workspace), *batches, *_files(workspace))
+    found = (*containers, *sessions, *processes, *_runs(workspace), *_studies(workspace), *batches, *_files(workspace))
     return Leftovers(leftovers=found, notes=(*notes, *dead.notes, *session_notes))
 
 
@@ -235,6 +236,8 @@ def remove(
             return end_listed(leftover.processes, GRACE_S) if leftover.processes else "no process was listed"
         elif leftover.kind == "run":
             return _clean_run(Path(leftover.handle), leftover.row)
+        elif leftover.kind == "study":
+            return remove_study(Path(leftover.handle)) or None
         else:
             _remove_file(Path(leftover.handle))
     except RuntimeProblem as problem:
@@ -351,6 +354,11 @@ def _is_own_folder(folder: Path) -> bool:
 def _runs(workspace: Path) -> Iterator[Leftover]:
     for folder in unfinished(workspace):
         yield Leftover(kind="run", run_id=folder.name, text=f"unfinished, {folder}", handle=str(folder))
+
+
+def _studies(workspace: Path) -> Iterator[Leftover]:
+    for study_id, folder in cut_off_studies(workspace):
+        yield Leftover(kind="study", run_id=study_id, text=f"its caches, {folder}", handle=str(folder))
 
 
 def _clean_run(path: Path, row: str) -> str | None:

@@ -35,6 +35,7 @@ from madlite.workspace.journal import (
     read,
     read_run,
 )
+from madlite.workspace.study import cut_off_studies
 
 # Pending rows, which perf.csv did not take when their run ended: the next run appends them, each once.
 
@@ -258,6 +259,7 @@ def recovery_report(workspace: Path) -> list[str]:
     return [
         *incomplete_text(find_incomplete(workspace)),
         *(f"{message}; madlite clean" for message in batches),
+        *(f"study {one} was cut off and its caches are left; madlite clean" for one, _ in cut_off_studies(workspace)),
         *uncollected_text(workspace),
         *planted_text(workspace),
     ]

@@ -38,6 +38,7 @@ class Container(Value, frozen=True):
     folder: Path | None = None  # the run folder on the host
     give_back: tuple[int, int] | None = None
     shares_processes: bool = False
+    caches: str = ""  # where it sees the caches of its study
 
     @property
     def folder_inside(self) -> str:
@@ -179,15 +180,20 @@ own "$@" -cnewer 2> /dev/null || own "$@" -newer
 
 
 def restore_ownership(client: Client, container: Container) -> None:
-    """Change the owner of files below the workspace that root made or changed since the start of the run.
+    """Change the owner of files of the workspace and of caches that root made or changed since the start of the run.
 
     What cannot be changed is logged: it never decides how a run ended.
     """
-    import docker.errors
-
     if container.give_back is None or container.folder is None:
         return
-    command = ownership_command(container.inside, f"{container.folder_inside}/{STAMP}", container.give_back)
+    for place in filter(None, (container.inside, container.caches)):
+        _restore(client, container, place, container.give_back)
+
+
+def _restore(client: Client, container: Container, place: str, owner: tuple[int, int]) -> None:
+    import docker.errors
+
+    command = ownership_command(place, f"{container.folder_inside}/{STAMP}", owner)
     try:
         exec_id = client.exec_create(container.id, command, user="0")["Id"]
         output = client.exec_start(exec_id).decode("utf-8", "replace").strip()

@@ -24,6 +24,7 @@ from madlite.images.client import (
 )
 from madlite.images.image import prepare_image
 from madlite.model import Cause, ImageUsed, JobOutcome, Json, Place, Problem, RunPlan, Say, Traits
+from madlite.plan.inputs import CACHES_INSIDE
 from madlite.runtimes.docker.container import (
     STAMP,
     Container,
@@ -179,6 +180,7 @@ def attached(client: Client, handle: str) -> Container:
         folder=folder,
         give_back=_folder_owner(folder),
         shares_processes=bool(found["HostConfig"].get("PidMode")),
+        caches=CACHES_INSIDE if CACHES_INSIDE in [m["Destination"] for m in found["Mounts"]] else "",
     )
 
 
@@ -217,6 +219,7 @@ def _container(plan: RunPlan, made: str, request: Mapping[str, Json]) -> Contain
         folder=plan.folder,
         give_back=plan.give_back,
         shares_processes=bool(request["HostConfig"].get("PidMode")),
+        caches=CACHES_INSIDE if CACHES_INSIDE in [mount.target for mount in plan.mounts] else "",
     )
 
 

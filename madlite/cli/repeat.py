@@ -1,0 +1,131 @@
+"""`madlite run --repeat`: its options, its order in a dry run, and its statistics on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from madlite.cli.format import span_text
+from madlite.model import Json
+from madlite.study.repeat import KIND, Repeat, plan_repeat, run_repeat
+from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary, samples_of_records, summarise
+from madlite.workspace.study import SUMMARY, study_path
+
+if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
+    from madlite.cli.screens import PlainScreen
+    from madlite.plan.context import Options
+    from madlite.results.batch_journal import BatchJournal
+    from madlite.results.record import Record
+    from madlite.run.batch import RelativeChange
+    from madlite.run.screen import Planned, RunOutcome
+    from madlite.run.settle import Settle
+
+APART_C = 5.0  # between the starts of a series' runs: from there on the difference is shown
+
+
+def preview_repeat(planned: Sequence[Planned], params: dict[str, Any]) -> tuple[Sequence[Planned], list[str]]:
+    """Return the first run of each series as it would be, and the order of all as lines."""
+    from madlite.results.batch_journal import BatchJournal
+
+    repeat = plan_repeat(planned, BatchJournal().id, params["repeat"], cold=params["cold"])
+    lines = ["# --- order of the runs", *(f"warm-up  {one.plan.card.name}" for one in repeat.warm_ups)]
+    lines += [f"{n}/{len(repeat.runs)}  {_place(one)}" for n, one in enumerate(repeat.runs, 1)]
+    return repeat.firsts, lines
+
+
+def _place(one: Planned) -> str:
+    plan, study = one.plan, one.plan.study
+    parts = (plan.card.name, plan.variant.mode if plan.variant else "", plan.variant.precision if plan.variant else "")
+    which = f"run {study.index} of {study.count}, caches {study.caches or 'of the user'}" if study else ""
+    return f"{' · '.join(filter(None, parts))}  ({'would not start' if plan.blocked else which})"
+
+
+class RepeatBatch:
+    """The runs of a repeat; after `run`, what they came to."""
+
+    def __init__(
+        self, planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal, settle: Settle | None
+    ) -> None:
+        self._repeat: Repeat = plan_repeat(planned, journal.id, params["repeat"], cold=params["cold"])
+        self._journal, self._settle = journal, settle
+        self.planned: Sequence[Planned] = self._repeat.runs
+        self.study: Json = None
+        self.problems: tuple[str, ...] = ()
+        self.lines: list[str] = []
+
+    def run(
+        self, options: Options, plugins: Plugins, screen: PlainScreen, relative_change: RelativeChange | None
+    ) -> RunOutcome:
+        """Run all of them, as `run_repeat` does."""
+        ended = run_repeat(
+            self._repeat, options, plugins, screen, self._journal, settle=self._settle, relative_change=relative_change
+        )
+        self.study, self.problems = msgspec.to_builtins(ended.summary), ended.problems
+        self.lines = [*summary_lines(ended.summary)]
+        where = study_path(self._repeat.workspace, self._repeat.id).relative_to(self._repeat.workspace)
+        self.lines.append(f"  madlite runs --of {self._repeat.id}; {where / SUMMARY}")
+        return ended.runs
+
+
+# The statistics as lines.
+
+
+def statistics_of(records: Sequence[Record]) -> list[str]:
+    """Return the statistics of the runs of one repeat as lines; none where they are not all of one."""
+    studies = {(one.study.id, one.study.kind) for one in records if one.study is not None}
+    if len(studies) != 1 or any(one.study is None for one in records):
+        return []
+    ((study_id, kind),) = studies
+    samples = list(samples_of_records(records))
+    return [*summary_lines(summarise(study_id, kind, samples))] if kind == KIND and samples else []
+
+
+def summary_lines(summary: StudySummary) -> Iterator[str]:
+    """Yield the statistics of a study, series by series."""
+    yield f"{summary.kind} {summary.id}"
+    if summary.failed_warm_ups:
+        yield f"  the warm-up failed: {', '.join(summary.failed_warm_ups)}; nothing was repeated"
+    for one in summary.series:
+        parts = (one.card, one.mode, one.precision, one.image)
+        yield f"  {' · '.join(filter(None, parts))}  ({_counts(one)})"
+        yield from (f"    {_metric_line(metric)}" for metric in one.metrics)
+        yield from (f"    {text}" for text in _differences(one))
+
+
+def _counts(one: SeriesSummary) -> str:
+    """Return how the runs of a series ended: `4 of 5 runs, 1 failed (timeout), 1 suspect, caches warm`."""
+    causes = ", ".join(f"{count} x {cause}" if count > 1 else cause for cause, count in one.failed.items())
+    said = [f"{one.succeeded} of {one.requested} run{'s' if one.requested != 1 else ''}"]
+    said += [f"{sum(one.failed.values())} failed ({causes})"] if one.failed else []
+    said += [f"{one.skipped} skipped"] if one.skipped else []
+    said += [f"{one.not_started} not started"] if one.not_started else []
+    said += [f"{one.suspect} suspect, counted"] if one.suspect else []
+    return ", ".join([*said, *([f"caches {one.caches}"] if one.caches else [])])
+
+
+def _metric_line(one: MetricSummary) -> str:
+    """Return the statistics of one metric, to six digits."""
+    name = f"{one.label} {one.metric}".strip()
+    if one.interval is None:
+        return f"{name}: {one.mean:,.6g}, of one run: no interval"
+    low, high = one.interval.low, one.interval.high
+    return (
+        f"{name}: mean {one.mean:,.6g} ({100 * one.confidence:.0f} % interval {low:,.6g} to {high:,.6g}, Student's t, "
+        f"n {one.n}), median {one.median:,.6g}, {one.min:,.6g} to {one.max:,.6g}, between-run CV {_percent(one.cv)}"
+        + ("; less is better" if one.lower_is_better else "")
+    )
+
+
+def _percent(part: float | None) -> str:
+    return "unknown" if part is None else f"{100 * part:.{1 if part >= 0.01 else 2}f} %"
+
+
+def _differences(one: SeriesSummary) -> Iterator[str]:
+    """Yield what the runs of a series do not have in common, and should."""
+    if one.start_c is not None and one.start_c[1] - one.start_c[0] > APART_C:
+        yield f"the runs began with GPUs of {span_text(one.start_c, '°C')}: --settle waits until they have cooled down"
+    if len(one.images) > 1:
+        yield f"the runs had {len(one.images)} different images"

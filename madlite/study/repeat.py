@@ -1,0 +1,175 @@
+"""`--repeat N`: each selected run N times, one round after the other, so that a drift of the machine meets them all.
+
+The runs of a card, variant and image are a series.  Its caches of compiled and tuned kernels are its own: filled by one
+warm-up that is no result, or with `cold` empty at the start of each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from madlite.errors import ExitCode, UsageProblem
+from madlite.model import Status, Study, Value
+from madlite.plan.caches import cache_folders, with_caches
+from madlite.run.batch import Batch, RelativeChange
+from madlite.run.from_plan import copied
+from madlite.run.screen import Planned, RunOutcome, Screen
+from madlite.run.stop import Signals
+from madlite.secrets import masked_json
+from madlite.study.summary import StudySummary, samples_of, summarise
+from madlite.workspace.folder import new_run_id
+from madlite.workspace.study import StudyFolder, caches_path
+
+if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
+    from madlite.plan.context import Options
+    from madlite.results.batch_journal import BatchJournal
+    from madlite.run.settle import Settle
+
+KIND = "repeat"
+
+
+class Repeat(Value, frozen=True):
+    """The runs of a repeat in their order: warm-ups, one of each series, and then the runs that are results."""
+
+    id: str
+    workspace: Path
+    warm_ups: tuple[Planned, ...]
+    runs: tuple[Planned, ...]
+
+    @property
+    def firsts(self) -> tuple[Planned, ...]:
+        """The first run of each series."""
+        return tuple(one for one in self.runs if one.plan.study is not None and one.plan.study.index == 1)
+
+
+def plan_repeat(planned: Sequence[Planned], study_id: str, times: int, *, cold: bool = False) -> Repeat:
+    """Return each plan so many `times`, one round of all after the other; one that must not start comes once."""
+    runs = list(enumerate(planned, 1))
+    ids = _later_ids()
+    startable = [(number, one) for number, one in runs if one.plan.blocked is None]
+
+    def make(number: int, one: Planned, index: int | None) -> Planned:
+        study = Study(
+            id=study_id,
+            kind=KIND,
+            series=number,
+            index=index,
+            count=None if index is None else times,
+            warm_up=index is None,
+            caches="cold" if cold or index is None else "warm",
+        )
+        return _member(one, study, ids, is_first=cold and index == 1)
+
+    rounds = [[make(number, one, 1) for number, one in runs]]
+    rounds += [[make(number, one, index) for number, one in startable] for index in range(2, times + 1)]
+    return Repeat(
+        id=study_id,
+        workspace=planned[0].plan.workspace if planned else Path(),
+        warm_ups=() if cold else tuple(make(number, one, None) for number, one in startable),
+        runs=tuple(chain.from_iterable(rounds)),
+    )
+
+
+def _later_ids() -> Iterator[Callable[[str], str]]:
+    """Yield what makes the ids of runs, each a second later than the last: ids sort as their runs start."""
+    began = datetime.now(timezone.utc)
+    return (partial(new_run_id, now=began + timedelta(seconds=second)) for second in count(1))
+
+
+def _member(one: Planned, study: Study, ids: Iterator[Callable[[str], str]], *, is_first: bool) -> Planned:
+    """Return a run of the study; an image that is to be built without a cache is, by the first run of its series."""
+    if study.index != 1:
+        name = one.plan.card.name
+        one = copied(one, next(ids)(f"warm-up {name}" if study.warm_up else name))
+    plan = one.plan
+    if plan.blocked is not None:
+        return replace(one, plan=replace(plan, study=replace(study, count=1, caches="")))
+    if plan.image is not None and not (is_first or study.warm_up):
+        plan = replace(plan, image=replace(plan.image, no_cache=False))
+    plan = replace(plan, study=study, writes_row=plan.writes_row and not study.warm_up)
+    return replace(one, plan=with_caches(plan, caches_path(plan.workspace, study.id, _caches_name(study))))
+
+
+def _caches_name(study: Study) -> str:
+    """Return the name of the caches of a run: its series' own, or with cold ones the run's."""
+    is_shared = study.warm_up or study.caches == "warm"
+    return f"series-{study.series}" if is_shared else f"series-{study.series}-run-{study.index}"
+
+
+class RepeatOutcome(Value, frozen=True):
+    """What a repeat came to: its runs' outcome, its statistics, and what could not be written or removed."""
+
+    runs: RunOutcome
+    summary: StudySummary
+    problems: tuple[str, ...] = ()
+
+
+def run_repeat(
+    repeat: Repeat,
+    options: Options,
+    plugins: Plugins,
+    screen: Screen,
+    journal: BatchJournal,
+    *,
+    settle: Settle | None = None,
+    relative_change: RelativeChange | None = None,
+) -> RepeatOutcome:
+    """Run the warm-ups, and if none failed the runs; their caches are gone when this returns.
+
+    Raises:
+        UsageProblem: the folder of the study cannot be made; nothing has run.
+    """
+    folder = _open_folder(repeat)
+    problems = []
+    try:
+        with Signals() as signals:
+            warm = Batch(repeat.warm_ups, options, plugins, screen, journal=journal, later=repeat.runs).run(signals)
+            if warm.exit_code is ExitCode.OK and warm.bug is None:
+                batch = Batch(
+                    repeat.runs,
+                    options,
+                    plugins,
+                    screen,
+                    journal=journal,
+                    settle=settle,
+                    relative_change=relative_change,
+                )
+                outcome = batch.run(signals)
+            else:
+                outcome = replace(warm, results=(), not_started=tuple(one.plan.card.name for one in repeat.runs))
+        ended = zip(repeat.warm_ups, warm.results, strict=False)
+        failed = [one.plan.card.name for one, result in ended if result.status is Status.FAILURE]
+        summary = summarise(repeat.id, KIND, samples_of(repeat.runs, outcome.results), failed)
+        problems.append(folder.write_summary(_summary_text(repeat, summary, options)))
+    finally:
+        problems.append(folder.close())
+    return RepeatOutcome(runs=outcome, summary=summary, problems=tuple(filter(None, problems)))
+
+
+def _open_folder(repeat: Repeat) -> StudyFolder:
+    try:
+        folder = StudyFolder.create(repeat.workspace, repeat.id)
+        for one in (*repeat.warm_ups, *repeat.runs):
+            study = one.plan.study
+            if study is not None and one.plan.blocked is None:
+                folder.make_caches(_caches_name(study), cache_folders(one.plan))
+    except OSError as error:
+        where = error.filename or repeat.workspace
+        what = f"the folder of the study cannot be made: {error.strerror or error} ({where})"
+        raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
+    return folder
+
+
+def _summary_text(repeat: Repeat, summary: StudySummary, options: Options) -> str:
+    from madlite.run.one import secrets_for
+
+    secrets = [text for one in repeat.firsts for text in secrets_for(one, options.environ)]
+    return masked_json(summary, secrets)

@@ -1,0 +1,182 @@
+"""What a study came to: the statistics of each series over its runs.
+
+A series' samples are its runs' numbers: of a run with a steady window the window's median, else each metric it has.
+Failed runs have none and are counted; a suspect number is a sample like any other, and counted too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean, median
+
+from madlite.measure.statistics import Interval, coefficient_of_variation, mean_interval
+from madlite.model import Metric, Result, RunPlan, Status, Study, Value, Variant
+from madlite.results.record import Record, result_of
+from madlite.run.screen import Planned
+
+CONFIDENCE = 0.95
+INTERVAL = "Student's t interval of the mean of the runs"
+
+
+class Sample(Value, frozen=True):
+    """One run of a study; `result` is None of one that never started."""
+
+    study: Study
+    run: str
+    card: str
+    variant: Variant | None
+    image: str
+    result: Result | None
+    caches: str = ""
+
+
+class MetricSummary(Value, frozen=True):
+    """One metric of a series over its runs; `interval` and `cv` are None of fewer than two values.
+
+    `cv` is the standard deviation (of n - 1) of the runs' numbers ÷ their mean: that between runs, not within one.
+    """
+
+    metric: str
+    label: str
+    unit: str
+    lower_is_better: bool
+    values: tuple[float, ...]  # in the order of the runs
+    n: int
+    mean: float
+    median: float
+    min: float
+    max: float
+    cv: float | None
+    interval: Interval | None
+    confidence: float = CONFIDENCE
+    interval_kind: str = INTERVAL
+
+
+class SeriesSummary(Value, frozen=True):
+    """The runs of one card, variant and image: how many came to each outcome, and the statistics of each metric."""
+
+    series: int
+    card: str
+    mode: str
+    precision: str
+    image: str
+    caches: str
+    runs: tuple[str, ...]  # ids of those that started
+    requested: int
+    succeeded: int
+    suspect: int
+    failed: dict[str, int]  # cause → runs
+    skipped: int
+    not_started: int
+    start_c: tuple[float, float] | None  # the coolest and the hottest start of a run, by its hottest GPU
+    images: tuple[str, ...]  # digests or ids of the images that its runs had
+    metrics: tuple[MetricSummary, ...]
+
+
+class StudySummary(Value, frozen=True):
+    """The series of a study; `failed_warm_ups` are the cards whose failed warm-up ended it before its first run."""
+
+    id: str
+    kind: str
+    series: tuple[SeriesSummary, ...]
+    failed_warm_ups: tuple[str, ...] = ()
+
+
+def samples_of(planned: Sequence[Planned], results: Sequence[Result]) -> Iterator[Sample]:
+    """Yield the runs of a study as they were planned; `results` are those of the first of them."""
+    ended: list[Result | None] = [*results, *[None] * (len(planned) - len(results))]
+    for one, result in zip(planned, ended, strict=True):
+        if one.plan.study is not None:
+            yield _sample(one.plan, one.plan.study, result)
+
+
+def _sample(plan: RunPlan, study: Study, result: Result | None) -> Sample:
+    image = plan.image.ref if plan.image is not None else ""
+    return Sample(
+        study=study,
+        run=plan.id,
+        card=plan.card.name,
+        variant=plan.variant,
+        image=image,
+        result=result,
+        caches=study.caches,
+    )
+
+
+def samples_of_records(records: Iterable[Record]) -> Iterator[Sample]:
+    """Yield the runs of studies of which there are records, without warm-ups, which are no results."""
+    for record in records:
+        if record.study is not None and not record.is_warm_up:
+            yield Sample(
+                study=record.study,
+                run=record.id,
+                card=record.card,
+                variant=record.variant,
+                image=record.image.ref,
+                result=result_of(record),
+                caches=record.caches,
+            )
+
+
+def summarise(study_id: str, kind: str, samples: Iterable[Sample], failed_warm_ups: Sequence[str] = ()) -> StudySummary:
+    """Return what the runs of a study come to, series by series."""
+    by_series: dict[int, list[Sample]] = {}
+    for one in samples:
+        by_series.setdefault(one.study.series or 0, []).append(one)
+    series = tuple(_series(number, by_series[number]) for number in sorted(by_series))
+    return StudySummary(id=study_id, kind=kind, series=series, failed_warm_ups=tuple(failed_warm_ups))
+
+
+def _series(number: int, samples: Sequence[Sample]) -> SeriesSummary:
+    first, ended = samples[0], [one.result for one in samples if one.result is not None]
+    good = [one for one in ended if one.status is Status.SUCCESS]
+    requested = first.study.count or len(ended)
+    begun_c = [one.telemetry.start_c for one in ended if one.telemetry is not None]
+    known_c = [value for value in begun_c if value is not None]
+    return SeriesSummary(
+        series=number,
+        card=first.card,
+        mode=first.variant.mode if first.variant else "",
+        precision=first.variant.precision if first.variant else "",
+        image=first.image,
+        caches=first.caches,
+        runs=tuple(one.run for one in samples if one.result is not None),
+        requested=requested,
+        succeeded=len(good),
+        suspect=sum(1 for one in good if one.suspect),
+        failed=dict(Counter(one.code for one in ended if one.status is Status.FAILURE)),
+        skipped=sum(1 for one in ended if one.status is Status.SKIPPED),
+        not_started=max(0, requested - len(ended)),
+        start_c=(min(known_c), max(known_c)) if known_c else None,
+        images=tuple(dict.fromkeys(name for one in ended if (name := one.image.id or one.image.digest))),
+        metrics=tuple(_metrics(good)),
+    )
+
+
+def _metrics(results: Sequence[Result]) -> Iterator[MetricSummary]:
+    """Yield the statistics of each metric that a successful run has."""
+    found: dict[tuple[str, str], list[Metric]] = {}
+    for one in results:
+        for metric in one.metrics[-1:] if one.window is not None else one.metrics:
+            if metric.status is Status.SUCCESS and metric.value is not None:
+                found.setdefault((metric.label, metric.metric), []).append(metric)
+    for metrics in found.values():
+        yield _metric(metrics[0], tuple(float(metric.value or 0.0) for metric in metrics))
+
+
+def _metric(metric: Metric, values: tuple[float, ...]) -> MetricSummary:
+    return MetricSummary(
+        metric=metric.metric,
+        label=metric.label,
+        unit=metric.unit,
+        lower_is_better=metric.lower_is_better,
+        values=values,
+        n=len(values),
+        mean=fmean(values),
+        median=median(values),
+        min=min(values),
+        max=max(values),
+        cv=coefficient_of_variation(values),
+        interval=mean_interval(values, CONFIDENCE),
+    )

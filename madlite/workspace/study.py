@@ -1,0 +1,128 @@
+"""The folder of a study in the folder of runs: the caches of its runs while it goes on, and what it came to.
+
+`study-ID` has a lock as long as its madlite lives.  The caches are removed at its end; what a kill left is `clean`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from madlite.plan.inputs import RUNS
+from madlite.safe_files import Folder
+from madlite.workspace.folder import acquire, exists, is_locked, open_runs, real_folders
+
+SUMMARY = "study.json"
+_CACHES, _LOCK = "caches", "study.lock"
+_NAME = re.compile(r"study-(?P<id>\d{8}T\d{6}-[0-9a-f]{6})")
+
+
+class StudyFolder:
+    """The folder of a study that goes on; its caches are there until `close`."""
+
+    def __init__(self, home: Folder, lock: int) -> None:
+        self._home, self._lock = home, lock
+
+    @classmethod
+    def create(cls, workspace: Path, study_id: str) -> StudyFolder:
+        """Make the folder and take its lock.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        with open_runs(workspace, make=True) as runs:
+            home = runs.below(study_path(workspace, study_id).name, new=True)
+        lock = home.open_file(_LOCK)
+        try:
+            acquire(lock)
+        except OSError:
+            os.close(lock)
+            home.close()
+            raise
+        return cls(home, lock)
+
+    @property
+    def path(self) -> Path:
+        """Where the folder is."""
+        return self._home.path
+
+    def make_caches(self, name: str, folders: Iterable[str]) -> None:
+        """Make the empty caches of a series or a run.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        for folder in folders:
+            self._home.below(f"{_CACHES}/{name}/{folder}", make=True).close()
+
+    def write_summary(self, text: str) -> str:
+        """Write what the study came to; return the error message, "" if none."""
+        try:
+            self._home.write(SUMMARY, text.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            return f"{self.path / SUMMARY} could not be written: {error.strerror}"
+        return ""
+
+    def close(self) -> str:
+        """Remove the caches and release the lock; return why something of them stays, "" if nothing does."""
+        problem = remove_caches(self.path) if self._home.is_in_place() else f"{self.path} was moved away"
+        if not problem:
+            self._home.remove(_LOCK)
+        os.close(self._lock)
+        self._home.close()
+        with suppress(OSError):  # it holds a summary
+            self.path.rmdir()
+        return problem
+
+
+def study_path(workspace: Path, study_id: str) -> Path:
+    """Return where the folder of a study is."""
+    return workspace / RUNS / f"study-{study_id}"
+
+
+def caches_path(workspace: Path, study_id: str, name: str) -> Path:
+    """Return where the caches of a series or a run of a study are."""
+    return study_path(workspace, study_id) / _CACHES / name
+
+
+def remove_caches(folder: Path) -> str:
+    """Remove the caches of a study's folder; return why something of them stays, "" if nothing does.
+
+    A link that a workload laid in their place is removed, and not followed.
+    """
+    caches = folder / _CACHES
+    try:
+        if caches.is_symlink():
+            caches.unlink()
+        elif exists(caches):
+            shutil.rmtree(caches)
+    except OSError as error:
+        return f"{error.filename or caches} stays: {error.strerror or error}"
+    return ""
+
+
+def remove_study(folder: Path) -> str:
+    """Remove what a study that was cut off left; return why something of it stays, "" if nothing does.
+
+    What it came to is kept where it is known.
+    """
+    problem = remove_caches(folder)
+    if not problem:
+        with suppress(OSError):
+            (folder / _LOCK).unlink(missing_ok=True)
+            folder.rmdir()
+    return problem
+
+
+def cut_off_studies(workspace: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the ids and folders of the studies whose madlite is gone and that left something; links are skipped."""
+    for folder in real_folders(workspace / RUNS):
+        found = _NAME.fullmatch(folder.name)
+        if found is None or is_locked(folder / _LOCK, unknown=True):
+            continue
+        if exists(folder / _LOCK) or exists(folder / _CACHES):
+            yield found["id"], folder

@@ -1,0 +1,65 @@
+"""A kill in the middle of an import or a removal: the same command, or `clean`, finishes it, and no row is doubled."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from madlite.cli.main import call
+from tests.archive.test_verify import SCRIPT, TRAINING, run_of, said
+from tests.cli.test_collect import KILLS
+
+pytestmark = pytest.mark.host
+
+
+def killed(place: Path, target: str, after: str, count: int, *words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, target, after, str(count), *words], cwd=place, capture_output=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def folders(place: Path) -> set[str]:
+    return {one.name for one in (place / "madlite_runs").iterdir() if one.is_dir()}
+
+
+def test_an_import_that_was_killed_between_two_runs_is_finished_by_the_next(place, capsys, tmp_path):
+    said(capsys, "archive", "2*", "-o", "x.tar.gz")
+    other, archive = tmp_path / "other", str(place / "x.tar.gz")
+    other.mkdir()
+    killed(other, "madlite.archive.taking_in._take", "before", 2, "import", archive)
+    first, second = sorted(run_of(place, which).name for which in (TRAINING, SCRIPT))
+    assert first in folders(other) and second not in folders(other) and len(folders(other)) == 2
+    text = said(capsys, "import", archive, "--dir", str(other))
+    assert f"{first}: already here" in text and f"{second}: taken in" in text
+    assert folders(other) == {first, second}
+    assert said(capsys, "verify", "2*", "--dir", str(other), "--strict").count(" OK ") == 2
+
+
+def test_rows_of_an_import_that_was_killed_after_one_was_appended_are_there_once(place, capsys, tmp_path):
+    said(capsys, "archive", "2*", "-o", "x.tar.gz")
+    other, archive = tmp_path / "other", str(place / "x.tar.gz")
+    other.mkdir()
+    killed(other, "madlite.run.collect.append_once", "after", 1, "import", archive, "--rows")
+    said(capsys, "import", archive, "--dir", str(other), "--rows")
+    assert (other / "perf.csv").read_bytes() == (place / "perf.csv").read_bytes()
+    again = ("--runs", str(other / "madlite_runs"), "--of", str(other / "perf.csv"), "-o", str(other / "again.csv"))
+    said(capsys, "report", "rebuild", *again)
+    assert (other / "again.csv").read_bytes() == (place / "perf.csv").read_bytes()
+
+
+def test_a_removal_that_was_killed_is_finished(place, capsys):
+    before = (place / "perf.csv").read_bytes()
+    killed(place, "madlite.safe_files.Folder.remove_tree", "before", 1, "prune", "--keep-last", "0", "--yes")
+    assert call(["prune", "--keep-last", "0", "--yes"]) == 0
+    capsys.readouterr()
+    assert not [*(place / "madlite_runs").glob("*/run.log")]
+    killed(place, "madlite.safe_files.Folder.remove_tree", "before", 1, "prune", "--keep-last", "0", "--yes", "--all")
+    assert [name for name in folders(place) if name.startswith(".removed-")]
+    said(capsys, "report", "rebuild", "-o", "again.csv", "--of", "perf.csv")  # of the other run
+    assert ".removed-" in said(capsys, "clean", "--yes")
+    assert len(folders(place)) == 1 and (place / "perf.csv").read_bytes() == before

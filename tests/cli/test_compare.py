@@ -1,0 +1,159 @@
+"""`compare`, `baseline`, `run --baseline`: what an engineer and a pipeline see."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from madlite.cli.main import call
+from madlite.model import Metric, Status
+from tests.cli.stored_runs import good, store
+from tests.csv_results import noisy, row, write
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.csv", [row(value) for value in noisy(5, 1)])
+    write(tmp_path / "b.csv", [row(value, docker_image="rocm/pytorch:v2") for value in noisy(5, 2, 95)])
+    return tmp_path
+
+
+def output(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str:
+    assert call(args) == code, capsys.readouterr()
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.out + captured.err
+
+
+def stored(place: Path, number: float, second: int, **changes: object) -> str:
+    metric = Metric(metric="tokens_per_s_per_gpu", text=str(number), status=Status.SUCCESS, value=number)
+    name = f"20260102T0304{second:02}-a-0000{second:02}"
+    store(place, name, good(name, f"2026-01-02T03:04:{second:02}+00:00", metrics=(metric,)), **changes)
+    return name
+
+
+def test_a_regression_is_told_with_what_differs_and_trips_its_gate(place, capsys):
+    text = output(capsys, "compare", "a.csv", "b.csv", "--fail-on", "regression>3%", code=5)
+    assert text.startswith("a.csv → b.csv")
+    assert "regression (p 0.0079)" in text and "docker_image: rocm/pytorch:v1 → rocm/pytorch:v2" in text
+    assert "failed regression>3%: llama bf16 8xgfx942 tokens_per_s_per_gpu: -" in text
+    assert "a difference cannot be seen: seq_len" in text
+
+
+def test_the_same_for_programs(place, capsys):
+    found = json.loads(output(capsys, "compare", "a.csv", "b.csv", "--json", "--fail-on", "regression", code=5))
+    (only,) = found["series"]
+    assert (only["verdict"], only["base_runs"], only["new_runs"]) == ("regression", 5, 5)
+    assert only["series"]["model"] == "llama" and only["ratio_low"] < only["ratio"] < only["ratio_high"] < 1
+    assert found["failed_gates"][0]["gate"] == "regression"
+
+
+def test_markdown_has_no_markup_of_the_data(place, capsys):
+    write(place / "c.csv", [row(value, model="a|b<script>@all") for value in noisy(5, 1)])
+    text = output(capsys, "compare", "c.csv", "c.csv", "--markdown")
+    assert "a\\|b\\<script\\>@\u200ball" in text and "⚪ no change" in text
+    assert all(line.count(" | ") == 6 for line in text.splitlines() if line.startswith("| a"))
+
+
+def test_junit_has_a_test_for_each_series(place, capsys):
+    write(place / "c.csv", [row(1.0, model="x\x1b & <y>")])
+    output(capsys, "compare", "c.csv", "c.csv", "--junit", "x.xml")
+    suite = ElementTree.parse(place / "x.xml").getroot()[0]
+    assert (suite.attrib["tests"], suite.attrib["failures"], suite.attrib["skipped"]) == ("1", "0", "1")
+    output(capsys, "compare", "a.csv", "b.csv", "--junit", "y.xml", "--fail-on", "regression", code=5)
+    suite = ElementTree.parse(place / "y.xml").getroot()[0]
+    assert suite[0].find("failure") is not None
+
+
+def test_two_values_of_a_column(place, capsys):
+    both = [*[row(v) for v in noisy(5, 1)], *[row(v, docker_image="rocm/pytorch:v2") for v in noisy(5, 2, 95)]]
+    write(place / "c.csv", both)
+    text = output(capsys, "compare", "c.csv", "--by", "docker_image")
+    assert text.startswith("docker_image=rocm/pytorch:v1 → docker_image=rocm/pytorch:v2") and "regression" in text
+    text = output(capsys, "compare", "c.csv", "rocm/pytorch:v2,rocm/pytorch:v1", "--by", "docker_image")
+    assert "improvement" in text
+    assert "has no docker_image 'v9'" in output(capsys, "compare", "c.csv", "v9,v8", "--by", "docker_image", code=4)
+    assert "did you mean docker_image" in output(capsys, "compare", "c.csv", "--by", "docker_imag", code=4)
+
+
+def test_runs_by_last_and_id_and_filter(place, capsys):
+    for second, number in enumerate((100.0, 101.0, 99.0, 100.5, 90.0), 1):
+        stored(place, number, second)
+    text = output(capsys, "compare", "last~1", "last")
+    assert "100.5" in text and "90" in text and "insufficient data: 1 against 1 run" in text
+    assert "20260102T030401-a-000001" not in text
+    assert "-10.45%" in text
+    text = output(capsys, "compare", "000001", "last", "--fail-on", "regression>3%", code=5)
+    assert "failed regression>3%: tiny" in text
+    assert "5/5" in output(capsys, "compare", "model=tiny", "model=tiny")
+
+
+def test_a_suspect_run_is_not_believed(place, capsys):
+    name = "20260102T030509-a-000099"
+    metric = Metric(metric="tokens_per_s_per_gpu", text="50", status=Status.SUCCESS, value=50.0)
+    for second, number in enumerate(noisy(5, 1), 1):
+        stored(place, number, second)
+    store(place, name, good(name, metrics=(metric,), suspect=("loss is flat",)))
+    output(capsys, "baseline", "set", "b", "model=tiny")
+    assert "suspicious (p 1): 2 of 12 runs are suspect" in output(capsys, "compare", "b", "model=tiny")
+
+
+def test_a_baseline_stays_when_its_file_is_gone(place, capsys):
+    assert "baseline old: 1 series, 5 results of a.csv" in output(capsys, "baseline", "set", "old", "a.csv")
+    (place / "a.csv").unlink()
+    assert "baseline old → b.csv" in output(capsys, "compare", "old", "b.csv")
+    listed = output(capsys, "baseline", "list").splitlines()
+    assert listed[1].split()[0] == "old" and listed[1].endswith("a.csv")
+    assert "there is a baseline 'old'" in output(capsys, "baseline", "set", "old", "b.csv", code=4)
+    output(capsys, "baseline", "set", "old", "b.csv", "--force")
+    output(capsys, "baseline", "drop", "old")
+    assert "there is no baseline 'old'" in output(capsys, "baseline", "drop", "old", code=4)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("nothing.csv", "a.csv"), "'nothing.csv' is no file, run, study or baseline"),
+        (("a.csv",), "'last' is no file, run, study or baseline"),
+        (("a.csv", "b.csv", "--where", "device"), "--where 'device' has no value"),
+        (("a.csv", "b.csv", "--where", "device=MI355X"), "a.csv has no results with device=MI355X"),
+        (("a.csv", "b.csv", "--noise", "3"), "is no percentage: write 1%, 0.5%"),
+        (("a.csv", "b.csv", "--fail-on", "regresion"), "did you mean regression?"),
+        (("a.csv", "b.csv", "--better", "score"), "--better 'score' names no direction"),
+        (("a.csv", "b.csv", "--across", "micro"), "--across 'micro' is no dimension"),
+        (("baseline:x", "a.csv"), "there is no baseline 'x'"),
+        (("last~3", "a.csv"), "is no file, run, study or baseline"),
+    ],
+)
+def test_what_cannot_be_understood_is_one_sentence(place, capsys, args, message):
+    assert message in output(capsys, "compare", *args, code=4)
+
+
+def test_a_damaged_baseline_is_named(place, capsys):
+    output(capsys, "baseline", "set", "old", "a.csv")
+    (place / "madlite_runs/baselines/old.json").write_text("{")
+    assert "old.json is no baseline" in output(capsys, "compare", "old", "b.csv", code=4)
+    assert "old.json is no baseline" in output(capsys, "baseline", "list")
+
+
+@pytest.mark.host
+def test_a_run_is_compared_when_it_ends_and_its_row_has_the_change(place, capsys):
+    script = 'echo "performance: ${NUMBER:-100} samples_per_second"\n'
+    (place / "run.sh").write_text(script)
+    card = {"name": "one", "url": "", "scripts": "run.sh", "n_gpus": "1", "owner": "x", "tags": [], "args": ""}
+    (place / "models.json").write_text(json.dumps([{**card, "training_precision": "bf16"}]))
+    output(capsys, "run", "--tags", "one", "--runtime", "host")
+    output(capsys, "baseline", "set", "first", "last")
+    text = output(
+        capsys, "run", "--tags", "one", "--runtime", "host", "--set", "env.NUMBER=90",
+        "--baseline", "first", "--fail-on", "regression>3%", code=5,
+    )  # fmt: skip
+    assert "baseline first → this command" in text and "-10.00%" in text
+    rows = (place / "perf.csv").read_text().splitlines()
+    at = rows[0].split(",").index("relative_change")
+    assert [line.split(",")[at] for line in rows[1:]] == ["", "-10.00"]
+    assert "needs what to compare with" in output(capsys, "run", "--tags", "one", "--fail-on", "missing", code=4)
