@@ -270,14 +270,14 @@ class Ledger:
             f"WHERE {_of_runs(condition)} AND doubt = '' AND problem = ''{only} "
             f"ORDER BY {_order('when', False)}, results.place"
         )
-        keys = self._keys()
+        keys, above = self._keys(), str(self.folder / "x")[:-1]  # as a path is written, without making one each
         for name, status, value, n, series, started, suspect, cv in self._all(query, (*values, *chosen)):
             run = file_name(name)
             if fitting is not None and n not in fitting:
                 continue
             sample = None
             if value is not None:
-                place = str(self.folder / run)
+                place = above + run
                 sample = Sample(
                     value=value, run=run, when=started, place=place, suspect=suspect, steady_cv=cv, facts=facts[n]
                 )

@@ -106,7 +106,7 @@ class Answers:
 
     def record(self, query: NoQuery, id: str) -> msgspec.Raw:
         """Return the record of a run as `madlite show --json` prints it."""
-        return msgspec.Raw(as_json(self.run(id)).encode())
+        return msgspec.json.decode(as_json(self.run(id)))
 
     def log(self, query: LogQuery, id: str) -> LogEnd:
         """Return the end of a run's log."""

@@ -21,7 +21,7 @@ from madlite.reports.ledger import Ledger, RunFilter
 from madlite.reports.log import plain_text, read_log
 from madlite.reports.runs import RUNNING
 from madlite.reports.watch import Watch, WatchedRun, changes
-from madlite.secrets import Redactor
+from madlite.secrets import Redactor, masked_json
 from madlite.workspace.journal import JOURNAL
 
 MOST_TABS = 200
@@ -132,6 +132,11 @@ class Live:
     def _refresh(self) -> None:
         before: tuple[object, ...] = ()
         looked_s, took_s = -_LATEST_S, 0.0
+        if (
+            self.ledger.count()
+        ):  # it has been here before: the first page is shown from that, before a look at all folders
+            self._prepare_lists()
+            self._stop.wait(_LOOK_S)
         while not self._stop.is_set():
             now = self._signs()
             rest_s = _LOOK_S
@@ -235,4 +240,5 @@ def _log_event(run: str, text: str) -> Event:
 
 
 def _json(value: object) -> str:
-    return Redactor().text(msgspec.json.encode(value).decode("utf-8", "replace"))
+    """Return a value as JSON on one line, secrets masked text by text."""
+    return masked_json(value, ()).replace("\n", "")

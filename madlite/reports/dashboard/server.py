@@ -17,15 +17,13 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from madlite.errors import UsageProblem
 from madlite.reports.dashboard.api import ENDPOINTS, NO_SUCH, Answers, Endpoint, NotHere, openapi
 from madlite.reports.dashboard.live import END, Live
-from madlite.reports.dashboard.pages import STATIC, Pages
+from madlite.reports.dashboard.pages import STATIC, Pages, templates
 from madlite.reports.dashboard.queries import Problem, parsed
 from madlite.reports.ledger import Ledger
-from madlite.secrets import Redactor
+from madlite.secrets import masked_json
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -143,7 +141,7 @@ def _page(make: Callable[..., str]) -> Callable[[Request], Response]:
         except UsageProblem as problem:
             status = NO_SUCH if isinstance(problem, NotHere) else 400
             text = make.__self__.problem(problem)  # type: ignore[attr-defined]
-        return HTMLResponse(Redactor().text(text), status, {"cache-control": "no-store"})
+        return HTMLResponse(text, status, {"cache-control": "no-store"})
 
     return answer
 
@@ -165,8 +163,7 @@ def _endpoint(one: Endpoint, answers: Answers) -> Callable[[Request], Response]:
 def _json(value: object, status: int = 200) -> Response:
     from starlette.responses import Response
 
-    text = msgspec.json.encode(value).decode("utf-8", "replace")
-    return Response(Redactor().text(text), status, {"cache-control": "no-store"}, "application/json")
+    return Response(masked_json(value, ()), status, {"cache-control": "no-store"}, "application/json")
 
 
 def _static(request: Request) -> Response:
@@ -256,6 +253,7 @@ def serve(runs: Path, words: Words, *, host: str, port: int, started: Callable[[
             lifespan="off",
         )
         live.start()
+        templates().get_template("runs.html.j2")  # compiled by the time of the first request
         started(url)
         try:
             Server(config).run(sockets=[listener])
