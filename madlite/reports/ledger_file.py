@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
+from madlite.results.record import Record
+
 if TYPE_CHECKING:
     import sqlite3
 
@@ -261,8 +263,12 @@ def _migrate(connection: sqlite3.Connection, version: int, identity: str = "") -
 
 
 def _identity(runs: Path, path: Path) -> str:
-    """Return what a copy of a folder of runs, or a file that came with it, does not have: the two inodes."""
-    return f"{runs.stat().st_ino} {path.stat().st_ino}"
+    """Return what a copy of a folder of runs, or a file that came with it, does not have: the two inodes.
+
+    And the fields of a record: those of an older madlite are read again.
+    """
+    fields = digest(" ".join(Record.__struct_fields__).encode()).hex()
+    return f"{runs.stat().st_ino} {path.stat().st_ino} {fields}"
 
 
 def _schema(connection: sqlite3.Connection) -> list[tuple[str, str]]:

@@ -36,11 +36,15 @@ if TYPE_CHECKING:
 SEPARATOR = "\x1f"  # between the words of a column
 _AT_ONCE = 200  # runs of one transaction: some tenths of a second
 _RECENT_NS = 2 * 10**9  # a file that changed so shortly before may change again without another time
-# what a list, a page or a comparison has of a record; `result_of` and the page of one run read the record itself
-_KEPT = (
-    *("id", "status", "version", "started", "ended", "card", "tags", "backend", "runtime", "batch", "study"),
-    *("hostname", "device", "place", "variant", "recipe", "cause", "reason", "suspect", "durations_s"),
+# what no list needs of a record: the page of one run reads the record itself, and series have columns of their own
+_LEFT_OUT = frozenset(
+    (
+        *("command", "card_source", "url", "traits", "settings", "args", "overrides", "origins", "context_left_out"),
+        *("evidence", "diagnosis", "checks", "findings", "node_codes", "outcome", "window", "compute", "telemetry"),
+        *("config", "provenance", "image", "data", "rows", "files", "metrics"),
+    )
 )
+_KEPT = tuple(name for name in Record.__struct_fields__ if name not in _LEFT_OUT)
 _RUN_COLUMNS = (
     *("id", "at", "began", "started", "state", "words", "names", "card", "backend", "recipe", "mode", "precision"),
     *("seq_len", "micro_batch", "global_batch", "device", "gpus", "nodes", "runtime", "hostname", "cause", "suspect"),

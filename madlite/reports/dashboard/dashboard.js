@@ -33,11 +33,9 @@
     if (progress.doing && progress.doing !== progress.state && one.state === "RUNNING") head.append(element("small", progress.doing));
     const bar = element("progress");
     bar.setAttribute("aria-label", "Steps done");
-    if (one.state !== "RUNNING") bar.value = 1;
-    else if (progress.steps) {
-      bar.max = progress.steps;
-      bar.value = progress.step ?? 0;
-    }
+    bar.hidden = one.state === "RUNNING" && !progress.steps; // how many there will be is unknown
+    bar.max = progress.steps ?? 1;
+    bar.value = one.state === "RUNNING" ? progress.step ?? 0 : bar.max;
     const figures = element("dl", "", "figures");
     const add = (name, text, kind_ = "") => {
       const pair = element("div");

@@ -136,6 +136,8 @@ class RunLine(Value, frozen=True):
     study: str
     study_kind: str
     varied: dict[str, Any]
+    warm_up: bool
+    caches: str
 
     @classmethod
     def of(cls, run: StoredRun) -> RunLine:
