@@ -22,7 +22,6 @@ from madlite.reports.runs import (
     is_run,
     list_runs,
     names_with,
-    newest,
     open_run,
     run_names,
 )
@@ -30,6 +29,7 @@ from madlite.reports.series import DIMENSIONS, Entry, Series, group, joined, mat
 from madlite.results.header import recorded_row
 
 BASELINE = "baseline:"
+PUBLISHED = "published"
 HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
 _MOST_STORED = 500
 
@@ -133,6 +133,11 @@ def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, ledg
     if source.baseline:
         return _of_baseline(runs, source.baseline, where)
     return _of_file(source.files[0], where) if source.files else of_runs(name, source.runs, where)
+
+
+def is_published(name: str) -> bool:
+    """Return whether a name stands for published figures: `published`, `published:PART OF A SOURCE`."""
+    return name == PUBLISHED or name.startswith(f"{PUBLISHED}:")
 
 
 def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side]:
@@ -240,9 +245,6 @@ def _chosen_runs(name: str, runs: Path, ledger: Ledger | None) -> list[StoredRun
     """Return the runs that a name stands for: one, or those of a study or batch."""
     if not runs.is_dir():
         return []
-    last, _, back = name.partition("~")
-    if last == LAST and (not back or back.isdigit()):
-        return [_back(runs, int(back or 0))]
     try:
         folder = find_named(runs, name, ledger.ids() if ledger is not None else None)
     except UsageProblem:
@@ -250,13 +252,6 @@ def _chosen_runs(name: str, runs: Path, ledger: Ledger | None) -> list[StoredRun
             return group
         raise
     return [open_run(folder)] if folder is not None else _group(name, runs, ledger) or []
-
-
-def _back(runs: Path, back: int) -> StoredRun:
-    found = newest(runs, back + 1)
-    if len(found) <= back:
-        raise UsageProblem(f"last~{back}: {runs} has {len(found)} runs", "madlite runs lists them")
-    return found[-1 - back]
 
 
 def _group(name: str, runs: Path, given: Ledger | None) -> list[StoredRun] | None:
@@ -268,6 +263,8 @@ def _group(name: str, runs: Path, given: Ledger | None) -> list[StoredRun] | Non
 
 
 def _unknown(name: str, runs: Path) -> UsageProblem:
+    if is_published(name):
+        return UsageProblem(f"{name!r} can only be BASE of madlite compare", "madlite compare published last")
     known = [*baseline_names(runs), *(run_names(runs) if runs.is_dir() else ()), *_csv_files(), LAST]
     close = nearest_words(name, known, most=1) or names_with(known, name)[-1:]
     hint = "a results file, a folder, a run's id, last, last~1, a baseline, or device=MI300X"
