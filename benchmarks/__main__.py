@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-ALL = ("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry", "comparing", "reporting")
+ALL = (
+    *("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry", "comparing", "reporting"),
+    "dashboard",
+)
 
 
 def main() -> None:

@@ -41,6 +41,10 @@ COMMANDS = {
     ),
     "log": ("madlite.cli.log", "Print a run's log; of a running one, what it has so far."),
     "watch": ("madlite.cli.watch", "Show how far the runs of this folder are, as long as they go on."),
+    "dashboard": (
+        "madlite.cli.dashboard",
+        "Show the runs of this folder in a browser, and how far those are that go on.",
+    ),
     "reproduce": ("madlite.cli.reproduce", "Print, or with --run rerun, the pinned command of a run."),
     "compare": ("madlite.cli.compare", "Compare results: ratio, interval, significance and verdict of each series."),
     "baseline": ("madlite.cli.baseline", "Name results that later ones are compared with."),

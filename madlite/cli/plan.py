@@ -11,6 +11,7 @@ import click
 from msgspec.structs import replace
 
 from madlite.cli import setup
+from madlite.cli.main import mask
 from madlite.cli.options import TagsCommand, common_options, frozen_options, tag_words, tags_option
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
@@ -109,7 +110,7 @@ def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> Non
         echo(f"{one}: {_title(plan)}")
         if blocked is not None:
             setup.warn(f"{one}: would not start: {blocked.status.value} {blocked.reason}")
-            echo(f" hint: {setup.mask(one_hint(blocked.hint, _FROZEN))}", err=True)
+            echo(f" hint: {mask(one_hint(blocked.hint, _FROZEN))}", err=True)
 
 
 def _check_own(file: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -95,31 +95,73 @@ def command(
     madlite runs --columns id,performance,'image digest' --group series
     """
     from madlite.reports import listing
-    from madlite.reports.run_fields import Fields, narrowed, ordered
-    from madlite.reports.runs import list_runs, runs_folder
+    from madlite.reports.runs import runs_folder
     from madlite.results.integrity import changed_files
     from madlite.run.recovery.unfinished import ACKNOWLEDGE, recovery_report
 
     folder = runs_folder(directory)
+    words = [word for text in tags for word in text.split(",")]
+    if any((where, columns, sort, since, until, group_by)):  # they may need any field of a record
+        times = _utc(since), _utc(until)
+        found = _of_records(folder, (status, words, of, limit), where, _parts(columns), _parts(sort), times)
+    else:
+        found = _of_ledger(folder, status, words, of, limit)
+    if found.chosen or as_json or as_csv:
+        _show(found.chosen, found.columns, group_by or "", as_json=as_json, as_csv=as_csv)
+        for line in _statistics(found.chosen) if of and not (as_json or as_csv or group_by) else ():
+            echo(line)
+    else:
+        echo(f"no runs in {folder}" if not found.total else f"none of {found.total} runs is one of those")
+    changed = (f"{words}. {ACKNOWLEDGE}" for _, words in changed_files(folder.parent))
+    for text in (*found.notes, *listing.problems(found.in_doubt), *recovery_report(folder.parent), *changed):
+        setup.warn(text)
+    return int(ExitCode.OK)
+
+
+class _Found(NamedTuple):
+    """The runs that are shown, how many there are in all, those in doubt, columns by their names, and notes."""
+
+    chosen: Sequence[StoredRun]
+    total: int
+    in_doubt: Sequence[StoredRun]
+    columns: list[str] = []
+    notes: Sequence[str] = ()
+
+
+def _of_ledger(folder: Path, status: str, words: Sequence[str], of: str, limit: int) -> _Found:
+    """Return runs as the ledger has them, all that a line shows; of a batch or study their records, for statistics."""
+    from madlite.reports.ledger import Ledger, RunFilter
+
+    with Ledger.open(folder) as ledger:
+        ledger.refresh()
+        chosen = ledger.newest(RunFilter(status=status, words=tuple(words), of=of), limit)
+        if of:
+            chosen = ledger.opened([run.folder.name for run in chosen])
+        return _Found(chosen, ledger.count(), ledger.problems())
+
+
+def _of_records(
+    folder: Path,
+    choice: tuple[str, Sequence[str], str, int],
+    where: tuple[str, ...],
+    columns: Sequence[str],
+    sort: Sequence[str],
+    times: tuple[str, str],
+) -> _Found:
+    """Return runs whose records were read, by values of any of their fields."""
+    from madlite.reports import listing
+    from madlite.reports.run_fields import Fields, narrowed, ordered
+    from madlite.reports.runs import list_runs
+
+    status, words, of, limit = choice
     every = list_runs(folder)
     fields = Fields(every)
     wanted = [(fields.name(name, "--where"), text) for name, text in read_filters(where)]
-    shown = [fields.name(name, "--columns") for name in _parts(columns)]
-    order = [(fields.name(name.removeprefix("-"), "--sort"), name.startswith("-")) for name in _parts(sort)]
-    words = [word for text in tags for word in text.split(",")]
-    chosen = narrowed(listing.select_runs(every, status=status, tags=words, of=of), wanted, _utc(since), _utc(until))
-    chosen = ordered(chosen[-limit:] if limit else chosen, order)
-    if chosen or as_json or as_csv:
-        _show(chosen, shown, group_by or "", as_json=as_json, as_csv=as_csv)
-        for line in _statistics(chosen) if of and not (as_json or as_csv or group_by) else ():
-            echo(line)
-    else:
-        echo(f"no runs in {folder}" if not every else f"none of {len(every)} runs is one of those")
+    shown = [fields.name(name, "--columns") for name in columns]
+    order = [(fields.name(name.removeprefix("-"), "--sort"), name.startswith("-")) for name in sort]
+    chosen = narrowed(listing.select_runs(every, status=status, tags=words, of=of), wanted, *times)
     unknown = fields.missing(name for name, _ in (*wanted, *((name, "") for name in shown), *order))
-    changed = (f"{words}. {ACKNOWLEDGE}" for _, words in changed_files(folder.parent))
-    for text in (*unknown, *listing.problems(every), *recovery_report(folder.parent), *changed):
-        setup.warn(text)
-    return int(ExitCode.OK)
+    return _Found(ordered(chosen[-limit:] if limit else chosen, order), len(every), every, shown, tuple(unknown))
 
 
 def _parts(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -109,16 +109,28 @@ def page(run: StoredRun, compared: str = "") -> Iterator[str]:
     """Yield the lines; `compared` is how its number compares with published figures."""
     record = run.record
     yield f"{record.card or run.folder.name}  {run.folder.name}"
-    yield from (_line(pair) for pair in _verdict(run) if pair[1])
-    yield from _section("number", (*_number(record), ("compared", compared)))
-    yield from _section("GPUs", (("", text) for text in all_telemetry_lines(result_of(record))))
-    yield from _section("checks", ((one.name, f"{one.status}  {one.text}".rstrip()) for one in record.checks))
-    yield from _section("what ran", _ran(record))
-    yield from _section("values", _values(record))
-    yield from _section("by its own log", record.config.items())
-    yield from _section("provenance", _provenance(record))
-    yield from _section("row", _row(record, run.origin))
-    yield from _section("files", _files(run))
+    for title, pairs in sections(run, compared):
+        yield from filter(None, (title, *map(_line, pairs)))
+
+
+def sections(run: StoredRun, compared: str = "") -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield the parts of the page that have something: a title, "" of the first, and names with their texts."""
+    record = run.record
+    parts: tuple[tuple[str, Iterable[tuple[str, str]]], ...] = (
+        ("", _verdict(run)),
+        ("number", (*_number(record), ("compared", compared))),
+        ("GPUs", (("", text) for text in all_telemetry_lines(result_of(record)))),
+        ("checks", ((one.name, f"{one.status}  {one.text}".rstrip()) for one in record.checks)),
+        ("what ran", _ran(record)),
+        ("values", _values(record)),
+        ("by its own log", record.config.items()),
+        ("provenance", _provenance(record)),
+        ("row", _row(record, run.origin)),
+        ("files", _files(run)),
+    )
+    for title, pairs in parts:
+        if known := [pair for pair in pairs if pair[1]]:
+            yield title, known
 
 
 def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
@@ -238,13 +250,6 @@ def _files(run: StoredRun) -> Iterator[tuple[str, str]]:
     for file in run.record.files:
         sha = f"  sha256 {file.sha256}" if file.sha256 else ""
         yield "", f"{file.path}  {file.bytes} B{sha}"
-
-
-def _section(title: str, pairs: object) -> Iterator[str]:
-    lines = [_line(pair) for pair in pairs if pair[1]]  # type: ignore[attr-defined]
-    if lines:
-        yield title
-        yield from lines
 
 
 def _line(pair: tuple[str, str]) -> str:

@@ -31,15 +31,13 @@ def select_runs(
         UsageProblem: there is no such status, and neither a cause.
     """
     runs = list(runs)
-    wanted = _normalized(status)
-    if wanted and wanted not in (statuses := _statuses(runs)):
-        raise _no_status(status, statuses)
+    wanted = wanted_status(status, (run.record.cause for run in runs))
     words = [word.lower() for word in tags if word]
-    chosen = [run for run in runs if not wanted or wanted in _status_words(run)]
+    chosen = [run for run in runs if not wanted or wanted in status_words(run)]
     if words:
-        chosen = [run for run in chosen if any(word in name for word in words for name in _names(run))]
+        chosen = [run for run in chosen if any(word in name for word in words for name in names_of(run))]
     if of:
-        chosen = [run for run in chosen if any(name.startswith(of) for name in _groups(run))]
+        chosen = [run for run in chosen if any(name.startswith(of) for name in groups_of(run))]
     return chosen[-limit:] if limit else chosen
 
 
@@ -100,7 +98,7 @@ def _note(found: Sequence[str], how: str) -> Iterator[str]:
         yield f"{what} {how}: {'; '.join(found[:3])}{more}"
 
 
-def _status_words(run: StoredRun) -> tuple[str, ...]:
+def status_words(run: StoredRun) -> tuple[str, ...]:
     """Return the `--status` values of a run; a suspect success is a success too."""
     return (
         run.state.lower(),
@@ -110,14 +108,21 @@ def _status_words(run: StoredRun) -> tuple[str, ...]:
     )
 
 
+def wanted_status(status: str, causes: Iterable[str]) -> str:
+    """Return a value of `--status` as `status_words` has it; `causes` are those that runs have, of plugins too.
+
+    Raises:
+        UsageProblem: there is no such status, and neither a cause.
+    """
+    wanted = _normalized(status)
+    words = (*Status, SUSPECT, NOT_COLLECTED, *Cause, RUNNING, CUT_OFF, UNREADABLE, *causes)
+    if wanted and wanted not in (statuses := {_normalized(word) for word in words} - {""}):
+        raise _no_status(status, statuses)
+    return wanted
+
+
 def _normalized(status: str) -> str:
     return status.strip().lower().replace("-", " ").replace("_", " ")
-
-
-def _statuses(runs: Iterable[StoredRun]) -> set[str]:
-    """Return the values of `--status`, with causes of plugins that a run has."""
-    words = (*Status, SUSPECT, NOT_COLLECTED, *Cause, RUNNING, CUT_OFF, UNREADABLE, *(run.record.cause for run in runs))
-    return {_normalized(word) for word in words} - {""}
 
 
 def _no_status(status: str, statuses: Iterable[str]) -> UsageProblem:
@@ -127,9 +132,11 @@ def _no_status(status: str, statuses: Iterable[str]) -> UsageProblem:
     return UsageProblem(f"--status {status!r}: no run can be that", one_hint(near, hint))
 
 
-def _groups(run: StoredRun) -> tuple[str, str]:
+def groups_of(run: StoredRun) -> tuple[str, str]:
+    """Return the ids of the batch and of the study that a run belongs to, "" for none."""
     return run.record.batch, run.record.study.id if run.record.study else ""
 
 
-def _names(run: StoredRun) -> Iterator[str]:
+def names_of(run: StoredRun) -> Iterator[str]:
+    """Yield the names in which `--tags` looks for its words, in lower case."""
     return (name.lower() for name in (run.record.card, *run.record.tags, run.folder.name))

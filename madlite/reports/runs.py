@@ -67,7 +67,7 @@ class StoredRun(Value, frozen=True):
         text = self.record.started
         if text[10:11] == "T":
             return text[:19].replace("T", " ")
-        return f"{datetime.fromtimestamp(_began(self.folder) / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S}"
+        return f"{datetime.fromtimestamp(began(self.folder) / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S}"
 
 
 def runs_folder(folder: Path) -> Path:
@@ -105,7 +105,7 @@ def list_runs(runs: Path) -> tuple[StoredRun, ...]:
     folders = [folder for folder in real_folders(runs) if is_run(folder)]
     begun = (asked.id for batch in interrupted_batches(runs.parent) for asked in batch.begun if runs.name == RUNS)
     folders += [runs / name for name in begun if "/" not in name]
-    found = [_named(open_run(folder, noted), cards) for folder in folders]
+    found = [with_card(open_run(folder, noted), cards) for folder in folders]
     return tuple(sorted(found, key=_order))
 
 
@@ -121,10 +121,10 @@ def newest(runs: Path, most: int) -> tuple[StoredRun, ...]:
 
 
 def _order(run: StoredRun) -> tuple[str, int, str]:
-    return run.when, _began(run.folder), run.folder.name
+    return run.when, began(run.folder), run.folder.name
 
 
-def _named(run: StoredRun, cards: Mapping[str, str]) -> StoredRun:
+def with_card(run: StoredRun, cards: Mapping[str, str]) -> StoredRun:
     """Return a run under the card that its batch names, where nothing of its own names one."""
     card = cards.get(run.folder.name, "")
     return replace(run, record=replace(run.record, card=card)) if card and not run.record.card else run
@@ -206,13 +206,15 @@ def find_run(runs: Path, name: str) -> Path:
     raise _unknown(name, names)
 
 
-def find_named(runs: Path, name: str) -> Path | None:
+def find_named(runs: Path, name: str, names: Sequence[str] | None = None) -> Path | None:
     """Return the folder of a run as `find_run` does; None where no run is named so.
+
+    `names` are the ids of the runs, where the caller knows them.
 
     Raises:
         UsageProblem: several are, or there are fewer runs than `last~N` goes back.
     """
-    names = run_names(runs)
+    names = run_names(runs) if names is None else names
     if names and (found := _BACK.fullmatch(name)):
         return _before_last(runs, int(found[1] or 0))
     if name in names:
@@ -276,7 +278,7 @@ def _unknown(name: str, names: Sequence[str]) -> UsageProblem:
     return UsageProblem(f"no run '{name}'", f"{hint}madlite runs lists them")
 
 
-def _began(folder: Path) -> int:
+def began(folder: Path) -> int:
     """Return when a run's plan was written, in nanoseconds; without a plan the time in its name, else 0."""
     with suppress(OSError):
         return (folder / PLAN).lstat().st_mtime_ns

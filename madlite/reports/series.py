@@ -177,12 +177,17 @@ def _series(key: tuple[str, ...], members: Sequence[Entry]) -> Series:
 
 def merged_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
     """Return the different values of each fact, the latest of them where there are many."""
-    found: dict[str, dict[str, None]] = {}
+    first: dict[int, Mapping[str, str]] = {}  # thousands of runs of the ledger share one
+    last: dict[int, Mapping[str, str]] = {}
     for one in facts:
+        first.setdefault(id(one), one)
+        last.pop(id(one), None)
+        last[id(one)] = one
+    found: dict[str, dict[str, None]] = {name: {} for one in first.values() for name in one}
+    for one in last.values():
         for name, text in one.items():
-            values = found.setdefault(name, {})
-            values.pop(text, None)
-            values[text] = None
+            found[name].pop(text, None)
+            found[name][text] = None
     return {name: tuple(values)[-_MOST_FACTS:] for name, values in found.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
 from madlite.model import Value
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
+from madlite.reports.ledger import Ledger, RunFilter
 from madlite.reports.results_files import Read, read_results
 from madlite.reports.runs import (
     LAST,
@@ -20,7 +22,6 @@ from madlite.reports.runs import (
     is_run,
     list_runs,
     names_with,
-    newest,
     open_run,
     run_names,
 )
@@ -30,6 +31,7 @@ from madlite.results.header import recorded_row
 BASELINE = "baseline:"
 PUBLISHED = "published"
 HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
+_MOST_STORED = 500
 
 
 class Side(Value, frozen=True):
@@ -45,16 +47,19 @@ class Side(Value, frozen=True):
     stored: tuple[StoredRun, ...] = ()
 
 
-def read_side(name: str, runs: Path, where: Mapping[str, str]) -> Side:
+def read_side(
+    name: str, runs: Path, where: Mapping[str, str], *, paths: bool = True, ledger: Ledger | None = None
+) -> Side:
     """Return what a name stands for: a file, a folder, a run, a study or batch, a baseline, or `KEY=VALUE`.
 
     `runs` is the folder of runs of the working folder, which need not exist; `where` keeps results with these
-    dimensions, columns or facts.
+    dimensions, columns or facts.  Without `paths` no file or folder can be named.
+    `ledger` is that of `runs`, where the caller has it up to date; then a side by a value has no `stored` runs.
 
     Raises:
         UsageProblem: nothing is named so, or it has no results.
     """
-    found = _found(name, runs, where)
+    found = _found(name, runs, where, paths=paths, ledger=ledger)
     if not found.series:
         kept = " with " + ", ".join(f"{key}={text}" for key, text in where.items()) if where else ""
         notes = f": {'; '.join(found.notes)}" if found.notes else ""
@@ -75,19 +80,24 @@ class Source(Value, frozen=True):
     is_folder: bool = False
 
 
-def find_source(name: str, runs: Path) -> Source:
+def find_source(name: str, runs: Path, *, paths: bool = True, ledger: Ledger | None = None) -> Source:
     """Return what a name stands for, as `read_side` reads it; no file is read yet.
+
+    Without `paths` no file or folder can be named.  `ledger` is that of `runs`, where the caller has it up to date.
 
     Raises:
         UsageProblem: nothing is named so, or several runs are.
     """
     if name.startswith(BASELINE):
         return Source(baseline=name.removeprefix(BASELINE))
-    if (path := Path(name)).exists() and not (path.is_dir() and is_run(path)):
-        return _folder(path) if path.is_dir() else Source(files=(path,))
+    path = Path(name)
+    if paths and path.exists():
+        if not path.is_dir():
+            return Source(files=(path,))
+        return Source(runs=(open_run(path),)) if is_run(path) else _folder(path)
     if name in baseline_names(runs):
         return Source(baseline=name)
-    if chosen := _chosen_runs(path.name if path.is_dir() else name, path.parent if path.is_dir() else runs):
+    if chosen := _chosen_runs(name, runs, ledger):
         return Source(runs=tuple(chosen))
     key, _, text = name.partition("=")
     if text and key:
@@ -97,21 +107,32 @@ def find_source(name: str, runs: Path) -> Source:
 
 def _folder(folder: Path) -> Source:
     """Return a folder's runs, and perf.csv or else every results file in it."""
-    runs = folder if folder.name == RUNS else folder / RUNS
+    runs = _runs_below(folder)
+    return Source(runs=list_runs(runs) if runs.is_dir() else (), files=_files_of(folder), is_folder=True)
+
+
+def _runs_below(folder: Path) -> Path:
+    return folder if folder.name == RUNS else folder / RUNS
+
+
+def _files_of(folder: Path) -> tuple[Path, ...]:
     perf = folder / "perf.csv"
-    files = (perf,) if perf.is_file() else tuple(sorted(folder.glob("*.csv")))
-    return Source(runs=list_runs(runs) if runs.is_dir() else (), files=files, is_folder=True)
+    return (perf,) if perf.is_file() else tuple(sorted(folder.glob("*.csv")))
 
 
-def _found(name: str, runs: Path, where: Mapping[str, str]) -> Side:
-    source = find_source(name, runs)
-    where = {**where, **source.where}
+def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, ledger: Ledger | None) -> Side:
+    """Return what a name stands for; all runs of a folder, or those with a value, by its ledger."""
+    path, (key, _, text) = Path(name), name.partition("=")
+    at_path = paths and path.exists()
+    if at_path and path.is_dir() and not is_run(path):
+        found = _of_all_runs(str(path), _runs_below(path), where)
+        return found if found.series else _of_files(str(path), _files_of(path), where)
+    if key and text and not at_path and not name.startswith(BASELINE) and name not in baseline_names(runs):
+        return _of_all_runs(name, runs, {**where, key: text}, ledger)
+    source = find_source(name, runs, paths=paths, ledger=ledger)
     if source.baseline:
         return _of_baseline(runs, source.baseline, where)
-    if not source.is_folder:
-        return _of_file(source.files[0], where) if source.files else of_runs(name, source.runs, where)
-    found = of_runs(str(Path(name)), source.runs, where)
-    return found if found.series else _of_files(str(Path(name)), source.files, where)
+    return _of_file(source.files[0], where) if source.files else of_runs(name, source.runs, where)
 
 
 def is_published(name: str) -> bool:
@@ -152,6 +173,28 @@ def finished(runs: Iterable[StoredRun], notes: list[str]) -> Iterator[StoredRun]
             notes.append(f"{run.folder.name}: {run.doubt or run.problem}")
         elif run.state == run.record.status.value:
             yield run
+
+
+@contextmanager
+def _up_to_date(runs: Path, ledger: Ledger | None) -> Iterator[Ledger]:
+    if ledger is not None:
+        yield ledger
+        return
+    with Ledger.open(runs) as own:
+        own.refresh()
+        yield own
+
+
+def _of_all_runs(label: str, runs: Path, where: Mapping[str, str], given: Ledger | None = None) -> Side:
+    """Return what `of_runs` does of all runs of a folder, without reading the records that the ledger knows.
+
+    Of many runs the newest are `stored`: more of them are in no page.
+    """
+    with _up_to_date(runs, given) as ledger:
+        series, used = ledger.results(where)
+        notes = tuple(f"{run.folder.name}: {run.doubt or run.problem}" for run in ledger.problems())
+        stored = () if given is not None else tuple(ledger.opened(used[-_MOST_STORED:]))
+    return Side(label=label, series=series, runs=used, notes=notes, stored=stored)
 
 
 def _of_file(path: Path, where: Mapping[str, str]) -> Side:
@@ -198,27 +241,25 @@ def _of_baseline(runs: Path, name: str, where: Mapping[str, str]) -> Side:
     return Side(label=f"baseline {name}", series=kept, runs=found.runs)
 
 
-def _chosen_runs(name: str, runs: Path) -> list[StoredRun]:
+def _chosen_runs(name: str, runs: Path, ledger: Ledger | None) -> list[StoredRun]:
     """Return the runs that a name stands for: one, or those of a study or batch."""
     if not runs.is_dir():
         return []
     try:
-        folder = find_named(runs, name)
+        folder = find_named(runs, name, ledger.ids() if ledger is not None else None)
     except UsageProblem:
-        if (group := _group(name, runs)) is not None:
+        if (group := _group(name, runs, ledger)) is not None:
             return group
         raise
-    return [open_run(folder)] if folder is not None else _group(name, runs) or []
+    return [open_run(folder)] if folder is not None else _group(name, runs, ledger) or []
 
 
-def _group(name: str, runs: Path) -> list[StoredRun] | None:
+def _group(name: str, runs: Path, given: Ledger | None) -> list[StoredRun] | None:
     """Return the runs of the study or batch whose id begins so; None without any."""
-    found = [run for run in list_runs(runs) if name and any(one.startswith(name) for one in _groups(run))]
-    return found or None
-
-
-def _groups(run: StoredRun) -> tuple[str, ...]:
-    return (run.record.study.id if run.record.study else "", run.record.batch)
+    if not name:
+        return None
+    with _up_to_date(runs, given) as ledger:
+        return ledger.opened(ledger.ids(RunFilter(of=name))) or None
 
 
 def _unknown(name: str, runs: Path) -> UsageProblem:
@@ -242,8 +283,8 @@ def _csv_files() -> list[str]:
 class RunHistory:
     """The numbers of a folder's earlier runs, series by series; they are read when the first is asked for."""
 
-    def __init__(self, runs: Path, without: Iterable[str]) -> None:
-        self._runs, self._without = runs, frozenset(without)
+    def __init__(self, runs: Path, without: Iterable[str], ledger: Ledger | None = None) -> None:
+        self._runs, self._without, self._ledger = runs, frozenset(without), ledger
         self._series: dict[tuple[str, ...], tuple[float, ...]] | None = None
 
     def __call__(self, series: Series) -> Sequence[float]:
@@ -254,7 +295,8 @@ class RunHistory:
 
     def _read(self) -> Iterator[Series]:
         try:
-            runs = newest(self._runs, HISTORY_RUNS)
+            with _up_to_date(self._runs, self._ledger) as ledger:
+                names = [name for name in ledger.ids(limit=HISTORY_RUNS) if name not in self._without]
+                return iter(of_runs("history", ledger.opened(names), {}).series)
         except (MadliteError, OSError):
             return iter(())
-        return iter(of_runs("history", (run for run in runs if run.folder.name not in self._without), {}).series)

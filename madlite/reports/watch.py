@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -44,12 +44,15 @@ class Watch:
         self._ended: dict[str, WatchedRun] = {}
         self._planned: dict[str, WatchedRun] = {}  # from a run's plan, read once
 
-    def read(self) -> tuple[WatchedRun, ...]:
-        """Return the runs in the order of their ids; never raises for what their folders hold."""
+    def read(self, folders: Iterable[Path] | None = None) -> tuple[WatchedRun, ...]:
+        """Return the runs in the order of their ids; never raises for what their folders hold.
+
+        `folders` are those that may have a run, where the caller knows them: it need not look at all.
+        """
         first = self._before is None
         before = self._before = self._before or set()
         found: list[WatchedRun] = []
-        for folder in real_folders(self._runs):
+        for folder in real_folders(self._runs) if folders is None else folders:
             if folder.name in before or not is_run(folder):
                 continue
             if folder.name in self._ended:

@@ -106,11 +106,17 @@ def load_record(folder: Path) -> Record | None:
 
 
 class NotedRuns:
-    """The runs in the journal of a folder of runs."""
+    """The runs in the journal of a folder of runs.
 
-    def __init__(self, runs: Path) -> None:
-        entries = journal.read(runs)
-        self._is_there = bool(entries)
+    `entries` are those of some runs where the caller has them, and is asked about no others; `has_journal` then says
+    whether there is a journal at all.
+    """
+
+    def __init__(
+        self, runs: Path, entries: Iterable[journal.Entry] | None = None, *, has_journal: bool = False
+    ) -> None:
+        entries = tuple(journal.read(runs) if entries is None else entries)
+        self._is_there = has_journal or bool(entries)
         self._own = journal.own_folders(runs, entries)
         self._records: dict[str, list[journal.Entry]] = {}
         for entry in entries:

@@ -340,8 +340,9 @@ def is_locked(path: Path, *, unknown: bool = False) -> bool:
 def unfinished(workspace: Path) -> tuple[Path, ...]:
     """Return the folders of runs that were cut off, oldest first; after a full disk one may have a lock and no plan."""
     runs = workspace / RUNS
-    own = journal.own_folders(runs)
-    return tuple(path for path in _cut_off(runs) if path.name in own)
+    found = _cut_off(runs)
+    own = journal.own_folders(runs) if found else frozenset()
+    return tuple(path for path in found if path.name in own)
 
 
 def planted(workspace: Path) -> tuple[Path, ...]:
@@ -354,7 +355,8 @@ def planted(workspace: Path) -> tuple[Path, ...]:
 
 
 def _cut_off(runs: Path) -> tuple[Path, ...]:
-    candidates = [one for one in real_folders(runs) if exists(one / PLAN) or exists(one / LOCK)]
+    unrecorded = (one for one in real_folders(runs) if not _has(one, RECORD))
+    candidates = [one for one in unrecorded if exists(one / PLAN) or exists(one / LOCK)]
     # the lock first: a run that ends between the two checks has its record by then
     return tuple(path for path in candidates if not is_alive(path) and not _has_ended(path))
 

@@ -29,6 +29,7 @@ from madlite.safe_read import read_regular
 JOURNAL, RUN_JOURNAL, RECORD = ".journal.jsonl", "journal.jsonl", "record.json"
 _CLEANED, _LIMIT_MARK_BYTES = "cleaned", 64 << 10  # what an earlier madlite wrote in place of a line of the journal
 _LIMIT_BYTES = 256 << 20  # of a record, and of a run's journal
+_COMPARED_BYTES = 4096  # before the place from which a journal is read on
 
 _Line = TypeVar("_Line", bound=Value)
 
@@ -121,6 +122,52 @@ def read(runs: Path, tail_bytes: int = 0) -> tuple[Entry, ...]:
         file.seek(begin)
         data = file.read()
     return tuple(_decoded(data.splitlines()[1 if begin else 0 :], Entry))
+
+
+class Added(Value, frozen=True):
+    """Entries of a journal from a place on; `mark` tells a later `read_added` where to go on.
+
+    `restarted`: the journal is another one than before, or has none of the bytes that were read, and these are all.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    mark: str = ""
+    restarted: bool = False
+
+
+def read_added(runs: Path, mark: str = "") -> Added:
+    """Return the entries that the journal in a folder of runs got since an earlier call; all of them without `mark`."""
+    try:
+        with Folder.open(runs) as folder:
+            fd = folder.open_file(JOURNAL, os.O_RDONLY, make=False)
+    except OSError:
+        return Added(restarted=bool(mark))
+    with os.fdopen(fd, "rb") as file:
+        inode, size = os.fstat(fd).st_ino, os.fstat(fd).st_size
+        begin = _place_of(mark, fd, inode, size)
+        file.seek(begin)
+        data = file.read()
+        data = data[: data.rfind(b"\n") + 1]  # a line that is being written comes with the next call
+        end = begin + len(data)
+        return Added(
+            entries=tuple(_decoded(data.splitlines(), Entry)),
+            mark=f"{inode} {end} {_digest_before(fd, end)}",
+            restarted=bool(mark) and not begin,
+        )
+
+
+def _place_of(mark: str, fd: int, inode: int, size: int) -> int:
+    """Return the end of what was read, 0 where the file is another one by now."""
+    known, _, rest = mark.partition(" ")
+    place, _, digest = rest.partition(" ")
+    if known != str(inode) or not place.isdigit() or int(place) > size:
+        return 0
+    return int(place) if _digest_before(fd, int(place)) == digest else 0
+
+
+def _digest_before(fd: int, end: int) -> str:
+    begin = max(0, end - _COMPARED_BYTES)
+    return hashlib.sha256(os.pread(fd, end - begin, begin)).hexdigest()
 
 
 def now() -> str:

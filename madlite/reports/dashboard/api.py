@@ -1,0 +1,261 @@
+"""The API of the dashboard: the same answers as its pages as JSON, and the OpenAPI document that describes them.
+
+The document is made of the types that the endpoints really take and return.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from madlite.errors import UsageProblem
+from madlite.model import Value
+from madlite.reports.compare import Report, compare
+from madlite.reports.dashboard.live import Live, log_end
+from madlite.reports.dashboard.queries import (
+    CompareQuery,
+    LogEnd,
+    LogQuery,
+    NoQuery,
+    Problem,
+    RunLine,
+    RunPage,
+    RunsQuery,
+    SeriesDetail,
+    SeriesLine,
+    SeriesPage,
+    SeriesQuery,
+    Status,
+    StepCurve,
+    step_curves,
+)
+from madlite.reports.runs import LAST, StoredRun, as_json, is_run
+from madlite.reports.series import DIMENSIONS, Series
+from madlite.reports.sides import RunHistory, Side, read_side
+from madlite.reports.watch import WatchedRun
+from madlite.results.record import Record
+
+if TYPE_CHECKING:
+    from madlite.reports.ledger import Ledger, SeriesSummary
+
+FIRST_LOOK_S = 3.0  # that a request waits for a ledger that is read for the first time
+NO_SUCH = 404
+
+
+class NotHere(UsageProblem):
+    """What an address names is not there."""
+
+
+class Answers:
+    """What the endpoints and pages return, from the ledger and the folders of runs."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger, as up to date as it is by now; one that has nothing yet is waited for a moment."""
+        if not self.live.ready.is_set() and not self.live.ledger.count():
+            self.live.ready.wait(FIRST_LOOK_S)
+        return self.live.ledger
+
+    def status(self, query: NoQuery) -> Status:
+        """Return the state of the folder."""
+        states = self.ledger.states()
+        path = self.ledger.path
+        return Status(
+            folder=str(self.ledger.folder),
+            runs=sum(states.values()),
+            states=states,
+            complete=self.live.ready.is_set(),
+            ledger=str(path) if path is not None else "in memory",
+            notes=self.ledger.notes,
+        )
+
+    def stored(self, query: RunsQuery) -> list[StoredRun]:
+        """Return the runs of a page of the list."""
+        return self.ledger.runs(
+            query.filter, query.order, descending=query.descending, limit=query.limit, offset=query.offset
+        )
+
+    def runs(self, query: RunsQuery) -> RunPage:
+        """Return a page of the list of runs."""
+        return RunPage(total=self.ledger.count(query.filter), runs=tuple(map(RunLine.of, self.stored(query))))
+
+    def run(self, name: str) -> StoredRun:
+        """Return one run, read from its folder.
+
+        Raises:
+            NotHere: there is none of this id.
+        """
+        ledger = self.ledger
+        if name == LAST:
+            name = next(iter(ledger.ids(limit=1)), "")
+        folder = ledger.folder / name
+        try:
+            is_folder = bool(name) and "/" not in name and name[0] != "." and stat.S_ISDIR(os.lstat(folder).st_mode)
+        except (OSError, ValueError):
+            is_folder = False
+        if not is_folder or not is_run(folder):
+            raise NotHere(f"no run {name!r}", "madlite runs lists them")
+        return ledger.opened([name])[0]
+
+    def record(self, query: NoQuery, id: str) -> msgspec.Raw:
+        """Return the record of a run as `madlite show --json` prints it."""
+        return msgspec.json.decode(as_json(self.run(id)))
+
+    def log(self, query: LogQuery, id: str) -> LogEnd:
+        """Return the end of a run's log."""
+        run = self.run(id)
+        return LogEnd(id=run.folder.name, text=log_end(run.folder, query.tail))
+
+    def steps(self, query: NoQuery, id: str) -> tuple[StepCurve, ...]:
+        """Return the step curves of a run that has ended."""
+        return step_curves(self.run(id))
+
+    def summaries(self, query: SeriesQuery) -> tuple[int, list[SeriesSummary]]:
+        """Return how many series have the words, and those of a page."""
+        words = query.q.casefold().split()
+        found = [one for one in self.ledger.summaries() if all(word in _searched(one) for word in words)]
+        return len(found), found[query.offset : query.offset + query.limit]
+
+    def series(self, query: SeriesQuery) -> SeriesPage:
+        """Return a page of the list of series."""
+        total, found = self.summaries(query)
+        return SeriesPage(total=total, series=tuple(map(SeriesLine.of, found)))
+
+    def one_series(self, number: str) -> Series:
+        """Return a series by its number.
+
+        Raises:
+            NotHere: there is none.
+        """
+        found = self.ledger.series_of([int(number)]) if number.isdigit() and len(number) < 16 else []
+        if not found:
+            raise NotHere(f"no series {number!r}", "/series lists them")
+        return found[0]
+
+    def detail(self, query: NoQuery, id: str) -> SeriesDetail:
+        """Return a series with all of its numbers."""
+        return SeriesDetail.of(self.one_series(id))
+
+    def live_runs(self, query: NoQuery) -> tuple[WatchedRun, ...]:
+        """Return how far the runs are that go on."""
+        return self.live.running
+
+    def comparison(self, query: CompareQuery) -> Report:
+        """Return the comparison of two sides.
+
+        Raises:
+            UsageProblem: one is not named, or has no results.
+        """
+        return self.compared(query)[0]
+
+    def compared(self, query: CompareQuery) -> tuple[Report, Side]:
+        """Return a comparison, and its new side."""
+        if not query.base or not query.new:
+            raise UsageProblem("a comparison needs two sides", "/compare?base=last~1&new=last")
+        name, _, text = query.where.partition("=")
+        where = {name: text} if name else {}
+        base, new = (self._side(one, where) for one in (query.base, query.new))
+        report = compare(
+            base.series,
+            new.series,
+            labels=(base.label, new.label),
+            history=RunHistory(self.ledger.folder, (*base.runs, *new.runs), self.ledger),
+            across=[one for one in DIMENSIONS if query.base.startswith(f"{one}=") and query.new.startswith(f"{one}=")],
+            notes=(*base.notes, *new.notes),
+        )
+        return report, new
+
+    def _side(self, name: str, where: Mapping[str, str]) -> Side:
+        """Return what a name stands for; of files only the results files of the working folder."""
+        runs = self.ledger.folder
+        if "/" not in name and name.endswith(".csv") and name[0] != "." and (runs.parent / name).is_file():
+            return read_side(str(runs.parent / name), runs, where)
+        return read_side(name, runs, where, paths=False, ledger=self.ledger)
+
+
+def _searched(one: SeriesSummary) -> str:
+    return " ".join(one.key).casefold()
+
+
+class Endpoint(Value, frozen=True):
+    """One address of the API: its parameters and its answer are types, from which its description is made.
+
+    `method` is the name of a method of Answers; its docstring is the summary.
+    """
+
+    path: str
+    method: str
+    query: type
+    answer: Any
+
+    @property
+    def parts(self) -> list[str]:
+        """The names in braces of its path."""
+        return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
+
+    def call(self, answers: Answers) -> Callable[..., Any]:
+        """Return what answers it."""
+        call: Callable[..., Any] = getattr(answers, self.method)
+        return call
+
+
+ENDPOINTS = (
+    Endpoint(path="/api/status", method="status", query=NoQuery, answer=Status),
+    Endpoint(path="/api/runs", method="runs", query=RunsQuery, answer=RunPage),
+    Endpoint(path="/api/runs/{id}", method="record", query=NoQuery, answer=Record),
+    Endpoint(path="/api/runs/{id}/log", method="log", query=LogQuery, answer=LogEnd),
+    Endpoint(path="/api/runs/{id}/steps", method="steps", query=NoQuery, answer=tuple[StepCurve, ...]),
+    Endpoint(path="/api/live", method="live_runs", query=NoQuery, answer=tuple[WatchedRun, ...]),
+    Endpoint(path="/api/series", method="series", query=SeriesQuery, answer=SeriesPage),
+    Endpoint(path="/api/series/{id}", method="detail", query=NoQuery, answer=SeriesDetail),
+    Endpoint(path="/api/compare", method="comparison", query=CompareQuery, answer=Report),
+)
+
+
+def openapi() -> dict[str, Any]:
+    """Return the OpenAPI document of the endpoints."""
+    from madlite import __version__
+
+    kinds = [Problem, *(kind for one in ENDPOINTS for kind in (one.query, one.answer))]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    problem, rest = schemas[0], iter(schemas[1:])
+    paths = {}
+    for one, query, answer in zip(ENDPOINTS, rest, rest, strict=True):
+        own = components[query["$ref"].rpartition("/")[2]]
+        paths[one.path] = {"get": _operation(one, own.get("properties", {}), answer, problem)}
+    for one in ENDPOINTS:  # they are parameters, no bodies
+        components.pop(one.query.__name__, None)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "madlite dashboard", "version": __version__, "description": "Read-only; see /."},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _operation(
+    one: Endpoint, parameters: Mapping[str, dict[str, Any]], answer: dict[str, Any], problem: dict[str, Any]
+) -> dict[str, Any]:
+    def described(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+    inside = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in one.parts]
+    behind = [{"name": name, "in": "query", "schema": schema} for name, schema in parameters.items()]
+    summary = (getattr(Answers, one.method).__doc__ or "").partition("\n")[0].removeprefix("Return ").rstrip(".")
+    return {
+        "operationId": one.method,
+        "summary": summary[:1].upper() + summary[1:],
+        "parameters": inside + behind,
+        "responses": {
+            "200": described("The answer.", answer),
+            "400": described("A parameter cannot be used.", problem),
+            **({"404": described("There is nothing of this id.", problem)} if inside else {}),
+        },
+    }

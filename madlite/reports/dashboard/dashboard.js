@@ -1,0 +1,148 @@
+/* Live parts of the dashboard: runs that go on, the end of a log, lists that are loaded again.  Texts are only set as text. */
+(() => {
+  "use strict";
+  const place = document.getElementById("live");
+  const cards = document.getElementById("live-runs");
+  const log = document.getElementById("log");
+  const own = place?.dataset.own ?? "";
+  const shown = new Map(); // id → its card, and when its state came
+  const element = (name, text = "", kind = "") => {
+    const made = document.createElement(name);
+    made.textContent = text;
+    if (kind) made.className = kind;
+    return made;
+  };
+  const duration = (seconds) => {
+    const whole = Math.max(0, Math.round(seconds));
+    const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
+    if (hours) return `${hours} h ${String(minutes).padStart(2, "0")} min`;
+    return minutes ? `${minutes} min ${String(whole % 60).padStart(2, "0")} s` : `${whole} s`;
+  };
+  const figure = (value) => value.toLocaleString("en-US", { maximumSignificantDigits: value >= 1000 ? 6 : 4 });
+
+  // Runs that go on.
+
+  const fill = (card, one) => {
+    const { progress } = one;
+    const link = element("a", one.card || one.id);
+    link.href = `/runs/${encodeURIComponent(one.id)}`;
+    const head = element("h3");
+    const state = one.state === "RUNNING" ? progress.state : one.state.toLowerCase();
+    const kind = { SUCCESS: one.suspect ? "warn" : "good", RUNNING: "live", SKIPPED: "plain" }[one.state] ?? "bad";
+    head.append(own ? element("span", one.card || one.id) : link, element("span", state + (one.cause ? `: ${one.cause}` : ""), `badge ${kind}`));
+    if (progress.doing && progress.doing !== progress.state && one.state === "RUNNING") head.append(element("small", progress.doing));
+    const bar = element("progress");
+    bar.setAttribute("aria-label", "Steps done");
+    bar.hidden = one.state === "RUNNING" && !progress.steps; // how many there will be is unknown
+    bar.max = progress.steps ?? 1;
+    bar.value = one.state === "RUNNING" ? progress.step ?? 0 : bar.max;
+    const figures = element("dl", "", "figures");
+    const add = (name, text, kind_ = "") => {
+      const pair = element("div");
+      pair.append(element("dt", name), element("dd", text, kind_));
+      figures.append(pair);
+    };
+    if (progress.step !== null) add("step", progress.steps ? `${progress.step} / ${progress.steps}` : String(progress.step));
+    if (one.number) add("number", one.number);
+    else if (progress.speed !== null) add("speed", `${figure(progress.speed)} ${progress.unit}`);
+    if (progress.loss !== null) add("loss", figure(progress.loss));
+    if (one.elapsed_s !== null) add("elapsed", duration(one.elapsed_s), "elapsed");
+    if (one.state === "RUNNING" && progress.left_s !== null) add("left", duration(progress.left_s), "left");
+    card.replaceChildren(head, bar, figures);
+  };
+  const show = (one) => {
+    if (!place || (own && one.id !== own)) return;
+    let card = shown.get(one.id)?.card;
+    if (!card) {
+      card = element("article", "", "card plain run-live");
+      card.dataset.run = one.id;
+      cards.append(card);
+    }
+    shown.set(one.id, { card, one, at: performance.now() });
+    fill(card, one);
+    place.hidden = false;
+  };
+  const showAll = (runs) => {
+    const now = new Set(runs.map((one) => one.id));
+    for (const [id, { card, one }] of shown) {
+      if (!now.has(id) && one.state === "RUNNING") {
+        card.remove();
+        shown.delete(id);
+      }
+    }
+    runs.forEach(show);
+    if (place && !own) place.hidden = shown.size === 0;
+  };
+  setInterval(() => {
+    for (const { card, one, at } of shown.values()) {
+      if (one.state !== "RUNNING") continue;
+      const since = (performance.now() - at) / 1000;
+      const elapsed = card.querySelector(".elapsed");
+      const left = card.querySelector(".left");
+      if (elapsed) elapsed.textContent = duration(one.elapsed_s + since);
+      if (left) left.textContent = duration(one.progress.left_s - since);
+    }
+  }, 1000);
+
+  // Parts of the page that are loaded again when the ledger has changed, while nobody types or selects in them.
+
+  let waiting = 0;
+  const fresh = async () => {
+    waiting = 0;
+    const parts = [...document.querySelectorAll("[data-fresh]")];
+    if (!parts.length || document.hidden) return;
+    const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+    if (!answer.ok) return;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    for (const part of parts) {
+      const next = page.querySelector(`[data-fresh="${part.dataset.fresh}"]`);
+      if (next && !part.contains(document.activeElement) && next.innerHTML !== part.innerHTML) part.replaceChildren(...next.childNodes);
+    }
+  };
+  const freshSoon = () => {
+    if (!waiting) waiting = setTimeout(() => fresh().catch(() => {}), 1500);
+  };
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) freshSoon(); });
+
+  // The stream: the browser connects again by itself.
+
+  const state = document.getElementById("stream");
+  const say = (kind, text) => {
+    state.className = `state ${kind}`;
+    document.getElementById("stream-text").textContent = text;
+  };
+  const setLog = (text) => {
+    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+    log.textContent = text;
+    if (atEnd) log.scrollTop = log.scrollHeight;
+  };
+  const follows = log && "live" in log.dataset;
+  const stream = new EventSource(follows ? `/events?run=${encodeURIComponent(log.dataset.run)}` : "/events");
+  const on = (name, act) => stream.addEventListener(name, (event) => act(JSON.parse(event.data)));
+  stream.addEventListener("open", () => say("on", "live"));
+  stream.addEventListener("error", () => say("off", "not connected"));
+  on("runs", showAll);
+  on("run", (one) => {
+    const was = shown.get(one.id)?.one.state;
+    show(one);
+    if (one.state !== "RUNNING" && (was === "RUNNING" || one.id === own)) {
+      if (follows && one.id === log.dataset.run) setTimeout(() => location.reload(), 1500);
+      freshSoon();
+    }
+  });
+  on("log", (one) => { if (follows && one.id === log.dataset.run) setLog(one.text); });
+  on("ledger", freshSoon);
+  on("reload", () => location.reload());
+  addEventListener("pagehide", () => stream.close());
+  if (log) log.scrollTop = log.scrollHeight;
+
+  // Filters of the address: a choice is sent at once, and blank fields are no part of it.
+
+  document.querySelectorAll("form.choose").forEach((form) => {
+    form.querySelectorAll("select").forEach((one) => one.addEventListener("change", () => form.requestSubmit()));
+    form.addEventListener("submit", () => {
+      [...form.elements].forEach((one) => { if (one.name && !one.value) one.disabled = true; });
+    });
+    addEventListener("pageshow", () => [...form.elements].forEach((one) => { one.disabled = false; }));
+  });
+})();

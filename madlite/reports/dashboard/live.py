@@ -1,0 +1,244 @@
+"""What goes on in a folder of runs, for all open tabs: one thread looks, whoever listens gets what changed.
+
+A tab that does not read loses events, never time of the thread: its queue is bounded, and once it is full it is told to
+load its page again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from madlite.errors import MadliteError
+from madlite.reports.ledger import Ledger, RunFilter
+from madlite.reports.log import plain_text, read_log
+from madlite.reports.runs import RUNNING
+from madlite.reports.watch import Watch, WatchedRun, changes
+from madlite.secrets import Redactor, masked_json
+from madlite.workspace.journal import JOURNAL
+
+MOST_TABS = 200
+FACETS = ("card", "backend", "mode", "precision", "device", "hostname", "cause")
+"""The columns whose values the list of runs offers as filters."""
+LOG_LINES, LOG_BYTES = 200, 64 << 10  # of the end of a log
+_QUEUE = 64  # events that a tab may leave unread
+_LOOK_S = 1.0
+_LEAST_REST = 10  # a look at all folders rests ten times as long as it took
+_LATEST_S = 30.0  # a record that changes in its place changes neither the folder nor its journal
+_log = logging.getLogger(__name__)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One event of a stream, its data as JSON."""
+
+    name: str
+    data: str
+
+    @property
+    def text(self) -> str:
+        """The event as an event stream has it."""
+        return f"event: {self.name}\ndata: {self.data}\n\n"
+
+
+RELOAD, END = Event("reload", "{}"), Event("end", "{}")
+
+
+class Tab:
+    """An open tab: what it listens to, and what it has not read yet.  `put` is called from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, run: str) -> None:
+        self.run = run  # whose log it shows, "" for none
+        self.events: asyncio.Queue[Event] = asyncio.Queue(_QUEUE)
+        self._loop = loop
+
+    def put(self, event: Event) -> None:
+        """Add an event; where nobody reads them all are replaced by one."""
+        with suppress(RuntimeError):  # the server has ended
+            self._loop.call_soon_threadsafe(self._put, event)
+
+    def _put(self, event: Event) -> None:
+        if self.events.full():
+            while not self.events.empty():
+                self.events.get_nowait()
+            event = END if event is END else RELOAD
+        self.events.put_nowait(event)
+
+
+class Live:
+    """The thread that keeps the ledger up to date, and the one that watches what is running while a tab is open."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.ready = threading.Event()  # the ledger was brought up to date once
+        self._watch = Watch(ledger.folder)
+        self._tabs: set[Tab] = set()
+        self._lock = threading.Lock()
+        self._stop, self._wanted = threading.Event(), threading.Event()
+        self._now: tuple[WatchedRun, ...] = ()
+        self._logs: dict[str, str] = {}
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._refresh, self._follow)]
+
+    def start(self) -> None:
+        """Begin to look."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the threads and the streams of all tabs."""
+        self._stop.set()
+        self._wanted.set()
+        self._send(END)
+
+    def join(self) -> None:
+        """Wait for the threads, as long as a read may take."""
+        for thread in self._threads:
+            thread.join(5)
+
+    def open(self, loop: asyncio.AbstractEventLoop, run: str) -> Tab | None:
+        """Return a new tab with what is running as its first events; None where there are too many tabs."""
+        tab = Tab(loop, run)
+        with self._lock:
+            if len(self._tabs) >= MOST_TABS or self._stop.is_set():
+                return None
+            self._tabs.add(tab)
+            now = self._now
+        tab.put(Event("runs", _json([one for one in now if one.state == RUNNING])))
+        if run and (text := self._logs.get(run)) is not None:
+            tab.put(_log_event(run, text))
+        self._wanted.set()
+        return tab
+
+    def close(self, tab: Tab) -> None:
+        """Forget a tab."""
+        with self._lock:
+            self._tabs.discard(tab)
+
+    @property
+    def running(self) -> tuple[WatchedRun, ...]:
+        """What is running now, looked up where no tab is open."""
+        if not self._tabs:
+            self._now = self._watch.read(self._folders())
+        return tuple(one for one in self._now if one.state == RUNNING)
+
+    # The ledger.
+
+    def _refresh(self) -> None:
+        before: tuple[object, ...] = ()
+        looked_s, took_s = -_LATEST_S, 0.0
+        if (
+            self.ledger.count()
+        ):  # it has been here before: the first page is shown from that, before a look at all folders
+            self._prepare_lists()
+            self._stop.wait(_LOOK_S)
+        while not self._stop.is_set():
+            now = self._signs()
+            rest_s = _LOOK_S
+            if now != before or time.monotonic() - looked_s > max(_LATEST_S, 2 * _LEAST_REST * took_s):
+                took_s = self._look(is_new=now != before)
+                looked_s, before, rest_s = time.monotonic(), now, max(_LOOK_S, _LEAST_REST * took_s)
+            self._stop.wait(rest_s)
+
+    def _look(self, *, is_new: bool) -> float:
+        begun, states = time.monotonic(), self.ledger.states()
+        try:
+            done = self.ledger.refresh()
+            if done.removed or is_new or self.ledger.states() != states:
+                self._send(Event("ledger", _json({"runs": done.runs})))
+        except Exception:  # noqa: BLE001 - the next look may do; the pages show what is known
+            _log.exception("%s could not be read", self.ledger.folder)
+        self._prepare_lists()
+        self.ready.set()
+        return time.monotonic() - begun
+
+    def _prepare_lists(self) -> None:
+        """Ask the ledger what every first page asks, so that no page waits for an answer about all runs."""
+        with suppress(Exception):  # a page that asks says what is wrong
+            self.ledger.count()
+            self.ledger.count(RunFilter(status="suspect"))
+            self.ledger.summaries()
+            for column in FACETS:
+                self.ledger.values(column)
+
+    def _signs(self) -> tuple[object, ...]:
+        """Return what changes when a run begins or ends: the folder, its journal, and which locks are held."""
+        found: list[object] = []
+        for path in (self.ledger.folder, self.ledger.folder / JOURNAL):
+            with suppress(OSError):
+                facts = path.stat()
+                found += [facts.st_mtime_ns, facts.st_size]
+        return (*found, *(one.id for one in self._now if one.state != RUNNING))
+
+    # What is running.
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            if not self._tabs:
+                self._wanted.clear()
+                self._wanted.wait(_LATEST_S)
+                continue
+            begun = time.monotonic()
+            try:
+                self._watch_once()
+            except Exception:  # noqa: BLE001 - the next look may do
+                _log.exception("what is running could not be read")
+            self._stop.wait(max(_LOOK_S, _LEAST_REST * (time.monotonic() - begun)))
+
+    def _watch_once(self) -> None:
+        now = self._watch.read(self._folders())
+        before, self._now = self._now, now
+        for one in changes(before, now):
+            self._send(Event("run", _json(one)))
+        self._send_logs()
+
+    def _folders(self) -> list[Path]:
+        """Return the folders of runs that go on, by the ledger, and of those that did a moment ago."""
+        names = dict.fromkeys((*(one.id for one in self._now), *self.ledger.ids(RunFilter(status="running"))))
+        return [self.ledger.folder / name for name in sorted(names)]
+
+    def _send_logs(self) -> None:
+        with self._lock:
+            wanted = {tab.run for tab in self._tabs if tab.run}
+        known = {one.id for one in self._now}
+        self._logs = {run: text for run, text in self._logs.items() if run in wanted}
+        for run in wanted & known:
+            text = log_end(self.ledger.folder / run)
+            if text != self._logs.get(run):
+                self._logs[run] = text
+                self._send(_log_event(run, text), run)
+
+    def _send(self, event: Event, run: str = "") -> None:
+        with self._lock:
+            tabs = [tab for tab in self._tabs if not run or tab.run == run]
+        for tab in tabs:
+            tab.put(event)
+
+
+def log_end(folder: Path, lines: int = LOG_LINES) -> str:
+    """Return the last lines of a run's log, masked and without what steers a terminal; "" where there is none."""
+    redactor = Redactor()
+
+    def masked() -> Iterable[bytes]:
+        yield from map(redactor.feed, read_log(folder, tail=lines))
+        yield redactor.flush()
+
+    try:
+        data = b"".join(plain_text(masked()))
+    except (MadliteError, OSError):
+        return ""
+    return data[-LOG_BYTES:].decode("utf-8", "replace")
+
+
+def _log_event(run: str, text: str) -> Event:
+    return Event("log", _json({"id": run, "text": text}))
+
+
+def _json(value: object) -> str:
+    """Return a value as JSON on one line, secrets masked text by text."""
+    return masked_json(value, ()).replace("\n", "")

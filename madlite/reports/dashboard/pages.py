@@ -1,0 +1,263 @@
+"""The pages of the dashboard: what they show, drawn by the templates beside this module and those of reports."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
+
+import msgspec
+from msgspec.structs import replace
+
+from madlite.errors import UsageProblem
+from madlite.model import Status
+from madlite.reports.baselines import baseline_names
+from madlite.reports.dashboard.api import Answers
+from madlite.reports.dashboard.live import FACETS, log_end
+from madlite.reports.dashboard.queries import CompareQuery, RunsQuery, SeriesQuery, parsed
+from madlite.reports.listing import STATES
+from madlite.reports.page import Page, environment, page_data, payload
+from madlite.reports.page.render import HOME
+from madlite.reports.runs import LAST, RUNNING, StoredRun
+from madlite.reports.series import DIMENSIONS, Series, series_name
+from madlite.reports.sides import of_runs
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from madlite.reports.dashboard.server import Words
+
+_HERE = Path(__file__).parent
+STATIC = {
+    "uPlot.css": (HOME / "vendor/uPlot.min.css", "text/css"),
+    "page.css": (HOME / "page.css", "text/css"),
+    "dashboard.css": (_HERE / "dashboard.css", "text/css"),
+    "theme.js": (HOME / "theme.js", "text/javascript"),
+    "uPlot.js": (HOME / "vendor/uPlot.iife.min.js", "text/javascript"),
+    "page.js": (HOME / "page.js", "text/javascript"),
+    "dashboard.js": (_HERE / "dashboard.js", "text/javascript"),
+}
+"""The files that pages name, and their kinds."""
+_COLUMNS = (  # of the list of runs: its head, and the order behind it
+    ("Run", ""),
+    ("Started (UTC)", "when"),
+    ("Card", "card"),
+    ("Backend", "backend"),
+    ("Mode", ""),
+    ("GPUs", "device"),
+    ("Status", "state"),
+    ("Number", "number"),
+    ("Took", "duration"),
+)
+_STATES = (RUNNING, *(status.value for status in (Status.SUCCESS, Status.FAILURE, Status.SKIPPED)))
+_LISTED = 200  # results of a series, in the list
+_SUGGESTED = 30  # sides of a comparison that are offered
+
+
+class Pages:
+    """Makes the text of each page; PATHS names the methods by address.  Each takes the parameters of the address.
+
+    All raise UsageProblem where a parameter cannot be used, and NotHere where nothing is named so.
+    """
+
+    PATHS = {
+        "/": "runs",
+        "/runs/{id}": "run",
+        "/series": "series",
+        "/series/{number}": "one_series",
+        "/compare": "compare",
+    }
+
+    def __init__(self, answers: Answers, words: Words) -> None:
+        self._answers, self._words = answers, words
+
+    def runs(self, parameters: Mapping[str, str]) -> str:
+        """Return the list of runs."""
+        query = parsed(RunsQuery, parameters)
+        ledger = self._answers.ledger
+        total = ledger.count(query.filter)
+        return self._drawn(
+            "runs.html.j2",
+            title="Runs",
+            query=query,
+            total=total,
+            runs=self._answers.stored(query),
+            states=_tiles(ledger.states(), ledger.count(parsed(RunsQuery, {"status": "suspect"}).filter)),
+            facets={name: ledger.values(name) for name in FACETS},
+            statuses=(*STATES, *(one for one in ledger.values("cause"))),
+            columns=_COLUMNS,
+            given={name: text for name, text in parameters.items() if text},
+            pages=_pages(query.offset, query.limit, total),
+        )
+
+    def run(self, parameters: Mapping[str, str], id: str) -> str:
+        """Return the page of one run."""
+        run = self._answers.run(id)
+        side = of_runs(run.folder.name, [run], {})
+        page = page_data(side.series, [run])
+        first, *rest = self._words.details(run)
+        return self._drawn(
+            "run.html.j2",
+            page=page,
+            title=run.record.card or run.folder.name,
+            run=run,
+            first=first[1],
+            details=rest,
+            log=log_end(run.folder),
+            is_running=run.state == RUNNING,
+            earlier=self._earlier(run),
+        )
+
+    def _earlier(self, run: StoredRun) -> str:
+        """Return the id of the run before with the same card that has a number, "" without one."""
+        if run.headline is None:
+            return ""
+        own = run.record
+        query = RunsQuery(
+            status="success", until=run.when, limit=2, card=own.card, metric=run.headline.metric, device=own.device
+        )
+        found = [one.folder.name for one in self._answers.stored(query) if one.folder.name != run.folder.name]
+        return found[0] if found else ""
+
+    def series(self, parameters: Mapping[str, str]) -> str:
+        """Return the list of series."""
+        query = parsed(SeriesQuery, parameters)
+        total, found = self._answers.summaries(query)
+        full = {one.key: _newest(one) for one in self._answers.ledger.series_of([each.id for each in found])}
+        page = page_data([full[one.key] for one in found if one.key in full], failures=())
+        views = {view.name: view for view in page.series}
+        rows = [(one, views.get(series_name(dict(zip(DIMENSIONS, one.key, strict=True))))) for one in found]
+        return self._drawn(
+            "series.html.j2",
+            title="Series",
+            query=query,
+            total=total,
+            rows=rows,
+            given={name: text for name, text in parameters.items() if text},
+            pages=_pages(query.offset, query.limit, total),
+        )
+
+    def one_series(self, parameters: Mapping[str, str], number: str) -> str:
+        """Return the page of one series."""
+        series = self._answers.one_series(number)
+        newest = list(dict.fromkeys(sample.run for sample in series.samples))[-10:]
+        page = page_data([series], self._answers.ledger.opened(newest), failures=())
+        return self._drawn("trend.html.j2", page=page, title=series.name, number=number, newest=newest[::-1])
+
+    def compare(self, parameters: Mapping[str, str]) -> str:
+        """Return the comparison of two sides, or the form for one."""
+        query = parsed(CompareQuery, parameters)
+        problem, page = None, None
+        if query.base or query.new:
+            try:
+                report, new = self._answers.compared(query)
+                page = page_data(new.series, (), report, sources=(new.label,), failures=())
+            except UsageProblem as error:
+                problem = error
+        return self._drawn(
+            "compare.html.j2", page=page, title="Compare", query=query, problem=problem, offered=self._sides()
+        )
+
+    def _sides(self) -> list[str]:
+        """Return what a side can be, the likely ones first."""
+        ledger = self._answers.ledger
+        devices = [f"device={name}" for name in ledger.values("device")]
+        names = [*baseline_names(ledger.folder), *ledger.values("study")[::-1], *devices]
+        return [LAST, f"{LAST}~1", *names[:_SUGGESTED], *ledger.ids(limit=_SUGGESTED)[::-1]]
+
+    def problem(self, problem: UsageProblem) -> str:
+        """Return the page of a request that cannot be answered."""
+        return self._drawn("problem.html.j2", title="This cannot be shown", problem=problem)
+
+    def _drawn(self, template: str, *, page: Page | None = None, **values: object) -> str:
+        live = self._answers.live
+        return (
+            templates()
+            .get_template(template)
+            .render(
+                page=page or page_data(()),
+                has_page=page is not None,
+                path=template,
+                folder=str(live.ledger.folder),
+                complete=live.ready.is_set(),
+                notes=live.ledger.notes,
+                now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}",
+                duration=self._words.duration,
+                status=lambda run: self._words.status(run.state, run.record.suspect),
+                **values,
+            )
+        )
+
+
+@lru_cache(maxsize=1)
+def templates() -> Environment:
+    """Return the environment of the reports with the templates of the dashboard before theirs."""
+    from jinja2 import ChoiceLoader, FileSystemLoader
+
+    made = environment().overlay(loader=ChoiceLoader([FileSystemLoader(_HERE), FileSystemLoader(HOME)]))
+    made.filters = {**made.filters, "kind_of": kind_of, "part": lambda text: quote(text, safe="")}
+    made.globals = {**made.globals, "asset_url": asset_url, "data_of": payload, "link": link}
+    return made
+
+
+@lru_cache(maxsize=16)
+def asset_url(name: str) -> str:
+    """Return the address of a file of ours, which changes with what it holds."""
+    path, _ = STATIC[name]
+    return f"/static/{name}?{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+
+
+def link(path: str, given: Mapping[str, str], **changes: object) -> str:
+    """Return an address with the parameters of this one, some of them changed; blank ones are left out."""
+    own = {name: text for name, text in {**given, **changes}.items() if text not in ("", None)}
+    return f"{path}?{urlencode({name: _parameter(text) for name, text in own.items()})}" if own else path
+
+
+def _parameter(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def kind_of(run: StoredRun) -> str:
+    """Return how a run's status looks: good, bad, warn or plain."""
+    if run.doubt or run.is_suspect:
+        return "warn"
+    kinds = {Status.SUCCESS.value: "good", Status.SKIPPED.value: "plain", RUNNING: "live"}
+    return kinds.get(run.state, "bad")
+
+
+def _newest(series: Series) -> Series:
+    """Return a series with its newest results alone: as much as a line of the list shows."""
+    return replace(series, values=series.values[-_LISTED:], samples=series.samples[-_LISTED:])
+
+
+def _tiles(states: Mapping[str, int], suspects: int) -> list[tuple[str, int, str]]:
+    """Return the counts above the list: word, count, `--status` of it."""
+    tiles = [("runs", sum(states.values()), "")]
+    order = sorted(states, key=lambda state: (_STATES.index(state) if state in _STATES else len(_STATES), state))
+    tiles += [(state.lower(), states[state], state.lower().replace(" ", "-")) for state in order]
+    return [*tiles, ("suspect", suspects, "suspect")] if suspects else tiles
+
+
+class _Pages(msgspec.Struct, frozen=True):
+    first: int
+    last: int
+    before: int | None
+    after: int | None
+
+
+def _pages(offset: int, limit: int, total: int) -> _Pages:
+    """Return which of so many are shown, and where the pages before and after begin."""
+    after = offset + limit
+    return _Pages(
+        first=min(offset + 1, total),
+        last=min(after, total),
+        before=max(0, offset - limit) if offset else None,
+        after=after if after < total else None,
+    )
+
+
+__all__: Sequence[str] = ("STATIC", "Pages", "asset_url", "kind_of", "link", "templates")

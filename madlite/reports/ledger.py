@@ -1,0 +1,363 @@
+"""The ledger: an index of the runs of a folder, so that 100,000 of them are listed and compared in a moment.
+
+The folders of runs stay the truth: the ledger is brought up to date with them (`refresh`) before it answers, and can be
+removed at any time.  What it has, and what happens to its file: docs/record.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+
+import msgspec
+
+from madlite.model import Value
+from madlite.reports.ledger_file import LedgerFile, LedgerReplaced
+from madlite.reports.ledger_refresh import Refreshed, file_name, noted_runs, record_of, refreshed
+from madlite.reports.listing import wanted_status
+from madlite.reports.runs import StoredRun, open_run
+from madlite.reports.series import DIMENSIONS, Entry, Sample, Series, group, matches
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+T = TypeVar("T")
+Order = Literal["when", "card", "state", "duration", "number", "backend", "device", "gpus"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+_ORDER_COLUMNS = {name: name for name in ORDERS} | {"when": "at", "duration": "duration_s", "gpus": "CAST(gpus AS INT)"}
+COLUMNS = (
+    *("card", "backend", "recipe", "mode", "precision", "seq_len", "micro_batch", "global_batch", "device", "gpus"),
+    *("nodes", "runtime", "hostname", "cause", "metric", "study", "batch"),
+)
+"""The columns of a run by which runs can be filtered: the exact text."""
+_MOST_VALUES = 200  # of a column that are offered as a filter
+_MOST_KEPT = 200  # answers
+_STORED = "SELECT runs.id, state, doubt, problem, origin, pruned, collected, record FROM runs JOIN summaries ON run = n"
+
+
+class RunFilter(Value, frozen=True):
+    """Which runs: those of a status as `madlite runs --status`, of cards with a word, of a batch or study (`of`).
+
+    `columns` are exact values by the names of COLUMNS; `since` and `until` are UTC times or their beginnings.
+    """
+
+    status: str = ""
+    words: tuple[str, ...] = ()
+    of: str = ""
+    columns: dict[str, str] = {}
+    since: str = ""
+    until: str = ""
+
+
+EVERY = RunFilter()
+
+
+class SeriesSummary(Value, frozen=True):
+    """A series in a line: its key, how many runs have a number, failed or were skipped, and the last number."""
+
+    id: int
+    key: tuple[str, ...]
+    runs: int
+    failed: int
+    skipped: int
+    last: float | None = None
+    last_at: str = ""
+
+
+class Ledger:
+    """The index of a folder of runs; all methods may be called from any thread."""
+
+    def __init__(self, file: LedgerFile) -> None:
+        self._file = file
+        self._known: dict[tuple[object, ...], Any] = {}  # answers about all runs, until a row changes
+        self._known_of: tuple[int, ...] = ()
+
+    @classmethod
+    def open(cls, runs: Path) -> Self:
+        """Open the ledger of a folder of runs, which is made where there is none; never raises for what it holds."""
+        return cls(LedgerFile(runs))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of runs."""
+        return self._file.runs
+
+    @property
+    def path(self) -> Path | None:
+        """The file, None where it is in memory."""
+        return self._file.path
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is unexpected about the file; a smaller folder has none, which is not."""
+        return self._file.notes
+
+    def refresh(self) -> Refreshed:
+        """Bring it up to date: one look at each folder, and only records that changed are read."""
+        return refreshed(self._file)
+
+    # Runs.
+
+    def runs(
+        self,
+        filters: RunFilter = EVERY,
+        order: Order = "when",
+        *,
+        descending: bool = False,
+        limit: int = 0,
+        offset: int = 0,
+    ) -> list[StoredRun]:
+        """Return runs, with what the ledger has of their records: enough for a list; `limit` 0 is all.
+
+        Raises:
+            UsageProblem: there is no such status.
+        """
+        where, values = self._where(filters)
+        chosen = f"SELECT n FROM runs WHERE {where} ORDER BY {_order(order, descending)} LIMIT ? OFFSET ?"  # noqa: S608
+        query = f"{_STORED} WHERE n IN ({chosen}) ORDER BY {_order(order, descending)}"
+        return list(map(self._stored, self._all(query, (*values, limit or -1, offset))))
+
+    def newest(self, filters: RunFilter = EVERY, limit: int = 0) -> list[StoredRun]:
+        """Return the newest runs, the newest last, as `madlite runs` has them."""
+        return self.runs(filters, descending=True, limit=limit)[::-1]
+
+    def count(self, filters: RunFilter = EVERY) -> int:
+        """Return how many runs there are.
+
+        Raises:
+            UsageProblem: there is no such status.
+        """
+        where, values = self._where(filters)
+        return int(self._kept(f"SELECT count(*) FROM runs WHERE {where}", values)[0][0])  # noqa: S608
+
+    def ids(self, filters: RunFilter = EVERY, limit: int = 0) -> list[str]:
+        """Return the ids of runs, the newest last; with a limit the newest.
+
+        Raises:
+            UsageProblem: there is no such status.
+        """
+        where, values = self._where(filters)
+        query = f"SELECT id FROM runs WHERE {where} ORDER BY {_order('when', True)} LIMIT ?"  # noqa: S608
+        return [file_name(row[0]) for row in self._all(query, (*values, limit or -1))][::-1]
+
+    def opened(self, ids: Sequence[str]) -> list[StoredRun]:
+        """Return runs with all of their records, read from their folders."""
+        noted = self._retried(lambda: noted_runs(self._file, ids))
+        return [open_run(self.folder / name, noted) for name in ids]
+
+    def states(self) -> dict[str, int]:
+        """Return how many runs are in each state."""
+        return dict(self._kept("SELECT state, count(*) FROM runs GROUP BY state ORDER BY state", ()))
+
+    def values(self, column: str) -> tuple[str, ...]:
+        """Return the different texts of one of COLUMNS, sorted; not more than a user would look through."""
+        query = f"SELECT DISTINCT {_column(column)} FROM runs WHERE {column} != '' ORDER BY 1 LIMIT {_MOST_VALUES}"  # noqa: S608
+        return tuple(row[0] for row in self._kept(query))
+
+    def problems(self) -> list[StoredRun]:
+        """Return the runs whose records cannot be read or trusted, the newest last."""
+        query = f"{_STORED} WHERE doubt != '' OR problem != '' ORDER BY {_order('when', False)}"
+        return list(map(self._stored, self._all(query, ())))
+
+    def _stored(self, row: Sequence[Any]) -> StoredRun:
+        name, state, doubt, problem, origin, pruned, collected, summary = row
+        return StoredRun(
+            folder=self.folder / file_name(name),
+            state=state,
+            record=record_of(summary),
+            problem=problem,
+            doubt=doubt,
+            origin=origin,
+            pruned=bool(pruned),
+            collected=bool(collected),
+        )
+
+    def _where(self, filters: RunFilter) -> tuple[str, list[object]]:
+        """Return the condition of a query and its values."""
+        causes = [row[0] for row in self._kept("SELECT DISTINCT cause FROM runs")] if filters.status else ()
+        status = wanted_status(filters.status, causes)
+        parts: list[tuple[str, Sequence[object]]] = []
+        if status:
+            parts.append(("instr(words, char(31) || ? || char(31))", (status,)))
+        if words := [word.lower() for word in filters.words if word]:
+            parts.append((f"({' OR '.join(['instr(names, ?)'] * len(words))})", words))
+        if filters.of:
+            of = "(substr(batch, 1, length(?1)) = ?1 OR substr(study, 1, length(?1)) = ?1)".replace("?1", "?")
+            parts.append((of, (filters.of,) * 4))
+        parts += [(f"{_column(name)} = ?", (text,)) for name, text in filters.columns.items()]
+        parts += [("at >= ?", (filters.since,))] if filters.since else []
+        parts += [("substr(at, 1, length(?)) <= ?", (filters.until,) * 2)] if filters.until else []
+        return " AND ".join(part for part, _ in parts) or "1", [value for _, values in parts for value in values]
+
+    # Results.
+
+    def series(self, where: Mapping[str, str] | None = None, filters: RunFilter = EVERY) -> tuple[Series, ...]:
+        """Return the results with these dimensions or facts as series: what comparing the runs' records gives."""
+        return group(entry for _, entry in self._entries(where or {}, filters))
+
+    def runs_of(self, where: Mapping[str, str], filters: RunFilter = EVERY) -> tuple[str, ...]:
+        """Return the ids of the runs that `series` has results of, the newest last."""
+        return tuple(dict.fromkeys(name for name, _ in self._entries(where, filters)))
+
+    def results(
+        self, where: Mapping[str, str], filters: RunFilter = EVERY
+    ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+        """Return both `series` and `runs_of`, read once."""
+        found = list(self._entries(where, filters))
+        return group(entry for _, entry in found), tuple(dict.fromkeys(name for name, _ in found))
+
+    def history(self, key: Sequence[str]) -> Series | None:
+        """Return the series of a key, in the order of DIMENSIONS: all its numbers, the oldest first, or None."""
+        found = group(entry for _, entry in self._entries(dict(zip(DIMENSIONS, key, strict=True)), EVERY))
+        return found[0] if found else None
+
+    def summaries(self) -> list[SeriesSummary]:
+        """Return a line about every series, those with the newest numbers first; runs in doubt do not count."""
+        names = ", ".join(f"series.{name}" for name in DIMENSIONS)
+        query = (
+            f"SELECT {names}, series.n, count(value), sum(value IS NULL AND status = 'SKIPPED'), count(*), "  # noqa: S608
+            "max(CASE WHEN value IS NOT NULL THEN at END) AS last_at, value "  # the value of the last one
+            "FROM results JOIN series ON series.n = results.series JOIN runs ON runs.n = results.run "
+            "WHERE doubt = '' AND problem = '' GROUP BY series.n ORDER BY last_at DESC, series.n"
+        )
+        rows = self._kept(query)
+        blank = {row[: len(DIMENSIONS) - 1]: row for row in rows if not row[len(DIMENSIONS) - 1]}
+        return [_summary(row, blank.pop(row[: len(DIMENSIONS) - 1], None)) for row in rows if row[len(DIMENSIONS) - 1]]
+
+    def series_of(self, numbers: Sequence[int]) -> list[Series]:
+        """Return the series of these numbers; what failed before it had a metric is not counted with them."""
+        marks = ", ".join(str(int(number)) for number in numbers)
+        found = self._read_entries(f" AND results.series IN ({marks})", (), EVERY)
+        by_key = {series.key: series for series in group(entry for _, entry in found)}
+        keys = (self.series_key(number) for number in numbers)
+        return [by_key[key] for key in keys if key is not None and key in by_key]
+
+    def series_key(self, number: int) -> tuple[str, ...] | None:
+        """Return the key of the series of a number, in the order of DIMENSIONS."""
+        found = self._all(f"SELECT {', '.join(DIMENSIONS)} FROM series WHERE n = ?", (number,))  # noqa: S608
+        return tuple(found[0]) if found else None
+
+    def _entries(self, where: Mapping[str, str], filters: RunFilter) -> Iterator[tuple[str, Entry]]:
+        """Yield results and the runs that they are of, in the order of the runs; of runs in doubt none."""
+        dimensions = {name: text for name, text in where.items() if name in DIMENSIONS}
+        others = {name: text for name, text in where.items() if name not in DIMENSIONS}
+        only = "".join(f" AND series.{name} = ?" for name in dimensions)
+        return self._read_entries(only, tuple(dimensions.values()), filters, others)
+
+    def _read_entries(
+        self, only: str, chosen: Sequence[object], filters: RunFilter, others: Mapping[str, str] | None = None
+    ) -> Iterator[tuple[str, Entry]]:
+        facts = self._facts()
+        fitting = {n for n, one in facts.items() if matches({}, one, others)} if others else None
+        condition, values = self._where(filters)
+        query = (  # the conditions are of this module: what a caller names comes as values
+            "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv "  # noqa: S608
+            "FROM results JOIN runs ON runs.n = results.run JOIN series ON series.n = results.series "
+            f"WHERE {_of_runs(condition)} AND doubt = '' AND problem = ''{only} "
+            f"ORDER BY {_order('when', False)}, results.place"
+        )
+        keys, above = self._keys(), str(self.folder / "x")[:-1]  # as a path is written, without making one each
+        for name, status, value, n, series, started, suspect, cv in self._all(query, (*values, *chosen)):
+            run = file_name(name)
+            if fitting is not None and n not in fitting:
+                continue
+            sample = None
+            if value is not None:
+                place = above + run
+                sample = Sample(
+                    value=value, run=run, when=started, place=place, suspect=suspect, steady_cv=cv, facts=facts[n]
+                )
+            yield run, Entry(dimensions=keys[series], status=status, sample=sample)
+
+    def _keys(self) -> dict[int, dict[str, str]]:
+        rows = self._all(f"SELECT n, {', '.join(DIMENSIONS)} FROM series", ())  # noqa: S608 - names of ours
+        return {row[0]: dict(zip(DIMENSIONS, row[1:], strict=True)) for row in rows}
+
+    def _facts(self) -> dict[int, dict[str, str]]:
+        decode = msgspec.json.Decoder(dict[str, str]).decode
+        return {n: decode(text) for n, text in self._all("SELECT n, facts FROM facts", ())}
+
+    def _all(self, query: str, values: Iterable[object]) -> list[Any]:
+        bound = tuple(values)
+
+        def read(connection: sqlite3.Connection) -> list[Any]:
+            return connection.execute(query, bound).fetchall()
+
+        return self._retried(lambda: self._file.use(read))
+
+    def _kept(self, query: str, values: Iterable[object] = ()) -> list[Any]:
+        """As `_all`, of a query that has to look at every run: its answer is kept until the tables change."""
+        bound = tuple(values)
+
+        def read(connection: sqlite3.Connection) -> list[Any]:
+            written = connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
+            if written != self._known_of or len(self._known) >= _MOST_KEPT:
+                self._known, self._known_of = {}, written
+            key = (query, *bound)
+            if key not in self._known:
+                self._known[key] = connection.execute(query, bound).fetchall()
+            found: list[Any] = self._known[key]
+            return found
+
+        return self._retried(lambda: self._file.use(read))
+
+    def _retried(self, work: Callable[[], T]) -> T:
+        """Return what a function reads; where the file turned out damaged, from the one that is made again."""
+        try:
+            return work()
+        except LedgerReplaced:
+            self.refresh()
+            return work()
+
+
+def _of_runs(condition: str) -> str:
+    """Return a condition on results from one on runs: columns of both tables have the same names."""
+    return "1" if condition == "1" else f"runs.n IN (SELECT n FROM runs WHERE {condition})"  # noqa: S608 - as it came
+
+
+def _summary(row: Sequence[Any], unnamed: Sequence[Any] | None) -> SeriesSummary:
+    """Return a series in a line; `unnamed` are runs that failed before they had a metric, of the same dimensions."""
+    last = len(DIMENSIONS)
+    number, values, skipped, results, last_at, value = row[last:]
+    failed = results - values - skipped
+    if unnamed is not None:
+        failed, skipped = failed + unnamed[last + 3] - unnamed[last + 2], skipped + unnamed[last + 2]
+    key = tuple(row[:last])
+    return SeriesSummary(
+        id=number,
+        key=key,
+        runs=values,
+        failed=failed,
+        skipped=skipped,
+        last=value if values else None,
+        last_at=last_at or "",
+    )
+
+
+def _order(order: Order, descending: bool) -> str:
+    """Return the order of a query; runs that share a value are in the order of time, those without one last."""
+    word = "DESC" if descending else "ASC"
+    column = _ORDER_COLUMNS[order]
+    nulls = f"{column} IS NULL, " if column in ("number", "duration_s") and not descending else ""  # else they are last
+    first = "" if order == "when" else f"{nulls}{column} {word}, "
+    return f"{first}at {word}, began {word}, runs.id {word}"
+
+
+def _column(name: str) -> str:
+    if name not in COLUMNS:
+        raise KeyError(name)
+    return name

@@ -1,0 +1,47 @@
+"""A dashboard as a process of its own, as a user starts it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Dashboard:
+    """A running one: its address, and its process."""
+
+    def __init__(self, place: Path, *args: str) -> None:
+        command = [sys.executable, "-m", "madlite", "dashboard", "--port", "0", "--dir", str(place), *args]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.said = ""
+        found = None
+        while found is None and (line := self.process.stdout.readline()):
+            self.said += line
+            found = re.search(r"http://\S+:(\d+)/", line)
+        assert found, self.said
+        self.url, self.port = found[0].rstrip("/"), int(found[1])
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        """Send a signal and return how it ended, what it printed in `said`."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        rest, _ = self.process.communicate(timeout=60)
+        self.said += rest
+        return self.process.returncode
+
+
+@contextmanager
+def dashboard(place: Path, *args: str) -> Iterator[Dashboard]:
+    """Yield a dashboard of a working folder."""
+    started = Dashboard(place, *args)
+    try:
+        yield started
+    finally:
+        started.end()
+    assert "Traceback" not in started.said, started.said

@@ -1,0 +1,136 @@
+"""The dashboard in a browser: lists, filters in the address, charts, live progress; it complains of nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.browser import browser, prefer, resize, until
+from tests.reports.dashboard.dashboards import dashboard
+from tests.reports.dashboard.test_server import CARD, HOSTILE, RUN, place
+
+__all__ = ["browser", "place"]
+pytestmark = pytest.mark.host
+
+ROWS = "return [...document.querySelectorAll('#runs tbody tr')].map(e => e.dataset.run)"
+LIVE = "return document.getElementById('stream-text').textContent === 'live'"
+TRAINING = """
+while [ ! -e GO ]; do sleep 0.1; done 2>/dev/null
+echo 'performance: 5 x'
+"""
+
+
+@pytest.fixture(scope="module")
+def server(place):
+    with dashboard(place) as started:
+        yield started
+
+
+@pytest.fixture
+def opened(browser, server):
+    browser.get("about:blank")
+    prefer(browser, "light")
+    resize(browser, 1300)
+    browser.get(server.url)
+    assert until(browser, LIVE)
+    yield browser
+    assert complaints(browser) == []
+
+
+def complaints(browser) -> list[dict]:
+    """Return what the console has; what a test reads back of a canvas is its own doing."""
+    return [line for line in browser.get_log("browser") if "readback" not in line["message"]]
+
+
+def test_a_choice_is_in_the_address_and_back_leaves_it(opened):
+    from selenium.webdriver.support.ui import Select
+
+    assert len(opened.execute_script(ROWS)) == 6
+    Select(opened.find_element("name", "status")).select_by_value("failure")
+    assert until(opened, "return document.querySelectorAll('#runs tbody tr').length === 1")
+    assert parse_qs(urlsplit(opened.current_url).query) == {"status": ["failure"]}, "blank fields are not in it"
+    box = opened.find_element("name", "q")
+    box.send_keys("llama\n")
+    assert until(opened, "return location.search.includes('q=llama')")
+    assert "status=failure" in opened.current_url
+    opened.back()
+    assert until(opened, "return !location.search.includes('q=')")
+    opened.find_element("link text", "Clear").click()
+    assert until(opened, "return document.querySelectorAll('#runs tbody tr').length === 6")
+    assert until(opened, LIVE)
+
+
+def test_a_head_orders_the_list(opened):
+    opened.find_element("link text", "Number").click()
+    assert until(opened, "return location.search.includes('order=number')")
+    assert opened.execute_script(ROWS)[0] == RUN.format(n=3)
+    assert opened.execute_script("return document.querySelector('th[aria-sort]').ariaSort") == "descending"
+    opened.find_element("link text", "Number").click()
+    assert until(opened, "return location.search.includes('descending=false')")
+    assert opened.execute_script(ROWS)[:2] == ["20260102T040000-hostile-00000a", RUN.format(n=0)]
+
+
+def test_the_page_of_a_run_draws_its_steps(opened, server):
+    opened.get(f"{server.url}/runs/{RUN.format(n=3)}")
+    assert until(opened, "return document.querySelectorAll('.chart canvas').length === 2")
+    assert "9,004" in opened.find_element("css selector", ".tiles").text, "9003.5, rounded"
+    opened.find_element("link text", "Compare with the run before").click()
+    assert until(opened, "return document.querySelectorAll('#comparison tbody tr').length === 1")
+
+
+def test_a_series_and_its_trend(opened, server):
+    opened.find_element("link text", "Series").click()
+    assert until(opened, "return document.querySelectorAll('#series tbody tr').length === 2")
+    opened.find_element("link text", "llama").click()
+    assert until(opened, "return document.querySelectorAll('[data-trend] canvas').length === 1")
+
+
+@pytest.mark.parametrize(
+    "page", ["/", "/runs/20260102T040000-hostile-00000a", "/series", "/compare?base=last~1&new=last"]
+)
+def test_hostile_texts_are_texts(opened, server, page):
+    opened.get(server.url + page)
+    assert until(opened, "return document.readyState === 'complete'")
+    assert HOSTILE in opened.execute_script("return document.body.textContent")
+    assert opened.execute_script("return document.querySelectorAll('img').length") == 0
+    assert opened.execute_script("return [...document.scripts].every(e => e.src || e.type === 'application/json')")
+
+
+@pytest.mark.parametrize("width", [400, 1300])
+@pytest.mark.parametrize(
+    "page", ["/", f"/runs/{RUN.format(n=3)}", "/series", f"/compare?base={RUN.format(n=0)}&new=last"]
+)
+def test_nothing_is_wider_than_the_screen_and_everything_has_a_name(opened, server, page, width):
+    resize(opened, width)
+    opened.get(server.url + page)
+    assert opened.execute_script("return document.documentElement.scrollWidth") <= width
+    nameless = "return [...document.querySelectorAll('button, select, input:not([type=hidden]), a')]"
+    assert opened.execute_script(f"{nameless}.filter(e => !e.labels?.length && !e.textContent.trim()).length") == 0
+
+
+def test_a_run_that_begins_is_shown_and_followed_to_its_end(browser, tmp_path):
+    (tmp_path / "run.sh").write_text(TRAINING.replace("GO", str(tmp_path / "go")))
+    (tmp_path / "models.json").write_text(json.dumps([{**CARD, "name": "<i>m</i>"}]))
+    (tmp_path / "madlite_runs").mkdir()
+    with dashboard(tmp_path) as server:
+        browser.get(server.url)
+        assert until(browser, LIVE)
+        assert "no runs here yet" in browser.find_element("id", "main").text
+        command = [sys.executable, "-m", "madlite", "run", "--tags", "t", "--runtime", "host"]
+        run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
+        assert (
+            until(browser, "return document.querySelector('#live:not([hidden]) .run-live h3')?.textContent")
+            == "<i>m</i>running"
+        )
+        assert until(browser, "return document.querySelector('#runs .badge')?.textContent === 'RUNNING'")
+        (tmp_path / "go").touch()
+        assert run.wait(60) == 0
+        assert until(browser, "return document.querySelector('#live .badge')?.textContent === 'success'")
+        assert until(browser, "return document.querySelector('#runs .badge')?.textContent === 'SUCCESS'")
+        assert "5 x" in browser.find_element("id", "live").text
+        assert complaints(browser) == []
+        browser.get("about:blank")

@@ -1,0 +1,438 @@
+"""`madlite dashboard` as a process: what it answers, what it refuses, and that nothing in a folder becomes markup."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import jsonschema
+import pytest
+
+from madlite.cli.main import call
+from madlite.model import Card, Machine, Metric, Place, Result, Status, Variant
+from madlite.reports.dashboard.api import ENDPOINTS, openapi
+from madlite.reports.dashboard.queries import RunsQuery, parsed
+from madlite.reports.dashboard.server import is_own_host
+from madlite.reports.runs import list_runs
+from madlite.workspace.folder import LOCK, STEPS
+from tests.cli.stored_runs import good, store
+from tests.factories import WINDOW
+from tests.reports.dashboard.dashboards import dashboard
+from tests.waiting import wait_until
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}</script><!--"
+TOKEN = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
+RUN = "20260102T03{n:02d}05-llama-00000{n}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with runs of a series, one of a card whose texts mean harm, and a failure."""
+    folder = tmp_path_factory.mktemp("runs")
+    for n in range(4):
+        metric = Metric(metric="tokens_per_s_per_gpu", text=f"900{n}.5", status=Status.SUCCESS, value=9000.5 + n)
+        told = good("a", f"2026-01-02T03:{n:02d}:05+00:00", metrics=(metric,), window=WINDOW, steps=20)
+        keep(folder, RUN.format(n=n), told, card=Card(name="llama", root=folder, source="x", tags=("pyt",)))
+    steps = [
+        {"n": n, "rank": 0, "phase": "train", "values": {"tokens/s/GPU": 9000.0 + n, "loss": 3 / n}}
+        for n in range(1, 21)
+    ]
+    newest = folder / "madlite_runs" / RUN.format(n=3)
+    (newest / STEPS).write_text("".join(json.dumps(step) + "\n" for step in steps))
+    hostile = Card(name=HOSTILE, root=folder, source=HOSTILE, tags=(HOSTILE,), url="javascript:alert(3)")
+    keep(
+        folder,
+        "20260102T040000-hostile-00000a",
+        good("h", suspect=(HOSTILE,), findings=(HOSTILE,)),
+        card=hostile,
+        backend=HOSTILE,
+        machine=Machine(device=HOSTILE, hostname=HOSTILE),
+        log=f"{HOSTILE}\n\x1b[31mred\x1b[0m \x1b]0;title\x07\nexport HF_TOKEN={TOKEN}\n".encode(),
+    )
+    failed = Result(
+        plan_id="f", status=Status.FAILURE, reason=f"it ended: {HOSTILE} {TOKEN}", started="2026-01-02T05:00:00+00:00"
+    )
+    keep(folder, "20260102T050000-llama-00000f", failed, card=Card(name="llama", root=folder, source="x"))
+    return folder
+
+
+def keep(folder: Path, run_id: str, outcome: Result, **changes: object) -> None:
+    known = {
+        "machine": Machine(device="MI300X", hostname="node-1"),
+        "place": Place(gpus_per_node=8),
+        "variant": Variant(model="llama", mode="pretrain", precision="FP8", seq_len=8192, steps=20),
+    }
+    store(folder, run_id, outcome, **{**known, **changes})
+
+
+@pytest.fixture(scope="module")
+def server(place):
+    with dashboard(place) as started:
+        yield started
+
+
+@pytest.fixture
+def get(server):
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client.get
+
+
+# Without a process: names and parameters.
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "[::1]", "bench:80"])
+def test_hosts_that_are_this_server(host):
+    assert is_own_host(host, frozenset({"bench"}))
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example:8080", "", "127.0.0.1.evil.example", "192.168.0.9:8080", "localhost.evil", ":80"]
+)
+def test_hosts_that_are_not(host):
+    assert not is_own_host(host, frozenset({"bench"}))
+
+
+def test_on_every_address_numbers_are_its_own_and_foreign_names_are_not():
+    everywhere: frozenset[str] = frozenset()
+    assert is_own_host("192.168.0.9:8080", everywhere) and is_own_host(f"{socket.gethostname()}:80", everywhere)
+    assert not is_own_host("evil.example:8080", everywhere)
+
+
+def test_parameters_are_typed():
+    query = parsed(RunsQuery, {"limit": "7", "descending": "false", "card": "llama", "q": "a,b c", "status": ""})
+    assert (query.limit, query.descending, query.filter.columns) == (7, False, {"card": "llama"})
+    assert query.filter.words == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"limit": "0"}, "limit"),
+        ({"offset": "x"}, "offset"),
+        ({"order": "id; DROP"}, "order"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_parameters_that_cannot_be_used_are_named(given, why):
+    with pytest.raises(Exception, match=why):
+        parsed(RunsQuery, given)
+
+
+def test_the_document_of_the_api_is_made_of_its_types():
+    document = openapi()
+    assert document["openapi"].startswith("3.1") and {*document["paths"]} == {one.path for one in ENDPOINTS}
+    runs = document["paths"]["/api/runs"]["get"]
+    names = [one["name"] for one in runs["parameters"]]
+    assert names[:3] == ["q", "status", "of"] and {"card", "limit", "offset", "order"} <= {*names}
+    limit = next(one["schema"] for one in runs["parameters"] if one["name"] == "limit")
+    assert (limit["minimum"], limit["maximum"], limit["default"]) == (1, 1000, 50)
+    used = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert used <= {*document["components"]["schemas"]}, "every reference leads somewhere"
+    jsonschema.Draft202012Validator.check_schema({"$defs": document["components"]["schemas"]})
+
+
+def test_without_its_packages_one_sentence_says_so(place, capsys, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "uvicorn" else find(name, *rest)
+    )
+    assert call(["dashboard", "--dir", str(place)]) == 4
+    assert "needs uvicorn\n hint: pip install 'madlite[dashboard]'" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_one_sentence(place, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert call(["dashboard", "--dir", str(place), "--port", str(taken.getsockname()[1])]) == 4
+    said = capsys.readouterr().err
+    assert "is in use" in said and "--port 0" in said
+
+
+def test_an_address_of_another_machine_is_refused(place, capsys):
+    assert call(["dashboard", "--dir", str(place), "--host", "192.0.2.1", "--port", "0"]) == 4
+    said = capsys.readouterr().err
+    assert "--host 192.0.2.1: everybody who reaches this machine" in said and "--host 127.0.0.1 is this machine" in said
+
+
+# Pages.
+
+
+@pytest.mark.host
+def test_the_list_of_runs(get, place):
+    page = get("/")
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    assert page.text.count("<tr data-run=") == 6
+    text = get("/", params={"status": "failure"}).text
+    assert text.count("<tr data-run=") == 1 and 'data-run="20260102T050000-llama-00000f"' in text
+    assert get("/", params={"q": "pyt", "limit": "2"}).text.count("<tr data-run=") == 2
+    ordered = re.findall(
+        r'data-run="([^"]+)"', get("/", params={"order": "number", "descending": "true", "limit": "2"}).text
+    )
+    assert ordered == [RUN.format(n=3), RUN.format(n=2)]
+
+
+@pytest.mark.host
+def test_every_page_and_link_leads_somewhere(get):
+    seen, left = set(), ["/"]
+    while left:
+        address = left.pop()
+        seen.add(address)
+        answer = get(address)
+        assert answer.status_code == 200, address
+        if answer.headers["content-type"].startswith("text/html"):
+            found = (html.unescape(one) for one in re.findall(r'(?:href|src)="(/[^"#]*)"', answer.text))
+            left += [one for one in found if one not in seen and one not in left]
+    assert {"/", "/series", "/compare", "/api/openapi.json", f"/runs/{RUN.format(n=3)}"} <= seen
+    assert any(one.startswith("/series/") for one in seen) and any("base=" in one for one in seen)
+
+
+@pytest.mark.host
+def test_the_page_of_a_run_has_what_show_has(get, place, capsys):
+    assert call(["show", RUN.format(n=3), "--dir", str(place)]) == 0
+    text = html.unescape(re.sub(r"<[^>]*>", " ", get(f"/runs/{RUN.format(n=3)}").text))
+    words = re.sub(r"\s+", " ", text)
+    for line in capsys.readouterr().out.splitlines()[1:]:
+        value = " ".join(line[18:].split())
+        assert value in words, line
+    assert get("/runs/last").status_code == 200
+
+
+@pytest.mark.host
+def test_two_sides_are_compared(get, place):
+    page = get("/compare", params={"base": RUN.format(n=0), "new": RUN.format(n=1)})
+    assert page.status_code == 200 and "insufficient data" in page.text
+    report = get("/api/compare", params={"base": "last~2", "new": RUN.format(n=3)}).json()
+    assert report["comparisons"] or report["only_new"]
+    assert "is no file, run, study or baseline" in html.unescape(
+        get("/compare", params={"base": "none", "new": "last"}).text
+    )
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("name", ["/etc/passwd", "../other.csv", "/tmp/x.csv", ".hidden.csv", "sub/perf.csv"])
+def test_no_other_file_of_the_machine_is_read(get, place, name):
+    (place / "sub").mkdir(exist_ok=True)
+    for path in (place / "sub" / "perf.csv", place / ".hidden.csv", place.parent / "other.csv"):
+        path.write_text("model,performance,metric,status\nm,1,x,SUCCESS\n")
+    answer = get("/api/compare", params={"base": name, "new": name})
+    assert answer.status_code == 400 and "no file, run, study or baseline" in answer.json()["error"]
+
+
+@pytest.mark.host
+def test_a_results_file_of_the_folder_can_be_a_side(get, place):
+    (place / "mine.csv").write_text("model,performance,metric,status\nm,1,x,SUCCESS\nm,2,x,SUCCESS\n")
+    report = get("/api/compare", params={"base": "mine.csv", "new": "mine.csv"}).json()
+    assert report["comparisons"][0]["ratio"] == 1.0
+
+
+# The API.
+
+
+@pytest.mark.host
+def test_the_api_answers_what_its_document_says(get, place):
+    document = get("/api/openapi.json").json()
+    ids = {"/api/series/{id}": str(get("/api/series").json()["series"][0]["id"])}
+    for path, what in document["paths"].items():
+        address = path.replace("{id}", ids.get(path, RUN.format(n=3)))
+        asked = {"base": "last~3", "new": RUN.format(n=3)} if path == "/api/compare" else {}
+        answer = get(address, params=asked)
+        assert answer.status_code == 200, answer.text
+        schema = what["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        whole = {**schema, "components": document["components"]}
+        jsonschema.Draft202012Validator(whole).validate(answer.json())
+    assert get("/api/runs/none").status_code == 404 and get("/api/series/12345").status_code == 404
+    assert get("/api/runs", params={"limit": "x"}).status_code == 400
+
+
+@pytest.mark.host
+def test_pages_of_the_list_are_all_of_it_once(get, place):
+    expected = [run.folder.name for run in reversed(list_runs(place / "madlite_runs"))]
+    found = []
+    for offset in range(0, 8, 2):
+        page = get("/api/runs", params={"limit": 2, "offset": offset}).json()
+        assert page["total"] == 6
+        found += [one["id"] for one in page["runs"]]
+    assert found == expected
+    curves = get(f"/api/runs/{RUN.format(n=3)}/steps").json()
+    assert {one["name"]: len(one["steps"]) for one in curves} == {"tokens/s/GPU": 20, "loss": 20}
+
+
+# What it refuses, and what may not become markup.
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_it_only_answers_get(server, method):
+    answer = httpx.request(method, f"{server.url}/api/runs")
+    assert answer.status_code == 405 and answer.headers["allow"] == "GET, HEAD"
+
+
+@pytest.mark.host
+def test_a_name_that_resolves_to_this_machine_is_refused(server):
+    for path in ("/", "/api/runs", "/events", "/static/page.css"):
+        answer = httpx.get(server.url + path, headers={"host": f"evil.example:{server.port}"})
+        assert answer.status_code == 421 and "llama" not in answer.text
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    "path", ["/", "/series", "/compare", "/runs/20260102T040000-hostile-00000a", "/api/runs", "/nothing", "/runs/none"]
+)
+def test_every_answer_has_the_headers(get, path):
+    headers = get(path).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
+    assert "server" not in headers
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/", "/series", "/runs/20260102T040000-hostile-00000a", "/runs/20260102T050000-llama-00000f",
+        "/compare?base=last~1&new=last", f"/compare?base={HOSTILE}&new=<marquee>&where=<i>=1",
+        f"/?q={HOSTILE}", f"/?card={HOSTILE}", f"/runs/{HOSTILE}", f"/?limit={HOSTILE}",
+    ],
+)  # fmt: skip
+def test_no_text_becomes_markup_and_no_secret_is_shown(server, path):
+    text = httpx.get(server.url + path.replace("#", "%23")).text
+    assert "<img src=x" not in text and "alert(1)</script>" not in text and "<marquee" not in text
+    assert not re.search(r"<script>|\son\w+=\"|style=\"|javascript:alert\(3\)\"", text), "no inline script or style"
+    assert "{{ 7*7 }}" in html.unescape(text) or "49" not in text
+    assert TOKEN not in text and "\x1b" not in text
+
+
+@pytest.mark.host
+def test_the_log_is_text(get):
+    text = get("/api/runs/20260102T040000-hostile-00000a/log").json()["text"]
+    assert HOSTILE in text and "red" in text and "\x1b" not in text and TOKEN not in text
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("name", ["..", "%2e%2e", "..%2f..%2fetc", ".ledger.sqlite3", "%00", "a%0ab", "\u202e"])
+def test_names_that_lead_elsewhere_are_nothing(get, name):
+    for path in (f"/runs/{name}", f"/api/runs/{name}/log", f"/static/{name}"):
+        assert get(path).status_code in (200, 404) and "root:" not in get(path).text
+    assert get(f"/api/runs/{name}/log").status_code == 404
+
+
+# Events, and its end.
+
+
+def events(server, run: str = ""):
+    """Yield the events of a stream."""
+    with httpx.stream("GET", f"{server.url}/events", params={"run": run}, timeout=60) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        name = ""
+        for line in answer.iter_lines():
+            if line.startswith("event: "):
+                name = line[7:]
+            elif line.startswith("data: "):
+                yield name, json.loads(line[6:])
+
+
+CARD = {"name": "m", "scripts": "run.sh", "n_gpus": "-1", "tags": ["t"], "args": ""}
+SCRIPT = """
+echo "token=TOKEN"
+while [ ! -e GO ]; do echo "waiting <b>"; sleep 0.1; done 2>/dev/null
+echo 'performance: 5 x'
+""".replace("TOKEN", TOKEN)
+
+
+@pytest.mark.host
+def test_a_run_is_followed_live(tmp_path):
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("GO", str(tmp_path / "go")))
+    (tmp_path / "models.json").write_text(json.dumps([CARD]))
+    (tmp_path / "madlite_runs").mkdir()
+    with dashboard(tmp_path) as server:
+        command = [sys.executable, "-m", "madlite", "run", "--tags", "t", "--runtime", "host"]
+        run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
+        wait_until(lambda: list(tmp_path.glob("madlite_runs/*/progress.json")))
+        folder = next(tmp_path.glob("madlite_runs/*/progress.json")).parent
+        wait_until(lambda: httpx.get(f"{server.url}/api/live").json())
+        seen, logs = [], []
+        for name, data in events(server, folder.name):
+            if name in ("runs", "run"):
+                seen += data if isinstance(data, list) else [data]
+            if name == "log" and data["text"]:
+                logs.append(data["text"])
+                (tmp_path / "go").touch()
+            if seen and seen[-1]["state"] != "RUNNING":
+                break
+        assert run.wait(60) == 0
+        assert (seen[0]["id"], seen[0]["state"]) == (folder.name, "RUNNING")
+        assert (seen[-1]["state"], seen[-1]["number"]) == ("SUCCESS", "5 x")
+        assert logs and "waiting <b>" in logs[-1] and TOKEN not in "".join(logs)
+        wait_until(lambda: httpx.get(f"{server.url}/api/runs").json()["runs"][0]["status"] == "SUCCESS")
+        assert httpx.get(f"{server.url}/api/live").json() == []
+
+
+@pytest.mark.host
+def test_many_tabs_and_one_that_reads_nothing_do_not_hold_up_others(server, place):
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(150)]
+    for one in idle:
+        one.sendall(f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())
+    assert httpx.get(f"{server.url}/api/runs").json()["total"] == 6
+    assert next(events(server))[0] == "runs"
+    more = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(60)]
+    for one in more:
+        one.sendall(f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())
+    wait_until(lambda: httpx.get(f"{server.url}/events").status_code == 503 if refused(more) else False)
+    for one in (*idle, *more):
+        one.close()
+    wait_until(lambda: can_listen(server), "room for a tab again")
+
+
+def refused(tabs: list[socket.socket]) -> bool:
+    return any(b"503" in one.recv(200) for one in tabs[-1:])
+
+
+def can_listen(server) -> bool:
+    with httpx.stream("GET", f"{server.url}/events", timeout=60) as answer:
+        return answer.status_code == 200
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, -signal.SIGTERM)])
+def test_it_ends_at_once_with_tabs_open(place, number, code):
+    with dashboard(place) as server:
+        first = threading.Event()
+
+        def listen() -> None:
+            for _ in events(server):
+                first.set()
+
+        tab = threading.Thread(target=listen)
+        tab.start()
+        assert first.wait(60)
+        assert server.end(number) == code
+        tab.join(60)
+        assert not tab.is_alive() and "Traceback" not in server.said
+
+
+@pytest.mark.host
+def test_it_writes_nothing_and_takes_no_lock(place):
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
+    with dashboard(place) as server:
+        for path in ("/", "/series", "/runs/last", "/api/live"):
+            assert httpx.get(server.url + path).status_code == 200
+        locks = {os.stat(path).st_ino for path in place.rglob(LOCK)}
+        held = {
+            int(line.split()[5].split(":")[2])
+            for line in Path("/proc/locks").read_text().splitlines()
+            if "FLOCK" in line
+        }
+        assert not locks & held
+        assert os.getpriority(os.PRIO_PROCESS, server.process.pid) == 10
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()} == before
