@@ -43,7 +43,10 @@ COMMANDS = {
     "reproduce": ("madlite.cli.reproduce", "Print, or with --run rerun, the pinned command of a run."),
     "compare": ("madlite.cli.compare", "Compare results: ratio, interval, significance and verdict of each series."),
     "baseline": ("madlite.cli.baseline", "Name results that later ones are compared with."),
-    "report": ("madlite.cli.report", "Make HTML of results files, add results to perf.csv, or make it again."),
+    "report": (
+        "madlite.cli.report",
+        "Make pages, Markdown and mails of results, add results to perf.csv, or make it again.",
+    ),
     "database": (
         "madlite.cli.database",
         "Upload a results file to MongoDB; the same row uploaded again is the same document.",
