@@ -191,6 +191,14 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def shortened_middle(text: str, most: int) -> str:
+    """Return at most so many characters of a text, an ellipsis in place of the middle of a longer one."""
+    if len(text) <= most:
+        return text
+    end = 3 * most // 10
+    return f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
+
+
 def printable(text: str) -> str:
     """Return the text with a blank for each character that is not shown, the ends of lines among them."""
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)

@@ -42,9 +42,9 @@ def command(
 ) -> int:
     """Pack runs into one file, without secrets and weights.
 
-    RUN is the id of a run, a part or a pattern of it, or last. Packed are record, plan, rendered files, log, steps, and
-    results that are text; left out are weights, data, caches, secret files and links. Secrets are masked in every file.
-    The same runs give the same bytes.
+    RUN is the id of a run, a part or a pattern of it, last, or last~1. Packed are record, plan, rendered files, log,
+    steps, and results that are text; left out are weights, data, caches, secret files and links. Secrets are masked in
+    every file. The same runs give the same bytes.
 
     \b
     madlite archive last -o run.tar.gz

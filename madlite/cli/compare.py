@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 import click
 
 from madlite.cli.completion import complete_runs
-from madlite.cli.options import Command, dir_option, verbose_option
+from madlite.cli.options import Command, dir_option, read_filters, verbose_option
 from madlite.cli.terminal import echo, has_colour, printable_lines, without_secrets
 from madlite.errors import ExitCode, UsageProblem
 
@@ -116,12 +116,14 @@ def command(
     """Compare results: ratio, interval, significance and verdict of each series.
 
     BASE and NEW are results files, folders, runs (an id, last, last~1), studies, baselines, or KEY=VALUE of the runs of
-    this folder. NEW is the last run where it is not named. With --by they are two values of a column of BASE.
+    this folder. NEW is the last run where it is not named. With --by they are two values of a column of BASE. As BASE,
+    published is every published figure that applies to NEW, published:README those of one document.
 
     \b
     madlite compare old/perf.csv perf.csv --fail-on 'regression>3%'
     madlite compare last~1 last
     madlite compare perf.csv --by docker_image --markdown
+    madlite compare published last
     """
     from madlite.reports.comparison_text import as_json as json_of
     from madlite.reports.comparison_text import as_junit, as_markdown
@@ -130,8 +132,14 @@ def command(
 
     gates = read_gates(fail_on)
     settings = make_settings(effect=effect, noise=noise, alpha=alpha, better=better)
-    sides = _sides(base, new, by, read_filters(where), directory)
-    report = compare_sides(*sides, settings, directory, across=_dimensions(across))
+    filters = dict(read_filters(where))
+    if is_published_base(base, directory) and not by:
+        if across:
+            raise UsageProblem(f"--across {across!r} has no published figures", "docs/compare.md: which figures apply")
+        report = _against_published(base, new, filters, settings, directory)
+    else:
+        sides = _sides(base, new, by, filters, directory)
+        report = compare_sides(*sides, settings, directory, across=_dimensions(across))
     found = trips(report, gates, require_data=require_data)
     if junit is not None:
         write_named(junit, without_secrets(as_junit(report, found)))
@@ -162,19 +170,6 @@ def make_settings(*, effect: float, noise: float | None, alpha: float, better: S
     return Settings(effect=effect, noise=noise, alpha=alpha, better=directions)
 
 
-def read_filters(texts: Sequence[str]) -> dict[str, str]:
-    """Return the filters of `--where`.
-
-    Raises:
-        UsageProblem: one has no value.
-    """
-    pairs = [text.partition("=") for text in texts]
-    for name, sign, _ in pairs:
-        if not sign or not name.strip():
-            raise UsageProblem(f"--where {name!r} has no value", "--where device=MI300X")
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
 def _dimensions(text: str) -> list[str]:
     from madlite.errors import did_you_mean, one_hint
     from madlite.reports.series import DIMENSIONS
@@ -197,6 +192,36 @@ def _sides(base: str, new: str | None, by: str, where: dict[str, str], directory
         return _columns(base, new, by, where)
     runs = runs_folder(directory)
     return read_side(base, runs, where), read_side(new or LAST, runs, where)
+
+
+def is_published_base(name: str, directory: Path) -> bool:
+    """Return whether BASE is published figures: a file or baseline that is called so comes first."""
+    from madlite.reports.baselines import baseline_names
+    from madlite.reports.runs import runs_folder
+    from madlite.reports.sides import PUBLISHED, is_published
+
+    if name != PUBLISHED:
+        return is_published(name)
+    return not Path(name).exists() and name not in baseline_names(runs_folder(directory))
+
+
+def _against_published(
+    base: str, new: str | None, where: dict[str, str], settings: Settings, directory: Path
+) -> Report:
+    """Return the comparison of published figures, of plugins and of the user's own files, with one side."""
+    from madlite.cli import setup
+    from madlite.cli.references import named_references
+    from madlite.reports.published import compare_published, of_source
+    from madlite.reports.runs import LAST, runs_folder
+    from madlite.reports.sides import RunHistory, read_side
+
+    runs = runs_folder(directory)
+    side = read_side(new or LAST, runs, where)
+    plugins = setup.load(no_plugins=False, verbose=False)
+    setup.print_problems(plugins.problems)
+    references = of_source(named_references(plugins, directory), base)
+    history = RunHistory(runs, side.runs)
+    return compare_published(base, references, side, settings=settings, history=history)
 
 
 def _columns(file: str, values: str | None, by: str, where: dict[str, str]) -> tuple[Side, Side]:
@@ -288,7 +313,8 @@ def _cells(one: Comparison, shared: set[str]) -> Iterator[str]:
 
     base, new = one.pair.base, one.pair.new
     own = zip(DIMENSIONS, new.key, strict=True)
-    yield series_name({name: text for name, text in own if name not in shared})
+    name = series_name({name: text for name, text in own if name not in shared})
+    yield f"{name} to {one.source}" if one.source else name
     yield number_text(one.base)
     yield number_text(one.new)
     yield change_text(one)
@@ -320,12 +346,16 @@ def _differences(shown: Sequence[Comparison]) -> Iterator[str]:
             of = (
                 ""
                 if len(told) == 1
-                else f" of {members[0].pair.new['model']}" + (f" and {n} more" if (n := len(members) - 1) else "")
+                else f" of {_short_name(members[0])}" + (f" and {n} more" if (n := len(members) - 1) else "")
             )
             yield f"differs{of}:"
             yield from (f"  {text}" for text in texts[:MOST_DIFFERENCES])
             if len(texts) > MOST_DIFFERENCES:
                 yield f"  and {len(texts) - MOST_DIFFERENCES} more: --json"
+
+
+def _short_name(one: Comparison) -> str:
+    return f"{one.pair.new['model']} to {one.source}" if one.source else one.pair.new["model"]
 
 
 # `madlite run --baseline`.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 VARIABLE = "_MADLITE_COMPLETE"  # click's name of it for a program that is called madlite
+_MOST_BACK = 10  # runs that last~N is offered for
 _WORDS = "madlite.words"  # in a context's meta: the words of the command before click reads them
 # What every shell puts on its line as it stands: a card of a checkout may have the name `$(rm -rf ~)`.
 _SAFE = re.compile(r"[\w@%+.,/-]+", re.ASCII)
@@ -78,12 +79,18 @@ def complete_tags(ctx: click.Context, param: click.Parameter | None, incomplete:
 
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return ids of runs, the newest first, by how they begin or else by any part, and `last`."""
+    """Return ids of runs, the newest first, by how they begin or else by any part, and `last`.
+
+    `last~1`, … are offered once they are begun.
+    """
     from madlite.reports.runs import LAST, names_with
 
     names = _ids(ctx)
     found = names_with(names, incomplete) if incomplete else names
     last = [LAST] if names and LAST.startswith(incomplete) else []
+    if incomplete.startswith(LAST):
+        last += [one for back in range(1, min(len(names), _MOST_BACK)) if (one := f"{LAST}~{back}") != incomplete]
+        last = [one for one in last if one.startswith(incomplete)]
     return [CompletionItem(name) for name in (*last, *found)]
 
 
@@ -101,6 +108,25 @@ def complete_status(ctx: click.Context, param: click.Parameter, incomplete: str)
 
     words = (*STATES, *(cause.value for cause in Cause if cause.value))
     return [CompletionItem(word) for word in words if word.startswith(incomplete.lower())]
+
+
+def complete_run_fields(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the names that `runs --columns` and `--sort` know; of words with commas the last is completed."""
+    before, comma, part = incomplete.rpartition(",")
+    sign = "-" if part.startswith("-") and param.name == "sort" else ""
+    return [CompletionItem(f"{before}{comma}{sign}{name}") for name in _run_fields(part.removeprefix(sign))]
+
+
+def complete_run_values(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the names that `runs --where` knows, up to the sign before a value."""
+    return [CompletionItem(f"{name}=") for name in _run_fields(incomplete)]
+
+
+def _run_fields(begin: str) -> Iterator[str]:
+    from madlite.reports.run_fields import COLUMNS
+    from madlite.reports.series import DIMENSIONS
+
+    return (name for name in dict.fromkeys((*COLUMNS, *DIMENSIONS)) if name.startswith(begin))
 
 
 def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

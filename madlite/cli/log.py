@@ -22,7 +22,8 @@ from madlite.errors import ExitCode
 def command(run: str, follow: bool, tail: int | None, raw: bool, directory: Path) -> int:
     """Print a run's log; of a running one, what it has so far.
 
-    RUN is a run's id, a part of it that no other has, or last. What would steer the terminal is left out.
+    RUN is a run's id, a part of it that no other has, last, or last~1. What would steer the terminal is
+    left out.
 
     \b
     madlite log last --follow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from madlite.cli.arguments import (
     contract_option,
 )
 from madlite.cli.completion import complete_tags, is_value_of, store_args
+from madlite.errors import UsageProblem
 from madlite.plan.fields import OPTIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -178,6 +179,21 @@ tag_words = click.argument(_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=
 def decides_plan(name: str) -> bool:
     """Return whether an option, by the name of its value, decides a plan; a frozen plan accepts none of them."""
     return name == _WORDS or (section_of(name) in _DECIDING and name not in _NOT_DECIDING)
+
+
+def read_filters(
+    texts: Sequence[str], option: str = "--where", example: str = "device=MI300X"
+) -> list[tuple[str, str]]:
+    """Return the texts `KEY=VALUE` of an option, as keys and values.
+
+    Raises:
+        UsageProblem: one has no value.
+    """
+    pairs = [text.partition("=") for text in texts]
+    for name, sign, _ in pairs:
+        if not sign or not name.strip():
+            raise UsageProblem(f"{option} {name!r} has no value", f"{option} {example}")
+    return [(name.strip(), value.strip()) for name, _, value in pairs]
 
 
 dir_option = click.option(

@@ -66,7 +66,7 @@ def command(
     """Read logs of trainings: steps, steady throughput, verdict.
 
     A LOG is a file, packed by gzip, xz or bzip2 or not, - for stdin, or a run: its id, a part of it that no other has,
-    or last. Nothing is run or written.
+    last, or last~1. Nothing is run or written.
 
     \b
     madlite parse train.log

@@ -105,6 +105,15 @@ def _own_files(folder: Path) -> Iterator[tuple[str, Path]]:
     yield from ((shown(file), file) for file in named)
 
 
+def named_references(plugins: Plugins, folder: Path) -> list[Reference]:
+    """Return every published figure, with the user's file in the source of those that are from one.
+
+    Raises:
+        UsageProblem: one of the user's files cannot be used.
+    """
+    return [_named(one) for one in load_references(plugins, folder)]
+
+
 def compare_planned(plugins: Plugins, folder: Path, plan: RunPlan, result: Result) -> str:
     """Return how a run's success compares with the nearest published figure; "" where none applies.
 
@@ -126,10 +135,10 @@ def _compared(plugins: Plugins, folder: Path, run: tuple[Measured, Result]) -> s
     from madlite.reports.references import comparison
 
     try:
-        published = load_references(plugins, folder)
+        references = named_references(plugins, folder)
     except MadliteError as error:
         return f"not compared with published figures: {error.message}"
-    return without_secrets(comparison(map(_named, published), *run))
+    return without_secrets(comparison(references, *run))
 
 
 def _named(one: Published) -> Reference:

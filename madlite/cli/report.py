@@ -12,7 +12,7 @@ from madlite.cli import setup
 from madlite.cli.arguments import contract, contract_option
 from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
-from madlite.cli.options import dir_option, verbose_option
+from madlite.cli.options import dir_option, read_filters, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 
@@ -46,8 +46,8 @@ def command(ctx: click.Context) -> None:
 def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> int:
     """Write a results file as <name>.html beside it, or the rows of a run as <id>.html here.
 
-    The page needs no other file. RUN is a run's id, a part of it that no other has, or last. A success whose number is
-    doubtful is shown as SUCCESS (suspect), with the reason, also where perf.csv has no column for it.
+    The page needs no other file. RUN is a run's id, a part of it that no other has, last, or last~1. A success whose
+    number is doubtful is shown as SUCCESS (suspect), with the reason, also where perf.csv has no column for it.
 
     \b
     madlite report to-html perf.csv
@@ -182,7 +182,7 @@ def markdown(
 
 
 def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str, directory: Path) -> Page:
-    from madlite.cli.compare import compare_sides, read_filters
+    from madlite.cli.compare import compare_sides
     from madlite.plan.inputs import RUNS
     from madlite.reports.compare import Settings
     from madlite.reports.page import page_data
@@ -190,7 +190,7 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
     from madlite.reports.page.sources import as_side, collect
     from madlite.reports.sides import read_side
 
-    filters = read_filters(where)
+    filters = dict(read_filters(where))
     found = collect(sources, directory, filters)
     side = read_side(base, directory / RUNS, filters) if base else None
     published, problems = _published(directory)

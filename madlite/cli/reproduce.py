@@ -41,7 +41,7 @@ def command(run: str, rerun: bool, without_secrets: bool, directory: Path) -> in
 
     Values, image digest, args and context are those of the run; what cannot be pinned is said in comments. Secrets
     are in no record: --run takes variables from the environment, and does not start where one is missing. RUN is a
-    run's id, a part of it that no other has, or last.
+    run's id, a part of it that no other has, last, or last~1.
 
     \b
     madlite reproduce last

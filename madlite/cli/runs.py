@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from madlite.cli import setup
-from madlite.cli.completion import complete_status
+from madlite.cli.amounts import SINCE, UNTIL
+from madlite.cli.completion import complete_run_fields, complete_run_values, complete_status
 from madlite.cli.format import duration, status_text
-from madlite.cli.options import TagsCommand, dir_option, tags_option, verbose_option
+from madlite.cli.options import TagsCommand, dir_option, read_filters, tags_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, without_secrets
 from madlite.errors import ExitCode
-from madlite.model import Status
+from madlite.model import Json, Status
 from madlite.text import printable, shortened
 
 if TYPE_CHECKING:
+    from madlite.reports.run_groups import RunGroup
     from madlite.reports.runs import StoredRun
 
 _LONGEST = 60  # characters of a cell
@@ -35,43 +38,148 @@ _LONGEST = 60  # characters of a cell
 )
 @click.option("--of", default="", metavar="ID", help="Only those of a batch or of a study: the beginning of its id.")
 @click.option("--limit", type=click.IntRange(min=0), default=0, metavar="N", help="Only the newest N; 0 all.")
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=complete_run_values,
+    help="Only with this value of a column, dimension (device, gpus) or fact ('image digest'). Repeatable.",
+)
+@click.option("--since", type=SINCE, metavar="TIME", help="Only those that started since: 2d, 12h ago, 2026-11-01.")
+@click.option("--until", type=UNTIL, metavar="TIME", help="Only those that started until then, that day included.")
+@click.option(
+    "--columns",
+    default="",
+    metavar="NAME[,NAME]",
+    shell_complete=complete_run_fields,
+    help="Show these: columns of --csv, dimensions, facts.",
+)
+@click.option(
+    "--sort",
+    default="",
+    metavar="[-]NAME[,...]",
+    shell_complete=complete_run_fields,
+    help="By these values, numbers as numbers; -NAME: the largest first.",
+)
+@click.option(
+    "--group",
+    "group_by",
+    type=click.Choice(["study", "batch", "series", "card"]),
+    help="A heading for each, with n, median, CV, range and failures.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, without formulas and control characters.")
 @dir_option
 @verbose_option
 def command(
-    tags: tuple[str, ...], status: str, of: str, limit: int, as_json: bool, as_csv: bool, directory: Path
+    tags: tuple[str, ...],
+    status: str,
+    of: str,
+    limit: int,
+    where: tuple[str, ...],
+    since: datetime | None,
+    until: datetime | None,
+    columns: str,
+    sort: str,
+    group_by: str | None,
+    as_json: bool,
+    as_csv: bool,
+    directory: Path,
 ) -> int:
     """List the runs of this folder, the newest last.
 
     \b
     madlite runs --status failure --limit 20
     madlite runs --tags llama --csv > runs.csv
+    madlite runs --where device=MI300X --since 2d --sort -performance
+    madlite runs --columns id,performance,'image digest' --group series
     """
     from madlite.reports import listing
+    from madlite.reports.run_fields import Fields, narrowed, ordered
     from madlite.reports.runs import list_runs, runs_folder
     from madlite.results.integrity import changed_files
     from madlite.run.recovery.unfinished import recovery_report
 
     folder = runs_folder(directory)
     every = list_runs(folder)
+    fields = Fields(every)
+    wanted = [(fields.name(name, "--where"), text) for name, text in read_filters(where)]
+    shown = [fields.name(name, "--columns") for name in _parts(columns)]
+    order = [(fields.name(name.removeprefix("-"), "--sort"), name.startswith("-")) for name in _parts(sort)]
     words = [word for text in tags for word in text.split(",")]
-    chosen = listing.select_runs(every, status=status, tags=words, of=of, limit=limit)
-    if as_json:
-        click.echo(without_secrets(json.dumps([listing.as_json(run) for run in chosen], indent=2)))
-    elif as_csv:
-        click.echo(without_secrets("".join(listing.as_csv(chosen))), nl=False)
-    elif chosen:
-        for line, place in listing.as_table(chosen, map(_words, chosen)):
-            echo_status(line, place)
-        for line in _statistics(chosen) if of else ():
+    chosen = narrowed(listing.select_runs(every, status=status, tags=words, of=of), wanted, _utc(since), _utc(until))
+    chosen = ordered(chosen[-limit:] if limit else chosen, order)
+    if chosen or as_json or as_csv:
+        _show(chosen, shown, group_by or "", as_json=as_json, as_csv=as_csv)
+        for line in _statistics(chosen) if of and not (as_json or as_csv or group_by) else ():
             echo(line)
     else:
         echo(f"no runs in {folder}" if not every else f"none of {len(every)} runs is one of those")
+    unknown = fields.missing(name for name, _ in (*wanted, *((name, "") for name in shown), *order))
     changed = (f"{words}; madlite clean" for _, words in changed_files(folder.parent))
-    for text in (*listing.problems(every), *recovery_report(folder.parent), *changed):
+    for text in (*unknown, *listing.problems(every), *recovery_report(folder.parent), *changed):
         setup.warn(text)
     return int(ExitCode.OK)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _utc(when: datetime | None) -> str:
+    """Return a time as runs have it."""
+    return f"{when:%Y-%m-%d %H:%M:%S}" if when is not None else ""
+
+
+def _show(chosen: Sequence[StoredRun], columns: list[str], group_by: str, *, as_json: bool, as_csv: bool) -> None:
+    from madlite.reports.run_groups import RunGroup, group_runs
+
+    groups = group_runs(chosen, group_by) if group_by else [RunGroup(by="", name="", runs=tuple(chosen))]
+    if as_json:
+        click.echo(without_secrets(json.dumps(_objects(groups, columns), indent=2)))
+    elif as_csv:
+        click.echo(without_secrets("".join(_csv(groups, columns))), nl=False)
+    else:
+        _table(groups, columns)
+
+
+def _objects(groups: Sequence[RunGroup], columns: Sequence[str]) -> list[dict[str, Json]]:
+    from madlite.reports import listing, run_fields, run_groups
+
+    def objects(runs: Sequence[StoredRun]) -> list[dict[str, Json]]:
+        return [run_fields.as_json(run, columns) if columns else listing.as_json(run) for run in runs]
+
+    if len(groups) == 1 and not groups[0].by:
+        return objects(groups[0].runs)
+    return [run_groups.as_json(one, objects(one.runs)) for one in groups]
+
+
+def _csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of the CSV; of groups with their names as the first column."""
+    from madlite.reports.listing import COLUMNS
+    from madlite.reports.run_fields import as_csv, csv_cells
+
+    names = list(columns or COLUMNS)
+    grouped = any(one.by for one in groups)
+    rows = ([*([one.name] if grouped else []), *csv_cells(run, names)] for one in groups for run in one.runs)
+    return as_csv([*(["group"] if grouped else []), *names], rows)
+
+
+def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
+    from madlite.reports import listing, run_fields
+    from madlite.reports.run_groups import heading
+
+    runs = [run for one in groups for run in one.runs]
+    table = run_fields.as_table(runs, columns) if columns else listing.as_table(runs, map(_words, runs))
+    (head, _), *lines = table
+    echo(head)
+    rest = iter(lines)
+    for one in groups:
+        for text in heading(one) if one.by else ():
+            echo(printable(text))
+        for _ in one.runs:
+            line, place = next(rest)
+            echo(line) if place is None else echo_status(line, place)
 
 
 def _statistics(runs: Sequence[StoredRun]) -> list[str]:

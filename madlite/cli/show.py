@@ -1,8 +1,8 @@
-"""`madlite show`: everything recorded about one run, on a page."""
+"""`madlite show`: everything recorded about one run, on a page; of several what differs, side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -28,33 +28,64 @@ from madlite.errors import ExitCode
 from madlite.model import Status
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.results.record import Record, result_of
-from madlite.text import scalar_text
+from madlite.text import printable, scalar_text
 from madlite.workspace.journal import read_run
 
 
 @click.command("show", cls=Command)
-@click.argument("run", metavar="RUN", shell_complete=complete_run)
-@click.option("--json", "wants_json", is_flag=True, help="Print the record itself; without one, what is known.")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run)
+@click.option("--all", "every", is_flag=True, help="Of several runs also what is equal.")
+@click.option(
+    "--json",
+    "wants_json",
+    is_flag=True,
+    help="Print the record itself; without one, what is known. Of several runs a list.",
+)
 @dir_option
 @verbose_option
-def command(run: str, wants_json: bool, directory: Path) -> int:
-    """Show one run: verdict, number, window, power, checks, configuration, provenance, files.
+def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Path) -> int:
+    """Show one run: verdict, number, window, power, checks, configuration, provenance, files; or several side by side.
 
-    RUN is a run's id, a part of it that no other has, or last.
+    RUN is a run's id, a part of it that no other has, last, or last~1. Of several runs first what they ran with is
+    shown, as far as it differs, then number, window, GPUs, checks and versions.
 
     \b
     madlite show last
     madlite show 3fa91c --json
+    madlite show last~1 last
     """
     from madlite.reports.runs import as_json, find_run, open_run, runs_folder
 
-    found = open_run(find_run(runs_folder(directory), run))
+    folder = runs_folder(directory)
+    opened = [open_run(find_run(folder, run)) for run in runs]
+    if len(opened) > 1:
+        _show_several(opened, every=every, wants_json=wants_json)
+        return int(ExitCode.OK)
+    (found,) = opened
     if wants_json:
         click.echo(without_secrets(as_json(found)), nl=False)
     else:
         for line in page(found, _compared(found, directory)):
             echo_status(line, VALUES_AT)
     return int(ExitCode.OK)
+
+
+def _show_several(runs: Sequence[StoredRun], *, every: bool, wants_json: bool) -> None:
+    from madlite.cli.terminal import echo, terminal_width
+    from madlite.reports.runs import as_json
+    from madlite.reports.side_by_side import as_lines, common_name, sections
+
+    if wants_json:
+        import json
+
+        click.echo(without_secrets(json.dumps([json.loads(as_json(run)) for run in runs], indent=2)))
+        return
+    found = sections(runs, every=every)
+    echo(printable(f"{len(runs)} runs   {common_name(runs)}".rstrip()))
+    for line in as_lines(runs, found, terminal_width()):
+        echo(line)
+    if not every and found[0].title == "number":
+        echo("all that is recorded of what they ran with is equal: --all")
 
 
 def _compared(run: StoredRun, directory: Path) -> str:

@@ -21,6 +21,15 @@ _UNSAFE = re.compile(rf"({_HARMLESS})|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a
 _PARTIAL = re.compile(r"\x1b(?:\[[0-9;]{0,40})?\Z")
 
 
+def terminal_width() -> int | None:
+    """Return the columns of the terminal that stdout is, or $COLUMNS where that is set; None in a pipe or a file."""
+    import shutil
+
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
+        return None
+    return shutil.get_terminal_size().columns
+
+
 # a status as `status_text` writes it, and the first word of a warning about a result
 _STATUS = re.compile(r"(?:SUCCESS \(suspect\)|SUCCESS|FAILURE|suspect)(?![\w-])")
 _COLOURS = {"SUCCESS": "green", "FAILURE": "red"}

@@ -21,7 +21,7 @@ from madlite.measure.statistics import (
     smallest_p,
 )
 from madlite.model import Value
-from madlite.reports.series import DIMENSIONS, Direction, Pair, Series, pair
+from madlite.reports.series import DIMENSIONS, FACT_GROUPS, Direction, Pair, Series, pair
 
 FEWEST_HISTORY = 4  # samples from which a noise is estimated
 _FLOOR = 2.0  # standard errors that a change has to be above
@@ -67,7 +67,8 @@ class Comparison(Value, frozen=True):
 
     `ratio` is median(new) ÷ median(base), None where a side has no number; `change` is by how much of the base the new
     side is better: below 0 it is worse.  `p` is that of the Mann-Whitney test.  `noise` is the variation between runs
-    that is assumed, `noise_from` where it comes from, and `floor` the change that it explains by itself.
+    that is assumed, `noise_from` where it comes from, and `floor` the change that it explains by itself.  `source` is
+    the document of a base that is a published figure.
     """
 
     pair: Pair
@@ -83,6 +84,12 @@ class Comparison(Value, frozen=True):
     floor: float = 0.0
     direction: Direction = "neutral"
     differences: tuple[Difference, ...] = ()
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        """The series in one line, with what it is compared to where that has a name of its own."""
+        return f"{self.pair.new.name} to {self.source}" if self.source else self.pair.new.name
 
     @property
     def change(self) -> float | None:
@@ -134,7 +141,19 @@ def compare(
 ) -> Report:
     """Return the comparison of two sides; series that differ in the dimensions `across` alone are compared, too."""
     pairs, only_base, only_new = pair(base, new, across=tuple(across))
-    found = [_compare(one, settings, history) for one in pairs]
+    found = [compare_pair(one, settings, history) for one in pairs]
+    return report_of(found, labels, only_base, only_new, notes, settings)
+
+
+def report_of(
+    found: Iterable[Comparison],
+    labels: tuple[str, str],
+    only_base: Sequence[Series],
+    only_new: Sequence[Series],
+    notes: Iterable[str],
+    settings: Settings,
+) -> Report:
+    """Return comparisons as a report, the worst change first."""
     return Report(
         base=labels[0],
         new=labels[1],
@@ -150,7 +169,8 @@ def _badness(one: Comparison) -> tuple[bool, float]:
     return one.change is None, -(one.change or 0.0)
 
 
-def _compare(found: Pair, settings: Settings, history: History) -> Comparison:
+def compare_pair(found: Pair, settings: Settings, history: History, untested: str = "") -> Comparison:
+    """Return the comparison of one series; with `untested`, the reason, the ratio alone, which decides nothing."""
     base, new = found.base.values, found.new.values
     direction = settings.better.get(found.new["metric"], found.new.direction)
     blank = Comparison(
@@ -164,6 +184,8 @@ def _compare(found: Pair, settings: Settings, history: History) -> Comparison:
     if not base or not new or not blank.base or not blank.new:
         return replace(blank, reason=_no_number(found))
     measured = _with_noise(replace(blank, ratio=blank.new / blank.base), settings, history)
+    if untested:
+        return replace(measured, reason=untested)
     return _judged(replace(measured, interval=ratio_interval(base, new, settings.confidence)), settings)
 
 
@@ -242,7 +264,6 @@ def _judged(one: Comparison, settings: Settings) -> Comparison:
 # What the two sides ran with.
 
 _FIRST = ("image", "image digest", "docker_image", "docker_sha", "caches")  # what an engineer looks at first
-_GROUPS = ("gpu ", "inside ", "setting ", "config ", "env ", "repository ", "host ", "package ")
 
 
 def differences(found: Pair) -> Iterator[Difference]:
@@ -253,19 +274,20 @@ def differences(found: Pair) -> Iterator[Difference]:
     for name, base, new in zip(DIMENSIONS, found.base.key, found.new.key, strict=True):
         if base and new and base != new:
             yield Difference(name=name, base=(base,), new=(new,))
-    yield from sorted(_different_facts(found.base.facts, found.new.facts), key=lambda one: _rank(one.name))
+    yield from sorted(_different_facts(found.base.facts, found.new.facts), key=lambda one: difference_rank(one.name))
 
 
 def _different_facts(base: Mapping[str, tuple[str, ...]], new: Mapping[str, tuple[str, ...]]) -> Iterator[Difference]:
     both_detailed = bool(base.keys() & new.keys())
     for name in dict.fromkeys((*base, *new)):
         one, other = base.get(name, ()), new.get(name, ())
-        if {*one} != {*other} and both_detailed and (bool(one and other) or name.startswith(_GROUPS)):
+        if {*one} != {*other} and both_detailed and (bool(one and other) or name.startswith(FACT_GROUPS)):
             yield Difference(name=name, base=one, new=other)
 
 
-def _rank(name: str) -> tuple[int, str]:
+def difference_rank(name: str) -> tuple[int, str]:
+    """Return the place of a fact among those that differ, what most often explains a change first."""
     if name in _FIRST:
         return _FIRST.index(name), ""
-    group = next((n for n, start in enumerate(_GROUPS) if name.startswith(start)), len(_GROUPS))
+    group = next((n for n, start in enumerate(FACT_GROUPS) if name.startswith(start)), len(FACT_GROUPS))
     return len(_FIRST) + group, name

@@ -10,7 +10,7 @@ from madlite.model import Value, to_json
 from madlite.reports.compare import Comparison, Difference, Report, Verdict
 from madlite.reports.gates import Trip
 from madlite.reports.series import DIMENSIONS, Series
-from madlite.text import printable
+from madlite.text import printable, shortened_middle
 
 MOST_DIFFERENCES = 8  # of one series in a text for people
 _LONGEST = 60  # characters of a value in such a text
@@ -46,8 +46,7 @@ def difference_text(one: Difference) -> str:
 
 
 def _short(text: str) -> str:
-    plain = printable(text)
-    return plain if len(plain) <= _LONGEST else f"{plain[:40]}…{plain[-18:]}"
+    return shortened_middle(printable(text), _LONGEST)
 
 
 def summary(report: Report) -> str:
@@ -106,6 +105,7 @@ class _Line(Value, frozen=True):
     direction: str
     unknown: tuple[str, ...]
     differences: tuple[Difference, ...]
+    source: str
 
 
 class _Document(Value, frozen=True):
@@ -157,7 +157,20 @@ def _line(one: Comparison) -> _Line:
     )
 
 
-_SAME = ("reason", "base", "new", "ratio", "change", "p", "noise", "noise_from", "floor", "direction", "differences")
+_SAME = (
+    "reason",
+    "base",
+    "new",
+    "ratio",
+    "change",
+    "p",
+    "noise",
+    "noise_from",
+    "floor",
+    "direction",
+    "differences",
+    "source",
+)
 
 _SIGNS = {
     Verdict.REGRESSION: "🔴",
@@ -189,7 +202,7 @@ def as_markdown(report: Report, trips: Sequence[Trip], most: int) -> str:
 def _markdown_row(one: Comparison) -> str:
     base, new = one.pair.base, one.pair.new
     cells = (
-        _plain(new.name),
+        _plain(one.name),
         number_text(one.base),
         number_text(one.new),
         change_text(one),
@@ -201,7 +214,7 @@ def _markdown_row(one: Comparison) -> str:
 
 
 def _markdown_differences(one: Comparison) -> Iterator[str]:
-    yield f"* {_plain(one.pair.new.name)}"
+    yield f"* {_plain(one.name)}"
     for difference in one.differences[:MOST_DIFFERENCES]:
         yield f"  * {_plain(difference_text(difference))}"
     if len(one.differences) > MOST_DIFFERENCES:
@@ -218,7 +231,7 @@ def as_junit(report: Report, trips: Sequence[Trip]) -> str:
     failed: dict[str, list[Trip]] = {}
     for trip in trips:
         failed.setdefault(trip.series, []).append(trip)
-    cases = [_case(one.pair.new.name, failed.pop(one.pair.new.name, []), one) for one in report.comparisons]
+    cases = [_case(one.name, failed.pop(one.name, []), one) for one in report.comparisons]
     cases += [_case(name, found, None) for name, found in failed.items()]
     failures = sum("<failure" in case for case in cases)
     skipped = sum("<skipped" in case for case in cases)

@@ -62,7 +62,7 @@ def trips(report: Report, gates: Sequence[Gate], *, require_data: bool = False) 
     found = [trip for gate in gates for trip in _trips(report, gate)]
     if require_data:
         found += [
-            Trip(gate="--require-data", series=one.pair.new.name, reason=one.reason)
+            Trip(gate="--require-data", series=one.name, reason=one.reason)
             for one in report.comparisons
             if one.verdict is Verdict.INSUFFICIENT_DATA
         ]
@@ -78,7 +78,7 @@ def _trips(report: Report, gate: Gate) -> Iterator[Trip]:
             yield Trip(gate=gate.text, series=series.name, reason=f"{report.new} does not have it")
     for one in report.comparisons:
         if reason := _reason(one, gate):
-            yield Trip(gate=gate.text, series=one.pair.new.name, reason=reason)
+            yield Trip(gate=gate.text, series=one.name, reason=reason)
 
 
 def _reason(one: Comparison, gate: Gate) -> str:

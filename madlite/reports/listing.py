@@ -1,4 +1,4 @@
-"""Runs as a table, as JSON and as CSV."""
+"""Runs as a table and as JSON, and which of them are listed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Cause, Json, Status
-from madlite.reports.documents import escape_formula
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
-from madlite.results.header import csv_line
-from madlite.text import align, printable
+from madlite.text import align
 
 COLUMNS = (
     *("id", "when", "card", "status", "cause", "performance", "metric", "suspect", "duration_s", "doubt"),
@@ -78,16 +76,6 @@ def as_json(run: StoredRun) -> dict[str, Json]:
         "warm_up": record.is_warm_up,
         "caches": record.caches,
     }
-
-
-def as_csv(runs: Iterable[StoredRun]) -> Iterator[str]:
-    """Yield a table as CSV, in which nothing is a formula to a spreadsheet or steers a terminal."""
-    yield csv_line(COLUMNS, "\n")
-    for run in runs:
-        values = as_json(run)
-        values["suspect"] = "; ".join(values["suspect"])
-        texts = ("" if values[name] is None else str(values[name]) for name in COLUMNS)
-        yield csv_line((printable(escape_formula(text)) for text in texts), "\n")
 
 
 def as_table(runs: Sequence[StoredRun], words: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, int]]:

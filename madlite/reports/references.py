@@ -206,7 +206,7 @@ def matching(
         attention=attention,
         columns=columns or {},
     )
-    counted = [one for one in references if _counts_same(one, metric, unit)]
+    counted = [one for one in references if counts_same(one, metric, unit)]
     return matches_of(counted, run)
 
 
@@ -242,7 +242,7 @@ def _same_device(reference: Reference, run: Measured) -> bool:
     return device_key(reference.device) in {device_key(name) for name in (run.device, run.product) if name}
 
 
-def _counts_same(reference: Reference, metric: str, unit: str) -> bool:
+def counts_same(reference: Reference, metric: str, unit: str) -> bool:
     """Return whether a metric counts what a reference does: by its unit, or by its name where no unit is known."""
     own, theirs = unit_of(metric, unit), unit_of(reference.metric, reference.unit)
     return own == theirs if own or theirs else metric == reference.metric
@@ -250,6 +250,13 @@ def _counts_same(reference: Reference, metric: str, unit: str) -> bool:
 
 def _differences(reference: Reference, run: Measured) -> Iterator[str]:
     """Yield what the reference states and the run has otherwise: `batch 3, here 4`."""
+    for name, published, here in stated_otherwise(reference, run):
+        text = f"{published} attention counted" if name == "attention" else f"{name} {published}"
+        yield f"{text}, here {here or 'unknown'}"
+
+
+def stated_otherwise(reference: Reference, run: Measured) -> Iterator[tuple[str, str, str]]:
+    """Yield what the reference states and the run has otherwise: a name, what is published, and the run's own."""
     pairs: list[tuple[str, object, object]] = [
         ("batch", reference.micro_batch, run.micro_batch),
         ("global batch", reference.global_batch, run.global_batch),
@@ -259,10 +266,10 @@ def _differences(reference: Reference, run: Measured) -> Iterator[str]:
     ]
     for name, published, here in pairs:
         if published not in (None, "", here):
-            yield f"{name} {published}, here {here or 'unknown'}"
+            yield name, str(published), str(here or "")
     of_tflops = unit_of(reference.metric, reference.unit) == Quantity.TFLOPS_PER_GPU.unit
     if of_tflops and reference.attention and run.attention and reference.attention != run.attention:
-        yield f"{reference.attention} attention counted, here {run.attention}"
+        yield "attention", reference.attention, run.attention
 
 
 # A success beside the published figure that is nearest to it.
@@ -361,7 +368,7 @@ def figure_for(match: Match, result: Result) -> Figure | None:
     That of the reference's own metric comes first, as MAD's `TFLOPS_per_gpu`, which published tables have.
     """
     reference = match.reference
-    same = [one for one in result.metrics if one.value is not None and _counts_same(reference, one.metric, one.unit)]
+    same = [one for one in result.metrics if one.value is not None and counts_same(reference, one.metric, one.unit)]
     good = [one for one in same if one.status is Status.SUCCESS]
     if not good:
         return _own_tflops(reference, result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -22,6 +23,7 @@ from madlite.workspace.folder import LOCK, PLAN, RECORD, check_runs_folder, is_a
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
 LAST = "last"
+_BACK = re.compile(rf"{LAST}(?:~([0-9]{{1,9}}))?")  # last, last~1
 _STARTED_LATER = 20  # runs of one batch are made together and start one after another
 
 
@@ -191,7 +193,7 @@ def as_json(run: StoredRun) -> str:
 
 
 def find_run(runs: Path, name: str) -> Path:
-    """Return the folder of the run that a name stands for: its id, a part of it that no other has, or `last`.
+    """Return the folder of the run that a name stands for: its id, a part of it that no other has, `last`, `last~1`.
 
     Raises:
         UsageProblem: no run or several are named so.
@@ -208,17 +210,26 @@ def find_named(runs: Path, name: str) -> Path | None:
     """Return the folder of a run as `find_run` does; None where no run is named so.
 
     Raises:
-        UsageProblem: several are.
+        UsageProblem: several are, or there are fewer runs than `last~N` goes back.
     """
     names = run_names(runs)
-    if name == LAST and names:
-        return newest(runs, 1)[-1].folder
+    if names and (found := _BACK.fullmatch(name)):
+        return _before_last(runs, int(found[1] or 0))
     if name in names:
         return runs / name
     matching = names_with(names, name)
     if len(matching) > 1:
         raise _several(name, matching)
     return runs / matching[0] if matching else None
+
+
+def _before_last(runs: Path, back: int) -> Path:
+    """Return the folder of the run that started so many runs before the newest."""
+    found = newest(runs, back + 1)
+    if len(found) <= back:
+        count = "1 run" if len(found) == 1 else f"{len(found)} runs"
+        raise UsageProblem(f"{LAST}~{back}: {runs} has {count}", "madlite runs lists them")
+    return found[-1 - back].folder
 
 
 _PATTERN = frozenset("*?[")

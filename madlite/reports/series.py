@@ -35,6 +35,9 @@ _COLUMNS = {
 """The columns of a results file in which a dimension stands, the first that has a text."""
 FACTS = ("docker_image", "docker_sha", "git_commit", "machine_name", "args", "additional_docker_run_options")
 """The columns of a results file that say what a run ran with."""
+FACT_NAMES = ("image", "image digest", "script", "machine", "runtime", "git commit", "madlite", "caches", "args")
+FACT_GROUPS = ("gpu ", "inside ", "setting ", "config ", "env ", "repository ", "host ", "package ")
+"""What a record's facts are called, and how the others begin, what most often explains a change first."""
 RESULT_COLUMNS = tuple(dict.fromkeys(name for names in _COLUMNS.values() for name in names))
 _MOST_FACTS = 4  # different values of one fact that a series keeps
 

@@ -28,6 +28,7 @@ from madlite.reports.series import DIMENSIONS, Entry, Series, group, joined, mat
 from madlite.results.header import recorded_row
 
 BASELINE = "baseline:"
+PUBLISHED = "published"
 HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
 
 
@@ -113,6 +114,11 @@ def _found(name: str, runs: Path, where: Mapping[str, str]) -> Side:
     return found if found.series else _of_files(str(Path(name)), source.files, where)
 
 
+def is_published(name: str) -> bool:
+    """Return whether a name stands for published figures: `published`, `published:PART OF A SOURCE`."""
+    return name == PUBLISHED or name.startswith(f"{PUBLISHED}:")
+
+
 def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side]:
     """Return one side for each value of a column of a results file, in the order of the file.
 
@@ -196,9 +202,6 @@ def _chosen_runs(name: str, runs: Path) -> list[StoredRun]:
     """Return the runs that a name stands for: one, or those of a study or batch."""
     if not runs.is_dir():
         return []
-    last, _, back = name.partition("~")
-    if last == LAST and (not back or back.isdigit()):
-        return [_back(runs, int(back or 0))]
     try:
         folder = find_named(runs, name)
     except UsageProblem:
@@ -206,13 +209,6 @@ def _chosen_runs(name: str, runs: Path) -> list[StoredRun]:
             return group
         raise
     return [open_run(folder)] if folder is not None else _group(name, runs) or []
-
-
-def _back(runs: Path, back: int) -> StoredRun:
-    found = newest(runs, back + 1)
-    if len(found) <= back:
-        raise UsageProblem(f"last~{back}: {runs} has {len(found)} runs", "madlite runs lists them")
-    return found[-1 - back]
 
 
 def _group(name: str, runs: Path) -> list[StoredRun] | None:
@@ -226,6 +222,8 @@ def _groups(run: StoredRun) -> tuple[str, ...]:
 
 
 def _unknown(name: str, runs: Path) -> UsageProblem:
+    if is_published(name):
+        return UsageProblem(f"{name!r} can only be BASE of madlite compare", "madlite compare published last")
     known = [*baseline_names(runs), *(run_names(runs) if runs.is_dir() else ()), *_csv_files(), LAST]
     close = nearest_words(name, known, most=1) or names_with(known, name)[-1:]
     hint = "a results file, a folder, a run's id, last, last~1, a baseline, or device=MI300X"

@@ -203,3 +203,13 @@ def test_bash_completes_what_madlite_offers(tmp_path):
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.stdout == "my_model\n", done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_run_before_the_last_is_offered_once_it_is_begun(completed, runs):
+    assert completed("show", "last") == ["last", "last~1"] and completed("show", "last~1") == []
+
+
+def test_fields_of_runs_are_completed(completed, place):
+    assert completed("runs", "--columns", "id,perf") == ["id,performance"]
+    assert completed("runs", "--sort", "n_") == ["n_gpus"] and completed("runs", "--where", "dev") == ["device="]
+    assert completed("runs", "--group", "s") == ["study", "series"]

@@ -1,0 +1,204 @@
+"""What is known of a run by a name: columns of the list, dimensions of its series, facts of what it ran with.
+
+They are what `madlite runs` filters by, shows as columns and sorts by.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from madlite.errors import UsageProblem, did_you_mean, one_hint
+from madlite.model import Json
+from madlite.reports import listing
+from madlite.reports.documents import escape_formula
+from madlite.reports.runs import StoredRun
+from madlite.reports.series import DIMENSIONS, FACT_GROUPS, FACT_NAMES, record_dimensions, record_facts
+from madlite.results.header import csv_line
+from madlite.text import align, printable, scalar_text, shortened_middle, without_groups
+
+COLUMNS = (
+    *listing.COLUMNS,
+    *("reason", "origin", "pruned", "folder", "collected"),
+    *("study_kind", "varied", "series", "index", "warm_up", "caches"),
+)
+"""The fields of a run in `--json`; the first of them are the columns of `--csv`."""
+_NUMBERS = frozenset(
+    ("performance", "duration_s", "n_gpus", "gpus", "nodes", "seq_len", "micro_batch", "global_batch")
+)  # `--where gpus=8.0` is 8 of these; of other texts, such as a commit 12e4, it is not
+_HEADS = {"id": "ID", "when": "WHEN (UTC)"}
+_LONGEST = 60  # characters of a cell
+
+
+# Names.
+
+
+class Fields:
+    """The names that can be used for the runs of a folder, and the values that runs have by them."""
+
+    def __init__(self, runs: Iterable[StoredRun]) -> None:
+        self._runs = tuple(runs)
+        self._facts: frozenset[str] | None = None
+
+    def name(self, text: str, option: str) -> str:
+        """Return the name that a text stands for; case, `-` and `_` are one in it (`image-digest`).
+
+        Raises:
+            UsageProblem: there is none; `option` is where the text is from.
+        """
+        if text in COLUMNS or text in DIMENSIONS or text in self.facts:
+            return text
+        known = {_plain(name): name for name in (*sorted(self.facts), *DIMENSIONS, *COLUMNS)}
+        if (found := known.get(_plain(text))) is not None:
+            return found
+        if text.startswith(FACT_GROUPS):
+            return text
+        raise self._unknown(text, option)
+
+    @property
+    def facts(self) -> frozenset[str]:
+        """The names of facts that a run here has, and those that every run can have."""
+        if self._facts is None:
+            self._facts = frozenset(FACT_NAMES).union(*(record_facts(run.record) for run in self._runs))
+        return self._facts
+
+    def missing(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield a sentence for each name of a fact that no run here has."""
+        for name in dict.fromkeys(names):
+            if self._runs and name not in COLUMNS and name not in DIMENSIONS and name not in self.facts:
+                near = did_you_mean(name, sorted(self.facts), most=1)
+                yield one_hint(f"no run here has '{name}'", near)
+
+    def _unknown(self, text: str, option: str) -> UsageProblem:
+        known = (*COLUMNS, *DIMENSIONS, *sorted(self.facts))
+        close = did_you_mean(text, known, most=1) if text else ""
+        hint = f"{', '.join(dict.fromkeys((*listing.COLUMNS, *DIMENSIONS)))}, or a fact: 'image digest', 'gpu driver'"
+        return UsageProblem(f"{option} {text!r}: no run has a value of that name", one_hint(close, hint))
+
+
+def _plain(text: str) -> str:
+    return text.strip().casefold().replace("-", " ").replace("_", " ")
+
+
+def value_of(run: StoredRun, name: str) -> Json:
+    """Return a run's value of a field by its name as `Fields.name` has it; "" of a dimension or fact without one."""
+    if name in COLUMNS:
+        return listing.as_json(run)[name]
+    if name == "metric":
+        return run.headline.metric if run.headline else ""
+    if name in DIMENSIONS:
+        return record_dimensions(run.record)[name]
+    return record_facts(run.record).get(name, "")
+
+
+def text_of(value: Json) -> str:
+    """Return a value as one text: parts of a list with semicolons, "" for none."""
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}={scalar_text(item)}" for key, item in value.items())
+    return "; ".join(map(str, value)) if isinstance(value, (list, tuple)) else scalar_text(value)
+
+
+# Filters.
+
+
+def narrowed(
+    runs: Iterable[StoredRun], where: Sequence[tuple[str, str]] = (), since: str = "", until: str = ""
+) -> list[StoredRun]:
+    """Return the runs that have all these values, and started in a time: from `since` on, before `until`.
+
+    Of a name that comes several times one of its values is enough.  Times are UTC as `StoredRun.when` has them.
+    """
+    wanted: dict[str, list[str]] = {}
+    for name, text in where:
+        wanted.setdefault(name, []).append(text)
+    return [
+        run
+        for run in runs
+        if (not since or run.when >= since)
+        and (not until or run.when < until)
+        and all(_has(run, name, texts) for name, texts in wanted.items())
+    ]
+
+
+def _has(run: StoredRun, name: str, texts: Iterable[str]) -> bool:
+    own = text_of(value_of(run, name))
+    return any(_same(name, own, text) for text in texts)
+
+
+def _same(name: str, own: str, text: str) -> bool:
+    if own.casefold() == text.strip().casefold():
+        return True
+    number = _number(own) if name in _NUMBERS else None
+    return number is not None and number == _number(text)
+
+
+# Order.
+
+
+def ordered(runs: Iterable[StoredRun], names: Sequence[tuple[str, bool]]) -> list[StoredRun]:
+    """Return runs in the order of fields, the first of which decides; True with a name is descending.
+
+    Numbers are in the order of their values; other texts too, number by number (6.9.1 before 6.12).  Runs without a
+    value come last either way.
+    """
+    found = list(runs)
+    for name, descending in reversed(names):
+        texts = [text_of(value_of(run, name)) for run in found]
+        key = _number if all(_number(text) is not None for text in texts if text) else _natural
+        known = [(key(text), at) for at, text in enumerate(texts) if text]
+        known.sort(key=lambda pair: pair[0], reverse=descending)  # type: ignore[arg-type, return-value]
+        blank = [at for at, text in enumerate(texts) if not text]
+        found = [found[at] for at in (*(at for _, at in known), *blank)]
+    return found
+
+
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Return a key by which a text is in the order of the numbers in it, as far as others have them there too."""
+    parts = _DIGITS.split(text.casefold())
+    return [(len(part.lstrip("0")), part.lstrip("0")) if at % 2 else (-1, part) for at, part in enumerate(parts)]
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(without_groups(text.strip()))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+# Runs with chosen columns.
+
+
+def as_json(run: StoredRun, columns: Sequence[str]) -> dict[str, Json]:
+    """Return these values of a run, for programs."""
+    return {name: value_of(run, name) for name in columns}
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield a table as CSV, in which nothing is a formula to a spreadsheet or steers a terminal."""
+    for row in (columns, *rows):
+        yield csv_line((printable(escape_formula(text)) for text in row), "\n")
+
+
+def csv_cells(run: StoredRun, columns: Sequence[str]) -> list[str]:
+    """Return the cells of a run in a CSV."""
+    return [text_of(value_of(run, name)) for name in columns]
+
+
+def as_table(runs: Sequence[StoredRun], columns: Sequence[str]) -> list[tuple[str, int | None]]:
+    """Return the lines of a table, its head first, and where in them the status stands; None where it is no column."""
+    rows = [[_HEADS.get(name, printable(name.upper())) for name in columns]]
+    rows += [
+        [shortened_middle(printable(text_of(value_of(run, name))), _LONGEST) or "-" for name in columns] for run in runs
+    ]
+    place = None
+    if "status" in columns:
+        before = columns[: columns.index("status")]
+        place = sum(max(len(row[at]) for row in rows) + 2 for at in range(len(before)))
+    return [(line, place) for line in align(rows)]

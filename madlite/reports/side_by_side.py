@@ -1,0 +1,240 @@
+"""Several runs side by side: what differs between them, their numbers, GPUs, checks and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
+
+from madlite.model import GpuUse, Value
+from madlite.reports.compare import difference_rank
+from madlite.reports.runs import StoredRun
+from madlite.reports.series import DIMENSIONS, record_dimensions, record_facts, series_name
+from madlite.results.record import Record
+from madlite.text import align, printable, shortened_middle
+
+_GAP = 2  # blanks between columns
+_INDENT = 2  # blanks before a line of a section
+_NARROWEST = 12  # characters of a run's column, however narrow the terminal is
+_LONGEST_NAME = 28  # characters of the names, and of a value that goes to no terminal:
+_LONGEST_VALUE = 64
+
+
+class Field(Value, frozen=True):
+    """One line: a name, and what each run has of it, "" for nothing."""
+
+    name: str
+    values: tuple[str, ...]
+    always: bool = False  # whether it is shown where all values are equal, too
+
+    @property
+    def differs(self) -> bool:
+        """Whether not all values are equal."""
+        return len({*self.values}) > 1
+
+
+class Section(Value, frozen=True):
+    """Lines under one title."""
+
+    title: str
+    fields: tuple[Field, ...]
+
+
+def sections(runs: Sequence[StoredRun], *, every: bool = False) -> list[Section]:
+    """Return what differs between runs, first what they ran with; with `every` also what is equal.
+
+    What no run has is left out.
+    """
+    found = [
+        Section(title="what differs" if not every else "what ran", fields=tuple(_ran(runs))),
+        Section(title="number", fields=tuple(_fields(runs, _number(runs)))),
+        Section(title="GPUs", fields=tuple(_fields(runs, _GPUS))),
+        Section(title="checks", fields=tuple(_of_mappings([_checks(run.record) for run in runs]))),
+        Section(title="versions", fields=tuple(_of_mappings([run.record.provenance.versions for run in runs]))),
+    ]
+    chosen = [
+        Section(
+            title=one.title,
+            fields=tuple(
+                field for field in one.fields if any(field.values) and (every or field.differs or field.always)
+            ),
+        )
+        for one in found
+    ]
+    return [one for one in chosen if one.fields]
+
+
+def common_name(runs: Sequence[StoredRun]) -> str:
+    """Return the dimensions that all runs have in common, in one line."""
+    every = [record_dimensions(run.record) for run in runs]
+    return series_name({name: text for name, text in every[0].items() if all(one[name] == text for one in every)})
+
+
+# The fields of each section.
+
+Read = Callable[[StoredRun], str]
+
+
+def _fields(runs: Sequence[StoredRun], reads: Mapping[str, Read]) -> Iterator[Field]:
+    for name, read in reads.items():
+        yield Field(name=name, values=tuple(read(run) for run in runs), always=name in _ALWAYS)
+
+
+_ALWAYS = ("status", "number", "started")
+
+
+def _of_mappings(every: Sequence[Mapping[str, str]]) -> Iterator[Field]:
+    for name in dict.fromkeys(name for one in every for name in one):
+        yield Field(name=name, values=tuple(one.get(name, "") for one in every))
+
+
+def _ran(runs: Sequence[StoredRun]) -> Iterator[Field]:
+    """Yield dimensions, then facts, what most often explains a change first."""
+    dimensions = [record_dimensions(run.record) for run in runs]
+    named = {"metric": [run.headline.metric if run.headline else "" for run in runs]}
+    for name in DIMENSIONS:
+        yield Field(name=name, values=tuple(named.get(name) or [one[name] for one in dimensions]))
+    facts = _of_mappings([record_facts(run.record) for run in runs])
+    yield from sorted(facts, key=lambda one: difference_rank(one.name))
+
+
+def _number(runs: Sequence[StoredRun]) -> dict[str, Read]:
+    return {
+        "status": lambda run: run.state + (" (suspect)" if run.is_suspect else ""),
+        "cause": lambda run: run.record.cause,
+        "doubt": lambda run: run.doubt,
+        "number": lambda run: f"{run.headline.text} {run.headline.metric}" if run.headline else "",
+        "against the first": lambda run: _change(runs[0], run),
+        "started": lambda run: run.when,
+        **{name: _of_window(name) for name in ("steps", "mean", "CV", "min", "max", "drift", "outliers", "dropped")},
+        "TFLOP/s/GPU": lambda run: _digits(run.record.compute.tflops_per_gpu if run.record.compute else None),
+        "MFU": lambda run: _percent(run.record.compute.mfu if run.record.compute else None),
+        "suspect": lambda run: "; ".join(run.record.suspect),
+        "reason": lambda run: run.problem or run.record.reason,
+        **{
+            f"{name} s": lambda run, name=name: _digits(run.record.durations_s.get(name))  # type: ignore[misc]
+            for name in dict.fromkeys(name for run in runs for name in run.record.durations_s)
+        },
+    }
+
+
+def _change(first: StoredRun, run: StoredRun) -> str:
+    """Return by how much a number is more than the first run's, where both count the same."""
+    one, other = first.headline, run.headline
+    if one is None or other is None or one.metric != other.metric or not one.value or other.value is None:
+        return ""
+    return "" if run is first else f"{other.value / one.value - 1:+.2%}"
+
+
+def _of_window(name: str) -> Read:
+    def read(run: StoredRun) -> str:
+        window = run.record.window
+        if window is None:
+            return ""
+        texts = {
+            "steps": f"{window.n}, {window.first_step} to {window.last_step}",
+            "CV": _percent(window.cv),
+            "drift": "" if window.drift is None else f"{window.drift:+.2%}",
+        }
+        return texts[name] if name in texts else _digits(getattr(window, name))
+
+    return read
+
+
+def _of_telemetry(name: str, text: Callable[[float | None], str]) -> Read:
+    return lambda run: text(getattr(run.record.telemetry, name, None))
+
+
+def _mean_of_gpus(name: str) -> Read:
+    return lambda run: _digits(_over_gpus(run.record, name, fmean))
+
+
+def _highest_of_gpus(name: str) -> Read:
+    return lambda run: _digits(_over_gpus(run.record, name, max))
+
+
+def _over_gpus(record: Record, name: str, over: Callable[[list[float]], float]) -> float | None:
+    gpus: Iterable[GpuUse] = record.telemetry.gpus if record.telemetry is not None else ()
+    values = [value for gpu in gpus if (value := getattr(gpu, name)) is not None]
+    return over(values) if values else None
+
+
+def _digits(value: float | None) -> str:
+    """Return a number to six digits."""
+    return "" if value is None else f"{value:,.6g}"
+
+
+def _percent(part: float | None) -> str:
+    return "" if part is None else f"{part:.2%}"
+
+
+_GPUS: dict[str, Read] = {
+    "power W/GPU": _of_telemetry("power_w", _digits),
+    "tokens/J": _of_telemetry("tokens_per_joule", _digits),
+    "throttled": _of_telemetry("throttled", _percent),
+    "at power limit": _of_telemetry("power_cap", _percent),
+    "clock MHz": _mean_of_gpus("clock_mhz"),
+    "memory clock MHz": _mean_of_gpus("memory_clock_mhz"),
+    "utilization %": _mean_of_gpus("utilization_percent"),
+    "temperature °C": _highest_of_gpus("temperature_c"),
+    "memory GiB": _highest_of_gpus("memory_used_gib"),
+    "other processes": lambda run: ", ".join(run.record.telemetry.foreign_processes if run.record.telemetry else ()),
+    "measured": lambda run: f"by {found.source}, over the {found.over}" if (found := run.record.telemetry) else "",
+}
+
+
+def _checks(record: Record) -> dict[str, str]:
+    return {one.name: f"{one.status}  {one.text}".rstrip() for one in record.checks}
+
+
+# Lines that fit a terminal.
+
+
+def as_lines(runs: Sequence[StoredRun], found: Sequence[Section], width: int | None) -> Iterator[str]:
+    """Yield a table with a column for each run, as wide as a terminal; without one values have at most 64 characters.
+
+    The middle of what is too long is left out, or what all values begin with, where only that shows how they differ.
+    """
+    fields = [field for one in found for field in one.fields]
+    ids = [run.folder.name for run in runs]
+    names = max((len(_name(one.name)) for one in fields), default=0)
+    columns = list(zip(ids, *(map(printable, one.values) for one in fields), strict=True))
+    room = None if width is None else width - _INDENT - names - _GAP * len(runs)
+    widths = fitted([max(map(len, column)) for column in columns], room)
+    rows = [("", *_cells(ids, widths)), *((_name(one.name), *_cells(one.values, widths)) for one in fields)]
+    lines = iter(f"{' ' * _INDENT}{line}" for line in align(rows))
+    yield next(lines)
+    for section in found:
+        yield section.title
+        yield from (next(lines) for _ in section.fields)
+
+
+def _name(text: str) -> str:
+    return shortened_middle(printable(text), _LONGEST_NAME)
+
+
+def fitted(natural: Sequence[int], room: int | None) -> list[int]:
+    """Return the widths of columns that share some room: none wider than it needs, the widest as wide as each other."""
+    if room is None:
+        return [min(one, _LONGEST_VALUE) for one in natural]
+    widths: dict[int, int] = {}
+    for done, (at, wide) in enumerate(sorted(enumerate(natural), key=lambda pair: pair[1])):
+        share = (room - sum(widths.values())) // (len(natural) - done)
+        widths[at] = min(wide, max(share, _NARROWEST))
+    most = min((width for at, width in widths.items() if width < natural[at]), default=max(natural))
+    return [min(widths[at], most) for at in range(len(natural))]
+
+
+def _cells(values: Sequence[str], widths: Sequence[int]) -> list[str]:
+    texts = [" ".join(printable(text).split()) for text in values]
+    different = {text for text in texts if text}
+    if len({shortened_middle(text, min(widths)) for text in different}) < len(different):
+        same = max(_common_start(different) - 3, 0)  # they differ in a part that would be left out
+        texts = [f"…{text[same:]}" if text and same else text for text in texts]
+    return [shortened_middle(text or "-", wide) for text, wide in zip(texts, widths, strict=True)]
+
+
+def _common_start(texts: Iterable[str]) -> int:
+    """Return how many characters all texts begin with in common."""
+    texts = list(texts)
+    columns = enumerate(zip(*texts, strict=False))
+    return next((at for at, column in columns if len({*column}) > 1), min(map(len, texts)))
