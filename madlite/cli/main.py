@@ -36,7 +36,8 @@ COMMANDS = {
     "runs": ("madlite.cli.runs", "List the runs of this folder, the newest last."),
     "show": (
         "madlite.cli.show",
-        "Show one run: verdict, number, window, power, checks, configuration, provenance, files.",
+        "Show one run: verdict, number, window, power, checks, configuration, provenance, files; "
+        "or several side by side.",
     ),
     "log": ("madlite.cli.log", "Print a run's log; of a running one, what it has so far."),
     "watch": ("madlite.cli.watch", "Show how far the runs of this folder are, as long as they go on."),
