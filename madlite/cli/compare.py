@@ -208,19 +208,24 @@ def is_published_base(name: str, directory: Path) -> bool:
 def _against_published(
     base: str, new: str | None, where: dict[str, str], settings: Settings, directory: Path
 ) -> Report:
+    from madlite.reports.runs import LAST, runs_folder
+    from madlite.reports.sides import read_side
+
+    return compare_with_published(base, read_side(new or LAST, runs_folder(directory), where), settings, directory)
+
+
+def compare_with_published(base: str, side: Side, settings: Settings, directory: Path) -> Report:
     """Return the comparison of published figures, of plugins and of the user's own files, with one side."""
     from madlite.cli import setup
     from madlite.cli.references import named_references
     from madlite.reports.published import compare_published, of_source
-    from madlite.reports.runs import LAST, runs_folder
-    from madlite.reports.sides import RunHistory, read_side
+    from madlite.reports.runs import runs_folder
+    from madlite.reports.sides import RunHistory
 
-    runs = runs_folder(directory)
-    side = read_side(new or LAST, runs, where)
     plugins = setup.load(no_plugins=False, verbose=False)
     setup.print_problems(plugins.problems)
     references = of_source(named_references(plugins, directory), base)
-    history = RunHistory(runs, side.runs)
+    history = RunHistory(runs_folder(directory), side.runs)
     return compare_published(base, references, side, settings=settings, history=history)
 
 

@@ -17,8 +17,10 @@ from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 
 if TYPE_CHECKING:
+    from madlite.reports.compare import Report
     from madlite.reports.page import Page
     from madlite.reports.references import Published
+    from madlite.reports.sides import Side
 
 _FILE = click.Path(path_type=Path)
 
@@ -107,7 +109,7 @@ def _source_options(command: Callable[..., int]) -> Callable[..., int]:
             "base",
             default="",
             metavar="SOURCE",
-            help="Compare with these results: a baseline's name, a results file, a run, a folder.",
+            help="Compare with these results: a baseline's name, a results file, a run, a folder, or published.",
         ),
         click.option(
             "--where",
@@ -182,17 +184,13 @@ def markdown(
 
 
 def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str, directory: Path) -> Page:
-    from madlite.cli.compare import compare_sides
-    from madlite.plan.inputs import RUNS
-    from madlite.reports.compare import Settings
     from madlite.reports.page import page_data
     from madlite.reports.page.published import references_of
     from madlite.reports.page.sources import as_side, collect
-    from madlite.reports.sides import read_side
 
     filters = dict(read_filters(where))
     found = collect(sources, directory, filters)
-    side = read_side(base, directory / RUNS, filters) if base else None
+    comparison = _compared(base, as_side(found), filters, directory) if base else None
     published, problems = _published(directory)
     notes = (*found.notes, *problems)
     for note in notes:
@@ -200,13 +198,24 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
     return page_data(
         found.series,
         found.runs,
-        compare_sides(side, as_side(found), Settings(), directory) if side is not None else None,
+        comparison,
         failures=found.failures,
         references=references_of(published, found.runs),
         title=title or "Benchmark results",
         sources=found.sources,
         notes=notes,
     )
+
+
+def _compared(base: str, new: Side, filters: dict[str, str], directory: Path) -> Report:
+    from madlite.cli.compare import compare_sides, compare_with_published, is_published_base
+    from madlite.plan.inputs import RUNS
+    from madlite.reports.compare import Settings
+    from madlite.reports.sides import read_side
+
+    if is_published_base(base, directory):
+        return compare_with_published(base, new, Settings(), directory)
+    return compare_sides(read_side(base, directory / RUNS, filters), new, Settings(), directory)
 
 
 def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:

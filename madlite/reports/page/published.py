@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import asdict
 
+from madlite.model import Reference
 from madlite.reports.page.run_details import trusted
 from madlite.reports.page.values import ReferenceMark, References
-from madlite.reports.references import Match, Measured, Published, matching, of_record
+from madlite.reports.references import Match, Measured, Published, matching, model_key, of_record
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Series
 from madlite.text import whole_number
@@ -21,15 +22,18 @@ def references_of(published: Sequence[Published], runs: Iterable[StoredRun] = ()
 
     Of a series of stored runs more is known than its dimensions: the GPU's full name, the image's release.
     """
-    references = [one.reference for one in published]
+    of_model: dict[str, list[Reference]] = {}
+    for one in published:
+        of_model.setdefault(model_key(one.reference.model), []).append(one.reference)
     origins = {id(one.reference): "" if one.from_plugin else f" in {one.origin}" for one in published}
     known = {run.folder.name: run for run in trusted(runs)}
 
     def marks(series: Series) -> Sequence[ReferenceMark]:
-        if not references:
+        if not of_model:
             return ()
         run = next((known[sample.run] for sample in reversed(series.samples) if sample.run in known), None)
         measured = of_record(run.record)[0] if run is not None else _measured(series)
+        references = of_model.get(model_key(measured.model), ())
         found = matching(references, **asdict(measured), metric=series["metric"])
         return tuple(_mark(one, origins[id(one.reference)]) for one in found[:_MOST])
 
