@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from madlite.errors import UsageProblem
-from madlite.model import Value
+from madlite.model import Json, Value
 from madlite.reports.compare import Report, compare
 from madlite.reports.dashboard.live import Live, log_end
 from madlite.reports.dashboard.queries import (
@@ -104,7 +104,7 @@ class Answers:
             raise NotHere(f"no run {name!r}", "madlite runs lists them")
         return ledger.opened([name])[0]
 
-    def record(self, query: NoQuery, id: str) -> msgspec.Raw:
+    def record(self, query: NoQuery, id: str) -> Json:
         """Return the record of a run as `madlite show --json` prints it."""
         return msgspec.json.decode(as_json(self.run(id)))
 
