@@ -56,7 +56,10 @@ def test_every_source_and_spelling_chooses(capsys, args):
         ([TAG, "--image-release", "v99"], "releases: v25."),
         (["pyt_train_llama-3.1-8b", "--image-release", "v99"], "releases: v25.2, v25.3, v25.4"),
         (["demo_torchtitan_llama_debug", "--mode", "pretrian"], "did you mean --mode pretrain?"),
-        (["demo_torchtitan_llama_debug", "--image-release", "v99"], "v26.1, upstream (no image: the packages that are installed)"),
+        (
+            ["demo_torchtitan_llama_debug", "--image-release", "v99"],
+            "v26.1, upstream (no image: the packages that are installed)",
+        ),
         (["demo_torchtitan_llama_debug", "--backend", "torchtitn"], "did you mean torchtitan?"),
     ],
 )
