@@ -252,9 +252,7 @@ _PLAN = (
     ),
     click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
     click.option("--runtime", default="", metavar="NAME", help="docker or host; else the card and the machine decide."),
-    click.option(
-        "--gpus", default="", metavar="LIST", help="Ids of the GPUs that the runs may use, e.g. 0,2-4 (4 GPUs are 0-3)."
-    ),
+    click.option("--gpus", default="", metavar="LIST", help="Ids of GPUs the runs may use: 0,2-4; 4 GPUs are 0-3."),
     click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU; overrides detection."),
     click.option("--image", default="", metavar="REF", help="Use this container image and build none."),
     click.option(

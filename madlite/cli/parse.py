@@ -135,7 +135,8 @@ def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReadi
     warmup = record.variant.warmup_steps if record.variant and options.warmup is None else options.warmup
     steps = _WARMUP_STEPS if warmup is None else warmup
     plan = _plan_of(folder) if own is not None and backend is own[0] else None
-    return read(f"run {folder.name}", read_log(folder), plugins, backend, steps, plan)
+    own_plan = plan if plan is not None and plan.backend == record.backend else None
+    return read(f"run {folder.name}", read_log(folder), plugins, backend, steps, own_plan)
 
 
 def _plan_of(folder: Path) -> RunPlan | None:

@@ -98,6 +98,7 @@ class Provenance(Value, frozen=True):
     versions: dict[str, str] = {}  # of madlite and each plugin's distribution
     script: str = ""  # the script that ran, relative to the workspace
     script_sha256: str = ""  # of the rendered or copied script that ran
+    files: dict[str, str] = {}  # the user's script that a rendered one starts, relative to the workspace → SHA-256
     labels: dict[str, str] = {}  # of the image
     repositories: dict[str, str] = {}  # folder where it ran → commit, with " (changed)" where tracked files differ
     packages: dict[str, str] = {}  # Python distributions where it ran; torch.hip, torch.cuda: what torch was built for

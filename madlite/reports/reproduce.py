@@ -162,10 +162,16 @@ def _source_notes(record: Record) -> Iterator[str]:
 
 
 def _script_notes(record: Record, workspace: Path) -> Iterator[str]:
-    """Yield a note where a card's own script has changed; a rendered one is rendered again."""
+    """Yield a note where a card's own script has changed, or one that a rendered one starts, which is rendered again."""
+    for name, before in record.provenance.files.items():
+        yield from _changed(name, before, workspace)
     script, then = record.provenance.script, record.provenance.script_sha256
     if not script or record.rendered or record.url:
         return
+    yield from _changed(script, then, workspace)
+
+
+def _changed(script: str, then: str, workspace: Path) -> Iterator[str]:
     now = digest_of(workspace / script)
     if now != then:
         yield f"{script} {'has changed since' if now else 'is not there any more'}: another script would run"

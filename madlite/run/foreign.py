@@ -148,7 +148,8 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
     Of MAD's figures those are left that the log can have: it may be another version's or another framework's.
     """
     rule = plugins.query(backend, "result_rule", otherwise=None) if isinstance(backend, HasResultRule) else None
-    rule = plan.result_rule if plan is not None and rule is not None else rule
+    if plan is not None and isinstance(rule, ResultRule) and plan.result_rule.kind == rule.kind:
+        rule = plan.result_rule
     if not isinstance(rule, ResultRule):
         rule = ResultRule(kind="steps" if log.steps else "performance_line", loss_expected=False)
     there = log.steps.quantities()

@@ -167,6 +167,7 @@ def make_provenance(
         versions=versions(plugins),
         script=script,
         script_sha256=digest,
+        files=_started_files(planned.plan),
         labels={name: _shown(name, text) for name, text in shown.items()},
         repositories=inside.repositories,
         packages=inside.packages,
@@ -237,6 +238,15 @@ def _script(planned: Planned) -> tuple[str, str]:
         return "", ""
     digests = ((name, digest_of(plan.workspace / name)) for name in (path, f"{path}/run.sh"))
     return next(((name, digest) for name, digest in digests if digest), ("", ""))
+
+
+def _started_files(plan: RunPlan) -> dict[str, str]:
+    """Return the user's script that a rendered one starts, by the setting `script`, where the workspace has it."""
+    name = str(plan.settings.get("script", ""))
+    if not name or name.startswith(("-", "{")) or not plan.templates:
+        return {}
+    digest = digest_of(plan.workspace / name)
+    return {name: digest} if digest else {}
 
 
 # What a run's GPUs do while its model runs: sampled by a thread, told as the result's telemetry.

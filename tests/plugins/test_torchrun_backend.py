@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -421,6 +422,25 @@ def test_a_group_that_is_never_a_number_is_a_finding_of_a_run_with_a_number(tmp_
     verdict = judged_run(made(tmp_path, step=pattern), *(f"{line} mem few" for line in LINES))
     assert verdict.status is Status.SUCCESS, verdict.reason
     assert any("memory_used_gib" in text and "held 'few', which is no number" in text for text in verdict.findings)
+
+
+@pytest.mark.host
+def test_the_log_of_a_run_is_parsed_by_the_expression_of_its_plan(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    lines = "for n in range(20): print(f'step {n} loss 2.5 tps {100 + n}')"
+    (tmp_path / "train.py").write_text(lines)
+    words = ["run", "--tags", "torchrun_script", "--runtime", "host", "--set", "script=train.py"]
+    assert call([*words, "--set", f"step={STEP}", "--set", "nproc_per_node=1"]) == 0
+    capfd.readouterr()
+    assert call(["parse", "last"]) == 0
+    assert "SUCCESS   112 tokens_per_s_per_gpu (median of 15 steps, 5 to 19" in capfd.readouterr().out  # of 105 to 119
+    (file,) = tmp_path.glob("madlite_runs/*/record.json")
+    digest = hashlib.sha256(lines.encode()).hexdigest()
+    assert json.loads(file.read_text())["provenance"]["files"] == {"train.py": digest}
+    assert call(["reproduce", "last"]) == 0 and "train.py" not in capfd.readouterr().out.partition("madlite run")[0]
+    (tmp_path / "train.py").write_text(lines + "  # again")
+    assert call(["reproduce", "last"]) == 0
+    assert "# train.py has changed since: another script would run" in capfd.readouterr().out
 
 
 @pytest.mark.host
