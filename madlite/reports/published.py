@@ -122,8 +122,16 @@ def _row_name(record: Record, label: str) -> str:
 
 def _of_dimensions(series: Series) -> Measured:
     return Measured(
-        **{name: series[name] for name in ("model", "device", "precision", "mode", "backend")},
-        **{name: whole_number(series[name]) for name in ("seq_len", "gpus", "nodes", "micro_batch", "global_batch")},
+        model=series["model"],
+        device=series["device"],
+        precision=series["precision"],
+        mode=series["mode"],
+        backend=series["backend"],
+        seq_len=whole_number(series["seq_len"]),
+        gpus=whole_number(series["gpus"]),
+        nodes=whole_number(series["nodes"]),
+        micro_batch=whole_number(series["micro_batch"]),
+        global_batch=whole_number(series["global_batch"]),
     )
 
 
