@@ -1,4 +1,4 @@
-"""Every figure of benchmarks/README.md: python -m benchmarks [startup|overhead|…|telemetry|comparing ...]"""
+"""Every figure of benchmarks/README.md: python -m benchmarks [startup|overhead|…|comparing|reporting ...]"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ALL = ("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry", "comparing")
+ALL = ("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry", "comparing", "reporting")
 
 
 def main() -> None:

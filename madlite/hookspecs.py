@@ -8,6 +8,7 @@
               madlite_failure_rules()       log pattern → cause and hint
               madlite_references()          published numbers
               madlite_commands(group)       extra commands of the command line
+              madlite_exporters()           what `madlite export` can write to, beyond its own formats
     plan      madlite_adjust_plan(plan, options)     a changed plan
               madlite_checks(plan)                   findings that may keep it from starting
     run       madlite_run_started(plan)
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from madlite.model import (
         Backend,
         CardItem,
+        Exporter,
         FailureRule,
         Finding,
         Reference,
@@ -143,6 +145,33 @@ class Hooks:
             @hookimpl
             def madlite_commands(group):
                 group.add_command(upload)
+        """
+
+    @hookspec
+    def madlite_exporters(self) -> Iterable[Exporter]:  # type: ignore[empty-body]
+        """Return what writes results to another program: `madlite export --to NAME`.
+
+        When: by `madlite export`, where NAME is none of its own formats, and by `madlite plugins`.  Of two of one name
+        the first is used, and the other told as its plugin's problem.
+
+        Return: any number of objects with the members of `madlite.Exporter`.
+
+        Example::
+
+            class Board:
+                name = "board"
+                summary = "the lab's result board; -o URL"
+                options = ("team",)
+
+                def write(self, rows, target, options):
+                    known = fetch_keys(target)
+                    fresh = [row for row in rows if row.key not in known]
+                    post(target, fresh, team=options.values.get("team", ""))
+                    return Exported(new=len(fresh), target=target)
+
+            @hookimpl
+            def madlite_exporters():
+                return [Board()]
         """
 
     @hookspec

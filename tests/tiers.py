@@ -40,6 +40,7 @@ _LONG = (
     "engine/test_redaction.py",
     "install/test_runtime_page.py",
     "engine/test_podman.py",
+    "reports/page/test_browser.py",
 )
 
 

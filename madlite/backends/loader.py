@@ -14,7 +14,7 @@ import pluggy
 
 from madlite.errors import PluginError
 from madlite.hookspecs import PROJECT, Hooks
-from madlite.model import Backend, FailureRule, Finding, Problem, Reference, RunPlan, Runtime, Traits, Value
+from madlite.model import Backend, Exporter, FailureRule, Finding, Problem, Reference, RunPlan, Runtime, Traits, Value
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -131,6 +131,20 @@ class Plugins:
                 self._note(plugin.name, plugin.distribution, f"runtime {runtime.name} has no traits; left out")
             else:
                 found[runtime.name] = (runtime, plugin)
+        return found
+
+    def exporters(self) -> dict[str, tuple[Exporter, Plugin]]:
+        """Return what writes results to other programs, by name, each with its plugin."""
+        found: dict[str, tuple[Exporter, Plugin]] = {}
+        for plugin, exporter in self.collect("madlite_exporters"):
+            name = getattr(exporter, "name", "")
+            if not (isinstance(name, str) and name and callable(getattr(exporter, "write", None))):
+                self._note(plugin.name, plugin.distribution, f"exporter {exporter!r} lacks a name or write; left out")
+            elif name in found:
+                where = found[name][1].distribution
+                self._note(plugin.name, plugin.distribution, f"exporter {name}: {where} brings one; left out")
+            else:
+                found[name] = (exporter, plugin)
         return found
 
     def failure_rules(self) -> tuple[FailureRule, ...]:

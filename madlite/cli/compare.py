@@ -307,6 +307,7 @@ def _table(shown: Sequence[Comparison]) -> None:
 
 
 def _cells(one: Comparison, shared: set[str]) -> Iterator[str]:
+    from madlite.reports.compare import p_text
     from madlite.reports.comparison_text import change_text, interval_text, number_text
     from madlite.reports.series import DIMENSIONS, series_name
 
@@ -319,7 +320,7 @@ def _cells(one: Comparison, shared: set[str]) -> Iterator[str]:
     yield change_text(one)
     yield interval_text(one) or "-"
     yield f"{len(base.values)}/{len(new.values)}"
-    p = f" (p {one.p:.2g})" if one.p is not None else ""
+    p = f" ({p_text(one.p)})" if one.p is not None else ""
     yield one.verdict.value + p + (f": {one.reason}" if one.reason else "")
 
 
@@ -361,16 +362,13 @@ def _short_name(one: Comparison) -> str:
 
 
 class AgainstBaseline:
-    """What the runs of a command are compared with; nothing without a name.
+    """What the runs of a command are compared with.
 
     Raises:
         UsageProblem: nothing is named so, or a gate is none.
     """
 
     def __init__(self, name: str, fail_on: Sequence[str], workspace: Path) -> None:
-        self._side: Side | None = None
-        if not name:
-            return
         from madlite.reports.gates import read_gates
         from madlite.reports.runs import runs_folder
         from madlite.reports.sides import read_side
@@ -379,10 +377,8 @@ class AgainstBaseline:
         self._side = read_side(name, runs_folder(workspace), {})
 
     @property
-    def cell(self) -> RelativeChange | None:
+    def cell(self) -> RelativeChange:
         """What fills the column `relative_change`."""
-        if self._side is None:
-            return None
         from functools import partial
 
         from madlite.reports.against import relative_change
@@ -391,8 +387,6 @@ class AgainstBaseline:
 
     def show(self, folders: Iterable[Path]) -> bool:
         """Print the comparison of the runs in these folders, and return whether a gate tripped."""
-        if self._side is None:
-            return False
         from madlite.reports.against import compare_runs
         from madlite.reports.compare import Settings
         from madlite.reports.gates import trips

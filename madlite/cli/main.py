@@ -52,6 +52,7 @@ COMMANDS = {
         "madlite.cli.references",
         "List published figures of trainings, each with its source, date and condition.",
     ),
+    "export": ("madlite.cli.export", "Write results for other programs: files, databases, trackers; each result once."),
     "plugins": ("madlite.cli.plugins", "List plugins, their hooks and what is wrong with them."),
     "archive": ("madlite.cli.archive", "Pack runs into one file, without secrets and weights."),
     "import": ("madlite.cli.import_runs", "Take in the runs of a file that `madlite archive` packed."),

@@ -28,19 +28,18 @@ def command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
     backends = {name: plugin.name for name, (_, plugin) in plugins.backends().items()}
     list(plugins.collect("madlite_cards", trees=()))
     runtimes = {name: plugin.name for name, (_, plugin) in plugins.runtimes_of_plugins().items()}
+    exporters = {name: plugin.name for name, (_, plugin) in plugins.exporters().items()}
     references = {name: len(found) for name, found in plugins.references().items()}
     if as_json:
-        click.echo(json.dumps(_as_json(plugins, backends, runtimes, references), indent=2))
+        click.echo(json.dumps(_as_json(plugins, backends, runtimes, exporters, references), indent=2))
         return 0
     for plugin in plugins.loaded.values():
         origin = "built in" if plugin.built_in else f"{plugin.distribution} {plugin.version}"
         echo(f"{plugin.name}  ({origin})")
-        own = [name for name, owner in backends.items() if owner == plugin.name]
         echo(f"    hooks     {', '.join(plugin.hooks) or 'none'}")
-        if own:
-            echo(f"    backends  {', '.join(own)}")
-        if run_on := [name for name, owner in runtimes.items() if owner == plugin.name]:
-            echo(f"    runtimes  {', '.join(run_on)}")
+        for word, found in (("backends", backends), ("runtimes", runtimes), ("exports to", exporters)):
+            if brought := [name for name, owner in found.items() if owner == plugin.name]:
+                echo(f"    {word}  {', '.join(brought)}")
         if plugin.name in references:
             echo(f"    references  {references[plugin.name]}")
     for problem in plugins.problems:
@@ -49,7 +48,11 @@ def command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
 
 
 def _as_json(
-    plugins: Plugins, backends: dict[str, str], runtimes: dict[str, str], references: dict[str, int]
+    plugins: Plugins,
+    backends: dict[str, str],
+    runtimes: dict[str, str],
+    exporters: dict[str, str],
+    references: dict[str, int],
 ) -> dict[str, object]:
     return {
         "plugins": [
@@ -60,6 +63,7 @@ def _as_json(
                 "hooks": list(plugin.hooks),
                 "backends": [name for name, owner in backends.items() if owner == plugin.name],
                 "runtimes": [name for name, owner in runtimes.items() if owner == plugin.name],
+                "exporters": [name for name, owner in exporters.items() if owner == plugin.name],
                 "references": references.get(plugin.name, 0),
             }
             for plugin in plugins.loaded.values()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,9 +12,13 @@ from madlite.cli import setup
 from madlite.cli.arguments import contract, contract_option
 from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
-from madlite.cli.options import dir_option, verbose_option
+from madlite.cli.options import dir_option, read_filters, verbose_option
 from madlite.cli.terminal import echo
-from madlite.errors import ExitCode, UsageProblem
+from madlite.errors import ExitCode, MadliteError, UsageProblem
+
+if TYPE_CHECKING:
+    from madlite.reports.page import Page
+    from madlite.reports.references import Published
 
 _FILE = click.Path(path_type=Path)
 
@@ -20,9 +26,10 @@ _FILE = click.Path(path_type=Path)
 @click.group("report", cls=Group, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Make HTML of results files, add results to perf.csv, or make it again.
+    """Make pages, Markdown and mails of results, add results to perf.csv, or make it again.
 
     \b
+    madlite report html
     madlite report to-html perf.csv
     madlite report to-email --directory results
     """
@@ -88,6 +95,128 @@ def to_email(directory: Path, output: Path) -> int:
         setup.warn(f"left out: {problem}")
     echo(f"wrote {directory / output}")
     return int(ExitCode.OK)
+
+
+def _source_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add what `html` and `md` have in common: which results, and what they are compared with."""
+    options = (
+        click.argument("sources", nargs=-1, metavar="[SOURCE...]", shell_complete=complete_runs),
+        click.option(
+            "--baseline",
+            "--against",
+            "base",
+            default="",
+            metavar="SOURCE",
+            help="Compare with these results: a baseline's name, a results file, a run, a folder.",
+        ),
+        click.option(
+            "--where",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Only results with this dimension, column or fact: device=MI300X. Repeatable.",
+        ),
+        click.option("--title", default="", metavar="TEXT", help="The heading.  [default: Benchmark results]"),
+        dir_option,
+        verbose_option,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@command.command("html", short_help="Results as one offline page: trends, comparison, steps, failures.")
+@_source_options
+@click.option(
+    "-o",
+    "--output",
+    type=_FILE,
+    default=Path("report.html"),
+    show_default=True,
+    metavar="FILE",
+    help="What is written.",
+)
+def html(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str, directory: Path, output: Path) -> int:
+    """Write results as one HTML file that needs no network.
+
+    SOURCE is a results file, a run's id, a folder, a study or batch, or a baseline; without one the runs of this folder
+    and perf.csv.
+
+    \b
+    madlite report html
+    madlite report html perf.csv --baseline v25.2 -o week.html
+    """
+    from madlite.reports.page import render_page
+    from madlite.results.locked import write_named
+
+    page = _page(sources, base, where, title, directory)
+    write_named(output, render_page(page))
+    totals = page.totals
+    results = f"{totals.results:,} {'result' if totals.results == 1 else 'results'}"
+    echo(
+        f"wrote {output}: {results} in {totals.series:,} series, {totals.failed:,} failed, {totals.suspects:,} suspect"
+    )
+    return int(ExitCode.OK)
+
+
+@command.command("md", short_help="Results as Markdown, for mails and wikis.")
+@_source_options
+@click.option("-o", "--output", type=_FILE, metavar="FILE", help="What is written.  [default: standard output]")
+def markdown(
+    sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str, directory: Path, output: Path | None
+) -> int:
+    """Print results as Markdown tables; sources as `report html` has them.
+
+    \b
+    madlite report md perf.csv --against last-month.csv
+    """
+    from madlite.reports.page.markdown import render_markdown
+    from madlite.results.locked import write_named
+
+    text = render_markdown(_page(sources, base, where, title, directory))
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_named(output, text)
+        echo(f"wrote {output}")
+    return int(ExitCode.OK)
+
+
+def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str, directory: Path) -> Page:
+    from madlite.cli.compare import compare_sides
+    from madlite.plan.inputs import RUNS
+    from madlite.reports.compare import Settings
+    from madlite.reports.page import page_data
+    from madlite.reports.page.published import references_of
+    from madlite.reports.page.sources import as_side, collect
+    from madlite.reports.sides import read_side
+
+    filters = dict(read_filters(where))
+    found = collect(sources, directory, filters)
+    side = read_side(base, directory / RUNS, filters) if base else None
+    published, problems = _published(directory)
+    notes = (*found.notes, *problems)
+    for note in notes:
+        setup.warn(note)
+    return page_data(
+        found.series,
+        found.runs,
+        compare_sides(side, as_side(found), Settings(), directory) if side is not None else None,
+        failures=found.failures,
+        references=references_of(published, found.runs),
+        title=title or "Benchmark results",
+        sources=found.sources,
+        notes=notes,
+    )
+
+
+def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:
+    """Return the published figures, and why there are none: a report does without them."""
+    from madlite.cli.references import load_references
+
+    try:
+        return load_references(setup.load(no_plugins=False, verbose=False), directory), ()
+    except MadliteError as error:
+        return [], (f"not compared with published figures: {error.message}",)
 
 
 @command.command("rebuild", short_help="perf.csv from the records of its runs.")

@@ -41,6 +41,7 @@ from madlite.secrets import Redactor
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
+    from madlite.cli.compare import AgainstBaseline
     from madlite.cli.repeat import RepeatBatch
     from madlite.cli.screens import PlainScreen
     from madlite.model import Json, Runtime
@@ -181,13 +182,12 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, par
 def _run(
     planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any], journal: BatchJournal
 ) -> int:
-    from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import make_screen
     from madlite.cli.summary import BatchFiles
     from madlite.results.locked import make_folder
     from madlite.run.checks import check_plans
 
-    against = AgainstBaseline(params["baseline"], params["fail_on"], options.workspace)
+    against = _against(params, options)
     check_start(planned, options)
     notes = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
@@ -203,7 +203,7 @@ def _run(
         for text in (*warnings, *_recovery_warnings(options, plugins.runtimes())):
             screen.warn(text)
         batch.begin()
-        outcome = runs.run(options, plugins, screen, against.cell)
+        outcome = runs.run(options, plugins, screen, against.cell if against else None)
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         screen.total(outcome, options.output if options.rows else None)
@@ -217,7 +217,7 @@ def _run(
     finally:
         screen.close()
         sink.close()
-    failed_gate = against.show(one.plan.folder for one in planned)
+    failed_gate = against is not None and against.show(one.plan.folder for one in planned)
     if failed_gate and outcome.exit_code is ExitCode.OK and not batch.failed:
         return int(ExitCode.RESULT_CHECK_FAILED)
     only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
@@ -297,6 +297,15 @@ def _compare(plugins: Plugins, plan: RunPlan, result: Result) -> str:
     from madlite.cli.references import compare_planned
 
     return compare_planned(plugins, plan.workspace, plan, result)
+
+
+def _against(params: dict[str, Any], options: Options) -> AgainstBaseline | None:
+    """Return what the runs are compared with when they have ended."""
+    if not params["baseline"]:
+        return None
+    from madlite.cli.compare import AgainstBaseline
+
+    return AgainstBaseline(params["baseline"], params["fail_on"], options.workspace)
 
 
 def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[str]) -> None:

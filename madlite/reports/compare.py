@@ -214,6 +214,11 @@ def _with_noise(one: Comparison, settings: Settings, history: History) -> Compar
     return replace(one, noise=noise, noise_from=source, floor=_FLOOR * noise * math.sqrt(spread))
 
 
+def p_text(p: float) -> str:
+    """Return a p-value as people write it."""
+    return f"p {p:.2g}" if p >= 1e-4 else "p < 0.0001"
+
+
 def noise_of(values: Sequence[float]) -> float | None:
     """Return how much a series varies from run to run, as a part of its median, whatever steps its level made.
 

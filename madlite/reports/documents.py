@@ -191,13 +191,22 @@ def _of_json(file: Path) -> list[Document]:
 
 def _keyed(contents: Iterable[Mapping[str, Json]], documents: Iterable[dict[str, Json]]) -> list[Document]:
     """Return documents with their keys; of blanks nothing goes into a key, so that a column more changes none."""
-    seen: Counter[bytes] = Counter()
-    found = []
-    for content, fields in zip(contents, documents, strict=True):
+    key = ContentKeys()
+    return [Document(key=key(content), fields=fields) for content, fields in zip(contents, documents, strict=True)]
+
+
+class ContentKeys:
+    """Gives each of a file's contents its key: of what it holds, and of how many like it came before."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[bytes] = Counter()
+
+    def __call__(self, content: Mapping[str, Json]) -> str:
+        """Return the key of the next content, 64 hexadecimal digits."""
         text = msgspec.json.encode(content, order="deterministic")
-        seen[text] += 1
-        found.append(Document(key=hashlib.sha256(b"%d " % seen[text] + text).hexdigest(), fields=fields))
-    return found
+        seen = hashlib.sha256(text).digest()
+        self._seen[seen] += 1
+        return hashlib.sha256(b"%d " % self._seen[seen] + text).hexdigest()
 
 
 def _bson_value(value: Json) -> Json:

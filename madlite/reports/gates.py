@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Value
-from madlite.reports.compare import Comparison, Report, Verdict
+from madlite.reports.compare import Comparison, Report, Verdict, p_text
 
 _CHANGES = {"regression": -1, "improvement": 1}
 _OTHERS = ("suspicious", "missing", "failure")
@@ -99,5 +99,5 @@ def _change_reason(one: Comparison, gate: Gate) -> str:
         noise = f"above the noise floor of {one.floor:.1%}" if one.noise is not None else "no noise floor is known"
         return f"{one.change:+.2%}; {one.reason}; {noise}"
     if one.verdict.value == gate.what:
-        return f"{one.change:+.2%}, p {one.p:.2g}"
+        return f"{one.change:+.2%}, {p_text(one.p or 0.0)}"
     return ""

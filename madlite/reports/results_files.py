@@ -179,7 +179,7 @@ def _split(text: str) -> list[str]:
         return []
 
 
-def _cells(header: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
+def as_cells(header: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
     """Return a row's cells by column; of two columns of one name the first that has a text counts."""
     found: dict[str, str] = {}
     for name, text in zip(header, cells, strict=False):
@@ -192,7 +192,7 @@ def _read_rows(path: Path, rows: _Rows, where: Mapping[str, str], by: str, recor
     entries: dict[str, list[Entry]] = {}
     known = recorded(rows.header)
     for line, texts in rows:
-        cells = _cells(rows.header, texts)
+        cells = as_cells(rows.header, texts)
         entry = of_row(cells, f"{path}:{line}")
         if found := known.get(comparable(texts)):
             entry = found.pop(0) if len(found) > 1 else found[0]
@@ -201,6 +201,22 @@ def _read_rows(path: Path, rows: _Rows, where: Mapping[str, str], by: str, recor
     notes = _notes(path, rows.skipped, len(rows.skipped))
     found_sides = {name: Read(series=group(part), rows=len(part), notes=notes) for name, part in entries.items()}
     return found_sides or {"": Read(series=(), rows=0, notes=notes)}
+
+
+def read_cells(path: Path, notes: list[str]) -> Iterator[tuple[tuple[str, ...], int, list[str]]]:
+    """Yield columns, line and texts of each row of a file of any size; then add to `notes` what could not be read.
+
+    Raises:
+        UsageProblem: as `read_results`.
+    """
+    try:
+        with _opened(path) as file:
+            rows = _Rows(path, file, _header(path, file))
+            for line, texts in rows:
+                yield rows.header, line, texts
+    except OSError as error:
+        raise UsageProblem(f"{path} cannot be read: {error.strerror or error}", f"ls -l {path}") from error
+    notes += _notes(path, rows.skipped, len(rows.skipped))
 
 
 def _notes(path: Path, reasons: Sequence[str], count: int) -> tuple[str, ...]:

@@ -191,10 +191,13 @@ def merged_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...
 
 def of_row(cells: Mapping[str, str], place: str) -> Entry:
     """Return one row of a results file; `place` names file and line."""
-    dimensions = dimensions_of_row(cells)
+    return _entry(dimensions_of_row(cells), cells, row_sample(cells, place))
+
+
+def row_sample(cells: Mapping[str, str], place: str) -> Sample:
+    """Return what a row says of its run, without its number."""
     facts = {name: text for name in FACTS if (text := cells.get(name, "").strip())}
-    sample = Sample(value=0.0, place=place, suspect=cells.get("suspect", ""), run=cells.get("run", ""), facts=facts)
-    return _entry(dimensions, cells, sample)
+    return Sample(value=0.0, place=place, suspect=cells.get("suspect", ""), run=cells.get("run", ""), facts=facts)
 
 
 def dimensions_of_row(cells: Mapping[str, str]) -> dict[str, str]:
@@ -234,18 +237,22 @@ def of_record(record: Record, place: str) -> Iterator[Entry]:
     if record.is_warm_up:
         return
     rows = record.rows.cells if record.rows is not None else _rows_without_file(record)
-    dimensions, facts = record_dimensions(record), record_facts(record)
-    sample = Sample(
+    dimensions, sample = record_dimensions(record), record_sample(record, place)
+    for cells in rows:
+        yield _recorded_entry(dimensions, cells, sample)
+
+
+def record_sample(record: Record, place: str) -> Sample:
+    """Return what a record says of its run, without a number."""
+    return Sample(
         value=0.0,
         run=record.id,
         when=record.started,
         place=place,
         suspect="; ".join(record.suspect),
         steady_cv=record.window.cv if record.window is not None else None,
-        facts=facts,
+        facts=record_facts(record),
     )
-    for cells in rows:
-        yield _recorded_entry(dimensions, cells, sample)
 
 
 def of_plan_row(plan: RunPlan, cells: Mapping[str, str]) -> Entry:

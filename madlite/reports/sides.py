@@ -33,12 +33,16 @@ HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
 
 
 class Side(Value, frozen=True):
-    """One side of a comparison: how it is called, its series, the ids of its runs where they are known."""
+    """One side of a comparison: how it is called, its series, the ids of its runs where they are known.
+
+    `stored` are those of the runs that lie in a folder of runs.
+    """
 
     label: str
     series: tuple[Series, ...]
     runs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    stored: tuple[StoredRun, ...] = ()
 
 
 def read_side(name: str, runs: Path, where: Mapping[str, str]) -> Side:
@@ -58,24 +62,61 @@ def read_side(name: str, runs: Path, where: Mapping[str, str]) -> Side:
     return found
 
 
-def _found(name: str, runs: Path, where: Mapping[str, str]) -> Side:
+class Source(Value, frozen=True):
+    """What a name stands for: runs, results files, or a baseline; `where` is a filter that the name is.
+
+    Of a folder, which has both, the files count where its runs have no results.
+    """
+
+    runs: tuple[StoredRun, ...] = ()
+    files: tuple[Path, ...] = ()
+    baseline: str = ""
+    where: dict[str, str] = {}
+    is_folder: bool = False
+
+
+def find_source(name: str, runs: Path) -> Source:
+    """Return what a name stands for, as `read_side` reads it; no file is read yet.
+
+    Raises:
+        UsageProblem: nothing is named so, or several runs are.
+    """
     if name.startswith(BASELINE):
-        return _of_baseline(runs, name.removeprefix(BASELINE), where)
+        return Source(baseline=name.removeprefix(BASELINE))
     if (path := Path(name)).exists() and not (path.is_dir() and is_run(path)):
-        return _of_folder(path, where) if path.is_dir() else _of_file(path, where)
+        return _folder(path) if path.is_dir() else Source(files=(path,))
     if name in baseline_names(runs):
-        return _of_baseline(runs, name, where)
+        return Source(baseline=name)
     if chosen := _chosen_runs(path.name if path.is_dir() else name, path.parent if path.is_dir() else runs):
-        return of_runs(name, chosen, where)
+        return Source(runs=tuple(chosen))
     key, _, text = name.partition("=")
     if text and key:
-        return of_runs(name, list_runs(runs) if runs.is_dir() else (), {**where, key: text})
+        return Source(runs=list_runs(runs) if runs.is_dir() else (), where={key: text})
     raise _unknown(name, runs)
 
 
 def is_published(name: str) -> bool:
     """Return whether a name stands for published figures: `published`, `published:PART OF A SOURCE`."""
     return name == PUBLISHED or name.startswith(f"{PUBLISHED}:")
+
+
+def _folder(folder: Path) -> Source:
+    """Return a folder's runs, and perf.csv or else every results file in it."""
+    runs = folder if folder.name == RUNS else folder / RUNS
+    perf = folder / "perf.csv"
+    files = (perf,) if perf.is_file() else tuple(sorted(folder.glob("*.csv")))
+    return Source(runs=list_runs(runs) if runs.is_dir() else (), files=files, is_folder=True)
+
+
+def _found(name: str, runs: Path, where: Mapping[str, str]) -> Side:
+    source = find_source(name, runs)
+    where = {**where, **source.where}
+    if source.baseline:
+        return _of_baseline(runs, source.baseline, where)
+    if not source.is_folder:
+        return _of_file(source.files[0], where) if source.files else of_runs(name, source.runs, where)
+    found = of_runs(str(Path(name)), source.runs, where)
+    return found if found.series else _of_files(str(Path(name)), source.files, where)
 
 
 def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side]:
@@ -93,23 +134,31 @@ def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side
 def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> Side:
     """Return the results of runs; those that are not over, or whose records cannot be trusted, have none."""
     entries: list[Entry] = []
-    used, notes = [], []
+    used: list[StoredRun] = []
+    notes: list[str] = []
+    for run in finished(runs, notes):
+        facts = record_facts(run.record) if where else {}
+        found = [one for one in of_record(run.record, str(run.folder)) if matches(one.dimensions, facts, where)]
+        entries += found
+        used += [run] if found else []
+    ids = tuple(run.folder.name for run in used)
+    return Side(label=label, series=group(entries), runs=ids, notes=tuple(notes), stored=tuple(used))
+
+
+def finished(runs: Iterable[StoredRun], notes: list[str]) -> Iterator[StoredRun]:
+    """Yield the runs that are over; add to `notes` those whose records cannot be trusted."""
     for run in runs:
         if run.doubt or run.problem:
             notes.append(f"{run.folder.name}: {run.doubt or run.problem}")
         elif run.state == run.record.status.value:
-            facts = record_facts(run.record) if where else {}
-            found = [one for one in of_record(run.record, str(run.folder)) if matches(one.dimensions, facts, where)]
-            entries += found
-            used += [run.folder.name] if found else []
-    return Side(label=label, series=group(entries), runs=tuple(used), notes=tuple(notes))
+            yield run
 
 
 def _of_file(path: Path, where: Mapping[str, str]) -> Side:
-    return _joined(str(path), read_results(path, where=where, recorded=partial(_recorded, path)).values())
+    return joined_reads(str(path), read_results(path, where=where, recorded=partial(recorded_in, path)).values())
 
 
-def _recorded(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], list[Entry]]:
+def recorded_in(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], list[Entry]]:
     """Return the results that runs beside a file appended to it, by row."""
     found: dict[tuple[str, ...], list[Entry]] = {}
     for folder, record, rows in appended_to(path):
@@ -118,24 +167,21 @@ def _recorded(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], list[
     return found
 
 
-def _of_folder(folder: Path, where: Mapping[str, str]) -> Side:
-    """Return the results of a folder: those of its runs, else of perf.csv, else of every results file in it."""
-    runs = folder if folder.name == RUNS else folder / RUNS
-    if runs.is_dir() and (found := of_runs(str(folder), list_runs(runs), where)).series:
-        return found
-    files = [folder / "perf.csv"] if (folder / "perf.csv").is_file() else sorted(folder.glob("*.csv"))
+def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Side:
+    """Return the results of a folder's files; what of them is no results file is noted."""
     reads: list[Read] = []
     notes: list[str] = []
     for file in files:
         try:
-            reads += read_results(file, where=where, recorded=partial(_recorded, file)).values()
+            reads += read_results(file, where=where, recorded=partial(recorded_in, file)).values()
         except UsageProblem as problem:
             notes.append(problem.message)
-    side = _joined(str(folder), reads)
+    side = joined_reads(label, reads)
     return Side(label=side.label, series=side.series, notes=(*side.notes, *notes))
 
 
-def _joined(label: str, reads: Iterable[Read]) -> Side:
+def joined_reads(label: str, reads: Iterable[Read]) -> Side:
+    """Return the results of several files, or parts of one, as one side."""
     series: dict[tuple[str, ...], Series] = {}
     notes: list[str] = []
     for read in reads:

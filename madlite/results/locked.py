@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from madlite.errors import RecordError, UsageProblem
 from madlite.model import Json, Value
@@ -344,15 +345,36 @@ def write_named(path: Path, text: str, is_expected: Callable[[Path], bool] = lam
     Raises:
         UsageProblem: as `check_writable`, or it cannot be written; a plain file is as it was.
     """
-    data, target = text.encode("utf-8", "backslashreplace"), _target(path, is_expected)
+    with writing_named(path, is_expected) as stream:
+        stream.write(text.encode("utf-8", "backslashreplace"))
+
+
+@contextmanager
+def writing_named(path: Path, is_expected: Callable[[Path], bool] = lambda path: False) -> Iterator[IO[bytes]]:
+    """Yield a stream whose bytes become the file after the block, or go into a pipe or a terminal as they come.
+
+    Raises:
+        UsageProblem: as `check_writable`, or it cannot be written; a plain file is as it was.
+    """
+    target = _target(path, is_expected)
     try:
-        if target is None:
-            _write_into(path, data)
-        else:
-            write_atomically(target, data, mark=str(threading.get_native_id()))
+        with _writing_into(path) if target is None else _writing_whole(target) as stream:
+            yield stream
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _standard_stream(path.stat()) is not None:
+            raise  # the reader of our output closed it, which is no mistake
         nobody = target is None and error.errno == errno.ENXIO
         raise _not_writable(path, "no process reads it" if nobody else error.strerror or str(error)) from error
+
+
+@contextmanager
+def _writing_whole(target: Path) -> Iterator[IO[bytes]]:
+    with (
+        resolved(plain_target(target)) as (folder, name),
+        replacing(folder, name, f".{name}.{threading.get_native_id()}") as fd,
+        os.fdopen(os.dup(fd), "wb") as new,
+    ):
+        yield new
 
 
 def _target(path: Path, is_expected: Callable[[Path], bool]) -> Path | None:
@@ -394,15 +416,14 @@ def _standard_stream(here: os.stat_result) -> int | None:
     return None
 
 
-def _write_into(path: Path, data: bytes) -> None:
+def _writing_into(path: Path) -> IO[bytes]:
     fd = _standard_stream(path.stat())
     if fd is None:  # without waiting for a reader, who may never come; a slow one is waited for
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         os.set_blocking(fd, True)
     else:
         fd = os.dup(fd)
-    with os.fdopen(fd, "wb") as stream:
-        stream.write(data)
+    return os.fdopen(fd, "wb")
 
 
 def _not_writable(path: Path, why: str) -> UsageProblem:

@@ -113,6 +113,13 @@ def test_hook_commands():
     assert list(group.commands) == ["up"]
 
 
+def test_hook_exporters():
+    board = types.SimpleNamespace(name="board", write=lambda rows, target, options: None)
+    plugins = plugins_with("madlite_exporters", lambda: [board, types.SimpleNamespace(name="no write"), board])
+    assert [exporter for exporter, _ in plugins.exporters().values()] == [board]
+    assert [one.what.rpartition(":")[2].split()[-2:] for one in plugins.problems] == [["left", "out"]] * 2
+
+
 def test_hook_adjust_plan(plan):
     plugins = plugins_with("madlite_adjust_plan", lambda plan: msgspec.structs.replace(plan, launcher="x"))
     assert plugins.adjust(plan, {}).launcher == "x"

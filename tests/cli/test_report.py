@@ -148,3 +148,47 @@ def test_a_page_is_written_of_a_path_or_of_a_run(folder, capsys):
 def test_a_page_of_nothing_or_of_two_is_refused(folder, capsys, args, said):
     assert call(["report", "to-html", *args]) == 4
     assert said in capsys.readouterr().err and files(folder) == ["perf.csv"]
+
+
+def test_a_page_of_results_is_written_and_counted(folder, capsys):
+    assert call(["report", "html"]) == 0
+    assert capsys.readouterr().out == "wrote report.html: 1 result in 1 series, 0 failed, 0 suspect\n"
+    assert "<title>Benchmark results</title>" in (folder / "report.html").read_text()
+    assert call(["report", "html", "perf.csv", "-o", "x.html", "--title", "Week 48 <b>"]) == 0
+    assert "<title>Week 48 &lt;b&gt;</title>" in (folder / "x.html").read_text()
+
+
+def test_results_are_printed_as_markdown(folder, capsys):
+    assert call(["report", "md", "perf.csv"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("# Benchmark results\n") and "| tiny tok | 1 | 1,500 | – |" in said
+    assert call(["report", "md", "-o", "notes.md", "--where", "model=tiny"]) == 0
+    assert (folder / "notes.md").read_text().startswith("# Benchmark results\n")
+
+
+@pytest.mark.parametrize("option", ["--baseline", "--against"])
+def test_results_are_compared_with_a_base(folder, capsys, option):
+    lines = "".join(f"tiny,{2000 + n},tok,SUCCESS\n" for n in range(8))
+    (folder / "new.csv").write_text("model,performance,metric,status\n" + lines)
+    (folder / "old.csv").write_text("model,performance,metric,status\n" + lines.replace(",2", ",1"))
+    assert call(["report", "md", "new.csv", option, "old.csv"]) == 0
+    said = capsys.readouterr().out
+    assert "| tiny tok | 1,004 | 2,004 | +99.7 % |" in said
+    assert call(["report", "html", "new.csv", option, "old.csv"]) == 0
+    assert "+99.7 %" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["nothing.csv"], "'nothing.csv' is no file, run, study or baseline"),
+        (["--where", "model"], "--where 'model' has no value"),
+        (["--where", "model=other"], "this folder has no results with model=other"),
+        (["--against", "nothing"], "'nothing' is no file, run, study or baseline"),
+        (["-o", "no/such/folder.html"], "no/such/folder.html cannot be written"),
+    ],
+)
+def test_what_cannot_be_reported_is_one_sentence(folder, capsys, args, said):
+    assert call(["report", "html", *args]) == 4
+    assert said in capsys.readouterr().err
+    assert files(folder) == ["perf.csv"]

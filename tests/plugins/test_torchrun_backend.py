@@ -469,7 +469,7 @@ SCRIPT = r"""
 import json, os, re, sys
 rank = int(os.environ["RANK"])
 if rank == 0:
-    told = {name: os.environ[name] for name in os.environ if re.match("MADLITE_(?!PYTHON|RUN_)", name)}
+    told = {name: os.environ[name] for name in os.environ if re.match("MADLITE_(?!PYTHON|RUN_|TEST_)", name)}
     print("TOLD", json.dumps([sys.argv[1:], os.getcwd(), told, os.environ["WORLD_SIZE"]]), flush=True)
     for n in range(20):
         print(f"it {n} loss {3 - n / 10} speed {1000 + n}", flush=True)

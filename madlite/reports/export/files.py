@@ -1,0 +1,175 @@
+"""Rows → CSV and lines of JSON: a file written as a whole, or one that grows by what it does not have."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import IO
+
+from madlite.errors import UsageProblem
+from madlite.model import Exported, ExportOptions, ExportRow, json_line
+from madlite.reports.documents import escape_formula
+from madlite.reports.export.columns import COLUMNS, Cell, as_object, cells_of
+from madlite.results.locked import locked, replacing, writing_named
+from madlite.safe_files import resolved
+from madlite.text import unlimited_fields
+
+STDOUT = Path("/dev/stdout")
+
+
+def path_of(target: str) -> Path:
+    """Return the file that `-o` names; none, and `-`, stand for the standard output."""
+    return STDOUT if target in ("", "-") else Path(target)
+
+
+def shown_target(path: Path) -> str:
+    """Return a file as the summary names it; "" for the standard output."""
+    return "" if path == STDOUT else str(path)
+
+
+@contextmanager
+def growing(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Yield what a file holds, and a stream whose bytes take its place after the block; others that append wait.
+
+    Raises:
+        UsageProblem: it cannot be written; it is as it was.
+        RecordError: it cannot be opened or locked, or is no plain file.
+    """
+    try:
+        with (
+            locked(path) as file,
+            os.fdopen(os.dup(file.fd), "rb") as old,
+            resolved(file.target) as (folder, name),
+            replacing(folder, name, f".{name}.export") as fd,
+            os.fdopen(os.dup(fd), "wb") as new,
+        ):
+            yield old, new
+    except OSError as error:
+        raise UsageProblem(f"{path} cannot be written: {error.strerror or error}", f"ls -ld {path.parent}") from error
+
+
+class _TextFile:
+    """A format of one line a row; `head` comes before them."""
+
+    name = ""
+    summary = ""
+    options: tuple[str, ...] = ("append",)
+    head = b""
+
+    def write(self, rows: Iterable[ExportRow], target: str, options: ExportOptions) -> Exported:
+        """Write the rows into a file, as a whole or after those that it has."""
+        path = path_of(target)
+        if options.append and path != STDOUT:
+            return self._append(rows, path)
+        with writing_named(path) as stream:
+            stream.write(self.head)
+            new = sum(bool(stream.write(self.line(row))) for row in rows)
+        return Exported(new=new, target=shown_target(path))
+
+    def _append(self, rows: Iterable[ExportRow], path: Path) -> Exported:
+        new = present = 0
+        with growing(path) as (old, stream):
+            keys = set(self.keys(old, path))
+            size = old.seek(0, os.SEEK_END)
+            old.seek(0)
+            shutil.copyfileobj(old, stream)
+            stream.write(b"" if size else self.head)
+            stream.write(b"\n" if size and os.pread(old.fileno(), 1, size - 1) != b"\n" else b"")
+            for row in rows:
+                if row.key in keys:
+                    present += 1
+                else:
+                    new += bool(stream.write(self.line(row)))
+        return Exported(new=new, present=present, target=str(path))
+
+    def line(self, row: ExportRow) -> bytes:
+        """Return a row as its line."""
+        raise NotImplementedError
+
+    def keys(self, stream: IO[bytes], path: Path) -> Iterator[str]:
+        """Yield the keys of the rows that a file has.
+
+        Raises:
+            UsageProblem: it has other columns, or is none of ours.
+        """
+        raise NotImplementedError
+
+
+def _csv_line(cells: Iterable[Cell]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow([_csv_cell(cell) for cell in cells])
+    return text.getvalue().encode()
+
+
+def _csv_cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return escape_formula(cell)
+    return "" if cell is None else cell.isoformat() if isinstance(cell, datetime) else repr(cell)
+
+
+class CsvExporter(_TextFile):
+    """CSV in UTF-8; no cell is a formula where a spreadsheet opens it."""
+
+    name = "csv"
+    summary = "CSV, a line per result; -o FILE, else the standard output"
+    head = _csv_line(COLUMNS)
+
+    def line(self, row: ExportRow) -> bytes:
+        """Return its cells with commas."""
+        return _csv_line(cells_of(row))
+
+    def keys(self, stream: IO[bytes], path: Path) -> Iterator[str]:
+        """Yield the first cells of its lines."""
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
+        try:
+            with unlimited_fields():
+                yield from self._keys(csv.reader(text), path)
+        except csv.Error as error:
+            raise UsageProblem(f"{path} is no CSV: {error}", _REWRITE) from None
+        finally:
+            text.detach()
+
+    def _keys(self, lines: Iterator[list[str]], path: Path) -> Iterator[str]:
+        header = next(lines, None)
+        if header is not None and tuple(header) != tuple(COLUMNS):
+            raise _other_columns(path, header)
+        yield from (cells[0] for cells in lines if cells)
+
+
+class JsonLinesExporter(_TextFile):
+    """JSON Lines: an object per result, null for what is not known."""
+
+    name = "jsonl"
+    summary = "JSON Lines, an object per result; -o FILE, else the standard output"
+
+    def line(self, row: ExportRow) -> bytes:
+        """Return its object."""
+        return json_line(as_object(row))
+
+    def keys(self, stream: IO[bytes], path: Path) -> Iterator[str]:
+        """Yield the keys of its objects."""
+        import json
+
+        for number, line in enumerate(stream, 1):
+            try:
+                yield json.loads(line)["key"] if line.strip() else ""
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise UsageProblem(f"{path}: line {number} is no exported result", _REWRITE) from None
+
+
+_REWRITE = "name another file, or write it as a whole, without --append"
+
+
+def _other_columns(path: Path, header: Iterable[str]) -> UsageProblem:
+    own = [name for name in header if name not in COLUMNS]
+    lacks = [name for name in COLUMNS if name not in header]
+    what = (
+        f"it has {', '.join(own[:3])}" if own else f"it lacks {', '.join(lacks[:3])}" if lacks else "in another order"
+    )
+    return UsageProblem(f"{path} has other columns than an export: {what}", _REWRITE)

@@ -1,0 +1,399 @@
+"""Series, runs and a comparison → the values of a page.
+
+How many elements a page has is limited, so that one of 10,000 results stays below 6 MB; what has no room is counted.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from itertools import pairwise
+from statistics import median
+
+from msgspec.structs import replace
+
+from madlite.measure.statistics import change_points, coefficient_of_variation
+from madlite.reports.compare import Comparison, Report, Verdict
+from madlite.reports.page.figures import change, counted, figure, percent, rounded, thinned
+from madlite.reports.page.run_details import curve_panels, failures_of, machines_of, states_of
+from madlite.reports.page.values import (
+    Attention,
+    Bar,
+    BarGroup,
+    CauseGroup,
+    Compared,
+    Failure,
+    FailureView,
+    Item,
+    LevelChange,
+    Page,
+    ReferenceMark,
+    References,
+    SeriesView,
+    Spread,
+    Totals,
+    Trend,
+)
+from madlite.reports.runs import StoredRun
+from madlite.reports.series import DIMENSIONS, Sample, Series, series_name
+from madlite.text import shortened
+
+MOST_SERIES = 2000  # rows of the table
+MOST_BARS = 200  # of one metric
+MOST_POINTS = 1000  # of a trend
+_MOST_DETAILED = 400  # series with a trend and a spread
+_MOST_DOTS = 120  # single values of a spread
+_MOST_ATTENTION = 40
+_MOST_FAILURES = 50  # of one cause
+_MOST_REASONS = 3
+_BINS = 30
+_LONGEST_LEVELS = 500  # values among which level changes are looked for; of more the medians of pieces
+_LONGEST = 160  # characters of a name
+
+
+def no_references(series: Series) -> Sequence[ReferenceMark]:
+    """Return no published number: what a page shows without a source of them."""
+    return ()
+
+
+def page_data(
+    series: Sequence[Series],
+    runs: Sequence[StoredRun] = (),
+    comparison: Report | None = None,
+    *,
+    failures: Sequence[Failure] | None = None,
+    references: References = no_references,
+    title: str = "Benchmark results",
+    sources: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> Page:
+    """Return the values of a page.
+
+    `series` are what it is about, and of a comparison the new side.  `runs` are the stored runs among them: they add
+    step curves, causes of failures and machine facts.  `failures` are given where no runs are, or other ones are meant;
+    failures of series that neither names are counted without a cause.
+    """
+    items = _Items()
+    compared = {one.pair.new.key: one for one in comparison.comparisons} if comparison is not None else {}
+    order = sorted(series, key=lambda one: (not one.values, one.name))
+    views = tuple(
+        _view(one, items, compared.get(one.key), references, detailed=place < _MOST_DETAILED)
+        for place, one in enumerate(order[:MOST_SERIES])
+    )
+    named = tuple(failures) if failures is not None else failures_of(runs)
+    causes = _causes((*named, *_uncaused(series, named)), items)
+    found = sorted(_attention(views), key=lambda one: -one.weight)
+    machines = machines_of(series, runs)
+    of_key = {one.key: view for one, view in zip(order, views, strict=False)}
+    return Page(
+        title=title,
+        made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        sources=tuple(sources),
+        totals=_totals(series, runs, len(machines)),
+        series=views,
+        attention=tuple(found[:_MOST_ATTENTION]),
+        attention_left_out=max(0, len(found) - _MOST_ATTENTION),
+        bars=tuple(_bars(views)),
+        comparison=comparison,
+        compared=tuple(_compared(comparison, of_key, items)) if comparison is not None else (),
+        panels=curve_panels(order, runs, {key: view.item for key, view in of_key.items()}),
+        causes=causes,
+        machines=machines,
+        items=tuple(items),
+        notes=tuple(notes),
+        series_left_out=max(0, len(order) - MOST_SERIES),
+    )
+
+
+class _Items(list[Item]):
+    """The items of a page; adding one returns its number."""
+
+    def add(self, item: Item) -> int:
+        self.append(item)
+        return len(self) - 1
+
+
+def _item(series: Series, comparison: Comparison | None) -> Item:
+    verdict = comparison.verdict.value if comparison is not None else ""
+    is_of = {
+        "success": bool(series.values),
+        "failure": bool(series.failed),
+        "skipped": bool(series.skipped),
+        "suspect": bool(series.suspects),
+        verdict: verdict in (Verdict.REGRESSION.value, Verdict.IMPROVEMENT.value),
+    }
+    return Item(
+        model=shortened(series["model"], _LONGEST),
+        device=shortened(series["device"], _LONGEST),
+        precision=shortened(series["precision"], _LONGEST),
+        status=tuple(name for name, applies in is_of.items() if applies),
+        text=shortened(series.name, 2 * _LONGEST).casefold(),
+    )
+
+
+# A series.
+
+
+def _view(
+    series: Series, items: _Items, comparison: Comparison | None, references: References, *, detailed: bool
+) -> SeriesView:
+    values, settings = series.values, dict(zip(DIMENSIONS, series.key, strict=True))
+    plain = SeriesView(
+        item=items.add(_item(series, comparison)),
+        name=shortened(series.name, 2 * _LONGEST),
+        model=shortened(series["model"], _LONGEST) or "(no model)",
+        settings=shortened(series_name({**settings, "model": "", "metric": ""}), _LONGEST),
+        metric=shortened(series["metric"], _LONGEST),
+        direction=series.direction,
+        device=series["device"],
+        precision=series["precision"],
+        n=len(values),
+        failed=series.failed,
+        skipped=series.skipped,
+        suspects=series.suspects,
+        comparison=comparison,
+    )
+    return _with_statistics(plain, series, references, detailed=detailed) if values else plain
+
+
+def _with_statistics(plain: SeriesView, series: Series, references: References, *, detailed: bool) -> SeriesView:
+    values, ordered = series.values, sorted(series.values)
+    best = {"higher": ordered[-1], "lower": ordered[0]}.get(series.direction)
+    changes = tuple(level_changes(series))
+    reasons = dict.fromkeys(sample.suspect for sample in series.samples if sample.suspect)
+    return replace(
+        plain,
+        median=median(ordered),
+        cv=coefficient_of_variation(values),
+        best=best,
+        last=values[-1],
+        spread=_spread(ordered, detailed=detailed),
+        trend=_trend(series, changes) if detailed else None,
+        changes=changes,
+        references=tuple(references(series)),
+        differing=tuple((name, texts) for name, texts in series.facts.items() if len(texts) > 1),
+        reasons=tuple(reasons)[:_MOST_REASONS],
+    )
+
+
+def level_changes(series: Series) -> Iterator[LevelChange]:
+    """Yield where the level of a series changes, the earliest first; of a long one to the nearest piece."""
+    values = series.values
+    size = -(-len(values) // _LONGEST_LEVELS) or 1
+    levels = [median(values[at : at + size]) for at in range(0, len(values), size)] if size > 1 else values
+    places = [place * size for place in change_points(levels)]
+    for begin, at, end in zip([0, *places], places, [*places[1:], len(values)], strict=False):
+        before, after = median(values[begin:at]), median(values[at:end])
+        yield LevelChange(
+            at=at,
+            before=before,
+            after=after,
+            change=after / before - 1 if before else 0.0,
+            is_worse=None if series.direction == "neutral" else (after < before) == (series.direction == "higher"),
+            where=_label(series.samples[at]) if series.samples else "",
+            changed=tuple(_changed(series.samples[at - 1], series.samples[at])) if series.samples else (),
+        )
+
+
+def _changed(before: Sample, after: Sample) -> Iterator[tuple[str, str, str]]:
+    """Yield the facts that both results have, with different values."""
+    for name, old in before.facts.items():
+        if (new := after.facts.get(name, "")) and new != old:
+            yield name, shortened(old, _LONGEST), shortened(new, _LONGEST)
+
+
+def _label(sample: Sample) -> str:
+    """Return what tells a result from others: when and which run, or the line of its file."""
+    when = sample.when[:16].replace("T", " ")
+    own = sample.run or os.path.basename(sample.place)  # noqa: PTH119 - "file:line" is no path
+    return shortened(" · ".join(filter(None, (when, own))), _LONGEST)
+
+
+def _trend(series: Series, changes: Sequence[LevelChange]) -> Trend:
+    at = thinned(series.values, MOST_POINTS)
+    starts = [0, *(one.at for one in changes)]
+    ends = [*starts[1:], len(series.values)]
+    levels = [(begin, rounded(median(series.values[begin:end]))) for begin, end in zip(starts, ends, strict=True)]
+    samples = [series.samples[place] for place in at] if series.samples else []
+    return Trend(
+        at=tuple(at),
+        values=tuple(rounded(series.values[place]) for place in at),
+        labels=tuple(map(_label, samples)),
+        suspects=tuple(place for place, sample in enumerate(samples) if sample.suspect),
+        levels=tuple(levels),
+        total=len(series.values),
+    )
+
+
+def _spread(ordered: Sequence[float], *, detailed: bool) -> Spread:
+    low, high, total = ordered[0], ordered[-1], len(ordered)
+    few = total <= _MOST_DOTS
+    return Spread(
+        low=low,
+        quarter=_quantile(ordered, 0.25),
+        median=median(ordered),
+        three_quarters=_quantile(ordered, 0.75),
+        high=high,
+        points=tuple(map(rounded, ordered)) if few and detailed else (),
+        bins=tuple(_bins(ordered)) if not few and detailed else (),
+    )
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    """Return a quantile of sorted values, between two of them in proportion."""
+    place = part * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _bins(ordered: Sequence[float]) -> Iterator[int]:
+    width = (ordered[-1] - ordered[0]) / _BINS
+    edges = [bisect_left(ordered, ordered[0] + n * width) for n in range(1, _BINS)]
+    places = [0, *edges, len(ordered)]
+    yield from (end - begin for begin, end in pairwise(places))
+
+
+# What stands out, first of all.
+
+_FAR_BELOW = 0.9  # of a published number
+
+
+def _attention(views: Iterable[SeriesView]) -> Iterator[Attention]:
+    for one in views:
+        for kind, weight, text in _marks(one):
+            target = f"{'s' if one.is_detailed else 'r'}-{one.item}"
+            yield Attention(item=one.item, kind=kind, target=target, name=one.name, text=text, weight=weight)
+
+
+def _marks(one: SeriesView) -> Iterator[tuple[str, float, str]]:
+    """Yield what a reader should know of a series: kind, weight, a sentence."""
+    if one.comparison is not None:
+        yield from _verdict_mark(one.comparison)
+    worse = [each for each in one.changes if each.is_worse]
+    if worse and worse[-1] is one.changes[-1]:
+        yield "change", 2 + abs(worse[-1].change), change_text(worse[-1])
+    if one.failed and not one.n:
+        yield "failure", 1.5, f"{counted(one.failed, 'failure')} and no result"
+    if one.of_reference is not None and one.of_reference < _FAR_BELOW and one.direction == "higher":
+        yield "reference", 1.2, f"{percent(one.of_reference)} of the published {figure(one.references[0].value)}"
+    if one.suspects and (one.comparison is None or one.comparison.verdict is not Verdict.SUSPICIOUS):
+        yield "suspect", 1, f"{one.suspects} of {counted(one.n, 'result')} suspect: {'; '.join(one.reasons)}"
+
+
+def _verdict_mark(one: Comparison) -> Iterator[tuple[str, float, str]]:
+    text = f"{change(one.change)} against the base" + (f": {one.reason}" if one.reason else "")
+    if one.verdict is Verdict.REGRESSION:
+        yield "regression", 4 + abs(one.change or 0.0), text
+    elif one.verdict is Verdict.SUSPICIOUS:
+        yield "suspect", 2, f"suspicious, {text}"
+    elif one.verdict is Verdict.IMPROVEMENT:
+        yield "improvement", 0.5, text
+
+
+def change_text(one: LevelChange) -> str:
+    """Return a level change as a sentence, with what else changed there."""
+    text = f"level {change(one.change)} from result {one.at + 1:,} on ({figure(one.before)} → {figure(one.after)})"
+    names = [name for name, _, _ in one.changed]
+    return text + (f"; changed there: {', '.join(names[:4])}{', …' if len(names) > 4 else ''}" if names else "")
+
+
+# Bars: the medians of series with one metric, beside each other.
+
+
+def _bars(views: Iterable[SeriesView]) -> Iterator[BarGroup]:
+    groups: dict[str, list[SeriesView]] = {}
+    for one in views:
+        if one.spread is not None:
+            groups.setdefault(one.metric, []).append(one)
+    for metric, members in groups.items():
+        shown = members[:MOST_BARS]
+        longest = max((max(_ends(one)) for one in shown), default=0.0)
+        bars = tuple(_bar(one, longest) for one in shown)
+        yield BarGroup(metric=metric, direction=members[0].direction, bars=bars, left_out=len(members) - len(shown))
+
+
+def _ends(one: SeriesView) -> list[float]:
+    high = one.spread.high if one.spread is not None else 0.0
+    return [high, *(reference.value for reference in one.references)]
+
+
+def _bar(one: SeriesView, longest: float) -> Bar:
+    def place(value: float | None) -> float:
+        return min(1.0, max(0.0, (value or 0.0) / longest)) if longest > 0 else 0.0
+
+    low, high = (one.spread.low, one.spread.high) if one.spread is not None else (None, None)
+    references = tuple((place(each.value), each) for each in one.references)
+    return Bar(series=one, length=place(one.median), low=place(low), high=place(high), references=references)
+
+
+# A comparison, failures, totals.
+
+
+def _compared(report: Report, views: dict[tuple[str, ...], SeriesView], items: _Items) -> Iterator[Compared]:
+    for one in report.comparisons:
+        view = views.get(one.pair.new.key)
+        item = view.item if view is not None else items.add(_item(one.pair.new, one))
+        yield Compared(item=item, name=shortened(one.pair.new.name, 2 * _LONGEST), comparison=one)
+
+
+def _uncaused(series: Iterable[Series], named: Iterable[Failure]) -> Iterator[Failure]:
+    """Yield the failures of series that nothing else tells of: rows of a file."""
+    told: dict[str, int] = {}
+    for one in named:
+        told[one.model] = told.get(one.model, 0) + one.count
+    for each in series:
+        known = min(each.failed, told.get(each["model"], 0))
+        told[each["model"]] = told.get(each["model"], 0) - known
+        if each.failed > known:
+            yield Failure(
+                cause="",
+                model=each["model"],
+                device=each["device"],
+                precision=each["precision"],
+                count=each.failed - known,
+            )
+
+
+def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...]:
+    groups: dict[str, list[Failure]] = {}
+    for one in failures:
+        groups.setdefault(one.cause, []).append(one)
+    counts = {cause: sum(one.count for one in members) for cause, members in groups.items()}
+    most = max(counts.values(), default=1)
+    return tuple(
+        CauseGroup(
+            cause=cause,
+            count=counts[cause],
+            part=counts[cause] / most,
+            failures=tuple(_failure_view(one, items) for one in _newest(groups[cause])[:_MOST_FAILURES]),
+            left_out=max(0, len(groups[cause]) - _MOST_FAILURES),
+        )
+        for cause in sorted(groups, key=lambda cause: (-counts[cause], cause))
+    )
+
+
+def _newest(failures: Iterable[Failure]) -> list[Failure]:
+    return sorted(failures, key=lambda one: (one.when, one.count), reverse=True)
+
+
+def _failure_view(one: Failure, items: _Items) -> FailureView:
+    text = shortened(" ".join((one.model, one.device, one.cause, one.run, one.reason)), 2 * _LONGEST).casefold()
+    model, device, precision = (shortened(text, _LONGEST) for text in (one.model, one.device, one.precision))
+    item = Item(model=model, device=device, precision=precision, status=("failure",), text=text)
+    return FailureView(item=items.add(item), failure=one)
+
+
+def _totals(series: Sequence[Series], runs: Sequence[StoredRun], machines: int) -> Totals:
+    return Totals(
+        series=len(series),
+        results=sum(len(one.values) for one in series),
+        suspects=sum(one.suspects for one in series),
+        failed=sum(one.failed for one in series),
+        skipped=sum(one.skipped for one in series),
+        models=len({one["model"] for one in series}),
+        machines=machines,
+        states=states_of(runs),
+    )

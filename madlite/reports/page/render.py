@@ -1,0 +1,237 @@
+"""The values of a page → one HTML file without a network: sections as Jinja macros, charts from data beside them.
+
+Nothing of the data becomes markup or code: templates escape, data for scripts is JSON without `<`, and a
+Content-Security-Policy lets only the scripts and style sheets run that are ours, by their hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64encode
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from madlite.reports.compare import Verdict
+from madlite.reports.html import visible
+from madlite.reports.page import figures
+from madlite.reports.page.build import change_text
+from madlite.reports.page.values import MARKS, STATUSES, CurvePanel, Item, Page, SeriesView, Trend
+from madlite.secrets import Redactor
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    from madlite.reports.compare import Comparison
+
+HOME = Path(__file__).parent
+STYLES = ("vendor/uPlot.min.css", "page.css")
+SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js")
+_FIRST_SCRIPT = "theme.js"  # in the head, before anything is drawn
+_SPARKS = 32  # points of the small curve in a table
+_WIDEST = 0.5  # change at which the axis of the intervals ends at the latest
+
+
+def render_page(page: Page) -> str:
+    """Return a page as one HTML file that needs no other."""
+    return environment().get_template("report.html.j2").render(page=page, data=payload(page))
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """Return the Jinja environment of the pages: `sections.html.j2` has a macro for each section, fed with a Page.
+
+    `asset(name)` is a style sheet or script beside the templates as text, `policy(styles, scripts)` the value of a
+    Content-Security-Policy that lets these run and nothing else.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(HOME),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "visible": shown,
+        "masked": masked,
+        "figure": figures.figure,
+        "percent": figures.percent,
+        "change": figures.change,
+        "counted": figures.counted,
+        "place": place,
+        "spark": spark,
+        "change_text": change_text,
+        "of_items": facets,
+        "statuses_of": statuses_of,
+        "verdict_counts": verdict_counts,
+        "widest_change": widest_change,
+    }
+    made.globals |= {
+        "asset": asset,
+        "policy": policy,
+        "styles": STYLES,
+        "scripts": SCRIPTS,
+        "first_script": _FIRST_SCRIPT,
+        "interval": interval_places,
+        "mark_words": MARKS,
+        "notice": lambda: (HOME / "vendor/NOTICE").read_text(encoding="utf-8"),
+    }
+    return made
+
+
+@lru_cache(maxsize=8)
+def asset(name: str) -> Markup:
+    """Return a style sheet or script of ours as it stands, for an element of its own."""
+    from markupsafe import Markup
+
+    return Markup((HOME / name).read_text(encoding="utf-8"))  # noqa: S704 - our own file
+
+
+def policy(sheets: Iterable[str], scripts: Iterable[str], connect: str = "'none'") -> str:
+    """Return a Content-Security-Policy by which these files' texts run, and nothing else; `connect` names a server."""
+    return (
+        f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(sheets)}; img-src data:; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hashes(names: Iterable[str]) -> str:
+    digests = (hashlib.sha256(asset(name).encode()).digest() for name in names)
+    return " ".join(f"'sha256-{b64encode(digest).decode()}'" for digest in digests)
+
+
+# Data for the scripts.
+
+
+def payload(page: Page) -> Markup:
+    """Return what the scripts of a page need as JSON that cannot end its element: filters, trends and step curves."""
+    trends = {one.item: _trend(one, one.trend) for one in page.series if one.trend is not None and one.is_detailed}
+    return as_json({"filters": _filters(page.items), "trends": trends, "panels": [_panel(one) for one in page.panels]})
+
+
+def as_json(value: object) -> Markup:
+    """Return a value as JSON for a script element: without `<`, `>`, `&` and line separators."""
+    from markupsafe import Markup
+
+    text = msgspec.json.encode(value).decode()
+    for char in "<>&\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\x7f":
+        if char in text:
+            text = text.replace(char, f"\\u{ord(char):04x}")
+    return Markup(text)  # noqa: S704 - no character of markup is left
+
+
+def _filters(items: Iterable[Item]) -> dict[str, object]:
+    names: dict[str, dict[str, int]] = {"model": {}, "device": {}, "precision": {}}
+    rows = []
+    for one in items:
+        places = [known.setdefault(masked(getattr(one, name)), len(known)) for name, known in names.items()]
+        rows.append([*places, sum(1 << STATUSES.index(word) for word in one.status), masked(one.text)])
+    return {**{name: list(known) for name, known in names.items()}, "items": rows}
+
+
+def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
+    whole = len(trend.at) == trend.total
+    return {
+        "metric": shown(series.metric),
+        "values": trend.values,
+        "at": () if whole else trend.at,
+        "labels": list(map(shown, trend.labels)),
+        "suspects": trend.suspects,
+        "levels": trend.levels,
+        "total": trend.total,
+        "references": [[one.value, shown(one.label)] for one in series.references[:1]],
+        "base": series.comparison.base if series.comparison is not None else None,
+    }
+
+
+def _panel(panel: CurvePanel) -> dict[str, object]:
+    return {
+        "runs": [shown(one.run) for one in panel.runs],
+        "window": panel.runs[-1].window,
+        "quantities": [
+            {"name": shown(one.name), "curves": [[curve.run, curve.steps, curve.values] for curve in one.curves]}
+            for one in panel.quantities
+        ],
+    }
+
+
+# Filters of the templates.
+
+
+@lru_cache(maxsize=8192)
+def shown(text: str) -> str:
+    """Return a text of the data as a page has it: secrets masked by their shape, control characters escaped."""
+    return visible(masked(text))
+
+
+def masked(text: str) -> str:
+    """Return a text without what is a secret by its shape: a results file may come from anywhere."""
+    return _redactor().text(text)
+
+
+@lru_cache(maxsize=1)
+def _redactor() -> Redactor:
+    return Redactor()
+
+
+def facets(items: Iterable[Item], name: str) -> list[str]:
+    """Return the values that a filter offers."""
+    return sorted({text for one in items if (text := getattr(one, name))})
+
+
+def statuses_of(items: Iterable[Item]) -> list[str]:
+    """Return the values of the status filter that any item has."""
+    found = {word for one in items for word in one.status}
+    return [word for word in STATUSES if word in found]
+
+
+def verdict_counts(page: Page) -> list[tuple[str, int]]:
+    """Return how many series of a comparison have each verdict."""
+    report = page.comparison
+    return [(verdict.value, report.count(verdict)) for verdict in Verdict] if report is not None else []
+
+
+def place(part: float) -> str:
+    """Return a part of 1 as a place in an SVG: `43.2%`."""
+    return f"{100 * part:.2f}%"
+
+
+def spark(trend: Trend) -> str:
+    """Return the points of a small curve, 100 wide and 20 high."""
+    at = figures.thinned(trend.values, _SPARKS)
+    values = [trend.values[each] for each in at]
+    low, high = min(values), max(values)
+    wide, tall = max(1, len(trend.values) - 1), high - low
+    heights = (18 - 16 * (value - low) / tall if tall else 10.0 for value in values)
+    return " ".join(f"{100 * each / wide:.1f},{height:.1f}" for each, height in zip(at, heights, strict=True))
+
+
+def widest_change(comparisons: Iterable[Comparison]) -> float:
+    """Return where the axis of the changes ends, the same for all of a table."""
+    ends = [abs(end) for one in comparisons for end in _ends(one)]
+    return min(_WIDEST, max([0.05, *ends]))
+
+
+def interval_places(one: Comparison, widest: float) -> tuple[float, float, float] | None:
+    """Return where the interval of a change begins, its middle and its end, as parts of an axis around 0."""
+    if one.change is None:
+        return None
+    low, middle, high = sorted((*_ends(one), one.change)) if one.interval is not None else (one.change,) * 3
+    return _on_axis(low, widest), _on_axis(middle, widest), _on_axis(high, widest)
+
+
+def _ends(one: Comparison) -> tuple[float, ...]:
+    if one.interval is None:
+        return (one.change,) if one.change is not None else ()
+    ends = (one.interval.low - 1, one.interval.high - 1)
+    return (-ends[1], -ends[0]) if one.direction == "lower" else ends
+
+
+def _on_axis(part: float, widest: float) -> float:
+    return min(1.0, max(0.0, 0.5 + part / widest / 2))

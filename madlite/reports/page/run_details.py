@@ -1,0 +1,230 @@
+"""Stored runs → what only they tell of a page: step curves, causes of failures, facts of machines."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from madlite.model import QUANTITIES, Status, Value
+from madlite.reports.page.figures import rounded, thinned
+from madlite.reports.page.values import Curve, CurvePanel, CurveRun, Failure, Machine, Quantity
+from madlite.reports.runs import StoredRun
+from madlite.reports.series import Series
+from madlite.safe_read import open_regular
+from madlite.text import shortened
+from madlite.workspace.folder import STEPS
+
+MOST_PANELS = 12
+RUNS_OF_PANEL = 3
+MOST_POINTS = 600  # of a curve
+_MOST_QUANTITIES = 4
+_LIMIT_BYTES = 32 << 20  # of a file of steps
+_LONGEST = 400  # characters of a reason
+_MOST_MACHINES = 200
+_MOST_VALUES = 6  # of one fact of a machine
+
+
+def trusted(runs: Iterable[StoredRun]) -> Iterator[StoredRun]:
+    """Yield the runs that are over and whose records are madlite's own."""
+    return (run for run in runs if not run.doubt and not run.problem and run.state == run.record.status.value)
+
+
+def states_of(runs: Iterable[StoredRun]) -> tuple[tuple[str, int], ...]:
+    """Return how many runs have no result because they are in another state: RUNNING, CUT OFF, UNREADABLE."""
+    return tuple(Counter(run.state for run in runs if run.state not in {*Status}).most_common())
+
+
+def failures_of(runs: Iterable[StoredRun]) -> tuple[Failure, ...]:
+    """Return the failed runs with their causes."""
+    return tuple(_failure(run) for run in trusted(runs) if run.record.status is Status.FAILURE)
+
+
+def _failure(run: StoredRun) -> Failure:
+    record = run.record
+    return Failure(
+        cause=shortened(record.cause, _LONGEST),
+        model=record.card,
+        device=record.device,
+        precision=record.variant.precision if record.variant else "",
+        when=run.when,
+        run=run.folder.name,
+        reason=shortened(record.reason, _LONGEST),
+        evidence=shortened(record.evidence or (record.diagnosis.line if record.diagnosis else ""), _LONGEST),
+        hint=shortened(record.diagnosis.hint if record.diagnosis else "", _LONGEST),
+    )
+
+
+# Step curves.
+
+
+class _StepLine(Value, frozen=True):
+    """A line of a file of steps, as `results/record.py` writes it."""
+
+    n: int
+    rank: int | None = None
+    phase: str = ""
+    values: dict[str, float | None] = {}
+
+
+def curve_panels(
+    series: Sequence[Series], runs: Iterable[StoredRun], items: Mapping[tuple[str, ...], int]
+) -> tuple[CurvePanel, ...]:
+    """Return the step curves of the newest runs of the series with the newest results."""
+    known = {run.folder.name: run for run in trusted(runs)}
+    chosen: dict[tuple[str, ...], Series] = {}
+    for one in sorted(series, key=lambda one: not _is_headline(one, known)):
+        ids = tuple(dict.fromkeys(sample.run for sample in one.samples if sample.run in known))[-RUNS_OF_PANEL:]
+        if ids and one.key in items:
+            chosen.setdefault(ids, one)
+    newest = sorted(chosen, key=lambda ids: known[ids[-1]].when, reverse=True)
+    panels: list[CurvePanel] = []
+    for ids in newest:
+        panel = _panel(chosen[ids], [known[name] for name in ids], items[chosen[ids].key])
+        panels += [panel] if panel.quantities else []
+        if len(panels) == MOST_PANELS:
+            break
+    return tuple(sorted(panels, key=lambda one: one.name))
+
+
+def _is_headline(series: Series, known: Mapping[str, StoredRun]) -> bool:
+    """Return whether a series has what its newest run is measured by: a run of several metrics is drawn once."""
+    run = known.get(series.samples[-1].run) if series.samples else None
+    return run is not None and run.headline is not None and run.headline.metric == series["metric"]
+
+
+def _panel(series: Series, runs: Sequence[StoredRun], item: int) -> CurvePanel:
+    steps = [read_steps(run.folder) for run in runs]
+    speeds = [run.record.window.quantity.label for run in runs if run.record.window is not None]
+    names = _drawn(dict.fromkeys(name for one in steps for name in one), speeds[-1] if speeds else "")
+    values = {sample.run: sample.value for sample in series.samples}
+    return CurvePanel(
+        item=item,
+        name=shortened(series.name, _LONGEST),
+        metric=series["metric"],
+        runs=tuple(_curve_run(run, values.get(run.folder.name)) for run in runs),
+        quantities=tuple(Quantity(name=shortened(name, 80), curves=tuple(_curves(name, steps))) for name in names),
+    )
+
+
+def _drawn(names: Iterable[str], headline: str) -> list[str]:
+    """Return which quantities are drawn: the speed, loss, power, and then what else there is."""
+    speeds = [one.label for one in QUANTITIES.values() if one.is_speed or one.unit == "s/step"]
+
+    def rank(name: str) -> tuple[int, int]:
+        is_power = name.casefold().startswith("power") or name in ("W", "watts", "W/GPU")
+        kinds = (name == headline, name in speeds, name == "loss", is_power, "GiB" in name or "memory" in name)
+        return next((place for place, applies in enumerate(kinds) if applies), len(kinds)), 0
+
+    chosen: dict[int, str] = {}
+    for name in sorted(names, key=rank):
+        kind = min(rank(name)[0], 5)
+        chosen.setdefault(0 if kind == 1 else kind, name)
+    return [chosen[kind] for kind in sorted(chosen)][:_MOST_QUANTITIES]
+
+
+def _curves(name: str, steps: Sequence[Mapping[str, Mapping[int, float]]]) -> Iterator[Curve]:
+    for place, one in enumerate(steps):
+        if found := one.get(name):
+            numbers = sorted(found)
+            values = [found[n] for n in numbers]
+            at = thinned(values, MOST_POINTS)
+            yield Curve(
+                run=place, steps=tuple(numbers[each] for each in at), values=tuple(rounded(values[each]) for each in at)
+            )
+
+
+def read_steps(folder: Path) -> dict[str, dict[int, float]]:
+    """Return the training steps of a run by quantity and number, those of the first rank that has the quantity.
+
+    A step that was done again, after a restart, counts as it was the last time.  What is no step is left out, and so is
+    what a file has beyond its first 32 MiB.
+    """
+    decoder = msgspec.json.Decoder(_StepLine)
+    found: dict[str, dict[int, float]] = {}
+    ranks: dict[str, int | None] = {}
+    for line in _lines(folder / STEPS):
+        with suppress(msgspec.MsgspecError, ValueError):
+            step = decoder.decode(line)
+            for name, value in step.values.items():
+                if value is not None and step.phase != "validate" and ranks.setdefault(name, step.rank) == step.rank:
+                    found.setdefault(name, {})[step.n] = value
+    return found
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            return file.read(_LIMIT_BYTES).splitlines()
+    except OSError:
+        return []
+
+
+def _curve_run(run: StoredRun, value: float | None) -> CurveRun:
+    record = run.record
+    window, telemetry = record.window, record.telemetry
+    hottest = [gpu.temperature_c for gpu in telemetry.gpus if gpu.temperature_c is not None] if telemetry else []
+    return CurveRun(
+        run=run.folder.name,
+        when=run.when,
+        value=value,
+        steps=record.steps,
+        window=(window.first_step, window.last_step) if window is not None else None,
+        steady_cv=window.cv if window is not None else None,
+        drift=window.drift if window is not None else None,
+        power_w=telemetry.power_w if telemetry is not None else None,
+        temperature_c=max(hottest, default=None),
+        throttled=telemetry.throttled if telemetry is not None else None,
+        mfu=record.compute.mfu if record.compute is not None else None,
+    )
+
+
+# Machines.
+
+
+def machines_of(series: Iterable[Series], runs: Iterable[StoredRun]) -> tuple[Machine, ...]:
+    """Return the machines of runs, and those that only results files name."""
+    facts: dict[str, dict[str, dict[str, None]]] = {}
+    counts: Counter[str] = Counter()
+    for name, count, known in (*_of_runs(runs), *_of_series(series)):
+        counts[name] += count
+        own = facts.setdefault(name, {})
+        for fact, text in known.items():
+            if text:
+                own.setdefault(fact, {})[shortened(text, _LONGEST)] = None
+    return tuple(
+        Machine(
+            name=shortened(name, _LONGEST),
+            results=counts[name],
+            facts=tuple((fact, tuple(values)[-_MOST_VALUES:]) for fact, values in facts[name].items()),
+        )
+        for name in sorted(facts)[:_MOST_MACHINES]
+    )
+
+
+def _of_runs(runs: Iterable[StoredRun]) -> Iterator[tuple[str, int, dict[str, str]]]:
+    for run in trusted(runs):
+        record = run.record
+        if record.hostname or record.provenance.gpu or record.provenance.host:
+            gpus = f"{record.place.gpus_per_node} × {record.device}" if record.place and record.device else ""
+            known = {"GPUs": gpus, "architecture": record.architecture}
+            known |= {
+                f"GPU {name}" if name != "product" else "GPU": text for name, text in record.provenance.gpu.items()
+            }
+            yield record.hostname or "(unnamed)", 1, known | dict(record.provenance.host)
+
+
+def _of_series(series: Iterable[Series]) -> Iterator[tuple[str, int, dict[str, str]]]:
+    """Yield machines that rows of results files name: of many rows without a count."""
+    for one in series:
+        known = {"GPUs": f"{one['gpus'] or '?'} × {one['device']}" if one["device"] else ""}
+        if one.samples:
+            for sample in one.samples:
+                if not sample.run and (name := sample.facts.get("machine_name", "")):
+                    yield name, 1, known
+        else:
+            yield from ((name, 0, known) for name in one.facts.get("machine_name", ()))

@@ -1,0 +1,301 @@
+"""What a page of results shows, as frozen values: made by `build`, drawn by the templates beside it.
+
+Texts in them are as their sources have them, hostile ones included: the templates escape, and so does `render`.
+Numbers are in the unit of their metric; a part of something is 0.04, not 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from madlite.model import Value
+from madlite.reports.compare import Comparison, Report
+from madlite.reports.series import Direction, Series
+
+STATUSES = ("success", "failure", "skipped", "suspect", "regression", "improvement")
+"""What the status filter knows; a series can be several of them."""
+
+
+class Item(Value, frozen=True):
+    """What the filters of a page choose by; each element of the page names its item by number."""
+
+    model: str
+    device: str = ""
+    precision: str = ""
+    status: tuple[str, ...] = ()
+    text: str = ""  # what the text filter searches
+
+
+MARKS = {
+    "regression": "regression",
+    "improvement": "improvement",
+    "suspect": "suspect",
+    "change": "level change",
+    "failure": "no result",
+    "reference": "below published",
+}
+"""The kinds of what needs a look, and what a page calls them."""
+
+
+class ReferenceMark(Value, frozen=True):
+    """A published number beside a series: `label` says whose, `differences` what differs all the same."""
+
+    value: float
+    label: str
+    differences: tuple[str, ...] = ()
+    url: str = ""
+
+
+References = Callable[[Series], Sequence[ReferenceMark]]
+"""The published numbers that a series can be compared with, the nearest first."""
+
+
+class LevelChange(Value, frozen=True):
+    """A place where the level of a series changes: `at` is the index of the first value after it.
+
+    `change` is new ÷ old median - 1; `is_worse` by the direction of the metric, None where it has none.  `changed` is
+    what the results just before and just after it ran with differently: name, old and new value.
+    """
+
+    at: int
+    before: float
+    after: float
+    change: float
+    is_worse: bool | None = None
+    where: str = ""
+    changed: tuple[tuple[str, str, str], ...] = ()
+
+
+class Trend(Value, frozen=True):
+    """The values of a series in their order, thinned where there are many: of each piece the least and the largest.
+
+    `at` are the indices of `values` in the series; `labels` say what each is (time, run or line), and are empty where
+    that is unknown; `suspects` are the indices in `values` of suspect ones.  `levels` are the medians between level
+    changes, as (first index in the series, median).
+    """
+
+    at: tuple[int, ...]
+    values: tuple[float, ...]
+    labels: tuple[str, ...] = ()
+    suspects: tuple[int, ...] = ()
+    levels: tuple[tuple[int, float], ...] = ()
+    total: int = 0
+
+
+class Spread(Value, frozen=True):
+    """The distribution of a series: quartiles, and single values or the counts of equally wide bins."""
+
+    low: float
+    quarter: float
+    median: float
+    three_quarters: float
+    high: float
+    points: tuple[float, ...] = ()
+    bins: tuple[int, ...] = ()
+
+    def place(self, value: float) -> float:
+        """Return where a value is between low and high, from 0 to 1."""
+        return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+
+
+class SeriesView(Value, frozen=True):
+    """One series: its place among the page's items, what it measures, its statistics and how they developed.
+
+    `best` is the best by the metric's direction, None where it has none; `differing` are facts with several values.
+    """
+
+    item: int
+    name: str
+    model: str
+    settings: str  # its other dimensions in one line, without the metric
+    metric: str
+    direction: Direction
+    n: int
+    failed: int
+    skipped: int
+    suspects: int
+    device: str = ""
+    precision: str = ""
+    median: float | None = None
+    cv: float | None = None
+    best: float | None = None
+    last: float | None = None
+    spread: Spread | None = None
+    trend: Trend | None = None
+    changes: tuple[LevelChange, ...] = ()
+    references: tuple[ReferenceMark, ...] = ()
+    comparison: Comparison | None = None
+    differing: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    reasons: tuple[str, ...] = ()  # why results are suspect, each once
+
+    @property
+    def is_detailed(self) -> bool:
+        """Whether it has a trend and a distribution to draw."""
+        return self.trend is not None and self.n > 1
+
+    @property
+    def of_reference(self) -> float | None:
+        """The median as a part of the nearest published number."""
+        if self.median is None or not self.references or not self.references[0].value:
+            return None
+        return self.median / self.references[0].value
+
+
+class Bar(Value, frozen=True):
+    """A series' median beside others of its metric; places are parts of the longest bar, from 0 to 1."""
+
+    series: SeriesView
+    length: float
+    low: float
+    high: float
+    references: tuple[tuple[float, ReferenceMark], ...] = ()
+
+
+class BarGroup(Value, frozen=True):
+    """The bars of one metric; `left_out` have no room."""
+
+    metric: str
+    direction: Direction
+    bars: tuple[Bar, ...]
+    left_out: int = 0
+
+
+class Curve(Value, frozen=True):
+    """One quantity of one run over its steps, thinned so that peaks stay."""
+
+    run: int  # index in the panel's runs
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+class Quantity(Value, frozen=True):
+    """The curves of one quantity of a panel's runs."""
+
+    name: str
+    curves: tuple[Curve, ...]
+
+
+class CurveRun(Value, frozen=True):
+    """A run whose steps are drawn: `window` is its first and last steady step; power in watts of one GPU."""
+
+    run: str
+    when: str = ""
+    value: float | None = None
+    steps: int = 0
+    window: tuple[int, int] | None = None
+    steady_cv: float | None = None
+    drift: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttled: float | None = None
+    mfu: float | None = None
+
+
+class CurvePanel(Value, frozen=True):
+    """The newest runs of a series, step by step."""
+
+    item: int
+    name: str
+    metric: str
+    runs: tuple[CurveRun, ...]
+    quantities: tuple[Quantity, ...]
+
+
+class Failure(Value, frozen=True):
+    """Failed results with one cause: of a run its id, when and why; of rows without a run how many."""
+
+    cause: str
+    model: str
+    device: str = ""
+    precision: str = ""
+    when: str = ""
+    run: str = ""
+    reason: str = ""
+    evidence: str = ""
+    hint: str = ""
+    count: int = 1
+
+
+class FailureView(Value, frozen=True):
+    """A failure, and its place among the page's items."""
+
+    item: int
+    failure: Failure
+
+
+class CauseGroup(Value, frozen=True):
+    """The failures of one cause, the newest first; `part` of the most frequent one's, `left_out` have no room."""
+
+    cause: str
+    count: int
+    part: float
+    failures: tuple[FailureView, ...]
+    left_out: int = 0
+
+
+class Machine(Value, frozen=True):
+    """A machine on which results were measured; facts by name, each with its different values."""
+
+    name: str
+    results: int
+    facts: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+class Compared(Value, frozen=True):
+    """A row of the comparison, and its place among the page's items."""
+
+    item: int
+    name: str
+    comparison: Comparison
+
+
+class Attention(Value, frozen=True):
+    """Something that a reader should look at first.
+
+    `kind` is one of `MARKS`; `target` the element that has more of it.
+    """
+
+    item: int
+    kind: str
+    target: str
+    name: str
+    text: str
+    weight: float = 0.0  # the heavier come first
+
+
+class Totals(Value, frozen=True):
+    """What is on a page, counted: results with a number, without one, and runs that are not over."""
+
+    series: int = 0
+    results: int = 0
+    suspects: int = 0
+    failed: int = 0
+    skipped: int = 0
+    models: int = 0
+    machines: int = 0
+    states: tuple[tuple[str, int], ...] = ()  # runs without a result by state: RUNNING, CUT OFF, UNREADABLE
+
+
+class Page(Value, frozen=True):
+    """All that a page shows.
+
+    `series` is every series, with a trend and a spread where it has a number; `bars`, `panels` and `causes` are the
+    same results from other sides.  `notes` are what was left out or could not be read.
+    """
+
+    title: str
+    made: str  # UTC
+    sources: tuple[str, ...]
+    items: tuple[Item, ...]
+    totals: Totals
+    series: tuple[SeriesView, ...]
+    attention: tuple[Attention, ...] = ()
+    attention_left_out: int = 0
+    bars: tuple[BarGroup, ...] = ()
+    comparison: Report | None = None
+    compared: tuple[Compared, ...] = ()
+    panels: tuple[CurvePanel, ...] = ()
+    causes: tuple[CauseGroup, ...] = ()
+    machines: tuple[Machine, ...] = ()
+    notes: tuple[str, ...] = ()
+    series_left_out: int = 0

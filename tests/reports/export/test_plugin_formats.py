@@ -1,0 +1,82 @@
+"""Formats that plugins bring: the one of docs/plugins.md, typed off the page, and broken ones."""
+
+from __future__ import annotations
+
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+from madlite.cli.main import call
+from madlite.hookspecs import hookimpl
+from madlite.model import Exported
+from tests.backends.test_plugins import Entry, module
+from tests.reports.export.sources import write_perf
+
+PAGE = Path(__file__).parents[3] / "docs/plugins.md"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_perf(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    def install(made: object) -> None:
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Entry("made", made)])
+
+    return install
+
+
+def export(capsys, *words: str) -> tuple[int, str]:
+    code = call(["export", *words])
+    told = "".join(capsys.readouterr())
+    assert "Traceback" not in told and "internal error" not in told
+    return code, told
+
+
+def test_the_page_s_format_is_used_as_it_says(installed, capsys):
+    (code,) = re.findall(r'```python\n("""A ledger.*?)```', PAGE.read_text(), re.DOTALL)
+    made = types.ModuleType("made")
+    exec(code, made.__dict__)
+    installed(made)
+    assert export(capsys, "--to", "ledger", "-o", "r.ledger") == (0, "exported to r.ledger: 2 new\n")
+    assert "0 new, 2 were there" in export(capsys, "--to", "ledger", "-o", "r.ledger", "--option", "unit=yes")[1]
+    assert [line.split()[1:] for line in Path("r.ledger").read_text().splitlines()] == [
+        ["llama", "tokens_per_s_per_gpu", "2500.5"],
+        ["llama", "tokens_per_s_per_gpu", "1500.0"],
+    ]
+    assert "ledger      a ledger of lines" in export(capsys, "--list")[1]
+    assert export(capsys, "--to", "ledgre", "-o", "x")[1].count("did you mean ledger?") == 1
+    assert "none is named\n hint: -o results.ledger" in export(capsys, "--to", "ledger")[1]
+    assert "ledger knows no --append" in export(capsys, "--to", "ledger", "--append")[1]
+    assert call(["plugins"]) == 0 and "    exports to  ledger" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (ZeroDivisionError("odd"), "export to bad (plugin of other) failed: ZeroDivisionError: odd"),
+        ("done", "export to bad (plugin of other) returned no Exported: 'done'"),
+    ],
+)
+def test_a_broken_format_is_told_with_its_plugin(answer, words, installed, capsys):
+    def write(rows, target, options):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    bad = types.SimpleNamespace(name="bad", summary="", options=(), write=write)
+    installed(module(madlite_exporters=lambda: [bad]))
+    code, told = export(capsys, "--to", "bad")
+    assert code == 4 and words in told
+
+
+def test_a_format_of_ours_is_not_replaced(installed, capsys):
+    mine = types.SimpleNamespace(name="csv", summary="", options=(), write=lambda *given: Exported(new=0))
+    installed(types.SimpleNamespace(madlite_exporters=hookimpl(lambda: [mine])))
+    assert export(capsys, "--to", "csv", "-o", "out.csv")[1] == "exported to out.csv: 5 new\n"

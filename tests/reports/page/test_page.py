@@ -1,0 +1,277 @@
+"""What a page shows: of runs, of any results file, of a comparison; limits, and nothing twice."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from madlite.errors import UsageProblem
+from madlite.model import Card, Reference, Status
+from madlite.reports.page import page_data, render_page
+from madlite.reports.page.build import MOST_SERIES, level_changes
+from madlite.reports.page.figures import change, figure, percent, thinned
+from madlite.reports.page.published import references_of
+from madlite.reports.page.run_details import read_steps
+from madlite.reports.page.sources import collect
+from madlite.reports.references import Published
+from madlite.reports.series import DIMENSIONS, Sample, Series
+from madlite.results.record import record_json
+from madlite.workspace.folder import RECORD, STEPS
+from madlite.workspace.journal import RunRows
+from tests.cli.stored_runs import good, store
+from tests.reports.page.results import MODELS, RUNS, SLOWER_FROM, working_folder
+from tests.reports.test_html import Reader
+
+DATA = Path(__file__).parents[2] / "data/golden"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return working_folder(tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return of_sources([], folder)
+
+
+def of_sources(names, folder=Path(), **where):
+    found = collect(names, folder, where)
+    return page_data(found.series, found.runs, failures=found.failures, sources=found.sources, notes=found.notes)
+
+
+def series(values, metric="tokens_per_s_per_gpu", direction="higher", **dimensions):
+    known = {"model": "m", "metric": metric, **dimensions}
+    samples = tuple(Sample(value=value, place=f"perf.csv:{n}") for n, value in enumerate(values, 2))
+    key = tuple(known.get(name, "") for name in DIMENSIONS)
+    return Series(key=key, values=tuple(values), samples=samples, direction=direction)
+
+
+def test_a_working_folder_is_counted(page):
+    assert (page.totals.results, page.totals.series, page.totals.models) == (3 * RUNS + 6, 5, 5)
+    assert (page.totals.failed, page.totals.suspects, page.totals.machines) == (3, 3, 4)
+    assert {one.model: one.n for one in page.series} == {
+        **{model: RUNS for model, *_ in MODELS},
+        "sdxl": 6,
+        "mixtral-8x7b": 0,
+    }
+
+
+def test_a_level_change_names_what_changed_there(page):
+    (llama,) = (one for one in page.series if one.model == "llama-3.1-8b")
+    (found,) = llama.changes
+    assert found.at == SLOWER_FROM and found.is_worse and -0.06 < found.change < -0.04
+    assert {name: new for name, _, new in found.changed} == {
+        "image": "rocm/pytorch-training:v26.2",
+        "gpu driver": "6.16.13",
+    }
+    assert llama.trend.levels[0][0] == 0 and llama.trend.levels[1][0] == SLOWER_FROM
+    assert page.attention[0].kind == "change" and "image, gpu driver" in page.attention[0].text
+
+
+def test_failures_have_their_causes_and_what_to_do(page):
+    assert {one.cause: one.count for one in page.causes} == {"gpu_out_of_memory": 1, "hang": 1, "": 1}
+    (group,) = (one for one in page.causes if one.cause == "gpu_out_of_memory")
+    (found,) = group.failures
+    assert found.failure.hint == "a smaller micro batch: --batch-size 1" and found.failure.run.endswith("abcde0")
+    assert page.items[found.item].status == ("failure",) and page.items[found.item].model == "mixtral-8x7b"
+
+
+def test_step_curves_are_of_the_newest_runs_and_keep_their_peaks(page):
+    assert [one.name.split()[0] for one in page.panels] == ["flux", "llama-3.1-70b", "llama-3.1-8b"]
+    panel = page.panels[-1]
+    assert [one.run[-2:] for one in panel.runs] == ["11", "12", "13"]  # hexadecimal, of 20 runs
+    assert panel.runs[-1].window == (11, 60) and panel.runs[-1].power_w == 702.0
+    assert [one.name for one in panel.quantities] == ["tokens/s/GPU", "loss", "GiB reserved"]
+    newest = panel.quantities[0].curves[-1]
+    lowest = min(newest.values[10:])
+    assert newest.steps[newest.values.index(lowest)] == 41 and lowest == pytest.approx(0.7 * 0.95 * 9210)
+
+
+def test_machines_have_the_facts_of_their_runs_and_of_rows(page):
+    facts = {one.name: dict(one.facts) for one in page.machines}
+    assert facts["node-mi300x"]["GPU driver"] == ("6.14.14", "6.16.13")
+    assert facts["node-mi300x"]["GPUs"] == ("8 × MI300X",) and facts["node1"]["GPUs"] == ("8 × gfx942",)
+
+
+def test_a_row_that_a_run_appended_is_no_second_result(tmp_path):
+    cells = {"model": "tiny", "performance": "12.5", "metric": "tps", "status": "SUCCESS"}
+    other = {**cells, "performance": "13.5"}
+    failed = {"model": "tiny", "performance": "", "metric": "", "status": "FAILURE"}
+    with (tmp_path / "perf.csv").open("w") as file:
+        writer = csv.DictWriter(file, list(cells))
+        writer.writeheader()
+        writer.writerows([cells, other, cells, failed])
+    for n, row in enumerate((cells, failed)):
+        outcome = good(f"r{n}") if row is cells else replace(good("r1"), status=Status.FAILURE, metrics=())
+        record = store(tmp_path, f"r{n}", outcome, card=Card(name="tiny", root=tmp_path, source="a test"))
+        rows = RunRows(path="perf.csv", cells=(row,), at="t")
+        (tmp_path / "madlite_runs" / f"r{n}" / RECORD).write_text(record_json(replace(record, rows=rows)))
+    of_folder, of_file = of_sources([], tmp_path), of_sources([str(tmp_path / "perf.csv")])
+    assert of_folder.totals.results == of_file.totals.results == 3  # the row of the run, and two like it
+    assert of_folder.totals.failed == of_file.totals.failed == 1
+
+
+def is_usable(text):
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("name", ["v1.perf.csv", "v2.perf.csv"])
+def test_a_bare_results_file_is_enough(name):
+    with (DATA / name).open() as file:
+        rows = list(csv.DictReader(file))
+    page = of_sources([str(DATA / name)])
+    assert page.totals.results == sum(row["status"] == "SUCCESS" and is_usable(row["performance"]) for row in rows)
+    assert page.totals.results + page.totals.failed + page.totals.skipped == len(rows)
+    assert render_page(page).startswith("<!DOCTYPE html>")
+
+
+def test_a_damaged_file_has_a_page_and_a_note(tmp_path):
+    text = (
+        'model,performance,metric,status\na,1,tps,SUCCESS\n"b,2,tps\nc,3,tps,SUCCESS\nd,4,tps,SUCCESS,5,6\n\x00\xff\n'
+    )
+    (tmp_path / "perf.csv").write_bytes(text.encode("latin-1"))
+    page = of_sources([], tmp_path)
+    assert [one.model for one in page.series if one.n] == ["a", "c"]
+    assert page.notes and "line 5 has 6 cells" in page.notes[0]
+    render_page(page)
+
+
+def test_a_column_of_causes_is_used(tmp_path):
+    lines = ["model,performance,metric,status,cause", "a,1,tps,SUCCESS,", *["a,,,FAILURE,hang"] * 3, "b,,,FAILURE,"]
+    (tmp_path / "perf.csv").write_text("\n".join(lines))
+    assert [(one.cause, one.count) for one in of_sources([], tmp_path).causes] == [("hang", 3), ("", 1)]
+
+
+def test_what_is_filtered_out_is_not_there(folder):
+    page = of_sources([], folder, device="MI355X")
+    assert [one.model for one in page.series] == ["llama-3.1-70b"] and not page.causes
+
+
+def test_a_folder_without_results_says_so(tmp_path):
+    with pytest.raises(UsageProblem, match="has no results"):
+        collect([], tmp_path, {})
+
+
+def test_a_results_file_that_is_none_is_a_note_beside_runs(tmp_path):
+    (tmp_path / "perf.csv").write_text("no,results\n")
+    with pytest.raises(UsageProblem, match="has no results"):
+        of_sources([], tmp_path)
+    store(tmp_path, "20260101T000000-a-000001", good("20260101T000000-a-000001"))
+    page = of_sources([], tmp_path)
+    assert page.totals.results == 1 and "names no column" in page.notes[0]
+
+
+def test_runs_that_are_not_over_are_counted(tmp_path):
+    store(tmp_path, "20260101T000000-a-000001")
+    assert of_sources([], tmp_path).totals.states == (("CUT OFF", 1),)
+
+
+def test_thinned_values_keep_their_ends_and_peaks():
+    values = [float(n % 7) for n in range(10_001)]
+    values[5000], values[7001] = 99.0, -99.0
+    at = thinned(values, 1000)
+    assert len(at) <= 1001 and list(at) == sorted({*at})
+    assert {5000, 7001} <= {*at}
+    assert list(thinned(values[:1000], 1000)) == list(range(1000))
+
+
+def test_a_level_change_of_a_long_series_is_found_to_the_nearest_piece():
+    values = [100.0 + n % 5 for n in range(6000)] + [90.0 + n % 5 for n in range(4000)]
+    (found,) = level_changes(replace(series(values), samples=()))
+    assert abs(found.at - 6000) <= 20 and (found.before, found.after) == (102.0, 92.0)
+
+
+@pytest.mark.parametrize(("direction", "worse"), [("higher", True), ("lower", False), ("neutral", None)])
+def test_whether_a_change_is_worse_is_the_directions_word(direction, worse):
+    (found,) = level_changes(
+        series([100.0, 101, 102, 103, 104, 105, 106, 107, 90, 91, 92, 93, 94, 95, 96, 97], direction=direction)
+    )
+    assert found.at == 8 and found.is_worse is worse
+
+
+def test_the_distribution_has_quartiles_and_every_value():
+    view = page_data([series([4.0, 1, 3, 2, 5])]).series[0]
+    assert (view.spread.quarter, view.spread.median, view.spread.three_quarters) == (2, 3, 4)
+    assert view.spread.points == (1, 2, 3, 4, 5) and (view.best, view.last) == (5, 5)
+    many = page_data([series([float(n) for n in range(3000)])]).series[0]
+    assert sum(many.spread.bins) == 3000 and max(many.spread.bins) == 100
+
+
+def test_more_series_than_there_is_room_for_are_counted():
+    page = page_data([series([1.0, 2.0], model=f"a model with a rather long name {n}") for n in range(3000)])
+    assert len(page.series) == MOST_SERIES and page.series_left_out == 3000 - MOST_SERIES
+    assert len(render_page(page).encode()) < 6_000_000
+
+
+def test_published_numbers_stand_beside_the_series_that_they_match(folder):
+    one = Reference(
+        model="llama-3.1-8b", device="MI300X", precision="BF16", seq_len=8192, metric="tokens_per_s_per_gpu",
+        value=10_000.0, micro_batch=3, source="a README", date="2026-05",
+    )  # fmt: skip
+    found = collect([], folder, {})
+    page = page_data(
+        found.series, found.runs, references=references_of([Published(reference=one, origin="mine.toml")], found.runs)
+    )
+    (view,) = (view for view in page.series if view.references)
+    assert view.model == "llama-3.1-8b" and view.references[0].label == "a README in mine.toml, 2026-05"
+    assert view.references[0].differences == ("batch 3, here 4",)
+    assert view.of_reference == pytest.approx(view.median / 10_000)
+    assert "published" in render_page(page)
+
+
+def test_steps_that_are_none_are_left_out(tmp_path):
+    lines = [
+        {"n": 1, "rank": 0, "phase": "train", "values": {"loss": 2.0}},
+        {"n": 1, "rank": 1, "phase": "train", "values": {"loss": 9.0, "tps": 5.0}},
+        {"n": 2, "rank": 0, "phase": "validate", "values": {"loss": 8.0}},
+        {"n": "x"},
+        {"n": 1, "rank": 0, "phase": "train", "values": {"loss": 1.5}},
+    ]
+    (tmp_path / STEPS).write_text("\n".join(map(json.dumps, lines)) + '\n{"n": 3, "val')
+    assert read_steps(tmp_path) == {"loss": {1: 1.5}, "tps": {1: 5.0}}
+    (tmp_path / STEPS).unlink()
+    (tmp_path / STEPS).symlink_to("/dev/zero")
+    assert read_steps(tmp_path) == {}
+
+
+def test_markup_matches_and_every_link_leads_to_something(page):
+    found = Reader(render_page(page))
+    ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
+    assert len(ids) == len({*ids})
+    links = {attrs["href"] for name, attrs in found.elements if name == "a"}
+    assert {link[1:] for link in links} <= {*ids}
+
+
+def test_what_is_vendored_is_as_it_was_published():
+    home = Path(__file__).parents[3] / "madlite/reports/page/vendor"
+    noted = dict(
+        reversed(line.split())
+        for line in (home / "NOTICE").read_text().splitlines()
+        if len(line.split()[:1] and line.split()[0]) == 64
+    )
+    files = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in home.iterdir() if file.name != "NOTICE"
+    }
+    assert noted == files and len(files) == 2
+
+
+def test_numbers_are_short():
+    assert [figure(value) for value in (9210.4, 542.94, 0.01234, 0.0, 1.5e10, None)] == [
+        "9,210",
+        "542.9",
+        "0.01234",
+        "0",
+        "1.500e+10",
+        "–",
+    ]
+    assert (percent(0.984), percent(0.0042), change(-0.042)) == ("98.4 %", "0.42 %", "−4.2 %")
