@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from madlite.cli import setup
 from madlite.cli.completion import complete_runs
-from madlite.cli.options import Command, common_options, dir_option
+from madlite.cli.options import Command, common_options, dir_option, read_filters
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 
@@ -72,8 +72,8 @@ def command(
     if not name:
         raise UsageProblem("no format is named", "--to csv; madlite export --list has all")
     chosen = find_format(name, plugins)
-    options = ExportOptions(append=append, values=_pairs("--option", values, "table=results"))
-    reader = RowReader(runs_folder(directory), _pairs("--where", where, "device=MI300X"), _mask())
+    options = ExportOptions(append=append, values=dict(read_filters(values, "--option", "table=results")))
+    reader = RowReader(runs_folder(directory), dict(read_filters(where)), _mask())
     done = chosen.write(reader.read(sources or (str(directory),)), target, options)
     for note in dict.fromkeys((*reader.notes, *done.notes)):
         setup.warn(note)
@@ -100,19 +100,6 @@ def _list(load: Callable[[], Plugins]) -> int:
     for line in align(rows):
         echo(line.rstrip())
     return int(ExitCode.OK)
-
-
-def _pairs(option: str, texts: Sequence[str], example: str) -> dict[str, str]:
-    """Return NAME=VALUE texts as a mapping.
-
-    Raises:
-        UsageProblem: one has no value.
-    """
-    pairs = [text.partition("=") for text in texts]
-    for name, sign, _ in pairs:
-        if not sign or not name.strip():
-            raise UsageProblem(f"{option} {name!r} has no value", f"{option} {example}")
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _mask() -> Callable[[str], str]:

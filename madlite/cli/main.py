@@ -36,14 +36,18 @@ COMMANDS = {
     "runs": ("madlite.cli.runs", "List the runs of this folder, the newest last."),
     "show": (
         "madlite.cli.show",
-        "Show one run: verdict, number, window, power, checks, configuration, provenance, files.",
+        "Show one run: verdict, number, window, power, checks, configuration, provenance, files; "
+        "or several side by side.",
     ),
     "log": ("madlite.cli.log", "Print a run's log; of a running one, what it has so far."),
     "watch": ("madlite.cli.watch", "Show how far the runs of this folder are, as long as they go on."),
     "reproduce": ("madlite.cli.reproduce", "Print, or with --run rerun, the pinned command of a run."),
     "compare": ("madlite.cli.compare", "Compare results: ratio, interval, significance and verdict of each series."),
     "baseline": ("madlite.cli.baseline", "Name results that later ones are compared with."),
-    "report": ("madlite.cli.report", "Make HTML of results files, add results to perf.csv, or make it again."),
+    "report": (
+        "madlite.cli.report",
+        "Make pages, Markdown and mails of results, add results to perf.csv, or make it again.",
+    ),
     "database": (
         "madlite.cli.database",
         "Upload a results file to MongoDB; the same row uploaded again is the same document.",

@@ -181,8 +181,10 @@ def decides_plan(name: str) -> bool:
     return name == _WORDS or (section_of(name) in _DECIDING and name not in _NOT_DECIDING)
 
 
-def read_filters(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the filters of `--where KEY=VALUE`, as keys and values.
+def read_filters(
+    texts: Sequence[str], option: str = "--where", example: str = "device=MI300X"
+) -> list[tuple[str, str]]:
+    """Return the texts `KEY=VALUE` of an option, as keys and values.
 
     Raises:
         UsageProblem: one has no value.
@@ -190,7 +192,7 @@ def read_filters(texts: Sequence[str]) -> list[tuple[str, str]]:
     pairs = [text.partition("=") for text in texts]
     for name, sign, _ in pairs:
         if not sign or not name.strip():
-            raise UsageProblem(f"--where {name!r} has no value", "--where device=MI300X")
+            raise UsageProblem(f"{option} {name!r} has no value", f"{option} {example}")
     return [(name.strip(), value.strip()) for name, _, value in pairs]
 
 

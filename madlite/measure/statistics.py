@@ -210,7 +210,7 @@ def _median_error(values: Sequence[float]) -> float:
 # Steps in a series over time.
 
 _FEWEST = 4  # values on each side of a step
-_SURE = 3.3  # standard deviations: of many places to split one is the largest by chance
+_CHANCE = 0.05  # of a step in a series without one
 
 
 def change_points(values: Sequence[float], effect: float = 0.01) -> tuple[int, ...]:
@@ -245,8 +245,8 @@ def _best_split(values: Sequence[float]) -> int:
         return 0
     places = range(_FEWEST, total - _FEWEST + 1)
     surest = max(places, key=lambda n: abs(_z(sums[n - 1], n, total, unit)))
-    possible = math.comb(total, surest) > 1 / (1 - _NORMAL.cdf(_SURE)) if total < 2 * EXACT else True
-    return surest if possible and abs(_z(sums[surest - 1], surest, total, unit)) > _SURE else 0
+    # of many places one looks like a step by chance: Bonferroni's correction
+    return surest if mann_whitney(values[:surest], values[surest:]) * len(places) < _CHANCE else 0
 
 
 def _z(rank_sum: float, n: int, total: int, unit: float) -> float:

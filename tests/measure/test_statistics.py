@@ -116,6 +116,11 @@ def test_steps_of_a_series_are_found_where_they_are():
     assert change_points(values) == (30, 42)
 
 
+def test_five_runs_after_five_that_are_all_slower_are_a_step():
+    assert change_points([100.0, 99.7, 99.3, 99.2, 100.3, 94.7, 94.4, 94.5, 95.3, 95.0]) == (5,)
+    assert change_points([100.0, 99.7, 99.3, 94.7, 94.4, 94.5]) == ()  # three and three can never be sure
+
+
 def test_noise_alone_has_no_step():
     found = sum(bool(change_points(sample(50, seed), effect=0.0)) for seed in range(400))
     assert found / 400 < 0.05

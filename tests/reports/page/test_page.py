@@ -194,7 +194,10 @@ def test_a_level_change_of_a_long_series_is_found_to_the_nearest_piece():
 @pytest.mark.parametrize(("direction", "worse"), [("higher", True), ("lower", False), ("neutral", None)])
 def test_whether_a_change_is_worse_is_the_directions_word(direction, worse):
     (found,) = level_changes(
-        series([100.0, 101, 102, 103, 104, 105, 106, 107, 90, 91, 92, 93, 94, 95, 96, 97], direction=direction)
+        series(
+            [100.0, 101, 100.5, 101.5, 100.2, 101.2, 100.7, 101.7, 90, 91, 90.5, 91.5, 90.2, 91.2, 90.7, 91.7],
+            direction=direction,
+        )
     )
     assert found.at == 8 and found.is_worse is worse
 
