@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -17,12 +16,11 @@ from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Reference, Value
 from madlite.references import unit_of
 from madlite.reports.compare import Comparison, Difference, History, Report, Settings, compare_pair, report_of
-from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, stated_otherwise
+from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
 from madlite.reports.series import DIMENSIONS, Pair, Series, direction_of
 from madlite.reports.sides import PUBLISHED, Side
 from madlite.results.record import Record
 from madlite.results.stored import read_record
-from madlite.text import whole_number
 
 _STATED = ("backend", "micro_batch", "global_batch")  # dimensions in which a figure may differ from a series
 _AGREED = ("model", "precision", "seq_len", "device", "nodes", "metric")  # those that always agree where one applies
@@ -102,10 +100,10 @@ def _measured(series: Series) -> Iterator[Measured]:
     seen: list[Measured] = []
     for sample in series.samples:
         record = read_record(Path(sample.place)) if sample.run and Path(sample.place).is_dir() else None
-        one = _of_run(series, record) if record is not None else _of_dimensions(series)
+        one = _of_run(series, record) if record is not None else of_series(series)
         if one not in seen:
             seen.append(one)
-    yield from seen or [_of_dimensions(series)]
+    yield from seen or [of_series(series)]
 
 
 def _of_run(series: Series, record: Record) -> Measured:
@@ -119,13 +117,6 @@ def _of_run(series: Series, record: Record) -> Measured:
 
 def _row_name(record: Record, label: str) -> str:
     return f"{record.card}_{label}" if label else record.card
-
-
-def _of_dimensions(series: Series) -> Measured:
-    known: dict[str, Any] = {name: series[name] for name in ("model", "device", "precision", "mode", "backend")}
-    for name in ("seq_len", "gpus", "nodes", "micro_batch", "global_batch"):
-        known[name] = whole_number(series[name])
-    return Measured(**known)
 
 
 def _matches(known: _Known, references: Iterable[Reference]) -> Iterator[Match]:

@@ -17,6 +17,7 @@ from madlite.machine.products import find_product
 from madlite.model import Json, Metric, Quantity, Reference, Result, RunPlan, Status, Value, Variant
 from madlite.plan.place import is_changed
 from madlite.references import KEYS, unit_of
+from madlite.reports.series import Series
 from madlite.results.record import Record, result_of
 from madlite.text import align, printable, whole_number
 
@@ -312,6 +313,22 @@ def of_record(record: Record) -> tuple[Measured, Result]:
         backend=record.backend,
     )
     return _completed(run, record.variant, result_of(record), record.origins)
+
+
+def of_series(series: Series) -> Measured:
+    """Return what is known of a series by its dimensions alone, as of a results file without its runs."""
+    return Measured(
+        model=series["model"],
+        device=series["device"],
+        precision=series["precision"],
+        mode=series["mode"],
+        backend=series["backend"],
+        seq_len=whole_number(series["seq_len"]),
+        gpus=whole_number(series["gpus"]),
+        nodes=whole_number(series["nodes"]),
+        micro_batch=whole_number(series["micro_batch"]),
+        global_batch=whole_number(series["global_batch"]),
+    )
 
 
 def _completed(

@@ -105,6 +105,11 @@ def find_source(name: str, runs: Path, *, paths: bool = True, ledger: Ledger | N
     raise _unknown(name, runs)
 
 
+def is_published(name: str) -> bool:
+    """Return whether a name stands for published figures: `published`, `published:PART OF A SOURCE`."""
+    return name == PUBLISHED or name.startswith(f"{PUBLISHED}:")
+
+
 def _folder(folder: Path) -> Source:
     """Return a folder's runs, and perf.csv or else every results file in it."""
     runs = _runs_below(folder)
@@ -133,11 +138,6 @@ def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, ledg
     if source.baseline:
         return _of_baseline(runs, source.baseline, where)
     return _of_file(source.files[0], where) if source.files else of_runs(name, source.runs, where)
-
-
-def is_published(name: str) -> bool:
-    """Return whether a name stands for published figures: `published`, `published:PART OF A SOURCE`."""
-    return name == PUBLISHED or name.startswith(f"{PUBLISHED}:")
 
 
 def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side]:

@@ -9,10 +9,9 @@ from msgspec.structs import asdict
 from madlite.model import Reference
 from madlite.reports.page.run_details import trusted
 from madlite.reports.page.values import ReferenceMark, References
-from madlite.reports.references import Match, Measured, Published, matching, model_key, of_record
+from madlite.reports.references import Match, Published, matching, model_key, of_record, of_series
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Series
-from madlite.text import whole_number
 
 _MOST = 5  # of one series
 
@@ -32,27 +31,12 @@ def references_of(published: Sequence[Published], runs: Iterable[StoredRun] = ()
         if not of_model:
             return ()
         run = next((known[sample.run] for sample in reversed(series.samples) if sample.run in known), None)
-        measured = of_record(run.record)[0] if run is not None else _measured(series)
+        measured = of_record(run.record)[0] if run is not None else of_series(series)
         references = of_model.get(model_key(measured.model), ())
         found = matching(references, **asdict(measured), metric=series["metric"])
         return tuple(_mark(one, origins[id(one.reference)]) for one in found[:_MOST])
 
     return marks
-
-
-def _measured(series: Series) -> Measured:
-    return Measured(
-        model=series["model"],
-        device=series["device"],
-        precision=series["precision"],
-        mode=series["mode"],
-        backend=series["backend"],
-        seq_len=whole_number(series["seq_len"]),
-        micro_batch=whole_number(series["micro_batch"]),
-        global_batch=whole_number(series["global_batch"]),
-        gpus=whole_number(series["gpus"]),
-        nodes=whole_number(series["nodes"]),
-    )
 
 
 def _mark(match: Match, origin: str) -> ReferenceMark:
