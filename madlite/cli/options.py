@@ -10,7 +10,17 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from madlite.cli.arguments import CLEANUP, FAIL_ON_SUSPECT, MANIFEST, NAMED, RESULTS, SUMMARY, complete, contract_option
+from madlite.cli.arguments import (
+    CLEANUP,
+    FAIL_ON_SUSPECT,
+    MANIFEST,
+    NAMED,
+    RESULTS,
+    SUMMARY,
+    complete,
+    contract_option,
+    whole_number,
+)
 from madlite.cli.completion import complete_tags, is_value_of, store_args
 from madlite.plan.fields import OPTIONS
 
@@ -127,7 +137,7 @@ class TagsCommand(Command):
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in (*_SECTIONS, _REST)}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and record[1]:  # an argument without a text is in the usage line
                 rows[section_of(param.name or "")].append(record)
         wide = min(30, max(len(name) for section in rows.values() for name, _ in section))
         for title, section in rows.items():
@@ -229,7 +239,10 @@ _PLAN = (
     click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU; overrides detection."),
     click.option("--image", default="", metavar="REF", help="Use this container image and build none."),
     click.option(
-        "--timeout", type=int, metavar="SECONDS", help="Wall clock of a run; 0 none, -1 the card's own (default)."
+        "--timeout",
+        type=whole_number(),
+        metavar="SECONDS",
+        help="Wall clock of a run; 0 none, -1 the card's own (default).",
     ),
     click.option("--keep-alive", is_flag=True, help="Leave the container running and keep the model's folder."),
     click.option("--keep-model-dir", is_flag=True, help="Keep the model's folder."),

@@ -311,7 +311,7 @@ def find_machine(context: Context, pretended: str) -> Machine:
 
 
 def _typed_source(origin: str, context: Context, pretended: str) -> str:
-    """Return an origin of a machine's fact by what the user typed: `--machine`, `--gpu-vendor`, `context file F: KEY`."""
+    """Return an origin of a machine's fact as the user typed it: `--machine`, `--gpu-vendor`, `context file F: KEY`."""
     key = origin.removeprefix("override ")
     if pretended and (key in ("device", "n_gpus") or origin.startswith("usual for ")):
         return "--machine"

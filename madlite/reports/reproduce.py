@@ -162,7 +162,7 @@ def _source_notes(record: Record) -> Iterator[str]:
 
 
 def _script_notes(record: Record, workspace: Path) -> Iterator[str]:
-    """Yield a note where a card's own script has changed, or one that a rendered one starts, which is rendered again."""
+    """Yield a note where a card's own script has changed, or one that a rendered one, made again, starts."""
     for name, before in record.provenance.files.items():
         yield from _changed(name, before, workspace)
     script, then = record.provenance.script, record.provenance.script_sha256
