@@ -137,7 +137,7 @@ class TagsCommand(Command):
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in (*_SECTIONS, _REST)}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None and record[1]:  # an argument without a text is in the usage line
+            if record is not None and not isinstance(param, click.Argument):  # those are in the usage line
                 rows[section_of(param.name or "")].append(record)
         wide = min(30, max(len(name) for section in rows.values() for name, _ in section))
         for title, section in rows.items():
