@@ -85,6 +85,7 @@ def _without_output(words: Sequence[str]) -> tuple[str, ...]:
 
 def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> None:
     """Write the files, once it is known that all of them can be written, and name them."""
+    from madlite.cli.main import mask
     from madlite.errors import UsageProblem, one_hint
     from madlite.files import is_file, is_folder
     from madlite.plan.plan_file import is_plan_file
@@ -109,7 +110,7 @@ def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> Non
         echo(f"{one}: {_title(plan)}")
         if blocked is not None:
             setup.warn(f"{one}: would not start: {blocked.status.value} {blocked.reason}")
-            echo(f" hint: {setup.mask(one_hint(blocked.hint, _FROZEN))}", err=True)
+            echo(f" hint: {mask(one_hint(blocked.hint, _FROZEN))}", err=True)
 
 
 def _check_own(file: Path) -> None:
