@@ -1,4 +1,4 @@
-"""Every figure of benchmarks/README.md: python -m benchmarks [startup|overhead|…|reading|masking|telemetry|comparing ...]"""
+"""Every figure of benchmarks/README.md: python -m benchmarks [startup|overhead|…|masking|telemetry|comparing ...]"""
 
 from __future__ import annotations
 
