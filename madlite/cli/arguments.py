@@ -117,9 +117,16 @@ def _repeat_option(name: str, left: deque[str], ctx: click.Context, *, has_first
 
 # Options of their own for keys of a plan: what they set is what --set KEY=VALUE would.
 
-WHOLE = click.IntRange(1)
-WHOLE.name = "whole number"  # what a message calls it
-_TYPES: dict[type, click.IntRange | click.FloatRange] = {int: WHOLE, float: click.FloatRange(0)}
+
+def whole_number(least: int | None = None) -> click.IntRange:
+    """Return the type of a whole number, as messages call it."""
+    kind = click.IntRange(least)
+    kind.name = "whole number"
+    return kind
+
+
+_WHOLE = whole_number(1)
+_TYPES: dict[type, click.IntRange | click.FloatRange] = {int: _WHOLE, float: click.FloatRange(0)}
 
 
 def _own_option(field: PlanField, option: PlanOption) -> Callable[[F], F]:
@@ -225,7 +232,7 @@ contract_option = click.option(
     type=click.Choice([str(version) for version in _VERSIONS]),
     expose_value=False,
     callback=_note,
-    help=f"Be like this version of madengine where scripts look.  [${VARIABLE}; 2 under the name {_NAME}]",
+    help=f"Add the screen output of madengine 1 or 2 that scripts read.  [${VARIABLE}; 2 under the name {_NAME}]",
 )
 """Add --contract; `contract` returns the effective version."""
 

@@ -17,9 +17,9 @@ from madlite.cli.arguments import (
     NAMED,
     RESULTS,
     SUMMARY,
-    WHOLE,
     complete,
     contract_option,
+    whole_number,
 )
 from madlite.cli.completion import complete_tags, is_value_of, store_args
 from madlite.errors import UsageProblem
@@ -139,7 +139,7 @@ class TagsCommand(Command):
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in (*_SECTIONS, _REST)}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and not isinstance(param, click.Argument):  # those are in the usage line
                 rows[section_of(param.name or "")].append(record)
         wide = min(30, max(len(name) for section in rows.values() for name, _ in section))
         for title, section in rows.items():
@@ -256,7 +256,10 @@ _PLAN = (
     click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU; overrides detection."),
     click.option("--image", default="", metavar="REF", help="Use this container image and build none."),
     click.option(
-        "--timeout", type=int, metavar="SECONDS", help="Wall clock of a run; 0 none, -1 the card's own (default)."
+        "--timeout",
+        type=whole_number(),
+        metavar="SECONDS",
+        help="Wall clock of a run; 0 none, -1 the card's own (default).",
     ),
     click.option("--keep-alive", is_flag=True, help="Leave the container running and keep the model's folder."),
     click.option("--keep-model-dir", is_flag=True, help="Keep the model's folder."),
@@ -325,7 +328,7 @@ batch_options = _group(
 )
 """Add the options of a run beyond its plans: manifests, registry, summary."""
 repeat_options = _group(
-    click.option("--repeat", type=WHOLE, metavar="N", help="Run each of them N times, in turns; docs/repeat.md."),
+    click.option("--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."),
     click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
     click.option(
         "--settle",

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from madlite.cli import setup
-from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of
+from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
 from madlite.cli.completion import complete_runs
 from madlite.cli.format import LONGEST, figures, mad_figures, place_and_hint, status_text, suspect_lines
 from madlite.cli.options import Command, common_options, dir_option
@@ -58,7 +58,7 @@ class _ReadOptions(Value, frozen=True):
 @click.option("--backend", default="", metavar="NAME", help="Framework of the log; overrides detection.")
 @click.option(
     "--warmup",
-    type=click.IntRange(min=0),
+    type=whole_number(0),
     metavar="N",
     help=f"How many first steps say nothing about the speed.  [default: {_WARMUP_STEPS}, or the run's]",
 )

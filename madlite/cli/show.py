@@ -23,7 +23,7 @@ from madlite.cli.format import (
     suspect_lines,
 )
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import echo_status, without_secrets
+from madlite.cli.terminal import echo_status, shell_line, without_secrets
 from madlite.errors import ExitCode
 from madlite.model import Status
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
@@ -203,7 +203,7 @@ def _ran(record: Record) -> Iterator[tuple[str, str]]:
     yield "image", record.image.ref
     yield "digest", record.image.digest
     yield "commit", record.git_commit
-    yield "command", " ".join(("madlite", *record.command)) if record.command else ""
+    yield "command", shell_line(("madlite", *record.command)) if record.command else ""
     yield "args", record.args
 
 

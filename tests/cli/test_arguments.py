@@ -263,3 +263,16 @@ def test_a_command_that_a_plugin_adds_takes_abbreviations():
         return colour
 
     assert group.main(args=["paint", "--col", "red"], standalone_mode=False) == "red"
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "--timeout", "abc"], ["parse", "x", "--warmup", "abc"], ["run", "--steps", "abc"]]
+)
+def test_a_number_that_is_none_has_one_name(capsys, words):
+    assert call(words) == 4
+    assert f"invalid value for '{words[-2]}': 'abc' is not a valid whole number" in capsys.readouterr().err
+
+
+def test_help_has_no_entry_without_a_text(capsys):
+    assert call(["run", "--help"]) == 0
+    assert "[TAG]..." not in capsys.readouterr().out.partition("\n")[2]
