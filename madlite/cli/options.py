@@ -328,7 +328,9 @@ batch_options = _group(
 )
 """Add the options of a run beyond its plans: manifests, registry, summary."""
 repeat_options = _group(
-    click.option("--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."),
+    click.option(
+        "--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
+    ),
     click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
     click.option(
         "--settle",
