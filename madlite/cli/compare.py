@@ -246,7 +246,7 @@ def compare_sides(base: Side, new: Side, settings: Settings, directory: Path, ac
     """Return the comparison of two sides; noise is learned from the other runs of the working folder."""
     from madlite.reports.compare import compare
     from madlite.reports.runs import runs_folder
-    from madlite.reports.sides import RunHistory
+    from madlite.reports.sides import RunHistory, shared_runs
 
     return compare(
         base.series,
@@ -255,7 +255,7 @@ def compare_sides(base: Side, new: Side, settings: Settings, directory: Path, ac
         settings=settings,
         history=RunHistory(runs_folder(directory), {*base.runs, *new.runs}),
         across=across,
-        notes=(*base.notes, *new.notes),
+        notes=(*base.notes, *new.notes, *filter(None, [shared_runs(base, new)])),
     )
 
 

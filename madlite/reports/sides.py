@@ -91,7 +91,7 @@ def find_source(name: str, runs: Path, *, paths: bool = True, ledger: Ledger | N
     if name.startswith(BASELINE):
         return Source(baseline=name.removeprefix(BASELINE))
     path = Path(name)
-    if paths and path.exists():
+    if name and paths and path.exists():
         if not path.is_dir():
             return Source(files=(path,))
         return Source(runs=(open_run(path),)) if is_run(path) else _folder(path)
@@ -278,6 +278,16 @@ def _csv_files() -> list[str]:
         return [entry.name for entry in os.scandir() if entry.name.endswith(".csv")]
     except OSError:
         return []
+
+
+def shared_runs(base: Side, new: Side) -> str:
+    """Return a note where the same runs are on both sides; "" where none is."""
+    both = {*base.runs} & {*new.runs}
+    if not both:
+        return ""
+    return (
+        f"{len(both)} of the runs {'is' if len(both) == 1 else 'are'} on both sides: a change looks smaller than it is"
+    )
 
 
 class RunHistory:

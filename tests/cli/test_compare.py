@@ -89,7 +89,8 @@ def test_runs_by_last_and_id_and_filter(place, capsys):
     assert "-10.45%" in text
     text = output(capsys, "compare", "000001", "last", "--fail-on", "regression>3%", code=5)
     assert "failed regression>3%: tiny" in text
-    assert "5/5" in output(capsys, "compare", "model=tiny", "model=tiny")
+    text = output(capsys, "compare", "model=tiny", "model=tiny")
+    assert "5/5" in text and "5 of the runs are on both sides" in text
 
 
 def test_a_suspect_run_is_not_believed(place, capsys):
@@ -119,6 +120,7 @@ def test_a_baseline_stays_when_its_file_is_gone(place, capsys):
     [
         (("nothing.csv", "a.csv"), "'nothing.csv' is no file, run, study or baseline"),
         (("a.csv",), "'last' is no file, run, study or baseline"),
+        (("", "a.csv"), "'' is no file, run, study or baseline"),
         (("a.csv", "b.csv", "--where", "device"), "--where 'device' has no value"),
         (("a.csv", "b.csv", "--where", "device=MI355X"), "a.csv has no results with device=MI355X"),
         (("a.csv", "b.csv", "--noise", "3"), "is no percentage: write 1%, 0.5%"),
