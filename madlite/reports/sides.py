@@ -59,6 +59,8 @@ def read_side(
     Raises:
         UsageProblem: nothing is named so, or it has no results.
     """
+    if not name.strip():  # which would be this folder
+        raise _unknown(name, runs)
     found = _found(name, runs, where, paths=paths, ledger=ledger)
     if not found.series:
         kept = " with " + ", ".join(f"{key}={text}" for key, text in where.items()) if where else ""
@@ -91,7 +93,7 @@ def find_source(name: str, runs: Path, *, paths: bool = True, ledger: Ledger | N
     if name.startswith(BASELINE):
         return Source(baseline=name.removeprefix(BASELINE))
     path = Path(name)
-    if name and paths and path.exists():
+    if paths and path.exists():
         if not path.is_dir():
             return Source(files=(path,))
         return Source(runs=(open_run(path),)) if is_run(path) else _folder(path)
