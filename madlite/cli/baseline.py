@@ -8,7 +8,7 @@ import click
 
 from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
-from madlite.cli.options import dir_option, read_filters, verbose_option
+from madlite.cli.options import dir_option, read_where, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 
@@ -50,7 +50,7 @@ def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory:
     runs = runs_folder(directory)
     if name in baseline_names(runs) and not force:
         raise UsageProblem(f"there is a baseline '{name}'", f"madlite baseline set {name} {source} --force replaces it")
-    side = read_side(source, runs, dict(read_filters(where)))
+    side = read_side(source, runs, read_where(where))
     saved = save_baseline(runs, name, side.label, side.series, side.runs)
     numbers = sum(len(one.values) for one in saved.series)
     echo(f"baseline {name}: {len(saved.series)} series, {numbers} results of {side.label}")

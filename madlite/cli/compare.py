@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 import click
 
 from madlite.cli.completion import complete_runs
-from madlite.cli.options import Command, dir_option, read_filters, verbose_option
+from madlite.cli.options import Command, dir_option, read_where, verbose_option
 from madlite.cli.terminal import echo, has_colour, printable_lines, without_secrets
 from madlite.errors import ExitCode, UsageProblem
 
@@ -132,7 +132,7 @@ def command(
 
     gates = read_gates(fail_on)
     settings = make_settings(effect=effect, noise=noise, alpha=alpha, better=better)
-    filters = dict(read_filters(where))
+    filters = read_where(where)
     if is_published_base(base, directory) and not by:
         if across:
             raise UsageProblem(f"--across {across!r} has no published figures", "docs/compare.md: which figures apply")
@@ -167,6 +167,8 @@ def make_settings(*, effect: float, noise: float | None, alpha: float, better: S
         if not metric or word not in get_args(Direction):
             raise UsageProblem(f"--better {text!r} names no direction", "--better 'score=higher', lower or neutral")
         directions[metric] = cast(Direction, word)
+    if not alpha < 1:  # NaN, which is in no range
+        raise UsageProblem(f"--alpha {alpha} is no probability", "--alpha 0.05")
     return Settings(effect=effect, noise=noise, alpha=alpha, better=directions)
 
 

@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from madlite.cli import setup
 from madlite.cli.completion import complete_runs
-from madlite.cli.options import Command, common_options, dir_option, read_filters
+from madlite.cli.options import Command, common_options, dir_option, read_filters, read_where
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 
@@ -73,7 +73,7 @@ def command(
         raise UsageProblem("no format is named", "--to csv; madlite export --list has all")
     chosen = find_format(name, plugins)
     options = ExportOptions(append=append, values=dict(read_filters(values, "--option", "table=results")))
-    reader = RowReader(runs_folder(directory), dict(read_filters(where)), _mask())
+    reader = RowReader(runs_folder(directory), read_where(where), _mask())
     done = chosen.write(reader.read(sources or (str(directory),)), target, options)
     for note in dict.fromkeys((*reader.notes, *done.notes)):
         setup.warn(note)

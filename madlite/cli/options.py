@@ -196,6 +196,23 @@ def read_filters(
     return [(name.strip(), value.strip()) for name, _, value in pairs]
 
 
+def read_where(texts: Sequence[str]) -> dict[str, str]:
+    """Return the filters of `--where`, where each can be given once.
+
+    Raises:
+        UsageProblem: one has no value, or another one for the same key.
+    """
+    pairs = read_filters(texts)
+    for at, (name, value) in enumerate(pairs):
+        if not value:
+            raise UsageProblem(f"--where '{name}=' has no value", "--where device=MI300X")
+        if name in [other for other, _ in pairs[:at]]:
+            raise UsageProblem(
+                f"--where names {name!r} twice", "one value of each: several commands for several values"
+            )
+    return dict(pairs)
+
+
 dir_option = click.option(
     "--dir",
     "directory",

@@ -12,7 +12,7 @@ from madlite.cli import setup
 from madlite.cli.arguments import contract, contract_option
 from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
-from madlite.cli.options import dir_option, read_filters, verbose_option
+from madlite.cli.options import dir_option, read_where, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 
@@ -188,7 +188,7 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
     from madlite.reports.page.published import references_of
     from madlite.reports.page.sources import as_side, collect
 
-    filters = dict(read_filters(where))
+    filters = read_where(where)
     found = collect(sources, directory, filters)
     comparison = _compared(base, as_side(found), filters, directory) if base else None
     published, problems = _published(directory)

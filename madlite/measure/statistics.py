@@ -95,10 +95,10 @@ def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def smallest_p(n: int, m: int) -> float:
-    """Return the least p-value that so many values a side can have: 0.1 for three and three; 0 for many."""
+    """Return the least p-value that so many values a side can have: 0.1 for three and three."""
     if not n or not m:
         return 1.0
-    return 2 / math.comb(n + m, n) if max(n, m) <= EXACT else 0.0
+    return 2 / math.comb(n + m, n) if max(n, m) <= EXACT else _p_of(0, n, m, 0)
 
 
 def _p_of(extreme: float, n: int, m: int, ties: int) -> float:

@@ -25,7 +25,7 @@ def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
     key = tuple(entry.dimensions[name] for name in DIMENSIONS)
     pairs, _, _ = pair([one for one in side.series if one.values], [Series(key=key, values=(entry.sample.value,))])
     middle = median(pairs[0].base.values) if pairs else 0.0
-    return f"{100 * (entry.sample.value / middle - 1):.2f}" if middle else ""
+    return f"{100 * (entry.sample.value - middle) / abs(middle):.2f}" if middle else ""
 
 
 def compare_runs(side: Side, folders: Iterable[Path], settings: Settings) -> Report:

@@ -12,12 +12,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Value, to_json
-from madlite.reports.series import Series
+from madlite.reports.series import DIMENSIONS, Series
+from madlite.results.record import sanitized
 from madlite.safe_files import Folder
 from madlite.safe_read import read_regular
+from madlite.secrets import Redactor
 
 FOLDER = "baselines"
 _VERSION = 1
@@ -37,23 +40,28 @@ class Baseline(Value, frozen=True):
 
 
 def save_baseline(runs: Path, name: str, source: str, series: tuple[Series, ...], ids: tuple[str, ...]) -> Baseline:
-    """Write a baseline, in place of an earlier one of this name.
+    """Write a baseline, in place of an earlier one of this name; what runs ran with is kept once for each series.
 
     Raises:
-        UsageProblem: the name is none.
+        UsageProblem: the name is none, or there are too many results.
     """
     if not _NAME.fullmatch(name) or name == "last":
         raise UsageProblem(
             f"{name!r} cannot name a baseline", "letters, digits, dots and dashes: madlite baseline set v25.2 perf.csv"
         )
+    bare = tuple(replace(one, samples=tuple(replace(sample, facts={}) for sample in one.samples)) for one in series)
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    baseline = Baseline(name=name, source=source, at=at, series=series, runs=ids)
+    baseline = Baseline(name=name, source=source, at=at, series=bare, runs=ids)
+    data = to_json(sanitized(baseline, Redactor().text)).encode()
+    if len(data) > _LIMIT_BYTES:
+        most = f"{_LIMIT_BYTES >> 20} MiB"
+        raise UsageProblem(f"baseline {name} would be larger than {most}", "name a part of it: --where model=NAME")
     with (
         Folder.open(runs.parent) as home,
         home.below(runs.name, make=True) as inner,
         inner.below(FOLDER, make=True) as folder,
     ):
-        folder.write(f"{name}.json", to_json(baseline).encode())
+        folder.write(f"{name}.json", data)
     return baseline
 
 
@@ -69,9 +77,12 @@ def load_baseline(runs: Path, name: str) -> Baseline:
         raise UsageProblem(f"there is no baseline {name!r}", one_hint(did_you_mean(name, names, most=1), hint))
     file = runs / FOLDER / f"{name}.json"
     try:
-        return msgspec.json.decode(read_regular(file, _LIMIT_BYTES), type=Baseline)
+        found = msgspec.json.decode(read_regular(file, _LIMIT_BYTES), type=Baseline)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageProblem(f"{file} is no baseline: {error}", f"madlite baseline drop {name}") from error
+    if found.version != _VERSION or any(len(one.key) != len(DIMENSIONS) for one in found.series):
+        raise UsageProblem(f"{file} is a baseline of another version of madlite", f"madlite baseline drop {name}")
+    return found
 
 
 def baseline_names(runs: Path) -> list[str]:

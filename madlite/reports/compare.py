@@ -65,7 +65,7 @@ class Difference(Value, frozen=True):
 class Comparison(Value, frozen=True):
     """One series on two sides.
 
-    `ratio` is median(new) ÷ median(base), None where a side has no number; `change` is by how much of the base the new
+    `ratio` is median(new) ÷ median(base), None where one is not above 0; `change` is by how much of the base the new
     side is better: below 0 it is worse.  `p` is that of the Mann-Whitney test.  `noise` is the variation between runs
     that is assumed, `noise_from` where it comes from, and `floor` the change that it explains by itself.  `source` is
     the document of a base that is a published figure.
@@ -94,9 +94,10 @@ class Comparison(Value, frozen=True):
     @property
     def change(self) -> float | None:
         """How much better the new side is, as a part of the base; of a metric without direction how much more."""
-        if self.ratio is None:
+        if not self.base or self.new is None:
             return None
-        return 1 - self.ratio if self.direction == "lower" else self.ratio - 1
+        more = (self.new - self.base) / abs(self.base)
+        return -more if self.direction == "lower" else more
 
     @property
     def is_tested(self) -> bool:
@@ -181,16 +182,19 @@ def compare_pair(found: Pair, settings: Settings, history: History, untested: st
         base=median(base) if base else None,
         new=median(new) if new else None,
     )
-    if not base or not new or not blank.base or not blank.new:
+    if blank.base is None or blank.new is None:
         return replace(blank, reason=_no_number(found))
-    measured = _with_noise(replace(blank, ratio=blank.new / blank.base), settings, history)
+    if not blank.base:
+        return replace(blank, reason="the median of the base is 0")
+    ratio = blank.new / blank.base if min(blank.base, blank.new) > 0 else None
+    measured = _with_noise(replace(blank, ratio=ratio), settings, history)
     if untested:
         return replace(measured, reason=untested)
     return _judged(replace(measured, interval=ratio_interval(base, new, settings.confidence)), settings)
 
 
 def _no_number(found: Pair) -> str:
-    sides = [(name, series) for name, series in (("base", found.base), ("new", found.new)) if not any(series.values)]
+    sides = [(name, series) for name, series in (("base", found.base), ("new", found.new)) if not series.values]
     return "; ".join(f"no number in {name}: {_outcomes(series)}" for name, series in sides)
 
 

@@ -77,27 +77,31 @@ def _trips(report: Report, gate: Gate) -> Iterator[Trip]:
         for series in report.only_base:
             yield Trip(gate=gate.text, series=series.name, reason=f"{report.new} does not have it")
     for one in report.comparisons:
-        if reason := _reason(one, gate):
+        if reason := _reason(one, gate, report.alpha):
             yield Trip(gate=gate.text, series=one.name, reason=reason)
 
 
-def _reason(one: Comparison, gate: Gate) -> str:
+def _reason(one: Comparison, gate: Gate, alpha: float) -> str:
     """Return why a gate trips for a series; "" where it does not."""
     if gate.what == "failure":
         return one.reason if one.pair.base.values and not one.pair.new.values else ""
     if gate.what == "suspicious":
         return one.reason or "suspicious" if one.verdict is Verdict.SUSPICIOUS else ""
-    return _change_reason(one, gate) if gate.what in _CHANGES else ""
+    return _change_reason(one, gate, alpha) if gate.what in _CHANGES else ""
 
 
-def _change_reason(one: Comparison, gate: Gate) -> str:
-    """Return why a change trips a gate: it is significant, or of too few runs to say, and above limit and noise."""
+def _change_reason(one: Comparison, gate: Gate, alpha: float) -> str:
+    """Return why a change trips a gate: it is significant, or of too few runs to say, and above limit and noise.
+
+    That runs are suspect makes a change no smaller: it trips with the doubt named.
+    """
     change = (one.change or 0.0) * _CHANGES[gate.what]
     if one.direction == "neutral" or change <= gate.least or change <= one.floor:
         return ""
     if one.verdict is Verdict.INSUFFICIENT_DATA:
         noise = f"above the noise floor of {one.floor:.1%}" if one.noise is not None else "no noise floor is known"
         return f"{one.change:+.2%}; {one.reason}; {noise}"
-    if one.verdict.value == gate.what:
-        return f"{one.change:+.2%}, {p_text(one.p or 0.0)}"
-    return ""
+    if one.p is None or one.p >= alpha:
+        return ""
+    doubt = f"; {one.reason}" if one.verdict is Verdict.SUSPICIOUS else ""
+    return f"{one.change:+.2%}, {p_text(one.p)}{doubt}"

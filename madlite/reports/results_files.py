@@ -19,6 +19,7 @@ from madlite.model import Status, Value
 from madlite.reports.series import (
     DIMENSIONS,
     FACTS,
+    LARGEST,
     RESULT_COLUMNS,
     WITHOUT_NUMBER,
     Entry,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SMALL_BYTES = 5 << 20
+RECORDED_BYTES = 64 << 20  # up to which rows are matched with the records of the runs beside a file
 _NUMBER = "performance"
 _NEEDED = {_NUMBER, "metric"}
 _LONGEST_ROW = 64  # lines that a row with line ends in its cells may have
@@ -82,7 +84,9 @@ def read_results(
             header = _header(path, file)
             if by and by not in header:
                 raise _no_column(path, by, header)
-            large = os.fstat(file.fileno()).st_size > SMALL_BYTES
+            size = os.fstat(file.fileno()).st_size
+            # rows that have records are matched one by one: records know sequence lengths, batches and doubts
+            large = size > SMALL_BYTES and (size > RECORDED_BYTES or not recorded(header))
             if large and (found := _read_large(path, header, where or {}, by)) is not None:
                 return found
             return _read_rows(path, _Rows(path, file, header), where or {}, by, recorded)
@@ -244,7 +248,7 @@ def _read_large(path: Path, header: Sequence[str], where: Mapping[str, str], by:
     """Return the series of a large file without their single samples; None where pandas cannot read it."""
     import pandas
 
-    own = (*RESULT_COLUMNS, "status", by, *where)
+    own = (*RESULT_COLUMNS, "status", "suspect", by, *where)
     keys = [name for name in dict.fromkeys(own) if name in header]
     names = sorted({*keys, _NUMBER, *FACTS} & {*header}, key=header.index)
     parts: dict[tuple[str, ...], _Part] = {}
@@ -254,7 +258,7 @@ def _read_large(path: Path, header: Sequence[str], where: Mapping[str, str], by:
     except (pandas.errors.ParserError, UnicodeError, ValueError):
         return None
     at = keys.index("status") if "status" in keys else -1
-    shifted = [key for key in parts if at >= 0 and key[at].upper() not in _STATUSES]
+    shifted = [key for key, part in parts.items() if at >= 0 and not part.values and key[at].upper() not in _STATUSES]
     skipped = [f"a status of {key[at]!r}" for key in shifted]
     count = sum(parts.pop(key).rows for key in shifted)
     return _as_reads(parts, keys, where, by, _notes(path, skipped, count))
@@ -342,7 +346,7 @@ def _as_reads(
             continue
         side = cells.get(by, "").strip()
         rows[side] = rows.get(side, 0) + part.rows
-        found = _as_series(dimensions, cells.get("status", "").strip().upper(), part)
+        found = _as_series(dimensions, cells.get("status", "").strip().upper(), part, bool(cells.get("suspect")))
         before = sides.setdefault(side, {}).get(found.key)
         sides[side][found.key] = joined(before, found) if before is not None else found
     found_sides = {
@@ -352,10 +356,10 @@ def _as_reads(
     return found_sides or {"": Read(series=(), rows=0, notes=notes)}
 
 
-def _as_series(dimensions: Mapping[str, str], status: str, part: _Part) -> Series:
+def _as_series(dimensions: Mapping[str, str], status: str, part: _Part, is_suspect: bool) -> Series:
     skipped = part.rows if status == Status.SKIPPED.value else 0
     metric = dimensions["metric"]
-    usable = () if status in WITHOUT_NUMBER else tuple(part.values)
+    usable = () if status in WITHOUT_NUMBER else tuple(value for value in part.values if abs(value) <= LARGEST)
     if is_throughput(metric):
         usable = tuple(value for value in usable if value > 0)
     return Series(
@@ -365,4 +369,5 @@ def _as_series(dimensions: Mapping[str, str], status: str, part: _Part) -> Serie
         failed=part.rows - len(usable) - skipped,
         skipped=skipped,
         direction=direction_of(metric),
+        suspect_values=len(usable) if is_suspect else 0,
     )

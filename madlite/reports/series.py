@@ -72,6 +72,7 @@ class Series(Value, frozen=True):
     failed: int = 0
     skipped: int = 0
     direction: Direction = "neutral"
+    suspect_values: int = 0  # of a series without samples
 
     def __getitem__(self, dimension: str) -> str:
         return self.key[DIMENSIONS.index(dimension)]
@@ -84,7 +85,7 @@ class Series(Value, frozen=True):
     @property
     def suspects(self) -> int:
         """How many of the samples are suspect."""
-        return sum(bool(sample.suspect) for sample in self.samples)
+        return sum(bool(sample.suspect) for sample in self.samples) or self.suspect_values
 
 
 class Entry(Value, frozen=True):
@@ -154,6 +155,7 @@ def joined(first: Series | None, second: Series) -> Series:
         facts=merged_facts({name: text} for one in (first, second) for name in one.facts for text in one.facts[name]),
         failed=first.failed + second.failed,
         skipped=first.skipped + second.skipped,
+        suspect_values=first.suspect_values + second.suspect_values,
     )
 
 
@@ -213,11 +215,12 @@ def dimensions_of_row(cells: Mapping[str, str]) -> dict[str, str]:
 def _entry(dimensions: dict[str, str], cells: Mapping[str, str], sample: Sample) -> Entry:
     status = cells.get("status", "").strip().upper()
     value, cause = judge_number(cells.get("performance", "").strip(), dimensions["metric"])
-    if status in WITHOUT_NUMBER or value is None or cause is not Cause.NONE:
+    if status in WITHOUT_NUMBER or value is None or cause is not Cause.NONE or abs(value) > LARGEST:
         return Entry(dimensions=dimensions, status=status or Status.FAILURE.value)
     return Entry(dimensions=dimensions, status=status, sample=replace(sample, value=value))
 
 
+LARGEST = 1e150  # whose square is a number, too: what is larger is no measurement
 WITHOUT_NUMBER = (Status.FAILURE.value, Status.SKIPPED.value)
 
 
@@ -365,7 +368,26 @@ def pair(
         else:
             unpaired.append(series)
     paired = {id(one.base) for one in pairs}
-    return pairs, [series for series in base if id(series) not in paired], unpaired
+    left = [series for series in base if id(series) not in paired]
+    return _with_failed_runs(pairs, left, unpaired, ignored)
+
+
+def _with_failed_runs(
+    pairs: list[Pair], base: list[Series], new: list[Series], ignored: Sequence[int]
+) -> tuple[list[Pair], list[Series], list[Series]]:
+    """Return what `pair` does, with runs that failed before they had a metric beside the series they would be of."""
+    failed = [series for series in new if not series.key[-1] and not series.values]
+    left: list[Series] = []
+    used: set[int] = set()
+    for series in base:
+        one = next((one for one in failed if _agrees(one.key[:-1], series.key[:-1], ignored)), None)
+        if one is None:
+            left.append(series)
+            continue
+        used.add(id(one))
+        empty = replace(one, key=(*one.key[:-1], series.key[-1]), direction=series.direction)
+        pairs.append(Pair(base=series, new=empty, unknown=_unknown(series, empty)))
+    return pairs, left, [series for series in new if id(series) not in used]
 
 
 def _key_ends(series: Series, ends: Sequence[int], ignored: Sequence[int]) -> tuple[str, str]:
@@ -377,6 +399,8 @@ def _key_ends(series: Series, ends: Sequence[int], ignored: Sequence[int]) -> tu
 def _partners(candidates: Iterable[Series], series: Series, ignored: Sequence[int]) -> list[Series]:
     """Return the candidates that agree with a series, those of them that share the most known dimensions."""
     fitting = [(one, _shared(one.key, series.key)) for one in candidates if _agrees(one.key, series.key, ignored)]
+    if same := [one for one, _ in fitting if one.key == series.key]:  # also in what both do not record
+        return same
     most = max((shared for _, shared in fitting), default=0)
     return [one for one, shared in fitting if shared == most]
 

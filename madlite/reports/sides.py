@@ -239,8 +239,14 @@ def joined_reads(label: str, reads: Iterable[Read]) -> Side:
 
 def _of_baseline(runs: Path, name: str, where: Mapping[str, str]) -> Side:
     found = load_baseline(runs, name)
-    kept = tuple(one for one in found.series if matches(dict(zip(DIMENSIONS, one.key, strict=True)), {}, where))
+    kept = tuple(one for one in found.series if _has(one, where))
     return Side(label=f"baseline {name}", series=kept, runs=found.runs)
+
+
+def _has(series: Series, where: Mapping[str, str]) -> bool:
+    """Return whether a series of a baseline has these dimensions, or any of its runs these facts."""
+    dimensions = dict(zip(DIMENSIONS, series.key, strict=True))
+    return all(text in (dimensions.get(name), *series.facts.get(name, ())) for name, text in where.items())
 
 
 def _chosen_runs(name: str, runs: Path, ledger: Ledger | None) -> list[StoredRun]:

@@ -127,12 +127,33 @@ def test_a_baseline_stays_when_its_file_is_gone(place, capsys):
         (("a.csv", "b.csv", "--fail-on", "regresion"), "did you mean regression?"),
         (("a.csv", "b.csv", "--better", "score"), "--better 'score' names no direction"),
         (("a.csv", "b.csv", "--across", "micro"), "--across 'micro' is no dimension"),
+        (("a.csv", "b.csv", "--where", "foo="), "--where 'foo=' has no value"),
+        (("a.csv", "b.csv", "--where", "device=x", "--where", "device=y"), "--where names 'device' twice"),
+        (("a.csv", "b.csv", "--alpha", "nan"), "--alpha nan is no probability"),
         (("baseline:x", "a.csv"), "there is no baseline 'x'"),
         (("last~3", "a.csv"), "is no file, run, study or baseline"),
     ],
 )
 def test_what_cannot_be_understood_is_one_sentence(place, capsys, args, message):
     assert message in output(capsys, "compare", *args, code=4)
+
+
+def test_a_baseline_has_no_secret_and_can_be_filtered_by_what_ran(place, capsys):
+    token = "hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ01234567"
+    write(place / "c.csv", [row(value, args=f"--token={token}") for value in noisy(5, 1)])
+    output(capsys, "baseline", "set", "c", "c.csv")
+    assert token not in (place / "madlite_runs/baselines/c.json").read_text()
+    assert "no change" in output(capsys, "compare", "c", "c.csv", "--where", "docker_image=rocm/pytorch:v1")
+    assert "has no results" in output(capsys, "compare", "c", "c.csv", "--where", "docker_image=v9", code=4)
+
+
+def test_a_baseline_of_another_version_is_refused(place, capsys):
+    output(capsys, "baseline", "set", "old", "a.csv")
+    file = place / "madlite_runs/baselines/old.json"
+    saved = json.loads(file.read_text())
+    saved["series"][0]["key"].append("x")
+    file.write_text(json.dumps(saved))
+    assert "another version of madlite" in output(capsys, "compare", "old", "b.csv", code=4)
 
 
 def test_a_damaged_baseline_is_named(place, capsys):

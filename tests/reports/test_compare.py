@@ -86,6 +86,49 @@ def test_numbers_are_never_compared_across_precision_sequence_or_gpu():
         assert not report.comparisons and report.only_base and report.only_new
 
 
+def test_the_same_unknown_dimension_on_both_sides_is_the_nearest_partner():
+    without, known = series([100.0] * 6), series([100.0], nodes="1")
+    report = compare([without, known], [series([50.0] * 6), series([99.0], nodes="1")])
+    assert [(one.base, one.new) for one in report.comparisons] == [(100.0, 50.0), (100.0, 99.0)]
+    assert trips(report, read_gates(["regression>3%"]))[0].series == "llama bf16 8xMI300X tokens_per_s_per_gpu"
+
+
+@pytest.mark.parametrize("n", [10, 20, 21, 500])
+def test_one_run_against_many_is_gated_by_its_ratio(n):
+    base, new = series(noisy(n, 1)), series([50.0])
+    assert one(base, new).verdict is Verdict.INSUFFICIENT_DATA
+    assert tripped("regression>3%", base, new) == ["regression>3%"]
+    assert tripped("", base, new, require_data=True) == ["--require-data"]
+
+
+def test_runs_that_failed_before_they_had_a_metric_are_failures_of_their_series():
+    failed = series([], failed=3, metric="")
+    report = compare([series([100.0] * 5)], [failed])
+    assert (report.only_base, report.only_new) == ((), ())
+    assert report.comparisons[0].reason == "no number in new: 3 failed"
+    assert [t.gate for t in trips(report, read_gates(["failure"]))] == ["failure"]
+    assert not compare([series([100.0] * 5)], [series([], failed=3, metric="", precision="fp8")]).comparisons
+
+
+def test_a_significant_regression_trips_its_gate_also_where_a_run_is_suspect():
+    base, new = series([100.0, 101, 99, 100.5, 99.5]), series([50.0, 51, 49, 50.5, 49.5], suspect="loss is flat")
+    report = compare([base], [new])
+    (trip,) = trips(report, read_gates(["regression>3%"]))
+    assert report.comparisons[0].verdict is Verdict.SUSPICIOUS and trip.reason.endswith("5 of 10 runs are suspect")
+
+
+def test_of_negative_numbers_less_is_less():
+    lower = (
+        series([-7.0, -7.1, -6.9, -7.2, -6.8], metric="loss"),
+        series([-12.0, -12.1, -11.9, -12.2, -11.8], metric="loss"),
+    )
+    found = one(*lower)
+    assert (found.verdict, found.ratio, found.interval) == (Verdict.IMPROVEMENT, None, None)
+    assert found.change == pytest.approx(5 / 7)
+    assert one(*lower, Settings(better={"loss": "higher"})).verdict is Verdict.REGRESSION
+    assert one(series([0.0, 0.0, 1.0]), series([1.0] * 3)).reason == "the median of the base is 0"
+
+
 def test_what_one_side_does_not_record_is_named():
     assert one(series([1.0], seq_len=4096), series([1.0])).pair.unknown == (
         *("backend", "recipe", "mode", "seq_len", "micro_batch", "global_batch", "nodes"),

@@ -11,7 +11,8 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.reports import results_files
 from madlite.reports.results_files import read_results
-from madlite.results.header import STANDARD_COLUMNS
+from madlite.reports.series import of_row
+from madlite.results.header import STANDARD_COLUMNS, comparable
 from tests.csv_results import noisy, row, write
 
 GOLDEN = Path(__file__).parents[1] / "data/golden"
@@ -138,3 +139,39 @@ def test_a_large_file_is_the_same_series_as_a_small_one(tmp_path, monkeypatch):
             assert (other.failed, other.skipped, other.direction) == (one.failed, one.skipped, one.direction)
             assert {name: {*texts} for name, texts in other.facts.items()} == {n: {*t} for n, t in one.facts.items()}
     assert "1 row cannot be read" in large["v1"].notes[0]
+
+
+def test_a_number_whose_square_is_none_is_no_measurement(tmp_path, monkeypatch):
+    path = write(tmp_path / "perf.csv", [row(1.0), row("1e200"), row("1.7e308")])
+    for small in (results_files.SMALL_BYTES, 0):
+        monkeypatch.setattr(results_files, "SMALL_BYTES", small)
+        found = series_of(path)["llama"]
+        assert (found.values, found.failed) == ((1.0,), 2)
+
+
+def test_another_status_with_a_number_counts_alike_in_small_and_large_files(tmp_path, monkeypatch):
+    path = write(tmp_path / "perf.csv", [row(1.0, status="PASS"), row(2.0)], (*STANDARD_COLUMNS, "suspect"))
+    for small in (results_files.SMALL_BYTES, 0):
+        monkeypatch.setattr(results_files, "SMALL_BYTES", small)
+        assert sorted(series_of(path)["llama"].values) == [1.0, 2.0]
+
+
+def test_what_is_suspect_is_counted_in_small_and_large_files(tmp_path, monkeypatch):
+    rows = [row(1.0, suspect="loss is flat"), row(2.0), row(3.0, suspect="one GPU")]
+    path = write(tmp_path / "perf.csv", rows, (*STANDARD_COLUMNS, "suspect"))
+    for small in (results_files.SMALL_BYTES, 0):
+        monkeypatch.setattr(results_files, "SMALL_BYTES", small)
+        assert series_of(path)["llama"].suspects == 2
+
+
+def test_rows_that_have_records_keep_what_these_know_in_a_large_file(tmp_path, monkeypatch):
+    path = write(tmp_path / "perf.csv", [row(1.0), row(2.0)])
+    monkeypatch.setattr(results_files, "SMALL_BYTES", 0)
+
+    def recorded(columns):
+        known = of_row(row(1.0, seq_len="8192"), "madlite_runs/x")
+        cells = row(1.0)
+        return {comparable(cells.get(name, "") for name in columns): [known]}
+
+    read = read_results(path, recorded=recorded)[""]
+    assert sorted(one["seq_len"] for one in read.series) == ["", "8192"]
