@@ -97,6 +97,25 @@ def test_secrets_are_masked_in_every_file_and_json_stays_json(place, capsys, mon
     assert masked == {LOG, "summary.json", "x.txt"}
 
 
+def test_a_file_whose_path_has_a_secret_is_left_out_and_named_masked(place, capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("MAD_SECRETS_NAME", RECORD)  # madlite's own names stay
+    shaped = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
+    for name in (f"outputs/run_{shaped}.json", f"outputs/{SECRET}/loss.csv", "outputs/plain.csv"):
+        (folder(place) / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder(place) / name).write_text("{}")
+    text = said(capsys, "archive", ONE, "-o", "x.tar.gz")
+    files = tars.read(Path("x.tar.gz"))
+    assert {name.partition("/")[2] for name in files} == {"", RECORD, PLAN, LOG, "outputs/plain.csv"}
+    out = json.loads(files["manifest.json"])["runs"][0]["left_out"]
+    assert {(one["path"], one["why"]) for one in out} == {
+        ("outputs/run_***.json", "its path has a secret"),
+        ("outputs/***/loss.csv", "its path has a secret"),
+    }
+    assert "left out: 2 files" in text
+    assert not any(one in f"{text}{files}" for one in (SECRET, shaped))
+
+
 def test_a_large_file_is_left_out_with_a_note(place, capsys):
     (folder(place) / "big.txt").write_bytes(b"x" * 40_000)
     text = said(capsys, "archive", ONE, "-o", "x.tar.gz", "--max-file", "32K")
