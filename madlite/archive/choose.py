@@ -17,7 +17,8 @@ from madlite.secrets import is_secret_name
 from madlite.workspace.folder import CONTEXT, LOG, PLAN, RECORD, STEPS, WORK
 
 ROWS = "rows.csv"
-_WRITTEN = (RECORD, PLAN, CONTEXT, LOG, STEPS, ROWS)
+WRITTEN = (RECORD, PLAN, CONTEXT, LOG, STEPS, ROWS)
+"""The names of madlite's own files."""
 _TEXT = frozenset((".csv", ".html", ".json", ".jsonl", ".log", ".md", ".toml", ".tsv", ".txt", ".yaml", ".yml"))
 _NOT_RESULTS = frozenset(("assets", "data", "dataset", "datasets", "hub", "node_modules", "venv"))
 _KEYS = frozenset((".env", ".key", ".p12", ".pem", ".pfx"))  # ends of names, or names
@@ -83,7 +84,7 @@ def _why(path: str, facts: os.stat_result, rendered: set[str]) -> str:
     """Return why a file is left out, whatever its size."""
     if not stat.S_ISREG(facts.st_mode):
         return kind_of(facts)
-    if path in _WRITTEN or path in rendered:
+    if path in WRITTEN or path in rendered:
         return ""
     *folders, name = PurePosixPath(path).parts
     if folders[:1] == [WORK] and "/".join((*folders[1:], name)) in rendered:

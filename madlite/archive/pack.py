@@ -12,7 +12,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from madlite.archive.choose import Candidate, left_out, list_files
+from msgspec.structs import replace
+
+from madlite.archive.choose import WRITTEN, Candidate, left_out, list_files
 from madlite.archive.manifest import FORMAT, MANIFEST, RESERVED, LeftOut, Manifest, PackedFile, PackedRun, manifest_text
 from madlite.errors import UsageProblem
 from madlite.files import NotJson, decode_json
@@ -92,7 +94,7 @@ def _check_name(file: Path) -> None:
 def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
     record = run.record
     with Folder.open(run.folder.parent) as parent, parent.below(run.folder.name) as home:
-        candidates = list(list_files(home, record, max_file_bytes))
+        candidates = [files.checked(one) for one in list_files(home, record, max_file_bytes)]
         packed, out = [], []
         for one in candidates:
             try:
@@ -121,6 +123,11 @@ class _Spool:
     def __init__(self, file: BinaryIO, secrets: Sequence[str]) -> None:
         self._file, self._secrets = file, tuple(secrets)
         self.text = Redactor(self._secrets).text
+
+    def checked(self, one: Candidate) -> Candidate:
+        """Return a file, left out where its path has a secret: under a masked one it would be another file."""
+        hidden = not one.why and one.path not in WRITTEN and self.text(one.path) != one.path
+        return replace(one, why="its path has a secret") if hidden else one
 
     def add(self, home: Folder, one: Candidate) -> PackedFile:
         """Append a plain file of an open folder.

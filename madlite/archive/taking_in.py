@@ -29,6 +29,7 @@ from madlite.run.recovery.leftovers import IMPORTED
 from madlite.safe_files import Folder, check_plain, open_plain
 from madlite.workspace import journal
 from madlite.workspace.folder import LOCK, RECORD, RunFolder, check_runs_folder, open_runs
+from madlite.workspace.journal import RunEntry, RunRows, read_run
 
 _LOCK = ".import.lock"
 _CHUNK_BYTES = 1 << 20
@@ -185,13 +186,14 @@ def append_imported(
             yield one if one.refused else replace(one, words=f"{one.words}, its rows are this folder's own")
             continue
         try:
-            yield _appended(one, workspace, output, begin)
+            yield _appended(one, workspace, output, begin, noted.rows_of_pruned.get(one.run.id, ""))
         except (RecordError, OSError) as problem:
             why = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
             yield replace(one, words=f"{one.words}, its rows are not appended: {why}", refused=True)
 
 
-def _appended(one: TakenIn, workspace: Path, output: Path, begin: Sequence[str]) -> TakenIn:
+def _appended(one: TakenIn, workspace: Path, output: Path, begin: Sequence[str], earlier: str) -> TakenIn:
+    """Append the rows of a run, unless its journal or the file `earlier` has them, "" for none."""
     folder = workspace / RUNS / one.run.id
     record = load_record(folder)
     if record is None or record.rows is None:
@@ -201,7 +203,15 @@ def _appended(one: TakenIn, workspace: Path, output: Path, begin: Sequence[str])
     if run_folder is None:
         raise RecordError("another command has locked the run, or its folder is another user's")
     try:
+        if earlier and read_run(folder).rows is None:  # its journal went with its folder when that was pruned
+            _note_attempt(replace(rows, path=earlier), run_folder)
         _, words, warnings = append_rows_of(rows, run_folder, workspace, output, begin)
     finally:
         run_folder.close()
     return replace(one, words=f"{one.words}, {words}", warnings=tuple(warnings))
+
+
+def _note_attempt(rows: RunRows, run_folder: RunFolder) -> None:
+    """Note rows that their file had, and has unless they were removed: they are looked for before they are appended."""
+    if problem := run_folder.note(RunEntry(at=journal.now(), rows=rows)):
+        raise RecordError(problem)

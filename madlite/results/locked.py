@@ -31,11 +31,17 @@ _REQUIRED_KEYS = {"n_gpus", "pipeline"}  # what every object of a side file has
 def outside(path: Path, root: Path | None = None) -> Path | None:
     """Return the file outside of its own folder that a link names, there or not; None for all other paths.
 
-    Of a path below `root` as it is written, outside is what a link anywhere in it leads to beyond `root`.
+    Of a path below `root` as it is written, outside is what a link anywhere in it leads to beyond `root`.  One that
+    leaves `root` by `..` is another path, unless `..` is that of what a link leads to.
     """
     target = Path(os.path.realpath(path))
     if root is not None and path.is_relative_to(root):
-        return None if target.is_relative_to(os.path.realpath(root)) else target
+        home = Path(os.path.realpath(root))
+        written = Path(os.path.normpath(home / path.relative_to(root)))
+        if written.is_relative_to(home):
+            return None if target.is_relative_to(home) else target
+        if target != Path(os.path.realpath(written)):
+            return target
     if not path.is_symlink():
         return None
     return None if target.is_relative_to(os.path.realpath(path.parent)) else target

@@ -125,6 +125,8 @@ class NotedRuns:
         self._imported = journal.imported(entries)
         self.pruned = {entry.run: entry for entry in entries if entry.run and entry.pruned}
         """The last entry of each run that was pruned."""
+        self.rows_of_pruned = {entry.run: entry.rows_in for entry in entries if entry.pruned and entry.rows_in}
+        """The results file that has the rows of a run whose folder was pruned, whatever became of the run since."""
 
     def origin(self, run_id: str) -> str:
         """Return the archive that a run was imported from; "" of a run of this folder."""

@@ -116,6 +116,8 @@ def append_rows_of(
     """
     earlier = read_run(run_folder.path).rows
     if earlier is not None and (done := _earlier(earlier, rows, workspace)) is not None:
+        if not earlier.appended:
+            run_folder.note(RunEntry(at=now(), rows=done))
         return done, f"its rows are in {done.path}", []
     integrity = Integrity(Path(os.path.realpath(output)), workspace)
     named = replace(rows, path=rows_path(output, workspace))

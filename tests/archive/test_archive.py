@@ -97,6 +97,25 @@ def test_secrets_are_masked_in_every_file_and_json_stays_json(place, capsys, mon
     assert masked == {LOG, "summary.json", "x.txt"}
 
 
+def test_a_file_whose_path_has_a_secret_is_left_out_and_named_masked(place, capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("MAD_SECRETS_NAME", RECORD)  # madlite's own names stay
+    shaped = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
+    for name in (f"outputs/run_{shaped}.json", f"outputs/{SECRET}/loss.csv", "outputs/plain.csv"):
+        (folder(place) / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder(place) / name).write_text("{}")
+    text = said(capsys, "archive", ONE, "-o", "x.tar.gz")
+    files = tars.read(Path("x.tar.gz"))
+    assert {name.partition("/")[2] for name in files} == {"", RECORD, PLAN, LOG, "outputs/plain.csv"}
+    out = json.loads(files["manifest.json"])["runs"][0]["left_out"]
+    assert {(one["path"], one["why"]) for one in out} == {
+        ("outputs/run_***.json", "its path has a secret"),
+        ("outputs/***/loss.csv", "its path has a secret"),
+    }
+    assert "left out: 2 files" in text
+    assert not any(one in f"{text}{files}" for one in (SECRET, shaped))
+
+
 def test_a_large_file_is_left_out_with_a_note(place, capsys):
     (folder(place) / "big.txt").write_bytes(b"x" * 40_000)
     text = said(capsys, "archive", ONE, "-o", "x.tar.gz", "--max-file", "32K")
@@ -302,3 +321,62 @@ def test_rendered_files_are_packed_wherever_they_lie(place, capsys):
     )
     said(capsys, "archive", ONE, "-o", "x.tar.gz", "--force")
     assert f"{ONE}/data/run.py" in tars.read(Path("x.tar.gz"))
+
+
+ROW = {"model": "tiny", "performance": "12.5", "metric": "tps", "status": "SUCCESS"}
+
+
+@pytest.fixture
+def pruned(place: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Return a folder with the rows of two runs, equal ones, whose folders were imported and pruned."""
+    from msgspec.structs import replace
+
+    from madlite.results.record import record_json
+    from madlite.results.stored import load_record
+    from madlite.workspace.journal import RunRows
+
+    for run in (ONE, TWO):
+        record = load_record(folder(place, run))
+        assert record is not None
+        rows = RunRows(path="perf.csv", cells=(ROW,), appended=True)
+        (folder(place, run) / RECORD).write_text(record_json(replace(record, rows=rows)))
+    said(capsys, "archive", "2026*", "-o", "x.tgz", "--force")
+    other = elsewhere(place)
+    assert "its row was added to perf.csv" in said(capsys, "import", "x.tgz", "--rows", "--dir", str(other))
+    remove(capsys, other)
+    return other
+
+
+def remove(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+    said(capsys, "prune", "--keep-last", "0", "--all", "--yes", "--dir", str(place))
+    assert not [*(place / "madlite_runs").glob("2026*")]
+
+
+def test_rows_of_a_run_whose_folder_was_pruned_are_not_appended_again(pruned, capsys):
+    before = (pruned / "perf.csv").read_bytes()
+    assert before.count(b"tiny") == 2
+    for _ in range(2):  # what the second prune notes is asked, too
+        for _ in range(2):
+            text = said(capsys, "import", "x.tgz", "--rows", "--dir", str(pruned))
+            assert text.count("its rows are in perf.csv") == 2
+            assert (pruned / "perf.csv").read_bytes() == before
+        runs = ["--runs", str(pruned / "madlite_runs"), "--of", str(pruned / "perf.csv")]
+        said(capsys, "report", "rebuild", *runs, "-o", str(pruned / "again.csv"))
+        assert (pruned / "again.csv").read_bytes() == before
+        (pruned / "again.csv").unlink()
+        remove(capsys, pruned)
+
+
+def test_a_folder_that_was_imported_without_rows_in_between_changes_nothing(pruned, capsys):
+    before = (pruned / "perf.csv").read_bytes()
+    said(capsys, "import", "x.tgz", "--dir", str(pruned))
+    remove(capsys, pruned)
+    said(capsys, "import", "x.tgz", "--rows", "--dir", str(pruned))
+    assert (pruned / "perf.csv").read_bytes() == before
+
+
+def test_rows_that_were_removed_with_their_file_are_appended_again(pruned, capsys):
+    before = (pruned / "perf.csv").read_bytes()
+    (pruned / "perf.csv").unlink()
+    assert "its row was added to perf.csv" in said(capsys, "import", "x.tgz", "--rows", "--dir", str(pruned))
+    assert (pruned / "perf.csv").read_bytes() == before

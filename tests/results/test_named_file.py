@@ -65,6 +65,37 @@ def test_a_link_that_leads_out_of_the_working_folder_is_not_followed(tmp_path, m
     assert (outside / "s.json").read_text() == "named"
 
 
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("name", ["../s.json", "../beside/s.json", "sub/../../s.json"])
+def test_a_path_that_leaves_the_working_folder_as_it_is_written_is_no_link(tmp_path, monkeypatch, name, there):
+    space = tmp_path / "space"
+    for folder in (space / "sub", tmp_path / "beside"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(space)
+    for path in (Path(name), space / name):
+        if there:
+            path.write_text("old")
+        check_writable(path)
+        write_named(path, "new")
+        assert path.read_text() == "new"
+        path.unlink()
+
+
+@pytest.mark.parametrize("name", ["../link.json", "swapped/../s.json", "swapped/../../s.json", "../space/link.json"])
+def test_no_link_is_followed_on_the_way_out_of_the_working_folder(tmp_path, monkeypatch, name):
+    space, away = tmp_path / "space", tmp_path / "away/far/deep"
+    space.mkdir()
+    away.mkdir(parents=True)
+    monkeypatch.chdir(space)
+    (space / "swapped").symlink_to(away)
+    for link in (space / "link.json", tmp_path / "link.json"):
+        link.symlink_to("/nowhere/s.json")
+    for path in (Path(name), space / name):
+        with pytest.raises(UsageProblem, match="by a link, which is not followed"):
+            write_named(path, "x")
+    assert not [path for path in tmp_path.rglob("s.json")]
+
+
 def test_a_device_in_the_working_folder_is_not_written_to(tmp_path, monkeypatch, device):
     null = device("null", 3)
     monkeypatch.chdir(tmp_path)
