@@ -134,7 +134,8 @@ class Answers:
         Raises:
             NotHere: there is none.
         """
-        found = self.ledger.series_of([int(number)]) if number.isdigit() and len(number) < 16 else []
+        is_number = number.isascii() and number.isdigit() and len(number) < 16
+        found = self.ledger.series_of([int(number)]) if is_number else []
         if not found:
             raise NotHere(f"no series {number!r}", "/series lists them")
         return found[0]

@@ -255,6 +255,13 @@ def test_the_api_answers_what_its_document_says(get, place):
 
 
 @pytest.mark.host
+@pytest.mark.parametrize("number", ["²", "٣", "x", "-1", "1" * 16])
+def test_a_series_that_has_no_such_number_is_not_found(get, number):
+    for address in (f"/series/{number}", f"/api/series/{number}"):
+        assert get(address).status_code == 404
+
+
+@pytest.mark.host
 def test_pages_of_the_list_are_all_of_it_once(get, place):
     expected = [run.folder.name for run in reversed(list_runs(place / "madlite_runs"))]
     found = []
