@@ -9,6 +9,7 @@ import pytest
 
 from madlite import process
 from madlite.process import capture, kill_group
+from tests.waiting import wait_until
 
 
 def test_output_and_exit_code():
@@ -27,7 +28,7 @@ def test_past_its_limit_a_command_and_its_children_are_gone(tmp_path):
     done = capture(["bash", "-c", script], limit_s=0.5)
     assert done.timed_out and not done.ok and done.stdout == "started\n"
     child = int((tmp_path / "child").read_text())
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.host

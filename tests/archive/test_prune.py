@@ -247,7 +247,7 @@ class TestRealRuns:
         assert "2 pruned runs cannot be rebuilt: 2 rows of perf.csv had no other copy" in text
         before = (work / "perf.csv").read_bytes()
         text = said(capfd, "report", "rebuild", "--force")
-        assert "had 2 rows that no record has; the old file is kept as perf.csv.before-" in text
+        assert "had 2 rows that no record has; the old file was saved as perf.csv.before-" in text
         (copy,) = work.glob("perf.csv.before-*")
         assert copy.read_bytes() == before
 

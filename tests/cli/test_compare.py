@@ -164,19 +164,19 @@ def test_a_damaged_baseline_is_named(place, capsys):
 
 
 @pytest.mark.host
-def test_a_run_is_compared_when_it_ends_and_its_row_has_the_change(place, capsys):
+def test_a_run_is_compared_when_it_ends_and_its_row_has_the_change(place, capfd):
     script = 'echo "performance: ${NUMBER:-100} samples_per_second"\n'
     (place / "run.sh").write_text(script)
     card = {"name": "one", "url": "", "scripts": "run.sh", "n_gpus": "1", "owner": "x", "tags": [], "args": ""}
     (place / "models.json").write_text(json.dumps([{**card, "training_precision": "bf16"}]))
-    output(capsys, "run", "--tags", "one", "--runtime", "host")
-    output(capsys, "baseline", "set", "first", "last")
+    output(capfd, "run", "--tags", "one", "--runtime", "host")
+    output(capfd, "baseline", "set", "first", "last")
     text = output(
-        capsys, "run", "--tags", "one", "--runtime", "host", "--set", "env.NUMBER=90",
+        capfd, "run", "--tags", "one", "--runtime", "host", "--set", "env.NUMBER=90",
         "--baseline", "first", "--fail-on", "regression>3%", code=5,
     )  # fmt: skip
     assert "baseline first → this command" in text and "-10.00%" in text
     rows = (place / "perf.csv").read_text().splitlines()
     at = rows[0].split(",").index("relative_change")
     assert [line.split(",")[at] for line in rows[1:]] == ["", "-10.00"]
-    assert "needs what to compare with" in output(capsys, "run", "--tags", "one", "--fail-on", "missing", code=4)
+    assert "needs what to compare with" in output(capfd, "run", "--tags", "one", "--fail-on", "missing", code=4)

@@ -14,7 +14,7 @@ from madlite.testing import Subject
 
 ROOT = Path(__file__).parents[2]
 LOGS, DATA = ROOT / "tests/data/logs", Path(__file__).with_name("data")
-NO_BACKENDS = ("mlflow", "trackio")  # plugins that bring exporters alone
+NO_BACKENDS = ("mlflow", "published", "trackio")  # plugins that bring exporters or references alone
 NAMES = sorted(
     entry.name
     for entry in entry_points(group="madlite")

@@ -326,7 +326,7 @@ BROKEN = [
     ),
     # reading
     ("reading", sticky(), "a second fresh reader returned other events", "in the reader"),
-    ("reading", reader_of(Third), "gave other events than the whole", "know no chunk"),
+    ("reading", reader_of(Third), "gave other events than the whole", "depend on no chunk"),
     (
         "reading",
         broken(step=step_pattern(STEP.replace("at=", "at=1"))),
@@ -334,7 +334,7 @@ BROKEN = [
         "compare",
     ),
     ("reading", reader_of(Texts), "the reader answered 'at=1 ", "Step, Phase"),
-    ("reading", reader_of(lambda *_: None), "the reader raised AttributeError", "answers ()"),
+    ("reading", reader_of(lambda *_: None), "the reader raised AttributeError", "returns ()"),
     ("reading", reader_of(Bunched), "the same lines later gave other events", "t_s"),
     ("reading", reader_of(OfOneNode), "the same lines of another node gave other events", "line.node"),
     (
@@ -451,7 +451,7 @@ def test_what_is_done_once_and_cached_is_seen_whatever_asked_before(place, monke
         ("members", broken(check=waits), "Finding"),
         ("purity", broken(assets=waits), "mend this first"),
         ("finish", reader_of(Waits), "return nothing"),
-        ("reading", reader_of(Waits), "answers ()"),
+        ("reading", reader_of(Waits), "returns ()"),
         pytest.param("fuzz", reader_of(Waits), "bound them", marks=pytest.mark.host),  # a second: every line waits
     ],
 )

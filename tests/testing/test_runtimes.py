@@ -252,7 +252,7 @@ def workspace(tmp_path):
         ("places", "it takes plans for anywhere", flawed(supports=lambda self, place: True)),
         ("places", "it does not take the kit's own plans", flawed(supports=lambda self, place: False)),
         ("places", "prepare: it answered None", flawed(prepare=lambda self, plan, say: None)),
-        ("places", "prepare: it said 7", flawed(prepare=lambda self, plan, say: say(7) or ImageUsed())),
+        ("places", "prepare: it passed 7 to say", flawed(prepare=lambda self, plan, say: say(7) or ImageUsed())),
         ("request", "it shows a secret of plan.env", flawed(request=leaks)),
         ("request", "it is no JSON", flawed(request=lambda self, plan: {"plan": plan})),
         ("request", "it changed the workspace", flawed(request=litters)),
