@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
     from madlite.results.record import Record
-    from madlite.run.batch import RelativeChange
+    from madlite.run.batch import BatchSettings
     from madlite.run.screen import Planned, RunOutcome
-    from madlite.run.settle import Settle
 
 APART_C = 5.0  # between the starts of a series' runs: from there on the difference is shown
 
@@ -46,23 +45,17 @@ def _place(one: Planned) -> str:
 class RepeatBatch:
     """The runs of a repeat; after `run`, what they came to."""
 
-    def __init__(
-        self, planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal, settle: Settle | None
-    ) -> None:
+    def __init__(self, planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> None:
         self._repeat: Repeat = plan_repeat(planned, journal.id, params["repeat"], cold=params["cold"])
-        self._journal, self._settle = journal, settle
+        self._journal = journal
         self.planned: Sequence[Planned] = self._repeat.runs
         self.study: Json = None
         self.problems: tuple[str, ...] = ()
         self.lines: list[str] = []
 
-    def run(
-        self, options: Options, plugins: Plugins, screen: PlainScreen, relative_change: RelativeChange | None
-    ) -> RunOutcome:
+    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
         """Run all of them, as `run_repeat` does."""
-        ended = run_repeat(
-            self._repeat, options, plugins, screen, self._journal, settle=self._settle, relative_change=relative_change
-        )
+        ended = run_repeat(self._repeat, options, plugins, screen, self._journal, settings)
         self.study, self.problems = msgspec.to_builtins(ended.summary), ended.problems
         self.lines = [*summary_lines(ended.summary)]
         where = study_path(self._repeat.workspace, self._repeat.id).relative_to(self._repeat.workspace)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from madlite.model import Json, Runtime
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
-    from madlite.run.batch import RelativeChange
+    from madlite.run.batch import BatchSettings
     from madlite.run.screen import RunOutcome
     from madlite.run.settle import Settle
 
@@ -203,7 +203,7 @@ def _run(
         for text in (*warnings, *_recovery_warnings(options, plugins.runtimes())):
             screen.warn(text)
         batch.begin()
-        outcome = runs.run(options, plugins, screen, against.cell if against else None)
+        outcome = runs.run(options, plugins, screen, _make_settings(params, against))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         screen.total(outcome, options.output if options.rows else None)
@@ -227,35 +227,31 @@ def _run(
 class _PlainBatch:
     """The runs of a command that repeats none; `RepeatBatch` is the other kind."""
 
-    def __init__(self, planned: Sequence[Planned], journal: BatchJournal, settle: Settle | None) -> None:
-        self._journal, self._settle = journal, settle
+    def __init__(self, planned: Sequence[Planned], journal: BatchJournal) -> None:
+        self._journal = journal
         self.planned = planned
         self.study: Json = None
         self.problems: tuple[str, ...] = ()
         self.lines: list[str] = []
 
-    def run(
-        self, options: Options, plugins: Plugins, screen: PlainScreen, relative_change: RelativeChange | None
-    ) -> RunOutcome:
+    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
         from madlite.run.batch import run_batch
 
-        return run_batch(
-            self.planned,
-            options,
-            plugins,
-            screen,
-            journal=self._journal,
-            settle=self._settle,
-            relative_change=relative_change,
-        )
+        return run_batch(self.planned, options, plugins, screen, journal=self._journal, settings=settings)
 
 
 def _make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> _PlainBatch | RepeatBatch:
     if params["repeat"] is None:
-        return _PlainBatch(planned, journal, _make_settle(params))
+        return _PlainBatch(planned, journal)
     from madlite.cli.repeat import RepeatBatch
 
-    return RepeatBatch(planned, params, journal, _make_settle(params))
+    return RepeatBatch(planned, params, journal)
+
+
+def _make_settings(params: dict[str, Any], against: AgainstBaseline | None) -> BatchSettings:
+    from madlite.run.batch import BatchSettings
+
+    return BatchSettings(settle=_make_settle(params), relative_change=against.cell if against else None)
 
 
 _NO_REPEAT = {

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.errors import ExitCode, RecordError
 from madlite.measure.steps import Steps
-from madlite.model import Cause, Result, Row, RunPlan, Status
+from madlite.model import Cause, Result, Row, RunPlan, Status, Value
 from madlite.plan.context import Options
 from madlite.results.batch_journal import BatchJournal, RequestedRun
 from madlite.results.header import limited_cells, new_columns, plain_cells, truncation_text
@@ -264,12 +264,20 @@ def has_row(one: Planned, result: Result) -> bool:
 STOPPED = StopReason(cause=Cause.INTERRUPTED, text="stopped")
 
 
+class BatchSettings(Value, frozen=True):
+    """How the runs of a batch go: `at_once` of them at the same time, `settle` waits before each of them."""
+
+    at_once: int = 1
+    settle: Settle | None = None
+    relative_change: RelativeChange | None = None
+
+
 class Batch:
-    """Runs plans, `at_once` of them at the same time.
+    """Runs plans as `settings` has it.
 
     `journal` records the progress, for the next command if this one is killed.  Runs are independent: each has its own
-    stop, log and events, and is written when it ends.  `settle` waits before each run, and `later` are runs of the same
-    command that another batch runs after these.
+    stop, log and events, and is written when it ends.  `later` are runs of the same command that another batch runs
+    after these.
     """
 
     def __init__(
@@ -280,15 +288,12 @@ class Batch:
         screen: Screen,
         clock: Callable[[], float] = time.monotonic,
         journal: BatchJournal | None = None,
-        at_once: int = 1,
-        settle: Settle | None = None,
+        settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
         later: Sequence[Planned] = (),
-        relative_change: RelativeChange | None = None,
     ) -> None:
-        self._relative_change = relative_change
         self._options, self._plugins, self._screen = options, plugins, screen
-        self._clock, self._journal, self._at_once = clock, journal or BatchJournal(), at_once
-        self._settle, self._later = settle, later
+        self._clock, self._journal = clock, journal or BatchJournal()
+        self._settings, self._later = settings, later
         self._planned = [replace(one, plan=replace(one.plan, batch=self._journal.id)) for one in planned]
         self._lock = threading.Lock()  # guards all below
         self._next = 0
@@ -328,7 +333,7 @@ class Batch:
             except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
                 raised.append(error)
 
-        threads = [threading.Thread(target=work, name="madlite-run") for _ in range(1, self._at_once)]
+        threads = [threading.Thread(target=work, name="madlite-run") for _ in range(1, self._settings.at_once)]
         for thread in threads:
             thread.start()
         work()
@@ -378,10 +383,10 @@ class Batch:
         bug: Exception | None = None
         secrets = secrets_for(one, environ)
         with (
-            Run(one, self._plugins, self._screen, secrets, self._clock, environ, self._settle) as run,
+            Run(one, self._plugins, self._screen, secrets, self._clock, environ, self._settings.settle) as run,
             self._stoppable(run),
         ):
-            writer = ResultWriter(one, self._options, self._screen, run.mask, self._relative_change)
+            writer = ResultWriter(one, self._options, self._screen, run.mask, self._settings.relative_change)
             try:
                 result = writer.write(run.run(), run.state.monitor.steps, run.folder)
             except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
@@ -415,12 +420,10 @@ def run_batch(
     screen: Screen,
     clock: Callable[[], float] = time.monotonic,
     journal: BatchJournal | None = None,
-    settle: Settle | None = None,
-    relative_change: RelativeChange | None = None,
+    settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
 ) -> RunOutcome:
-    """Run all of them, one after another, as `Batch.run` does."""
-    batch = Batch(planned, options, plugins, screen, clock, journal, settle=settle, relative_change=relative_change)
-    return batch.run()
+    """Run all of them, as `Batch.run` does."""
+    return Batch(planned, options, plugins, screen, clock, journal, settings).run()
 
 
 def exit_code(results: Iterable[Result]) -> ExitCode:

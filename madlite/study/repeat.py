@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Status, Study, Value
 from madlite.plan.caches import cache_folders, with_caches
-from madlite.run.batch import Batch, RelativeChange
+from madlite.run.batch import Batch, BatchSettings
 from madlite.run.from_plan import copied
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
-    from madlite.run.settle import Settle
 
 KIND = "repeat"
 
@@ -118,9 +117,7 @@ def run_repeat(
     plugins: Plugins,
     screen: Screen,
     journal: BatchJournal,
-    *,
-    settle: Settle | None = None,
-    relative_change: RelativeChange | None = None,
+    settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
 ) -> RepeatOutcome:
     """Run the warm-ups, and if none failed the runs; their caches are gone when this returns.
 
@@ -133,15 +130,7 @@ def run_repeat(
         with Signals() as signals:
             warm = Batch(repeat.warm_ups, options, plugins, screen, journal=journal, later=repeat.runs).run(signals)
             if warm.exit_code is ExitCode.OK and warm.bug is None:
-                batch = Batch(
-                    repeat.runs,
-                    options,
-                    plugins,
-                    screen,
-                    journal=journal,
-                    settle=settle,
-                    relative_change=relative_change,
-                )
+                batch = Batch(repeat.runs, options, plugins, screen, journal=journal, settings=settings)
                 outcome = batch.run(signals)
             else:
                 outcome = replace(warm, results=(), not_started=tuple(one.plan.card.name for one in repeat.runs))

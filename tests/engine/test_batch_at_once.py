@@ -11,7 +11,7 @@ import pytest
 from madlite.cli.screens import PlainScreen, Sink
 from madlite.errors import ExitCode
 from madlite.model import Cause, Status
-from madlite.run.batch import Batch
+from madlite.run.batch import Batch, BatchSettings
 from madlite.run.watchdog.watchdog import StopReason
 from madlite.runtimes.host.runtime import HostRuntime
 from tests.csv_rows import csv_rows
@@ -62,7 +62,7 @@ def planned(tmp_path):
 @pytest.mark.host
 def test_of_three_at_once_one_is_stopped_and_one_fails_and_each_has_its_own_truth(tmp_path, screen, planned):
     plans, options, plugins = planned
-    batch = Batch(plans, options, plugins, screen, at_once=3)
+    batch = Batch(plans, options, plugins, screen, settings=BatchSettings(at_once=3))
     reason = StopReason(cause=Cause.INTERRUPTED, text="stopped by its owner")
     screen.when[b"stopped goes on"] = lambda run_id: threading.Thread(target=batch.stop, args=(reason, run_id)).start()
     outcome = batch.run()
@@ -90,7 +90,7 @@ def test_of_three_at_once_one_is_stopped_and_one_fails_and_each_has_its_own_trut
 def test_a_stop_of_the_batch_ends_what_goes_on_and_starts_no_other(tmp_path, screen, planned):
     plans, options, plugins = planned
     (tmp_path / "here.1").touch(), (tmp_path / "here.2").touch()  # the first waits for nobody
-    batch = Batch(plans[1:], options, plugins, screen, at_once=1)
+    batch = Batch(plans[1:], options, plugins, screen)
     screen.when[b"stopped goes on"] = lambda run_id: threading.Thread(target=batch.stop).start()
     outcome = batch.run()
     assert [one.cause for one in outcome.results] == [Cause.INTERRUPTED] and outcome.not_started == ("bad",)
