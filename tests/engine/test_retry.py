@@ -145,10 +145,9 @@ PATTERN = r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d.
 
 @pytest.fixture
 def training(checkout) -> Checkout:
-    recipe = {"script": "scripts/trained/run.sh", "steps": 24, "step": PATTERN, "nproc_per_node": 1, "micro_batch": 8}
-    checkout.card(
-        "trained", TRAINING % MEMORY, backend="torchrun", runtimes=["host"], recipe={**recipe, "global_batch": 16}
-    )
+    recipe = {"script": "scripts/trained/run.sh", "steps": 24, "step": PATTERN, "nproc_per_node": 1}
+    recipe |= {"micro_batch": 8, "global_batch": 16}
+    checkout.card("trained", TRAINING % MEMORY, backend="torchrun", runtimes=["host"], recipe=recipe)
     del checkout.cards[-1]["scripts"], checkout.cards[-1]["dockerfile"]
     (checkout.folder / "models.json").write_text(json.dumps(checkout.cards))
     (checkout.folder / "python.sh").write_text(STAND_IN)
