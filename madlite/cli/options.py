@@ -75,7 +75,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "no_image",
     ),
     "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
-    "Failed runs": ("retry", "retry_wait", "oom_fallback"),
+    "Failed runs": ("retry", "retry_wait", "oom_fallback", "resume"),
     "Results": (
         "contract",
         "output",
@@ -175,6 +175,13 @@ tags_option = click.option(
 
 tag_words = click.argument(_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=complete_tags)
 """Accept positional arguments as tags."""
+
+
+def is_given(name: str) -> bool:
+    """Return whether an option was given on the command line."""
+    from click.core import ParameterSource
+
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def decides_plan(name: str) -> bool:
@@ -383,6 +390,11 @@ retry_options = _group(
     ),
     click.option(
         "--oom-fallback", is_flag=True, help="Run with the next smaller micro batch where a GPU's memory ran out."
+    ),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with the last batch of this folder that was killed or interrupted; alone: with its own command.",
     ),
 )
 """Add the options of runs that are tried again."""

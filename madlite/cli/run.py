@@ -22,6 +22,7 @@ from madlite.cli.options import (
     batch_options,
     common_options,
     decides_plan,
+    is_given,
     live_option,
     plan_options,
     repeat_options,
@@ -30,6 +31,16 @@ from madlite.cli.options import (
     tags_option,
 )
 from madlite.cli.planning import check, check_option, check_start
+from madlite.cli.retry import (
+    check_retry,
+    is_alone,
+    left_by,
+    make_retry,
+    note_fallback,
+    resume_last,
+    resumed,
+    unfinished,
+)
 from madlite.cli.screens import Sink
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
@@ -48,9 +59,9 @@ if TYPE_CHECKING:
     from madlite.cli.screens import PlainScreen
     from madlite.model import Json, Runtime
     from madlite.plan.context import Options
-    from madlite.results.batch_journal import BatchJournal
-    from madlite.run.attempts import RetryPolicy
+    from madlite.results.batch_journal import BatchJournal, UnfinishedBatch
     from madlite.run.batch import BatchSettings
+    from madlite.run.resume import Resumption
     from madlite.run.screen import RunOutcome
     from madlite.run.settle import Settle
 
@@ -88,19 +99,10 @@ def command(**params: Any) -> int:
     madlite run --tags pyt_train_llama-3.1-8b --timeout 28800 --live-output
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
     """
+    if params["resume"] and is_alone("resume"):
+        return resume_last()
     plugins = setup.load(params["no_plugins"], params["verbose"])
-    if params["machine"] and not params["dry_run"]:
-        raise click.UsageError("--machine only pretends: use it with --dry-run")
-    if params["check"] and not params["dry_run"]:
-        raise click.UsageError("--check starts nothing: use it with --dry-run")
-    if params["no_rows"] and is_given("output"):
-        raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
-    if params["fail_on"] and not params["baseline"]:
-        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
-    _check_repeat(params)
-    _check_retry(params)
-    if params["plan_file"] is not None:
-        refuse_with_plan(click.get_current_context())
+    _check_options(params)
     from madlite.results.batch_journal import BatchJournal
 
     touch = not params["dry_run"]
@@ -112,6 +114,26 @@ def command(**params: Any) -> int:
         if journal is None:
             return _preview(planned, options, plugins, params)
         return _run(planned, options, plugins, params, journal)
+
+
+def _check_options(params: dict[str, Any]) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UsageProblem, click.UsageError: they do not.
+    """
+    if params["machine"] and not params["dry_run"]:
+        raise click.UsageError("--machine only pretends: use it with --dry-run")
+    if params["check"] and not params["dry_run"]:
+        raise click.UsageError("--check starts nothing: use it with --dry-run")
+    if params["no_rows"] and is_given("output"):
+        raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
+    if params["fail_on"] and not params["baseline"]:
+        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
+    _check_repeat(params)
+    check_retry(params)
+    if params["plan_file"] is not None:
+        refuse_with_plan(click.get_current_context())
 
 
 def _only_one(files: Sequence[Path]) -> Path | None:
@@ -136,13 +158,6 @@ def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> Iterat
         for text in notes:
             setup.warn(text)
         yield [one], own_options
-
-
-def is_given(name: str) -> bool:
-    """Return whether an option was given on the command line."""
-    from click.core import ParameterSource
-
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def refuse_with_plan(ctx: click.Context) -> None:
@@ -191,31 +206,37 @@ def _run(
     from madlite.cli.summary import BatchFiles
     from madlite.results.locked import make_folder
     from madlite.run.checks import check_plans
+    from madlite.run.resume import inputs_of_all
 
+    batch_before = unfinished(options.workspace) if params["resume"] else None
     against = _against(params, options)
     check_start(planned, options)
     notes = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
-    warnings = (*warnings, *_note_fallback(planned, params))
+    warnings = (*warnings, *note_fallback(planned, params))
     if options.rows:
         make_folder(options.output_target or options.output)
-    runs = _make_batch(planned, params, journal)
+    runs = _make_batch(planned, params, journal, batch_before.study if batch_before is not None else "")
     planned = runs.planned
     batch = BatchFiles(planned, options, params)
     sink = Sink(sys.stdout.fileno())
     compare = partial(_compare, plugins)
     screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract), compare=compare)
     try:
-        for text in (*warnings, *_recovery_warnings(options, plugins.runtimes())):
+        for text in (*warnings, *_recover(options, plugins.runtimes(), batch_before)):
             screen.warn(text)
+        before = resumed(batch_before, runs, options, journal, screen) if batch_before is not None else None
+        for text in _recovery_warnings(options):
+            screen.warn(text)
+        journal.note(study=runs.study_id, inputs=inputs_of_all(planned, options.workspace))
         batch.begin()
-        outcome = runs.run(options, plugins, screen, _make_settings(params, against))
+        outcome = runs.run(options, plugins, screen, _make_settings(params, against, before), before)
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         screen.total(outcome, options.output if options.rows else None)
         screen.end(runs.lines)
         screen.end(closing_lines(options.contract, outcome, from_manifest=not batch.from_tags))
-        journal.close()
+        journal.close(interrupted=bool(outcome.not_started) or outcome.exit_code in _BY_SIGNAL)
         if outcome.bug is not None:
             raise outcome.bug
         if sink.dropped_bytes:
@@ -231,84 +252,58 @@ def _run(
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
 
 
+_BY_SIGNAL = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP)
+
+
 class _PlainBatch:
     """The runs of a command that repeats none; `RepeatBatch` is the other kind."""
 
+    study_id = ""
+
     def __init__(self, planned: Sequence[Planned], journal: BatchJournal) -> None:
         self._journal = journal
-        self.planned = planned
+        self.planned = self.every = planned
         self.study: Json = None
         self.problems: tuple[str, ...] = ()
         self.lines: list[str] = []
 
-    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
+    def run(
+        self,
+        options: Options,
+        plugins: Plugins,
+        screen: PlainScreen,
+        settings: BatchSettings,
+        resumed: Resumption | None = None,
+    ) -> RunOutcome:
         from madlite.run.batch import run_batch
 
-        return run_batch(self.planned, options, plugins, screen, journal=self._journal, settings=settings)
+        left = resumed.left(self.planned) if resumed is not None else self.planned
+        outcome = run_batch(left, options, plugins, screen, journal=self._journal, settings=settings)
+        return resumed.whole(self.planned, outcome) if resumed is not None else outcome
 
 
-def _make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> _PlainBatch | RepeatBatch:
+def _make_batch(
+    planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal, study_id: str = ""
+) -> _PlainBatch | RepeatBatch:
     if params["repeat"] is None:
         return _PlainBatch(planned, journal)
     from madlite.cli.repeat import RepeatBatch
 
-    return RepeatBatch(planned, params, journal)
+    return RepeatBatch(planned, params, journal, study_id)
 
 
-def _make_settings(params: dict[str, Any], against: AgainstBaseline | None) -> BatchSettings:
+def _make_settings(
+    params: dict[str, Any], against: AgainstBaseline | None, resumed: Resumption | None = None
+) -> BatchSettings:
     from madlite.run.batch import BatchSettings
 
     return BatchSettings(
         settle=_make_settle(params),
         relative_change=against.cell if against else None,
-        retry=_make_retry(params),
+        retry=make_retry(params),
+        standing=resumed.standing if resumed is not None else {},
+        recoverable=params["resume"],
     )
-
-
-def _make_retry(params: dict[str, Any]) -> RetryPolicy:
-    from madlite.run.attempts import MicroBatches, RetryPolicy
-
-    return RetryPolicy(
-        retries=params["retry"],
-        wait_s=params["retry_wait"],
-        oom_fallback=params["oom_fallback"],
-        micro_batches=MicroBatches() if params["oom_fallback"] else None,
-    )
-
-
-def _check_retry(params: dict[str, Any]) -> None:
-    """Refuse options of runs that are tried again that do not go together.
-
-    Raises:
-        UsageProblem: they do not.
-    """
-    if is_given("retry_wait") and not params["retry"]:
-        raise UsageProblem("--retry-wait without --retry: there is nothing to wait for", "add --retry N")
-    if params["oom_fallback"] and params["plan_file"] is not None:
-        raise UsageProblem("--oom-fallback beside --plan: a plan is frozen", "leave one of them out")
-
-
-def _note_fallback(planned: Sequence[Planned], params: dict[str, Any]) -> Iterator[str]:
-    """Yield notes on runs that have no smaller micro batch of madlite's to fall back to.
-
-    Raises:
-        UsageProblem: that is so of all of them, by their kind.
-    """
-    if not params["oom_fallback"]:
-        return
-    from madlite.run.attempts import has_micro_batch
-
-    started = [one for one in planned if one.plan.blocked is None]
-    without = [one.plan for one in started if not has_micro_batch(one)]
-    if started and len(without) == len(started):
-        names = ", ".join(dict.fromkeys(one.card.name for one in without))
-        raise UsageProblem(
-            f"--oom-fallback has no effect: no micro batch of {names} is madlite's to set (a card's own script has its "
-            "own)",
-            "leave --oom-fallback out, or give the script a smaller batch",
-        )
-    for name in dict.fromkeys(one.card.name for one in without):
-        yield f"{name}: --oom-fallback has no effect, its own script has the micro batch"
 
 
 _NO_REPEAT = {
@@ -370,26 +365,30 @@ def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[
         screen.warn(f"never started: {names}")
 
 
-def _recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
-    """Return warnings about interrupted earlier runs, and end what they left running.
+def _recover(options: Options, runtimes: Mapping[str, Runtime], before: UnfinishedBatch | None = None) -> Iterator[str]:
+    """End what interrupted earlier runs left running, and add their rows that the results file lacks; yield warnings.
 
-    Rows of theirs that the results file did not take are added to it.
+    What is tried again of the batch `before`, which is resumed, is left.
     """
     from madlite.results.header import new_columns
     from madlite.run.collect import collect_recoverable
     from madlite.run.recovery.leftovers import end_orphans
-    from madlite.run.recovery.unfinished import append_pending, recovery_report
+    from madlite.run.recovery.unfinished import append_pending
 
     workspace, output = options.workspace, options.output_target or options.output
-    if not options.rows:  # possibly one of many jobs: `madlite collect` reports the others
-        return [*end_orphans(workspace, options.environ, runtimes)]
-    begin = new_columns(options.contract)
-    return [
-        *end_orphans(workspace, options.environ, runtimes),
-        *append_pending(workspace, output, begin),
-        *collect_recoverable(workspace, output, begin),
-        *recovery_report(workspace),
-    ]
+    yield from end_orphans(workspace, options.environ, runtimes)
+    if options.rows:
+        begin = new_columns(options.contract)
+        yield from append_pending(workspace, output, begin)
+        yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
+
+
+def _recovery_warnings(options: Options) -> list[str]:
+    """Return warnings about interrupted earlier runs."""
+    from madlite.run.recovery.unfinished import recovery_report
+
+    # without rows it is possibly one of many jobs: `madlite collect` reports the others
+    return recovery_report(options.workspace) if options.rows else []
 
 
 # What `--dry-run` prints: the request to the engine, the commands, and every rendered file.

@@ -36,6 +36,21 @@ class StudyFolder:
         """
         with open_runs(workspace, make=True) as runs:
             home = runs.below(study_path(workspace, study_id).name, new=True)
+        return cls._locked(home)
+
+    @classmethod
+    def reopen(cls, workspace: Path, study_id: str) -> StudyFolder:
+        """Open the folder of a study that goes on, made where there is none, and take its lock.
+
+        Raises:
+            OSError: it cannot be opened or made, or another command has the lock.
+        """
+        with open_runs(workspace, make=True) as runs:
+            home = runs.below(study_path(workspace, study_id).name, make=True)
+        return cls._locked(home)
+
+    @classmethod
+    def _locked(cls, home: Folder) -> StudyFolder:
         lock = home.open_file(_LOCK)
         try:
             acquire(lock)
@@ -50,12 +65,18 @@ class StudyFolder:
         """Where the folder is."""
         return self._home.path
 
-    def make_caches(self, name: str, folders: Iterable[str]) -> None:
-        """Make the empty caches of a series or a run.
+    def has_caches(self, name: str) -> bool:
+        """Return whether the caches of a series are there, which an earlier command of the study has filled."""
+        return exists(self.path / _CACHES / name)
+
+    def make_caches(self, name: str, folders: Iterable[str], *, empty: bool = False) -> None:
+        """Make the caches of a series or a run; `empty` removes what an earlier command left of them.
 
         Raises:
             OSError: they cannot be made.
         """
+        if empty and self.has_caches(name):
+            self._home.remove_tree(f"{_CACHES}/{name}")
         for folder in folders:
             self._home.below(f"{_CACHES}/{name}/{folder}", make=True).close()
 
