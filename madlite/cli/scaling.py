@@ -22,6 +22,7 @@ from madlite.cli.options import (
     turn_options,
 )
 from madlite.cli.planning import planner
+from madlite.cli.run import command as run_command
 from madlite.cli.run import preview, run_planned
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
@@ -40,16 +41,6 @@ if TYPE_CHECKING:
     from madlite.run.batch import BatchSettings
     from madlite.run.screen import RunOutcome
 
-# options of `run` that a scaling study has not, as `run` has them where they are not given
-_OF_RUN: dict[str, Any] = {
-    "plan_file": None,
-    "no_rows": False,
-    "check": False,
-    "baseline": "",
-    "fail_on": (),
-    "cold": False,
-    "gpus": "",
-}
 _REFUSED = {
     "skip_model_run": ("--skip-model-run", "no run has a number, so there is nothing to compare"),
     "keep_alive": ("--keep-alive", "what each run leaves running would slow down the next one"),
@@ -79,7 +70,7 @@ def command(**params: Any) -> int:
     """
     from madlite.results.batch_journal import BatchJournal
 
-    params = {**_OF_RUN, **params}
+    params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     for name, (option, why) in _REFUSED.items():
         if params[name]:
             raise UsageProblem(f"{option} in a scaling study: {why}", f"leave {option} out")

@@ -86,4 +86,9 @@ def test_the_page_draws_what_the_table_has_and_runs_no_script():
     assert [point.text for point in total_plot(scalings[0]).points] == ["1.00x", "2.40x", "2.40x"]
     hostile = scalings_of([sample(1, 1.0, card="<script>alert(1)</script>")])
     page = render_page("20260101T000000-abcdef", [*scalings, *hostile])
-    assert "<script" not in page and "&lt;script&gt;alert" in page and "120.0 %" in page and "http" not in page.replace("http-equiv", "")
+    assert (
+        "<script" not in page
+        and "&lt;script&gt;alert" in page
+        and "120.0 %" in page
+        and "http" not in page.replace("http-equiv", "")
+    )
