@@ -69,7 +69,7 @@ def test_a_steady_training_needs_a_quarter_of_its_steps_wherever_it_begins(llama
     ("name", "reader"),
     [
         ("torchtitan-0.2.2-debugmodel-2xH200-600steps.log", TorchtitanReader),
-        ("hf-lora-tiny-2xH200-400steps.log", HuggingFaceReader),
+        ("hf-madlite-lora-tiny-2xH200-400steps.log", HuggingFaceReader),
     ],
 )
 def test_an_unsteady_training_runs_to_its_end_and_says_why(name, reader) -> None:
