@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from madlite.cli.main import main
-from madlite.model import RunPlan
+from madlite.model import ResultRule, RunPlan
 from madlite.plan.context import read_context
 from madlite.plan.fields import (
     ALIASES,
@@ -61,7 +62,9 @@ def test_each_key_of_a_context_counts_at_its_top_and_stands_in_the_docs(key: str
 def test_what_is_set_is_in_the_plan_with_its_origin_and_explained(field, given) -> None:
     text, value = OTHER[field.type]
     context = read_context(None, f'{{"{field.key}": "{text}"}}')
-    plan: RunPlan = make_plan(given(context=context))
+    inputs = given(context=context)
+    by_steps = replace(inputs.spec, result_rule=ResultRule(kind="steps"))
+    plan: RunPlan = make_plan(replace(inputs, spec=by_steps))
     assert getattr(plan, field.target) == value
     assert plan.origins[field.key] == "--additional-context"
     rows = {key: (shown, origin) for key, shown, origin in targeted_rows(plan)}
