@@ -337,6 +337,7 @@ class Result(Value, frozen=True):
     started: str = ""  # ISO 8601, UTC
     data_size: str = ""  # of the last data set that was fetched, as `du -sh` says it
     data_download_s: float | None = None  # of that set
+    beside: tuple[str, ...] = ()  # ids of runs that were on this machine at the same time, as far as they were seen
 
     @property
     def code(self) -> str:

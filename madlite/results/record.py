@@ -121,6 +121,7 @@ class Record(Value, frozen=True):
     data: tuple[DataUse, ...] = ()
     data_size: str = ""
     data_download_s: float | None = None
+    beside: tuple[str, ...] = ()
     rows: RunRows | None = None
     files: tuple[File, ...] = ()
 
