@@ -69,6 +69,7 @@ COMMANDS = {
     "archive": ("madlite.cli.archive", "Pack runs into one file, without secrets and weights."),
     "import": ("madlite.cli.import_runs", "Take in the runs of a file that `madlite archive` packed."),
     "verify": ("madlite.cli.verify", "Read the logs of runs again, and compare what they give with what is recorded."),
+    "gpus": ("madlite.cli.gpus", "List the GPUs of this machine, and which run has each of them."),
     "prune": ("madlite.cli.prune", "List, and with --yes remove, the files of old or large runs."),
     "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
 }

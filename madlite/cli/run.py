@@ -23,6 +23,7 @@ from madlite.cli.options import (
     common_options,
     decides_plan,
     live_option,
+    parallel_options,
     plan_options,
     repeat_options,
     retry_options,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
 @click.option("--fail-on", multiple=True, metavar="GATE", help="With --baseline: exit with 5 on 'regression>3%', …")
 @plan_options
 @batch_options
+@parallel_options
 @repeat_options
 @retry_options
 @common_options
@@ -98,6 +100,7 @@ def command(**params: Any) -> int:
         raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
     _check_repeat(params)
     _check_retry(params)
+    _check_several(params)
     if params["plan_file"] is not None:
         refuse_with_plan(click.get_current_context())
     from madlite.results.batch_journal import BatchJournal
@@ -279,6 +282,10 @@ def _make_settings(params: dict[str, Any], against: AgainstBaseline | None) -> B
     from madlite.run.batch import BatchSettings
 
     return BatchSettings(
+        at_once=1 if params["parallel"] is None else params["parallel"],
+        max_failures=1 if params["fail_fast"] else params["max_failures"],
+        exclusive=params["exclusive"],
+        bind=params["bind"],
         settle=_make_settle(params),
         relative_change=against.cell if against else None,
         retry=_make_retry(params),
@@ -353,6 +360,24 @@ def _check_repeat(params: dict[str, Any]) -> None:
     for name, (option, why) in _NO_REPEAT.items():
         if params[name]:
             raise UsageProblem(f"{option} beside --repeat: {why}", f"leave {option} or --repeat out")
+
+
+def _check_several(params: dict[str, Any]) -> None:
+    """Refuse options of several runs that do not go together.
+
+    Raises:
+        UsageProblem: they do not.
+    """
+    if params["fail_fast"] and params["max_failures"] not in (None, 1):
+        raise UsageProblem(f"--fail-fast is --max-failures 1, not {params['max_failures']}", "leave one of them out")
+    if params["parallel"] in (None, 1):
+        return
+    why = "each run is to have the machine to itself" if params["exclusive"] else ""
+    if params["repeat"] is not None:
+        why = "the runs of a series would disturb each other"
+    if why:
+        option = "--repeat" if params["repeat"] is not None else "--exclusive"
+        raise UsageProblem(f"--parallel beside {option}: {why}", f"leave --parallel or {option} out")
 
 
 def _make_settle(params: dict[str, Any]) -> Settle | None:
