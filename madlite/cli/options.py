@@ -75,6 +75,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "no_image",
     ),
     "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
+    "Cluster": ("cluster", "nodes", "exclude", "detach", "on_interrupt"),
     "Results": (
         "contract",
         "output",
@@ -365,6 +366,22 @@ repeat_options = _group(
     ),
 )
 """Add the options of runs that are repeated, and of how each of them begins."""
+interrupt_option = click.option(
+    "--on-interrupt",
+    type=click.Choice(["leave", "cancel"]),
+    help="What a signal does with the jobs.  [default: a terminal asks; else INT, TERM cancel, HUP leaves]",
+)
+"""Add --on-interrupt."""
+cluster_options = _group(
+    click.option(
+        "--cluster", default="", metavar="NAME", help="Run as jobs of this cluster of cluster.toml.  [$MADLITE_CLUSTER]"
+    ),
+    click.option("--nodes", type=whole_number(1), metavar="N", help="With --cluster: nodes of each run.  [default: 1]"),
+    click.option("--exclude", multiple=True, metavar="NODE,…", help="With --cluster: no job on these nodes."),
+    click.option("--detach", is_flag=True, help="With --cluster: print the jobs and do not wait; madlite attach does."),
+    interrupt_option,
+)
+"""Add the options of runs that are jobs of a cluster."""
 plan_options = _group(context_options, *_PLAN, *RESULTS, *_DATA)
 """Add the options that decide a plan, and those of its results."""
 frozen_options = _group(context_options, *_PLAN, *_DATA, _FROM_MANIFEST, registry_option)

@@ -208,6 +208,8 @@ def command_words() -> tuple[str, ...]:
 
 _TOOLS = "scripts/common/tools.json"
 _CONTEXT = "context"  # among the options of a command, once it was read
+UNDER_CONTEXT = "under_context"
+"""Among the options of a command: values below its context, of a cluster, and their origin."""
 
 
 def _named_file(option: str, named: Path | None, workspace: Path) -> Path | None:
@@ -244,7 +246,8 @@ def context_of(params: dict[str, Any]) -> Context:
 def _read_context(params: dict[str, Any]) -> Context:
     own = {"docker_gpus": (GPUS_OPTION, params["gpus"]), "gpu_vendor": ("--gpu-vendor", params["gpu_vendor"])}
     named = {key: (option, value) for key, (option, value) in own.items() if value}
-    return read_context(params["additional_context_file"], params["additional_context"], named)
+    under = params.get(UNDER_CONTEXT) or ("", {})
+    return read_context(params["additional_context_file"], params["additional_context"], named, under)
 
 
 def select_requests(

@@ -223,3 +223,8 @@ class Cause(str, Enum):
     PYTHON = "python_error"
     KILLED = "killed"
     CRASH = "crash"
+    JOB = "job_failed"
+    JOB_NEVER = "job_cannot_start"
+    JOB_REFUSED = "job_refused"
+    NODE = "node_failed"
+    PREEMPTED = "preempted"
