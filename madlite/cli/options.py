@@ -76,6 +76,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
     "Cluster": ("cluster", "nodes", "exclude", "detach", "on_interrupt"),
+    "Failed runs": ("retry", "retry_wait", "oom_fallback"),
     "Results": (
         "contract",
         "output",
@@ -382,6 +383,26 @@ cluster_options = _group(
     interrupt_option,
 )
 """Add the options of runs that are jobs of a cluster."""
+retry_options = _group(
+    click.option(
+        "--retry",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="Try a run up to N times again that a server, the hub, a port or a preemption ended; docs/resume.md.",
+    ),
+    click.option(
+        "--retry-wait",
+        type=click.FloatRange(0, 86400),
+        default=10.0,
+        metavar="SECONDS",
+        help="The wait before the first retry, doubled for each later one.  [default: 10]",
+    ),
+    click.option(
+        "--oom-fallback", is_flag=True, help="Run with the next smaller micro batch where a GPU's memory ran out."
+    ),
+)
+"""Add the options of runs that are tried again."""
 plan_options = _group(context_options, *_PLAN, *RESULTS, *_DATA)
 """Add the options that decide a plan, and those of its results."""
 frozen_options = _group(context_options, *_PLAN, *_DATA, _FROM_MANIFEST, registry_option)

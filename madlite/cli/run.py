@@ -20,11 +20,13 @@ from madlite.cli.format import may_have_reference
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
+    cluster_options,
     common_options,
     decides_plan,
     live_option,
     plan_options,
     repeat_options,
+    retry_options,
     tag_words,
     tags_option,
 )
@@ -35,6 +37,7 @@ from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Result, RunPlan
 from madlite.plan.actions import bind_model_dir
+from madlite.plan.inputs import RUNS
 from madlite.run.one import secrets_for
 from madlite.run.screen import Planned
 from madlite.secrets import Redactor
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from madlite.model import Json, Runtime
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
+    from madlite.run.attempts import RetryPolicy
     from madlite.run.batch import BatchSettings
     from madlite.run.screen import RunOutcome
     from madlite.run.settle import Settle
@@ -75,6 +79,8 @@ if TYPE_CHECKING:
 @plan_options
 @batch_options
 @repeat_options
+@retry_options
+@cluster_options
 @common_options
 def command(**params: Any) -> int:
     """Run the models that tags select and append their results to perf.csv.
@@ -83,17 +89,16 @@ def command(**params: Any) -> int:
     madlite run --tags demo
     madlite run --tags pyt_train_llama-3.1-8b --timeout 28800 --live-output
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
+    madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
+    from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster
+
     plugins = setup.load(params["no_plugins"], params["verbose"])
-    if params["machine"] and not params["dry_run"]:
-        raise click.UsageError("--machine only pretends: use it with --dry-run")
-    if params["check"] and not params["dry_run"]:
-        raise click.UsageError("--check starts nothing: use it with --dry-run")
-    if params["no_rows"] and is_given("output"):
-        raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
-    if params["fail_on"] and not params["baseline"]:
-        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
-    _check_repeat(params)
+    if cluster := named_cluster(params):
+        _check_options(params)
+        return run_on_cluster(cluster, plugins, params)
+    refuse_without_cluster(params)
+    _check_options(params)
     if params["plan_file"] is not None:
         refuse_with_plan(click.get_current_context())
     from madlite.results.batch_journal import BatchJournal
@@ -107,6 +112,24 @@ def command(**params: Any) -> int:
         if journal is None:
             return _preview(planned, options, plugins, params)
         return _run(planned, options, plugins, params, journal)
+
+
+def _check_options(params: dict[str, Any]) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UsageProblem, click.UsageError: they do not.
+    """
+    if params["machine"] and not params["dry_run"]:
+        raise click.UsageError("--machine only pretends: use it with --dry-run")
+    if params["check"] and not params["dry_run"]:
+        raise click.UsageError("--check starts nothing: use it with --dry-run")
+    if params["no_rows"] and is_given("output"):
+        raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
+    if params["fail_on"] and not params["baseline"]:
+        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
+    _check_repeat(params)
+    _check_retry(params)
 
 
 def _only_one(files: Sequence[Path]) -> Path | None:
@@ -191,6 +214,7 @@ def _run(
     check_start(planned, options)
     notes = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
+    warnings = (*warnings, *_note_fallback(planned, params))
     if options.rows:
         make_folder(options.output_target or options.output)
     runs = _make_batch(planned, params, journal)
@@ -217,7 +241,8 @@ def _run(
     finally:
         screen.close()
         sink.close()
-    failed_gate = against is not None and against.show(one.plan.folder for one in planned)
+    folders = (options.workspace / RUNS / result.plan_id for result in outcome.results)
+    failed_gate = against is not None and against.show(folders)
     if failed_gate and outcome.exit_code is ExitCode.OK and not batch.failed:
         return int(ExitCode.RESULT_CHECK_FAILED)
     only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
@@ -251,7 +276,57 @@ def _make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: Bat
 def _make_settings(params: dict[str, Any], against: AgainstBaseline | None) -> BatchSettings:
     from madlite.run.batch import BatchSettings
 
-    return BatchSettings(settle=_make_settle(params), relative_change=against.cell if against else None)
+    return BatchSettings(
+        settle=_make_settle(params),
+        relative_change=against.cell if against else None,
+        retry=_make_retry(params),
+    )
+
+
+def _make_retry(params: dict[str, Any]) -> RetryPolicy:
+    from madlite.run.attempts import MicroBatches, RetryPolicy
+
+    return RetryPolicy(
+        retries=params["retry"],
+        wait_s=params["retry_wait"],
+        oom_fallback=params["oom_fallback"],
+        micro_batches=MicroBatches() if params["oom_fallback"] else None,
+    )
+
+
+def _check_retry(params: dict[str, Any]) -> None:
+    """Refuse options of runs that are tried again that do not go together.
+
+    Raises:
+        UsageProblem: they do not.
+    """
+    if is_given("retry_wait") and not params["retry"]:
+        raise UsageProblem("--retry-wait without --retry: there is nothing to wait for", "add --retry N")
+    if params["oom_fallback"] and params["plan_file"] is not None:
+        raise UsageProblem("--oom-fallback beside --plan: a plan is frozen", "leave one of them out")
+
+
+def _note_fallback(planned: Sequence[Planned], params: dict[str, Any]) -> Iterator[str]:
+    """Yield notes on runs that have no smaller micro batch of madlite's to fall back to.
+
+    Raises:
+        UsageProblem: that is so of all of them, by their kind.
+    """
+    if not params["oom_fallback"]:
+        return
+    from madlite.run.attempts import has_micro_batch
+
+    started = [one for one in planned if one.plan.blocked is None]
+    without = [one.plan for one in started if not has_micro_batch(one)]
+    if started and len(without) == len(started):
+        names = ", ".join(dict.fromkeys(one.card.name for one in without))
+        raise UsageProblem(
+            f"--oom-fallback has no effect: no micro batch of {names} is madlite's to set (a card's own script has its "
+            "own)",
+            "leave --oom-fallback out, or give the script a smaller batch",
+        )
+    for name in dict.fromkeys(one.card.name for one in without):
+        yield f"{name}: --oom-fallback has no effect, its own script has the micro batch"
 
 
 _NO_REPEAT = {
@@ -319,6 +394,7 @@ def _recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> lis
     Rows of theirs that the results file did not take are added to it.
     """
     from madlite.results.header import new_columns
+    from madlite.run.collect import collect_recoverable
     from madlite.run.recovery.leftovers import end_orphans
     from madlite.run.recovery.unfinished import append_pending, recovery_report
 
@@ -329,6 +405,7 @@ def _recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> lis
     return [
         *end_orphans(workspace, options.environ, runtimes),
         *append_pending(workspace, output, begin),
+        *collect_recoverable(workspace, output, begin),
         *recovery_report(workspace),
     ]
 

@@ -32,6 +32,8 @@ _REFUSED = {
     "keep_alive": ("--keep-alive", "a job takes all of its processes with it"),
     "settle": ("--settle", "the nodes of a job are not known before it starts"),
     "cold": ("--cold", "the runs of a cluster use the user's caches"),
+    "retry": ("--retry", "the scheduler queues a job again"),
+    "oom_fallback": ("--oom-fallback", "a job runs one plan"),
     "baseline": ("--baseline", "madlite compare compares once the rows are there"),
     "summary_output": ("--summary-output", "madlite runs --json has what became of the runs"),
     "build_on_compute": ("--build-on-compute", "madlite prepare or build makes images before the jobs"),
@@ -63,6 +65,19 @@ def named_cluster(params: dict[str, Any]) -> str:
     if given or params.get("plan_file") is not None or params.get("machine"):
         return given
     return os.environ.get(VARIABLE, "").strip()
+
+
+def refuse_without_cluster(params: dict[str, Any]) -> None:
+    """Refuse options that are about jobs where there are none.
+
+    Raises:
+        UsageProblem: one was given.
+    """
+    for name, option in (("exclude", "--exclude"), ("detach", "--detach"), ("on_interrupt", "--on-interrupt")):
+        if params[name]:
+            raise UsageProblem(f"{option} without --cluster: it is about jobs", "add --cluster NAME")
+    if params["nodes"] is not None and params["plan_file"] is None:
+        raise UsageProblem("--nodes without --cluster: it is about jobs", "add --cluster NAME")
 
 
 def run_on_cluster(name: str, plugins: Plugins, params: dict[str, Any]) -> int:

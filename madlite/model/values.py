@@ -222,6 +222,7 @@ class Cause(str, Enum):
     GPU_FAULT = "gpu_fault"
     PYTHON = "python_error"
     KILLED = "killed"
+    PREEMPTED = "preempted"
     CRASH = "crash"
     JOB = "job_failed"
     JOB_NEVER = "job_cannot_start"

@@ -128,7 +128,15 @@ def run_repeat(
     problems = []
     try:
         with Signals() as signals:
-            warm = Batch(repeat.warm_ups, options, plugins, screen, journal=journal, later=repeat.runs).run(signals)
+            warm = Batch(
+                repeat.warm_ups,
+                options,
+                plugins,
+                screen,
+                journal=journal,
+                settings=BatchSettings(retry=settings.retry),
+                later=repeat.runs,
+            ).run(signals)
             if warm.exit_code is ExitCode.OK and warm.bug is None:
                 batch = Batch(repeat.runs, options, plugins, screen, journal=journal, settings=settings)
                 outcome = batch.run(signals)
