@@ -228,4 +228,3 @@ class Cause(str, Enum):
     JOB_NEVER = "job_cannot_start"
     JOB_REFUSED = "job_refused"
     NODE = "node_failed"
-    PREEMPTED = "preempted"
