@@ -23,7 +23,7 @@ from madlite.files import shown
 from madlite.model import Value
 from madlite.plan.inputs import RUNS
 from madlite.results.header import STANDARD_COLUMNS
-from madlite.results.stored import LIMIT_BYTES, NotedRuns, load_record
+from madlite.results.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
 from madlite.run.collect import append_rows_of
 from madlite.run.recovery.leftovers import IMPORTED
 from madlite.safe_files import Folder, check_plain, open_plain
@@ -181,7 +181,7 @@ def append_imported(
     A run of the folder's own has its rows already.
     """
     noted = NotedRuns(workspace / RUNS)
-    for one in sorted(taken, key=lambda one: one.run.started):
+    for one in sorted(taken, key=lambda one: _first_append(one, workspace)):
         if one.refused or not noted.origin(one.run.id):
             yield one if one.refused else replace(one, words=f"{one.words}, its rows are this folder's own")
             continue
@@ -190,6 +190,12 @@ def append_imported(
         except (RecordError, OSError) as problem:
             why = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
             yield replace(one, words=f"{one.words}, its rows are not appended: {why}", refused=True)
+
+
+def _first_append(one: TakenIn, workspace: Path) -> tuple[str, str]:
+    """Return when a run's rows were first appended, and its start, which has whole seconds."""
+    record = read_record(workspace / RUNS / one.run.id)
+    return (record.rows.at if record is not None and record.rows is not None else ""), one.run.started
 
 
 def _appended(one: TakenIn, workspace: Path, output: Path, begin: Sequence[str], earlier: str) -> TakenIn:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import tarfile
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.archive.unpack import Limits, unpack
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.results.record import File
+from madlite.results.record import File, record_json
+from madlite.results.stored import load_record
 from madlite.safe_files import Folder
 from madlite.workspace.folder import LOG, PLAN, RECORD
+from madlite.workspace.journal import RunRows
 from tests.archive import tars
 from tests.cli.stored_runs import good, store
 
@@ -306,10 +310,6 @@ def test_clean_removes_what_a_killed_import_left(place, capsys, monkeypatch):
 
 
 def test_rendered_files_are_packed_wherever_they_lie(place, capsys):
-    from msgspec.structs import replace
-
-    from madlite.results.record import record_json
-    from madlite.results.stored import load_record
 
     home = folder(place)
     (home / "data").mkdir()
@@ -329,12 +329,6 @@ ROW = {"model": "tiny", "performance": "12.5", "metric": "tps", "status": "SUCCE
 @pytest.fixture
 def pruned(place: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """Return a folder with the rows of two runs, equal ones, whose folders were imported and pruned."""
-    from msgspec.structs import replace
-
-    from madlite.results.record import record_json
-    from madlite.results.stored import load_record
-    from madlite.workspace.journal import RunRows
-
     for run in (ONE, TWO):
         record = load_record(folder(place, run))
         assert record is not None
@@ -380,3 +374,18 @@ def test_rows_that_were_removed_with_their_file_are_appended_again(pruned, capsy
     (pruned / "perf.csv").unlink()
     assert "its row was added to perf.csv" in said(capsys, "import", "x.tgz", "--rows", "--dir", str(pruned))
     assert (pruned / "perf.csv").read_bytes() == before
+
+
+def test_rows_of_runs_of_one_second_come_in_the_order_in_which_they_were_appended(place, capsys):
+    for run, speed, at in ((ONE, "2", "00.200000"), (TWO, "1", "00.100000")):
+        record = load_record(folder(place, run))
+        assert record is not None
+        rows = RunRows(
+            path="perf.csv", cells=({**ROW, "performance": speed},), appended=True, at=f"2026-01-02T03:06:{at}+00:00"
+        )
+        same = replace(record, started="2026-01-02T03:04:05+00:00", rows=rows)
+        (folder(place, run) / RECORD).write_text(record_json(same))
+    said(capsys, "archive", "2026*", "-o", "x.tgz", "--force")
+    said(capsys, "import", "x.tgz", "--rows", "--dir", str(elsewhere(place)))
+    with (elsewhere(place) / "perf.csv").open(newline="") as file:
+        assert [row["performance"] for row in csv.DictReader(file)] == ["1", "2"]

@@ -29,7 +29,7 @@ from tests.factories import WINDOW
 from tests.reports.dashboard.dashboards import dashboard
 from tests.waiting import wait_until
 
-HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}</script><!--"
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 70007*70003 }}</script><!--"
 TOKEN = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 RUN = "20260102T03{n:02d}05-llama-00000{n}"
 
@@ -316,7 +316,7 @@ def test_no_text_becomes_markup_and_no_secret_is_shown(server, path):
     text = httpx.get(server.url + path.replace("#", "%23")).text
     assert "<img src=x" not in text and "alert(1)</script>" not in text and "<marquee" not in text
     assert not re.search(r"<script>|\son\w+=\"|style=\"|javascript:alert\(3\)\"", text), "no inline script or style"
-    assert "{{ 7*7 }}" in html.unescape(text) or "49" not in text
+    assert "4900700021" not in text
     assert TOKEN not in text and "\x1b" not in text
 
 
