@@ -1,4 +1,4 @@
-"""`madlite attach`: follow jobs that were submitted before, to their rows; `run --cluster` follows its own the same way."""
+"""`madlite attach`: follow jobs that were submitted before, to their rows; `run --cluster` follows its own so too."""
 
 from __future__ import annotations
 
@@ -150,6 +150,10 @@ class Attached:
         """Whether a run has neither a row nor a reason for none."""
         return any(one.stored.open_runs for one in self.settlings)
 
+    def has_ended(self) -> bool:
+        """Return whether the job of an open run is over, as far as the schedulers say."""
+        return any(state.word == "over" and one.polled for one in self.settlings for state in one.states())
+
     def poll(self) -> None:
         """Ask each scheduler; one that does not answer is told once and asked again later."""
         from madlite.cluster.schedulers import Unreachable
@@ -223,6 +227,8 @@ class Attached:
         status = f"{status_text(result.status.value, result.suspect)}, " if result is not None else ""
         why = f" ({result.reason})" if result is not None and result.reason else ""
         echo(f"{done.run_id}: {status}{done.message}{why}")
+        if result is not None and result.diagnosis is not None and result.diagnosis.hint:
+            echo(f"  try: {result.diagnosis.hint}")
         for text in done.warnings:
             setup.warn(text)
 
@@ -340,7 +346,9 @@ def _cancels(on_interrupt: str, number: int, stop: _Stop) -> bool:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         answer = click.prompt(
-            "\nthe jobs go on: leave them running, or cancel them", type=click.Choice(["leave", "cancel"]), default="leave"
+            "\nthe jobs go on: leave them running, or cancel them",
+            type=click.Choice(["leave", "cancel"]),
+            default="leave",
         )
     except (KeyboardInterrupt, click.Abort):
         echo("")
@@ -360,6 +368,21 @@ def _cancel(attached: Attached) -> None:
         attached.cancel()
     except Unreachable as problem:
         setup.warn(f"{problem.message}: cancel them with madlite cancel")
+
+
+def settle_now(attached: Attached) -> None:
+    """Write the rows of what is over now, and name what goes on."""
+    from madlite.cluster.follow import GRACE_S
+
+    attached.poll()
+    attached.settle()
+    until_s = time.monotonic() + GRACE_S + _TICK_S
+    while attached.has_ended() and time.monotonic() < until_s:  # its files may be seen here a moment later
+        time.sleep(_TICK_S)
+        attached.settle()
+    for one in attached.settlings:
+        if one.stored.open_runs:
+            echo(f"submission {one.stored.submission.id}: {summary_text(one.states())}; madlite jobs lists them")
 
 
 def cancel_and_collect(attached: Attached) -> int:

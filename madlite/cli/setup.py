@@ -19,7 +19,7 @@ from madlite.cli.arguments import contract, named_values
 from madlite.cli.main import mask
 from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
-from madlite.model import Card, CardItem, Machine, Problem, Request, Runtime, TreeCards
+from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
 from madlite.plan.context import GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
@@ -246,7 +246,7 @@ def context_of(params: dict[str, Any]) -> Context:
 def _read_context(params: dict[str, Any]) -> Context:
     own = {"docker_gpus": (GPUS_OPTION, params["gpus"]), "gpu_vendor": ("--gpu-vendor", params["gpu_vendor"])}
     named = {key: (option, value) for key, (option, value) in own.items() if value}
-    under = params.get(UNDER_CONTEXT) or ("", {})
+    under: tuple[str, dict[str, Json]] = params.get(UNDER_CONTEXT) or ("", {})
     return read_context(params["additional_context_file"], params["additional_context"], named, under)
 
 

@@ -40,6 +40,9 @@ _REFUSED = {
 }
 
 
+_RUNTIME = "slurm"  # of a run on several nodes, which a card need not name
+
+
 def config_folders() -> list[Path]:
     """Return where cluster files are looked for: the working folder, then the user's configuration folder."""
     return [Path.cwd(), Path(click.get_app_dir("madlite"))]
@@ -92,6 +95,8 @@ def run_on_cluster(name: str, plugins: Plugins, params: dict[str, Any]) -> int:
     options = _options(params, cluster, touch)
     check_shared(cluster, options.workspace)
     scheduler = scheduler_of(replace(cluster, slurm=_with_excluded(cluster, params)), options.environ)
+    if touch:
+        scheduler.check_here()
     planned, blocked = _plans(plugins, options, params, cluster)
     prepared = _prepare(planned, cluster, scheduler, options, params) if planned else None
     if not touch:
@@ -119,7 +124,11 @@ def _options(params: dict[str, Any], cluster: Cluster, touch: bool) -> Options:
         values["gpu_vendor"] = "CPU"
     params[setup.UNDER_CONTEXT] = (f"{cluster.source}: [clusters.{cluster.name}]", values)
     params["machine"] = cluster.machine
-    return setup.make_options(params, touch)
+    nodes = params["nodes"] or 1
+    options = setup.make_options(params, touch)
+    if nodes > 1 and not options.runtime:
+        options = replace(options, runtime=_RUNTIME)
+    return replace(options, nodes=nodes)
 
 
 def _plans(

@@ -21,7 +21,7 @@ NAME = "cluster.toml"
 VARIABLE = "MADLITE_CLUSTER"
 _HINT = "docs/cluster.md lists the keys; madlite cluster init writes a file"
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_LINE = r"^[^\n\r\x00]*$"  # what stands on a line of a script
+_LINE = r"^[^\n\r\x00]*\Z"  # what stands on a line of a script
 
 _Line = Annotated[str, Meta(pattern=_LINE)]
 Flavour = Literal["", "docker", "podman", "pyxis", "apptainer", "none"]
@@ -153,7 +153,7 @@ def _unknown(table: Mapping[str, Json], kind: type[Value], place: str) -> Iterat
 def _accepted(key: str) -> str:
     """Return which values a key takes, where that is a fixed set."""
     kind: Any = Cluster
-    for part in key.split("[")[0].split("."):
+    for part in key.partition("[")[0].split("."):
         fields = {field.name: field.type for field in msgspec.structs.fields(kind)} if isinstance(kind, type) else {}
         kind = fields.get(part)
     values = [repr(value) for value in getattr(kind, "__args__", ()) if isinstance(value, str) and value]

@@ -194,7 +194,7 @@ class Settling:
                 state = self._end(self.stored.job_of(run))
                 if state is None:
                     return None  # it is not over yet, or the cluster does not answer
-                if state.state not in ("", "COMPLETED", "FAILED", "CANCELLED"):
+                if state.state not in ("", "COMPLETED", "FAILED"):
                     name_end(folder, end_of(state, self.stored.job_of(run), started=True))
         return self._rows(folder)
 

@@ -34,8 +34,10 @@ class JobState(Value, frozen=True):
         return self.state not in LIVE
 
 
-LIVE = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STAGE_OUT")
-LIVE += ("RESIZING", "SIGNALING", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+LIVE = (
+    *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STAGE_OUT"),
+    *("RESIZING", "SIGNALING", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
+)
 
 
 class Unreachable(RuntimeProblem):
@@ -58,6 +60,14 @@ class Scheduler(Protocol):
 
         Raises:
             MadliteError: it cannot be made.
+        """
+        ...
+
+    def check_here(self) -> None:
+        """Refuse a machine from which no job can be given to the cluster.
+
+        Raises:
+            UsageProblem: its commands are not here, say.
         """
         ...
 

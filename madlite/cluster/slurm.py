@@ -9,26 +9,29 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from madlite.cluster.file import Cluster, nodes_in
 from madlite.cluster.schedulers import JobState, Refused, Unreachable
 from madlite.cluster.script import slurm_script
 from madlite.cluster.submission import JobScript, Submission
+from madlite.errors import UsageProblem
 from madlite.process import Finished, capture
 
+_COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 LIMIT_S = 20.0  # of one command
 TRIES = 3
 _PAUSE_S = 1.0  # before the second try, then twice as long each
 DEFAULT_ARRAY = 1001  # Slurm's MaxArraySize
+_NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
 # environment of the commands: a job gets it, so that nothing secret may be in it
 _KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "KRB5CCNAME")
 _KEPT_BEGINNINGS = ("SLURM_CONF", "SPUR_", "MODULE", "LMOD_")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|JWT|CREDENTIAL", re.IGNORECASE)
 _TRANSIENT = re.compile(
-    r"unable to contact|timed? ?out|temporarily|connection (?:refused|reset|failure)|communication|try again|not respond"
-    r"|socket|unavailable|slurm_receive_msg|zero bytes|in standby|unexpected message",
+    r"unable to contact|timed? ?out|temporarily|connection (?:refused|reset|failure)|communication|try again"
+    r"|not respond|socket|unavailable|slurm_receive_msg|zero bytes|in standby|unexpected message",
     re.IGNORECASE,
 )
 _GONE = re.compile(r"invalid job id|job .*not found|unknown job", re.IGNORECASE)
@@ -59,6 +62,15 @@ class Slurm:
         """Return the script of a job."""
         exclude = (*self.excluded, *self._not_good())
         return slurm_script(self._cluster, submission, script, workspace, search, exclude=exclude, secrets=secrets)
+
+    def check_here(self) -> None:
+        """Refuse a machine without the commands of Slurm or SPUR."""
+        path = self._environ.get("PATH")
+        if missing := [name for name in _COMMANDS if shutil.which(name, path=path) is None]:
+            raise UsageProblem(
+                f"cluster '{self._cluster.name}': {missing[0]} is not here, so this is no login node of it",
+                "log in there, or module load slurm; --dry-run prints the scripts anywhere",
+            )
 
     @property
     def is_spur(self) -> bool:
@@ -152,10 +164,7 @@ class Slurm:
             done = self._call(["scontrol", "show", "job", array])
             if not done.ok and not _GONE.search(_words(done)):
                 raise Unreachable(f"scontrol: {_words(done)}")
-            for fields in map(_fields, re.split(r"\n\s*\n", done.stdout)):
-                element = "_".join(filter(None, (fields.get("ArrayJobId", ""), fields.get("ArrayTaskId", ""))))
-                names = elements(element) if element else [fields.get("JobId", "")]
-                found |= {job: _of_fields(fields) for job in names if job in jobs}
+            found |= _of_blocks(done.stdout, array, jobs)
         return found
 
     def _of_accounting(self, jobs: Sequence[str]) -> dict[str, JobState]:
@@ -222,6 +231,25 @@ def _indices(text: str) -> Iterator[int]:
             yield from range(int(found[1]), int(found[2] or found[1]) + 1, int(found[3] or 1))
 
 
+def _of_blocks(text: str, array: str, jobs: Sequence[str]) -> dict[str, JobState]:
+    """Return what `scontrol show job` has of a job or the elements of an array.
+
+    Those that were cancelled before they had a job of their own are in one block, of no index.
+    """
+    found: dict[str, JobState] = {}
+    rest: JobState | None = None
+    for fields in map(_fields, re.split(r"\n\s*\n", text)):
+        index = fields.get("ArrayTaskId", "")
+        if index.isdigit() and int(index) >= _NO_INDEX:
+            rest = _of_fields(fields)
+            continue
+        element = "_".join(filter(None, (fields.get("ArrayJobId", ""), f"[{index}]" if index else "")))
+        names = elements(element) if element else [fields.get("JobId", "")]
+        found |= {job: _of_fields(fields) for job in names if job in jobs}
+    left = [job for job in jobs if job.partition("_")[0] == array and job not in found]
+    return {**found, **(dict.fromkeys(left, rest) if rest is not None else {})}
+
+
 def _fields(block: str) -> dict[str, str]:
     """Return the fields of `scontrol show job`; the last of a line may hold blanks."""
     return {key: value for line in block.splitlines() for key, value in _FIELD.findall(line)}
@@ -283,8 +311,3 @@ _REFUSALS = (
 def _refusal_hint(text: str) -> str:
     lowered = text.lower()
     return next((hint for word, hint in _REFUSALS if word in lowered), "--dry-run prints the script")
-
-
-def names_of(jobs: Iterable[str]) -> str:
-    """Return ids of jobs as people write them: `12_1 12_2 13`."""
-    return " ".join(jobs)

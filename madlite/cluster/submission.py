@@ -81,7 +81,8 @@ class Submission(Value, frozen=True):
 
 class Note(Value, frozen=True, omit_defaults=True):
     """A line of jobs.jsonl: what became of a `script` (`job` is its id, "" where it is about to be submitted), or of a
-    run, of which `settled` says how it came to its end.  `refused` is why a script has no job."""
+    run, of which `settled` says how it came to its end.  `refused` is why a script has no job.
+    """
 
     at: str
     script: int = 0

@@ -166,34 +166,52 @@ def submit_all(
 
     A cluster that does not answer is asked again for ten minutes in all; what it refuses is noted.
     """
-    deadline = clock() + WAIT_S
+    patience = _Patience(scheduler, say, sleep, clock, stopped)
     for script in stored.submission.scripts:
-        if stopped():
-            break
         state = stored.scripts.get(script.number)
-        if state is not None and (state.job or state.refused):
+        if stopped() or (state is not None and (state.job or state.refused)):
             continue
-        pause_s, asked = _PAUSE_S, state is not None  # an earlier attempt may have been cut off after it
         opened.note(Note(at=now(), script=script.number))
-        while True:
-            try:
-                job = (scheduler.find([script.name]).get(script.name, "") if asked else "") or scheduler.submit(
-                    stored.folder / script.file
-                )
-                opened.note(Note(at=now(), script=script.number, job=job))
-                break
-            except Refused as problem:
-                text = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
-                opened.note(Note(at=now(), script=script.number, refused=text))
-                break
-            except Unreachable as problem:
-                if stopped() or clock() > deadline:
-                    say(f"{script.name} is not submitted: {problem.message}; madlite attach {stored.submission.id} tries again")
-                    break
-                say(f"{problem.message}; asked again in {pause_s:g} s") if not asked else None
-                asked = True
-                sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        # an earlier attempt may have been cut off behind its sbatch
+        note = patience.submit(script, stored.folder / script.file, look_first=state is not None)
+        if note is not None:
+            opened.note(note)
+        else:
+            say(f"{script.name} is not submitted; madlite attach {stored.submission.id} tries again")
     opened.submitted()
     again = read_stored(stored.folder)
     return again if again is not None else stored
+
+
+class _Patience:
+    """Submits scripts to a cluster that may not answer; the wait is for all of them together."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        say: Callable[[str], None],
+        sleep: Callable[[float], None],
+        clock: Callable[[], float],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._scheduler, self._say, self._sleep, self._clock, self._stopped = scheduler, say, sleep, clock, stopped
+        self._deadline = clock() + WAIT_S
+
+    def submit(self, script: JobScript, file: Path, *, look_first: bool) -> Note | None:
+        """Return the note of a script's job or of its refusal; None where the cluster does not answer in time."""
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                job = self._scheduler.find([script.name]).get(script.name, "") if look_first else ""
+                return Note(at=now(), script=script.number, job=job or self._scheduler.submit(file))
+            except Refused as problem:
+                text = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
+                return Note(at=now(), script=script.number, refused=text)
+            except Unreachable as problem:
+                if self._stopped() or self._clock() > self._deadline:
+                    return None
+                if pause_s == _PAUSE_S:
+                    self._say(f"{problem.message}; it is asked again")
+                look_first = True
+            self._sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
