@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -25,6 +25,9 @@ from madlite.cli.completion import complete_tags, is_value_of, store_args
 from madlite.errors import UsageProblem
 from madlite.plan.fields import OPTIONS
 
+if TYPE_CHECKING:
+    from madlite.plan.recipe_file import RecipeFile
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Where --help shows an option, by the name of its value; what is not here comes last.
@@ -43,6 +46,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "additional_context",
         "additional_context_file",
         "sets",
+        "recipe_file",
         *OPTIONS,
         "lint",
         "gpus",
@@ -74,6 +78,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "refresh",
         "no_image",
     ),
+    "Scaling": ("counts", "strong"),
     "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
     "Cluster": ("cluster", "nodes", "exclude", "detach", "on_interrupt"),
     "Failed runs": ("retry", "retry_wait", "oom_fallback"),
@@ -248,6 +253,15 @@ def _group(*options: Callable[[F], F]) -> Callable[[F], F]:
     return add
 
 
+def _read_recipe_file(ctx: click.Context, param: click.Parameter, file: Path | None) -> RecipeFile | None:
+    """Return what the file holds: it may be a pipe, which can be read once."""
+    if file is None or ctx.resilient_parsing:
+        return None
+    from madlite.plan.recipe_file import read_recipe_file
+
+    return read_recipe_file(file)
+
+
 _FILE = click.Path(path_type=Path)
 live_option = click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
 registry_option = click.option(
@@ -264,14 +278,24 @@ context_options = _group(
     click.option("-f", "--additional-context-file", type=_FILE, metavar="FILE", help="Context from a file."),
 )
 """Add --additional-context and its file."""
+_GPU_IDS = click.option(
+    "--gpus", default="", metavar="LIST", help="Ids of GPUs the runs may use: 0,2-4; 4 GPUs are 0-3."
+)
 _PLAN = (
     *NAMED,
     click.option(
         "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one value of the plan; see explain --all."
     ),
+    click.option(
+        "--recipe-file",
+        type=_FILE,
+        callback=_read_recipe_file,
+        metavar="FILE",
+        help="Settings of this file, and its tag where none is named; docs/recipe-files.md.",
+    ),
     click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
     click.option("--runtime", default="", metavar="NAME", help="docker or host; else the card and the machine decide."),
-    click.option("--gpus", default="", metavar="LIST", help="Ids of GPUs the runs may use: 0,2-4; 4 GPUs are 0-3."),
+    _GPU_IDS,
     click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU; overrides detection."),
     click.option("--image", default="", metavar="REF", help="Use this container image and build none."),
     click.option(
@@ -346,11 +370,10 @@ batch_options = _group(
     CLEANUP,
 )
 """Add the options of a run beyond its plans: manifests, registry, summary."""
-repeat_options = _group(
-    click.option(
-        "--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
-    ),
-    click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
+_REPEAT = click.option(
+    "--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
+)
+_SETTLE = (
     click.option(
         "--settle",
         is_flag=False,
@@ -366,7 +389,14 @@ repeat_options = _group(
         help="The longest wait of --settle.  [default: 300]",
     ),
 )
+repeat_options = _group(
+    _REPEAT,
+    click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
+    *_SETTLE,
+)
 """Add the options of runs that are repeated, and of how each of them begins."""
+turn_options = _group(_REPEAT, *_SETTLE)
+"""Add the same without those of caches."""
 interrupt_option = click.option(
     "--on-interrupt",
     type=click.Choice(["leave", "cancel"]),
@@ -405,5 +435,7 @@ retry_options = _group(
 """Add the options of runs that are tried again."""
 plan_options = _group(context_options, *_PLAN, *RESULTS, *_DATA)
 """Add the options that decide a plan, and those of its results."""
+scaling_options = _group(context_options, *(one for one in _PLAN if one is not _GPU_IDS), *RESULTS, *_DATA)
+"""Add the same without --gpus, which is there what varies."""
 frozen_options = _group(context_options, *_PLAN, *_DATA, _FROM_MANIFEST, registry_option)
 """Add the options that decide a plan and nothing else, for one that is written down."""

@@ -6,11 +6,11 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -45,7 +45,6 @@ from madlite.secrets import Redactor
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.cli.compare import AgainstBaseline
-    from madlite.cli.repeat import RepeatBatch
     from madlite.cli.screens import PlainScreen
     from madlite.model import Json, Runtime
     from madlite.plan.context import Options
@@ -111,7 +110,7 @@ def command(**params: Any) -> int:
         setup.print_problems(plugins.problems)
         if journal is None:
             return _preview(planned, options, plugins, params)
-        return _run(planned, options, plugins, params, journal)
+        return run_planned(planned, options, plugins, params, journal)
 
 
 def _check_options(params: dict[str, Any]) -> None:
@@ -202,9 +201,18 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, par
     return check(planned, refused, plugins, options, params)
 
 
-def _run(
-    planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any], journal: BatchJournal
+def run_planned(
+    planned: Sequence[Planned],
+    options: Options,
+    plugins: Plugins,
+    params: dict[str, Any],
+    journal: BatchJournal,
+    make_batch: Callable[[Sequence[Planned], dict[str, Any], BatchJournal], StudyBatch] | None = None,
 ) -> int:
+    """Run plans to their rows with all that is printed meanwhile, and return the exit code.
+
+    `make_batch` makes the batch of them once they were checked, else the options decide.
+    """
     from madlite.cli.screens import make_screen
     from madlite.cli.summary import BatchFiles
     from madlite.results.locked import make_folder
@@ -217,7 +225,7 @@ def _run(
     warnings = (*warnings, *_note_fallback(planned, params))
     if options.rows:
         make_folder(options.output_target or options.output)
-    runs = _make_batch(planned, params, journal)
+    runs = (make_batch or _make_batch)(planned, params, journal)
     planned = runs.planned
     batch = BatchFiles(planned, options, params)
     sink = Sink(sys.stdout.fileno())
@@ -249,8 +257,20 @@ def _run(
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
 
 
+class StudyBatch(Protocol):
+    """The runs of a command, and after `run` what they came to together: data, problems and lines to print."""
+
+    planned: Sequence[Planned]
+    study: Json
+    problems: tuple[str, ...]
+    lines: list[str]
+
+    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
+        """Run all of them."""
+
+
 class _PlainBatch:
-    """The runs of a command that repeats none; `RepeatBatch` is the other kind."""
+    """The runs of a command that makes no study of them."""
 
     def __init__(self, planned: Sequence[Planned], journal: BatchJournal) -> None:
         self._journal = journal
@@ -265,7 +285,7 @@ class _PlainBatch:
         return run_batch(self.planned, options, plugins, screen, journal=self._journal, settings=settings)
 
 
-def _make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> _PlainBatch | RepeatBatch:
+def _make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> StudyBatch:
     if params["repeat"] is None:
         return _PlainBatch(planned, journal)
     from madlite.cli.repeat import RepeatBatch

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec.structs import replace
@@ -21,6 +21,9 @@ from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
 from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
 from madlite.plan.context import GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
+
+if TYPE_CHECKING:
+    from madlite.plan.recipe_file import RecipeFile
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
 
@@ -149,7 +152,7 @@ def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Pat
 
 # options of the command line that `Options` has under the same name
 _SAME_NAME = (
-    *("runtime", "image", "backend", "keep_alive", "keep_model_dir", "skip_model_run", "clean_docker_cache"),
+    *("runtime", "image", "keep_alive", "keep_model_dir", "skip_model_run", "clean_docker_cache"),
     *("strict_header", "ignore_deprecated", "disable_skip_gpu_arch", "lint"),
 )
 
@@ -161,12 +164,13 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         UsageProblem: one of them does not make sense, or names a file that is not there.
     """
     workspace, output = find_workspace(touch), Path.cwd() / params["output"]
+    recipe = params.get("recipe_file")
     return Options(
         workspace=workspace,
         output=output,
         output_target=Path(os.path.realpath(output)),
         timeout_s=_timeout_s(params["timeout"]),
-        named=tuple(named_values(params)),
+        named=(*(recipe.named if recipe is not None else ()), *named_values(params)),
         sets=tuple(map(_key_value, params["sets"])),
         live_output=bool(params.get("live_output")),
         rows=not params.get("no_rows"),
@@ -182,6 +186,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         registry=params.get("registry") or "",
         contract=contract(),
         command=command_words(),
+        backend=_backend(params["backend"], recipe),
         **{name: params[name] for name in _SAME_NAME},
     )
 
@@ -210,6 +215,16 @@ _TOOLS = "scripts/common/tools.json"
 _CONTEXT = "context"  # among the options of a command, once it was read
 UNDER_CONTEXT = "under_context"
 """Among the options of a command: values below its context, of a cluster, and their origin."""
+
+
+def _backend(named: str, recipe: RecipeFile | None) -> str:
+    """Return the backend of a command: the settings of a recipe file are of one."""
+    if recipe is None or named == recipe.backend:
+        return named
+    if named:
+        what = f"{recipe.origin} is for backend '{recipe.backend}', not --backend {named}"
+        raise UsageProblem(what, "leave one of them out")
+    return recipe.backend
 
 
 def _named_file(option: str, named: Path | None, workspace: Path) -> Path | None:

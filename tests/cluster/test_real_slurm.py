@@ -121,7 +121,7 @@ def test_no_secret_is_in_script_job_or_output(site):
         'echo "token $HF_TOKEN"\necho performance: 1 tok\nsleep ${SLEEP:-0}\n'
     )
     assert site.call("run", "--cluster", "lab", "--tags", "a", "--set", "env.SLEEP=60", "--detach")[0] == 0
-    (job,) = wait_until(site.jobs, "the job") or site.jobs()
+    (job,) = site.jobs()
     folder = site.folder / f"madlite_runs/jobs-{site.submission()}"
     assert (folder / "environment").stat().st_mode & 0o777 == 0o600
     wait_until(
