@@ -14,7 +14,9 @@ from madlite.errors import ExitCode
 @click.option("--all", "everything", is_flag=True, help="Also submissions whose runs all have come to their end.")
 @verbose_option
 def command(submission: tuple[str, ...], everything: bool) -> int:
-    """List the runs of this folder that were given to a cluster: state, reason to wait, nodes, steps, end of time.
+    """List the runs of this folder that are jobs of a cluster, and how far they are.
+
+    Of each: its job, state, reason to wait, nodes, steps, and the end of its time.
 
     SUBMISSION is an id or a job's number; without one all with open runs are listed.
     """
