@@ -13,7 +13,7 @@ from madlite.errors import ExitCode
 @click.argument("submission", nargs=-1, required=True)
 @verbose_option
 def command(submission: tuple[str, ...]) -> int:
-    """End the jobs of submissions; each run that has no result gets a row that says so.
+    """End the jobs of submissions, and write the rows of their runs.
 
     SUBMISSION is an id that `madlite jobs` shows, a part of it, or the number of a job.
 
