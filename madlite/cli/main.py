@@ -36,6 +36,9 @@ COMMANDS = {
     "discover": ("madlite.cli.discover", "List model cards, all of them or those that tags select."),
     "explain": ("madlite.cli.explain", "Show the plan of a run: every value and where it came from."),
     "collect": ("madlite.cli.collect", "Append what runs with --no-rows came to to perf.csv, each once."),
+    "jobs": ("madlite.cli.jobs", "List the runs of this folder that are jobs of a cluster, and how far they are."),
+    "attach": ("madlite.cli.attach", "Follow jobs that were submitted before, and write the rows of their runs."),
+    "cancel": ("madlite.cli.cancel", "End the jobs of submissions, and write the rows of their runs."),
     "parse": ("madlite.cli.parse", "Read logs of trainings: steps, steady throughput, verdict."),
     "runs": ("madlite.cli.runs", "List the runs of this folder, the newest last."),
     "show": (

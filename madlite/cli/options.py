@@ -82,6 +82,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "Scaling": ("counts", "strong"),
     "Several runs": ("parallel", "exclusive", "bind", "fail_fast", "max_failures"),
     "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
+    "Cluster": ("cluster", "nodes", "exclude", "detach", "on_interrupt"),
     "Failed runs": ("retry", "retry_wait", "oom_fallback"),
     "Results": (
         "contract",
@@ -435,6 +436,22 @@ repeat_options = _group(
 """Add the options of runs that are repeated, and of how each of them begins."""
 turn_options = _group(_REPEAT, *_SETTLE)
 """Add the same without those of caches."""
+interrupt_option = click.option(
+    "--on-interrupt",
+    type=click.Choice(["leave", "cancel"]),
+    help="What a signal does with the jobs.  [default: a terminal asks; else INT, TERM cancel, HUP leaves]",
+)
+"""Add --on-interrupt."""
+cluster_options = _group(
+    click.option(
+        "--cluster", default="", metavar="NAME", help="Run as jobs of this cluster of cluster.toml.  [$MADLITE_CLUSTER]"
+    ),
+    click.option("--nodes", type=whole_number(1), metavar="N", help="With --cluster: nodes of each run.  [default: 1]"),
+    click.option("--exclude", multiple=True, metavar="NODE,…", help="With --cluster: no job on these nodes."),
+    click.option("--detach", is_flag=True, help="With --cluster: print the jobs and do not wait; madlite attach does."),
+    interrupt_option,
+)
+"""Add the options of runs that are jobs of a cluster."""
 retry_options = _group(
     click.option(
         "--retry",

@@ -180,7 +180,8 @@ def planner(
     root = template_root(setup.home())
     manifest = find_manifest(params, options)
     context = setup.make_context(params)
-    check_local_target(context)
+    if not params.get("cluster"):
+        check_local_target(context)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
     machine = setup.find_machine(context, params["machine"])

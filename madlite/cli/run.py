@@ -20,6 +20,7 @@ from madlite.cli.format import may_have_reference
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
+    cluster_options,
     common_options,
     decides_plan,
     live_option,
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
 @parallel_options
 @repeat_options
 @retry_options
+@cluster_options
 @common_options
 def command(**params: Any) -> int:
     """Run the models that tags select and append their results to perf.csv.
@@ -88,19 +90,16 @@ def command(**params: Any) -> int:
     madlite run --tags demo
     madlite run --tags pyt_train_llama-3.1-8b --timeout 28800 --live-output
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
+    madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
+    from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster
+
     plugins = setup.load(params["no_plugins"], params["verbose"])
-    if params["machine"] and not params["dry_run"]:
-        raise click.UsageError("--machine only pretends: use it with --dry-run")
-    if params["check"] and not params["dry_run"]:
-        raise click.UsageError("--check starts nothing: use it with --dry-run")
-    if params["no_rows"] and is_given("output"):
-        raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
-    if params["fail_on"] and not params["baseline"]:
-        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
-    _check_repeat(params)
-    _check_retry(params)
-    _check_several(params)
+    if cluster := named_cluster(params):
+        _check_options(params)
+        return run_on_cluster(cluster, plugins, params)
+    refuse_without_cluster(params)
+    _check_options(params)
     if params["plan_file"] is not None:
         refuse_with_plan(click.get_current_context())
     from madlite.results.batch_journal import BatchJournal
@@ -114,6 +113,25 @@ def command(**params: Any) -> int:
         if journal is None:
             return _preview(planned, options, plugins, params)
         return run_planned(planned, options, plugins, params, journal)
+
+
+def _check_options(params: dict[str, Any]) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UsageProblem, click.UsageError: they do not.
+    """
+    if params["machine"] and not params["dry_run"]:
+        raise click.UsageError("--machine only pretends: use it with --dry-run")
+    if params["check"] and not params["dry_run"]:
+        raise click.UsageError("--check starts nothing: use it with --dry-run")
+    if params["no_rows"] and is_given("output"):
+        raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
+    if params["fail_on"] and not params["baseline"]:
+        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
+    _check_repeat(params)
+    _check_retry(params)
+    _check_several(params)
 
 
 def _only_one(files: Sequence[Path]) -> Path | None:

@@ -19,7 +19,7 @@ from madlite.cli.arguments import contract, named_values
 from madlite.cli.main import mask
 from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
-from madlite.model import Card, CardItem, Machine, Problem, Request, Runtime, TreeCards
+from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
 from madlite.plan.context import GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
 
 if TYPE_CHECKING:
@@ -213,6 +213,8 @@ def command_words() -> tuple[str, ...]:
 
 _TOOLS = "scripts/common/tools.json"
 _CONTEXT = "context"  # among the options of a command, once it was read
+UNDER_CONTEXT = "under_context"
+"""Among the options of a command: values below its context, of a cluster, and their origin."""
 
 
 def _backend(named: str, recipe: RecipeFile | None) -> str:
@@ -259,7 +261,8 @@ def context_of(params: dict[str, Any]) -> Context:
 def _read_context(params: dict[str, Any]) -> Context:
     own = {"docker_gpus": (GPUS_OPTION, params["gpus"]), "gpu_vendor": ("--gpu-vendor", params["gpu_vendor"])}
     named = {key: (option, value) for key, (option, value) in own.items() if value}
-    return read_context(params["additional_context_file"], params["additional_context"], named)
+    under: tuple[str, dict[str, Json]] = params.get(UNDER_CONTEXT) or ("", {})
+    return read_context(params["additional_context_file"], params["additional_context"], named, under)
 
 
 def select_requests(

@@ -370,12 +370,13 @@ def _options_origin(inputs: RunInputs) -> str:
 
 
 def _place(inputs: RunInputs, allocation: GpuAllocation, asked_nodes: int | None) -> Place:
-    """Return where the plan runs; the backend's setting `nnodes` or the context decides the number of nodes.
+    """Return where the plan runs; `--nodes`, the backend's setting `nnodes` or the context decides the number of nodes.
 
     A plan refused for too few GPUs keeps the requested count for its row.
     """
     nodes = int((inputs.context.typed.multi_node_args or {}).get("NNODES", 1))
     nodes = asked_nodes if asked_nodes and asked_nodes > 0 else nodes
+    nodes = inputs.options.nodes or nodes
     place = make_place(allocation.gpu_ids, nodes, inputs.runtime.runtime, inputs.runtime.traits)
     return replace(place, gpus_per_node=allocation.wanted) if allocation.blocked else place
 
