@@ -17,12 +17,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 import kubernetes_validate
+import psutil
 
 VERSION = "1.37"
 _PATH = re.compile(
@@ -222,8 +224,10 @@ class Cluster:
         if process.poll() is None and grace_s > 0:
             process.terminate()
             pod.over.wait(grace_s)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        for other in psutil.process_iter():  # all of its session, as the end of a container ends all of it
+            with suppress(OSError):
+                if os.getsid(other.pid) == process.pid:
+                    os.kill(other.pid, signal.SIGKILL)
         pod.over.wait(10)
 
     def lose(self, name: str, status: dict) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from madlite.model import Value
 
+_TRIES = 4  # to read the log of a pod that has ended
 _TIMED = re.compile(rb"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ", re.ASCII)
 _FRACTION = re.compile(r"(?:\.(?P<part>\d+))?(?P<zone>Z|[+-]\d\d:\d\d)$")
 
@@ -22,6 +23,7 @@ class LogPosition:
     """How far a log was read: the time of the last line, and how many lines had it."""
 
     def __init__(self) -> None:
+        self.count = 0  # lines that were taken
         self._time = ""  # the last whole line's, as the log has it
         self._same = 0
         self._again = 0  # lines of that time that are still to come a second time
@@ -44,7 +46,7 @@ class LogPosition:
         text = line[found.end() :]
         if self._time and self._again and _key(time) < _key(self._time):
             return None
-        if time == self._time:
+        if self._time and _key(time) == _key(self._time):
             if self._again:
                 self._again -= 1
                 return None
@@ -52,6 +54,7 @@ class LogPosition:
         else:
             self._time, self._same = time, 1
         self._again = 0
+        self.count += 1
         return text
 
 
@@ -124,28 +127,32 @@ def follow(open_log: Callable[[str], Any], is_over: Callable[[], bool], pause: C
 
     `pause` waits between two connections, and raises where nobody wants to go on.
     """
-    position = LogPosition()
-    while True:
+    position, failed = LogPosition(), 0
+    while failed < _TRIES:
         over = is_over()  # asked before the log is read: what it printed until then is in it
-        position.reconnect()
-        fresh, rest = 0, None
+        before, rest = position.count, None
         try:
-            pending = b""
-            for piece in open_log(position.since).stream(1 << 16, decode_content=False):
-                *whole, pending = (pending + piece).split(b"\n")
-                for line in whole:
-                    if (text := position.take(line + b"\n")) is not None:
-                        fresh += 1
-                        yield text
-            rest = pending
+            rest = yield from _connection(open_log(position.since), position)
         except _broken():
-            pass
-        if over and rest is not None and not fresh:  # read once more and nothing was new: no connection cut it short
+            failed += over  # the log of a pod that is gone is gone too
+        if over and rest is not None and position.count == before:  # read once more, and nothing was new: it is whole
             if rest and (text := position.take(rest)) is not None:
                 yield text
             return
-        if not over:
+        if not over or rest is None:
             pause()
+
+
+def _connection(answer: Any, position: LogPosition) -> Generator[bytes, None, bytes]:
+    """Yield the new lines that one connection brings, and return what came after the last line break."""
+    position.reconnect()
+    rest = b""
+    for piece in answer.stream(1 << 16, decode_content=False):
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            if (text := position.take(line + b"\n")) is not None:
+                yield text
+    return rest
 
 
 def _broken() -> tuple[type[BaseException], ...]:

@@ -482,4 +482,12 @@ def yaml_of(objects: Objects) -> str:
     """Return the objects as YAML documents that `kubectl apply -f -` takes; it has the secrets' values masked."""
     import yaml
 
-    return "---\n".join(yaml.safe_dump(one, sort_keys=False, width=120) for one in shown(objects))
+    class Dumper(yaml.SafeDumper):
+        """Writes scripts as they are, line by line."""
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    documents = (yaml.dump(one, Dumper=Dumper, sort_keys=False, width=120) for one in shown(objects))
+    return "---\n".join(documents)

@@ -44,7 +44,8 @@ act() { # number, folder, command...
         fi
         code=0
         wait "$child" || code=$?
-        while running; do # a signal ended the wait, not the action
+        while running || [ "${stopped:-0}" = 1 ]; do # a signal ended the wait, not the action
+            [ -z "$stopped" ] || stopped=2
             code=0
             wait "$child" || code=$?
         done

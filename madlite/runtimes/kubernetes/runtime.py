@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from msgspec.structs import replace
+
 from madlite.cancellation import check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.model import Cause, ImageUsed, JobOutcome, Json, Place, Problem, RunPlan, Say, Traits
@@ -32,11 +34,12 @@ from madlite.runtimes.kubernetes.manifests import (
 from madlite.runtimes.kubernetes.session import (
     POLL_S,
     KubernetesSession,
+    access_of,
     ordered,
     outcomes_of,
     read_handle,
 )
-from madlite.runtimes.kubernetes.settings import KubernetesSettings
+from madlite.runtimes.kubernetes.settings import RUNTIME, KubernetesSettings
 
 _LOG = logging.getLogger(__name__)
 _CERTAIN_S = 30.0  # for which a fault that lasts must stand: a registry may fail for a moment
@@ -46,8 +49,8 @@ _OWNED = ("Job", "JobSet", "Service", "ConfigMap", "Secret")
 class KubernetesRuntime:
     """Runs plans in pods; `settings` say where and how."""
 
-    name = "kubernetes"
-    traits = Traits(containerised=True, local=False, sees_processes=False, shares_files=False, streams=True)
+    name = RUNTIME
+    traits = Traits(containerised=True, local=False, sees_processes=False, shares_files=False, manifests=True)
 
     def __init__(self, settings: KubernetesSettings = KubernetesSettings()) -> None:  # noqa: B008 - frozen
         self.settings = settings
@@ -109,7 +112,8 @@ class KubernetesRuntime:
         try:
             interruptible(lambda: _create(api, objects))
             nodes = interruptible(lambda: _wait(api, plan, objects.name, self.settings))
-            session = KubernetesSession(api, kind, objects.name, nodes, plan)
+            access = (self.settings.kubeconfig, self.settings.context)
+            session = KubernetesSession(api, kind, objects.name, nodes, plan, access)
             yield session
         finally:
             if session is not None:
@@ -137,7 +141,7 @@ class KubernetesRuntime:
             RuntimeProblem: the cluster does not do it, or the handle is none.
         """
         namespace, kind, name, run = read_handle(handle)
-        api = self._api_of(namespace)
+        api = self._api_of(namespace, handle)
         try:
             remove(api, kind, name, run)
         finally:
@@ -153,17 +157,16 @@ class KubernetesRuntime:
             namespace, _, _, run = read_handle(handle)
         except RuntimeProblem:
             return None
-        api = self._api_of(namespace)
+        api = self._api_of(namespace, handle)
         try:
             found = list(outcomes_of(api.pods(run)))
         finally:
             api.close()
         return _outcome(found)
 
-    def _api_of(self, namespace: str) -> Api:
-        from msgspec.structs import replace
-
-        return Api(replace(self.settings, namespace=namespace))
+    def _api_of(self, namespace: str, handle: str) -> Api:
+        file, context = access_of(handle)
+        return Api(replace(self.settings, namespace=namespace, kubeconfig=file, context=context))
 
 
 def _outcome(found: list[tuple[str, int | None, Fault | None]]) -> JobOutcome | None:

@@ -41,8 +41,16 @@ class KubernetesSession:
 
     shell = ""
 
-    def __init__(self, api: Api, kind: str, name: str, nodes: Sequence[str], plan: RunPlan) -> None:
-        self.handle = make_handle(api.namespace, kind, name, label_value(plan.id))
+    def __init__(
+        self,
+        api: Api,
+        kind: str,
+        name: str,
+        nodes: Sequence[str],
+        plan: RunPlan,
+        access: tuple[str, str] = ("", ""),
+    ) -> None:
+        self.handle = make_handle(api.namespace, kind, name, label_value(plan.id), access)
         self.nodes = tuple(nodes)
         self.notes: tuple[str, ...] = ()
         self._api, self._kind, self._name, self._plan = api, kind, name, plan
@@ -236,9 +244,16 @@ def _matches(name: str, patterns: Sequence[str], home: str) -> bool:
 # Handles.
 
 
-def make_handle(namespace: str, kind: str, name: str, run: str) -> str:
-    """Return what names a run's Job in another process."""
-    return json.dumps({"namespace": namespace, "kind": kind, "name": name, "run": run})
+def make_handle(namespace: str, kind: str, name: str, run: str, access: tuple[str, str]) -> str:
+    """Return what names a run's Job in another process; `access` are the kubeconfig and the context that were named."""
+    values = {"namespace": namespace, "kind": kind, "name": name, "run": run}
+    return json.dumps({**values, "kubeconfig": access[0], "context": access[1]})
+
+
+def access_of(handle: str) -> tuple[str, str]:
+    """Return the kubeconfig and the context of a handle that `read_handle` can read."""
+    found = json.loads(handle)
+    return str(found.get("kubeconfig", "")), str(found.get("context", ""))
 
 
 def read_handle(handle: str) -> tuple[str, str, str, str]:

@@ -16,6 +16,7 @@ from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import wrong_key
 from madlite.model import Json, Value
 
+RUNTIME = "kubernetes"
 _DNS = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$|^$"
 _QUANTITY = r"^([0-9]+(\.[0-9]+)?)([KMGTPE]i?|[mkunp])?$|^$"
 _Name = Annotated[str, Meta(pattern=_DNS)]
