@@ -36,6 +36,7 @@ COMMANDS = {
     "discover": ("madlite.cli.discover", "List model cards, all of them or those that tags select."),
     "explain": ("madlite.cli.explain", "Show the plan of a run: every value and where it came from."),
     "collect": ("madlite.cli.collect", "Append what runs with --no-rows came to to perf.csv, each once."),
+    "cluster": ("madlite.cli.cluster", "Make and check cluster.toml, the description of a cluster."),
     "jobs": ("madlite.cli.jobs", "List the runs of this folder that are jobs of a cluster, and how far they are."),
     "attach": ("madlite.cli.attach", "Follow jobs that were submitted before, and write the rows of their runs."),
     "cancel": ("madlite.cli.cancel", "End the jobs of submissions, and write the rows of their runs."),

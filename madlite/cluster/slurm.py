@@ -141,6 +141,26 @@ class Slurm:
         done = self._answer(["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N"])
         return tuple(dict.fromkeys(done.stdout.split()))
 
+    def idle_nodes(self, left_out: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the partition's nodes on which nothing runs.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        partition = self._cluster.slurm.partition
+        done = self._answer(["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N|%T"])
+        pairs = [line.strip().partition("|") for line in done.stdout.splitlines()]
+        excluded = {*left_out, *self._cluster.slurm.exclude}
+        return tuple(dict.fromkeys(node for node, _, state in pairs if state == "idle" and node not in excluded))
+
+    def expand(self, nodes: str) -> tuple[str, ...]:
+        """Return the nodes of a list such as `n[1-3],n7`."""
+        if not nodes:
+            return ()
+        if "[" not in nodes:
+            return tuple(nodes.split(","))
+        return tuple(self.read("scontrol", "show", "hostnames", nodes).split())
+
     def read(self, *argv: str) -> str:
         """Return what a command of the cluster prints; "" where it fails or is not here."""
         done = self._call(argv, tries=1)
