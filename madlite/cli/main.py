@@ -73,6 +73,7 @@ COMMANDS = {
     "archive": ("madlite.cli.archive", "Pack runs into one file, without secrets and weights."),
     "import": ("madlite.cli.import_runs", "Take in the runs of a file that `madlite archive` packed."),
     "verify": ("madlite.cli.verify", "Read the logs of runs again, and compare what they give with what is recorded."),
+    "gpus": ("madlite.cli.gpus", "List the GPUs of this machine, and which run has each of them."),
     "prune": ("madlite.cli.prune", "List, and with --yes remove, the files of old or large runs."),
     "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
 }
@@ -80,7 +81,7 @@ COMMANDS = {
 _ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (
     "Exit codes: 0 all succeeded or skipped by rule · 2 only image builds failed · 3 a run failed · 4 wrong usage, "
-    "nothing ran · 5 a check of results failed · 1 internal error · 130/143/129 ended by Ctrl-C, TERM, HUP."
+    "nothing ran · 5 a check of results failed · 6 a check of nodes failed · 1 internal error · 130/143/129 ended by Ctrl-C, TERM, HUP."
 )
 
 

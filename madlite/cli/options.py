@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -79,6 +80,8 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "no_image",
     ),
     "Scaling": ("counts", "strong"),
+    "Several runs": ("parallel", "exclusive", "bind", "fail_fast", "max_failures"),
+    "Sweeps": ("sweep", "zip_values"),
     "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
     "Cluster": ("cluster", "nodes", "exclude", "detach", "on_interrupt"),
     "Failed runs": ("retry", "retry_wait", "oom_fallback"),
@@ -370,6 +373,43 @@ batch_options = _group(
     CLEANUP,
 )
 """Add the options of a run beyond its plans: manifests, registry, summary."""
+
+
+class _AtOnce(click.types.IntParamType):
+    """A number of runs at the same time, or `auto`, which is 0."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number."""
+        number = 0
+        if value == "auto":
+            return number
+        with suppress(ValueError):
+            number = int(value)
+        if number < 1:
+            self.fail(f"{value!r} is neither a number of runs nor auto", param, ctx)
+        return number
+
+
+parallel_options = _group(
+    click.option(
+        "--parallel",
+        type=_AtOnce(),
+        metavar="N|auto",
+        help="Run so many at the same time, each on GPUs of its own; docs/parallel.md.  [default: 1]",
+    ),
+    click.option("--exclusive", is_flag=True, help="Give each run all GPUs of the machine: no run beside it."),
+    click.option(
+        "--bind",
+        type=click.Choice(("off", "numa")),
+        default="off",
+        help="Keep a run to the CPUs and memory of its GPUs' NUMA nodes: numa.  [default: off]",
+    ),
+    click.option("--fail-fast", is_flag=True, help="Start no other run once one failed."),
+    click.option("--max-failures", type=whole_number(1), metavar="N", help="Start no other run once N failed."),
+)
+"""Add the options of several runs."""
 _REPEAT = click.option(
     "--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
 )
@@ -413,6 +453,16 @@ cluster_options = _group(
     interrupt_option,
 )
 """Add the options of runs that are jobs of a cluster."""
+sweep_options = _group(
+    click.option(
+        "--sweep",
+        multiple=True,
+        metavar="KEY=A,B",
+        help="Run once with each of these values of --set; several: every combination; docs/sweep.md.",
+    ),
+    click.option("--zip", "zip_values", is_flag=True, help="Pair the values of several --sweep instead."),
+)
+"""Add the options of a sweep."""
 retry_options = _group(
     click.option(
         "--retry",

@@ -62,7 +62,7 @@ def save_manifest(
 ) -> str:
     """Write the manifest of what a batch of runs from tags built; return what kept it from being written.
 
-    `results` are those of the first of the planned.  A run from a manifest leaves that one as it is, and runs that had
+    `results` are those of the runs that ended.  A run from a manifest leaves that one as it is, and runs that had
     no image (on the host, not started, not built) leave one that names images.
     """
     from madlite.results.locked import write_named

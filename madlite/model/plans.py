@@ -304,7 +304,8 @@ class EngineOptions(Value, frozen=True):
     cap_add: tuple[str, ...] = ()
     security_opt: tuple[str, ...] = ()
     ulimits: tuple[str, ...] = ()
-    cpuset: str = ""
+    cpuset: str = ""  # CPUs; on the host too
+    cpuset_mems: str = ""  # NUMA nodes of its memory
     extra: str = ""
 
 

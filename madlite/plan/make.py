@@ -189,7 +189,8 @@ def _parts(inputs: RunInputs) -> _PlanParts:
         inputs.foreign_settings,
         _ARGUMENTS if spec.tag_args else "",
     )
-    allocation = allocate_gpus(card, inputs.machine, inputs.context, _whole(resolved.plan.get("n_gpus")))
+    wanted = _whole(resolved.plan.get("n_gpus"))
+    allocation = allocate_gpus(card, inputs.machine, inputs.context, wanted, inputs.options.environ)
     launcher = _launcher(inputs, resolved)
     data = plan_data(inputs) if spec.actions or not card.scripts else DataPlan()
     return _PlanParts(
@@ -385,7 +386,8 @@ def _environment(
 ) -> Environment:
     host_env: dict[str, str] = {}
     if not inputs.runtime.traits.containerised:
-        host_env = visible_devices(inputs.machine, allocation.gpu_ids) | {PYTHON: inputs.options.python}
+        visible = visible_devices(inputs.machine, allocation.gpu_ids, inputs.options.environ)
+        host_env = visible | {PYTHON: inputs.options.python}
     return make_environment(
         inputs,
         n_gpus=len(allocation.gpu_ids),

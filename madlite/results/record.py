@@ -123,6 +123,7 @@ class Record(Value, frozen=True):
     data_size: str = ""
     data_download_s: float | None = None
     attempt: Attempt | None = None
+    beside: tuple[str, ...] = ()
     rows: RunRows | None = None
     files: tuple[File, ...] = ()
 

@@ -214,6 +214,8 @@ class Run:
         self.folder: RunFolder | None = None
         self.stage: SessionRunner | None = None  # once its session can be opened
         self._claims = ExitStack()
+        self.on_open: Callable[[str], None] = lambda handle: None  # gets the handle of its session
+        self.on_end: Callable[[], tuple[str, ...]] = tuple  # once it is closed; returns the runs that were beside it
 
     def run(self) -> Result:
         """Run the plan to its verdict; a workload's failure is a result, never an exception."""
@@ -312,7 +314,7 @@ class Run:
             self._prepare(log, mad_log)
             one = replace(self.one, plan=self.plan)  # as it is claimed
             self.stage = SessionRunner(
-                one, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log
+                one, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log, self.on_open
             )
             seen = replace(self.stage.act(folder, log), foreign_processes=self.instrumentation.foreign_processes)
         except Interrupted:
@@ -416,7 +418,8 @@ class Run:
 
     def _result(self, verdict: Verdict) -> Result:
         self.state.durations_s["total"] = self.clock() - self.began
-        result = self.state.result(self.plan, verdict, self.started)
+        beside = self.on_end() if self.plan.blocked is None else ()
+        result = replace(self.state.result(self.plan, verdict, self.started), beside=beside)
         return masked(self.instrumentation.annotate(with_diagnosis(self.plan, result, self.state)), self.mask)
 
 

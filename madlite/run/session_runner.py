@@ -81,10 +81,12 @@ class SessionRunner:
         clock: Callable[[], float],
         instrumentation: Instrumentation,
         mad_log: MadLog,
+        on_open: Callable[[str], None],
     ) -> None:
         self.one, self.plan = one, one.plan
         self.state, self.stop, self.screen, self.clock = state, stop, screen, clock
         self.instrumentation, self.mad_log = instrumentation, mad_log
+        self._on_open = on_open  # gets the session's handle
         self.session: Session | None = None  # while it is open
 
     def act(self, folder: RunFolder, log: RunLog) -> Observation:
@@ -96,6 +98,7 @@ class SessionRunner:
             self.stop.check()
             with border(self.one.runtime), self.one.runtime.open(self.plan) as session, self.stop.guard(session):
                 folder.write_text(HANDLE, session.handle)
+                self._on_open(session.handle)
                 self.state.shell = session.shell
                 self.session = session
                 observed = self._act(session, folder, log, results)

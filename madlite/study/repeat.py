@@ -20,7 +20,7 @@ from madlite.model import Status, Study, Value
 from madlite.plan.caches import cache_folders, with_caches
 from madlite.run.batch import Batch, BatchSettings
 from madlite.run.from_plan import copied
-from madlite.run.screen import Planned, RunOutcome, Screen
+from madlite.run.screen import Planned, RunOutcome, Screen, pair
 from madlite.run.stop import Signals
 from madlite.secrets import masked_json
 from madlite.study.summary import StudySummary, samples_of, summarise
@@ -44,6 +44,12 @@ class Repeat(Value, frozen=True):
     runs: tuple[Planned, ...]
 
     @property
+    def kind(self) -> str:
+        """What the study does: the points of a sweep can be repeated, too."""
+        study = self.runs[0].plan.study if self.runs else None
+        return study.kind if study is not None else KIND
+
+    @property
     def firsts(self) -> tuple[Planned, ...]:
         """The first run of each series."""
         return tuple(one for one in self.runs if one.plan.study is not None and one.plan.study.index == 1)
@@ -58,7 +64,8 @@ def plan_repeat(planned: Sequence[Planned], study_id: str, times: int, *, cold: 
     def make(number: int, one: Planned, index: int | None) -> Planned:
         study = Study(
             id=study_id,
-            kind=KIND,
+            kind=one.plan.study.kind if one.plan.study is not None else KIND,
+            varied=one.plan.study.varied if one.plan.study is not None else {},
             series=number,
             index=index,
             count=None if index is None else times,
@@ -142,9 +149,9 @@ def run_repeat(
                 outcome = batch.run(signals)
             else:
                 outcome = replace(warm, results=(), not_started=tuple(one.plan.card.name for one in repeat.runs))
-        ended = zip(repeat.warm_ups, warm.results, strict=False)
-        failed = [one.plan.card.name for one, result in ended if result.status is Status.FAILURE]
-        summary = summarise(repeat.id, KIND, samples_of(repeat.runs, outcome.results), failed)
+        ended = pair(repeat.warm_ups, warm.results)
+        failed = [one.plan.card.name for one, result in ended if result and result.status is Status.FAILURE]
+        summary = summarise(repeat.id, repeat.kind, samples_of(repeat.runs, outcome.results), failed)
         problems.append(folder.write_summary(_summary_text(repeat, summary, options)))
     finally:
         problems.append(folder.close())
