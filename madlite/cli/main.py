@@ -81,7 +81,8 @@ COMMANDS = {
 _ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (
     "Exit codes: 0 all succeeded or skipped by rule · 2 only image builds failed · 3 a run failed · 4 wrong usage, "
-    "nothing ran · 5 a check of results failed · 6 a check of nodes failed · 1 internal error · 130/143/129 ended by Ctrl-C, TERM, HUP."
+    "nothing ran · 5 a check of results failed · 6 a check of nodes failed · 1 internal error · 130/143/129 ended by "
+    "Ctrl-C, TERM, HUP."
 )
 
 

@@ -116,6 +116,13 @@ def test_two_cards_are_an_array_and_each_has_its_row(site):
     assert not (site.folder / f"madlite_runs/jobs-{site.submission()}/environment").exists()
 
 
+def test_a_context_of_madengine_is_given_to_slurm(site):
+    asked = {"slurm": {"partition": "gpu", "gpus_per_node": 0, "exclusive": False}, "env_vars": {"SLEEP": "0.1"}}
+    code, out = site.call("run", "--tags", "t", "--additional-context", json.dumps(asked))
+    assert code == 0, out
+    assert sorted((row["model"], row["status"]) for row in site.rows()) == [("a", "SUCCESS"), ("b", "SUCCESS")]
+
+
 def test_no_secret_is_in_script_job_or_output(site):
     (site.folder / "scripts/a/run.sh").write_text(
         'echo "token $HF_TOKEN"\necho performance: 1 tok\nsleep ${SLEEP:-0}\n'
