@@ -164,6 +164,7 @@ def test_madengine_s_keys_are_understood():
     table = {
         "gpu_resource_name": "amd.com/gpu",
         "gpu_count": 8,
+        "gpu": "MI300X",
         "memory": "64Gi",
         "ttl_seconds_after_finished": 60,
         "backoff_limit": 3,
@@ -185,6 +186,8 @@ def test_madengine_s_keys_are_understood():
         ({"namespace": "No_Good"}, "namespace", "docs/kubernetes.md"),
         ({"tolerations": [{"kee": "x"}]}, "kee", ""),
         ({"memory": "lots"}, "memory", ""),
+        ({"gpu_count": 8}, "'gpus_per_node' without 'gpu'", "MI300X"),
+        ({"gpu": "MI300Y", "gpus_per_node": 8}, "gpu 'MI300Y' is unknown", "MI300X"),
         ({"rdma": {"hca": 1}}, "'hca' is no name of a resource", "rdma/hca"),
         ({"volumes": [{"mount": "/x"}]}, "the volume at /x has 0 sources", "claim"),
         ({"volumes": [{"mount": "/x", "claim": "a", "nfs": "b:/c"}]}, "2 sources", ""),

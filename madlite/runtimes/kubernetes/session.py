@@ -155,12 +155,11 @@ class KubernetesSession:
         node, what = said
         if isinstance(what, Mark) and what.kind == "file":
             self._files.setdefault(what.name, what.data)
+        elif node in codes:  # further than the others: it has begun the next action, or ended
+            self._early.append(said)
         elif isinstance(what, PodEnd):
             self._ends[node] = what
-            if node not in codes:
-                codes[node] = self._code_of(what)
-        elif node in codes:  # further than the others: it has begun the next action
-            self._early.append(said)
+            codes[node] = self._code_of(what)
         elif isinstance(what, bytes):
             out(Chunk(data=what, node=node))
         elif what.kind == "end" and what.number == number:

@@ -164,6 +164,16 @@ _RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_
 
 
 def _check(settings: KubernetesSettings, where: str) -> None:
+    from madlite.machine.products import PRODUCTS, find_product
+
+    if bool(settings.gpu) != bool(settings.gpus_per_node):
+        given, missing = ("gpu", "gpus_per_node") if settings.gpu else ("gpus_per_node", "gpu")
+        hint = '"gpu": "MI300X", "gpus_per_node": 8, or neither for nodes without GPUs'
+        raise UsageProblem(f"{where}: '{given}' without '{missing}'", hint)
+    if settings.gpu and find_product(settings.gpu) is None:
+        known = [product.device for product in PRODUCTS]
+        near = did_you_mean(settings.gpu, known, most=1)
+        raise UsageProblem(f"{where}: gpu '{settings.gpu}' is unknown", near or f"known: {', '.join(known)}")
     for name in (*settings.rdma, *filter(None, [settings.gpu_resource])):
         if not _RESOURCE.fullmatch(name):
             raise UsageProblem(f"{where}: '{name}' is no name of a resource", "such as amd.com/gpu or rdma/hca")
