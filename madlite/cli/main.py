@@ -23,6 +23,10 @@ from madlite.errors import ExitCode, MadliteError
 # name → (module of the command, its one line in --help); kept here so that --help imports none of them
 COMMANDS = {
     "run": ("madlite.cli.run", "Run the models that tags select and append their results to perf.csv."),
+    "scaling": (
+        "madlite.cli.scaling",
+        "Run a tag on several numbers of GPUs: throughput per GPU and in total, speedup, efficiency.",
+    ),
     "plan": ("madlite.cli.plan", "Write the plans of runs to files, one each, for `madlite run --plan`."),
     "build": (
         "madlite.cli.build",

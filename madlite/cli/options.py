@@ -74,7 +74,9 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "refresh",
         "no_image",
     ),
+    "Scaling": ("counts", "strong"),
     "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
+    "Failed runs": ("retry", "retry_wait", "oom_fallback"),
     "Results": (
         "contract",
         "output",
@@ -262,6 +264,9 @@ context_options = _group(
     click.option("-f", "--additional-context-file", type=_FILE, metavar="FILE", help="Context from a file."),
 )
 """Add --additional-context and its file."""
+_GPU_IDS = click.option(
+    "--gpus", default="", metavar="LIST", help="Ids of GPUs the runs may use: 0,2-4; 4 GPUs are 0-3."
+)
 _PLAN = (
     *NAMED,
     click.option(
@@ -269,7 +274,7 @@ _PLAN = (
     ),
     click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
     click.option("--runtime", default="", metavar="NAME", help="docker or host; else the card and the machine decide."),
-    click.option("--gpus", default="", metavar="LIST", help="Ids of GPUs the runs may use: 0,2-4; 4 GPUs are 0-3."),
+    _GPU_IDS,
     click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU; overrides detection."),
     click.option("--image", default="", metavar="REF", help="Use this container image and build none."),
     click.option(
@@ -344,11 +349,10 @@ batch_options = _group(
     CLEANUP,
 )
 """Add the options of a run beyond its plans: manifests, registry, summary."""
-repeat_options = _group(
-    click.option(
-        "--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
-    ),
-    click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
+_REPEAT = click.option(
+    "--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
+)
+_SETTLE = (
     click.option(
         "--settle",
         is_flag=False,
@@ -364,8 +368,37 @@ repeat_options = _group(
         help="The longest wait of --settle.  [default: 300]",
     ),
 )
+repeat_options = _group(
+    _REPEAT,
+    click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
+    *_SETTLE,
+)
 """Add the options of runs that are repeated, and of how each of them begins."""
+turn_options = _group(_REPEAT, *_SETTLE)
+"""Add the same without those of caches."""
+retry_options = _group(
+    click.option(
+        "--retry",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="Try a run up to N times again that a server, the hub, a port or a preemption ended; docs/resume.md.",
+    ),
+    click.option(
+        "--retry-wait",
+        type=click.FloatRange(0, 86400),
+        default=10.0,
+        metavar="SECONDS",
+        help="The wait before the first retry, doubled for each later one.  [default: 10]",
+    ),
+    click.option(
+        "--oom-fallback", is_flag=True, help="Run with the next smaller micro batch where a GPU's memory ran out."
+    ),
+)
+"""Add the options of runs that are tried again."""
 plan_options = _group(context_options, *_PLAN, *RESULTS, *_DATA)
 """Add the options that decide a plan, and those of its results."""
+scaling_options = _group(context_options, *(one for one in _PLAN if one is not _GPU_IDS), *RESULTS, *_DATA)
+"""Add the same without --gpus, which is there what varies."""
 frozen_options = _group(context_options, *_PLAN, *_DATA, _FROM_MANIFEST, registry_option)
 """Add the options that decide a plan and nothing else, for one that is written down."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,6 +163,19 @@ def plan_all(
     Raises:
         MadliteError: something cannot be used; nothing has been touched.
     """
+    return planner(plugins, options, params, touch, probe)(options)
+
+
+def planner(
+    plugins: Plugins, options: Options, params: dict[str, Any], touch: bool = False, probe: bool = False
+) -> Callable[[Options], list[Planned]]:
+    """Return what plans the runs of a command with options of a plan, again and again; else as `plan_all`.
+
+    The machine is looked at and the cards are selected once.
+
+    Raises:
+        MadliteError: something cannot be used; nothing has been touched.
+    """
     root = template_root(setup.home())
     manifest = find_manifest(params, options)
     context = setup.make_context(params)
@@ -191,7 +204,12 @@ def plan_all(
         check_endpoint=why_unreachable if touch or probe else lambda endpoint: "",
     )
     setup.print_problems(inputs.machine.problems)
-    return plan_manifest(manifest, inputs) if manifest is not None else plan_runs(requests, inputs)
+
+    def plan(options: Options) -> list[Planned]:
+        again = msgspec.structs.replace(inputs, options=options)
+        return plan_manifest(manifest, again) if manifest is not None else plan_runs(requests, again)
+
+    return plan
 
 
 # `--check`: whether `madlite run` would start the plans, by its own checks and messages.

@@ -308,6 +308,27 @@ class Metric(Value, frozen=True):
     unit: str = ""
 
 
+class FailedAttempt(Value, frozen=True):
+    """An attempt of a run that failed and was followed by another one: its id, its cause and its micro batch."""
+
+    run: str
+    cause: str
+    micro_batch: int | None = None
+
+
+class Attempt(Value, frozen=True):
+    """Which attempt this is of a run that may be tried again.
+
+    `number` counts from 1; `retries` is how many may follow a failure that passes.  `earlier` are the attempts before
+    it, oldest first.  `next` is the attempt that took its place: then this one has no row.
+    """
+
+    number: int = 1
+    retries: int = 0
+    earlier: tuple[FailedAttempt, ...] = ()
+    next: str = ""
+
+
 class Result(Value, frozen=True):
     """The outcome of one run; without a metric it is one blank FAILURE or SKIPPED row."""
 
@@ -337,6 +358,7 @@ class Result(Value, frozen=True):
     started: str = ""  # ISO 8601, UTC
     data_size: str = ""  # of the last data set that was fetched, as `du -sh` says it
     data_download_s: float | None = None  # of that set
+    attempt: Attempt | None = None  # of a run that is tried again where it fails
 
     @property
     def code(self) -> str:

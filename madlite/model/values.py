@@ -222,4 +222,5 @@ class Cause(str, Enum):
     GPU_FAULT = "gpu_fault"
     PYTHON = "python_error"
     KILLED = "killed"
+    PREEMPTED = "preempted"
     CRASH = "crash"

@@ -279,6 +279,7 @@ class Options(Value, frozen=True):
     timeout_s: int | None = None
     named: tuple[tuple[str, str, str], ...] = ()  # options of their own for a key: option, key, value
     sets: tuple[tuple[str, str], ...] = ()  # --set key=value, in order
+    fallback: tuple[tuple[str, str], ...] = ()  # what --oom-fallback puts in the place of all other values
     live_output: bool = False
     keep_alive: bool = False
     keep_model_dir: bool = False

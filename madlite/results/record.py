@@ -39,7 +39,7 @@ from madlite.model import (
     Variant,
     to_json,
 )
-from madlite.model.results import Check, Compute, Diagnosis, Provenance, Telemetry, Window
+from madlite.model.results import Attempt, Check, Compute, Diagnosis, Provenance, Telemetry, Window
 from madlite.plan.caches import CacheState, cache_state
 from madlite.secrets import Redactor
 from madlite.workspace.folder import LOCK, PROGRESS, RECORD, RESULT
@@ -121,6 +121,7 @@ class Record(Value, frozen=True):
     data: tuple[DataUse, ...] = ()
     data_size: str = ""
     data_download_s: float | None = None
+    attempt: Attempt | None = None
     rows: RunRows | None = None
     files: tuple[File, ...] = ()
 
@@ -133,6 +134,11 @@ class Record(Value, frozen=True):
     def is_warm_up(self) -> bool:
         """Whether it only filled the caches of a study's runs: then its number is no result."""
         return self.study is not None and self.study.warm_up
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another attempt of the same run took its place: then it is no result, and has no row."""
+        return self.attempt is not None and bool(self.attempt.next)
 
     @property
     def rendered(self) -> bool:

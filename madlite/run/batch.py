@@ -25,6 +25,7 @@ from madlite.results.record import Record, make_record, record_json, step_lines
 from madlite.results.rows import build_rows, masked_rows
 from madlite.results.sidefiles import make_entries, write_side_files
 from madlite.results.stored import RunResult, result_text
+from madlite.run.attempts import Attempts, NextAttempt, RetryPolicy
 from madlite.run.context import context_file, left_out_before
 from madlite.run.one import Run, secrets_for
 from madlite.run.screen import Planned, RunOutcome, Screen
@@ -59,13 +60,17 @@ class ResultWriter:
         screen: Screen,
         mask: Callable[[str], str],
         relative_change: RelativeChange | None = None,
+        *,
+        recoverable: bool = False,
     ) -> None:
         self._relative_change = relative_change
+        self._recoverable = recoverable  # whether the next command writes the rows where this one is killed
         self.saved = True  # whether the rows are in their file
         self._one, self._plan = one, one.plan
         self._options, self._screen, self._mask = options, screen, mask
         self._rows: RunRows | None = None
         self._attempted = False
+        self._has_result_file = False
         self._truncated = ""  # message about truncated cells
         self._omitted_columns: list[str] = []  # columns for which the file's header has no room
 
@@ -74,7 +79,7 @@ class ResultWriter:
         problems = [folder.stream(STEPS, step_lines(steps))] if folder is not None and len(steps) else []
         if not self._attempted:  # a bug after the rows were written must not write them a second time
             self._attempted = True
-            if self._options.result_file or not self._options.rows:
+            if self._options.result_file or self._recoverable or not self._options.rows:
                 problems.append(self._save_result(result, filter(None, problems), folder))
             if self._options.rows:
                 self._append_rows(result, folder)
@@ -86,21 +91,47 @@ class ResultWriter:
             problems.append(self._write_record(replace(result, findings=findings), folder))
         return replace(result, findings=(*result.findings, *filter(None, problems)))
 
+    def set_aside(self, result: Result, steps: Steps, folder: RunFolder) -> str:
+        """Write the result file of a run that is tried again; return the error message, "" if none."""
+        problem = folder.stream(STEPS, step_lines(steps)) if len(steps) else ""
+        return problem or self._write_result_file(result, self._planned_rows(result), folder)
+
+    def write_replaced(self, result: Result, folder: RunFolder) -> None:
+        """Write the record of a run that was set aside, without rows: another attempt has taken its place."""
+        if problem := self._write_record(result, folder):
+            self._screen.warn(f"{self._plan.id}: {problem}")
+
     def _save_result(self, result: Result, problems: Iterable[str], folder: RunFolder | None) -> str:
         """Write the result file; where it is the only output and cannot be written, the rows are shown."""
-        rows = self._make_rows(result) if has_row(self._one, result) else ()
+        if self._has_result_file:
+            return ""
+        rows = self._planned_rows(result)
         result = replace(
             result, findings=(*result.findings, *problems, *([self._truncated] if self._truncated else []))
         )
-        try:
-            text = result_text(self._make_run_result(result, rows))
-            problem = folder.write_result(text) if folder is not None else "the run has no folder"
-        except Exception as bug:  # noqa: BLE001 - the verdict stands, and rows may still be written
-            _log.debug("result file of %s", self._plan.id, exc_info=True)
-            problem = f"internal error in {RESULT}: {type(bug).__name__}: {bug}"
+        problem = self._write_result_file(result, rows, folder)
         if problem and not self._options.rows:
             self.saved = False
             self._screen.warn(f"the result cannot be saved ({problem}): {[row.cells for row in rows]}")
+        return problem
+
+    def _planned_rows(self, result: Result) -> tuple[Row, ...]:
+        return self._make_rows(result) if has_row(self._one, result) else ()
+
+    def _write_result_file(self, result: Result, rows: Sequence[Row], folder: RunFolder | None) -> str:
+        """Write the result file after where its rows go, and return the error message, "" if none."""
+        try:
+            text = result_text(self._make_run_result(result, rows))
+            if folder is None:
+                return "the run has no folder"
+            if self._recoverable and self._options.rows:
+                path = rows_path(self._options.output_target or self._options.output, self._plan.workspace)
+                folder.note(RunEntry(at=now(), file=path))
+            problem = folder.write_result(text)
+        except Exception as bug:  # noqa: BLE001 - the verdict stands, and rows may still be written
+            _log.debug("result file of %s", self._plan.id, exc_info=True)
+            return f"internal error in {RESULT}: {type(bug).__name__}: {bug}"
+        self._has_result_file = not problem
         return problem
 
     def _make_run_result(self, result: Result, rows: Sequence[Row]) -> RunResult:
@@ -265,11 +296,15 @@ STOPPED = StopReason(cause=Cause.INTERRUPTED, text="stopped")
 
 
 class BatchSettings(Value, frozen=True):
-    """How the runs of a batch go: `at_once` of them at the same time, `settle` waits before each of them."""
+    """How the runs of a batch go: `at_once` of them at the same time, `settle` waits before each of them.
+
+    `retry` says after which failures a run is tried again.
+    """
 
     at_once: int = 1
     settle: Settle | None = None
     relative_change: RelativeChange | None = None
+    retry: RetryPolicy = RetryPolicy()
 
 
 class Batch:
@@ -298,6 +333,7 @@ class Batch:
         self._lock = threading.Lock()  # guards all below
         self._next = 0
         self._stop: StopReason | None = None  # of the whole batch
+        self._stopped = threading.Event()  # the same, to wait for
         self._stops: dict[str, StopControl] = {}  # of the running runs
         self._results: dict[int, Result] = {}
         self._pending: list[int] = []
@@ -319,6 +355,7 @@ class Batch:
         with self._lock:
             if run_id is None:
                 self._stop = self._stop or reason
+                self._stopped.set()
             stops = [stop for name, stop in self._stops.items() if run_id in (None, name)]
         for stop in stops:
             stop.request(reason)
@@ -344,15 +381,29 @@ class Batch:
 
     def _work(self) -> None:
         while (position := self._take()) is not None:
-            one = self._planned[position]
-            self._screen.started(one.plan, position + 1, len(self._planned))
-            self._journal.begin(one.plan.id)
-            result, saved, bug = self._run(one)
-            if saved:
-                self._journal.end(one.plan.id)
-            self._screen.finished(one.plan, result)
+            attempts = Attempts(self._settings.retry, self._plugins)
+            one: Planned | None = attempts.first(self._planned[position])
+            self._journal.begin(self._planned[position].plan.id)
+            while one is not None:
+                self._screen.started(one.plan, position + 1, len(self._planned))
+                one = self._attempt(position, one, attempts)
+
+    def _attempt(self, position: int, one: Planned, attempts: Attempts) -> Planned | None:
+        """Run one attempt of a run; return the next one when it is due, None where this was the last."""
+        result, saved, bug, following = self._run(one, attempts)
+        if following is not None:
+            self._plugins.notify("madlite_run_finished", plan=one.plan, result=attempts.replaced(result, following))
+            self._screen.retrying(one.plan, result, following[1].text)
+            if not self._stopped.wait(following[1].wait_s):
+                return following[0]
+            result, saved = attempts.give_up("not tried again: the command was ended")
+        if saved:
+            self._journal.end(self._planned[position].plan.id)
+        self._screen.finished(one.plan, result)
+        if following is None:
             self._plugins.notify("madlite_run_finished", plan=one.plan, result=result)
-            self._note(position, result, saved, bug)
+        self._note(position, result, saved, bug)
+        return None
 
     def _take(self) -> int | None:
         with self._lock:
@@ -377,23 +428,50 @@ class Batch:
             with self._lock:
                 del self._stops[run_id]
 
-    def _run(self, one: Planned) -> tuple[Result, bool, Exception | None]:
-        """Run one to its end and write it; return a bug too, which ends the batch once all is written."""
-        environ = self._options.environ
+    def _run(
+        self, one: Planned, attempts: Attempts
+    ) -> tuple[Result, bool, Exception | None, tuple[Planned, NextAttempt] | None]:
+        """Run one to its end and write it; return a bug too, which ends the batch once all is written.
+
+        What is tried again is set aside, and the next attempt returned.
+        """
+        environ, settings = self._options.environ, self._settings
         bug: Exception | None = None
         secrets = secrets_for(one, environ)
         with (
-            Run(one, self._plugins, self._screen, secrets, self._clock, environ, self._settings.settle) as run,
+            Run(one, self._plugins, self._screen, secrets, self._clock, environ, settings.settle) as run,
             self._stoppable(run),
         ):
-            writer = ResultWriter(one, self._options, self._screen, run.mask, self._settings.relative_change)
+            recoverable = settings.retry.is_active
+            writer = ResultWriter(
+                one, self._options, self._screen, run.mask, settings.relative_change, recoverable=recoverable
+            )
+            steps = run.state.monitor.steps
             try:
-                result = writer.write(run.run(), run.state.monitor.steps, run.folder)
+                result = attempts.annotated(one, run.run())
+                if (following := self._set_aside(one, result, attempts, run, writer)) is not None:
+                    return result, False, None, following
+                result = writer.write(result, steps, run.folder)
             except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
                 bug = error
-                result = writer.write(run.broken(error), run.state.monitor.steps, run.folder)
+                result = writer.write(run.broken(error), steps, run.folder)
             run.progress.ended(result)
-            return result, writer.saved, bug
+            attempts.replaced_by(one.plan.id)
+            return result, writer.saved, bug, None
+
+    def _set_aside(
+        self, one: Planned, result: Result, attempts: Attempts, run: Run, writer: ResultWriter
+    ) -> tuple[Planned, NextAttempt] | None:
+        """Set a failed run aside that is tried again, and return its next attempt; None where it stands."""
+        following = attempts.next(one, result) if run.folder is not None and not self._stopped.is_set() else None
+        if following is None or run.folder is None:
+            return None
+        if problem := writer.set_aside(result, run.state.monitor.steps, run.folder):
+            self._screen.warn(f"{one.plan.card.name} is not tried again: {problem}")
+            return None
+        run.progress.ended(result)
+        attempts.set_aside(one, result, writer, run.release_folder(), following[0])
+        return following
 
     def _note(self, position: int, result: Result, saved: bool, bug: Exception | None) -> None:
         with self._lock:

@@ -247,6 +247,13 @@ class Run:
                 self.folder.close()
                 self.folder = None
 
+    def release_folder(self) -> RunFolder:
+        """Return the run's folder, which stays open and locked when the run is closed."""
+        folder, self.folder = self.folder, None
+        if folder is None:
+            raise ValueError("the run has no folder")
+        return folder
+
     def broken(self, bug: Exception) -> Result:
         """Return the result of a run that a bug of madlite ended."""
         return self._result(_failed(Cause.INTERNAL, f"internal error: {type(bug).__name__}: {bug}"))
