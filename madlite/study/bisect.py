@@ -8,9 +8,10 @@ The list begins with the good item and ends with the bad one.  Three parts, each
   item is compared only with runs of the good one made in turns with its own;
 * the last good and the first bad one again, in turns.
 
-Where the machine drifted, or the pair is not confirmed, all is judged once more in turns: what was judged before it was
-known may be wrong.  An item that fails is left out, as `git bisect skip` does: its neighbour is tried, and at the end the first bad one is
-one of several.  A search depends on nothing but its samples, so that one that was cut off goes on from its records.
+Where the machine drifted, or the pair is not confirmed, all is judged once more in turns: what was judged before may be
+wrong.  An item that fails is left out, as `git bisect skip` does: its neighbour is tried, and at the end the first bad
+one is one of several.  A search depends on nothing but its samples, so that one that was cut off goes on from its
+records.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Sample(Value, frozen=True):
     run: str = ""
     suspect: bool = False
     direction: Direction = "higher"
+    metric: str = ""
 
 
 Purpose: TypeAlias = Literal["ends", "control", "middle", "pair"]
@@ -132,8 +134,8 @@ class Bisection:
     @property
     def direction(self) -> Direction:
         """Which values are better; of a metric that does not tell more counts as better."""
-        found = next((one.direction for one in self.samples if one.value is not None), "higher")
-        return "higher" if found == "neutral" else found
+        found = next((one.direction for one in self.samples if one.value is not None), None)
+        return "lower" if found == "lower" else "higher"
 
     def values(self, item: int, since: int = 0) -> list[float]:
         """Return the numbers of an item, of its runs from a sample on."""
@@ -369,7 +371,9 @@ class Bisection:
             yield from self._runs(pair[0] if turns[0] <= turns[1] else pair[1], "pair")
 
 
-def run_bisection(bisection: Bisection, measure: Callable[[NextItem], Sample | None], known: Iterable[Sample] = ()) -> None:
+def run_bisection(
+    bisection: Bisection, measure: Callable[[NextItem], Sample | None], known: Iterable[Sample] = ()
+) -> None:
     """Take the samples that are known, then measure until nothing is left, or `measure` returns None.
 
     Raises:
@@ -378,9 +382,9 @@ def run_bisection(bisection: Bisection, measure: Callable[[NextItem], Sample | N
     for sample in known:
         bisection.add(sample)
     while bisection.upcoming is not None:
-        if (sample := measure(bisection.upcoming)) is None:
+        if (measured := measure(bisection.upcoming)) is None:
             return
-        bisection.add(sample)
+        bisection.add(measured)
 
 
 def change_interval(change: Comparison) -> Interval | None:

@@ -19,6 +19,7 @@ from madlite.reports.series import Direction, direction_of
 from madlite.results.batch_journal import BatchJournal
 from madlite.results.record import result_of
 from madlite.results.stored import read_record
+from madlite.run.attempts import TRANSIENT
 from madlite.run.batch import Batch, BatchSettings
 from madlite.run.from_plan import copied
 from madlite.run.screen import Planned, RunOutcome
@@ -101,13 +102,14 @@ class BisectFolder:
         except OSError as error:
             raise UsageProblem(f"bisect {study_id} cannot be resumed: {error.strerror or error}") from error
 
-    def note(self, run: StartedRun) -> None:
-        """Note a run that is about to start.
+    def note(self, run: StartedRun, instead: StartedRun | None = None) -> None:
+        """Note a run that is about to start, or the retry that came `instead` of one.
 
         Raises:
             UsageProblem: that cannot be written; without it the run would be lost to a resumed one.
         """
-        self._write(replace(self.state, runs=(*self.state.runs, run)))
+        before = tuple(one for one in self.state.runs if one != instead)
+        self._write(replace(self.state, runs=(*before, run)))
 
     def end(self, summary: str) -> tuple[str, ...]:
         """Write what the bisection came to; return what could not be written."""
@@ -169,11 +171,16 @@ def _short(value: Json) -> str:
     return repr(text if len(text) <= 80 else f"{text[:77]}…") if value not in (None, [], "") else "none"
 
 
-def known_samples(workspace: Path, state: BisectState, metric: str) -> Iterator[Sample]:
-    """Yield what the runs of a state came to, in their order; without those that were cut off or stopped."""
+def known_samples(workspace: Path, state: BisectState, metric: str, *, retried: bool) -> Iterator[Sample]:
+    """Yield what the runs of a state came to, in their order; without those that were cut off or stopped.
+
+    Where failures that pass are `retried`, one whose retry was cut off counts as that, too.
+    """
     for run in state.runs:
         record = read_record(workspace / RUNS / run.id)
-        if record is not None and record.ended_by is not Cause.INTERRUPTED:
+        if record is None or record.ended_by is Cause.INTERRUPTED:
+            continue
+        if not (retried and record.status is Status.FAILURE and record.cause in TRANSIENT):
             yield sample_of(run, result_of(record), metric)
 
 
@@ -193,6 +200,7 @@ def sample_of(run: StartedRun, result: Result, metric: str) -> Sample:
         run=run.id,
         suspect=bool(result.suspect),
         direction=_direction(found),
+        metric=f"{found.label} {found.metric}".strip(),
     )
 
 
@@ -212,7 +220,7 @@ class BisectRunner:
     ) -> None:
         self._items, self._folder, self._metric, self._tell = items, folder, metric, tell
         self.outcome = RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
-        self.planned: list[Planned] = []
+        self.planned: list[Planned] = []  # of the runs that were started, as the results of `outcome`
 
     def run(
         self,
@@ -252,7 +260,11 @@ class BisectRunner:
         self._add(outcome)
         if not outcome.results or outcome.bug is not None or signals.exit_code is not None:
             return None
-        return sample_of(run, outcome.results[0], self._metric)
+        result = outcome.results[0]
+        if result.plan_id != run.id:  # a retry's
+            first, run = run, replace(run, id=result.plan_id)
+            self._folder.note(run, instead=first)
+        return sample_of(run, result, self._metric)
 
     def _member(self, item: BisectItem, number: int, bisection: Bisection) -> Planned:
         index = 1 + sum(one.item == number for one in bisection.samples)

@@ -32,12 +32,10 @@ _SAFE: dict[str, EnvValue] = {
 _INSIDE = (
     'cd -- "$1" && { git cat-file -e "$2^{commit}" 2>/dev/null || { [ -n "$3" ] && '
     'git fetch -q --no-tags "$3" "+refs/*:refs/madlite/*"; }; } && git checkout -q --detach "$2"'
-    ' && git submodule update -q --recursive'
+    " && git submodule update -q --recursive"
 )
 # $1 the user's repository, $2 the commit, $3 the run's own clone of it
-_OUTSIDE = (
-    'git clone -q --shared --no-checkout -- "$1" "$3" && git -C "$3" checkout -q --detach "$2"'
-)
+_OUTSIDE = 'git clone -q --shared --no-checkout -- "$1" "$3" && git -C "$3" checkout -q --detach "$2"'
 
 
 class Commit(Value, frozen=True):
