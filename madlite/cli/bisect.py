@@ -164,7 +164,7 @@ def _refuse(params: dict[str, Any]) -> None:
         if params[name]:
             raise UsageProblem(f"{option} in a bisect: {why}", f"leave {option} out")
     if bool(params["between"]) == bool(params["repository"]):
-        both = (
+        what = (
             "--between beside --repository: one list at a time" if params["between"] else "there is no list to bisect"
         )
         raise UsageProblem(what, _SHAPE)
