@@ -205,8 +205,14 @@ def _items(plugins: Plugins, options: Options, params: dict[str, Any], touch: bo
     if options.image:
         raise UsageProblem(f"--image {options.image} beside --between with images", "leave --image out")
     plan = planner(plugins, options, params, touch)
-    made = ((name, plan(replace(options, image=name))) for name in ordered)
-    return [BisectItem(key="image", name=name, planned=_only(planned, name)) for name, planned in made]
+    items = []
+    for name in ordered:
+        one = _only(plan(replace(options, image=name)), name)
+        if not one.plan.traits.containerised and one.plan.blocked is None:
+            what = f"'{name}' of --between is no recipe file, and an image means nothing to a run on the host"
+            raise UsageProblem(what, "--runtime docker, or recipe files: a.toml,b.toml")
+        items.append(BisectItem(key="image", name=name, planned=one))
+    return items
 
 
 def _recipe_items(names: Sequence[str], plugins: Plugins, params: dict[str, Any], touch: bool) -> list[BisectItem]:

@@ -120,7 +120,9 @@ class BisectFolder:
         return tuple(filter(None, (self._folder.write_summary(summary),)))
 
     def close(self) -> str:
-        """Release the folder; return why something of it stays, "" if nothing does."""
+        """Release the folder, which goes where nothing ran; return why something of it stays, "" if nothing does."""
+        if not self.state.runs:
+            self._folder.remove_state(STATE)
         return self._folder.close()
 
     def _write(self, state: BisectState) -> None:

@@ -77,6 +77,10 @@ class StudyFolder:
         """
         self._home.write(name, text.encode("utf-8", "backslashreplace"))
 
+    def remove_state(self, name: str) -> None:
+        """Remove what `write_state` wrote, of a study that came to nothing."""
+        self._home.remove(name)
+
     @property
     def path(self) -> Path:
         """Where the folder is."""
