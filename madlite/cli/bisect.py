@@ -124,7 +124,7 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
 @retry_options
 @common_options
 def command(**params: Any) -> int:
-    """Find where the number of a tag changed, over images, recipe files or commits, by ordinary runs.
+    """Find where a number changed, over images, recipe files or commits.
 
     The ends are measured first, then the middle of what is left, each as often as its noise needs. Exit code 0: the
     pair was found; 5: the ends do not differ, or the pair does not when it is measured again; 3: an end has no number.
