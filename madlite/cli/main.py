@@ -23,6 +23,11 @@ from madlite.errors import ExitCode, MadliteError
 # name → (module of the command, its one line in --help); kept here so that --help imports none of them
 COMMANDS = {
     "run": ("madlite.cli.run", "Run the models that tags select and append their results to perf.csv."),
+    "scaling": (
+        "madlite.cli.scaling",
+        "Run a tag on several numbers of GPUs: throughput per GPU and in total, speedup, efficiency.",
+    ),
+    "bisect": ("madlite.cli.bisect", "Find where a number changed, over images, recipe files or commits."),
     "plan": ("madlite.cli.plan", "Write the plans of runs to files, one each, for `madlite run --plan`."),
     "build": (
         "madlite.cli.build",
@@ -32,6 +37,10 @@ COMMANDS = {
     "discover": ("madlite.cli.discover", "List model cards, all of them or those that tags select."),
     "explain": ("madlite.cli.explain", "Show the plan of a run: every value and where it came from."),
     "collect": ("madlite.cli.collect", "Append what runs with --no-rows came to to perf.csv, each once."),
+    "cluster": ("madlite.cli.cluster", "Make and check cluster.toml, the description of a cluster."),
+    "jobs": ("madlite.cli.jobs", "List the runs of this folder that are jobs of a cluster, and how far they are."),
+    "attach": ("madlite.cli.attach", "Follow jobs that were submitted before, and write the rows of their runs."),
+    "cancel": ("madlite.cli.cancel", "End the jobs of submissions, and write the rows of their runs."),
     "parse": ("madlite.cli.parse", "Read logs of trainings: steps, steady throughput, verdict."),
     "runs": ("madlite.cli.runs", "List the runs of this folder, the newest last."),
     "show": (
@@ -65,6 +74,7 @@ COMMANDS = {
     "archive": ("madlite.cli.archive", "Pack runs into one file, without secrets and weights."),
     "import": ("madlite.cli.import_runs", "Take in the runs of a file that `madlite archive` packed."),
     "verify": ("madlite.cli.verify", "Read the logs of runs again, and compare what they give with what is recorded."),
+    "gpus": ("madlite.cli.gpus", "List the GPUs of this machine, and which run has each of them."),
     "prune": ("madlite.cli.prune", "List, and with --yes remove, the files of old or large runs."),
     "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
 }
@@ -72,7 +82,8 @@ COMMANDS = {
 _ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (
     "Exit codes: 0 all succeeded or skipped by rule · 2 only image builds failed · 3 a run failed · 4 wrong usage, "
-    "nothing ran · 5 a check of results failed · 1 internal error · 130/143/129 ended by Ctrl-C, TERM, HUP."
+    "nothing ran · 5 a check of results failed · 6 a check of nodes failed · 1 internal error · 130/143/129 ended by "
+    "Ctrl-C, TERM, HUP."
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +19,19 @@ from madlite.plan.actions import TOOLS, list_tools, make_toolset
 from madlite.plan.context import REMOTE_KEYS, Context, Options
 from madlite.plan.manifest_text import context_over
 from madlite.plan.plan_file import read_plan_file, secret_sources
+from madlite.plan.recipe_file import refuse_other_cards
 from madlite.run.checks import why_unreachable
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
 from madlite.run.planning import BatchInputs, plan_runs
 from madlite.run.screen import Planned
+from madlite.runtimes.kubernetes.settings import RUNTIME as KUBERNETES
 from madlite.workspace.folder import new_run_id
 
 if TYPE_CHECKING:
     from madlite.model import Finding, Result
     from madlite.plan.manifest import Manifest
+    from madlite.runtimes.kubernetes.settings import KubernetesSettings
 
 # The manifest of a run: the one it starts from instead of tags, and the one it leaves.
 
@@ -61,7 +64,7 @@ def save_manifest(
 ) -> str:
     """Write the manifest of what a batch of runs from tags built; return what kept it from being written.
 
-    `results` are those of the first of the planned.  A run from a manifest leaves that one as it is, and runs that had
+    `results` are those of the runs that ended.  A run from a manifest leaves that one as it is, and runs that had
     no image (on the host, not started, not built) leave one that names images.
     """
     from madlite.results.locked import write_named
@@ -99,18 +102,35 @@ def _read(file: Path, workspace: Path) -> Manifest | None:
         return None
 
 
+_KUBERNETES = ("k8s", "kubernetes")
+
+
+def _for_kubernetes(settings: KubernetesSettings, context: Context, options: Options) -> Options:
+    """Return the options of runs that a context gives to Kubernetes.
+
+    Raises:
+        UsageProblem: the number of nodes is none.
+    """
+    nodes = context.typed.distributed.get("nnodes") or settings.nodes
+    if not (isinstance(nodes, int) and nodes > 0):
+        raise UsageProblem(f"distributed.nnodes {nodes!r} is no number of nodes", '"nnodes": 2')
+    runtime = options.runtime or KUBERNETES
+    return msgspec.structs.replace(options, runtime=runtime, nodes=options.nodes or (nodes if nodes > 1 else 0))
+
+
 def check_local_target(context: Context) -> None:
     """Refuse a context that targets other machines.
 
     Raises:
-        UsageProblem: it asks for Slurm, Kubernetes or several nodes.
+        UsageProblem: it asks for Slurm, or for several nodes other than of Kubernetes.
     """
     keys = context.typed
-    sent = [key for key in REMOTE_KEYS if getattr(keys, key)]
+    on_kubernetes = bool(keys.k8s or keys.kubernetes)
+    sent = [key for key in REMOTE_KEYS if getattr(keys, key) and key not in _KUBERNETES]
     target = keys.deployment_config.get("target", "local")
-    if target not in ("local", "docker"):
+    if target not in ("local", "docker", *(_KUBERNETES if on_kubernetes else ())):
         sent.append("deployment_config")
-    if str(keys.distributed.get("nnodes", 1)) not in ("1", "None"):
+    if str(keys.distributed.get("nnodes", 1)) not in ("1", "None") and not on_kubernetes:
         sent.append("distributed.nnodes")
     if sent:
         raise UsageProblem(
@@ -163,24 +183,42 @@ def plan_all(
     Raises:
         MadliteError: something cannot be used; nothing has been touched.
     """
+    return planner(plugins, options, params, touch, probe)(options)
+
+
+def planner(
+    plugins: Plugins, options: Options, params: dict[str, Any], touch: bool = False, probe: bool = False
+) -> Callable[[Options], list[Planned]]:
+    """Return what plans the runs of a command with options of a plan, again and again; else as `plan_all`.
+
+    The machine is looked at and the cards are selected once.
+
+    Raises:
+        MadliteError: something cannot be used; nothing has been touched.
+    """
     root = template_root(setup.home())
     manifest = find_manifest(params, options)
     context = setup.make_context(params)
-    check_local_target(context)
+    if not params.get("cluster"):
+        check_local_target(context)
+    kubernetes = setup.kubernetes_settings(context)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
-    machine = setup.find_machine(context, params["machine"])
+    machine = setup.find_machine(context, params["machine"] or (kubernetes.machine if kubernetes else ""))
+    recipe = params.get("recipe_file")
+    tags, trees = params["tags"] or ((recipe.tag,) if recipe is not None else ()), params["cards_from"]
     if touch:
-        setup.copy_model_dir(plugins, None if manifest is not None else params["tags"], params["cards_from"])
-    tags, trees = params["tags"], params["cards_from"]
+        setup.copy_model_dir(plugins, None if manifest is not None else tags, trees)
     requests = () if manifest is not None else setup.select_requests(plugins, tags, options.workspace, trees)
+    if recipe is not None:
+        refuse_other_cards(recipe, requests)
     credentials = setup.read_credentials(options.workspace)
     inputs = BatchInputs(
         options=options,
         context=context,
         machine=machine,
         plugins=plugins,
-        runtimes=setup.make_runtimes(plugins),
+        runtimes=setup.make_runtimes(plugins, kubernetes),
         template_root=root,
         new_run_id=new_run_id,
         credentials=credentials,
@@ -191,7 +229,13 @@ def plan_all(
         check_endpoint=why_unreachable if touch or probe else lambda endpoint: "",
     )
     setup.print_problems(inputs.machine.problems)
-    return plan_manifest(manifest, inputs) if manifest is not None else plan_runs(requests, inputs)
+
+    def plan(options: Options) -> list[Planned]:
+        options = _for_kubernetes(kubernetes, context, options) if kubernetes is not None else options
+        again = msgspec.structs.replace(inputs, options=options)
+        return plan_manifest(manifest, again) if manifest is not None else plan_runs(requests, again)
+
+    return plan
 
 
 # `--check`: whether `madlite run` would start the plans, by its own checks and messages.
@@ -238,7 +282,7 @@ def check_start(planned: Sequence[Planned], options: Options, *, pretended: bool
     from madlite.workspace.folder import check_runs_folder
 
     if not pretended:
-        refuse_pretended(planned)
+        refuse_pretended([one for one in planned if one.plan.traits.local])
     check_runs_folder(options.workspace)
     if options.rows:
         check_appendable(options.output, options.workspace)

@@ -6,13 +6,15 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import click
+import msgspec
+from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import closing_lines
@@ -20,13 +22,16 @@ from madlite.cli.format import may_have_reference
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
+    cluster_options,
     common_options,
     decides_plan,
     is_given,
     live_option,
+    parallel_options,
     plan_options,
     repeat_options,
     retry_options,
+    sweep_options,
     tag_words,
     tags_option,
 )
@@ -48,6 +53,7 @@ from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Result, RunPlan
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.inputs import RUNS
+from madlite.plan.values import canonical_key
 from madlite.run.one import secrets_for
 from madlite.run.screen import Planned
 from madlite.secrets import Redactor
@@ -55,9 +61,9 @@ from madlite.secrets import Redactor
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.cli.compare import AgainstBaseline
-    from madlite.cli.repeat import RepeatBatch
     from madlite.cli.screens import PlainScreen
     from madlite.model import Json, Runtime
+    from madlite.model.protocols import ManifestRuntime
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal, UnfinishedBatch
     from madlite.run.batch import BatchSettings
@@ -88,8 +94,11 @@ if TYPE_CHECKING:
 @click.option("--fail-on", multiple=True, metavar="GATE", help="With --baseline: exit with 5 on 'regression>3%', …")
 @plan_options
 @batch_options
+@parallel_options
+@sweep_options
 @repeat_options
 @retry_options
+@cluster_options
 @common_options
 def command(**params: Any) -> int:
     """Run the models that tags select and append their results to perf.csv.
@@ -98,11 +107,20 @@ def command(**params: Any) -> int:
     madlite run --tags demo
     madlite run --tags pyt_train_llama-3.1-8b --timeout 28800 --live-output
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
+    madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
+    from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster, translated
+
     if params["resume"] and is_alone("resume"):
         return resume_last()
     plugins = setup.load(params["no_plugins"], params["verbose"])
+    if (to := translated(named_cluster(params), params)) is not None:
+        _check_options(params)
+        return run_on_cluster(to, plugins, params)
+    refuse_without_cluster(params)
     _check_options(params)
+    if params["plan_file"] is not None:
+        refuse_with_plan(click.get_current_context())
     from madlite.results.batch_journal import BatchJournal
 
     touch = not params["dry_run"]
@@ -113,7 +131,7 @@ def command(**params: Any) -> int:
         setup.print_problems(plugins.problems)
         if journal is None:
             return _preview(planned, options, plugins, params)
-        return _run(planned, options, plugins, params, journal)
+        return run_planned(planned, options, plugins, params, journal)
 
 
 def _check_options(params: dict[str, Any]) -> None:
@@ -132,8 +150,11 @@ def _check_options(params: dict[str, Any]) -> None:
         raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
     _check_repeat(params)
     check_retry(params)
-    if params["plan_file"] is not None:
-        refuse_with_plan(click.get_current_context())
+    _check_several(params)
+    if params["zip_values"] and not params["sweep"]:
+        raise UsageProblem("--zip without --sweep: there is nothing to pair", "add --sweep KEY=A,B")
+    if params["sweep"] and params["plan_file"] is not None:
+        raise UsageProblem("--sweep beside --plan: a plan is frozen", "leave one of them out")
 
 
 def _only_one(files: Sequence[Path]) -> Path | None:
@@ -146,11 +167,11 @@ def _only_one(files: Sequence[Path]) -> Path | None:
 @contextmanager
 def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> Iterator[tuple[Sequence[Planned], Options]]:
     """Yield the plans to run, of tags, a manifest or a plan file, and the options that they run with."""
-    from madlite.cli.planning import plan_all, plan_of_file
+    from madlite.cli.planning import plan_of_file
 
     touch, file = not params["dry_run"], params["plan_file"]
     if file is None:
-        yield plan_all(plugins, options, params, touch), options
+        yield _plan_tags(plugins, options, params, touch), options
         return
     if touch:
         setup.copy_model_dir(plugins, None)
@@ -158,6 +179,22 @@ def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> Iterat
         for text in notes:
             setup.warn(text)
         yield [one], own_options
+
+
+def _plan_tags(plugins: Plugins, options: Options, params: dict[str, Any], touch: bool) -> Sequence[Planned]:
+    """Return the plans of the command's tags or manifest, with --sweep those of each point."""
+    from madlite.cli.planning import plan_all, planner
+
+    if not params["sweep"]:
+        return plan_all(plugins, options, params, touch)
+    from madlite.study.sweep import plan_sweep, sweep_points
+
+    points = sweep_points(params["sweep"], zipped=params["zip_values"])
+    for key, _ in options.sets:
+        if canonical_key(key) in points[0]:
+            raise UsageProblem(f"--set {key} beside --sweep, which sets it", f"leave --set {key} out")
+    plan = planner(plugins, options, params, touch)
+    return plan_sweep(points, lambda values: plan(replace(options, sets=(*options.sets, *values.items()))))
 
 
 def refuse_with_plan(ctx: click.Context) -> None:
@@ -199,16 +236,25 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, par
     return check(planned, refused, plugins, options, params)
 
 
-def _run(
-    planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any], journal: BatchJournal
+def run_planned(
+    planned: Sequence[Planned],
+    options: Options,
+    plugins: Plugins,
+    params: dict[str, Any],
+    journal: BatchJournal,
+    make_batch: _MakeBatch | None = None,
 ) -> int:
+    """Run plans to their rows with all that is printed meanwhile, and return the exit code.
+
+    `make_batch` makes the batch of them once they were checked, else the options decide.
+    """
     from madlite.cli.screens import make_screen
     from madlite.cli.summary import BatchFiles
     from madlite.results.locked import make_folder
     from madlite.run.checks import check_plans
     from madlite.run.resume import inputs_of_all
 
-    batch_before = unfinished(options.workspace) if params["resume"] else None
+    batch_before = unfinished(options.workspace) if params.get("resume") else None
     against = _against(params, options)
     check_start(planned, options)
     notes = len(plugins.problems)
@@ -216,7 +262,8 @@ def _run(
     warnings = (*warnings, *note_fallback(planned, params))
     if options.rows:
         make_folder(options.output_target or options.output)
-    runs = _make_batch(planned, params, journal, batch_before.study if batch_before is not None else "")
+    own = _make_batch(planned, params, journal, batch_before) if make_batch is None else None
+    runs = own or cast("_MakeBatch", make_batch)(planned, params, journal)
     planned = runs.planned
     batch = BatchFiles(planned, options, params)
     sink = Sink(sys.stdout.fileno())
@@ -225,12 +272,16 @@ def _run(
     try:
         for text in (*warnings, *_recover(options, plugins.runtimes(), batch_before)):
             screen.warn(text)
-        before = resumed(batch_before, runs, options, journal, screen) if batch_before is not None else None
+        before = resumed(batch_before, own, options, journal, screen) if batch_before is not None and own else None
+        if before is not None:
+            planned = before.with_ids(planned)
+            batch = BatchFiles(planned, options, params)
         for text in _recovery_warnings(options):
             screen.warn(text)
-        journal.note(study=runs.study_id, inputs=inputs_of_all(planned, options.workspace))
+        journal.note(study=own.study_id if own is not None else "", inputs=inputs_of_all(planned, options.workspace))
         batch.begin()
-        outcome = runs.run(options, plugins, screen, _make_settings(params, against, before), before)
+        run = runs.run if before is None or own is None else partial(own.run, resumed=before)
+        outcome = run(options, plugins, screen, _make_settings(params, against, before))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         screen.total(outcome, options.output if options.rows else None)
@@ -255,8 +306,40 @@ def _run(
 _BY_SIGNAL = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP)
 
 
+class StudyBatch(Protocol):
+    """The runs of a command, and after `run` what they came to together: data, problems and lines to print."""
+
+    planned: Sequence[Planned]
+    study: Json
+    problems: tuple[str, ...]
+    lines: list[str]
+
+    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
+        """Run all of them."""
+
+
+_MakeBatch: TypeAlias = Callable[[Sequence[Planned], dict[str, Any], "BatchJournal"], StudyBatch]
+
+
+class OwnBatch(StudyBatch, Protocol):
+    """The runs of `madlite run`, which can be resumed: `every` one with its warm-ups, and the id of their study."""
+
+    every: Sequence[Planned]
+    study_id: str
+
+    def run(
+        self,
+        options: Options,
+        plugins: Plugins,
+        screen: PlainScreen,
+        settings: BatchSettings,
+        resumed: Resumption | None = None,
+    ) -> RunOutcome:
+        """Run all of them, of an earlier batch those that are not finished."""
+
+
 class _PlainBatch:
-    """The runs of a command that repeats none; `RepeatBatch` is the other kind."""
+    """The runs of a command that makes no study of them."""
 
     study_id = ""
 
@@ -282,11 +365,44 @@ class _PlainBatch:
         return resumed.whole(self.planned, outcome) if resumed is not None else outcome
 
 
+class _SweepBatch(_PlainBatch):
+    """The runs of a sweep whose points are not repeated."""
+
+    def __init__(self, planned: Sequence[Planned], journal: BatchJournal, study_id: str = "") -> None:
+        from madlite.study.sweep import with_study_id
+
+        self.study_id = study_id or journal.id
+        super().__init__(with_study_id(planned, self.study_id), journal)
+
+    def run(
+        self,
+        options: Options,
+        plugins: Plugins,
+        screen: PlainScreen,
+        settings: BatchSettings,
+        resumed: Resumption | None = None,
+    ) -> RunOutcome:
+        from madlite.cli.repeat import swept_lines
+        from madlite.study.summary import samples_of, summarise
+        from madlite.study.sweep import KIND
+
+        outcome = super().run(options, plugins, screen, settings, resumed)
+        planned = resumed.with_ids(self.planned) if resumed is not None else self.planned
+        summary = summarise(self.study_id, KIND, samples_of(planned, outcome.results))
+        self.study = msgspec.to_builtins(summary)
+        self.lines = [*swept_lines(summary), f"  madlite runs --of {summary.id}"]
+        return outcome
+
+
 def _make_batch(
-    planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal, study_id: str = ""
-) -> _PlainBatch | RepeatBatch:
+    planned: Sequence[Planned],
+    params: dict[str, Any],
+    journal: BatchJournal,
+    before: UnfinishedBatch | None = None,
+) -> OwnBatch:
+    study_id = before.study if before is not None else ""
     if params["repeat"] is None:
-        return _PlainBatch(planned, journal)
+        return _SweepBatch(planned, journal, study_id) if params["sweep"] else _PlainBatch(planned, journal)
     from madlite.cli.repeat import RepeatBatch
 
     return RepeatBatch(planned, params, journal, study_id)
@@ -298,11 +414,15 @@ def _make_settings(
     from madlite.run.batch import BatchSettings
 
     return BatchSettings(
+        at_once=1 if params["parallel"] is None else params["parallel"],
+        max_failures=1 if params["fail_fast"] else params["max_failures"],
+        exclusive=params["exclusive"],
+        bind=params["bind"],
         settle=_make_settle(params),
         relative_change=against.cell if against else None,
         retry=make_retry(params),
         standing=resumed.standing if resumed is not None else {},
-        recoverable=params["resume"],
+        recoverable=bool(params.get("resume")),
     )
 
 
@@ -328,6 +448,24 @@ def _check_repeat(params: dict[str, Any]) -> None:
     for name, (option, why) in _NO_REPEAT.items():
         if params[name]:
             raise UsageProblem(f"{option} beside --repeat: {why}", f"leave {option} or --repeat out")
+
+
+def _check_several(params: dict[str, Any]) -> None:
+    """Refuse options of several runs that do not go together.
+
+    Raises:
+        UsageProblem: they do not.
+    """
+    if params["fail_fast"] and params["max_failures"] not in (None, 1):
+        raise UsageProblem(f"--fail-fast is --max-failures 1, not {params['max_failures']}", "leave one of them out")
+    if params["parallel"] in (None, 1):
+        return
+    why = "each run is to have the machine to itself" if params["exclusive"] else ""
+    if params["repeat"] is not None:
+        why = "the runs of a series would disturb each other"
+    if why:
+        option = "--repeat" if params["repeat"] is not None else "--exclusive"
+        raise UsageProblem(f"--parallel beside {option}: {why}", f"leave --parallel or {option} out")
 
 
 def _make_settle(params: dict[str, Any]) -> Settle | None:
@@ -400,11 +538,17 @@ def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) 
     """Return everything one run would do, secrets masked; `refused` is what would keep it from being started."""
     plan = one.plan
     parts = [f"# {plan.card.name} · backend {plan.backend or 'none'} · runtime {plan.known_runtime or 'none'}"]
+    if plan.study is not None and plan.study.varied:
+        varied = ", ".join(f"{key}={value}" for key, value in plan.study.varied.items())
+        parts.append(f"# {plan.study.kind}: {varied}")
     if plan.blocked:
         parts.append(f"# would not start: {plan.blocked.status.value} {plan.blocked.reason}")
         parts += [f"# hint: {plan.blocked.hint}"] if plan.blocked.hint else []
     parts += [f"# would be refused: {text}" for text in refused]
     parts += [f"# {note}" for note in plan.notes]
+    if plan.traits.manifests and plan.image is not None:  # all of it can be piped into the engine's own tool
+        parts.append(_manifest(one))
+        return Redactor(secrets_for(one, environ)).text("\n".join(parts))
     if (plan.image is not None or not plan.traits.containerised) and (request := _request(one)):
         parts.append(_section(f"{plan.runtime} request", request))
     parts.append(_section("commands", "\n".join(_commands(plan))))
@@ -428,6 +572,20 @@ def _request(one: Planned) -> str:
         if one.plan.blocked is None:
             raise
         return ""
+
+
+def _manifest(one: Planned) -> str:
+    """Return the request as the engine's own tool takes it; a comment where it cannot be made."""
+    from madlite.errors import RuntimeProblem
+    from madlite.run.session_runner import border
+
+    try:
+        with border(one.runtime):
+            plan = bind_model_dir(one.plan, one.plan.model_dir)
+            runtime = cast("ManifestRuntime", one.runtime)
+            return "---\n" + runtime.manifest(plan, {file.path: file.data for file in one.files})
+    except RuntimeProblem as problem:
+        return f"# would not start: {problem.message}\n# hint: {problem.hint}\n"
 
 
 def _section(title: str, text: str) -> str:

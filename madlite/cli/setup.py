@@ -6,9 +6,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec.structs import replace
@@ -19,8 +19,12 @@ from madlite.cli.arguments import contract, named_values
 from madlite.cli.main import mask
 from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
-from madlite.model import Card, CardItem, Machine, Problem, Request, Runtime, TreeCards
+from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
 from madlite.plan.context import GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
+
+if TYPE_CHECKING:
+    from madlite.plan.recipe_file import RecipeFile
+    from madlite.runtimes.kubernetes.settings import KubernetesSettings
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
 
@@ -149,7 +153,7 @@ def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Pat
 
 # options of the command line that `Options` has under the same name
 _SAME_NAME = (
-    *("runtime", "image", "backend", "keep_alive", "keep_model_dir", "skip_model_run", "clean_docker_cache"),
+    *("runtime", "image", "keep_alive", "keep_model_dir", "skip_model_run", "clean_docker_cache"),
     *("strict_header", "ignore_deprecated", "disable_skip_gpu_arch", "lint"),
 )
 
@@ -161,12 +165,13 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         UsageProblem: one of them does not make sense, or names a file that is not there.
     """
     workspace, output = find_workspace(touch), Path.cwd() / params["output"]
+    recipe = params.get("recipe_file")
     return Options(
         workspace=workspace,
         output=output,
         output_target=Path(os.path.realpath(output)),
         timeout_s=_timeout_s(params["timeout"]),
-        named=tuple(named_values(params)),
+        named=(*(recipe.named if recipe is not None else ()), *named_values(params)),
         sets=tuple(map(_key_value, params["sets"])),
         live_output=bool(params.get("live_output")),
         rows=not params.get("no_rows"),
@@ -182,6 +187,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         registry=params.get("registry") or "",
         contract=contract(),
         command=command_words(),
+        backend=_backend(params["backend"], recipe),
         **{name: params[name] for name in _SAME_NAME},
     )
 
@@ -208,6 +214,16 @@ def command_words() -> tuple[str, ...]:
 
 _TOOLS = "scripts/common/tools.json"
 _CONTEXT = "context"  # among the options of a command, once it was read
+
+
+def _backend(named: str, recipe: RecipeFile | None) -> str:
+    """Return the backend of a command: the settings of a recipe file are of one."""
+    if recipe is None or named == recipe.backend:
+        return named
+    if named:
+        what = f"{recipe.origin} is for backend '{recipe.backend}', not --backend {named}"
+        raise UsageProblem(what, "leave one of them out")
+    return recipe.backend
 
 
 def _named_file(option: str, named: Path | None, workspace: Path) -> Path | None:
@@ -239,6 +255,17 @@ def context_of(params: dict[str, Any]) -> Context:
         params[_CONTEXT] = _read_context(params)
     context: Context = params[_CONTEXT]
     return context
+
+
+def put_under_context(params: dict[str, Any], values: Mapping[str, Json], origin: str, done: Sequence[str]) -> None:
+    """Put values below the context of a command line, and take out the keys that are `done`.
+
+    Raises:
+        UsageProblem: one of them has the wrong type.
+    """
+    from madlite.plan.context import context_on
+
+    params[_CONTEXT] = context_on(values, origin, context_of(params), done)
 
 
 def _read_context(params: dict[str, Any]) -> Context:
@@ -338,11 +365,32 @@ def _pretend(text: str) -> dict[str, Any]:
     return {"device": product.device, "n_gpus": int(count)}
 
 
-def make_runtimes(plugins: Plugins) -> dict[str, Runtime]:
-    """Return every runtime by name; a plugin cannot replace docker or host."""
+def make_runtimes(plugins: Plugins, kubernetes: KubernetesSettings | None = None) -> dict[str, Runtime]:
+    """Return every runtime by name; a plugin cannot replace one of madlite's own."""
+    from madlite.runtimes.kubernetes.settings import KubernetesSettings
     from madlite.runtimes.registry import builtin_runtimes
 
-    return {**plugins.runtimes(), **builtin_runtimes(dict(os.environ))}
+    return {**plugins.runtimes(), **builtin_runtimes(dict(os.environ), kubernetes or KubernetesSettings())}
+
+
+def kubernetes_settings(context: Context) -> KubernetesSettings | None:
+    """Return what the context says of Kubernetes, after naming what of it has no effect; None where it says nothing.
+
+    Raises:
+        UsageProblem: it cannot be used, or both names of the key are there.
+    """
+    from madlite.runtimes.kubernetes.settings import read_settings
+
+    tables = {name: getattr(context.typed, name) for name in ("k8s", "kubernetes") if name in context.values}
+    if not tables:
+        return None
+    if len(tables) > 1:
+        raise UsageProblem("the context has both 'k8s' and 'kubernetes'", "they are the same: leave one of them out")
+    ((name, table),) = tables.items()
+    settings, notes = read_settings(table, f"{context.origins.get(name, 'context')}: {name}")
+    for text in notes:
+        warn(text)
+    return settings
 
 
 def read_credentials(workspace: Path) -> dict[str, dict[str, str]] | None:

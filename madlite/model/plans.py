@@ -242,7 +242,8 @@ class Traits(Value, frozen=True):
     are given.  `local`: they run on this machine, so that its GPUs, its process table and its kernel show them.
     `sees_processes`: a session's `probe` works, so that a run that hangs can be looked into.  `shares_files`: what they
     write in the workspace is seen here at once; else the results are collected.  `streams`: their output comes while
-    they run, not at their end.
+    they run, not at their end.  `manifests`: a dry run prints what the runtime's `manifest` returns, which the engine's
+    own tool takes.
     """
 
     containerised: bool = True
@@ -250,6 +251,7 @@ class Traits(Value, frozen=True):
     sees_processes: bool = True
     shares_files: bool = True
     streams: bool = True
+    manifests: bool = False
 
 
 class Place(Value, frozen=True):
@@ -304,7 +306,8 @@ class EngineOptions(Value, frozen=True):
     cap_add: tuple[str, ...] = ()
     security_opt: tuple[str, ...] = ()
     ulimits: tuple[str, ...] = ()
-    cpuset: str = ""
+    cpuset: str = ""  # CPUs; on the host too
+    cpuset_mems: str = ""  # NUMA nodes of its memory
     extra: str = ""
 
 
@@ -376,6 +379,7 @@ class RunPlan(Value, frozen=True):
     telemetry_s: float = 1.0  # between two samples of the GPUs; 0 takes none
     probe: bool = True  # whether the environment is inspected before the model's own step
     architecture: Architecture | None = None  # of the model, where it is known: its work follows from it
+    until: Annotated[float, Meta(ge=0)] = 0.0  # half-width of the steady median's interval that ends it; 0: none does
     log_limit_bytes: Annotated[int, Meta(ge=0)] = 2 << 30  # of run.log, its beginning and its end; 0 without limit
     stop_grace_s: Annotated[float, Meta(ge=0)] = 10.0  # INT, this long, TERM, this long, KILL
     keep_alive: bool = False

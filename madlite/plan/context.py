@@ -175,6 +175,27 @@ def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str,
     )
 
 
+def context_on(under: Mapping[str, Json], origin: str, context: Context, done: Iterable[str]) -> Context:
+    """Return a context over other values, without the keys that somebody has `done`, such as `slurm` and `a.b`.
+
+    Raises:
+        UsageProblem: one of the values has the wrong type.
+    """
+    values = merge(under, context.values)
+    for key in done:
+        table, _, name = key.partition(".")
+        if not name:
+            values.pop(table, None)
+        elif isinstance(below := values.get(table), dict):
+            values[table] = {other: value for other, value in below.items() if other != name}
+    return replace(
+        context,
+        typed=_convert_keys(values, None),
+        values=values,
+        origins={**dict.fromkeys(under, origin), **context.origins},
+    )
+
+
 def unused_keys(context: Context) -> list[str]:
     """Return a sentence for each key that nothing here acts on; a misspelt one gets a suggestion."""
     known = [*ContextKeys.__struct_fields__, *MACHINE_KEYS]
@@ -273,6 +294,7 @@ class Options(Value, frozen=True):
     workspace: Path
     output: Path
     output_target: Path | None = None  # what `output` led to, links followed, when the command began
+    nodes: int = 0  # of each run; 0 leaves it to the context and the backend
     runtime: str = ""  # "" leaves the choice to the card and the machine
     image: str = ""
     backend: str = ""

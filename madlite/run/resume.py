@@ -27,7 +27,7 @@ from madlite.run.collect import collect_open, replaced_by
 from madlite.run.from_plan import input_names, local_digest
 from madlite.run.recovery.leftovers import Leftover, remove
 from madlite.run.recovery.unfinished import appended_rows, find_incomplete
-from madlite.run.screen import Planned, RunOutcome
+from madlite.run.screen import Planned, RunOutcome, pair
 from madlite.safe_read import digest_of
 from madlite.workspace.folder import RunFolder, is_uncollected
 from madlite.workspace.journal import own_folders, read_run
@@ -45,19 +45,29 @@ class Resumption(Value, frozen=True):
     standing: dict[str, Standing] = {}
     notes: tuple[str, ...] = ()
 
+    def with_ids(self, planned: Sequence[Planned]) -> list[Planned]:
+        """Return the runs, those that are finished under the id of the run that is."""
+        return [_as_run(one, self.finished.get(one.plan.id)) for one in planned]
+
     def left(self, planned: Sequence[Planned]) -> list[Planned]:
         """Return the runs that are not finished."""
         return [one for one in planned if one.plan.id not in self.finished]
 
     def whole(self, planned: Sequence[Planned], outcome: RunOutcome) -> RunOutcome:
         """Return the outcome of all runs, of that of those which were left."""
-        ended = zip(self.left(planned), outcome.results, strict=False)
-        by_id = {**self.finished, **{one.plan.id: result for one, result in ended}}
-        results = tuple(by_id[one.plan.id] for one in planned if one.plan.id in by_id)
+        every = (*self.finished.values(), *outcome.results)
+        results = tuple(result for _, result in pair(self.with_ids(planned), every) if result is not None)
         code = outcome.exit_code
         if code in (ExitCode.OK, ExitCode.BUILD_FAILED):
             code = exit_code(results)
         return replace(outcome, results=results, exit_code=code)
+
+
+def _as_run(one: Planned, result: Result | None) -> Planned:
+    if result is None:
+        return one
+    folder = one.plan.workspace / RUNS / result.plan_id
+    return replace(one, plan=replace(one.plan, id=result.plan_id, folder=folder))
 
 
 def find_standing(batch: UnfinishedBatch, workspace: Path) -> dict[str, Path]:

@@ -21,7 +21,7 @@ from madlite.plan.caches import cache_folders, with_caches
 from madlite.run.batch import Batch, BatchSettings
 from madlite.run.from_plan import copied
 from madlite.run.resume import Resumption
-from madlite.run.screen import Planned, RunOutcome, Screen
+from madlite.run.screen import Planned, RunOutcome, Screen, pair
 from madlite.run.stop import Signals
 from madlite.secrets import masked_json
 from madlite.study.summary import StudySummary, samples_of, summarise
@@ -45,6 +45,12 @@ class Repeat(Value, frozen=True):
     runs: tuple[Planned, ...]
 
     @property
+    def kind(self) -> str:
+        """What the study does: the points of a sweep can be repeated, too."""
+        study = self.runs[0].plan.study if self.runs else None
+        return study.kind if study is not None else KIND
+
+    @property
     def firsts(self) -> tuple[Planned, ...]:
         """The first run of each series."""
         return tuple(one for one in self.runs if one.plan.study is not None and one.plan.study.index == 1)
@@ -53,13 +59,14 @@ class Repeat(Value, frozen=True):
 def plan_repeat(planned: Sequence[Planned], study_id: str, times: int, *, cold: bool = False) -> Repeat:
     """Return each plan so many `times`, one round of all after the other; one that must not start comes once."""
     runs = list(enumerate(planned, 1))
-    ids = _later_ids()
+    ids = later_ids()
     startable = [(number, one) for number, one in runs if one.plan.blocked is None]
 
     def make(number: int, one: Planned, index: int | None) -> Planned:
         study = Study(
             id=study_id,
-            kind=KIND,
+            kind=one.plan.study.kind if one.plan.study is not None else KIND,
+            varied=one.plan.study.varied if one.plan.study is not None else {},
             series=number,
             index=index,
             count=None if index is None else times,
@@ -78,7 +85,7 @@ def plan_repeat(planned: Sequence[Planned], study_id: str, times: int, *, cold: 
     )
 
 
-def _later_ids() -> Iterator[Callable[[str], str]]:
+def later_ids() -> Iterator[Callable[[str], str]]:
     """Yield what makes the ids of runs, each a second later than the last: ids sort as their runs start."""
     began = datetime.now(timezone.utc)
     return (partial(new_run_id, now=began + timedelta(seconds=second)) for second in count(1))
@@ -149,9 +156,10 @@ def run_repeat(
             else:
                 outcome = replace(warm, results=(), not_started=tuple(one.plan.card.name for one in runs))
         outcome = before.whole(repeat.runs, outcome)
-        ended = zip(warm_ups, warm.results, strict=False)
-        failed = [one.plan.card.name for one, result in ended if result.status is Status.FAILURE]
-        summary = summarise(repeat.id, KIND, samples_of(repeat.runs, outcome.results), failed)
+        ended = pair(warm_ups, warm.results)
+        failed = [one.plan.card.name for one, result in ended if result and result.status is Status.FAILURE]
+        samples = samples_of(before.with_ids(repeat.runs), outcome.results)
+        summary = summarise(repeat.id, repeat.kind, samples, failed)
         problems.append(folder.write_summary(_summary_text(repeat, summary, options)))
     finally:
         problems.append(folder.close())
@@ -163,7 +171,11 @@ def _open_folder(repeat: Repeat, before: Resumption, *, is_resumed: bool) -> tup
     left = before.left(repeat.runs)
     series = {one.plan.study.series for one in left if one.plan.study is not None}
     try:
-        folder = (StudyFolder.reopen if is_resumed else StudyFolder.create)(repeat.workspace, repeat.id)
+        folder = (
+            StudyFolder.reopen(repeat.workspace, repeat.id, make=True)
+            if is_resumed
+            else StudyFolder.create(repeat.workspace, repeat.id)
+        )
         filled = {
             study.series
             for one in repeat.warm_ups

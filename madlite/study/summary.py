@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean, median
 
 from madlite.measure.statistics import Interval, coefficient_of_variation, mean_interval
-from madlite.model import Metric, Result, RunPlan, Status, Study, Value, Variant
+from madlite.model import Metric, Result, RunPlan, Scalar, Status, Study, Value, Variant
 from madlite.results.record import Record, result_of
-from madlite.run.screen import Planned
+from madlite.run.screen import Planned, pair
 
 CONFIDENCE = 0.95
 INTERVAL = "Student's t interval of the mean of the runs"
@@ -61,6 +61,7 @@ class SeriesSummary(Value, frozen=True):
     mode: str
     precision: str
     image: str
+    varied: dict[str, Scalar]
     caches: str
     runs: tuple[str, ...]  # ids of those that started
     requested: int
@@ -84,9 +85,8 @@ class StudySummary(Value, frozen=True):
 
 
 def samples_of(planned: Sequence[Planned], results: Sequence[Result]) -> Iterator[Sample]:
-    """Yield the runs of a study as they were planned; `results` are those of the first of them."""
-    ended: list[Result | None] = [*results, *[None] * (len(planned) - len(results))]
-    for one, result in zip(planned, ended, strict=True):
+    """Yield the runs of a study as they were planned; `results` are those of the runs that ended."""
+    for one, result in pair(planned, results):
         if one.plan.study is not None:
             yield _sample(one.plan, one.plan.study, result)
 
@@ -140,6 +140,7 @@ def _series(number: int, samples: Sequence[Sample]) -> SeriesSummary:
         mode=first.variant.mode if first.variant else "",
         precision=first.variant.precision if first.variant else "",
         image=first.image,
+        varied=first.study.varied,
         caches=first.caches,
         runs=tuple(one.run for one in samples if one.result is not None),
         requested=requested,
