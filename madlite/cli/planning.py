@@ -198,7 +198,7 @@ def planner(
         context=context,
         machine=machine,
         plugins=plugins,
-        runtimes=setup.make_runtimes(plugins),
+        runtimes=setup.make_runtimes(plugins, options.environ),
         template_root=root,
         new_run_id=new_run_id,
         credentials=credentials,
