@@ -17,6 +17,7 @@ from madlite.workspace.folder import FOLDER_LABEL, RUN_LABEL
 from madlite.workspace.mounts import container_mounts
 
 FLAVOURS = ("none", "docker", "podman", "pyxis", "apptainer")
+ON_STEPS = ("podman", "pyxis", "apptainer")  # no engine serves them: also a run on one node is a step of srun
 VARIABLE = "MADLITE_CONTAINER"
 OPTIONS_VARIABLE = "MADLITE_CONTAINER_OPTIONS"
 IMAGES_VARIABLE = "MADLITE_IMAGE_FOLDER"
