@@ -183,3 +183,33 @@ def test_outside_of_an_allocation_the_runtime_says_what_is_missing(site):
     )
     assert done.returncode == 3
     assert "this is no allocation of Slurm" in done.stdout and "Traceback" not in done.stderr
+
+
+def test_containers_of_docker_hold_the_run_on_each_node(site, engine, base_image):
+    site.environ |= {"DOCKER_HOST": engine, "MADLITE_CONTAINER": "docker"}
+    card = json.loads((site.folder / "models.json").read_text())[0]
+    (site.folder / "models.json").write_text(json.dumps([{**card, "runtimes": []}]))
+    script = SCRIPT + 'test -e /.dockerenv && echo "in a container"\n'
+    (site.folder / "scripts/a/run.sh").write_text(script)
+    code, out = site.call(2, "--image", base_image)
+    assert code == 0, out + site.log()
+    record, log = site.record(), site.log()
+    assert log.count("in a container") == 2 and record["image"]["id"].startswith("sha256:")
+    assert record["node_codes"] == [0, 0]
+    listed = subprocess.run(
+        ["docker", "ps", "--all", "--quiet", "--filter", f"label=madlite.run={record['id']}"],
+        env={**os.environ, "DOCKER_HOST": engine},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert listed.stdout == "", "a container is left"
+
+
+def test_an_image_that_a_node_cannot_have_is_one_sentence(site, engine):
+    site.environ |= {"DOCKER_HOST": engine, "MADLITE_CONTAINER": "docker"}
+    card = json.loads((site.folder / "models.json").read_text())[0]
+    (site.folder / "models.json").write_text(json.dumps([{**card, "runtimes": []}]))
+    code, out = site.call(2, "--image", "localhost:1/absent:v1")
+    assert code == 3, out
+    assert "no image localhost:1/absent:v1" in out and "node n" in out

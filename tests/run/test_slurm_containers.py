@@ -45,8 +45,8 @@ def test_docker_on_a_node_is_asked_for_what_the_engine_would_be(plan) -> None:
         f"--volume {plan.workspace}:{plan.inside}/",
     ):
         assert part in text, part
-    assert container.enter() == ["docker", "exec", "madlite-r1"]
-    assert container.remove() == ["docker", "rm", "--force", "--volumes", "madlite-r1"]
+    assert container.enter() == ["docker", "exec", "madlite-r1-{rank}"]
+    assert container.remove() == ["docker", "rm", "--force", "--volumes", "madlite-r1-{rank}"]
 
 
 def test_nvidia_gpus_have_each_engine_s_own_words(plan) -> None:

@@ -51,7 +51,7 @@ case $what in
     name=$1
     shift
     if [ $# -gt 0 ]; then
-      exec "$@" bash /madlite/agent.sh /madlite "$rank" signal "$name"
+      exec "${@//\{rank\}/$rank}" bash /madlite/agent.sh /madlite "$rank" signal "$name"
     fi
     leader=$(cat "$group" 2>/dev/null)
     if [[ $leader =~ ^[0-9]+$ ]] && [ "$leader" -gt 1 ]; then
@@ -67,7 +67,7 @@ case $what in
     exec "$@" </dev/null
     ;;
   call)
-    said=$("$@" </dev/null 2>&1)
+    said=$("${@//\{rank\}/$rank}" </dev/null 2>&1)
     printf '%s %s %s\n' "$rank" "$?" "${said//$'\n'/; }"
     ;;
   image)

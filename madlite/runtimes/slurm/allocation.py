@@ -61,7 +61,7 @@ class Allocation:
 
     def environment(self) -> dict[str, str]:
         """Return what srun needs of this process's environment: it would hand the rest on to the nodes."""
-        kept = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
+        kept = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "DOCKER_HOST")
         found = {name: self._environ[name] for name in kept if name in self._environ}
         # the options of the job's own tasks are not those of a step on one node
         of_job = {

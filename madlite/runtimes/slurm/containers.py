@@ -42,9 +42,12 @@ class Container(Protocol):
         """Return the command that ends what was started."""
 
 
+RANK = "{rank}"  # in a command: the node's number
+
+
 def container_name(plan: RunPlan) -> str:
-    """Return the name of a run's container on each of its nodes."""
-    return f"madlite-{plan.id}"
+    """Return the name of a run's container, another one on each node."""
+    return f"madlite-{plan.id}-{RANK}"
 
 
 class NoContainer:
@@ -130,7 +133,7 @@ class PyxisContainer(NoContainer):
         plan = self._plan
         mounts = ",".join(_mounts(plan))
         return [
-            *(f"--container-image={self._image}", f"--container-name={container_name(plan)}"),
+            *(f"--container-image={self._image}", f"--container-name=madlite-{plan.id}"),
             *(f"--container-mounts={mounts}", f"--container-workdir={plan.inside}"),
             *("--container-remap-root", "--no-container-entrypoint", "--container-writable", *self._options),
         ]

@@ -25,7 +25,7 @@ from madlite.cancellation import STOPPED, ActionGate
 from madlite.errors import RuntimeProblem
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, Sink
 from madlite.runtimes.slurm.allocation import Allocation
-from madlite.runtimes.slurm.containers import Container, NoContainer
+from madlite.runtimes.slurm.containers import RANK, Container, NoContainer
 from madlite.safe_files import Folder, write_all
 from madlite.secrets import reveal
 from madlite.workspace.mounts import copy_matching
@@ -239,7 +239,8 @@ class SlurmSession:
         step = self._allocation.step([self.nodes[rank]], container.step_options())
         if not container.enter() and not container.step_options():
             return [*step, *self._agent(), str(rank), *words]
-        return [*step, *container.enter(), "bash", f"{INSIDE}/{AGENT}", INSIDE, str(rank), *words]
+        enter = [word.replace(RANK, str(rank)) for word in container.enter()]
+        return [*step, *enter, "bash", f"{INSIDE}/{AGENT}", INSIDE, str(rank), *words]
 
     def _call_all(self, command: Sequence[str], problem: str) -> list[str]:
         """Run a command on every node itself, and return what each printed.
