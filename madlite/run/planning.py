@@ -378,6 +378,7 @@ def _startable(
         runtime=inputs.runtimes[plan.runtime],
         context=inputs.context.values,
         declared=run.spec.declared,
+        knobs=run.spec.knobs,
     )
 
 

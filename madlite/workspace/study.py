@@ -34,8 +34,21 @@ class StudyFolder:
         Raises:
             OSError: it cannot be made.
         """
-        with open_runs(workspace, make=True) as runs:
-            home = runs.below(study_path(workspace, study_id).name, new=True)
+        return cls._open(workspace, study_id, new=True)
+
+    @classmethod
+    def resume(cls, workspace: Path, study_id: str) -> StudyFolder:
+        """Open the folder of a study that was cut off or has ended, and take its lock.
+
+        Raises:
+            OSError: it is not there, or another madlite goes on with it.
+        """
+        return cls._open(workspace, study_id, new=False)
+
+    @classmethod
+    def _open(cls, workspace: Path, study_id: str, *, new: bool) -> StudyFolder:
+        with open_runs(workspace, make=new) as runs:
+            home = runs.below(study_path(workspace, study_id).name, new=new)
         lock = home.open_file(_LOCK)
         try:
             acquire(lock)
