@@ -178,6 +178,8 @@ def details(plan: RunPlan, result: Result) -> Iterator[str]:
     yield from telemetry_lines(result)
     yield from diagnosis_lines(plan, result)
     yield from suspect_lines(result)
+    if result.beside:
+        yield f"beside {len(result.beside)} other run{'s' if len(result.beside) > 1 else ''}"
 
 
 def compute_lines(result: Result) -> Iterator[str]:

@@ -37,6 +37,9 @@ COMMANDS = {
     "discover": ("madlite.cli.discover", "List model cards, all of them or those that tags select."),
     "explain": ("madlite.cli.explain", "Show the plan of a run: every value and where it came from."),
     "collect": ("madlite.cli.collect", "Append what runs with --no-rows came to to perf.csv, each once."),
+    "jobs": ("madlite.cli.jobs", "List the runs of this folder that are jobs of a cluster, and how far they are."),
+    "attach": ("madlite.cli.attach", "Follow jobs that were submitted before, and write the rows of their runs."),
+    "cancel": ("madlite.cli.cancel", "End the jobs of submissions, and write the rows of their runs."),
     "parse": ("madlite.cli.parse", "Read logs of trainings: steps, steady throughput, verdict."),
     "runs": ("madlite.cli.runs", "List the runs of this folder, the newest last."),
     "show": (
@@ -70,6 +73,7 @@ COMMANDS = {
     "archive": ("madlite.cli.archive", "Pack runs into one file, without secrets and weights."),
     "import": ("madlite.cli.import_runs", "Take in the runs of a file that `madlite archive` packed."),
     "verify": ("madlite.cli.verify", "Read the logs of runs again, and compare what they give with what is recorded."),
+    "gpus": ("madlite.cli.gpus", "List the GPUs of this machine, and which run has each of them."),
     "prune": ("madlite.cli.prune", "List, and with --yes remove, the files of old or large runs."),
     "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
 }

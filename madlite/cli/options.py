@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -25,6 +26,9 @@ from madlite.cli.completion import complete_tags, is_value_of, store_args
 from madlite.errors import UsageProblem
 from madlite.plan.fields import OPTIONS
 
+if TYPE_CHECKING:
+    from madlite.plan.recipe_file import RecipeFile
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Where --help shows an option, by the name of its value; what is not here comes last.
@@ -43,6 +47,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "additional_context",
         "additional_context_file",
         "sets",
+        "recipe_file",
         *OPTIONS,
         "lint",
         "gpus",
@@ -75,7 +80,9 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "no_image",
     ),
     "Scaling": ("counts", "strong"),
+    "Several runs": ("parallel", "exclusive", "bind", "fail_fast", "max_failures"),
     "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
+    "Cluster": ("cluster", "nodes", "exclude", "detach", "on_interrupt"),
     "Failed runs": ("retry", "retry_wait", "oom_fallback"),
     "Results": (
         "contract",
@@ -248,6 +255,15 @@ def _group(*options: Callable[[F], F]) -> Callable[[F], F]:
     return add
 
 
+def _read_recipe_file(ctx: click.Context, param: click.Parameter, file: Path | None) -> RecipeFile | None:
+    """Return what the file holds: it may be a pipe, which can be read once."""
+    if file is None or ctx.resilient_parsing:
+        return None
+    from madlite.plan.recipe_file import read_recipe_file
+
+    return read_recipe_file(file)
+
+
 _FILE = click.Path(path_type=Path)
 live_option = click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
 registry_option = click.option(
@@ -271,6 +287,13 @@ _PLAN = (
     *NAMED,
     click.option(
         "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one value of the plan; see explain --all."
+    ),
+    click.option(
+        "--recipe-file",
+        type=_FILE,
+        callback=_read_recipe_file,
+        metavar="FILE",
+        help="Settings of this file, and its tag where none is named; docs/recipe-files.md.",
     ),
     click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
     click.option("--runtime", default="", metavar="NAME", help="docker or host; else the card and the machine decide."),
@@ -349,6 +372,43 @@ batch_options = _group(
     CLEANUP,
 )
 """Add the options of a run beyond its plans: manifests, registry, summary."""
+
+
+class _AtOnce(click.types.IntParamType):
+    """A number of runs at the same time, or `auto`, which is 0."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number."""
+        number = 0
+        if value == "auto":
+            return number
+        with suppress(ValueError):
+            number = int(value)
+        if number < 1:
+            self.fail(f"{value!r} is neither a number of runs nor auto", param, ctx)
+        return number
+
+
+parallel_options = _group(
+    click.option(
+        "--parallel",
+        type=_AtOnce(),
+        metavar="N|auto",
+        help="Run so many at the same time, each on GPUs of its own; docs/parallel.md.  [default: 1]",
+    ),
+    click.option("--exclusive", is_flag=True, help="Give each run all GPUs of the machine: no run beside it."),
+    click.option(
+        "--bind",
+        type=click.Choice(("off", "numa")),
+        default="off",
+        help="Keep a run to the CPUs and memory of its GPUs' NUMA nodes: numa.  [default: off]",
+    ),
+    click.option("--fail-fast", is_flag=True, help="Start no other run once one failed."),
+    click.option("--max-failures", type=whole_number(1), metavar="N", help="Start no other run once N failed."),
+)
+"""Add the options of several runs."""
 _REPEAT = click.option(
     "--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
 )
@@ -376,6 +436,22 @@ repeat_options = _group(
 """Add the options of runs that are repeated, and of how each of them begins."""
 turn_options = _group(_REPEAT, *_SETTLE)
 """Add the same without those of caches."""
+interrupt_option = click.option(
+    "--on-interrupt",
+    type=click.Choice(["leave", "cancel"]),
+    help="What a signal does with the jobs.  [default: a terminal asks; else INT, TERM cancel, HUP leaves]",
+)
+"""Add --on-interrupt."""
+cluster_options = _group(
+    click.option(
+        "--cluster", default="", metavar="NAME", help="Run as jobs of this cluster of cluster.toml.  [$MADLITE_CLUSTER]"
+    ),
+    click.option("--nodes", type=whole_number(1), metavar="N", help="With --cluster: nodes of each run.  [default: 1]"),
+    click.option("--exclude", multiple=True, metavar="NODE,…", help="With --cluster: no job on these nodes."),
+    click.option("--detach", is_flag=True, help="With --cluster: print the jobs and do not wait; madlite attach does."),
+    interrupt_option,
+)
+"""Add the options of runs that are jobs of a cluster."""
 retry_options = _group(
     click.option(
         "--retry",

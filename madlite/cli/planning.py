@@ -19,6 +19,7 @@ from madlite.plan.actions import TOOLS, list_tools, make_toolset
 from madlite.plan.context import REMOTE_KEYS, Context, Options
 from madlite.plan.manifest_text import context_over
 from madlite.plan.plan_file import read_plan_file, secret_sources
+from madlite.plan.recipe_file import refuse_other_cards
 from madlite.run.checks import why_unreachable
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
@@ -61,7 +62,7 @@ def save_manifest(
 ) -> str:
     """Write the manifest of what a batch of runs from tags built; return what kept it from being written.
 
-    `results` are those of the first of the planned.  A run from a manifest leaves that one as it is, and runs that had
+    `results` are those of the runs that ended.  A run from a manifest leaves that one as it is, and runs that had
     no image (on the host, not started, not built) leave one that names images.
     """
     from madlite.results.locked import write_named
@@ -179,14 +180,18 @@ def planner(
     root = template_root(setup.home())
     manifest = find_manifest(params, options)
     context = setup.make_context(params)
-    check_local_target(context)
+    if not params.get("cluster"):
+        check_local_target(context)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
     machine = setup.find_machine(context, params["machine"])
+    recipe = params.get("recipe_file")
+    tags, trees = params["tags"] or ((recipe.tag,) if recipe is not None else ()), params["cards_from"]
     if touch:
-        setup.copy_model_dir(plugins, None if manifest is not None else params["tags"], params["cards_from"])
-    tags, trees = params["tags"], params["cards_from"]
+        setup.copy_model_dir(plugins, None if manifest is not None else tags, trees)
     requests = () if manifest is not None else setup.select_requests(plugins, tags, options.workspace, trees)
+    if recipe is not None:
+        refuse_other_cards(recipe, requests)
     credentials = setup.read_credentials(options.workspace)
     inputs = BatchInputs(
         options=options,

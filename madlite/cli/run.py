@@ -20,9 +20,11 @@ from madlite.cli.format import may_have_reference
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
+    cluster_options,
     common_options,
     decides_plan,
     live_option,
+    parallel_options,
     plan_options,
     repeat_options,
     retry_options,
@@ -76,8 +78,10 @@ if TYPE_CHECKING:
 @click.option("--fail-on", multiple=True, metavar="GATE", help="With --baseline: exit with 5 on 'regression>3%', …")
 @plan_options
 @batch_options
+@parallel_options
 @repeat_options
 @retry_options
+@cluster_options
 @common_options
 def command(**params: Any) -> int:
     """Run the models that tags select and append their results to perf.csv.
@@ -86,18 +90,16 @@ def command(**params: Any) -> int:
     madlite run --tags demo
     madlite run --tags pyt_train_llama-3.1-8b --timeout 28800 --live-output
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
+    madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
+    from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster
+
     plugins = setup.load(params["no_plugins"], params["verbose"])
-    if params["machine"] and not params["dry_run"]:
-        raise click.UsageError("--machine only pretends: use it with --dry-run")
-    if params["check"] and not params["dry_run"]:
-        raise click.UsageError("--check starts nothing: use it with --dry-run")
-    if params["no_rows"] and is_given("output"):
-        raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
-    if params["fail_on"] and not params["baseline"]:
-        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
-    _check_repeat(params)
-    _check_retry(params)
+    if cluster := named_cluster(params):
+        _check_options(params)
+        return run_on_cluster(cluster, plugins, params)
+    refuse_without_cluster(params)
+    _check_options(params)
     if params["plan_file"] is not None:
         refuse_with_plan(click.get_current_context())
     from madlite.results.batch_journal import BatchJournal
@@ -111,6 +113,25 @@ def command(**params: Any) -> int:
         if journal is None:
             return _preview(planned, options, plugins, params)
         return run_planned(planned, options, plugins, params, journal)
+
+
+def _check_options(params: dict[str, Any]) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UsageProblem, click.UsageError: they do not.
+    """
+    if params["machine"] and not params["dry_run"]:
+        raise click.UsageError("--machine only pretends: use it with --dry-run")
+    if params["check"] and not params["dry_run"]:
+        raise click.UsageError("--check starts nothing: use it with --dry-run")
+    if params["no_rows"] and is_given("output"):
+        raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
+    if params["fail_on"] and not params["baseline"]:
+        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
+    _check_repeat(params)
+    _check_retry(params)
+    _check_several(params)
 
 
 def _only_one(files: Sequence[Path]) -> Path | None:
@@ -279,6 +300,10 @@ def _make_settings(params: dict[str, Any], against: AgainstBaseline | None) -> B
     from madlite.run.batch import BatchSettings
 
     return BatchSettings(
+        at_once=1 if params["parallel"] is None else params["parallel"],
+        max_failures=1 if params["fail_fast"] else params["max_failures"],
+        exclusive=params["exclusive"],
+        bind=params["bind"],
         settle=_make_settle(params),
         relative_change=against.cell if against else None,
         retry=_make_retry(params),
@@ -353,6 +378,24 @@ def _check_repeat(params: dict[str, Any]) -> None:
     for name, (option, why) in _NO_REPEAT.items():
         if params[name]:
             raise UsageProblem(f"{option} beside --repeat: {why}", f"leave {option} or --repeat out")
+
+
+def _check_several(params: dict[str, Any]) -> None:
+    """Refuse options of several runs that do not go together.
+
+    Raises:
+        UsageProblem: they do not.
+    """
+    if params["fail_fast"] and params["max_failures"] not in (None, 1):
+        raise UsageProblem(f"--fail-fast is --max-failures 1, not {params['max_failures']}", "leave one of them out")
+    if params["parallel"] in (None, 1):
+        return
+    why = "each run is to have the machine to itself" if params["exclusive"] else ""
+    if params["repeat"] is not None:
+        why = "the runs of a series would disturb each other"
+    if why:
+        option = "--repeat" if params["repeat"] is not None else "--exclusive"
+        raise UsageProblem(f"--parallel beside {option}: {why}", f"leave --parallel or {option} out")
 
 
 def _make_settle(params: dict[str, Any]) -> Settle | None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,7 @@ def no_comparison(plan: RunPlan, result: Result) -> str:
 
 
 _LINE_EVERY_S = 5.0
+_WAITING, _ALL = "waiting", "all"  # rows that are no run's, whose ids have a time in them
 NOTE = "        note: "
 
 
@@ -140,6 +142,7 @@ class PlainScreen:
         self._default = _ScreenEntry("", float("-inf"))  # of output without `begin`
         self._failed: list[tuple[str, str]] = []
         self._rows = 0
+        self._waiting_s = self._overall_s = float("-inf")  # when it was printed what runs wait for, and how many ended
         self._notes: set[str] = set()
         self._colours = has_colour(sink.isatty())
 
@@ -229,6 +232,22 @@ class PlainScreen:
     def warn(self, text: str) -> None:
         """Print a warning."""
         self._line(f"warning: {text}")
+
+    def waiting(self, text: str) -> None:
+        """Print why no run can start, as long as other processes have the GPUs; throttled."""
+        with self._lock:
+            now_s = self._clock()
+            if text and now_s - self._waiting_s >= _LINE_EVERY_S:
+                self._waiting_s = now_s
+                self._line(f"waiting for GPUs: {text}")
+
+    def overall(self, ended: int, count: int, left_s: float | None) -> None:
+        """Print how far a batch is whose runs go on at the same time, throttled; at its end there are the totals."""
+        with self._lock:
+            now_s = self._clock()
+            if ended < count and now_s - self._overall_s >= _LINE_EVERY_S:
+                self._overall_s = now_s
+                self._line(overall_text(ended, count, left_s))
 
     def total(self, outcome: RunOutcome, output: Path | None) -> None:
         """Print the totals of a batch and where its rows are; `output` is None where no file has them yet."""
@@ -324,11 +343,33 @@ class LiveScreen(PlainScreen):
             self._remove_task(run_id)
             super().end(lines, run_id)
 
+    def waiting(self, text: str) -> None:
+        """Show why no run can start, as long as that is so."""
+        with self._lock:
+            if text:
+                self._row(_WAITING, f"waiting for GPUs: {text}")
+            else:
+                self._remove_task(_WAITING)
+
+    def overall(self, ended: int, count: int, left_s: float | None) -> None:
+        """Show how far a batch is, in a row below those of its runs."""
+        with self._lock:
+            self._remove_task(_ALL)
+            if ended < count:
+                self._row(_ALL, overall_text(ended, count, left_s), ended, count)
+
     def close(self) -> None:
         """Remove the progress lines."""
         with self._lock:
             for run_id in list(self._tasks):
                 self._remove_task(run_id)
+
+    def _row(self, name: str, text: str, completed: int = 0, total: int | None = None) -> None:
+        """Show a row that is no run's."""
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task("", total=total)
+            self._progress.start()
+        self._progress.update(self._tasks[name], completed=completed, description=_escaped(text[:200]))
 
     def _update(self, run_id: str, text: str, completed: int | None = None) -> None:
         with self._lock:
@@ -347,6 +388,15 @@ class LiveScreen(PlainScreen):
         from rich.text import Text
 
         self._console.print(Text.from_ansi(line), soft_wrap=True)
+
+
+def overall_text(ended: int, count: int, left_s: float | None) -> str:
+    """Return how many runs of a batch have ended, and when the last one will have, as text."""
+    text = f"{ended} of {count} runs have ended"
+    if left_s is None or left_s < 1:
+        return text
+    until = datetime.now().astimezone() + timedelta(seconds=left_s)
+    return f"{text}, about {duration(left_s)} left, until {until:%H:%M}"
 
 
 def make_screen(

@@ -31,7 +31,8 @@ def run_summary(planned: Sequence[Planned], outcome: RunOutcome, start_row: int,
     `start_row` is how many rows perf.csv had before, `row_count` how many came since.
     """
     ended = list(_ended(planned, outcome))
-    never = planned[len(outcome.results) :]
+    over = {plan.id for plan, _ in ended}
+    never = [one for one in planned if one.plan.id not in over]
     return {
         "successful_runs": [_succeeded(plan, result) for plan, result in ended if result.status is not Status.FAILURE],
         "failed_runs": [
@@ -114,7 +115,9 @@ def remove_entries(folder: Path) -> None:
 
 
 def _ended(planned: Sequence[Planned], outcome: RunOutcome) -> Iterator[tuple[RunPlan, Result]]:
-    return ((one.plan, result) for one, result in zip(planned, outcome.results, strict=False))
+    from madlite.run.screen import pair
+
+    return ((one.plan, result) for one, result in pair(planned, outcome.results) if result is not None)
 
 
 def _succeeded(plan: RunPlan, result: Result) -> dict[str, Json]:

@@ -39,6 +39,7 @@ from madlite.model.protocols import (
 )
 from madlite.model.results import (
     STEPS_APART,
+    AdaptiveLength,
     Asset,
     Check,
     Compute,

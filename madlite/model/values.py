@@ -224,3 +224,7 @@ class Cause(str, Enum):
     KILLED = "killed"
     PREEMPTED = "preempted"
     CRASH = "crash"
+    JOB = "job_failed"
+    JOB_NEVER = "job_cannot_start"
+    JOB_REFUSED = "job_refused"
+    NODE = "node_failed"

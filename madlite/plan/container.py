@@ -8,6 +8,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.files import is_file
+from madlite.machine.numa import NumaPlace
+from madlite.machine.visible import hiding_variables
 from madlite.model import Card, EngineOptions, EnvValue, Image, Machine, Mount, RunPlan, Value
 from madlite.plan.context import Context, Options
 from madlite.plan.images import built_image, credential_env, flat, image_name, secret_args
@@ -236,10 +238,21 @@ def _from_outside(inputs: RunInputs, n_gpus: int, launcher: str) -> _Sources:
     yield "madlite", _mad(card, inputs.machine, inputs.options, n_gpus, launcher)
     yield context.origins.get("multi_node_args", "context"), _v1_runner(context, n_gpus)
     yield context.origins.get("guest_os", "madlite"), {"MAD_GUEST_OS": context.typed.guest_os or "UBUNTU"}
-    yield "environment", guard({name: environ[name] for name in INHERITED if name in environ})
+    yield "environment", guard(_inherited(inputs))
     tokens = {name: environ[name] for name in _HUB_TOKENS if name in environ}
     yield "environment", {**secret_args(environ), **guard(tokens)}
     yield f"credential {card.cred}", credential_env(card, inputs.credentials or {})
+
+
+def _inherited(inputs: RunInputs) -> dict[str, str]:
+    """Return what a run has of its caller's environment.
+
+    What hides GPUs there has decided which ones the run gets: a container counts its own from 0, and on the host
+    `visible_devices` says it anew.
+    """
+    machine, environ = inputs.machine, inputs.options.environ
+    decided = () if machine.pretended else hiding_variables(machine.vendor)
+    return {name: environ[name] for name in INHERITED if name in environ and name not in decided}
 
 
 def _from_user(inputs: RunInputs) -> _Sources:
@@ -258,12 +271,21 @@ def _exported_python(inputs: RunInputs) -> dict[str, str]:
     return {PYTHON: str(inputs.options.workspace / exported) if is_path else exported}
 
 
-def visible_devices(machine: Machine, gpu_ids: tuple[int, ...]) -> dict[str, str]:
-    """Return the variable that hides a host's other GPUs; nothing where all of them, counted from 0, are granted."""
-    if machine.vendor == "CPU" or gpu_ids == tuple(range(len(machine.gpus))):
+def visible_devices(machine: Machine, gpu_ids: tuple[int, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that hide a host's other GPUs; nothing where all of them, counted from 0, are granted.
+
+    Those that the caller's environment has are among them, for a process of the host would have them otherwise.
+    """
+    inherited = [name for name in hiding_variables(machine.vendor) if name in environ and not machine.pretended]
+    if machine.vendor == "CPU" or (not inherited and gpu_ids == tuple(range(len(machine.gpus)))):
         return {}
-    name = "HIP_VISIBLE_DEVICES" if machine.vendor == "AMD" else "CUDA_VISIBLE_DEVICES"
-    return {name: ",".join(map(str, gpu_ids))}
+    ids = ",".join(map(str, gpu_ids))
+    if machine.vendor == "NVIDIA":
+        return {"CUDA_VISIBLE_DEVICES": ids}
+    if "ROCR_VISIBLE_DEVICES" not in inherited:
+        return dict.fromkeys(("HIP_VISIBLE_DEVICES", *inherited), ids)
+    counted = ",".join(map(str, range(len(gpu_ids))))  # of those that the first one leaves
+    return {"ROCR_VISIBLE_DEVICES": ids, **{name: counted for name in ("HIP_VISIBLE_DEVICES", *inherited[1:])}}
 
 
 def _mad(card: Card, machine: Machine, options: Options, n_gpus: int, launcher: str) -> dict[str, EnvValue]:
@@ -307,3 +329,46 @@ def _v1_runner(context: Context, n_gpus: int) -> dict[str, EnvValue]:
 def _release(machine: Machine) -> str:
     """Return major.minor of ROCm or CUDA."""
     return ".".join((machine.rocm_version or machine.cuda_version).split(".")[:2])
+
+
+# Other GPUs than those that a plan was made with: the ones that are free when its run starts.
+
+_BY_US = "runtime host"  # the origin of a variable that says which GPUs a run has
+
+
+def is_pinned(plan: RunPlan) -> bool:
+    """Return whether a run has to have the GPUs of its plan: what the user set of it counts them."""
+    return any(
+        name in plan.env and plan.origins.get(f"env.{name}") != _BY_US for name in hiding_variables(plan.machine.vendor)
+    )
+
+
+def bind_gpus(plan: RunPlan, gpu_ids: tuple[int, ...], environ: Mapping[str, str]) -> RunPlan:
+    """Return the plan of a run that gets these GPUs, as many as it has: its devices, and what hides the others.
+
+    One that `is_pinned` can have no others than its own.
+    """
+    if gpu_ids == plan.place.gpu_ids:
+        return plan
+    old = make_devices(plan.machine, plan.place.gpu_ids)
+    devices = (*make_devices(plan.machine, gpu_ids), *(one for one in plan.devices if one not in old))
+    hiding: dict[str, EnvValue] = {}
+    if not plan.traits.containerised:
+        hiding.update(visible_devices(plan.machine, gpu_ids, environ))
+    names = hiding_variables(plan.machine.vendor)
+    rest = {name: value for name, value in plan.env.items() if name not in names}
+    return replace(
+        plan,
+        place=replace(plan.place, gpu_ids=gpu_ids),
+        devices=devices if plan.devices else (),
+        env={**rest, **hiding},
+        origins={**plan.origins, **{f"env.{name}": _BY_US for name in hiding}},
+    )
+
+
+def bind_numa(plan: RunPlan, near: NumaPlace) -> RunPlan:
+    """Return the plan with the CPUs and the memory that its run is kept to; CPUs that the user chose stay."""
+    options = plan.engine_options
+    if options.cpuset or "--cpuset" in options.extra:
+        return plan
+    return replace(plan, engine_options=replace(options, cpuset=near.cpus, cpuset_mems=near.nodes))

@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from madlite.backends.recipe_book import read_architectures
 from madlite.errors import UsageProblem, one_hint
+from madlite.machine.visible import hiding_variables, visible_gpus
 from madlite.model import (
     Architecture,
     Blocked,
@@ -116,10 +118,33 @@ def _unreachable(problem: Problem) -> Blocked:
     )
 
 
-def allocate_gpus(card: Card, machine: Machine, context: Context, requested: int | None) -> GpuAllocation:
-    """Return the first GPUs of the visible ones that the card asks for; -1 asks for all of them.
+def usable_gpus(machine: Machine, context: Context, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the ids of the GPUs that runs may have: those of the context's `docker_gpus` (`0,2-4`), else all.
 
-    Visible are the context's `docker_gpus` (`0,2-4`), else all.  On a CPU machine there is none to grant.
+    What the caller's environment hides (HIP_VISIBLE_DEVICES, say) is left out; of a machine that is elsewhere it hides
+    nothing.  A GPU of `docker_gpus` that is not here stays, for the message about it.
+
+    Raises:
+        UsageProblem: `docker_gpus` is no list of GPU numbers.
+    """
+    named = expand_ids(context.typed.docker_gpus) or tuple(gpu.index for gpu in machine.gpus)
+    left = None if machine.pretended else visible_gpus(machine.vendor, machine.gpus, environ, empty=True)
+    if left is None:
+        return named
+    hidden = {gpu.index for gpu in machine.gpus} - {gpu.index for gpu in left}
+    return tuple(index for index in named if index not in hidden)
+
+
+def allocate_gpus(
+    card: Card,
+    machine: Machine,
+    context: Context,
+    requested: int | None,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> GpuAllocation:
+    """Return the first of the usable GPUs, as many as the card asks for; -1 asks for all of them.
+
+    On a CPU machine there is none to grant.
 
     Raises:
         UsageProblem: `docker_gpus` is no list of GPU numbers, the count asked for is less than -1, or `--gpus` names
@@ -128,7 +153,7 @@ def allocate_gpus(card: Card, machine: Machine, context: Context, requested: int
     named = expand_ids(context.typed.docker_gpus)
     if context.origins.get("docker_gpus") == GPUS_OPTION:
         _refuse_missing(named, context.typed.docker_gpus or "", machine)
-    visible = named or tuple(gpu.index for gpu in machine.gpus)
+    visible = usable_gpus(machine, context, environ)
     count = requested if requested is not None else context.n_gpus if context.n_gpus is not None else int(card.n_gpus)
     if count < -1:
         raise UsageProblem(f"n_gpus {count} is less than -1", "-1 asks for every GPU: --set n_gpus=-1")
@@ -137,11 +162,12 @@ def allocate_gpus(card: Card, machine: Machine, context: Context, requested: int
         ids = f"; docker_gpus {context.typed.docker_gpus} has no effect" if named else ""
         note = f"no GPU here: runs on the CPU{many}{ids}" if count > 0 or named else ""
         return GpuAllocation(gpu_ids=(), note=note)
-    wanted = len(visible) if count < 0 else count
+    wanted = max(1, len(visible)) if count < 0 else count
     have = {gpu.index for gpu in machine.gpus}
     missing = sorted(set(visible) - have)
     if wanted > len(have) or wanted > len(visible) or missing:
-        return GpuAllocation(gpu_ids=(), wanted=wanted, blocked=_too_few(card, wanted, have, visible, missing))
+        left_by = _left_by(machine, named, visible, environ)
+        return GpuAllocation(gpu_ids=(), wanted=wanted, blocked=_too_few(card, wanted, have, visible, missing, left_by))
     return GpuAllocation(gpu_ids=visible[:wanted], wanted=wanted)
 
 
@@ -169,15 +195,28 @@ def _ids(have: set[int]) -> str:
     return f"0 to {len(have) - 1}" if have == set(range(len(have))) else _listed(have)
 
 
-def _too_few(card: Card, wanted: int, have: set[int], visible: tuple[int, ...], missing: list[int]) -> Blocked:
+def _left_by(machine: Machine, named: tuple[int, ...], visible: tuple[int, ...], environ: Mapping[str, str]) -> str:
+    """Return what leaves a run no more than the visible GPUs, as text."""
+    if set(visible) == set(named or (gpu.index for gpu in machine.gpus)):
+        return "docker_gpus"
+    hiding = next(name for name in hiding_variables(machine.vendor) if name in environ)
+    return f"{hiding}={environ[hiding]} of the environment"
+
+
+def _too_few(
+    card: Card, wanted: int, have: set[int], visible: tuple[int, ...], missing: list[int], left_by: str
+) -> Blocked:
     if missing:
         reason = f"docker_gpus names GPU {_listed(missing)}, this machine has {_ids(have)}"
     elif wanted > len(have):
         reason = f"card '{card.name}' asks for {wanted} GPUs, this machine has {len(have)}"
     else:
-        reason = f"card '{card.name}' asks for {wanted} GPUs, docker_gpus leaves {len(visible)}"
+        reason = f"card '{card.name}' asks for {wanted} GPUs, {left_by} leaves {len(visible)}"
     return Blocked(
-        status=Status.FAILURE, cause=Cause.GPUS, reason=reason, hint=f"--set n_gpus={min(len(have), len(visible))}"
+        status=Status.FAILURE,
+        cause=Cause.GPUS,
+        reason=reason,
+        hint=f"--set n_gpus={min(len(have), len(visible))}" if visible else f"unset {left_by.partition('=')[0]}",
     )
 
 

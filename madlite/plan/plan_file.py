@@ -179,7 +179,7 @@ def mask_descriptions(plan: RunPlan, sources: Iterable[str]) -> RunPlan:
     )
 
 
-VERSION = 1
+VERSION = 2
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 """An id that a run of another folder may have here: it names a folder."""
 _SECRET = "secret"  # noqa: S105 - a key's name

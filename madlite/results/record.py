@@ -39,7 +39,7 @@ from madlite.model import (
     Variant,
     to_json,
 )
-from madlite.model.results import Attempt, Check, Compute, Diagnosis, Provenance, Telemetry, Window
+from madlite.model.results import AdaptiveLength, Attempt, Check, Compute, Diagnosis, Provenance, Telemetry, Window
 from madlite.plan.caches import CacheState, cache_state
 from madlite.secrets import Redactor
 from madlite.workspace.folder import LOCK, PROGRESS, RECORD, RESULT
@@ -109,6 +109,7 @@ class Record(Value, frozen=True):
     node_codes: tuple[int | None, ...] = ()
     outcome: JobOutcome | None = None
     steps: int = 0
+    adaptive: AdaptiveLength | None = None
     window: Window | None = None
     metrics: tuple[Metric, ...] = ()
     compute: Compute | None = None
@@ -122,6 +123,7 @@ class Record(Value, frozen=True):
     data_size: str = ""
     data_download_s: float | None = None
     attempt: Attempt | None = None
+    beside: tuple[str, ...] = ()
     rows: RunRows | None = None
     files: tuple[File, ...] = ()
 

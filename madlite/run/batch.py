@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
@@ -26,8 +27,10 @@ from madlite.results.rows import build_rows, masked_rows
 from madlite.results.sidefiles import make_entries, write_side_files
 from madlite.results.stored import RunResult, result_text
 from madlite.run.attempts import Attempts, NextAttempt, RetryPolicy
+from madlite.run.batch_jobs import bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
 from madlite.run.context import context_file, left_out_before
 from madlite.run.one import Run, secrets_for
+from madlite.run.scheduler import Scheduler, Start
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog.watchdog import StopReason
@@ -292,6 +295,9 @@ def has_row(one: Planned, result: Result) -> bool:
     return plan.writes_row and (not plan.skip_model_run or result.status is Status.FAILURE)
 
 
+AUTO = 0  # so many runs at once
+_MOST_THREADS = 256
+
 STOPPED = StopReason(cause=Cause.INTERRUPTED, text="stopped")
 
 
@@ -299,9 +305,15 @@ class BatchSettings(Value, frozen=True):
     """How the runs of a batch go: `at_once` of them at the same time, `settle` waits before each of them.
 
     `retry` says after which failures a run is tried again.
+
+    No run starts any more once `max_failures` have failed.  An `exclusive` run has all GPUs of the machine to itself.
+    `bind` keeps a run to the CPUs and the memory that are near its GPUs.
     """
 
-    at_once: int = 1
+    at_once: int = 1  # AUTO: as there are GPUs for, or cores for those without
+    max_failures: int | None = None
+    exclusive: bool = False
+    bind: Literal["off", "numa"] = "off"
     settle: Settle | None = None
     relative_change: RelativeChange | None = None
     retry: RetryPolicy = RetryPolicy()
@@ -330,14 +342,17 @@ class Batch:
         self._clock, self._journal = clock, journal or BatchJournal()
         self._settings, self._later = settings, later
         self._planned = [replace(one, plan=replace(one.plan, batch=self._journal.id)) for one in planned]
+        self._scheduler: Scheduler | None = None  # while they run
         self._lock = threading.Lock()  # guards all below
-        self._next = 0
+        self._ports: set[str] = set()  # of the running runs
         self._stop: StopReason | None = None  # of the whole batch
         self._stopped = threading.Event()  # the same, to wait for
         self._stops: dict[str, StopControl] = {}  # of the running runs
         self._results: dict[int, Result] = {}
         self._pending: list[int] = []
         self._bug: Exception | None = None
+        self._failures = 0
+        self._took_s = 0.0  # by all that ended, together
 
     def run(self, signals: Signals | None = None) -> RunOutcome:
         """Run all of them; after INT, TERM or HUP running ones are ended and the rest is not started."""
@@ -357,8 +372,11 @@ class Batch:
                 self._stop = self._stop or reason
                 self._stopped.set()
             stops = [stop for name, stop in self._stops.items() if run_id in (None, name)]
+            scheduler = self._scheduler if run_id is None else None
         for stop in stops:
             stop.request(reason)
+        if scheduler is not None:
+            scheduler.stop()
 
     def _work_all(self) -> None:
         """Run as many threads as runs at once; this one is the first."""
@@ -366,31 +384,63 @@ class Batch:
 
         def work() -> None:
             try:
-                self._work()
+                self._work(scheduler)
             except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
                 raised.append(error)
+                scheduler.stop()
 
-        threads = [threading.Thread(target=work, name="madlite-run") for _ in range(1, self._settings.at_once)]
-        for thread in threads:
-            thread.start()
-        work()
-        for thread in threads:
-            thread.join()
+        with self._scheduling() as (scheduler, at_once):
+            threads = [threading.Thread(target=work, name="madlite-run") for _ in range(1, at_once)]
+            for thread in threads:
+                thread.start()
+            work()
+            for thread in threads:
+                thread.join()
         if raised:
             raise raised[0]
 
-    def _work(self) -> None:
-        while (position := self._take()) is not None:
+    @contextmanager
+    def _scheduling(self) -> Iterator[tuple[Scheduler, int]]:
+        """Yield what says which run starts when, and how many threads run them; GPUs are given back after the block."""
+        settings = self._settings
+        jobs = make_jobs(self._planned, self._plugins, self._options.environ, settings.at_once, settings.exclusive)
+        with open_pool(jobs, self._planned, self._options.environ, settings.at_once) as pool:
+            for gpu, text in (pool.foreign() if pool is not None else {}).items():
+                self._screen.warn(f"GPU {gpu} is left alone: {text}")
+            slots = settings.at_once or cpu_slots()
+            scheduler = Scheduler(
+                jobs, pool, slots, in_order=settings.at_once == 1, on_wait=self._screen.waiting, clock=self._clock
+            )
+            with self._lock:
+                self._scheduler, is_over = scheduler, self._stop is not None
+            if is_over:
+                scheduler.stop()
+            with_gpus = len(pool.every) if pool is not None and settings.at_once == AUTO else 0
+            yield scheduler, max(1, min(slots + with_gpus, len(jobs), _MOST_THREADS))
+
+    def _work(self, scheduler: Scheduler) -> None:
+        while (start := scheduler.take()) is not None:
+            position = start.job.position
             attempts = Attempts(self._settings.retry, self._plugins)
             one: Planned | None = attempts.first(self._planned[position])
             self._journal.begin(self._planned[position].plan.id)
-            while one is not None:
-                self._screen.started(one.plan, position + 1, len(self._planned))
-                one = self._attempt(position, one, attempts)
+            try:
+                while one is not None:
+                    one = self._attempt(position, self._bound(one, start), attempts, scheduler, start)
+            finally:
+                scheduler.end(start)
+            self._after(scheduler)
 
-    def _attempt(self, position: int, one: Planned, attempts: Attempts) -> Planned | None:
+    def _attempt(
+        self, position: int, one: Planned, attempts: Attempts, scheduler: Scheduler, start: Start
+    ) -> Planned | None:
         """Run one attempt of a run; return the next one when it is due, None where this was the last."""
-        result, saved, bug, following = self._run(one, attempts)
+        self._screen.started(one.plan, position + 1, len(self._planned))
+        try:
+            result, saved, bug, following = self._run(one, attempts, scheduler, start)
+        finally:
+            with self._lock:
+                self._ports.discard(str(one.plan.env.get("MASTER_PORT")))
         if following is not None:
             self._plugins.notify("madlite_run_finished", plan=one.plan, result=attempts.replaced(result, following))
             self._screen.retrying(one.plan, result, following[1].text)
@@ -405,13 +455,25 @@ class Batch:
         self._note(position, result, saved, bug)
         return None
 
-    def _take(self) -> int | None:
+    def _bound(self, one: Planned, start: Start) -> Planned:
+        """Return a run as it starts: on the GPUs that it gets, and with a port that no other run of the batch has."""
+        plan = bound_plan(one.plan, start, self._options.environ, numa=self._settings.bind == "numa")
+        if self._settings.at_once != 1:
+            with self._lock:
+                plan = with_own_port(plan, self._ports)
+        return replace(one, plan=plan)
+
+    def _after(self, scheduler: Scheduler) -> None:
+        """Start no other run after too many failures; show how far the batch is where runs go on at the same time."""
+        settings = self._settings
         with self._lock:
-            position = self._next
-            if self._stop is not None or self._bug is not None or position == len(self._planned):
-                return None
-            self._next += 1
-            return position
+            ended, took_s = len(self._results), self._took_s
+            too_many = settings.max_failures is not None and self._failures >= settings.max_failures
+            is_over = too_many or self._bug is not None
+        if is_over:
+            scheduler.stop()
+        elif settings.at_once != 1 and len(self._planned) > 1:
+            self._screen.overall(ended, len(self._planned), scheduler.left_s(took_s / ended))
 
     @contextmanager
     def _stoppable(self, run: Run) -> Iterator[None]:
@@ -429,20 +491,22 @@ class Batch:
                 del self._stops[run_id]
 
     def _run(
-        self, one: Planned, attempts: Attempts
+        self, one: Planned, attempts: Attempts, scheduler: Scheduler, start: Start
     ) -> tuple[Result, bool, Exception | None, tuple[Planned, NextAttempt] | None]:
         """Run one to its end and write it; return a bug too, which ends the batch once all is written.
 
-        What is tried again is set aside, and the next attempt returned.
+        What is tried again is set aside, and the next attempt returned: it has the GPUs of this one.
         """
         environ, settings = self._options.environ, self._settings
         bug: Exception | None = None
         secrets = secrets_for(one, environ)
+        recoverable = settings.retry.is_active
         with (
             Run(one, self._plugins, self._screen, secrets, self._clock, environ, settings.settle) as run,
             self._stoppable(run),
         ):
-            recoverable = settings.retry.is_active
+            run.on_open = partial(scheduler.opened, start)
+            run.on_end = partial(scheduler.beside if recoverable else scheduler.end, start)
             writer = ResultWriter(
                 one, self._options, self._screen, run.mask, settings.relative_change, recoverable=recoverable
             )
@@ -478,6 +542,8 @@ class Batch:
             self._results[position] = result
             self._pending += [] if saved else [position]
             self._bug = self._bug or bug
+            self._failures += result.status is Status.FAILURE
+            self._took_s += result.durations_s.get("total", 0.0)
 
     def _outcome(self, code: ExitCode | None) -> RunOutcome:
         results = tuple(self._results[position] for position in sorted(self._results))

@@ -18,7 +18,7 @@ from madlite.results.rows import docker_file
 from madlite.run.build_jobs import build_command_text, same_content, vendor_of
 from madlite.run.one import BUILD_LOG_END
 from madlite.run.planning import BatchInputs, image_of_command, plan_card, plan_each
-from madlite.run.screen import Planned
+from madlite.run.screen import Planned, pair
 
 _log = logging.getLogger(__name__)
 
@@ -165,9 +165,9 @@ def manifest_of_runs(
 ) -> str:
     """Return the manifest of what runs from tags built or used, as `madlite build` would have written it.
 
-    `results` are those of the first of the planned, in their order.
+    `results` are those of the runs that ended.
     """
-    finished = list(zip(planned, results, strict=False))
+    finished = [(one, result) for one, result in pair(planned, results) if result is not None]
     overwritten = [(one.plan, by) for one, result in finished if (by := _overwritten_by(one.plan, result, finished))]
     remaining = [(one, result) for one, result in finished if all(one.plan is not plan for plan, _ in overwritten)]
     images, failed, took_s = builds_of([one for one, _ in remaining], [result for _, result in remaining])
@@ -182,7 +182,8 @@ def builds_of(
     planned: Sequence[Planned], results: Sequence[Result]
 ) -> tuple[list[BuiltImage], list[FailedBuild], float]:
     """Return what runs from tags built or used, what did not build, and the seconds of all builds."""
-    done = [(one.plan, result) for one, result in zip(planned, results, strict=False) if one.plan.image is not None]
+    ended = pair(planned, results)
+    done = [(one.plan, result) for one, result in ended if result is not None and one.plan.image is not None]
     images = [_built_image(plan, result) for plan, result in done if result.image.ref]
     failed = [_failed(plan, result.reason) for plan, result in done if result.cause is Cause.BUILD]
     return images, failed, sum(result.image.build_duration_s or 0.0 for _, result in done)

@@ -17,6 +17,7 @@ from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, inline_hint
 from madlite.machine.host import Host
+from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text
 from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
@@ -36,7 +37,7 @@ from madlite.run.session_runner import SessionRunner, border, check_type
 from madlite.run.stop import StopControl
 from madlite.run.watchdog.hang import HangProbe
 from madlite.run.watchdog.progress_monitor import ProgressMonitor
-from madlite.run.watchdog.watchdog import HangReport, Watchdog
+from madlite.run.watchdog.watchdog import HangReport, StopReason, Watchdog
 from madlite.runtimes.docker.request import request_secrets
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.workspace.claims import claim_model_dir, lock_name, locked_results
@@ -209,9 +210,12 @@ class Run:
         show = self.screen
         dog = Watchdog(self.silence, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
         self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)
+        self._convergence = self._make_convergence()
         self.folder: RunFolder | None = None
         self.stage: SessionRunner | None = None  # once its session can be opened
         self._claims = ExitStack()
+        self.on_open: Callable[[str], None] = lambda handle: None  # gets the handle of its session
+        self.on_end: Callable[[], tuple[str, ...]] = tuple  # once it is closed; returns the runs that were beside it
 
     def run(self) -> Result:
         """Run the plan to its verdict; a workload's failure is a result, never an exception."""
@@ -291,10 +295,17 @@ class Run:
                 log.say(f"madlite: {verdict.status.value} {verdict.reason}")
         finally:
             log.close()
-        stalls = self.silence.findings(by_itself=self.stop.reason is None)
-        notes = (*stalls, *self.state.image.notes, *self.state.notes, *self.state.missing, *log.notes)
+        stalls = self.silence.findings(by_itself=self.stop.reason is None or self.stop.reason.cause is Cause.NONE)
+        notes = (*self._length(), *stalls, *self.state.image.notes, *self.state.notes, *self.state.missing, *log.notes)
         findings = (*verdict.findings, *notes)
         return self._result(replace(verdict, findings=findings))
+
+    def _length(self) -> tuple[str, ...]:
+        """Note how long a run with `--until` was, and return it as a sentence."""
+        if self._convergence is None or not self.state.monitor.steps:
+            return ()
+        self.state.adaptive = self._convergence.outcome(self.state.monitor.steps)
+        return (adaptive_text(self.state.adaptive),)
 
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
@@ -303,7 +314,7 @@ class Run:
             self._prepare(log, mad_log)
             one = replace(self.one, plan=self.plan)  # as it is claimed
             self.stage = SessionRunner(
-                one, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log
+                one, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log, self.on_open
             )
             seen = replace(self.stage.act(folder, log), foreign_processes=self.instrumentation.foreign_processes)
         except Interrupted:
@@ -365,6 +376,17 @@ class Run:
     def _step(self, step: Step) -> None:
         self.screen.step(step)
         self.plugins.notify("madlite_run_step", plan=self.plan, step=step)
+        if self._convergence is not None and (length := self._convergence.check(step, self.state.monitor.steps)):
+            self.state.is_complete = True
+            text = adaptive_text(length)
+            self.stop.request(StopReason(cause=Cause.NONE, text=text, short="its steps are enough"))
+
+    def _make_convergence(self) -> ConvergenceMonitor | None:
+        variant = self.plan.variant
+        if not self.plan.until or variant is None:
+            return None
+        quantity = self.plan.result_rule.headline
+        return ConvergenceMonitor(self.plan.until, quantity, variant.warmup_steps, variant.steps)
 
     def _probe_hang(self, cancelled: Event) -> HangReport:
         """Look at what the run hangs in."""
@@ -396,7 +418,8 @@ class Run:
 
     def _result(self, verdict: Verdict) -> Result:
         self.state.durations_s["total"] = self.clock() - self.began
-        result = self.state.result(self.plan, verdict, self.started)
+        beside = self.on_end() if self.plan.blocked is None else ()
+        result = replace(self.state.result(self.plan, verdict, self.started), beside=beside)
         return masked(self.instrumentation.annotate(with_diagnosis(self.plan, result, self.state)), self.mask)
 
 

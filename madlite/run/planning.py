@@ -26,11 +26,12 @@ from madlite.model import (
     Runtime,
     Status,
 )
+from madlite.plan.container import is_pinned
 from madlite.plan.context import Context, args_for, argument_keys
 from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
 from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE, PlanInputs, RunInputs, layers
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
-from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place
+from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, usable_gpus
 from madlite.plan.render import Rendering, render
 from madlite.plan.values import requested_origins, requested_values
 from madlite.run.backend_choice import Owner, expand_shared, find_owners
@@ -379,6 +380,7 @@ def _startable(
         context=inputs.context.values,
         declared=run.spec.declared,
         knobs=run.spec.knobs,
+        gpus=() if is_pinned(plan) else usable_gpus(inputs.machine, inputs.context, inputs.options.environ),
     )
 
 

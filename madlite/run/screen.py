@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from threading import Lock, Timer
 from typing import Any, Protocol
@@ -148,6 +148,15 @@ class Screen(Protocol):
     def warn(self, text: str) -> None:
         """Something is wrong that does not end a run; the text names what it concerns."""
 
+    def waiting(self, text: str) -> None:
+        """No run can start, and why: other processes have the GPUs; "" once one can."""
+
+    def overall(self, ended: int, count: int, left_s: float | None) -> None:
+        """How many runs of a batch have ended, of those that go on at the same time, and when the last one will have.
+
+        `left_s` is None where nothing is known of how long they take.
+        """
+
 
 class RunEvents:
     """The events of one run while it goes on: to the screen, under its id, and to the file with its progress."""
@@ -193,7 +202,8 @@ class Planned(Value, frozen=True):
 
     A blocked plan of a card that could not be planned has neither backends nor files.  `without_options` plans the card
     again without the options of the command, `with_micro_batch` this run of it with another micro batch: None where
-    the trainer has one of its own.  `declared` are keys whose values the trainer does not get.
+    the trainer has one of its own.  `declared` are keys whose values the trainer does not get.  `gpus` are the ids that
+    it may get, as many as it was planned with: none where it has to have those of its plan.
     """
 
     plan: RunPlan
@@ -206,10 +216,13 @@ class Planned(Value, frozen=True):
     without_options: Callable[[], Sequence[Planned]] = tuple
     knobs: tuple[Knob, ...] = ()  # what `madlite tune` may change of it
     with_micro_batch: Callable[[int], Planned | None] = lambda micro_batch: None
+    gpus: tuple[int, ...] = ()
 
 
 class RunOutcome(Value, frozen=True):
-    """What a batch came to: results of the first plans in order, names of cards that never started, the exit code.
+    """What a batch came to: results in the order of the plans, names of cards that never started, the exit code.
+
+    Runs at the same time end in any order, and a batch can end before all have: `pair` says which result is whose.
 
     `pending` are the cards of runs whose rows the results file did not take.
     `bug` is an error of madlite itself that ended the batch, after its row was written.
@@ -220,3 +233,9 @@ class RunOutcome(Value, frozen=True):
     exit_code: ExitCode
     bug: Exception | None = None
     pending: tuple[str, ...] = ()
+
+
+def pair(planned: Sequence[Planned], results: Iterable[Result]) -> list[tuple[Planned, Result | None]]:
+    """Return each plan with its result; None for a run that never started."""
+    by_id = {result.plan_id: result for result in results}
+    return [(one, by_id.get(one.plan.id)) for one in planned]

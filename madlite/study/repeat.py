@@ -20,7 +20,7 @@ from madlite.model import Status, Study, Value
 from madlite.plan.caches import cache_folders, with_caches
 from madlite.run.batch import Batch, BatchSettings
 from madlite.run.from_plan import copied
-from madlite.run.screen import Planned, RunOutcome, Screen
+from madlite.run.screen import Planned, RunOutcome, Screen, pair
 from madlite.run.stop import Signals
 from madlite.secrets import masked_json
 from madlite.study.summary import StudySummary, samples_of, summarise
@@ -142,8 +142,8 @@ def run_repeat(
                 outcome = batch.run(signals)
             else:
                 outcome = replace(warm, results=(), not_started=tuple(one.plan.card.name for one in repeat.runs))
-        ended = zip(repeat.warm_ups, warm.results, strict=False)
-        failed = [one.plan.card.name for one, result in ended if result.status is Status.FAILURE]
+        ended = pair(repeat.warm_ups, warm.results)
+        failed = [one.plan.card.name for one, result in ended if result and result.status is Status.FAILURE]
         summary = summarise(repeat.id, KIND, samples_of(repeat.runs, outcome.results), failed)
         problems.append(folder.write_summary(_summary_text(repeat, summary, options)))
     finally:

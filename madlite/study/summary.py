@@ -13,7 +13,7 @@ from statistics import fmean, median
 from madlite.measure.statistics import Interval, coefficient_of_variation, mean_interval
 from madlite.model import Metric, Result, RunPlan, Status, Study, Value, Variant
 from madlite.results.record import Record, result_of
-from madlite.run.screen import Planned
+from madlite.run.screen import Planned, pair
 
 CONFIDENCE = 0.95
 INTERVAL = "Student's t interval of the mean of the runs"
@@ -84,9 +84,8 @@ class StudySummary(Value, frozen=True):
 
 
 def samples_of(planned: Sequence[Planned], results: Sequence[Result]) -> Iterator[Sample]:
-    """Yield the runs of a study as they were planned; `results` are those of the first of them."""
-    ended: list[Result | None] = [*results, *[None] * (len(planned) - len(results))]
-    for one, result in zip(planned, ended, strict=True):
+    """Yield the runs of a study as they were planned; `results` are those of the runs that ended."""
+    for one, result in pair(planned, results):
         if one.plan.study is not None:
             yield _sample(one.plan, one.plan.study, result)
 

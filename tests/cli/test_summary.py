@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,11 @@ GOOD, BAD = Status.SUCCESS, Status.FAILURE
 
 @pytest.fixture
 def planned(tmp_path):
+    numbers = count(1)
+
     def make(name: str, **changes) -> Planned:
         card = Card(name=name, root=tmp_path, source="a test")
-        plan = make_plan(tmp_path, id=f"run-{name}", card=card, **changes)
+        plan = make_plan(tmp_path, id=f"{next(numbers)}", card=card, **changes)
         return Planned(plan=plan, backends=(), files=(), runtime=None)
 
     return make

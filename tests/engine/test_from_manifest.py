@@ -161,6 +161,7 @@ def test_a_batch_of_runs_leaves_a_manifest_that_runs_again(tmp_path, scripts, ar
 
     asked = replace(built(tmp_path).request, overrides=(("steps", "3"),))
     planned = plan_runs([asked, asked, asked], around(MI300X, environ={"MAD_SECRETS_A": "hush-hush"}))
+    planned = [replace(one, plan=replace(one.plan, id=str(n))) for n, one in enumerate(planned, 1)]
     used = ImageUsed(ref="ci-m_x.ubuntu.amd", digest="sha256:own", base_digest="sha256:base", build_duration_s=2.5)
     results = [
         Result(plan_id="1", status=Status.SUCCESS, image=used),
@@ -245,8 +246,9 @@ def test_an_image_that_a_later_run_replaced_is_not_in_the_manifest(tmp_path, scr
         requests.append(replace(request, card=card))
     planned = plan_runs(requests, around())
     assert {one.plan.image.ref for one in planned} == {"ci-foo_d"}
-    used = Result(plan_id="1", status=Status.SUCCESS, image=ImageUsed(ref="ci-foo_d", digest="sha256:1"))
-    told = json.loads(manifest_of_runs(planned, [used, used], Context(), ()))
+    image = ImageUsed(ref="ci-foo_d", digest="sha256:1")
+    used, other = (Result(plan_id=one.plan.id, status=Status.SUCCESS, image=image) for one in planned)
+    told = json.loads(manifest_of_runs(planned, [used, other], Context(), ()))
     assert {key: entry["model"] for key, entry in told["built_images"].items()} == {"ci-foo_d": "foo"}
     (lost,) = told["summary"]["failed_builds"]
     assert lost["model"] == "Foo" and "made anew for card 'foo'" in lost["error"]

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.model import Action, Image, Login, Secret
 from madlite.plan.plan_file import (
+    VERSION,
     PlannedFile,
     SavedPlan,
     is_plan_file,
@@ -42,7 +43,7 @@ def file(tmp_path, plan):
     names = name_secrets(plan, secret_sources(ENVIRON, CREDENTIALS, {}))
     files = (PlannedFile.of("run.sh", tmp_path, b"echo \xc3\xa4\n"), PlannedFile.of("bin", tmp_path, b"\xff\0"))
     path = tmp_path / "plan.json"
-    path.write_text(plan_text(SavedPlan(version=1, plan=plan, files=files), names, KNOWN))
+    path.write_text(plan_text(SavedPlan(version=VERSION, plan=plan, files=files), names, KNOWN))
     return path
 
 
@@ -98,7 +99,7 @@ def test_every_secret_that_is_not_known_is_named_with_its_place(file):
         ({"plan": {"image": {"login": {"password": "open"}}}}, "key 'plan.image.login.password' is wrong"),
         ({"plan": {"id": "../x"}}, "key 'plan.id' is wrong"),
         ({"plan": {"folder": "/etc"}}, "key 'plan.folder' is wrong: /etc is not "),
-        ({"version": 2, "madlite": "9.9"}, "is of version 2, of a newer madlite (9.9); this one reads version 1"),
+        ({"version": 3, "madlite": "9.9"}, "is of version 3, of a newer madlite (9.9); this one reads version 2"),
         ({"version": "one"}, "is no plan of madlite"),
         ({"files": [{"path": "a", "template": "b", "data": "!", "encoding": "base64"}]}, "is no base64"),
         ({"pipelines": ""}, "key 'pipelines' is unknown"),
@@ -115,7 +116,7 @@ def test_a_wrong_field_is_one_sentence_with_its_place(file, change, said):
     assert said in problem.value.message and str(file) in problem.value.message and problem.value.hint
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 1}', '{"version": true, "plan": {}}', "\0", "\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 2}', '{"version": true, "plan": {}}', "\0", "\xff"])
 def test_what_is_no_plan_file_is_told_so(file, text):
     file.write_text(text, encoding="latin-1")
     with pytest.raises(UsageProblem):
@@ -140,13 +141,13 @@ def test_what_is_no_plan_file_is_told_so(file, text):
 def test_a_secret_that_somebody_typed_into_a_plan_is_refused(tmp_path, change):
     plan = make_plan(tmp_path, **change)
     with pytest.raises(UsageProblem, match="spells out a secret") as problem:
-        plan_text(SavedPlan(version=1, plan=plan), {"hushhush": "DB"}, {"HF_TOKEN": TOKEN})
+        plan_text(SavedPlan(version=VERSION, plan=plan), {"hushhush": "DB"}, {"HF_TOKEN": TOKEN})
     assert "hush" not in problem.value.message and TOKEN not in problem.value.message
 
 
 def test_a_secret_in_a_rendered_file_is_refused_and_a_variable_s_name_is_none(tmp_path):
     plan = make_plan(tmp_path, args="--max_tokens 8 --password=$HUSH")
-    plan_text(SavedPlan(version=1, plan=plan), {}, {"DB_PASSWORD": "8"})
+    plan_text(SavedPlan(version=VERSION, plan=plan), {}, {"DB_PASSWORD": "8"})
     files = (PlannedFile.of("run.sh", tmp_path, f"export X={TOKEN}\n".encode()),)
     with pytest.raises(UsageProblem, match=r"files\[0\].data spells out a secret"):
-        plan_text(SavedPlan(version=1, plan=plan, files=files), {}, {"HF_TOKEN": TOKEN})
+        plan_text(SavedPlan(version=VERSION, plan=plan, files=files), {}, {"HF_TOKEN": TOKEN})

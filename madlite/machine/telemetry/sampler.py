@@ -30,6 +30,7 @@ from madlite.machine.sources.kfd import driver_ids, kfd_processes
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
 from madlite.machine.sources.nvml import Nvml
 from madlite.machine.sources.rocm_smi import RocmSmi
+from madlite.machine.visible import visible_gpus
 from madlite.model import Gpu, RunPlan, Value, Vendor
 from madlite.safe_files import Folder
 
@@ -40,13 +41,6 @@ PROCESSES_EVERY_S = 10.0  # of reading the list of processes
 BUSY_PERCENT = 5.0  # of utilisation: what an idle GPU does not reach
 TOOL_PAUSE_FACTOR = 9  # times as long as a tool took, in which the source beside it is read again
 LEAVE_S = 2.0  # for the thread to end
-
-# what hides GPUs, in the order in which one counts what the one before it left; of several in a group the first counts
-_HIDING = {
-    "AMD": (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
-    "NVIDIA": (("CUDA_VISIBLE_DEVICES",),),
-    "CPU": (),
-}
 
 
 class SamplingTarget(Value, frozen=True):
@@ -66,32 +60,9 @@ def used_gpus(plan: RunPlan) -> tuple[Gpu, ...]:
     GPU of ours is the workload's own business: then the granted ones are meant.
     """
     allocated = [gpu for gpu in plan.machine.gpus if gpu.index in plan.place.gpu_ids]
-    left = allocated if plan.traits.containerised else list(plan.machine.gpus)
-    is_restricted = False
-    for names in _HIDING[plan.machine.vendor]:
-        text = next((value for name in names if isinstance(value := plan.env.get(name), str) and value.strip()), "")
-        if text:
-            is_restricted, left = True, _visible(left, text)
-    return tuple(left if is_restricted and left else allocated) if allocated else ()
-
-
-def _visible(gpus: Sequence[Gpu], text: str) -> list[Gpu]:
-    """Return the GPUs that a list names, by place or by id; what follows a word that is neither is hidden."""
-    found: list[Gpu] = []
-    for word in text.split(","):
-        named = _named(gpus, word.strip())
-        if named is None:
-            break
-        found += [named] if named not in found else []
-    return found
-
-
-def _named(gpus: Sequence[Gpu], word: str) -> Gpu | None:
-    if word.isdecimal():
-        return gpus[int(word)] if int(word) < len(gpus) else None
-    wanted = word.lower().removeprefix("gpu-")
-    same = [gpu for gpu in gpus if wanted and gpu.unique_id.lower().removeprefix("gpu-").startswith(wanted)]
-    return same[0] if len(same) == 1 else None
+    counted = allocated if plan.traits.containerised else plan.machine.gpus
+    left = visible_gpus(plan.machine.vendor, counted, plan.env)
+    return tuple(left or allocated) if allocated else ()
 
 
 def open_sources(
@@ -126,6 +97,21 @@ def _tools(vendor: Vendor, indexes: Sequence[int], host: Host, cancelled: Event)
     import pynvml
 
     return Nvml(pynvml, indexes), NvidiaSmi(host, indexes, cancelled)
+
+
+def list_processes(vendor: Vendor, gpus: Sequence[Gpu], host: Host, cancelled: Event) -> tuple[GpuProcess, ...]:
+    """Return the processes on GPUs, as the driver or the first tool that can lists them; none where nothing does."""
+    if vendor == "CPU":
+        return ()
+    if vendor == "AMD" and (found := kfd_processes(host.root, driver_ids(host.root, gpus))) is not None:
+        return found
+    for tool in _tools(vendor, [gpu.index for gpu in gpus], host, cancelled):
+        try:
+            if tool.read().readings and (listed := tool.processes()) is not None:
+                return listed
+        finally:
+            tool.close()
+    return ()
 
 
 class Sampler:

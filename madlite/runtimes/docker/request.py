@@ -134,6 +134,7 @@ def _host_config(plan: RunPlan) -> dict[str, Json]:
         "Mounts": [_mount(mount) for mount in every if ":" in mount.source],  # a bind's text has no way to say it
         "Ulimits": [ulimit(text) for text in options.ulimits],
         "CpusetCpus": options.cpuset,
+        "CpusetMems": options.cpuset_mems,
         "Init": True,
     }
 

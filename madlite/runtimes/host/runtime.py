@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from madlite.errors import RuntimeProblem
+from madlite.machine.numa import cpu_numbers
 from madlite.model import (
     Action,
     Cause,
@@ -82,7 +84,8 @@ class CommandRuntime:
         """Hold a session open; leaving it ends every process of the run, unless the plan keeps it alive."""
         env = {**self.environment(plan), **reveal(_added(plan))}
         start = partial(self._start, plan)
-        session = HostSession(plan.id, plan.workspace, plan.folder, env, plan.stop_grace_s, self._environ, start)
+        cpus = () if self.traits.containerised else cpu_numbers(plan.engine_options.cpuset)
+        session = HostSession(plan.id, plan.workspace, plan.folder, env, plan.stop_grace_s, self._environ, start, cpus)
         session.make_ready()
         try:
             yield session
@@ -121,9 +124,18 @@ class CommandRuntime:
         """Return the command of an action, and the folder it starts in."""
         if not self.traits.containerised:
             cwd = plan.workspace / action.cwd.replace("{folder}", str(plan.folder))
-            return self.command(plan, action.argv, str(cwd)), cwd
+            return (*self._near_memory(plan), *self.command(plan, action.argv, str(cwd))), cwd
         inside = PurePosixPath(plan.inside) / action.cwd.replace("{folder}", plan.folder_inside)
         return self.command(plan, action.argv, str(inside)), plan.workspace
+
+    def _near_memory(self, plan: RunPlan) -> tuple[str, ...]:
+        """Return what keeps a command's memory to NUMA nodes, where numactl is installed.
+
+        Without it memory comes from the node of the CPU that first writes to it, as long as that has some.
+        """
+        nodes = plan.engine_options.cpuset_mems
+        numactl = shutil.which("numactl", path=self._environ.get("PATH")) if nodes else None
+        return (numactl, f"--membind={nodes}", "--") if numactl else ()
 
 
 class HostRuntime(CommandRuntime):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -47,8 +47,8 @@ class HostAction:
     read, so that a signal cannot reach another.
     """
 
-    def __init__(self, environ: Mapping[str, str], run: str) -> None:
-        """Start a supervisor with the environment `environ`; `run` is what people see of it.
+    def __init__(self, environ: Mapping[str, str], run: str, cpus: Collection[int] = ()) -> None:
+        """Start a supervisor with the environment `environ`, kept to `cpus`; `run` is what people see of it.
 
         Raises:
             OSError: it cannot be started.
@@ -62,6 +62,9 @@ class HostAction:
             raise
         finally:
             os.close(report_to)
+        if cpus:  # as what it starts will be; of CPUs that are gone it may use all
+            with suppress(OSError):
+                os.sched_setaffinity(started.pid, cpus)
         self.pid = 0
         self.is_lost = False  # the supervisor was killed: what it kept together is so no more
         self.stdout, self.stderr = started.stdout, started.stderr
@@ -205,8 +208,12 @@ class HostSession:
         grace_s: float,
         environ: Mapping[str, str] | None = None,
         start: Callable[[Action], tuple[Sequence[str], Path]] | None = None,
+        cpus: Collection[int] = (),
     ) -> None:
-        """Make a session; `start` tells an action's command and the folder it starts in, where they are not its own."""
+        """Make a session; `start` tells an action's command and the folder it starts in, where they are not its own.
+
+        Its processes are kept to `cpus`, where some are named.
+        """
         self.handle = str(folder)
         self.notes: tuple[str, ...] = ()
         self._run_id = run_id
@@ -222,11 +229,12 @@ class HostSession:
         self._next: HostAction | None = None  # its supervisor starts while other things are done
         self._actions: list[HostAction] = []  # the last one may be running; of others something may be left
         self._gate = ActionGate()
+        self._cpus = cpus
 
     def make_ready(self) -> None:
         """Have the supervisor of the next action start meanwhile."""
         with suppress(OSError):  # then that action says so
-            self._next = HostAction(self._supervisor_env, self._run_id)
+            self._next = self._supervisor()
 
     def run(self, action: Action, out: Sink) -> Exit:
         """Run the action to its end; `out` gets its output as it comes.
@@ -300,14 +308,15 @@ class HostSession:
             self.make_ready()
         return self._actions[-1]
 
+    def _supervisor(self) -> HostAction:
+        return HostAction(self._supervisor_env, self._run_id, self._cpus)
+
     def _own(self, action: Action) -> tuple[Sequence[str], Path]:
         return action.argv, self._workspace / action.cwd.replace("{folder}", str(self._folder))
 
     def _started(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> HostAction:
         waiting, self._next = self._next, None
-        started = (
-            waiting if waiting is not None and waiting.is_waiting() else HostAction(self._supervisor_env, self._run_id)
-        )
+        started = waiting if waiting is not None and waiting.is_waiting() else self._supervisor()
         try:
             started.start(argv, {**self._env, **env}, cwd)
         except BaseException:

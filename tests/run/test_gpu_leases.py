@@ -1,0 +1,246 @@
+"""Leases of GPUs between processes and users: who holds one is known, and what lies in their place is not used."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import traceback
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.model import Gpu
+from madlite.run.recovery.dead_leases import lease_states, remains_of
+from madlite.workspace.folder import RUN_MARK
+from madlite.workspace.gpu_leases import LeaseFolder, LeaseHolder, lease_folder, lease_names
+
+NOBODY = 65534
+GPU = Gpu(index=0, bus="0000:c1:00.0")
+NAME = "gpu-0000:c1:00.0"
+ME = LeaseHolder(user="me", uid=1, pid=os.getpid(), run="r1", folder="/w/madlite_runs/r1")
+
+
+def as_user(uid: int, act: Callable[[], object]) -> None:
+    """Do something in a process of another user; an exception of it fails the test."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            act()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for place in (tmp_path, *tmp_path.parents[:3]):  # which pytest makes for its own user
+        if place.stat().st_uid == os.geteuid() and place != Path("/tmp"):
+            place.chmod(0o755 if place != tmp_path else 0o1777)
+    return tmp_path / "leases"
+
+
+def test_a_lease_is_one_process_s_and_says_whose(folder):
+    with closing(LeaseFolder(folder)) as one, closing(LeaseFolder(folder)) as other:
+        lease, dead = one.take(NAME)
+        lease.note(ME)
+        assert dead is None and other.take(NAME) is None
+        (state,) = other.states([NAME])
+        assert state.locked and state.holder == ME
+        lease.release()
+        (state,) = other.states([NAME])
+        assert not state.locked and state.holder is None
+        assert other.take(NAME)[1] is None
+
+
+def test_a_lease_of_a_killed_process_is_free_and_names_it(folder):
+    def be_killed() -> None:
+        LeaseFolder(folder).take(NAME)[0].note(ME)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = os.fork()
+    if pid == 0:
+        be_killed()
+    os.waitpid(pid, 0)
+    with closing(LeaseFolder(folder)) as leases:
+        lease, dead = leases.take(NAME)
+        assert dead == ME
+        lease.leave()
+        leases.clear(NAME)
+        assert [one.holder for one in leases.states([NAME])] == [None]
+
+
+def test_folder_and_files_are_for_all_whatever_the_umask(folder):
+    before = os.umask(0o077)
+    try:
+        with closing(LeaseFolder(folder)) as leases:
+            leases.take(NAME)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777 and stat.S_IMODE((folder / NAME).stat().st_mode) == 0o666
+
+
+def test_a_folder_that_a_user_names_keeps_its_mode(folder):
+    folder.mkdir(mode=0o700)
+    with closing(LeaseFolder(folder)) as leases:
+        assert leases.take(NAME) is not None
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.host
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_two_users_take_turns_in_both_directions(folder):
+    def held() -> None:
+        with closing(LeaseFolder(folder)) as leases:
+            assert leases.take(NAME) is None
+            (state,) = leases.states([NAME])
+            assert state.holder == ME
+
+    def free() -> None:
+        with closing(LeaseFolder(folder)) as leases:
+            lease, dead = leases.take(NAME)
+            lease.note(LeaseHolder(user="nobody", uid=NOBODY, run="r2"))
+            assert dead is None
+            lease.leave()
+
+    with closing(LeaseFolder(folder)) as mine:
+        lease, _ = mine.take(NAME)
+        lease.note(ME)
+        as_user(NOBODY, held)
+        lease.release()
+        as_user(NOBODY, free)
+        lease, dead = mine.take(NAME)
+        assert dead is not None and dead.run == "r2"
+        lease.release()
+
+
+@pytest.mark.host
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_root_uses_a_folder_and_files_that_another_user_made(folder):
+    def make() -> None:
+        with closing(LeaseFolder(folder)) as leases:
+            leases.take(NAME)[0].release()
+
+    as_user(NOBODY, make)
+    with closing(LeaseFolder(folder)) as leases:
+        lease, _ = leases.take(NAME)
+        lease.note(ME)
+        assert folder.stat().st_uid == NOBODY and (folder / NAME).stat().st_uid == NOBODY
+        lease.release()
+
+
+@pytest.mark.host
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_another_user_s_own_folder_is_a_sentence(folder):
+    folder.mkdir(mode=0o755)
+
+    def refused() -> None:
+        with pytest.raises(UsageProblem, match="belongs to user 0, and others may not write to it") as problem:
+            LeaseFolder(folder)
+        assert "MADLITE_GPU_LEASES=DIR" in problem.value.hint
+
+    as_user(NOBODY, refused)
+
+
+def plant_link(place: Path) -> None:
+    (place.parent / "victim").write_text("mine")
+    place.symlink_to(place.parent / "victim")
+
+
+def plant_hard_link(place: Path) -> None:
+    (place.parent / "victim").write_text("mine")
+    place.hardlink_to(place.parent / "victim")
+
+
+PLANTED = {
+    "link": plant_link,
+    "hard link": plant_hard_link,
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("name", [NAME, "turn"])
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_lies_in_the_place_of_a_file_is_told_and_not_touched(folder, kind, name):
+    LeaseFolder(folder).close()
+    PLANTED[kind](folder / name)
+    with closing(LeaseFolder(folder)) as leases:
+        with pytest.raises(UsageProblem, match=f"the leases of GPUs cannot be used: {folder / name}: "):
+            leases.take(name) if name == NAME else leases.take_turn()
+        if name == NAME:
+            (state,) = leases.states([NAME])
+            assert not state.locked and state.holder is None and str(folder / NAME) in state.problem
+    victim = folder / "victim"
+    assert not victim.exists() or victim.read_text() == "mine"
+
+
+def test_a_link_or_a_file_in_the_place_of_the_folder_is_told_and_not_followed(folder):
+    (folder.parent / "elsewhere").mkdir()
+    folder.symlink_to(folder.parent / "elsewhere")
+    with pytest.raises(UsageProblem, match=f"cannot be used: {folder}: "):
+        LeaseFolder(folder)
+    assert list((folder.parent / "elsewhere").iterdir()) == []
+    folder.unlink()
+    folder.write_text("")
+    with pytest.raises(UsageProblem, match=f"cannot be used: {folder}: "):
+        LeaseFolder(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"pid": "x"}', '{"user": 5}', "\0" * 50, "[" * 9999, "\xff"])
+def test_a_text_that_is_no_lease_s_is_of_nobody(folder, text):
+    with closing(LeaseFolder(folder)) as leases:
+        leases.take(NAME)[0].leave()
+        (folder / NAME).write_bytes(text.encode("latin-1"))
+        assert leases.take(NAME)[1] is None
+
+
+def test_a_file_that_was_removed_is_not_locked_beside_a_new_one(folder):
+    with closing(LeaseFolder(folder)) as one, closing(LeaseFolder(folder)) as other:
+        lease, _ = one.take(NAME)
+        (folder / NAME).unlink()
+        assert other.take(NAME) is not None, "by hand: then nobody can know"
+        lease.release()
+        assert one.take(NAME) is None
+
+
+def test_each_gpu_has_its_own_name_partitions_too():
+    gpus = [Gpu(index=0, bus="0000:01:00.0"), Gpu(index=1, bus="0000:01:00.0"), Gpu(index=2, unique_id="GPU-a/../b")]
+    names = lease_names([*gpus, Gpu(index=3)])
+    assert names == {0: "gpu-0000:01:00.0-0", 1: "gpu-0000:01:00.0-1", 2: "gpu-GPU-a_.._b", 3: "gpu-3"}
+
+
+def test_the_folder_is_named_by_the_environment_or_where_all_users_come(tmp_path):
+    assert lease_folder({"MADLITE_GPU_LEASES": str(tmp_path)}) == tmp_path
+    assert lease_folder({}) in (Path("/run/lock/madlite"), Path("/tmp/madlite-leases"))
+
+
+def process(proc: Path, pid: int, *, cmdline: str = "", environ: str = "", cgroup: str = "") -> None:
+    (proc / str(pid)).mkdir(parents=True)
+    for name, text in (("cmdline", cmdline), ("environ", environ), ("cgroup", cgroup)):
+        (proc / str(pid) / name).write_text(text)
+
+
+def test_what_a_dead_owner_left_is_found_by_everybody(tmp_path):
+    container = "0123456789ab" * 5
+    process(tmp_path, 7, cmdline="/usr/bin/python3\0-I\0/opt/lib/host/supervisor.py\0" + "5\0r1")
+    process(tmp_path, 8, environ=f"A=b\0{RUN_MARK}=r2\0")
+    process(tmp_path, 9, cgroup=f"0::/system.slice/docker-{container}.scope")
+    process(tmp_path, 10, cmdline="vi\0r1")
+    assert remains_of(LeaseHolder(run="r1"), tmp_path) == "pid 7"
+    assert remains_of(LeaseHolder(run="r2"), tmp_path) == "pid 8"
+    assert remains_of(LeaseHolder(run="r3", handle=container), tmp_path) == "container 0123456789ab"
+    assert remains_of(LeaseHolder(run="r3", handle="docker"), tmp_path) == ""
+    assert remains_of(LeaseHolder(), tmp_path) == ""
+
+
+def test_states_of_a_machine_make_nothing(folder):
+    assert lease_states(folder, [GPU])[0][0].holder is None and not folder.exists()

@@ -1,0 +1,202 @@
+"""Runs of a batch are packed on the GPUs: none is shared, none waits for ever, the longest begins first."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from madlite.model import Gpu
+from madlite.run.scheduler import GpuPool, Job, Scheduler
+from madlite.workspace.gpu_leases import LeaseFolder
+from tests.waiting import wait_until
+
+EIGHT = tuple(Gpu(index=n, bus=f"0000:{n + 1:02x}:00.0") for n in range(8))
+ALL = tuple(range(8))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "leases"
+
+
+def pool_of(folder, **more) -> GpuPool:
+    return GpuPool(EIGHT, LeaseFolder(folder), **more)
+
+
+def job(position: int, gpus: int, expected_s: float | None = None, **more) -> Job:
+    return Job(position=position, run_id=f"r{position}", gpus=gpus, allowed=ALL, expected_s=expected_s, **more)
+
+
+class Machine:
+    """Takes runs as long as some can start, and ends them in the order that a test has."""
+
+    def __init__(self, jobs, pool, **more) -> None:
+        self.now_s = 0.0
+        self.scheduler = Scheduler(jobs, pool, cpu_slots=2, clock=lambda: self.now_s, **more)
+        self.running: dict[int, object] = {}
+        self.order: list[int] = []
+
+    def fill(self) -> list[int]:
+        """Start all that can start now; return their positions."""
+        begun = []
+        while (start := self.scheduler._next()) is not None:
+            used = [gpu for one in self.running.values() for gpu in one.gpu_ids]
+            assert not set(used) & set(start.gpu_ids) and len(set(start.gpu_ids)) == start.job.gpus
+            self.running[start.job.position] = start
+            begun.append(start.job.position)
+        self.order += begun
+        return begun
+
+    def end(self, position: int) -> tuple[str, ...]:
+        return self.scheduler.end(self.running.pop(position))
+
+
+@given(sizes=st.lists(st.sampled_from((0, 1, 2, 4, 8)), min_size=1, max_size=40), seed=st.randoms())
+def test_none_is_shared_and_each_gets_its_turn(tmp_path_factory, sizes, seed):
+    with closing(pool_of(tmp_path_factory.mktemp("leases") / "l")) as pool:
+        jobs = [job(n, size, seed.choice((None, 1.0, 50.0))) for n, size in enumerate(sizes)]
+        machine = Machine(jobs, pool)
+        machine.fill()
+        while machine.running:
+            machine.now_s += 1
+            machine.end(seed.choice(list(machine.running)))
+            machine.fill()
+        assert sorted(machine.order) == list(range(len(sizes)))
+
+
+def test_the_longest_begins_first_and_one_of_unknown_length_is_taken_for_a_usual_one(folder):
+    with closing(pool_of(folder)) as pool:
+        jobs = [job(0, 8, 10), job(1, 8, 500), job(2, 8), job(3, 8, 100)]
+        machine = Machine(jobs, pool)
+        while machine.fill():
+            machine.end(machine.order[-1])
+        assert machine.order == [1, 2, 3, 0] or machine.order == [1, 3, 2, 0]
+        assert machine.order[0] == 1 and machine.order[-1] == 0
+
+
+def test_a_run_for_all_gpus_is_passed_only_by_what_ends_before_it_could_begin(folder):
+    with closing(pool_of(folder)) as pool:
+        jobs = [job(0, 4, 100), job(1, 8, 90), job(2, 4, 80), job(3, 4, 150)]
+        machine = Machine([jobs[0]], pool)
+        assert machine.fill() == [0]
+        machine.scheduler._waiting = [*jobs[1:]]
+        assert machine.fill() == [2], "80 s end within the 100 s of the first, 150 s would not"
+        machine.end(2), machine.end(0)
+        assert machine.fill() == [1]
+
+
+def test_without_durations_nobody_passes_a_run_that_needs_all_and_small_ones_pass_one_that_leaves_them_room(folder):
+    with closing(pool_of(folder)) as pool:
+        machine = Machine([job(0, 1)], pool)
+        machine.fill()
+        machine.scheduler._waiting = [job(1, 8), job(2, 1)]
+        assert machine.fill() == []
+        machine.scheduler._waiting = [job(3, 6), job(4, 2), job(5, 4)]
+        assert machine.fill() == [3]
+        machine.scheduler._waiting = [job(4, 2), job(5, 1), job(6, 1)]
+        assert machine.fill() == [5], "the first leaves six: with one of them it still has its two when the others end"
+
+
+def test_runs_with_a_key_in_common_are_apart_and_others_go_past_them(folder):
+    with closing(pool_of(folder)) as pool:
+        port = frozenset({"port 1234"})
+        machine = Machine([job(0, 1, keys=port), job(1, 1, keys=port), job(2, 1)], pool)
+        assert machine.fill() == [0, 2]
+        machine.end(0)
+        assert machine.fill() == [1]
+
+
+def test_without_a_gpu_the_slots_count_and_beside_runs_know_each_other(folder):
+    with closing(pool_of(folder)) as pool:
+        machine = Machine([job(n, 0) for n in range(3)], pool)
+        assert machine.fill() == [0, 1]
+        assert machine.end(0) == ("r1",)
+        assert machine.fill() == [2]
+        assert machine.end(1) == ("r0", "r2")
+
+
+def test_an_exclusive_run_has_every_gpu_and_uses_its_own(folder):
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        start = Scheduler([job(0, 2, exclusive=True)], pool, 1).take()
+        assert start.leased == ALL and start.gpu_ids == (0, 1)
+        assert other.take(job(1, 1), passes=False) is None and "run r0 of user" in other.waiting.text
+
+
+def test_what_another_process_has_is_waited_for_and_whoever_waits_for_many_is_not_starved(folder):
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        assert other.take(job(7, 3), passes=False) == (0, 1, 2)
+        assert pool.take(job(0, 8), passes=False) is None
+        assert pool.waiting.text.startswith("GPU 0, 1, 2: run r7 of user")
+        other.give_back((0,))
+        assert other.take(job(8, 1), passes=False) is None, "it waits behind the one that waits for all"
+        assert "is first" in other.waiting.text
+        other.give_back((1, 2))
+        assert pool.take(job(0, 8), passes=False) == ALL
+        pool.give_back(ALL)
+        assert other.take(job(8, 1), passes=False) == (0,)
+
+
+def test_what_a_killed_run_left_keeps_its_gpu_and_nothing_else(folder):
+    left = {"r7": "pid 99"}
+    with closing(pool_of(folder, remains=lambda holder: left.get(holder.run, ""))) as pool:
+        killed = pool_of(folder)
+        assert killed.take(job(7, 1), passes=False) == (0,)
+        for lease in killed._mine.values():
+            lease.leave()  # as the kernel does
+        assert pool.take(job(0, 8), passes=False) is None
+        assert pool.waiting.text.startswith("GPU 0: pid 99 of run r7") and "madlite gpus" in pool.waiting.text
+        assert pool.take(job(1, 7), passes=False) == ALL[1:]
+        pool.give_back(ALL[1:])
+        left.clear()
+        assert pool.take(job(0, 8), passes=False) == ALL
+
+
+def test_gpus_with_foreign_processes_are_left_alone_until_those_are_gone(folder):
+    foreign = {3: "pid 7 python"}
+    with closing(pool_of(folder, in_use=lambda: dict(foreign))) as pool:
+        assert pool.foreign() == foreign
+        assert pool.take(job(0, 7), passes=False) == (0, 1, 2, 4, 5, 6, 7)
+        pool.give_back((0, 1, 2, 4, 5, 6, 7))
+        assert pool.take(job(1, 8), passes=False) is None and "GPU 3: pid 7 python" in pool.waiting.text
+        foreign.clear()
+        pool._foreign_at_s -= 60
+        assert pool.take(job(1, 8), passes=False) == ALL
+
+
+def test_a_stop_ends_the_wait_for_other_processes(folder):
+    said: list[str] = []
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        other.take(job(7, 8), passes=False)
+        scheduler = Scheduler([job(0, 1)], pool, 1, on_wait=said.append)
+        ended: list[object] = []
+        thread = threading.Thread(target=lambda: ended.append(scheduler.take()))
+        thread.start()
+        wait_until(lambda: said)
+        scheduler.stop()
+        thread.join(60)
+        assert ended == [None] and "run r7 of user" in said[0]
+
+
+def test_the_time_left_is_what_all_gpus_need_together(folder):
+    with closing(pool_of(folder)) as pool:
+        machine = Machine([job(0, 8, 100), job(1, 4, 50)], pool)
+        assert machine.scheduler.left_s(None) == 125
+        machine.fill()
+        machine.now_s = 40
+        assert machine.scheduler.left_s(None) == 85
+        machine.scheduler._waiting[0] = replace(job(1, 4), expected_s=None)
+        assert machine.scheduler.left_s(None) is None and machine.scheduler.left_s(50) == 85
+
+
+def test_a_forked_child_does_not_keep_a_lease(folder):
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        pool.take(job(0, 8), passes=False)
+        assert all(not os.get_inheritable(lease._fd) for lease in pool._mine.values())
+        pool.give_back(ALL)
+        assert other.take(job(1, 8), passes=False) == ALL
