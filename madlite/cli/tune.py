@@ -93,9 +93,9 @@ def command(**params: Any) -> int:
 
     \b
     madlite tune demo_hf_lora_tiny --runtime host
-    madlite tune pyt_train_llama-3.1-8b --mode pretrain --minutes 20
-    madlite tune pyt_train_llama-3.1-8b --mode pretrain --keep-global-batch --runs 12
-    madlite tune pyt_train_llama-3.1-8b --mode pretrain --resume --minutes 40
+    madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --minutes 20
+    madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --keep-global-batch --runs 12
+    madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --resume --minutes 40
     """
     from madlite.results.batch_journal import BatchJournal
 

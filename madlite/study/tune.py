@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 KIND = "tune"
 STATE = "tune.json"
+UNTIL = "0.5%"  # a full run ends once its number is as sure as this
 _BATCH = "micro_batch"
 _WARMUP, _STEADY = 5, 8  # steps of a short run, at most
 _PEAKS = ("GiB reserved", "GiB used on the device", "GiB allocated")  # labels of quantities, the best first
@@ -99,18 +100,20 @@ def _why_not(knob: Knob, plan: RunPlan) -> str:
     if origin.startswith(("-", "context", "recipe file")) or origin == "tag":
         return f"{origin} fixes it"
     for key, values in knob.requires.items():
-        value = _value(plan, key)
-        if value not in values:
-            return f"only with {key} {' or '.join(str(one) or chr(39) * 2 for one in values)}"
+        if _value(plan, key) not in values:
+            return f"only with {key} {' or '.join(str(one) or repr('') for one in values)}"
     if knob.vendors and plan.machine.vendor not in knob.vendors:
         return f"only on {', '.join(knob.vendors)}"
     if plan.place.gpus_per_node < knob.least_gpus:
         return f"only with {knob.least_gpus} GPU{'s' if knob.least_gpus > 1 else ''} or more"
-    if knob.key == _BATCH and not (plan.variant and plan.variant.micro_batch):
+    return _why_no_batch(plan) if knob.key == _BATCH else ""
+
+
+def _why_no_batch(plan: RunPlan) -> str:
+    if not (plan.variant and plan.variant.micro_batch):
         return "the run has none"
-    if knob.key == _BATCH and not plan.result_rule.headline.is_speed:
-        return f"{plan.result_rule.headline.label} of different batches cannot be compared"
-    return ""
+    headline = plan.result_rule.headline
+    return "" if headline.is_speed else f"{headline.label} of different batches cannot be compared"
 
 
 def _value(plan: RunPlan, key: str) -> Scalar:
@@ -152,18 +155,25 @@ class PointPlanner:
     def make(self, point: Point, *, full: bool) -> Planned | str:
         """Return the plan of a point that can start, or why it cannot."""
         space = self._tuning.space
-        values = {**space.varied(point), **({} if full else self._short())}
+        values = {**space.varied(point), **(self._full() if full else self._short())}
         try:
-            (one,), _ = check_plans(self._plan(values), self._plugins, self._lint)
+            planned, _ = check_plans(self._plan(values), self._plugins, self._lint)
         except MadliteError as problem:
             if point == space.default:
                 raise
             return problem.message
-        except ValueError:
+        if len(planned) != 1:
             return "it stands for several runs"
+        one = planned[0]
         if one.plan.blocked is not None and point != space.default:
             return one.plan.blocked.reason
         return one if self._is_same(one.plan) else "it would train something else"
+
+    def _full(self) -> dict[str, Scalar]:
+        """Return what ends a full run once its number is known, unless the user decided about that."""
+        plan = self._tuning.default.plan
+        decided = plan.until or plan.origins.get("until", "default") != "default"
+        return {} if decided or plan.result_rule.kind != "steps" else {"until": UNTIL}
 
     def _short(self) -> dict[str, Scalar]:
         """Return what makes a run short: as few steps as a steady window needs."""

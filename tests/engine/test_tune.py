@@ -59,7 +59,6 @@ def test_the_known_optimum_is_found_confirmed_and_written_as_a_recipe(tuned: Tun
     # 30 steps are the card's: results with a row each; all others are short and have none
     full = [line for line in tuned.ran if line.startswith("30 ")]
     assert len(tuned.rows) == len(full) < len(tuned.ran) <= 12
-    assert {(line.split()[1], line.split()[4]) for line in full if len(line.split()) > 4} == set()
     assert "out of memory" in done.stdout and "no such kernel" in done.stdout
     assert "fastest: micro_batch=5: +25.0" in done.stdout and "global batch of 5, the default 2" in done.stdout
     page = (tuned.study / "tune.html").read_text()

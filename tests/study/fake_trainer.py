@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-PLUGIN = '''
+PLUGIN = """
 from madlite import Knob, TemplateBackend, Variant, hookimpl, step_pattern
 
 
@@ -14,7 +14,8 @@ class Fake(TemplateBackend):
     template = "fake/run.sh.j2"
     end_mark = "the end"
     step = step_pattern(
-        r"step=(?P<n>[0-9]+) tps=(?P<tokens_per_s_per_gpu>[0-9.]+) loss=(?P<loss>[0-9.]+) gib=(?P<memory_reserved_gib>[0-9.]+)"
+        r"step=(?P<n>[0-9]+) tps=(?P<tokens_per_s_per_gpu>[0-9.]+) loss=(?P<loss>[0-9.]+) "
+        r"gib=(?P<memory_reserved_gib>[0-9.]+)"
     )
     knobs = (
         Knob(key="micro_batch"),
@@ -32,14 +33,14 @@ class Fake(TemplateBackend):
 @hookimpl
 def madlite_backends():
     return [Fake()]
-'''
+"""
 TEMPLATE = """#!/usr/bin/env bash
 # {{ variant.model }} {{ variant.mode }} {{ variant.precision }} {{ variant.seq_len }}
 exec "${MADLITE_PYTHON:-python3}" TRAIN {{ variant.steps | sh }} {{ variant.micro_batch | sh }} \\
   {{ settings.checkpointing | sh }} {{ settings.kernel | sh }} {{ settings.lr | sh }}
 """
 # 80 GiB: 20 and 10 for each sequence, without checkpointing 20; so that 5 and 2 fit, and 100 x m / (1 + m) of 5 is best
-TRAIN = '''
+TRAIN = """
 import os, pathlib, sys, time
 
 steps, batch, checkpointing, kernel = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -59,7 +60,7 @@ for n in range(1, steps + 1):
     if (here / "wait").exists() and f"{batch} {checkpointing} {kernel}" == (here / "wait").read_text() and n == 3:
         time.sleep(600)
 print("the end")
-'''
+"""
 
 
 def install(folder: Path, env: dict[str, str]) -> None:
