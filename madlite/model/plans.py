@@ -351,10 +351,10 @@ class Study(Value, frozen=True):
 
     `kind` is what they do: `repeat`, `sweep`, `tune`, …; `varied` are the values in which this run differs from the
     others, by the names of `--set`.  Runs of one `series` measure the same: this one is its run `index` of `count`, all
-    counted from 1.  A `warm_up` is no result: it fills the caches of its series, and has no index.  Neither has a short
-    run of a search, and the runs of a search have no count.  `caches` is what
-    the study did about the caches of compiled and tuned kernels: each run's are its own and empty (`cold`), or its
-    series' own and filled by a run before it (`warm`); "" where the run uses others.
+    counted from 1.  A `warm_up` is no result: it fills the caches of its series, and has no index.  Neither is a
+    `short` run of a search, of too few steps for one.  `caches` is what the study did about the caches of compiled and
+    tuned kernels: each run's are its own and empty (`cold`), or its series' own and filled by a run before it
+    (`warm`); "" where the run uses others.
     """
 
     id: str
@@ -364,6 +364,7 @@ class Study(Value, frozen=True):
     index: int | None = None
     count: int | None = None
     warm_up: bool = False
+    short: bool = False
     caches: Literal["", "cold", "warm"] = ""
 
 

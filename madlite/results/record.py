@@ -140,7 +140,7 @@ class Record(Value, frozen=True):
     @property
     def is_short(self) -> bool:
         """Whether it is a short run of a study's search: then it is no result, and has no row."""
-        return self.study is not None and self.study.index is None and not self.study.warm_up
+        return self.study is not None and self.study.short
 
     @property
     def is_replaced(self) -> bool:

@@ -242,7 +242,7 @@ def trials_of(workspace: Path, study_id: str, space: Space) -> list[Trial]:
         study = run.record.study
         if study is None or study.id != study_id or run.doubt or run.state != run.record.status.value:
             continue
-        point, full = space.point(study.varied), study.index is not None
+        point, full = space.point(study.varied), not study.short
         if (trial := trial_of(result_of(run.record), run.folder, point, full=full)) is not None:
             found.append(trial)
     return found
@@ -390,6 +390,7 @@ class TuneRunner:
             varied=self._tuning.space.varied(point),
             series=points.index(point) + 1,
             index=runs + 1 if full else None,
+            short=not full,
         )
         return replace(one, plan=replace(one.plan, study=study, writes_row=one.plan.writes_row and full))
 
