@@ -81,6 +81,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Scaling": ("counts", "strong"),
     "Several runs": ("parallel", "exclusive", "bind", "fail_fast", "max_failures"),
+    "Sweeps": ("sweep", "zip_values"),
     "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
     "Cluster": ("cluster", "nodes", "exclude", "detach", "on_interrupt"),
     "Failed runs": ("retry", "retry_wait", "oom_fallback"),
@@ -452,6 +453,16 @@ cluster_options = _group(
     interrupt_option,
 )
 """Add the options of runs that are jobs of a cluster."""
+sweep_options = _group(
+    click.option(
+        "--sweep",
+        multiple=True,
+        metavar="KEY=A,B",
+        help="Run once with each of these values of --set; several: every combination; docs/sweep.md.",
+    ),
+    click.option("--zip", "zip_values", is_flag=True, help="Pair the values of several --sweep instead."),
+)
+"""Add the options of a sweep."""
 retry_options = _group(
     click.option(
         "--retry",

@@ -36,6 +36,7 @@ _REFUSED = {
     "exclusive": ("--exclusive", "exclusive in the cluster file gives a job its nodes alone"),
     "fail_fast": ("--fail-fast", "the jobs are queued together"),
     "max_failures": ("--max-failures", "the jobs are queued together"),
+    "sweep": ("--sweep", "give each point as a command of its own, with --set and --detach"),
     "retry": ("--retry", "the scheduler queues a job again"),
     "oom_fallback": ("--oom-fallback", "a job runs one plan"),
     "baseline": ("--baseline", "madlite compare compares once the rows are there"),
