@@ -8,15 +8,15 @@ the runs so far and decide what is worth a run:
 * memory: `a + b(group) x m`, where `a` (weights, gradients, optimizer states) is the same for all groups.
 
 The next run is the point whose optimistic throughput promises most over the best one, weighted with how likely it fits.
-Running out of memory is an answer: it bounds the micro batch of its group.  Where no run tells its memory, micro
-batches double until one does not fit, and the gap is halved.  Once nothing promises a gain, or what is left of the
-budget is needed for it, the best points are confirmed by full runs in turns with the default.
+Running out of memory is an answer: it bounds the micro batch of its group.  Where no run tells its memory, larger
+micro batches are tried until one does not fit, and the gap is halved.  Once nothing promises a gain, or what is left of
+the budget is needed for it, the best points are confirmed by full runs in turns with the default.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from statistics import fmean
 from typing import Literal, TypeAlias
@@ -30,7 +30,9 @@ MOST_REPEATS = 5  # full runs of one point
 UNTRIED, TRIED = 1.1, 1.02  # how much better than declared, or than beside other values, a value may be
 _SIGMA = 0.01  # assumed noise of one short run
 _PRIOR = 0.2  # the fixed cost of a step, as a part of the default's work, before anything is known of it
+_HIGH = 0.6  # a high one
 _STATES = 0.35  # the part of a run's memory that does not grow with the micro batch, before two runs tell
+_MOST_DOUBLINGS = 4.0  # in one run, of which nothing tells the memory
 MOST_BATCH = 4096
 
 Group: TypeAlias = tuple[Scalar, ...]
@@ -204,13 +206,11 @@ def _counted(trials: Sequence[Trial]) -> Sequence[Trial]:
 class SpeedModel:
     """Predicts the throughput of points, from those that ran and from what is declared."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: Seen, cost: float | None = None) -> None:
         self._seen, self._choices = seen, seen.space.choices
-        self._cost = _fixed_cost(seen) if seen.space.default.batch else 0.0
-        self._speeds = {
-            group: fmean(speed / self.shape(batch) for batch, speed in found.items())
-            for group, found in seen.batches.items()
-        }
+        known = _fixed_cost(seen) if seen.space.default.batch else 0.0
+        self._cost = known if cost is None else cost
+        self._speeds = {group: self._highest(found, max(found)) for group, found in seen.batches.items()}
 
     def shape(self, batch: int) -> float:
         """Return which part of its highest throughput a group has with a micro batch."""
@@ -218,13 +218,18 @@ class SpeedModel:
 
     def optimistic(self, point: Point) -> float:
         """Return the highest throughput that the point may be hoped to have."""
-        return self._hope(point.group) * self.shape(point.batch)
+        return self._hope(point.group, point.batch) * self.shape(point.batch)
 
-    def _hope(self, group: Group) -> float:
+    def _highest(self, found: Mapping[int, float], batch: int) -> float:
+        """Return the throughput that a group comes near to, by its run with the micro batch nearest to one."""
+        near = min(found, key=lambda other: abs(math.log((other or 1) / (batch or 1))))
+        return found[near] / self.shape(near)
+
+    def _hope(self, group: Group, batch: int) -> float:
         if group in self._speeds:
-            return self._speeds[group]
+            return self._highest(self._seen.batches[group], batch)
         base = nearest(group, self._speeds)
-        speed = self._speeds[base]
+        speed = self._highest(self._seen.batches[base], batch)
         for at, choice in enumerate(self._choices):
             if base[at] != group[at]:
                 learned = _learned(self._speeds, at, base[at], group[at])
@@ -248,7 +253,7 @@ def _learned(known: dict[Group, float], at: int, before: Scalar, after: Scalar) 
     return fmean(ratios) if ratios else None
 
 
-_PARTS = (0.0, 0.02, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+_PARTS = (0.0, *(0.01 * 1.2**power for power in range(41)))  # to 15
 
 
 def _fixed_cost(seen: Seen) -> float:
@@ -297,11 +302,12 @@ class MemoryModel:
         return self._predicted(group, batch)
 
     def _unknown(self, batch: int, largest: int, too_large: float) -> float:
-        """Double the micro batch while nothing is known, and halve the gap once one did not fit."""
+        """Expect less of each further doubling while nothing is known, and halve the gap once one did not fit."""
         reference = largest or self._seen.space.default.batch
         if math.isfinite(too_large) and largest:
             return 0.5 if batch <= (largest + int(too_large)) // 2 else 0.0
-        return 0.6 if batch <= (2 if largest else 1) * reference else 0.0
+        doublings = max(0.0, math.log2(batch / reference)) + (not largest) if batch else 0.5
+        return 0.6**doublings if doublings <= _MOST_DOUBLINGS else 0.0
 
     def _predicted(self, group: Group, batch: int) -> float:
         limit = self._limit or 0.0
@@ -358,25 +364,42 @@ def _line(peaks: dict[int, float]) -> tuple[float, float]:
 
 
 def best_candidate(seen: Seen) -> Point | None:
-    """Return the point that promises most over the best one; None where nothing promises enough."""
-    speed, memory = SpeedModel(seen), MemoryModel(seen)
+    """Return the point that promises most over the best one; None where nothing promises enough.
+
+    As long as no configuration ran with two micro batches, the fixed cost of a step is a guess: what ran is looked at
+    once more with a high one, of which larger micro batches save more.
+    """
+    found = _most_promising(seen, SpeedModel(seen), _groups(seen))
+    if found is None and all(len(batches) < 2 for batches in seen.batches.values()):
+        high = SpeedModel(seen, _HIGH * seen.space.default.batch)
+        return _most_promising(seen, high, [group for group in _groups(seen) if group in seen.batches])
+    return found
+
+
+def _most_promising(seen: Seen, speed: SpeedModel, groups: Iterable[Group]) -> Point | None:
+    memory = MemoryModel(seen)
     scores: dict[Point, float] = {}
-    done = {one.point for one in seen.trials}
-    best = seen.ok[seen.best]
-    for group in _groups(seen):
-        found: dict[Point, float] = {}
-        for point, value in _of_group(seen, group, speed):
-            chance = memory.chance(point)
-            if chance <= 0 and point.batch > max(seen.batches.get(group, {}), default=0):
-                break  # and so does every larger one not fit
-            if point not in done and value > best:
-                found[point] = (value / best - 1) * chance
+    for group in groups:
+        found = _scores(seen, group, speed, memory)
         if found:  # of as good ones the smallest: its steps are the shortest
             most = max(found.values())
             point = min((one for one in found if found[one] >= most - GAIN / 2), key=lambda one: one.batch)
             scores[point] = most
     promising = max(scores, key=lambda point: scores[point], default=None)
     return promising if promising is not None and scores[promising] >= GAIN else None
+
+
+def _scores(seen: Seen, group: Group, speed: SpeedModel, memory: MemoryModel) -> dict[Point, float]:
+    """Return what each point of a group promises over the best one, weighted with how likely it fits."""
+    done, best = {one.point for one in seen.trials}, seen.ok[seen.best]
+    found: dict[Point, float] = {}
+    for point, value in _of_group(seen, group, speed):
+        chance = memory.chance(point)
+        if chance <= 0 and point.batch > max(seen.batches.get(group, {}), default=0):
+            break  # and so does every larger one not fit
+        if point not in done and value > best:
+            found[point] = (value / best - 1) * chance
+    return found
 
 
 def _groups(seen: Seen) -> Iterator[Group]:

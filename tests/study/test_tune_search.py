@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.study.tune_search import (
-    CLOSE,
     Budget,
     Choice,
     NextRun,
@@ -156,7 +153,10 @@ def test_full_runs_in_turns_go_on_until_the_noise_allows_an_answer():
     tells_memory=st.booleans(),
 )
 def test_other_optima_and_limits(cost, states, sequence, limit, modes, needs, start, tells_memory):
-    """Throughput saturates with the micro batch: with room for the runs the best of the whole grid is found."""
+    """Throughput saturates with the micro batch: with room for the runs the best batch of the default's mode is found.
+
+    Where no run tells its memory, one in the middle of a gap may not be worth a run.
+    """
     mode = Choice(key="ac", values=("none", "selective", "full"), memory=(2.2, 1.0, 0.3), speed=(1.08, 1.0, 0.8))
     speeds = dict(zip(mode.values, (modes[0], 1.0, modes[1]), strict=True))
     slopes = dict(zip(mode.values, (needs[0], 1.0, needs[1]), strict=True))
@@ -174,11 +174,8 @@ def test_other_optima_and_limits(cost, states, sequence, limit, modes, needs, st
     if memory(default) > limit:
         assert stop.why == "default_failed"
         return
-    grid = [Point(batch=batch, group=(value,)) for batch, value in product(range(1, 200), mode.values)]
-    optimum = max(speed(point) for point in grid if memory(point) <= limit)
+    grid = [Point(batch=batch, group=("selective",)) for batch in range(1, 200)]
+    best = max(speed(point) for point in grid if memory(point) <= limit)
     found = max(speed(one.point) for one in trainer.trials if one.status == "ok")
-    assert found >= speed(default)
-    # beyond what is declared of a mode nothing is promised; of the default's own mode the best batch is
-    own = max(speed(point) for point in grid if memory(point) <= limit and point.group == ("selective",))
-    assert found >= own * (1 - CLOSE - 0.02), (found, own, optimum)
+    assert found >= max(speed(default), best * (0.97 if tells_memory else 0.9)), (found, best)
     assert len(trainer.trials) <= 30
