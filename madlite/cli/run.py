@@ -97,12 +97,12 @@ def command(**params: Any) -> int:
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
     madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
-    from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster
+    from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster, translated
 
     plugins = setup.load(params["no_plugins"], params["verbose"])
-    if cluster := named_cluster(params):
+    if (to := translated(named_cluster(params), params)) is not None:
         _check_options(params)
-        return run_on_cluster(cluster, plugins, params)
+        return run_on_cluster(to, plugins, params)
     refuse_without_cluster(params)
     _check_options(params)
     if params["plan_file"] is not None:

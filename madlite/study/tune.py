@@ -426,7 +426,7 @@ def open_folder(workspace: Path, state: TuneState, *, resume: bool) -> StudyFold
     """
     try:
         if resume:
-            return StudyFolder.resume(workspace, state.id)
+            return StudyFolder.reopen(workspace, state.id)
         folder = StudyFolder.create(workspace, state.id)
     except BlockingIOError as error:
         raise UsageProblem(f"study {state.id} is going on in another madlite", "madlite watch shows it") from error

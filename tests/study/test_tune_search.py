@@ -175,7 +175,7 @@ def test_other_optima_and_limits(cost, states, sequence, limit, modes, needs, st
         assert stop.why == "default_failed"
         return
     grid = [Point(batch=batch, group=("selective",)) for batch in range(1, 200)]
-    best = max(speed(point) for point in grid if memory(point) <= limit)
+    best = max((speed(point) for point in grid if memory(point) <= 0.92 * limit), default=0.0)  # beyond, it may not fit
     found = max(speed(one.point) for one in trainer.trials if one.status == "ok")
     assert found >= max(speed(default), best * (0.97 if tells_memory else 0.9)), (found, best)
     assert len(trainer.trials) <= 30
