@@ -9,7 +9,7 @@ from pathlib import Path
 
 ALL = (
     *("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry", "comparing", "reporting"),
-    "dashboard",
+    *("dashboard", "cluster"),
 )
 
 
