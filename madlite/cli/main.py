@@ -27,6 +27,7 @@ COMMANDS = {
         "madlite.cli.scaling",
         "Run a tag on several numbers of GPUs: throughput per GPU and in total, speedup, efficiency.",
     ),
+    "bisect": ("madlite.cli.bisect", "Find where a number changed, over images, recipe files or commits."),
     "plan": ("madlite.cli.plan", "Write the plans of runs to files, one each, for `madlite run --plan`."),
     "build": (
         "madlite.cli.build",

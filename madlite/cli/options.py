@@ -80,6 +80,10 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "no_image",
     ),
     "Scaling": ("counts", "strong"),
+    "Search": (
+        *("between", "good", "bad", "repository", "clone", "metric", "gates", "effect", "noise", "alpha"),
+        *("max_repeats", "in_turns", "resume_bisect"),
+    ),
     "Several runs": ("parallel", "exclusive", "bind", "fail_fast", "max_failures"),
     "Sweeps": ("sweep", "zip_values"),
     "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
@@ -435,6 +439,8 @@ repeat_options = _group(
     *_SETTLE,
 )
 """Add the options of runs that are repeated, and of how each of them begins."""
+settle_options = _group(*_SETTLE)
+"""Add the options of how each of several runs begins."""
 turn_options = _group(_REPEAT, *_SETTLE)
 """Add the same without those of caches."""
 interrupt_option = click.option(
