@@ -241,7 +241,8 @@ class Hooks:
     def madlite_run_finished(self, plan: RunPlan, result: Result) -> None:
         """Note that a run ended, after its row is written; an exception is reported and never changes the verdict.
 
-        When: once per run, whatever its status, a study's warm-up (`plan.study.warm_up`) too, which is no result.
+        When: once per run, whatever its status.  A study's warm-up (`plan.study.warm_up`) is no result, nor is one with
+        a `result.attempt.next`: an attempt that another one replaced.
 
         Parameters: `plan`; `result`, the verdict with its metrics.
 

@@ -9,6 +9,8 @@ need catatonit catatonit
 need debootstrap debootstrap
 need docker-registry docker-registry
 need shellcheck shellcheck
+need slurmctld slurm-wlm
+need munged munge
 need git git
 need sqlite3 sqlite3
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import settings
 
 from tests.engine_fixture import base_image, begin_run, docker_environ, end_run, engine
+from tests.slurm_fixture import end_shared_cluster, own_slurm, slurm
 from tests.tiers import examples, order
 
-__all__ = ["base_image", "docker_environ", "engine"]
+__all__ = ["base_image", "docker_environ", "engine", "own_slurm", "slurm"]
 
 # speed is measured in benchmarks/
 settings.register_profile("any machine", deadline=None, max_examples=examples(100))
@@ -41,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
+        end_shared_cluster()
         end_run()
 
 

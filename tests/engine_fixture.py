@@ -28,7 +28,7 @@ from tests.factories import BASE_IMAGE
 START_LIMIT_S = 180.0
 PACKAGES = "git,python3,ca-certificates"  # what the tests' scripts call, beyond Debian's minimum
 SUITE = "bookworm"
-_OF_THE_RUN = "MADLITE_TEST_RUN_FOLDER"
+OF_THE_RUN = "MADLITE_TEST_RUN_FOLDER"
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def engine() -> str:
     reason = _why_no_engine()
     if reason:
         give_up(reason)
-    home = Path(os.environ[_OF_THE_RUN], "engine")
+    home = Path(os.environ[OF_THE_RUN], "engine")
     address = f"unix://{home}/sock"
     with _alone():
         if not answers(address):
@@ -52,14 +52,15 @@ def engine() -> str:
 
 def begin_run() -> None:
     """Name the folder of what the processes of a test run share; those that a leader starts have its name for it."""
-    os.environ[_OF_THE_RUN] = tempfile.mkdtemp(prefix="madlite-tests-")
+    os.environ[OF_THE_RUN] = tempfile.mkdtemp(prefix="madlite-tests-")
+    Path(os.environ[OF_THE_RUN], "leader").write_text(str(os.getpid()))
 
 
 def end_run() -> None:
     """End the shared engine, if one was started, and with it its containers and its containerd; remove its folder."""
     import psutil
 
-    folder = Path(os.environ.pop(_OF_THE_RUN))
+    folder = Path(os.environ.pop(OF_THE_RUN))
     with suppress(OSError, ValueError, psutil.NoSuchProcess):
         daemon = psutil.Process(int((folder / "engine/pid").read_text()))
         daemon.terminate()
@@ -84,7 +85,7 @@ def base_image(engine: str) -> str:
 @contextmanager
 def _alone() -> Iterator[None]:
     """Do what one process of a test run does for all."""
-    with Path(os.environ[_OF_THE_RUN], "lock").open("w") as lock:
+    with Path(os.environ[OF_THE_RUN], "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

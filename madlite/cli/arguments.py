@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _LOW_PRIORITY = (
     *("--cleanup-perf", "--cards-from", "--check", "--contract", "--fail-on-suspect", "--plan"),
     *("--cold", "--repeat", "--settle", "--settle-timeout"),
+    *("--cluster", "--nodes", "--exclude", "--detach", "--on-interrupt"),
 )
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -16,6 +16,7 @@ from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
+    from madlite.cli.attach import Attached
     from madlite.run.collect import Collected
 
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 def command(run: tuple[str, ...], output: Path) -> int:
     """Append what runs with --no-rows came to to perf.csv, each once.
 
-    RUN is the id of a run, a part or a pattern of it, or its folder; without one all that wait here are taken.
+    RUN is the id of a run, a part or a pattern of it, or its folder; without one all that wait here are taken, and the
+    jobs of a cluster are asked about: a run whose job is over and that left no result gets a row that says why.
 
     \b
     madlite collect
@@ -42,18 +44,42 @@ def command(run: tuple[str, ...], output: Path) -> int:
     from madlite.run.collect import collect_all
 
     here = Path.cwd()
-    folders = _folders(run, here)
     file = here / output
+    jobs = None if run else _settle_jobs(output)
+    folders = _folders(run, here)
     if folders:
         check_appendable(file, here)
         make_folder(Path(os.path.realpath(file)))
     done = [*collect_all(folders, here, file, new_columns(contract()))]  # all of it, whoever stops reading
     for one in done:
         _print(one)
-    if not folders:
+    if not folders and (jobs is None or not jobs.results):
         echo("nothing to collect")
-    code = exit_code(one.result for one in done if one.result is not None)
-    return int(ExitCode.RUN_FAILED if any(one.failed for one in done) else code)
+    of_jobs = jobs.results if jobs is not None else []
+    code = exit_code([*of_jobs, *(one.result for one in done if one.result is not None)])
+    failed = any(one.failed for one in done) or (jobs is not None and jobs.failed)
+    return int(ExitCode.RUN_FAILED if failed else code)
+
+
+def _settle_jobs(output: Path) -> Attached | None:
+    """Write the rows of the runs whose jobs are over, and name those that go on; None where there are no jobs."""
+    from madlite.cluster.submission import PREFIX
+    from madlite.plan.inputs import RUNS
+    from madlite.results.perfcsv import check_appendable
+    from madlite.workspace.folder import real_folders
+
+    here = Path.cwd()
+    if not any(folder.name.startswith(PREFIX) for folder in real_folders(here / RUNS)):
+        return None
+    from madlite.cli.attach import attach, open_submissions, settle_now
+
+    stored = open_submissions(())
+    if not stored:
+        return None
+    check_appendable(here / output, here)
+    attached = attach(stored, output=output)
+    settle_now(attached)
+    return attached
 
 
 def _print(one: Collected) -> None:

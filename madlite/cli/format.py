@@ -19,6 +19,7 @@ from madlite.model import (
     Variant,
     Window,
 )
+from madlite.model.results import Attempt
 
 # Runs on the screen: one line each, with the reason of a failure.
 
@@ -44,6 +45,13 @@ def study_text(study: Study) -> str:
     said += [f"run {study.index} of {study.count}"] if study.index is not None else []
     said += [f"caches {study.caches}"] if study.caches and not study.warm_up else []
     return f"{study.kind} {study.id}" + (f": {', '.join(said)}" if said else "")
+
+
+def attempt_text(attempt: Attempt) -> str:
+    """Return which attempt of a run this is: `2, after ID [network]; tried again as ID`."""
+    earlier = ", ".join(f"{one.run} [{one.cause}]" for one in attempt.earlier)
+    after = f", after {earlier}" if earlier else ""
+    return f"{attempt.number}{after}" + (f"; tried again as {attempt.next}" if attempt.next else "")
 
 
 CACHES = {

@@ -23,6 +23,10 @@ from madlite.errors import ExitCode, MadliteError
 # name → (module of the command, its one line in --help); kept here so that --help imports none of them
 COMMANDS = {
     "run": ("madlite.cli.run", "Run the models that tags select and append their results to perf.csv."),
+    "scaling": (
+        "madlite.cli.scaling",
+        "Run a tag on several numbers of GPUs: throughput per GPU and in total, speedup, efficiency.",
+    ),
     "plan": ("madlite.cli.plan", "Write the plans of runs to files, one each, for `madlite run --plan`."),
     "build": (
         "madlite.cli.build",
@@ -32,6 +36,9 @@ COMMANDS = {
     "discover": ("madlite.cli.discover", "List model cards, all of them or those that tags select."),
     "explain": ("madlite.cli.explain", "Show the plan of a run: every value and where it came from."),
     "collect": ("madlite.cli.collect", "Append what runs with --no-rows came to to perf.csv, each once."),
+    "jobs": ("madlite.cli.jobs", "List the runs of this folder that are jobs of a cluster, and how far they are."),
+    "attach": ("madlite.cli.attach", "Follow jobs that were submitted before, and write the rows of their runs."),
+    "cancel": ("madlite.cli.cancel", "End the jobs of submissions, and write the rows of their runs."),
     "parse": ("madlite.cli.parse", "Read logs of trainings: steps, steady throughput, verdict."),
     "runs": ("madlite.cli.runs", "List the runs of this folder, the newest last."),
     "show": (

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -26,6 +26,9 @@ from madlite.cli.completion import complete_tags, is_value_of, store_args
 from madlite.errors import UsageProblem
 from madlite.plan.fields import OPTIONS
 
+if TYPE_CHECKING:
+    from madlite.plan.recipe_file import RecipeFile
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Where --help shows an option, by the name of its value; what is not here comes last.
@@ -44,6 +47,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "additional_context",
         "additional_context_file",
         "sets",
+        "recipe_file",
         *OPTIONS,
         "lint",
         "gpus",
@@ -75,8 +79,11 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "refresh",
         "no_image",
     ),
+    "Scaling": ("counts", "strong"),
     "Several runs": ("parallel", "exclusive", "bind", "fail_fast", "max_failures"),
     "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
+    "Cluster": ("cluster", "nodes", "exclude", "detach", "on_interrupt"),
+    "Failed runs": ("retry", "retry_wait", "oom_fallback"),
     "Results": (
         "contract",
         "output",
@@ -248,6 +255,15 @@ def _group(*options: Callable[[F], F]) -> Callable[[F], F]:
     return add
 
 
+def _read_recipe_file(ctx: click.Context, param: click.Parameter, file: Path | None) -> RecipeFile | None:
+    """Return what the file holds: it may be a pipe, which can be read once."""
+    if file is None or ctx.resilient_parsing:
+        return None
+    from madlite.plan.recipe_file import read_recipe_file
+
+    return read_recipe_file(file)
+
+
 _FILE = click.Path(path_type=Path)
 live_option = click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
 registry_option = click.option(
@@ -264,14 +280,24 @@ context_options = _group(
     click.option("-f", "--additional-context-file", type=_FILE, metavar="FILE", help="Context from a file."),
 )
 """Add --additional-context and its file."""
+_GPU_IDS = click.option(
+    "--gpus", default="", metavar="LIST", help="Ids of GPUs the runs may use: 0,2-4; 4 GPUs are 0-3."
+)
 _PLAN = (
     *NAMED,
     click.option(
         "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one value of the plan; see explain --all."
     ),
+    click.option(
+        "--recipe-file",
+        type=_FILE,
+        callback=_read_recipe_file,
+        metavar="FILE",
+        help="Settings of this file, and its tag where none is named; docs/recipe-files.md.",
+    ),
     click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
     click.option("--runtime", default="", metavar="NAME", help="docker or host; else the card and the machine decide."),
-    click.option("--gpus", default="", metavar="LIST", help="Ids of GPUs the runs may use: 0,2-4; 4 GPUs are 0-3."),
+    _GPU_IDS,
     click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU; overrides detection."),
     click.option("--image", default="", metavar="REF", help="Use this container image and build none."),
     click.option(
@@ -383,11 +409,10 @@ parallel_options = _group(
     click.option("--max-failures", type=whole_number(1), metavar="N", help="Start no other run once N failed."),
 )
 """Add the options of several runs."""
-repeat_options = _group(
-    click.option(
-        "--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
-    ),
-    click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
+_REPEAT = click.option(
+    "--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
+)
+_SETTLE = (
     click.option(
         "--settle",
         is_flag=False,
@@ -403,8 +428,53 @@ repeat_options = _group(
         help="The longest wait of --settle.  [default: 300]",
     ),
 )
+repeat_options = _group(
+    _REPEAT,
+    click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
+    *_SETTLE,
+)
 """Add the options of runs that are repeated, and of how each of them begins."""
+turn_options = _group(_REPEAT, *_SETTLE)
+"""Add the same without those of caches."""
+interrupt_option = click.option(
+    "--on-interrupt",
+    type=click.Choice(["leave", "cancel"]),
+    help="What a signal does with the jobs.  [default: a terminal asks; else INT, TERM cancel, HUP leaves]",
+)
+"""Add --on-interrupt."""
+cluster_options = _group(
+    click.option(
+        "--cluster", default="", metavar="NAME", help="Run as jobs of this cluster of cluster.toml.  [$MADLITE_CLUSTER]"
+    ),
+    click.option("--nodes", type=whole_number(1), metavar="N", help="With --cluster: nodes of each run.  [default: 1]"),
+    click.option("--exclude", multiple=True, metavar="NODE,…", help="With --cluster: no job on these nodes."),
+    click.option("--detach", is_flag=True, help="With --cluster: print the jobs and do not wait; madlite attach does."),
+    interrupt_option,
+)
+"""Add the options of runs that are jobs of a cluster."""
+retry_options = _group(
+    click.option(
+        "--retry",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="Try a run up to N times again that a server, the hub, a port or a preemption ended; docs/resume.md.",
+    ),
+    click.option(
+        "--retry-wait",
+        type=click.FloatRange(0, 86400),
+        default=10.0,
+        metavar="SECONDS",
+        help="The wait before the first retry, doubled for each later one.  [default: 10]",
+    ),
+    click.option(
+        "--oom-fallback", is_flag=True, help="Run with the next smaller micro batch where a GPU's memory ran out."
+    ),
+)
+"""Add the options of runs that are tried again."""
 plan_options = _group(context_options, *_PLAN, *RESULTS, *_DATA)
 """Add the options that decide a plan, and those of its results."""
+scaling_options = _group(context_options, *(one for one in _PLAN if one is not _GPU_IDS), *RESULTS, *_DATA)
+"""Add the same without --gpus, which is there what varies."""
 frozen_options = _group(context_options, *_PLAN, *_DATA, _FROM_MANIFEST, registry_option)
 """Add the options that decide a plan and nothing else, for one that is written down."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from madlite.plan.actions import TOOLS, list_tools, make_toolset
 from madlite.plan.context import REMOTE_KEYS, Context, Options
 from madlite.plan.manifest_text import context_over
 from madlite.plan.plan_file import read_plan_file, secret_sources
+from madlite.plan.recipe_file import refuse_other_cards
 from madlite.run.checks import why_unreachable
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
@@ -163,17 +164,34 @@ def plan_all(
     Raises:
         MadliteError: something cannot be used; nothing has been touched.
     """
+    return planner(plugins, options, params, touch, probe)(options)
+
+
+def planner(
+    plugins: Plugins, options: Options, params: dict[str, Any], touch: bool = False, probe: bool = False
+) -> Callable[[Options], list[Planned]]:
+    """Return what plans the runs of a command with options of a plan, again and again; else as `plan_all`.
+
+    The machine is looked at and the cards are selected once.
+
+    Raises:
+        MadliteError: something cannot be used; nothing has been touched.
+    """
     root = template_root(setup.home())
     manifest = find_manifest(params, options)
     context = setup.make_context(params)
-    check_local_target(context)
+    if not params.get("cluster"):
+        check_local_target(context)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
     machine = setup.find_machine(context, params["machine"])
+    recipe = params.get("recipe_file")
+    tags, trees = params["tags"] or ((recipe.tag,) if recipe is not None else ()), params["cards_from"]
     if touch:
-        setup.copy_model_dir(plugins, None if manifest is not None else params["tags"], params["cards_from"])
-    tags, trees = params["tags"], params["cards_from"]
+        setup.copy_model_dir(plugins, None if manifest is not None else tags, trees)
     requests = () if manifest is not None else setup.select_requests(plugins, tags, options.workspace, trees)
+    if recipe is not None:
+        refuse_other_cards(recipe, requests)
     credentials = setup.read_credentials(options.workspace)
     inputs = BatchInputs(
         options=options,
@@ -191,7 +209,12 @@ def plan_all(
         check_endpoint=why_unreachable if touch or probe else lambda endpoint: "",
     )
     setup.print_problems(inputs.machine.problems)
-    return plan_manifest(manifest, inputs) if manifest is not None else plan_runs(requests, inputs)
+
+    def plan(options: Options) -> list[Planned]:
+        again = msgspec.structs.replace(inputs, options=options)
+        return plan_manifest(manifest, again) if manifest is not None else plan_runs(requests, again)
+
+    return plan
 
 
 # `--check`: whether `madlite run` would start the plans, by its own checks and messages.

@@ -9,7 +9,9 @@ import msgspec
 
 from madlite.cli.format import span_text
 from madlite.model import Json
+from madlite.study.efficiency import scaling_lines, scalings_of
 from madlite.study.repeat import KIND, Repeat, plan_repeat, run_repeat
+from madlite.study.scaling import KIND as SCALING
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary, samples_of_records, summarise
 from madlite.workspace.study import SUMMARY, study_path
 
@@ -67,12 +69,14 @@ class RepeatBatch:
 
 
 def statistics_of(records: Sequence[Record]) -> list[str]:
-    """Return the statistics of the runs of one repeat as lines; none where they are not all of one."""
+    """Return the statistics of the runs of one repeat or scaling as lines; none where they are not all of one."""
     studies = {(one.study.id, one.study.kind) for one in records if one.study is not None}
     if len(studies) != 1 or any(one.study is None for one in records):
         return []
     ((study_id, kind),) = studies
     samples = list(samples_of_records(records))
+    if kind == SCALING:
+        return [f"{kind} {study_id}", *(f"  {text}" for one in scalings_of(samples) for text in scaling_lines(one))]
     return [*summary_lines(summarise(study_id, kind, samples))] if kind == KIND and samples else []
 
 

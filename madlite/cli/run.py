@@ -6,11 +6,11 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -20,12 +20,14 @@ from madlite.cli.format import may_have_reference
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
+    cluster_options,
     common_options,
     decides_plan,
     live_option,
     parallel_options,
     plan_options,
     repeat_options,
+    retry_options,
     tag_words,
     tags_option,
 )
@@ -36,6 +38,7 @@ from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Result, RunPlan
 from madlite.plan.actions import bind_model_dir
+from madlite.plan.inputs import RUNS
 from madlite.run.one import secrets_for
 from madlite.run.screen import Planned
 from madlite.secrets import Redactor
@@ -43,11 +46,11 @@ from madlite.secrets import Redactor
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.cli.compare import AgainstBaseline
-    from madlite.cli.repeat import RepeatBatch
     from madlite.cli.screens import PlainScreen
     from madlite.model import Json, Runtime
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
+    from madlite.run.attempts import RetryPolicy
     from madlite.run.batch import BatchSettings
     from madlite.run.screen import RunOutcome
     from madlite.run.settle import Settle
@@ -77,6 +80,8 @@ if TYPE_CHECKING:
 @batch_options
 @parallel_options
 @repeat_options
+@retry_options
+@cluster_options
 @common_options
 def command(**params: Any) -> int:
     """Run the models that tags select and append their results to perf.csv.
@@ -85,18 +90,16 @@ def command(**params: Any) -> int:
     madlite run --tags demo
     madlite run --tags pyt_train_llama-3.1-8b --timeout 28800 --live-output
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
+    madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
+    from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster
+
     plugins = setup.load(params["no_plugins"], params["verbose"])
-    if params["machine"] and not params["dry_run"]:
-        raise click.UsageError("--machine only pretends: use it with --dry-run")
-    if params["check"] and not params["dry_run"]:
-        raise click.UsageError("--check starts nothing: use it with --dry-run")
-    if params["no_rows"] and is_given("output"):
-        raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
-    if params["fail_on"] and not params["baseline"]:
-        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
-    _check_repeat(params)
-    _check_several(params)
+    if cluster := named_cluster(params):
+        _check_options(params)
+        return run_on_cluster(cluster, plugins, params)
+    refuse_without_cluster(params)
+    _check_options(params)
     if params["plan_file"] is not None:
         refuse_with_plan(click.get_current_context())
     from madlite.results.batch_journal import BatchJournal
@@ -109,7 +112,26 @@ def command(**params: Any) -> int:
         setup.print_problems(plugins.problems)
         if journal is None:
             return _preview(planned, options, plugins, params)
-        return _run(planned, options, plugins, params, journal)
+        return run_planned(planned, options, plugins, params, journal)
+
+
+def _check_options(params: dict[str, Any]) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UsageProblem, click.UsageError: they do not.
+    """
+    if params["machine"] and not params["dry_run"]:
+        raise click.UsageError("--machine only pretends: use it with --dry-run")
+    if params["check"] and not params["dry_run"]:
+        raise click.UsageError("--check starts nothing: use it with --dry-run")
+    if params["no_rows"] and is_given("output"):
+        raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
+    if params["fail_on"] and not params["baseline"]:
+        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
+    _check_repeat(params)
+    _check_retry(params)
+    _check_several(params)
 
 
 def _only_one(files: Sequence[Path]) -> Path | None:
@@ -182,9 +204,18 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, par
     return check(planned, refused, plugins, options, params)
 
 
-def _run(
-    planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any], journal: BatchJournal
+def run_planned(
+    planned: Sequence[Planned],
+    options: Options,
+    plugins: Plugins,
+    params: dict[str, Any],
+    journal: BatchJournal,
+    make_batch: Callable[[Sequence[Planned], dict[str, Any], BatchJournal], StudyBatch] | None = None,
 ) -> int:
+    """Run plans to their rows with all that is printed meanwhile, and return the exit code.
+
+    `make_batch` makes the batch of them once they were checked, else the options decide.
+    """
     from madlite.cli.screens import make_screen
     from madlite.cli.summary import BatchFiles
     from madlite.results.locked import make_folder
@@ -194,9 +225,10 @@ def _run(
     check_start(planned, options)
     notes = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
+    warnings = (*warnings, *_note_fallback(planned, params))
     if options.rows:
         make_folder(options.output_target or options.output)
-    runs = _make_batch(planned, params, journal)
+    runs = (make_batch or _make_batch)(planned, params, journal)
     planned = runs.planned
     batch = BatchFiles(planned, options, params)
     sink = Sink(sys.stdout.fileno())
@@ -220,15 +252,28 @@ def _run(
     finally:
         screen.close()
         sink.close()
-    failed_gate = against is not None and against.show(one.plan.folder for one in planned)
+    folders = (options.workspace / RUNS / result.plan_id for result in outcome.results)
+    failed_gate = against is not None and against.show(folders)
     if failed_gate and outcome.exit_code is ExitCode.OK and not batch.failed:
         return int(ExitCode.RESULT_CHECK_FAILED)
     only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
 
 
+class StudyBatch(Protocol):
+    """The runs of a command, and after `run` what they came to together: data, problems and lines to print."""
+
+    planned: Sequence[Planned]
+    study: Json
+    problems: tuple[str, ...]
+    lines: list[str]
+
+    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
+        """Run all of them."""
+
+
 class _PlainBatch:
-    """The runs of a command that repeats none; `RepeatBatch` is the other kind."""
+    """The runs of a command that makes no study of them."""
 
     def __init__(self, planned: Sequence[Planned], journal: BatchJournal) -> None:
         self._journal = journal
@@ -243,7 +288,7 @@ class _PlainBatch:
         return run_batch(self.planned, options, plugins, screen, journal=self._journal, settings=settings)
 
 
-def _make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> _PlainBatch | RepeatBatch:
+def _make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> StudyBatch:
     if params["repeat"] is None:
         return _PlainBatch(planned, journal)
     from madlite.cli.repeat import RepeatBatch
@@ -261,7 +306,54 @@ def _make_settings(params: dict[str, Any], against: AgainstBaseline | None) -> B
         bind=params["bind"],
         settle=_make_settle(params),
         relative_change=against.cell if against else None,
+        retry=_make_retry(params),
     )
+
+
+def _make_retry(params: dict[str, Any]) -> RetryPolicy:
+    from madlite.run.attempts import MicroBatches, RetryPolicy
+
+    return RetryPolicy(
+        retries=params["retry"],
+        wait_s=params["retry_wait"],
+        oom_fallback=params["oom_fallback"],
+        micro_batches=MicroBatches() if params["oom_fallback"] else None,
+    )
+
+
+def _check_retry(params: dict[str, Any]) -> None:
+    """Refuse options of runs that are tried again that do not go together.
+
+    Raises:
+        UsageProblem: they do not.
+    """
+    if is_given("retry_wait") and not params["retry"]:
+        raise UsageProblem("--retry-wait without --retry: there is nothing to wait for", "add --retry N")
+    if params["oom_fallback"] and params["plan_file"] is not None:
+        raise UsageProblem("--oom-fallback beside --plan: a plan is frozen", "leave one of them out")
+
+
+def _note_fallback(planned: Sequence[Planned], params: dict[str, Any]) -> Iterator[str]:
+    """Yield notes on runs that have no smaller micro batch of madlite's to fall back to.
+
+    Raises:
+        UsageProblem: that is so of all of them, by their kind.
+    """
+    if not params["oom_fallback"]:
+        return
+    from madlite.run.attempts import has_micro_batch
+
+    started = [one for one in planned if one.plan.blocked is None]
+    without = [one.plan for one in started if not has_micro_batch(one)]
+    if started and len(without) == len(started):
+        names = ", ".join(dict.fromkeys(one.card.name for one in without))
+        raise UsageProblem(
+            f"--oom-fallback has no effect: no micro batch of {names} is madlite's to set (a card's own script has its "
+            "own)",
+            "leave --oom-fallback out, or give the script a smaller batch",
+        )
+    for name in dict.fromkeys(one.card.name for one in without):
+        yield f"{name}: --oom-fallback has no effect, its own script has the micro batch"
 
 
 _NO_REPEAT = {
@@ -347,6 +439,7 @@ def _recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> lis
     Rows of theirs that the results file did not take are added to it.
     """
     from madlite.results.header import new_columns
+    from madlite.run.collect import collect_recoverable
     from madlite.run.recovery.leftovers import end_orphans
     from madlite.run.recovery.unfinished import append_pending, recovery_report
 
@@ -357,6 +450,7 @@ def _recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> lis
     return [
         *end_orphans(workspace, options.environ, runtimes),
         *append_pending(workspace, output, begin),
+        *collect_recoverable(workspace, output, begin),
         *recovery_report(workspace),
     ]
 

@@ -253,6 +253,7 @@ def _cells(run: StoredRun) -> Iterator[str]:
         "imported": bool(run.origin),
         "pruned": bool(run.pruned),
         "warm-up": record.is_warm_up,
+        "tried again": record.is_replaced,
     }
     more = "".join(f", {word}" for word, is_so in marks.items() if is_so)
     yield status_text(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + more + doubt

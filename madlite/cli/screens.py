@@ -214,6 +214,10 @@ class PlainScreen:
             self._notes.update(f"{NOTE}{note}" for note in result.image.notes)  # true of the batch: once is enough
             self.end(report, plan.id)
 
+    def retrying(self, plan: RunPlan, result: Result, text: str) -> None:
+        """Print the outcome of an attempt, and what follows it."""
+        self.end([*closing_report(plan, result), f"      {text}"], plan.id)
+
     def end(self, lines: Iterable[str], run_id: str = "") -> None:
         """Print the last lines of an activity."""
         with self._lock:

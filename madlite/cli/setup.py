@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec.structs import replace
@@ -19,8 +19,11 @@ from madlite.cli.arguments import contract, named_values
 from madlite.cli.main import mask
 from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
-from madlite.model import Card, CardItem, Machine, Problem, Request, Runtime, TreeCards
+from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
 from madlite.plan.context import GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
+
+if TYPE_CHECKING:
+    from madlite.plan.recipe_file import RecipeFile
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
 
@@ -149,7 +152,7 @@ def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Pat
 
 # options of the command line that `Options` has under the same name
 _SAME_NAME = (
-    *("runtime", "image", "backend", "keep_alive", "keep_model_dir", "skip_model_run", "clean_docker_cache"),
+    *("runtime", "image", "keep_alive", "keep_model_dir", "skip_model_run", "clean_docker_cache"),
     *("strict_header", "ignore_deprecated", "disable_skip_gpu_arch", "lint"),
 )
 
@@ -161,12 +164,13 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         UsageProblem: one of them does not make sense, or names a file that is not there.
     """
     workspace, output = find_workspace(touch), Path.cwd() / params["output"]
+    recipe = params.get("recipe_file")
     return Options(
         workspace=workspace,
         output=output,
         output_target=Path(os.path.realpath(output)),
         timeout_s=_timeout_s(params["timeout"]),
-        named=tuple(named_values(params)),
+        named=(*(recipe.named if recipe is not None else ()), *named_values(params)),
         sets=tuple(map(_key_value, params["sets"])),
         live_output=bool(params.get("live_output")),
         rows=not params.get("no_rows"),
@@ -182,6 +186,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         registry=params.get("registry") or "",
         contract=contract(),
         command=command_words(),
+        backend=_backend(params["backend"], recipe),
         **{name: params[name] for name in _SAME_NAME},
     )
 
@@ -208,6 +213,18 @@ def command_words() -> tuple[str, ...]:
 
 _TOOLS = "scripts/common/tools.json"
 _CONTEXT = "context"  # among the options of a command, once it was read
+UNDER_CONTEXT = "under_context"
+"""Among the options of a command: values below its context, of a cluster, and their origin."""
+
+
+def _backend(named: str, recipe: RecipeFile | None) -> str:
+    """Return the backend of a command: the settings of a recipe file are of one."""
+    if recipe is None or named == recipe.backend:
+        return named
+    if named:
+        what = f"{recipe.origin} is for backend '{recipe.backend}', not --backend {named}"
+        raise UsageProblem(what, "leave one of them out")
+    return recipe.backend
 
 
 def _named_file(option: str, named: Path | None, workspace: Path) -> Path | None:
@@ -244,7 +261,8 @@ def context_of(params: dict[str, Any]) -> Context:
 def _read_context(params: dict[str, Any]) -> Context:
     own = {"docker_gpus": (GPUS_OPTION, params["gpus"]), "gpu_vendor": ("--gpu-vendor", params["gpu_vendor"])}
     named = {key: (option, value) for key, (option, value) in own.items() if value}
-    return read_context(params["additional_context_file"], params["additional_context"], named)
+    under: tuple[str, dict[str, Json]] = params.get(UNDER_CONTEXT) or ("", {})
+    return read_context(params["additional_context_file"], params["additional_context"], named, under)
 
 
 def select_requests(

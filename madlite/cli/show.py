@@ -12,6 +12,7 @@ from madlite.cli.format import (
     CACHES,
     LONGEST,
     all_telemetry_lines,
+    attempt_text,
     compute_lines,
     duration,
     figures,
@@ -147,6 +148,8 @@ def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
         yield "what to do", record.diagnosis.hint
     elif record.evidence and record.status is not Status.SUCCESS:
         yield "because", record.evidence[:LONGEST]
+    if record.attempt is not None and (record.attempt.earlier or record.attempt.next):
+        yield "attempt", attempt_text(record.attempt)
     yield "started", run.when
     took_s = {name: value for name, value in record.durations_s.items() if value >= _SHORTEST_S}
     yield "took", ", ".join(f"{name} {duration(value)}" for name, value in took_s.items())

@@ -86,10 +86,7 @@ def steady_window(steps: Steps, quantity: Quantity, warmup_steps: int, last: int
     started again, and steps above the `last` of the training.  `std` is the sample standard deviation.
     """
     curve = steps.curve(quantity)
-    fine = [usable(value) and (last is None or n <= last) for n, value in zip(curve.ns, curve.values, strict=True)]
-    for begin, end in _warmups(steps, curve.ns, warmup_steps):
-        fine[begin:end] = [False] * (end - begin)
-    ns, values = array("q", compress(curve.ns, fine)), array("d", compress(curve.values, fine))
+    ns, values = _steady(steps, curve, warmup_steps, last)
     if not values:
         return None
     mean, median = statistics.fmean(values), statistics.median(values)
@@ -115,6 +112,20 @@ def steady_window(steps: Steps, quantity: Quantity, warmup_steps: int, last: int
         began_s=began_s,
         ended_s=ended_s,
     )
+
+
+def steady_values(
+    steps: Steps, quantity: Quantity, warmup_steps: int, last: int | None = None
+) -> tuple[array[int], array[float]]:
+    """Return the numbers of the steady window's steps, and their values."""
+    return _steady(steps, steps.curve(quantity), warmup_steps, last)
+
+
+def _steady(steps: Steps, curve: Curve, warmup_steps: int, last: int | None) -> tuple[array[int], array[float]]:
+    fine = [usable(value) and (last is None or n <= last) for n, value in zip(curve.ns, curve.values, strict=True)]
+    for begin, end in _warmups(steps, curve.ns, warmup_steps):
+        fine[begin:end] = [False] * (end - begin)
+    return array("q", compress(curve.ns, fine)), array("d", compress(curve.values, fine))
 
 
 def median_in(steps: Steps, quantity: Quantity, window: Window, warmup_steps: int = 0) -> float | None:

@@ -38,6 +38,7 @@ from madlite.model.protocols import (
 )
 from madlite.model.results import (
     STEPS_APART,
+    AdaptiveLength,
     Asset,
     Check,
     Compute,

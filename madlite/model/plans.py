@@ -377,6 +377,7 @@ class RunPlan(Value, frozen=True):
     telemetry_s: float = 1.0  # between two samples of the GPUs; 0 takes none
     probe: bool = True  # whether the environment is inspected before the model's own step
     architecture: Architecture | None = None  # of the model, where it is known: its work follows from it
+    until: Annotated[float, Meta(ge=0)] = 0.0  # half-width of the steady median's interval that ends it; 0: none does
     log_limit_bytes: Annotated[int, Meta(ge=0)] = 2 << 30  # of run.log, its beginning and its end; 0 without limit
     stop_grace_s: Annotated[float, Meta(ge=0)] = 10.0  # INT, this long, TERM, this long, KILL
     keep_alive: bool = False

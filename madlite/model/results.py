@@ -308,6 +308,45 @@ class Metric(Value, frozen=True):
     unit: str = ""
 
 
+class AdaptiveLength(Value, frozen=True):
+    """How long a run with `--until` was: `target` is the half-width of the 95 % interval relative to the median.
+
+    Where it was `reached` madlite ended the run after `steps_run` steps, of which `steady_steps` were in the window;
+    `low` and `high` are the interval then.  Else `why` is what kept it from ending before its own end.
+    """
+
+    target: float
+    reached: bool
+    steps_planned: int | None = None
+    steps_run: int = 0
+    steady_steps: int = 0
+    median: float | None = None
+    low: float | None = None
+    high: float | None = None
+    why: str = ""
+
+
+class FailedAttempt(Value, frozen=True):
+    """An attempt of a run that failed and was followed by another one: its id, its cause and its micro batch."""
+
+    run: str
+    cause: str
+    micro_batch: int | None = None
+
+
+class Attempt(Value, frozen=True):
+    """Which attempt this is of a run that may be tried again.
+
+    `number` counts from 1; `retries` is how many may follow a failure that passes.  `earlier` are the attempts before
+    it, oldest first.  `next` is the attempt that took its place: then this one has no row.
+    """
+
+    number: int = 1
+    retries: int = 0
+    earlier: tuple[FailedAttempt, ...] = ()
+    next: str = ""
+
+
 class Result(Value, frozen=True):
     """The outcome of one run; without a metric it is one blank FAILURE or SKIPPED row."""
 
@@ -334,9 +373,11 @@ class Result(Value, frozen=True):
     durations_s: dict[str, float] = {}  # build, data, run, total
     git_commit: str = ""
     steps: int = 0
+    adaptive: AdaptiveLength | None = None  # of a run with --until
     started: str = ""  # ISO 8601, UTC
     data_size: str = ""  # of the last data set that was fetched, as `du -sh` says it
     data_download_s: float | None = None  # of that set
+    attempt: Attempt | None = None  # of a run that is tried again where it fails
     beside: tuple[str, ...] = ()  # ids of runs that were on this machine at the same time, as far as they were seen
 
     @property

@@ -55,6 +55,17 @@ def cache_folders(plan: RunPlan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(PurePosixPath(name).parent) if "%" in name else name for name in names))
 
 
+def with_caches_of(plan: RunPlan, other: RunPlan) -> RunPlan:
+    """Return the plan with the caches that another plan of the same run has of its study."""
+    if other.study is None:
+        return plan
+    names = [key for key, origin in other.origins.items() if key.startswith("env.") and origin == other.study.kind]
+    variables = {name: other.env[name] for name in (key.removeprefix("env.") for key in names)}
+    mounts = tuple(mount for mount in other.mounts if mount.target == CACHES_INSIDE)
+    origins = {**plan.origins, **dict.fromkeys(names, other.study.kind)}
+    return replace(plan, env={**plan.env, **variables}, mounts=(*plan.mounts, *mounts), origins=origins)
+
+
 def with_caches(plan: RunPlan, folder: Path) -> RunPlan:
     """Return the plan with the caches of its run in a folder of this machine.
 

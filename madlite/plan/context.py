@@ -135,27 +135,38 @@ class Context(Value, frozen=True):
         return next((n for name in GPU_COUNTS if (n := getattr(self.typed, name)) is not None), None)
 
 
-def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]] | None = None) -> Context:
+def read_context(
+    file: Path | None,
+    option: str,
+    named: Mapping[str, tuple[str, Json]] | None = None,
+    under: tuple[str, Mapping[str, Json]] = ("", {}),
+) -> Context:
     """Return the context of a file overlaid, level by level, by the option's text.
 
-    `named` are keys that have an option of their own, with the option's name; they come last.
+    `named` are keys that have an option of their own, with the option's name; they come last.  `under` is an origin
+    and the values that it has below all of this.
 
     Raises:
         UsageProblem: one of them cannot be read, is no table, or has a key of the wrong type. The message shows none
             of its text, which may be secret.
     """
     try:
-        return _read_context(file, option, named or {})
+        return _read_context(file, option, named or {}, under)
     except RecursionError:
         raise UsageProblem("the context is nested too deeply to be read") from None
 
 
-def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]]) -> Context:
+def _read_context(
+    file: Path | None, option: str, named: Mapping[str, tuple[str, Json]], under: tuple[str, Mapping[str, Json]]
+) -> Context:
     from_file = _parse(read_text(file, f"{FROM_FILE} {file}", given=True), f"{FROM_FILE} {file}") if file else {}
     from_option = _parse(option, FROM_OPTION) if option.strip() else {}
-    merged = {**merge(from_file, from_option), **{key: value for key, (_, value) in named.items()}}
+    below, inherited = under
+    given = merge(inherited, merge(from_file, from_option))
+    merged = {**given, **{key: value for key, (_, value) in named.items()}}
     values = {key: _upper(value) if key in _UPPER else value for key, value in merged.items()}
     origins = {
+        **dict.fromkeys(inherited, below),
         **dict.fromkeys(from_file, f"{FROM_FILE} {file}"),
         **dict.fromkeys(from_option, FROM_OPTION),
         **{key: by for key, (by, _) in named.items()},
@@ -273,12 +284,14 @@ class Options(Value, frozen=True):
     workspace: Path
     output: Path
     output_target: Path | None = None  # what `output` led to, links followed, when the command began
+    nodes: int = 0  # of each run; 0 leaves it to the context and the backend
     runtime: str = ""  # "" leaves the choice to the card and the machine
     image: str = ""
     backend: str = ""
     timeout_s: int | None = None
     named: tuple[tuple[str, str, str], ...] = ()  # options of their own for a key: option, key, value
     sets: tuple[tuple[str, str], ...] = ()  # --set key=value, in order
+    fallback: tuple[tuple[str, str], ...] = ()  # what --oom-fallback puts in the place of all other values
     live_output: bool = False
     keep_alive: bool = False
     keep_model_dir: bool = False

@@ -8,7 +8,7 @@ its line in `explain`; the default stands in RunPlan.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from madlite.model import Scalar, Value, Variant
@@ -53,6 +53,36 @@ def size_words(count: int) -> str:
         return "none"
     power = max(n for n in range(len(_UNITS) + 1) if count % 1024**n == 0)
     return f"{count // 1024**power}{' KMGT'[power].strip()}"
+
+
+# Parts as text, `0.5%`.
+
+_PERCENT = re.compile(r"(?P<number>[0-9]{1,3}(?:\.[0-9]{1,9})?)\s*%")
+LARGEST_PART = 0.2  # a half-width beyond this is no precision
+_SMALLEST_PART = 1e-5
+
+
+class Part(float):
+    """A part that is written in percent; 0 is none."""
+
+
+def as_part(text: str) -> Part:
+    """Return the part that `0.5%` is; it may be `0`.
+
+    Raises:
+        ValueError: it is no percentage, or none from 0.001 % to 20 %.
+    """
+    if text.strip() == "0":
+        return Part(0.0)
+    found = _PERCENT.fullmatch(text.strip())
+    if found is None or not _SMALLEST_PART <= (part := float(found["number"]) / 100) <= LARGEST_PART:
+        raise ValueError(text)
+    return Part(part)
+
+
+def part_text(part: float) -> str:
+    """Return a part as `as_part` reads it."""
+    return f"{100 * part:.6g}%"
 
 
 # The table.
@@ -149,6 +179,18 @@ FIELDS = (
     ),
     PlanField("stop_grace_s", float, 0, of_context=True, target="stop_grace_s", off="0"),
     PlanField(
+        "until",
+        Part,
+        option=PlanOption(
+            "--until",
+            "End a run once the 95 % interval of its steady median is within ± this, e.g. 0.5%; 0 never.  [default: 0]",
+            "PERCENT",
+        ),
+        of_context=True,
+        target="until",
+        off="off",
+    ),
+    PlanField(
         "telemetry",
         bool,
         option=PlanOption("--telemetry", "Sample power, clocks and throttling of the GPUs.  [default: on]"),
@@ -183,12 +225,22 @@ OPTIONS: Mapping[str, tuple[PlanField, PlanOption]] = {
 }
 
 
+_SHOWN: Mapping[type, Callable[[Any], str]] = {Size: size_words, Part: part_text}
+
+
 def targeted_values(resolved: Resolved) -> dict[str, Any]:
     """Return the fields of RunPlan that take their values unchanged; `telemetry=off` is an interval of 0."""
     given = {key: value for key, value in resolved.plan.items() if BY_KEY[key].target}
     if not resolved.plan.get("telemetry", True):
         given["telemetry_s"] = 0.0
-    return {BY_KEY[key].target: int(value) if isinstance(value, Size) else value for key, value in given.items()}
+    return {BY_KEY[key].target: _plain(value) for key, value in given.items()}
+
+
+def _plain(value: Scalar) -> Scalar:
+    """Return a value as plans have it: without the type that says how it is written."""
+    if isinstance(value, Size):
+        return int(value)
+    return float(value) if isinstance(value, Part) else value
 
 
 def targeted_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
@@ -200,5 +252,5 @@ def targeted_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
         if field.type is bool and value:
             continue
         switch = plan.origins.get("telemetry") if field.key == "telemetry_s" else None
-        shown = field.off if not value else size_words(int(value)) if field.type is Size else f"{value:g}"
+        shown = field.off if not value else _SHOWN.get(field.type, "{:g}".format)(value)
         yield field.key, shown, switch or plan.origins.get(field.key, "default")

@@ -75,6 +75,7 @@ def layers(request: Request, context: Context, options: Options, rendered: bool 
         *(Layer(origin=option, values={key: value}) for option, key, value in options.named),
         Layer(origin="tag", values=tag_values if rendered else {}),
         *(Layer(origin="--set", values={key: value}) for key, value in options.sets),
+        *(Layer(origin="--oom-fallback", values={key: value}) for key, value in options.fallback),
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from madlite.errors import UsageProblem
 from madlite.model import (
     Action,
     Blocked,
@@ -155,11 +156,26 @@ def make_plan(inputs: RunInputs) -> RunPlan:
         UsageProblem: a value that was set is unknown or does not fit.
     """
     parts = _parts(inputs)
+    _refuse_until(inputs, parts.resolved)
     inputs = _with_args(inputs, parts.resolved)
     plan = _plan(inputs, parts)
     plan = _in_container(plan, inputs, parts) if inputs.runtime.traits.containerised else plan
     plan = _finished(plan, inputs, parts)
     return add_rdma(plan) if inputs.runtime.traits.containerised else plan
+
+
+def _refuse_until(inputs: RunInputs, resolved: Resolved) -> None:
+    """Refuse `until` of a run that no steps of its log give the number of.
+
+    Raises:
+        UsageProblem: it is set, and the card's own script makes the number.
+    """
+    if resolved.plan.get("until") and inputs.spec.result_rule.kind != "steps":
+        raise UsageProblem(
+            f"{resolved.origins['until']}: card '{inputs.request.card.name}' cannot end early: its own script makes "
+            "the number, and madlite reads no training steps that decide it",
+            "leave it out, or --set until=0 for this card",
+        )
 
 
 def _parts(inputs: RunInputs) -> _PlanParts:
@@ -354,12 +370,13 @@ def _options_origin(inputs: RunInputs) -> str:
 
 
 def _place(inputs: RunInputs, allocation: GpuAllocation, asked_nodes: int | None) -> Place:
-    """Return where the plan runs; the backend's setting `nnodes` or the context decides the number of nodes.
+    """Return where the plan runs; `--nodes`, the backend's setting `nnodes` or the context decides the number of nodes.
 
     A plan refused for too few GPUs keeps the requested count for its row.
     """
     nodes = int((inputs.context.typed.multi_node_args or {}).get("NNODES", 1))
     nodes = asked_nodes if asked_nodes and asked_nodes > 0 else nodes
+    nodes = inputs.options.nodes or nodes
     place = make_place(allocation.gpu_ids, nodes, inputs.runtime.runtime, inputs.runtime.traits)
     return replace(place, gpus_per_node=allocation.wanted) if allocation.blocked else place
 

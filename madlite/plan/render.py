@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +58,20 @@ def _render_one(plan: RunPlan, file: FileTemplate, search: tuple[Path, ...]) -> 
     except (TemplateError, *_MISTAKES) as error:
         raise _problem(error, source, plan) from error
     return Rendered(path=file.path, data=text.encode("utf-8", "surrogateescape"), template=source)
+
+
+def render_text(name: str, search: Sequence[Path], variables: Mapping[str, object]) -> str:
+    """Return a template that is no plan's, rendered.
+
+    Raises:
+        UsageProblem: it is missing, or has a mistake or an unknown variable.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return _environment(tuple(search)).get_template(name).render(variables)
+    except (TemplateError, *_MISTAKES) as error:
+        raise UsageProblem(f"template '{name}': {type(error).__name__}: {error}") from error
 
 
 def _find(name: str, search: tuple[Path, ...], plan: RunPlan) -> Path:

@@ -10,7 +10,7 @@ import msgspec
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Scalar, Value, Variant
-from madlite.plan.fields import ALIASES, BY_KEY, PLAN_KEYS, VARIANT_KEYS, Size, as_size
+from madlite.plan.fields import ALIASES, BY_KEY, PLAN_KEYS, VARIANT_KEYS, Part, Size, as_part, as_size
 from madlite.text import scalar_text
 
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")  # more is a slip, and more than programs count in
@@ -168,6 +168,7 @@ _NOUNS = {
     int: "a whole number",
     float: "a number",
     str: "text",
+    Part: "a percentage from 0.001% to 20% such as 0.5%, or 0 for none",
     Size: "a size of at least 16K, such as 500M or 2G, or 0 for no limit",
 }
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -188,6 +189,8 @@ def as_bool(value: Scalar) -> bool:
 def _convert(value: Scalar, wanted: type) -> Scalar:
     if wanted is bool:
         return as_bool(value)
+    if wanted is Part:
+        return as_part(str(value))
     if wanted is Size:
         return as_size(str(value))
     if wanted is int:

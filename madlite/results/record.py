@@ -39,7 +39,7 @@ from madlite.model import (
     Variant,
     to_json,
 )
-from madlite.model.results import Check, Compute, Diagnosis, Provenance, Telemetry, Window
+from madlite.model.results import AdaptiveLength, Attempt, Check, Compute, Diagnosis, Provenance, Telemetry, Window
 from madlite.plan.caches import CacheState, cache_state
 from madlite.secrets import Redactor
 from madlite.workspace.folder import LOCK, PROGRESS, RECORD, RESULT
@@ -109,6 +109,7 @@ class Record(Value, frozen=True):
     node_codes: tuple[int | None, ...] = ()
     outcome: JobOutcome | None = None
     steps: int = 0
+    adaptive: AdaptiveLength | None = None
     window: Window | None = None
     metrics: tuple[Metric, ...] = ()
     compute: Compute | None = None
@@ -121,6 +122,7 @@ class Record(Value, frozen=True):
     data: tuple[DataUse, ...] = ()
     data_size: str = ""
     data_download_s: float | None = None
+    attempt: Attempt | None = None
     beside: tuple[str, ...] = ()
     rows: RunRows | None = None
     files: tuple[File, ...] = ()
@@ -134,6 +136,11 @@ class Record(Value, frozen=True):
     def is_warm_up(self) -> bool:
         """Whether it only filled the caches of a study's runs: then its number is no result."""
         return self.study is not None and self.study.warm_up
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another attempt of the same run took its place: then it is no result, and has no row."""
+        return self.attempt is not None and bool(self.attempt.next)
 
     @property
     def rendered(self) -> bool:

@@ -26,6 +26,7 @@ from madlite.results.record import Record, make_record, record_json, step_lines
 from madlite.results.rows import build_rows, masked_rows
 from madlite.results.sidefiles import make_entries, write_side_files
 from madlite.results.stored import RunResult, result_text
+from madlite.run.attempts import Attempts, NextAttempt, RetryPolicy
 from madlite.run.batch_jobs import bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
 from madlite.run.context import context_file, left_out_before
 from madlite.run.one import Run, secrets_for
@@ -62,13 +63,17 @@ class ResultWriter:
         screen: Screen,
         mask: Callable[[str], str],
         relative_change: RelativeChange | None = None,
+        *,
+        recoverable: bool = False,
     ) -> None:
         self._relative_change = relative_change
+        self._recoverable = recoverable  # whether the next command writes the rows where this one is killed
         self.saved = True  # whether the rows are in their file
         self._one, self._plan = one, one.plan
         self._options, self._screen, self._mask = options, screen, mask
         self._rows: RunRows | None = None
         self._attempted = False
+        self._has_result_file = False
         self._truncated = ""  # message about truncated cells
         self._omitted_columns: list[str] = []  # columns for which the file's header has no room
 
@@ -77,7 +82,7 @@ class ResultWriter:
         problems = [folder.stream(STEPS, step_lines(steps))] if folder is not None and len(steps) else []
         if not self._attempted:  # a bug after the rows were written must not write them a second time
             self._attempted = True
-            if self._options.result_file or not self._options.rows:
+            if self._options.result_file or self._recoverable or not self._options.rows:
                 problems.append(self._save_result(result, filter(None, problems), folder))
             if self._options.rows:
                 self._append_rows(result, folder)
@@ -89,21 +94,47 @@ class ResultWriter:
             problems.append(self._write_record(replace(result, findings=findings), folder))
         return replace(result, findings=(*result.findings, *filter(None, problems)))
 
+    def set_aside(self, result: Result, steps: Steps, folder: RunFolder) -> str:
+        """Write the result file of a run that is tried again; return the error message, "" if none."""
+        problem = folder.stream(STEPS, step_lines(steps)) if len(steps) else ""
+        return problem or self._write_result_file(result, self._planned_rows(result), folder)
+
+    def write_replaced(self, result: Result, folder: RunFolder) -> None:
+        """Write the record of a run that was set aside, without rows: another attempt has taken its place."""
+        if problem := self._write_record(result, folder):
+            self._screen.warn(f"{self._plan.id}: {problem}")
+
     def _save_result(self, result: Result, problems: Iterable[str], folder: RunFolder | None) -> str:
         """Write the result file; where it is the only output and cannot be written, the rows are shown."""
-        rows = self._make_rows(result) if has_row(self._one, result) else ()
+        if self._has_result_file:
+            return ""
+        rows = self._planned_rows(result)
         result = replace(
             result, findings=(*result.findings, *problems, *([self._truncated] if self._truncated else []))
         )
-        try:
-            text = result_text(self._make_run_result(result, rows))
-            problem = folder.write_result(text) if folder is not None else "the run has no folder"
-        except Exception as bug:  # noqa: BLE001 - the verdict stands, and rows may still be written
-            _log.debug("result file of %s", self._plan.id, exc_info=True)
-            problem = f"internal error in {RESULT}: {type(bug).__name__}: {bug}"
+        problem = self._write_result_file(result, rows, folder)
         if problem and not self._options.rows:
             self.saved = False
             self._screen.warn(f"the result cannot be saved ({problem}): {[row.cells for row in rows]}")
+        return problem
+
+    def _planned_rows(self, result: Result) -> tuple[Row, ...]:
+        return self._make_rows(result) if has_row(self._one, result) else ()
+
+    def _write_result_file(self, result: Result, rows: Sequence[Row], folder: RunFolder | None) -> str:
+        """Write the result file after where its rows go, and return the error message, "" if none."""
+        try:
+            text = result_text(self._make_run_result(result, rows))
+            if folder is None:
+                return "the run has no folder"
+            if self._recoverable and self._options.rows:
+                path = rows_path(self._options.output_target or self._options.output, self._plan.workspace)
+                folder.note(RunEntry(at=now(), file=path))
+            problem = folder.write_result(text)
+        except Exception as bug:  # noqa: BLE001 - the verdict stands, and rows may still be written
+            _log.debug("result file of %s", self._plan.id, exc_info=True)
+            return f"internal error in {RESULT}: {type(bug).__name__}: {bug}"
+        self._has_result_file = not problem
         return problem
 
     def _make_run_result(self, result: Result, rows: Sequence[Row]) -> RunResult:
@@ -273,6 +304,8 @@ STOPPED = StopReason(cause=Cause.INTERRUPTED, text="stopped")
 class BatchSettings(Value, frozen=True):
     """How the runs of a batch go: `at_once` of them at the same time, `settle` waits before each of them.
 
+    `retry` says after which failures a run is tried again.
+
     No run starts any more once `max_failures` have failed.  An `exclusive` run has all GPUs of the machine to itself.
     `bind` keeps a run to the CPUs and the memory that are near its GPUs.
     """
@@ -283,6 +316,7 @@ class BatchSettings(Value, frozen=True):
     bind: Literal["off", "numa"] = "off"
     settle: Settle | None = None
     relative_change: RelativeChange | None = None
+    retry: RetryPolicy = RetryPolicy()
 
 
 class Batch:
@@ -312,6 +346,7 @@ class Batch:
         self._lock = threading.Lock()  # guards all below
         self._ports: set[str] = set()  # of the running runs
         self._stop: StopReason | None = None  # of the whole batch
+        self._stopped = threading.Event()  # the same, to wait for
         self._stops: dict[str, StopControl] = {}  # of the running runs
         self._results: dict[int, Result] = {}
         self._pending: list[int] = []
@@ -335,6 +370,7 @@ class Batch:
         with self._lock:
             if run_id is None:
                 self._stop = self._stop or reason
+                self._stopped.set()
             stops = [stop for name, stop in self._stops.items() if run_id in (None, name)]
             scheduler = self._scheduler if run_id is None else None
         for stop in stops:
@@ -385,31 +421,52 @@ class Batch:
     def _work(self, scheduler: Scheduler) -> None:
         while (start := scheduler.take()) is not None:
             position = start.job.position
-            one = self._bound(start)
-            self._screen.started(one.plan, position + 1, len(self._planned))
-            self._journal.begin(one.plan.id)
-            result, saved, bug = self._run(one, scheduler, start)
-            if saved:
-                self._journal.end(one.plan.id)
-            self._screen.finished(one.plan, result)
-            self._plugins.notify("madlite_run_finished", plan=one.plan, result=result)
-            self._note(position, result, saved, bug)
-            self._after(one, scheduler)
+            attempts = Attempts(self._settings.retry, self._plugins)
+            one: Planned | None = attempts.first(self._planned[position])
+            self._journal.begin(self._planned[position].plan.id)
+            try:
+                while one is not None:
+                    one = self._attempt(position, self._bound(one, start), attempts, scheduler, start)
+            finally:
+                scheduler.end(start)
+            self._after(scheduler)
 
-    def _bound(self, start: Start) -> Planned:
+    def _attempt(
+        self, position: int, one: Planned, attempts: Attempts, scheduler: Scheduler, start: Start
+    ) -> Planned | None:
+        """Run one attempt of a run; return the next one when it is due, None where this was the last."""
+        self._screen.started(one.plan, position + 1, len(self._planned))
+        try:
+            result, saved, bug, following = self._run(one, attempts, scheduler, start)
+        finally:
+            with self._lock:
+                self._ports.discard(str(one.plan.env.get("MASTER_PORT")))
+        if following is not None:
+            self._plugins.notify("madlite_run_finished", plan=one.plan, result=attempts.replaced(result, following))
+            self._screen.retrying(one.plan, result, following[1].text)
+            if not self._stopped.wait(following[1].wait_s):
+                return following[0]
+            result, saved = attempts.give_up("not tried again: the command was ended")
+        if saved:
+            self._journal.end(self._planned[position].plan.id)
+        self._screen.finished(one.plan, result)
+        if following is None:
+            self._plugins.notify("madlite_run_finished", plan=one.plan, result=result)
+        self._note(position, result, saved, bug)
+        return None
+
+    def _bound(self, one: Planned, start: Start) -> Planned:
         """Return a run as it starts: on the GPUs that it gets, and with a port that no other run of the batch has."""
-        one = self._planned[start.job.position]
         plan = bound_plan(one.plan, start, self._options.environ, numa=self._settings.bind == "numa")
         if self._settings.at_once != 1:
             with self._lock:
                 plan = with_own_port(plan, self._ports)
         return replace(one, plan=plan)
 
-    def _after(self, one: Planned, scheduler: Scheduler) -> None:
+    def _after(self, scheduler: Scheduler) -> None:
         """Start no other run after too many failures; show how far the batch is where runs go on at the same time."""
         settings = self._settings
         with self._lock:
-            self._ports.discard(str(one.plan.env.get("MASTER_PORT")))
             ended, took_s = len(self._results), self._took_s
             too_many = settings.max_failures is not None and self._failures >= settings.max_failures
             is_over = too_many or self._bug is not None
@@ -433,25 +490,52 @@ class Batch:
             with self._lock:
                 del self._stops[run_id]
 
-    def _run(self, one: Planned, scheduler: Scheduler, start: Start) -> tuple[Result, bool, Exception | None]:
-        """Run one to its end and write it; return a bug too, which ends the batch once all is written."""
-        environ = self._options.environ
+    def _run(
+        self, one: Planned, attempts: Attempts, scheduler: Scheduler, start: Start
+    ) -> tuple[Result, bool, Exception | None, tuple[Planned, NextAttempt] | None]:
+        """Run one to its end and write it; return a bug too, which ends the batch once all is written.
+
+        What is tried again is set aside, and the next attempt returned: it has the GPUs of this one.
+        """
+        environ, settings = self._options.environ, self._settings
         bug: Exception | None = None
         secrets = secrets_for(one, environ)
-        settle = self._settings.settle
-        with ExitStack() as stack:
-            stack.callback(scheduler.end, start)
-            run = stack.enter_context(Run(one, self._plugins, self._screen, secrets, self._clock, environ, settle))
-            run.on_open, run.on_end = partial(scheduler.opened, start), partial(scheduler.end, start)
-            stack.enter_context(self._stoppable(run))
-            writer = ResultWriter(one, self._options, self._screen, run.mask, self._settings.relative_change)
+        recoverable = settings.retry.is_active
+        with (
+            Run(one, self._plugins, self._screen, secrets, self._clock, environ, settings.settle) as run,
+            self._stoppable(run),
+        ):
+            run.on_open = partial(scheduler.opened, start)
+            run.on_end = partial(scheduler.beside if recoverable else scheduler.end, start)
+            writer = ResultWriter(
+                one, self._options, self._screen, run.mask, settings.relative_change, recoverable=recoverable
+            )
+            steps = run.state.monitor.steps
             try:
-                result = writer.write(run.run(), run.state.monitor.steps, run.folder)
+                result = attempts.annotated(one, run.run())
+                if (following := self._set_aside(one, result, attempts, run, writer)) is not None:
+                    return result, False, None, following
+                result = writer.write(result, steps, run.folder)
             except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
                 bug = error
-                result = writer.write(run.broken(error), run.state.monitor.steps, run.folder)
+                result = writer.write(run.broken(error), steps, run.folder)
             run.progress.ended(result)
-            return result, writer.saved, bug
+            attempts.replaced_by(one.plan.id)
+            return result, writer.saved, bug, None
+
+    def _set_aside(
+        self, one: Planned, result: Result, attempts: Attempts, run: Run, writer: ResultWriter
+    ) -> tuple[Planned, NextAttempt] | None:
+        """Set a failed run aside that is tried again, and return its next attempt; None where it stands."""
+        following = attempts.next(one, result) if run.folder is not None and not self._stopped.is_set() else None
+        if following is None or run.folder is None:
+            return None
+        if problem := writer.set_aside(result, run.state.monitor.steps, run.folder):
+            self._screen.warn(f"{one.plan.card.name} is not tried again: {problem}")
+            return None
+        run.progress.ended(result)
+        attempts.set_aside(one, result, writer, run.release_folder(), following[0])
+        return following
 
     def _note(self, position: int, result: Result, saved: bool, bug: Exception | None) -> None:
         with self._lock:

@@ -14,16 +14,17 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.model import Result, Value
+from madlite.model.results import Attempt
 from madlite.plan.inputs import RUNS
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
 from madlite.results.pending import are_in_file, rows_path
 from madlite.results.record import Record, record_json, result_of
 from madlite.results.sidefiles import write_entries
-from madlite.results.stored import RunResult, load_result, read_record
-from madlite.run.recovery.unfinished import append_once, appended_rows
+from madlite.results.stored import RunResult, load_result, read_record, uncollected
+from madlite.run.recovery.unfinished import append_once, appended_rows, target_of
 from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, is_alive
-from madlite.workspace.journal import RunEntry, RunRows, now, own_folders, read_run
+from madlite.workspace.journal import RunEntry, RunRows, now, own_folders, read, read_run
 
 
 class Collected(Value, frozen=True):
@@ -49,6 +50,21 @@ def collect_all(
         except (RecordError, OSError) as problem:
             what = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
             yield Collected(run_id=folder.name, message=f"not collected: {what}", failed=True)
+
+
+def collect_recoverable(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
+    """Write what runs came to whose madlite was killed after their end, and return messages.
+
+    Their rows go to `output`, or to the results file of the working folder that they name.
+    """
+    messages = []
+    for folder in uncollected(workspace):
+        named = read_run(folder).file
+        path = target_of(RunRows(path=named, cells=()), workspace, output) if named else None
+        if path is not None:
+            for one in collect_all([folder], workspace, path, begin):
+                messages += [f"{one.run_id}: {one.message}", *one.warnings]
+    return messages
 
 
 def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
@@ -80,6 +96,19 @@ def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) 
         run_folder.close()
 
 
+def _replaced_by(folder: Path) -> str:
+    """Return the attempt that has taken a run's place: one that has a result by now; "" where there is none."""
+    following = read_run(folder).next
+    if not following or "/" in following:
+        return ""
+    noted = [one for one in read(folder.parent) if one.run == following]  # a workload can write such files too
+    there = (
+        (RECORD, any(one.record for one in noted)),
+        (RESULT, any(one.result for one in noted)),
+    )
+    return following if any(is_ours and exists(folder.parent / following / name) for name, is_ours in there) else ""
+
+
 def _collected_text(record: Record | None) -> str:
     rows = record.rows if record is not None else None
     return f"collected already{f', its rows are in {rows.path}' if rows is not None else ''}"
@@ -92,6 +121,9 @@ def _write(result: RunResult, run_folder: RunFolder, workspace: Path, output: Pa
         RecordError, OSError: its rows or its record are not there.
     """
     record, message, warnings = result.record, "it has no row", []
+    if replaced := _replaced_by(run_folder.path):
+        attempt = replace(record.attempt or Attempt(), next=replaced)
+        record, message = replace(record, rows=None, attempt=attempt), f"no row: it was tried again as {replaced}"
     if record.rows is not None:
         rows, message, reports = append_rows_of(record.rows, run_folder, workspace, output, begin)
         record = replace(record, rows=rows)

@@ -17,6 +17,7 @@ from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, inline_hint
 from madlite.machine.host import Host
+from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text
 from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
@@ -36,7 +37,7 @@ from madlite.run.session_runner import SessionRunner, border, check_type
 from madlite.run.stop import StopControl
 from madlite.run.watchdog.hang import HangProbe
 from madlite.run.watchdog.progress_monitor import ProgressMonitor
-from madlite.run.watchdog.watchdog import HangReport, Watchdog
+from madlite.run.watchdog.watchdog import HangReport, StopReason, Watchdog
 from madlite.runtimes.docker.request import request_secrets
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.workspace.claims import claim_model_dir, lock_name, locked_results
@@ -209,6 +210,7 @@ class Run:
         show = self.screen
         dog = Watchdog(self.silence, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
         self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)
+        self._convergence = self._make_convergence()
         self.folder: RunFolder | None = None
         self.stage: SessionRunner | None = None  # once its session can be opened
         self._claims = ExitStack()
@@ -249,6 +251,13 @@ class Run:
                 self.folder.close()
                 self.folder = None
 
+    def release_folder(self) -> RunFolder:
+        """Return the run's folder, which stays open and locked when the run is closed."""
+        folder, self.folder = self.folder, None
+        if folder is None:
+            raise ValueError("the run has no folder")
+        return folder
+
     def broken(self, bug: Exception) -> Result:
         """Return the result of a run that a bug of madlite ended."""
         return self._result(_failed(Cause.INTERNAL, f"internal error: {type(bug).__name__}: {bug}"))
@@ -286,10 +295,17 @@ class Run:
                 log.say(f"madlite: {verdict.status.value} {verdict.reason}")
         finally:
             log.close()
-        stalls = self.silence.findings(by_itself=self.stop.reason is None)
-        notes = (*stalls, *self.state.image.notes, *self.state.notes, *self.state.missing, *log.notes)
+        stalls = self.silence.findings(by_itself=self.stop.reason is None or self.stop.reason.cause is Cause.NONE)
+        notes = (*self._length(), *stalls, *self.state.image.notes, *self.state.notes, *self.state.missing, *log.notes)
         findings = (*verdict.findings, *notes)
         return self._result(replace(verdict, findings=findings))
+
+    def _length(self) -> tuple[str, ...]:
+        """Note how long a run with `--until` was, and return it as a sentence."""
+        if self._convergence is None or not self.state.monitor.steps:
+            return ()
+        self.state.adaptive = self._convergence.outcome(self.state.monitor.steps)
+        return (adaptive_text(self.state.adaptive),)
 
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
@@ -360,6 +376,17 @@ class Run:
     def _step(self, step: Step) -> None:
         self.screen.step(step)
         self.plugins.notify("madlite_run_step", plan=self.plan, step=step)
+        if self._convergence is not None and (length := self._convergence.check(step, self.state.monitor.steps)):
+            self.state.is_complete = True
+            text = adaptive_text(length)
+            self.stop.request(StopReason(cause=Cause.NONE, text=text, short="its steps are enough"))
+
+    def _make_convergence(self) -> ConvergenceMonitor | None:
+        variant = self.plan.variant
+        if not self.plan.until or variant is None:
+            return None
+        quantity = self.plan.result_rule.headline
+        return ConvergenceMonitor(self.plan.until, quantity, variant.warmup_steps, variant.steps)
 
     def _probe_hang(self, cancelled: Event) -> HangReport:
         """Look at what the run hangs in."""

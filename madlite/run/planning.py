@@ -85,7 +85,9 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
     for request, plan in jobs:
         without_options = partial(plan, *_without_requests(request, inputs))
         try:
-            planned += [replace(one, without_options=without_options) for one in plan(request, inputs)]
+            found = [replace(one, without_options=without_options) for one in plan(request, inputs)]
+            again = partial(_with_micro_batch, plan, request, inputs)
+            planned += [replace(one, with_micro_batch=partial(again, found, n)) for n, one in enumerate(found)]
         except MadliteError as problem:
             if _is_card_problem(problem, without_options):
                 planned.append(_blocked_plan(request, problem, inputs))
@@ -111,6 +113,29 @@ def _without_requests(request: Request, inputs: BatchInputs) -> tuple[Request, B
     """Return a card as if the command had no options for it: its problems then are its own."""
     nothing = replace(inputs.options, sets=(), named=(), backend="", runtime="", image="")
     return (replace(request, overrides=()), replace(inputs, options=nothing, context=Context()))
+
+
+def _with_micro_batch(
+    plan: PlanCard, request: Request, inputs: BatchInputs, found: Sequence[Planned], index: int, micro_batch: int
+) -> Planned | None:
+    """Return one of the plans `found` of a card as it is planned with another micro batch; None where it has none.
+
+    Raises:
+        MadliteError: it cannot be planned so.
+    """
+    variant = found[index].plan.variant
+    if variant is None or variant.micro_batch is None or "micro_batch" in found[index].declared:
+        return None
+    options = replace(inputs.options, fallback=(("micro_batch", str(micro_batch)),))
+    every = plan(request, replace(inputs, options=options))
+    one = every[index] if len(every) == len(found) else None
+    if one is None or one.plan.variant is None or one.plan.variant.micro_batch != micro_batch:
+        return None
+    return replace(
+        one,
+        without_options=found[index].without_options,
+        with_micro_batch=partial(_with_micro_batch, plan, request, inputs, found, index),
+    )
 
 
 def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequence[Planned]]) -> bool:
@@ -353,6 +378,7 @@ def _startable(
         files=render(plan, _search(plugin, inputs)),
         runtime=inputs.runtimes[plan.runtime],
         context=inputs.context.values,
+        declared=run.spec.declared,
         gpus=() if is_pinned(plan) else usable_gpus(inputs.machine, inputs.context, inputs.options.environ),
     )
 

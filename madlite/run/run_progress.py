@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from madlite.machine.host_facts import count_oom_kills
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Verdict
-from madlite.model import Chunk, Exit, FailureRule, ImageUsed, JobOutcome, Result, RunPlan
+from madlite.model import AdaptiveLength, Chunk, Exit, FailureRule, ImageUsed, JobOutcome, Result, RunPlan
 
 _COMMIT = re.compile(rb"^([0-9a-f]{40})\s*$", re.MULTILINE)
 _SIZE = re.compile(rb"^(\d[\d.,]*[BKMGTPE]?)\t[^\n]*\s*\Z", re.MULTILINE)  # as du -sh prints it, last
@@ -43,6 +43,8 @@ class RunProgress:
         self._kind, self._began_s = "", 0.0
         self._aside = LogMonitor((), self._rules, nodes=nodes)
         self._output = b""
+        self.is_complete = False  # the steps are enough: what the model's step prints while it is ended is not read
+        self.adaptive: AdaptiveLength | None = None
 
     @property
     def log(self) -> LogMonitor:
@@ -73,6 +75,8 @@ class RunProgress:
 
     def feed(self, chunk: Chunk) -> None:
         """Take output of the action that runs."""
+        if self.is_complete:
+            return
         if self._nodes > 1:
             self._of_node.setdefault(chunk.node, LogMonitor((), self._rules)).feed(chunk.data, chunk.stream)
         if self._kind == "run":
@@ -125,6 +129,7 @@ class RunProgress:
             durations_s=self.durations_s,
             git_commit=self.git_commit,
             steps=self.monitor.steps.count(),
+            adaptive=self.adaptive,
             started=started,
             data_size=self.data_size,
             data_download_s=self.data_s,

@@ -293,6 +293,14 @@ class Scheduler:
             if self._pool is not None:
                 self._pool.note_handle(start.leased, start.job, handle)
 
+    def beside(self, start: Start) -> tuple[str, ...]:
+        """Return the runs that went on beside one so far."""
+        with self._condition:
+            one = self._running[start.job.position]
+            if self._pool is not None:
+                one.beside.update(dict.fromkeys(self._pool.beside()))
+            return tuple(islice(one.beside, MOST_BESIDE))
+
     def end(self, start: Start) -> tuple[str, ...]:
         """Take back what an ended run had, and return the runs that went on beside it; a second time nothing."""
         with self._condition:

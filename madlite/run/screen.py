@@ -142,6 +142,9 @@ class Screen(Protocol):
     def finished(self, plan: RunPlan, result: Result) -> None:
         """The run ended and its row is written."""
 
+    def retrying(self, plan: RunPlan, result: Result, text: str) -> None:
+        """The run failed and is tried again: how and when, as text."""
+
     def warn(self, text: str) -> None:
         """Something is wrong that does not end a run; the text names what it concerns."""
 
@@ -198,8 +201,9 @@ class Planned(Value, frozen=True):
     """A plan that can start: with the backends that read it, its rendered files, its runtime and the context.
 
     A blocked plan of a card that could not be planned has neither backends nor files.  `without_options` plans the card
-    again without the options of the command.  `gpus` are the ids that it may get, as many as it was planned with: none
-    where it has to have those of its plan.
+    again without the options of the command, `with_micro_batch` this run of it with another micro batch: None where
+    the trainer has one of its own.  `declared` are keys whose values the trainer does not get.  `gpus` are the ids that
+    it may get, as many as it was planned with: none where it has to have those of its plan.
     """
 
     plan: RunPlan
@@ -208,7 +212,9 @@ class Planned(Value, frozen=True):
     runtime: Runtime
     context: dict[str, Json] = {}
     context_left_out: tuple[str, ...] = ()  # places of secrets that the context had and this one has not
+    declared: tuple[str, ...] = ()
     without_options: Callable[[], Sequence[Planned]] = tuple
+    with_micro_batch: Callable[[int], Planned | None] = lambda micro_batch: None
     gpus: tuple[int, ...] = ()
 
 

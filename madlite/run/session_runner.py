@@ -115,7 +115,7 @@ class SessionRunner:
                     self._copy_outputs(session, observed)
                 self._clean(session, log)
         except RuntimeProblem:
-            if self.stop.reason is None:
+            if self.stop.reason is None or self.stop.reason.cause is Cause.NONE:
                 raise
         finally:
             self.state.notes = session.notes if session is not None else ()
@@ -123,6 +123,8 @@ class SessionRunner:
         reason = self.stop.reason
         if reason is None:
             return observed
+        if reason.cause is Cause.NONE:
+            return replace(observed, ended_early=reason.text)
         self.state.hint = reason.hint or self.state.hint
         return replace(observed, stopped=reason.cause, stopped_text=reason.text, stopped_line=reason.evidence)
 
@@ -217,7 +219,8 @@ class SessionRunner:
 
     def _clean(self, session: Session, log: RunLog) -> None:
         """Remove what the run made in the workspace; a run that was ended leaves it for inspection, as MAD does."""
-        if self.stop.reason or self.plan.keep_alive or self.plan.keep_model_dir:
+        ended = self.stop.reason is not None and self.stop.reason.cause is not Cause.NONE
+        if ended or self.plan.keep_alive or self.plan.keep_model_dir:
             return
         for action in self.plan.actions:
             if action.kind == "clean":

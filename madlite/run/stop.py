@@ -81,7 +81,8 @@ class StopControl:
             self.reason = reason if first else self.reason
             self._send(_STOP if first else _KILL)
             listeners = self._listeners.listeners
-        self.cancellation.cancel()
+        if reason.cause is not Cause.NONE:  # a run whose steps are enough comes to its result
+            self.cancellation.cancel()
         for one in listeners:
             one(reason)
 

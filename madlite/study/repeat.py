@@ -52,7 +52,7 @@ class Repeat(Value, frozen=True):
 def plan_repeat(planned: Sequence[Planned], study_id: str, times: int, *, cold: bool = False) -> Repeat:
     """Return each plan so many `times`, one round of all after the other; one that must not start comes once."""
     runs = list(enumerate(planned, 1))
-    ids = _later_ids()
+    ids = later_ids()
     startable = [(number, one) for number, one in runs if one.plan.blocked is None]
 
     def make(number: int, one: Planned, index: int | None) -> Planned:
@@ -77,7 +77,7 @@ def plan_repeat(planned: Sequence[Planned], study_id: str, times: int, *, cold: 
     )
 
 
-def _later_ids() -> Iterator[Callable[[str], str]]:
+def later_ids() -> Iterator[Callable[[str], str]]:
     """Yield what makes the ids of runs, each a second later than the last: ids sort as their runs start."""
     began = datetime.now(timezone.utc)
     return (partial(new_run_id, now=began + timedelta(seconds=second)) for second in count(1))
@@ -128,7 +128,15 @@ def run_repeat(
     problems = []
     try:
         with Signals() as signals:
-            warm = Batch(repeat.warm_ups, options, plugins, screen, journal=journal, later=repeat.runs).run(signals)
+            warm = Batch(
+                repeat.warm_ups,
+                options,
+                plugins,
+                screen,
+                journal=journal,
+                settings=BatchSettings(retry=settings.retry),
+                later=repeat.runs,
+            ).run(signals)
             if warm.exit_code is ExitCode.OK and warm.bug is None:
                 batch = Batch(repeat.runs, options, plugins, screen, journal=journal, settings=settings)
                 outcome = batch.run(signals)

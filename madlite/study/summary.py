@@ -94,7 +94,7 @@ def _sample(plan: RunPlan, study: Study, result: Result | None) -> Sample:
     image = plan.image.ref if plan.image is not None else ""
     return Sample(
         study=study,
-        run=plan.id,
+        run=plan.id if result is None else result.plan_id,  # which is the last attempt's
         card=plan.card.name,
         variant=plan.variant,
         image=image,
@@ -104,9 +104,9 @@ def _sample(plan: RunPlan, study: Study, result: Result | None) -> Sample:
 
 
 def samples_of_records(records: Iterable[Record]) -> Iterator[Sample]:
-    """Yield the runs of studies of which there are records, without warm-ups, which are no results."""
+    """Yield the runs of studies of which there are records, without warm-ups and replaced attempts: no results."""
     for record in records:
-        if record.study is not None and not record.is_warm_up:
+        if record.study is not None and not record.is_warm_up and not record.is_replaced:
             yield Sample(
                 study=record.study,
                 run=record.id,

@@ -252,23 +252,32 @@ class RunRows(Value, frozen=True):
 
 
 class RunEntry(Value, frozen=True, omit_defaults=True):
-    """One line of a run's journal: its `rows` right before they are appended, or what `clean` did with the run."""
+    """One line of a run's journal: its `rows` right before they are appended, or what `clean` did with the run.
+
+    Or, before its result file is written, the results `file` that its rows go to, as `RunRows.path`; or the id of the
+    attempt that comes `next`, of a run that is tried again.
+    """
 
     at: str
     rows: RunRows | None = None
     cleaned: str | None = None
+    file: str = ""
+    next: str = ""
 
 
 class RunJournal(Value, frozen=True):
     """Content of the journal of a run's folder.
 
     `rows` are the last ones recorded; without any, `complete` means that the run certainly has none: a journal that
-    could not take the rows is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.
+    could not take the rows is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.  `file`
+    and `next` are as an entry has them.
     """
 
     rows: RunRows | None = None
     complete: bool = False
     cleaned: str | None = None
+    file: str = ""
+    next: str = ""
 
 
 class RunJournalWriter:
@@ -373,4 +382,6 @@ def _content(data: bytes) -> RunJournal:
         rows=rows[-1] if rows else None,
         complete=begun and len(entries) == len(lines),
         cleaned=cleaned[-1] if cleaned else None,
+        file=next((entry.file for entry in reversed(entries) if entry.file), ""),
+        next=next((entry.next for entry in reversed(entries) if entry.next), ""),
     )

@@ -61,10 +61,14 @@ class StudyFolder:
 
     def write_summary(self, text: str) -> str:
         """Write what the study came to; return the error message, "" if none."""
+        return self.write(SUMMARY, text)
+
+    def write(self, name: str, text: str) -> str:
+        """Write a file of the study; return the error message, "" if none."""
         try:
-            self._home.write(SUMMARY, text.encode("utf-8", "backslashreplace"))
+            self._home.write(name, text.encode("utf-8", "backslashreplace"))
         except OSError as error:
-            return f"{self.path / SUMMARY} could not be written: {error.strerror}"
+            return f"{self.path / name} could not be written: {error.strerror}"
         return ""
 
     def close(self) -> str:

@@ -119,8 +119,10 @@ def test_tasks_that_slurm_ended_because_one_had_failed_are_not_the_cause(ends):
 def test_a_job_that_was_cancelled_is():
     found = why(ENDS[1])
     assert found.cause == "killed" and "sacct" in found.hint
-    found = why(*trace(0, "KeyError: 'x'"), f"{ENDS[1][:-4]} DUE TO PREEMPTION ***")
+    found = why(*trace(0, "KeyError: 'x'"), f"{ENDS[1][:-4]} DUE TO NODE FAILURE ***")
     assert found.cause == "killed" and "sacct" in found.hint
+    found = why(*trace(0, "KeyError: 'x'"), f"{ENDS[1][:-4]} DUE TO PREEMPTION ***")
+    assert found.cause == "preempted" and "priority" in found.hint
 
 
 @pytest.mark.parametrize(

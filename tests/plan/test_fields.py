@@ -6,16 +6,34 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from madlite.cli.main import main
-from madlite.model import RunPlan
+from madlite.model import ResultRule, RunPlan
 from madlite.plan.context import read_context
-from madlite.plan.fields import ALIASES, BY_KEY, CONTEXT_KEYS, FIELDS, OPTIONS, VARIANT_KEYS, targeted_rows
+from madlite.plan.fields import (
+    ALIASES,
+    BY_KEY,
+    CONTEXT_KEYS,
+    FIELDS,
+    OPTIONS,
+    VARIANT_KEYS,
+    Part,
+    Size,
+    targeted_rows,
+)
 from madlite.plan.inputs import layers
 from madlite.plan.make import make_plan
 from madlite.plan.values import Layer, resolve
 
-OTHER = {float: ("7", 7.0), bool: ("off", False), str: ("word", "word"), int: ("3", 3)}
+OTHER = {
+    float: ("7", 7.0),
+    bool: ("off", False),
+    str: ("word", "word"),
+    int: ("3", 3),
+    Size: ("64K", 65536),
+    Part: ("0.5%", 0.005),
+}
 TARGETED = [field for field in FIELDS if field.target]
 
 
@@ -42,13 +60,15 @@ def test_each_key_of_a_context_counts_at_its_top_and_stands_in_the_docs(key: str
 
 @pytest.mark.parametrize("field", TARGETED, ids=lambda field: field.key)
 def test_what_is_set_is_in_the_plan_with_its_origin_and_explained(field, given) -> None:
-    text, value = ("64K", 65536) if field.target == "log_limit_bytes" else OTHER[field.type]
+    text, value = OTHER[field.type]
     context = read_context(None, f'{{"{field.key}": "{text}"}}')
-    plan: RunPlan = make_plan(given(context=context))
+    inputs = given(context=context)
+    by_steps = replace(inputs.spec, result_rule=ResultRule(kind="steps"))
+    plan: RunPlan = make_plan(replace(inputs, spec=by_steps))
     assert getattr(plan, field.target) == value
     assert plan.origins[field.key] == "--additional-context"
     rows = {key: (shown, origin) for key, shown, origin in targeted_rows(plan)}
-    assert rows[field.key] == ({"off": "off", "7": "7", "64K": "64K"}[text], "--additional-context")
+    assert rows[field.key] == ({"off": "off", "7": "7", "64K": "64K", "0.5%": "0.5%"}[text], "--additional-context")
     assert layers(given().request, context, given().options)[3].values == {field.key: text}
 
 

@@ -116,7 +116,7 @@ def test_a_wrong_field_is_one_sentence_with_its_place(file, change, said):
     assert said in problem.value.message and str(file) in problem.value.message and problem.value.hint
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 1}', '{"version": true, "plan": {}}', "\0", "\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 2}', '{"version": true, "plan": {}}', "\0", "\xff"])
 def test_what_is_no_plan_file_is_told_so(file, text):
     file.write_text(text, encoding="latin-1")
     with pytest.raises(UsageProblem):

@@ -111,6 +111,8 @@ def exit_code(run: CheckInput) -> CheckResult:
         return check_result(table.NO_EXIT)
     if observed.stopped is not Cause.NONE:
         return check_result(table.STOPPED, observed.stopped_text, observed.stopped_line, cause=observed.stopped)
+    if observed.ended_early and observed.exit is not None:
+        return check_result(table.EXIT_EARLY, observed.ended_early)
     if observed.exit is None or observed.failed_action:
         code = _step_end(observed.exit) if observed.exit else ""
         step = f"the step '{observed.failed_action or 'start'}' failed{code}{_on_node(observed)}"
@@ -126,6 +128,8 @@ def end_of_steps(run: CheckInput) -> CheckResult:
     """Check whether the last step that was asked for is there."""
     log, expected = run.log, run.expected
     last = last_step(expected, log)
+    if last is not None and ended_early(run):
+        return check_result(table.ENOUGH_STEPS, f"step {last} was the last: madlite ended the run")
     if odd := _without_end(run):
         return odd
     if last is None:
@@ -147,7 +151,7 @@ def launcher(run: CheckInput) -> CheckResult:
     Who switches the scan of a script's output off calls its errors harmless.
     """
     log = run.log
-    if run.observed is not None and run.observed.stopped is not Cause.NONE:
+    if ended_early(run) or (run.observed is not None and run.observed.stopped is not Cause.NONE):
         return check_result(table.LAUNCHER_STOPPED)
     if line := log.launcher_line:
         if run.by_steps or (log.steps and log.scanned):
@@ -166,6 +170,8 @@ def launcher(run: CheckInput) -> CheckResult:
 def end_mark(run: CheckInput) -> CheckResult:
     """Check for the line with which a framework ends a training; of several nodes another one may print it."""
     log, rule = run.log, run.expected.rule
+    if ended_early(run):
+        return check_result(table.NO_END_MARK, "madlite ended the run before it")
     if log.missed_mark:
         return check_result(table.REQUIRED_MARK_MISSING, log.missed_mark, log.best_error_line)
     if log.ended:
@@ -179,6 +185,11 @@ def end_mark(run: CheckInput) -> CheckResult:
     if not _prints_mark(run):
         return check_result(table.NO_END_MARK, "of several nodes another one prints it")
     return check_result(table.END_MARK_MISSING, f"the log has no '{rule.end_mark}' after its last step")
+
+
+def ended_early(run: CheckInput) -> bool:
+    """Return whether madlite ended the run because its steps were enough."""
+    return run.observed is not None and bool(run.observed.ended_early)
 
 
 def _without_end(run: CheckInput) -> CheckResult | None:

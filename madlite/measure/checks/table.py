@@ -63,6 +63,7 @@ STOPPED = CheckRow(
 )
 STEP_FAILED = CheckRow("exit_code", "fail", "a step before the model's own failed", (Cause.PREPARE,))
 EXIT_NONZERO = CheckRow("exit_code", "fail", "the model's step ended with another exit code than 0", (Cause.EXIT_CODE,))
+EXIT_EARLY = CheckRow("exit_code", "pass", "madlite ended the run, as --until was reached")
 NO_EXIT = CheckRow("exit_code", "unknown", "a log that madlite did not make has no exit code")
 
 LOSS_FINITE = CheckRow("loss", "pass", "every loss is finite")
@@ -82,6 +83,7 @@ LAST_STEP_REACHED = CheckRow(
     "pass",
     "the last step that was asked for is there, or the last line of several steps each and then the end mark",
 )
+ENOUGH_STEPS = CheckRow("last_step", "pass", "madlite ended the run, as --until was reached")
 NO_STEP = CheckRow("last_step", "fail", "the log has no training step, or none of those asked for", (Cause.NO_METRIC,))
 STEPS_ON_OTHER_NODE = CheckRow(
     "last_step", "unknown", "of several nodes another one alone prints the steps, and this one has none"
@@ -136,7 +138,9 @@ REQUIRED_MARK_MISSING = CheckRow(
     "end_mark", "fail", "the end mark that decides the result is missing", (Cause.INCOMPLETE,)
 )
 END_MARK_MISSING = CheckRow("end_mark", "warn", "the framework always prints one, and it is missing")
-NO_END_MARK = CheckRow("end_mark", "unknown", "the framework prints none, another node does, or there is no step")
+NO_END_MARK = CheckRow(
+    "end_mark", "unknown", "the framework prints none, another node does, there is no step, or madlite ended the run"
+)
 
 NUMBER = CheckRow("metric", "pass", "there is a number, finite and of the right sign")
 NO_NUMBER = CheckRow(
@@ -222,9 +226,18 @@ CLOCK_UNKNOWN = CheckRow("clock", "unknown", "the work of a step is not known, o
 
 # in the order in which they explain: of several denials the first is the verdict's
 TABLE: tuple[CheckRow, ...] = (
-    *(EXIT_OK, STOPPED, STEP_FAILED, EXIT_NONZERO, NO_EXIT),
+    *(EXIT_OK, EXIT_EARLY, STOPPED, STEP_FAILED, EXIT_NONZERO, NO_EXIT),
     *(LOSS_FINITE, LOSS_NAN, LOSS_MISSING, LOSS_NAN_ELSEWHERE, LOSS_ZERO, LOSS_UNPARSED, LOSS_UNKNOWN),
-    *(LAST_STEP_REACHED, NO_STEP, STEPS_ON_OTHER_NODE, CUT_SHORT, CUT_SHORT_SCRIPT, END_UNCERTAIN, WENT_BACK),
+    *(
+        LAST_STEP_REACHED,
+        ENOUGH_STEPS,
+        NO_STEP,
+        STEPS_ON_OTHER_NODE,
+        CUT_SHORT,
+        CUT_SHORT_SCRIPT,
+        END_UNCERTAIN,
+        WENT_BACK,
+    ),
     *(LAST_WITHOUT_STEP, LAST_WITHOUT_END, LAST_WITHOUT_END_ODD, STEPS_UNKNOWN),
     *(NO_PATTERN, PATTERN, NOT_SCANNED),
     *(LAUNCHER_OK, LAUNCHER_FAILED, LAUNCHER_WARNING, ERROR_WITHOUT_END_MARK, ERROR_AFTER_LAST_STEP, LAUNCHER_STOPPED),
@@ -254,6 +267,7 @@ class Observation(Value, frozen=True):
     stopped: Cause = Cause.NONE
     stopped_text: str = ""
     stopped_line: str = ""  # what shows why, e.g. where the ranks of a hung run are
+    ended_early: str = ""  # by madlite, as its steps were enough: why
     failed_action: str = ""  # the kind of an action before the run that failed
     failed_line: str = ""  # what that action printed
     failed_node: str = ""  # of several, as text, the one that failed first

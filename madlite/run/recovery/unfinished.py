@@ -97,7 +97,7 @@ def _add_locked(run_folder: RunFolder, workspace: Path, output: Path, begin: Seq
     record = read_record(folder)
     if record is None or record.rows is None or record.rows.appended or record.version != VERSION:
         return
-    path = _target_of(record.rows, workspace, output)
+    path = target_of(record.rows, workspace, output)
     if path is None:
         yield _other_file_text(folder, record.rows)
         return
@@ -113,7 +113,7 @@ def _add_locked(run_folder: RunFolder, workspace: Path, output: Path, begin: Seq
         yield from integrity.reports
 
 
-def _target_of(rows: RunRows, workspace: Path, output: Path) -> Path | None:
+def target_of(rows: RunRows, workspace: Path, output: Path) -> Path | None:
     """Return the file that rows may go to; None where a command may not write to it."""
     if rows.path == rows_path(output, workspace):
         return output

@@ -40,6 +40,7 @@ ProbeHang: TypeAlias = Callable[[threading.Event], HangReport]
 class StopReason(Value, frozen=True):
     """Why a run was ended; `evidence` is the line that shows it, where there is one.
 
+    No cause: its steps are enough for its number, so that ending it is no failure.
     `short` is what the screen shows meanwhile, where it printed the rest just before; `hint` is what to do.
     """
 

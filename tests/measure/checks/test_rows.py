@@ -207,6 +207,8 @@ GOOD = FileResults(metrics=(make_metric("5", "tok/s", label="a"),))
 RISING = [2.5] * 8 + [3.0, 5.0, 9.0, 11.0, 12.0, 12.0, 12.5]
 CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (table.EXIT_OK, run),
+    (table.EXIT_EARLY, lambda: run(exit=Exit(code=-2, duration_s=1), ended_early="its steps are enough")),
+    (table.ENOUGH_STEPS, lambda: run(without(r"step: 1[0-2] "), ended_early="its steps are enough")),
     (table.STOPPED, lambda: run(stopped=Cause.HANG, stopped_text="no step for 300 s")),
     (table.STOPPED, lambda: run(stopped=Cause.TIMEOUT, stopped_text="timed out")),
     (table.STEP_FAILED, lambda: run(exit=Exit(code=128, duration_s=1.0), failed_action="clone")),

@@ -1,0 +1,406 @@
+"""`madlite attach`: follow jobs that were submitted before, to their rows; `run --cluster` follows its own so too."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from madlite.cli import setup
+from madlite.cli.options import Command, interrupt_option, verbose_option
+from madlite.cli.terminal import echo
+from madlite.errors import ExitCode, UsageProblem
+
+if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
+    from madlite.cluster.follow import RunState, Settling
+    from madlite.cluster.schedulers import Scheduler
+    from madlite.cluster.submission import OpenSubmission, Stored
+    from madlite.model import Result
+    from madlite.plan.context import Options
+    from madlite.run.collect import Collected
+
+_TICK_S = 1.0  # between two looks at the folders of runs
+_CANCEL_S = 300.0  # how long the ends of cancelled jobs are waited for
+_STEPS_S = 30.0  # between two lines about the steps of running runs
+_SHOWN = 8  # so many runs are named, of more their numbers
+_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.HANGUP}
+
+
+@click.command("attach", cls=Command)
+@click.argument("submission", nargs=-1)
+@interrupt_option
+@verbose_option
+def command(submission: tuple[str, ...], on_interrupt: str | None) -> int:
+    """Follow jobs that were submitted before, and write the rows of their runs.
+
+    SUBMISSION is the id that `madlite jobs` shows; without one all that are open are followed.  Jobs that were not
+    submitted, because the cluster did not answer or the command was killed, are.
+
+    \b
+    madlite attach
+    madlite attach 20261126T195346-4f0c1a --on-interrupt leave
+    """
+    from madlite.cluster.submission import OpenSubmission
+
+    stored = open_submissions(submission)
+    if not stored:
+        echo("no job is open here")
+        return int(ExitCode.OK)
+    attached = attach(stored, on_interrupt or "")
+    opened = [OpenSubmission.reopen(one.folder, submitting=True) for one in stored if not one.is_submitting()]
+    try:
+        return follow(attached, *opened)
+    finally:
+        for one in opened:
+            one.close()
+
+
+def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[Stored, ...]:
+    """Return the submissions of this folder that have open runs, or of the wanted ids.
+
+    Raises:
+        UsageProblem: one of the ids is none of them.
+    """
+    from madlite.cluster.submission import stored_submissions
+
+    found = stored_submissions(Path.cwd())
+    if not wanted:
+        return tuple(one for one in found if settled or one.open_runs)
+    chosen = []
+    for name in wanted:
+        matching = [one for one in found if name in one.submission.id or name in {s.job for s in one.scripts.values()}]
+        if len(matching) != 1:
+            what = "is none" if not matching else "may be several"
+            raise UsageProblem(f"'{name}' {what} of the submissions of this folder", "madlite jobs lists them")
+        chosen += matching
+    return tuple({one.submission.id: one for one in chosen}.values())
+
+
+def scheduler_for(stored: Stored) -> Scheduler:
+    """Return the scheduler of a submission; a cluster file that is gone is not needed for it."""
+    import os
+
+    from madlite.cli.submit import open_cluster
+    from madlite.cluster.file import Cluster
+    from madlite.cluster.schedulers import scheduler_of
+
+    named = stored.submission
+    try:
+        cluster = open_cluster(named.cluster)
+    except UsageProblem:
+        cluster = Cluster(name=named.cluster, scheduler=named.scheduler)
+    return scheduler_of(cluster, dict(os.environ))
+
+
+def attach(stored: Sequence[Stored], on_interrupt: str = "", output: Path | None = None) -> Attached:
+    """Return submissions with what their rows are written with."""
+    import os
+
+    from madlite.plan.context import Options
+
+    here = Path.cwd()
+    named = output or Path(stored[0].submission.output)
+    options = Options(workspace=here, output=here / named, environ=dict(os.environ))
+    schedulers = tuple(map(scheduler_for, stored))
+    return Attached(stored, schedulers, options, setup.load(False, False), on_interrupt)
+
+
+class Attached:
+    """Submissions that are followed, and where their rows go."""
+
+    def __init__(
+        self,
+        stored: Sequence[Stored],
+        schedulers: Sequence[Scheduler],
+        options: Options,
+        plugins: Plugins,
+        on_interrupt: str,
+    ) -> None:
+        from madlite.cli.screens import PlainScreen, Sink
+        from madlite.cluster.follow import Settling
+        from madlite.results.header import new_columns
+
+        self.on_interrupt = on_interrupt
+        self.results: list[Result] = []
+        self.failed = False
+        self._shown: str = ""
+        self._told: set[str] = set()
+        self._steps_s = 0.0
+        screen = PlainScreen(Sink(sys.stderr.fileno()), live=False)
+        runtimes = setup.make_runtimes(plugins)
+        self.settlings: list[Settling] = []
+        for one, scheduler in zip(stored, schedulers, strict=True):
+            from msgspec.structs import replace
+
+            own = replace(options, columns=one.submission.columns, strict_header=one.submission.strict_header)
+            begin = new_columns(options.contract)
+            self.settlings.append(Settling(one, scheduler, own, screen, runtimes, begin))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a run has neither a row nor a reason for none."""
+        return any(one.stored.open_runs for one in self.settlings)
+
+    def has_ended(self) -> bool:
+        """Return whether the job of an open run is over, as far as the schedulers say."""
+        return any(state.word == "over" and one.polled for one in self.settlings for state in one.states())
+
+    def poll(self) -> None:
+        """Ask each scheduler; one that does not answer is told once and asked again later."""
+        from madlite.cluster.schedulers import Unreachable
+
+        for one in self.settlings:
+            if not one.stored.open_runs:
+                continue
+            try:
+                one.poll()
+            except Unreachable as problem:
+                self._tell(f"{problem.message}; the jobs go on, and it is asked again")
+            else:
+                self._told = {text for text in self._told if "asked again" not in text}
+
+    def settle(self) -> None:
+        """Write the rows of what is over."""
+        from madlite.cluster.schedulers import Unreachable
+
+        for one in self.settlings:
+            with suppress(Unreachable):
+                for done in one.settle():
+                    self._print(done)
+            for text in one.notices:
+                self._tell(text)
+
+    def show(self) -> None:
+        """Print how many runs wait and run, where that has changed, and now and then the steps of a few."""
+        states = [state for one in self.settlings for state in one.states()]
+        text = summary_text(states)
+        if text != self._shown:
+            self._shown = text
+            if text:
+                echo(text)
+        if time.monotonic() - self._steps_s >= _STEPS_S:
+            self._steps_s = time.monotonic()
+            for state in states[:_SHOWN]:
+                if state.progress is not None and state.progress.step is not None:
+                    echo(f"  {state_line(state)}")
+
+    def cancel(self) -> None:
+        """End the jobs of all open runs.
+
+        Raises:
+            Unreachable: a scheduler does not answer.
+        """
+        from madlite.cluster.follow import jobs_of
+
+        for one in self.settlings:
+            jobs = jobs_of(one.states())
+            if jobs:
+                one.scheduler.cancel(jobs)
+
+    def exit_code(self) -> int:
+        """Return the exit code of the runs that have come to their end."""
+        from madlite.run.batch import exit_code
+
+        return int(ExitCode.RUN_FAILED if self.failed else exit_code(self.results))
+
+    def _print(self, done: Collected) -> None:
+        from madlite.cli.format import status_text
+
+        if done.failed:
+            if f"{done.run_id} {done.message}" not in self._told:
+                self._told.add(f"{done.run_id} {done.message}")
+                setup.warn(f"{done.run_id}: {done.message}")
+            self.failed = True
+            return
+        result = done.result
+        if result is not None:
+            self.results.append(result)
+        status = f"{status_text(result.status.value, result.suspect)}, " if result is not None else ""
+        why = f" ({result.reason})" if result is not None and result.reason else ""
+        echo(f"{done.run_id}: {status}{done.message}{why}")
+        if result is not None and result.diagnosis is not None and result.diagnosis.hint:
+            echo(f"  try: {result.diagnosis.hint}")
+        for text in done.warnings:
+            setup.warn(text)
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            setup.warn(text)
+
+
+def summary_text(states: Sequence[RunState]) -> str:
+    """Return how many runs wait, run and the like: `2 running, 18 pending (Resources)`."""
+    counts = Counter((one.word, one.state.reason if one.word == "PENDING" else "") for one in states)
+    words = [f"{n} {word.lower()}{f' ({reason})' if reason else ''}" for (word, reason), n in counts.items()]
+    return ", ".join(words)
+
+
+def state_line(one: RunState) -> str:
+    """Return a line about one open run."""
+    reason = f" ({one.state.reason})" if one.state.reason else ""
+    where = f" on {one.state.nodes}" if one.state.nodes else ""
+    ends = f", time until {one.state.ends}" if one.state.ends and one.word == "RUNNING" else ""
+    progress = one.progress
+    steps = ""
+    if progress is not None and progress.step is not None:
+        steps = f", step {progress.step}{f' of {progress.steps}' if progress.steps else ''}"
+    job = f" job {one.job}" if one.job else ""
+    return f"{one.run.id}:{job} {one.word}{reason}{where}{steps}{ends}"
+
+
+class _Stop:
+    """The signals that came while jobs are followed."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        before = {}
+        for number in _CODES:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, self._handle)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+
+    def __call__(self) -> bool:
+        return bool(self.received)
+
+
+def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) -> int:
+    """Submit what has no job yet, and follow all to their rows; return the exit code."""
+    from madlite.cluster.submit import submit_all
+
+    stop = _Stop()
+    with stop.handled():
+        for one in attached.settlings:
+            own = next((each for each in opened if each.path == one.stored.folder), None)
+            if own is not None:
+                one.stored = submit_all(own, one.stored, one.scheduler, setup.warn, stopped=stop)
+            _print_jobs(one.stored)
+        if detach and not stop():
+            attached.settle()  # what was refused has its row
+            return attached.exit_code()
+        return _follow(attached, stop)
+
+
+def _print_jobs(stored: Stored) -> None:
+    jobs = [state.job for state in stored.scripts.values() if state.job]
+    count = len(stored.submission.runs)
+    runs = f"{count} run{'s' if count > 1 else ''}"
+    if jobs:
+        echo(f"submission {stored.submission.id}: {runs}, job{'s' if len(jobs) > 1 else ''} {' '.join(jobs)}")
+
+
+def _follow(attached: Attached, stop: _Stop) -> int:
+    from madlite.cluster.follow import POLL_S
+
+    polled_s, deadline_s = -POLL_S, float("inf")
+    first: int | None = None
+    while attached.is_open:
+        if stop.received and first is None:
+            first = stop.received[0]
+            if not _cancels(attached.on_interrupt, first, stop):
+                _say_left(attached)
+                return int(_CODES[signal.Signals(first)])
+            deadline_s = time.monotonic() + _CANCEL_S
+            polled_s = -POLL_S
+            _cancel(attached)
+        elif len(stop.received) > 1 or time.monotonic() > deadline_s:
+            _say_left(attached)
+            break
+        if time.monotonic() - polled_s >= POLL_S:
+            attached.poll()
+            polled_s = time.monotonic()
+        attached.settle()
+        attached.show()
+        if attached.is_open:
+            time.sleep(_TICK_S)
+    return int(_CODES[signal.Signals(first)]) if first is not None else attached.exit_code()
+
+
+def _cancels(on_interrupt: str, number: int, stop: _Stop) -> bool:
+    """Return whether a signal ends the jobs, as the option, the terminal or its user has it."""
+    if on_interrupt:
+        return on_interrupt == "cancel"
+    if number == signal.SIGHUP:
+        return False
+    if number != signal.SIGINT or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return True
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        answer = click.prompt(
+            "\nthe jobs go on: leave them running, or cancel them",
+            type=click.Choice(["leave", "cancel"]),
+            default="leave",
+        )
+    except (KeyboardInterrupt, click.Abort):
+        echo("")
+        return False
+    finally:
+        signal.signal(signal.SIGINT, before)
+    del stop.received[1:]
+    return bool(answer == "cancel")
+
+
+def _cancel(attached: Attached) -> None:
+    from madlite.cluster.schedulers import Unreachable
+
+    echo("the jobs are cancelled; their rows are written")
+    try:
+        attached.poll()
+        attached.cancel()
+    except Unreachable as problem:
+        setup.warn(f"{problem.message}: cancel them with madlite cancel")
+
+
+def settle_now(attached: Attached) -> None:
+    """Write the rows of what is over now, and name what goes on."""
+    from madlite.cluster.follow import GRACE_S
+
+    attached.poll()
+    attached.settle()
+    until_s = time.monotonic() + GRACE_S + _TICK_S
+    while attached.has_ended() and time.monotonic() < until_s:  # its files may be seen here a moment later
+        time.sleep(_TICK_S)
+        attached.settle()
+    for one in attached.settlings:
+        if one.stored.open_runs:
+            echo(f"submission {one.stored.submission.id}: {summary_text(one.states())}; madlite jobs lists them")
+
+
+def cancel_and_collect(attached: Attached) -> int:
+    """End the jobs, write the rows of their runs, and return 0 where all have come to their end."""
+    stop = _Stop()
+    with stop.handled():
+        _cancel(attached)
+        deadline_s = time.monotonic() + _CANCEL_S
+        while attached.is_open and not stop() and time.monotonic() < deadline_s:
+            time.sleep(_TICK_S)
+            attached.poll()
+            attached.settle()
+    if stop() or attached.is_open:
+        _say_left(attached)
+    return int(_CODES[signal.Signals(stop.received[0])]) if stop() else int(attached.is_open) * int(ExitCode.RUN_FAILED)
+
+
+def _say_left(attached: Attached) -> None:
+    ids = " ".join(one.stored.submission.id for one in attached.settlings if one.stored.open_runs)
+    if ids:
+        echo(f"the jobs go on; madlite attach {ids} follows them, madlite collect writes their rows")

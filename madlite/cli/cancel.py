@@ -1,0 +1,29 @@
+"""`madlite cancel`: end jobs, and write the rows of their runs."""
+
+from __future__ import annotations
+
+import click
+
+from madlite.cli.options import Command, verbose_option
+from madlite.cli.terminal import echo
+from madlite.errors import ExitCode
+
+
+@click.command("cancel", cls=Command)
+@click.argument("submission", nargs=-1, required=True)
+@verbose_option
+def command(submission: tuple[str, ...]) -> int:
+    """End the jobs of submissions, and write the rows of their runs.
+
+    SUBMISSION is an id that `madlite jobs` shows, a part of it, or the number of a job.
+
+    \b
+    madlite cancel 20261126T195346-4f0c1a
+    """
+    from madlite.cli.attach import attach, cancel_and_collect, open_submissions
+
+    stored = [one for one in open_submissions(submission) if one.open_runs]
+    if not stored:
+        echo("these jobs have ended")
+        return int(ExitCode.OK)
+    return cancel_and_collect(attach(stored))

@@ -1,0 +1,223 @@
+"""`madlite run --cluster NAME`: plans for the cluster's machine, given to it as jobs, and followed to their rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from msgspec.structs import replace
+
+from madlite.cli import setup
+from madlite.cli.terminal import echo
+from madlite.errors import ExitCode, UsageProblem
+
+if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
+    from madlite.cluster.file import Cluster
+    from madlite.cluster.schedulers import Scheduler
+    from madlite.cluster.submit import Prepared
+    from madlite.plan.context import Options
+    from madlite.run.screen import Planned
+
+# Options of `run` that say nothing of a run that is a job, and why.
+_REFUSED = {
+    "plan_file": ("--plan", "a plan file is run where it is started; --tags plans for the cluster"),
+    "no_rows": ("--no-rows", "the rows are written when the jobs have ended; --detach leaves them to collect"),
+    "machine": ("--machine", "the cluster file names the machine"),
+    "check": ("--check", "only a job can tell"),
+    "live_output": ("--live-output", "madlite log RUN --follow shows a job's output"),
+    "keep_alive": ("--keep-alive", "a job takes all of its processes with it"),
+    "settle": ("--settle", "the nodes of a job are not known before it starts"),
+    "cold": ("--cold", "the runs of a cluster use the user's caches"),
+    "parallel": ("--parallel", "the scheduler decides which jobs run at the same time"),
+    "exclusive": ("--exclusive", "exclusive in the cluster file gives a job its nodes alone"),
+    "fail_fast": ("--fail-fast", "the jobs are queued together"),
+    "max_failures": ("--max-failures", "the jobs are queued together"),
+    "retry": ("--retry", "the scheduler queues a job again"),
+    "oom_fallback": ("--oom-fallback", "a job runs one plan"),
+    "baseline": ("--baseline", "madlite compare compares once the rows are there"),
+    "summary_output": ("--summary-output", "madlite runs --json has what became of the runs"),
+    "build_on_compute": ("--build-on-compute", "madlite prepare or build makes images before the jobs"),
+}
+
+
+_RUNTIME = "slurm"  # of a run on several nodes, which a card need not name
+
+
+def config_folders() -> list[Path]:
+    """Return where cluster files are looked for: the working folder, then the user's configuration folder."""
+    return [Path.cwd(), Path(click.get_app_dir("madlite"))]
+
+
+def open_cluster(name: str) -> Cluster:
+    """Return a cluster of the cluster file.
+
+    Raises:
+        UsageProblem: there is none of this name, or the file has a mistake.
+    """
+    from madlite.cluster.file import read_cluster
+    from madlite.cluster.schedulers import SCHEDULERS
+
+    return read_cluster(name, config_folders(), tuple(SCHEDULERS))
+
+
+def named_cluster(params: dict[str, Any]) -> str:
+    """Return the cluster that a command names, by option or environment; "" for none, and inside of a job."""
+    from madlite.cluster.file import VARIABLE
+
+    given: str = params.get("cluster") or ""
+    if given or params.get("plan_file") is not None or params.get("machine"):
+        return given
+    return os.environ.get(VARIABLE, "").strip()
+
+
+def refuse_without_cluster(params: dict[str, Any]) -> None:
+    """Refuse options that are about jobs where there are none.
+
+    Raises:
+        UsageProblem: one was given.
+    """
+    for name, option in (("exclude", "--exclude"), ("detach", "--detach"), ("on_interrupt", "--on-interrupt")):
+        if params[name]:
+            raise UsageProblem(f"{option} without --cluster: it is about jobs", "add --cluster NAME")
+    if params["nodes"] is not None and params["plan_file"] is None:
+        raise UsageProblem("--nodes without --cluster: it is about jobs", "add --cluster NAME")
+
+
+def run_on_cluster(name: str, plugins: Plugins, params: dict[str, Any]) -> int:
+    """Plan, submit and follow; return the exit code of the runs, or with --detach 0."""
+    from madlite.cluster.file import check_shared
+    from madlite.cluster.schedulers import scheduler_of
+
+    _refuse(params)
+    cluster = open_cluster(name)
+    params = {**params, "cluster": name}
+    touch = not params["dry_run"]
+    options = _options(params, cluster, touch)
+    check_shared(cluster, options.workspace)
+    scheduler = scheduler_of(replace(cluster, slurm=_with_excluded(cluster, params)), options.environ)
+    if touch:
+        scheduler.check_here()
+    planned, blocked = _plans(plugins, options, params, cluster)
+    prepared = _prepare(planned, cluster, scheduler, options, params) if planned else None
+    if not touch:
+        return _print_scripts(prepared, blocked)
+    return _submit(prepared, blocked, plugins, options, scheduler, params)
+
+
+def _refuse(params: dict[str, Any]) -> None:
+    for name, (option, why) in _REFUSED.items():
+        if params.get(name):
+            raise UsageProblem(f"{option} beside --cluster: {why}", f"leave {option} out")
+
+
+def _with_excluded(cluster: Cluster, params: dict[str, Any]) -> Any:
+    named = [node for text in params["exclude"] for node in text.split(",") if node.strip()]
+    return replace(cluster.slurm, exclude=(*cluster.slurm.exclude, *named))
+
+
+def _options(params: dict[str, Any], cluster: Cluster, touch: bool) -> Options:
+    """Return the options of the plans, after the cluster's values went below the context."""
+    from madlite.cluster.file import context_values
+
+    values = context_values(cluster)
+    if not cluster.gpu:
+        values["gpu_vendor"] = "CPU"
+    params[setup.UNDER_CONTEXT] = (f"{cluster.source}: [clusters.{cluster.name}]", values)
+    params["machine"] = cluster.machine
+    nodes = params["nodes"] or 1
+    options = setup.make_options(params, touch)
+    if nodes > 1 and not options.runtime:
+        options = replace(options, runtime=_RUNTIME)
+    return replace(options, nodes=nodes)
+
+
+def _plans(
+    plugins: Plugins, options: Options, params: dict[str, Any], cluster: Cluster
+) -> tuple[list[Planned], list[Planned]]:
+    """Return the plans of jobs, and those that something keeps from starting."""
+    from madlite.cli.planning import plan_all
+    from madlite.results.perfcsv import check_appendable
+    from madlite.run.checks import check_plans
+    from madlite.workspace.folder import check_runs_folder
+
+    touch = not params["dry_run"]
+    planned = plan_all(plugins, options, params, touch=touch, probe=False)
+    setup.print_problems(plugins.problems)
+    planned, warnings = check_plans(planned, plugins, options.lint)
+    for text in warnings:
+        setup.warn(text)
+    if touch:
+        check_runs_folder(options.workspace)
+        check_appendable(options.output, options.workspace)
+    blocked = [one for one in planned if one.plan.blocked is not None]
+    return [one for one in planned if one.plan.blocked is None], blocked
+
+
+def _prepare(
+    planned: Sequence[Planned], cluster: Cluster, scheduler: Scheduler, options: Options, params: dict[str, Any]
+) -> Prepared:
+    from madlite.cli.planning import local_secret_sources
+    from madlite.cluster.submission import new_submission_id
+    from madlite.cluster.submit import prepare, repeated
+    from madlite.files import template_root
+
+    submission_id = new_submission_id()
+    if params["repeat"] is not None:
+        planned = repeated(planned, params["repeat"], submission_id)
+    search = [options.workspace / "templates", template_root(setup.home())]
+    return prepare(planned, submission_id, cluster, scheduler, options, search, local_secret_sources(options))
+
+
+def _print_scripts(prepared: Prepared | None, blocked: Sequence[Planned]) -> int:
+    for one in blocked:
+        if one.plan.blocked is not None:
+            setup.warn(f"{one.plan.card.name}: would not start: {one.plan.blocked.reason}")
+    if prepared is not None:
+        for number, text in prepared.scripts.items():
+            echo(f"# --- job {number} of {len(prepared.scripts)}")
+            echo(text)
+    return int(ExitCode.OK)
+
+
+def _submit(
+    prepared: Prepared | None,
+    blocked: Sequence[Planned],
+    plugins: Plugins,
+    options: Options,
+    scheduler: Scheduler,
+    params: dict[str, Any],
+) -> int:
+    from madlite.cli.attach import Attached, follow
+    from madlite.cli.planning import local_secret_sources
+    from madlite.cluster.submission import folder_of, read_stored
+    from madlite.cluster.submit import write
+
+    code = _write_blocked(blocked, options, plugins) if blocked else int(ExitCode.OK)
+    if prepared is None:
+        return code
+    with write(prepared, options, plugins, local_secret_sources(options)) as opened:
+        stored = read_stored(folder_of(options.workspace, prepared.submission.id))
+        if stored is None:
+            raise UsageProblem("the submission cannot be read again", "df -h; the disk may be full")
+        attached = Attached((stored,), (scheduler,), options, plugins, params["on_interrupt"] or "")
+        return follow(attached, opened, detach=params["detach"]) or code
+
+
+def _write_blocked(blocked: Sequence[Planned], options: Options, plugins: Plugins) -> int:
+    """Write the rows of plans that something keeps from starting; no job is needed for them."""
+    import sys
+
+    from madlite.cli.screens import Sink, make_screen
+    from madlite.run.batch import run_batch
+
+    sink = Sink(sys.stdout.fileno())
+    screen = make_screen(sink, live=False)
+    try:
+        return int(run_batch(blocked, options, plugins, screen).exit_code)
+    finally:
+        screen.close()
+        sink.close()

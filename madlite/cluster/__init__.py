@@ -1,0 +1,1 @@
+"""Clusters: plans become jobs of a scheduler, and what came of the jobs becomes rows; scheduling is the cluster's."""

@@ -1,0 +1,235 @@
+"""`cluster.toml`: what madlite has to know of a cluster, one table `[clusters.NAME]` each; docs/cluster.md.
+
+It is strict: a key that nothing reads is an error, for a job would wait for hours and then run without it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from madlite.errors import UsageProblem, did_you_mean
+from madlite.files import is_file, read_text, wrong_key
+from madlite.model import Json, Value
+
+NAME = "cluster.toml"
+VARIABLE = "MADLITE_CLUSTER"
+_HINT = "docs/cluster.md lists the keys; madlite cluster init writes a file"
+_CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LINE = r"^[^\n\r\x00]*\Z"  # what stands on a line of a script
+
+_Line = Annotated[str, Meta(pattern=_LINE)]
+Flavour = Literal["", "docker", "podman", "pyxis", "apptainer", "none"]
+
+
+class SlurmSettings(Value, frozen=True):
+    """What a job asks Slurm or SPUR for; `gpus` is how GPUs are asked for, `gres` what stands after `--gres=`."""
+
+    partition: _Line = ""
+    account: _Line = ""
+    qos: _Line = ""
+    reservation: _Line = ""
+    constraint: _Line = ""
+    time: Annotated[str, Meta(pattern=r"^([0-9]+-)?[0-9]+(:[0-9]{1,2}){0,2}$|^$")] = ""
+    gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
+    gres: _Line = ""
+    cpus_per_task: Annotated[int, Meta(ge=0)] = 0
+    mem: _Line = ""
+    exclusive: bool = True
+    exclude: tuple[_Line, ...] = ()
+    nodelist: tuple[_Line, ...] = ()
+    good_nodes: str = ""  # a file with a node on each line; jobs get no others
+    directives: tuple[_Line, ...] = ()  # further options of sbatch, without `#SBATCH`
+    max_array_size: Annotated[int, Meta(ge=0)] = 0  # 0: the cluster is asked
+
+
+class Cluster(Value, frozen=True):
+    """One cluster as its file describes it; `gpu` is "" for nodes without GPUs.
+
+    `shared` are the folders that every node sees under the same name.  `madlite` is the command on the nodes, "" for
+    this very interpreter.  Each scheduler has a table of its own.
+    """
+
+    name: str = ""
+    source: str = ""
+    scheduler: str = "slurm"
+    gpu: str = ""
+    gpus_per_node: Annotated[int, Meta(ge=0)] = 0
+    container: Flavour = ""
+    container_options: tuple[_Line, ...] = ()
+    image_folder: str = ""  # of image archives, .sqsh and .sif, made once
+    shared: tuple[str, ...] = ()
+    madlite: _Line = ""
+    interface: _Line = ""
+    rdma: tuple[_Line, ...] = ()
+    gid_index: Annotated[int, Meta(ge=0)] | None = None
+    env: dict[str, str | int | float | bool] = {}
+    mounts: tuple[_Line, ...] = ()  # SOURCE:TARGET
+    prologue: tuple[_Line, ...] = ()
+    slurm: SlurmSettings = SlurmSettings()
+
+    @property
+    def machine(self) -> str:
+        """The machine that plans are made for, as `--machine` has it; "" for nodes without GPUs."""
+        return f"{self.gpus_per_node}x{self.gpu}" if self.gpu and self.gpus_per_node else ""
+
+
+_OWN = ("name", "source")  # not keys of the file
+
+
+def find_file(folders: Sequence[Path]) -> Path | None:
+    """Return the first cluster file of some folders."""
+    return next((folder / NAME for folder in folders if is_file(folder / NAME)), None)
+
+
+def read_cluster(name: str, folders: Sequence[Path], schedulers: Sequence[str]) -> Cluster:
+    """Return a cluster of the first cluster file in some folders; `schedulers` are the known ones.
+
+    Raises:
+        UsageProblem: there is no such file or cluster, or the file has a mistake; all of it is checked.
+    """
+    file = find_file(folders)
+    if file is None:
+        places = " or ".join(map(str, folders))
+        raise UsageProblem(f"cluster '{name}': there is no {NAME} in {places}", "madlite cluster init writes one")
+    clusters = read_clusters(file, schedulers)
+    if name not in clusters:
+        near = did_you_mean(name, clusters, before="--cluster ", most=1)
+        raise UsageProblem(f"{file} has no cluster '{name}'", near or f"it has {', '.join(clusters) or 'none'}")
+    return clusters[name]
+
+
+def read_clusters(file: Path, schedulers: Sequence[str]) -> dict[str, Cluster]:
+    """Return the clusters of a file by name.
+
+    Raises:
+        UsageProblem: it is no TOML, or a key is unknown or has a wrong value.
+    """
+    import tomli
+
+    try:
+        tree = tomli.loads(read_text(file))
+    except tomli.TOMLDecodeError as error:
+        raise UsageProblem(f"{file} is no TOML: {error}", _HINT) from None
+    if unknown := [key for key in tree if key != "clusters"]:
+        raise UsageProblem(f"{file}: key '{unknown[0]}' is unknown", "a cluster is a table [clusters.NAME]")
+    tables = tree.get("clusters", {})
+    if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
+        raise UsageProblem(f"{file}: 'clusters' is no table of clusters", "a cluster is a table [clusters.NAME]")
+    return {name: _cluster(name, table, file, schedulers) for name, table in tables.items()}
+
+
+def _cluster(name: str, table: Mapping[str, Json], file: Path, schedulers: Sequence[str]) -> Cluster:
+    where = f"{file}: [clusters.{name}]"
+    if not _CLUSTER_NAME.fullmatch(name):
+        raise UsageProblem(f"{where}: {name!r} is no name of a cluster", "letters, digits, '.', '_' and '-'")
+    for place, key, known in _unknown(table, Cluster, ""):
+        near = did_you_mean(key, known, most=1)
+        raise UsageProblem(f"{where}: key '{place}' is unknown", near or f"accepted: {', '.join(known)}")
+    try:
+        cluster = msgspec.convert({**table, "name": name, "source": str(file)}, Cluster)
+    except msgspec.ValidationError as error:
+        raise UsageProblem(f"{where}: {wrong_key(error)[1]}", _accepted(wrong_key(error)[0]) or _HINT) from None
+    _check(cluster, where, schedulers)
+    return cluster
+
+
+def _unknown(table: Mapping[str, Json], kind: type[Value], place: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the keys that a table must not have, each with its place and the known ones."""
+    kinds = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    known = [key for key in kinds if key not in _OWN]
+    for key, value in table.items():
+        if key not in known:
+            yield f"{place}{key}", key, known
+        elif isinstance(value, dict) and isinstance(kinds[key], type) and issubclass(kinds[key], msgspec.Struct):
+            yield from _unknown(value, kinds[key], f"{place}{key}.")
+
+
+def _accepted(key: str) -> str:
+    """Return which values a key takes, where that is a fixed set."""
+    kind: Any = Cluster
+    for part in key.partition("[")[0].split("."):
+        fields = {field.name: field.type for field in msgspec.structs.fields(kind)} if isinstance(kind, type) else {}
+        kind = fields.get(part)
+    values = [repr(value) for value in getattr(kind, "__args__", ()) if isinstance(value, str) and value]
+    return f"accepted: {', '.join(values)}" if values else ""
+
+
+def _check(cluster: Cluster, where: str, schedulers: Sequence[str]) -> None:
+    """Refuse values that go together with nothing.
+
+    Raises:
+        UsageProblem: there are such.
+    """
+    from madlite.machine.products import PRODUCTS, find_product
+
+    if cluster.scheduler not in schedulers:
+        near = did_you_mean(cluster.scheduler, schedulers, most=1)
+        raise UsageProblem(
+            f"{where}: scheduler '{cluster.scheduler}' is unknown", near or f"accepted: {', '.join(schedulers)}"
+        )
+    if bool(cluster.gpu) != bool(cluster.gpus_per_node):
+        given, missing = ("gpu", "gpus_per_node") if cluster.gpu else ("gpus_per_node", "gpu")
+        raise UsageProblem(f"{where}: '{given}' without '{missing}'", "both of them, or neither for nodes without GPUs")
+    if cluster.gpu and find_product(cluster.gpu) is None:
+        known = [product.device for product in PRODUCTS]
+        near = did_you_mean(cluster.gpu, known, most=1)
+        raise UsageProblem(f"{where}: gpu '{cluster.gpu}' is unknown", near or f"known: {', '.join(known)}")
+    for mount in cluster.mounts:
+        source, _, target = mount.partition(":")
+        if not (source.startswith("/") and target.startswith("/")):
+            raise UsageProblem(f"{where}: mount '{mount}' is none", "write it like /data:/data, both absolute")
+    for folder in (*cluster.shared, *filter(None, [cluster.image_folder])):
+        if not folder.startswith("/"):
+            raise UsageProblem(f"{where}: folder '{folder}' is no absolute path", _HINT)
+
+
+def check_shared(cluster: Cluster, workspace: Path) -> None:
+    """Refuse a working folder that the nodes do not see.
+
+    Raises:
+        UsageProblem: it lies in none of the cluster's shared folders.
+    """
+    if cluster.shared and not any(workspace.is_relative_to(folder) for folder in cluster.shared):
+        raise UsageProblem(
+            f"{workspace} is in no shared folder of cluster '{cluster.name}' ({', '.join(cluster.shared)}): "
+            "its nodes would not see the plans, nor this machine the results",
+            f"cd to a folder below {cluster.shared[0]}",
+        )
+
+
+def context_values(cluster: Cluster) -> dict[str, Json]:
+    """Return what a cluster adds below the user's context: variables and mounts of every run."""
+    variables: dict[str, Json] = {}
+    if cluster.interface:
+        variables |= {"NCCL_SOCKET_IFNAME": cluster.interface, "GLOO_SOCKET_IFNAME": cluster.interface}
+    if cluster.rdma:
+        variables["NCCL_IB_HCA"] = ",".join(cluster.rdma)
+    if cluster.gid_index is not None:
+        variables["NCCL_IB_GID_INDEX"] = str(cluster.gid_index)
+    variables |= dict(cluster.env)
+    mounts = {target: source for source, _, target in (mount.partition(":") for mount in cluster.mounts)}
+    values: dict[str, Json] = {}
+    if variables:
+        values["docker_env_vars"] = variables
+    if mounts:
+        values["docker_mounts"] = dict(mounts)
+    return values
+
+
+def nodes_in(file: Path) -> tuple[str, ...]:
+    """Return the nodes of a list, one on each line; what follows `#` is a comment.
+
+    Raises:
+        UsageProblem: it cannot be read, or has no node.
+    """
+    lines = (line.partition("#")[0].strip() for line in read_text(file, f"list of good nodes {file}").splitlines())
+    nodes = tuple(dict.fromkeys(line for line in lines if line))
+    if not nodes:
+        raise UsageProblem(f"list of good nodes {file} has no node", "madlite cluster check writes one")
+    return nodes

@@ -1,0 +1,285 @@
+"""From jobs to rows: the states of submitted runs, and what becomes of each that is over.
+
+A run's own result.json is the truth.  The scheduler's word counts where there is none, and where a signal ended the
+run: then it says why the signal came.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from madlite.cluster.failed_run import name_end, write_failure
+from madlite.cluster.outcomes import JobEnd, end_of, refused_end, waits_for_limit, why_never
+from madlite.cluster.schedulers import JobState, Scheduler, Unreachable
+from madlite.cluster.submission import OUTPUT, PLANS, JobRun, Note, OpenSubmission, ScriptState, Stored, read_stored
+from madlite.errors import RecordError, UsageProblem
+from madlite.model import Cause, Runtime, Status, Value
+from madlite.plan.context import Options
+from madlite.plan.inputs import RUNS
+from madlite.results.stored import load_result
+from madlite.run.collect import Collected, collect_all
+from madlite.run.screen import Screen
+from madlite.safe_read import read_regular
+from madlite.workspace.folder import (
+    RECORD,
+    RESULT,
+    Progress,
+    exists,
+    is_alive,
+    is_uncollected,
+    read_progress,
+)
+from madlite.workspace.journal import now
+
+UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
+POLL_S = 10.0  # between two questions to the scheduler
+GRACE_S = 5.0  # after the end of a job, for its files to be seen here
+LOST_S = 120.0  # after which a script that was about to be submitted, and is in no queue, never was
+_NEVER_S = 25.0  # how long a job waits for what never comes before it is cancelled
+_LIMIT_BYTES = 1 << 20
+_ERROR = re.compile(rb"^(?:error|slurmstepd: error|srun: error|sbatch: error):\s*(.+)$", re.MULTILINE)
+
+
+class RunState(Value, frozen=True):
+    """How far a submitted run is: its job, the scheduler's word, and the run's own.
+
+    `word` is a state for people: `PENDING`, `RUNNING`, …, `not submitted`, `refused`, `submitting`.
+    """
+
+    run: JobRun
+    job: str
+    word: str
+    state: JobState = JobState()
+    progress: Progress | None = None
+
+
+class Settling:
+    """The runs of one submission, until each has its row or a reason for none."""
+
+    def __init__(
+        self,
+        stored: Stored,
+        scheduler: Scheduler,
+        options: Options,
+        screen: Screen,
+        runtimes: Mapping[str, Runtime],
+        begin: Sequence[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stored, self.scheduler = stored, scheduler
+        self._options, self._screen, self._runtimes, self._begin = options, screen, runtimes, begin
+        self._clock = clock
+        self._over: dict[str, float] = {}  # when the run's job was first seen to be over
+        self._never: dict[str, float] = {}
+        self._ends: dict[str, JobState] = {}
+        self.queue: dict[str, JobState] = {}
+        self.polled = False  # whether the scheduler has answered, so that what it does not list is over
+        self.notices: list[str] = []  # for people, once each
+
+    @property
+    def workspace(self) -> Path:
+        """The working folder of the runs."""
+        return self.stored.folder.parent.parent
+
+    def reload(self) -> None:
+        """Read the submission again: another process may have added to it."""
+        again = read_stored(self.stored.folder)
+        self.stored = again if again is not None else self.stored
+
+    def poll(self) -> None:
+        """Ask the scheduler about every open run by one question.
+
+        Raises:
+            Unreachable: it does not answer; what was known stays.
+        """
+        self._find_jobs()
+        jobs = [job for run in self.stored.open_runs if (job := self.stored.job_of(run))]
+        self.queue = self.scheduler.queue(jobs) if jobs else {}
+        self.polled = True
+
+    def states(self) -> tuple[RunState, ...]:
+        """Return how far each open run is, by the last answer of the scheduler."""
+        return tuple(map(self._state, self.stored.open_runs))
+
+    def finished_early(self) -> tuple[JobRun, ...]:
+        """Return the open runs whose own result is there, whatever the scheduler says of their jobs."""
+        runs = self.workspace / RUNS
+        return tuple(run for run in self.stored.open_runs if exists(runs / run.id / RESULT))
+
+    def settle(self) -> Iterator[Collected]:
+        """Write the rows of the runs that are over, note them, and yield what became of each."""
+        self._tell_waiting()
+        with OpenSubmission.reopen(self.stored.folder) as opened:
+            for run in self.stored.open_runs:
+                done = self._settle(run)
+                if done is None:
+                    continue
+                if not done.failed:
+                    opened.settle([(run.id, done.message)])
+                yield done
+        self.reload()
+
+    def _find_jobs(self) -> None:
+        """Find the jobs of scripts whose submission was cut off between sbatch and its note."""
+        if self.stored.is_submitting():
+            return
+        scripts = self.stored.submission.scripts
+        lost = [one for one in scripts if self._script(one.number).begun and not self._script(one.number).job]
+        lost = [one for one in lost if not self._script(one.number).refused]
+        if not lost:
+            return
+        found = self.scheduler.find([one.name for one in lost])
+        found |= {one.name: job for one in lost if one.name not in found and (job := self._job_in_output(one.number))}
+        notes = [Note(at=now(), script=one.number, job=found[one.name]) for one in lost if one.name in found]
+        if notes:
+            with OpenSubmission.reopen(self.stored.folder) as opened:
+                opened.note(*notes)
+            self.reload()
+
+    def _job_in_output(self, number: int) -> str:
+        """Return the job of a script that has begun by what its runs wrote; "" where none has."""
+        script = next(one for one in self.stored.submission.scripts if one.number == number)
+        for run in self.stored.submission.runs[script.first - 1 : script.first - 1 + script.count]:
+            if exists(self.workspace / RUNS / run.id):
+                return UNKNOWN_JOB
+        return ""
+
+    def _script(self, number: int) -> ScriptState:
+        return self.stored.scripts.get(number, ScriptState())
+
+    def _state(self, run: JobRun) -> RunState:
+        job, script = self.stored.job_of(run), self._script(self.stored.submission.script_of(run).number)
+        if script.refused:
+            return RunState(run=run, job="", word="refused")
+        if not job:
+            submitting = self.stored.is_submitting() or script.begun
+            return RunState(run=run, job="", word="submitting" if submitting else "not submitted")
+        state = self.queue.get(job, JobState())
+        progress = read_progress(self.workspace / RUNS / run.id) if state.state in ("RUNNING", "COMPLETING") else None
+        return RunState(run=run, job=job, word=state.state or "over", state=state, progress=progress)
+
+    def _tell_waiting(self) -> None:
+        for run in self.stored.open_runs:
+            state = self.queue.get(self.stored.job_of(run), JobState())
+            if hint := waits_for_limit(state):
+                text = f"job {self.stored.job_of(run).partition('_')[0]} waits: {state.reason}; {hint}"
+                if text not in self.notices:
+                    self.notices.append(text)
+
+    def _settle(self, run: JobRun) -> Collected | None:
+        """Return what became of a run; None where it goes on."""
+        folder = self.workspace / RUNS / run.id
+        if exists(folder / RECORD):
+            return Collected(run_id=run.id, message="collected already")
+        if exists(folder / RESULT):
+            return self._collect(run, folder) if is_uncollected(folder) else None
+        script = self._script(self.stored.submission.script_of(run).number)
+        if script.refused:
+            return self._fail(run, refused_end(*_message_and_hint(script.refused)))
+        job = self.stored.job_of(run)
+        if not job or not self.polled:
+            return None
+        if job in self.queue:
+            return self._cancel_never(run, job)
+        return self._fail_over(run, job, folder)
+
+    def _collect(self, run: JobRun, folder: Path) -> Collected | None:
+        with suppress(RecordError, OSError):
+            record = load_result(folder).record
+            if record.status is Status.FAILURE and record.ended_by is Cause.INTERRUPTED and self.stored.job_of(run):
+                state = self._end(self.stored.job_of(run))
+                if state is None:
+                    return None  # it is not over yet, or the cluster does not answer
+                if state.state not in ("", "COMPLETED", "FAILED"):
+                    name_end(folder, end_of(state, self.stored.job_of(run), started=True))
+        return self._rows(folder)
+
+    def _rows(self, folder: Path) -> Collected:
+        return next(iter(collect_all([folder], self.workspace, self._options.output, self._begin)))
+
+    def _cancel_never(self, run: JobRun, job: str) -> Collected | None:
+        end = why_never(self.queue[job])
+        if end is None:
+            self._never.pop(run.id, None)
+            return None
+        since = self._never.setdefault(run.id, self._clock())
+        if self._clock() - since < _NEVER_S:
+            return None
+        self.scheduler.cancel([job])
+        return self._fail(run, end)
+
+    def _fail_over(self, run: JobRun, job: str, folder: Path) -> Collected | None:
+        since = self._over.setdefault(run.id, self._clock())
+        if self._clock() - since < GRACE_S:
+            return None
+        if is_alive(folder):
+            text = f"{run.id}: job {job} is over and the run's processes live on; it is waited for"
+            self.notices += [] if text in self.notices else [text]
+            return None
+        state = self._end(job)
+        if state is None or (exists(folder / RESULT)):  # by now
+            return None
+        started = exists(folder)
+        return self._fail(run, end_of(state, job, self._last_error(run), started=started))
+
+    def _end(self, job: str) -> JobState | None:
+        """Return how a job ended; None where it has not, or the cluster does not answer now."""
+        if job in self._ends:
+            return self._ends[job]
+        if job in self.queue:
+            return None
+        jobs = [job, *(other for run in self.stored.open_runs if (other := self.stored.job_of(run)) in self._waiting())]
+        try:
+            self._ends |= self.scheduler.ended(list(dict.fromkeys(jobs)))
+        except Unreachable:
+            return None
+        state = self._ends.setdefault(job, JobState())
+        if not state.is_over:
+            del self._ends[job]
+            return None
+        return state
+
+    def _waiting(self) -> frozenset[str]:
+        """Return the jobs that are over and whose end is not known yet: all are asked about at once."""
+        return frozenset(
+            job
+            for run in self.stored.open_runs
+            if run.id in self._over and (job := self.stored.job_of(run)) and job not in self._ends
+        )
+
+    def _fail(self, run: JobRun, end: JobEnd) -> Collected | None:
+        plan_file = self.stored.folder / PLANS / f"{run.number}.json"
+        try:
+            write_failure(plan_file, end, self._options, self._screen, self._runtimes)
+        except BlockingIOError:
+            return None
+        except (RecordError, UsageProblem) as problem:
+            return Collected(run_id=run.id, message=f"no row: {problem.message}", failed=True)
+        except OSError as problem:
+            return Collected(run_id=run.id, message=f"no row: {problem.strerror or problem}", failed=True)
+        return self._rows(self.workspace / RUNS / run.id)
+
+    def _last_error(self, run: JobRun) -> str:
+        """Return the last error line of a job's own output, as madlite, srun or Slurm wrote it."""
+        script = self.stored.submission.script_of(run)
+        name = f"{script.number}-{run.number - script.first + 1}.out" if script.count > 1 else f"{script.number}.out"
+        try:
+            data = read_regular(self.stored.folder / OUTPUT / name, _LIMIT_BYTES)
+        except OSError:
+            return ""
+        found = _ERROR.findall(data[-65536:])
+        return found[-1].decode("utf-8", "replace").strip()[:300] if found else ""
+
+
+def _message_and_hint(text: str) -> tuple[str, str]:
+    message, _, hint = text.rpartition("; ")
+    return (message, hint) if message else (text, "")
+
+
+def jobs_of(states: Iterable[RunState]) -> list[str]:
+    """Return the jobs of runs that wait or run."""
+    return [one.job for one in states if one.job and not one.job.startswith(UNKNOWN_JOB)]

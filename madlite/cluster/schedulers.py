@@ -1,0 +1,132 @@
+"""The schedulers that madlite can give jobs to: what each has to do, and their registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from madlite.cluster.file import Cluster
+from madlite.cluster.submission import JobScript, Submission
+from madlite.errors import RuntimeProblem
+from madlite.model import Value
+
+
+class JobState(Value, frozen=True):
+    """What a scheduler says of a job; `state` is one of Slurm's, in capitals, "" where it does not know the job.
+
+    `code` is the exit code of its script, `signal` what ended it, `derived` the highest exit code of its steps.
+    `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again.
+    """
+
+    state: str = ""
+    reason: str = ""
+    code: int | None = None
+    signal: int = 0
+    derived: int | None = None
+    nodes: str = ""
+    ends: str = ""
+    restarts: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job will do nothing any more, as far as the scheduler knows."""
+        return self.state not in LIVE
+
+
+LIVE = (
+    *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STAGE_OUT"),
+    *("RESIZING", "SIGNALING", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
+)
+
+
+class Unreachable(RuntimeProblem):
+    """The scheduler does not answer: what was asked for may have happened all the same."""
+
+
+class Refused(RuntimeProblem):
+    """The scheduler does not take a job, and would not take it a second time."""
+
+
+class Scheduler(Protocol):
+    """What gives jobs to nodes.  Jobs are named by the ids that it gave them; those of an array as `ARRAY_INDEX`."""
+
+    name: str
+
+    def script(
+        self, submission: Submission, script: JobScript, workspace: Path, search: Sequence[Path], *, secrets: bool
+    ) -> str:
+        """Return the text of a job, as `--dry-run` prints it.
+
+        Raises:
+            MadliteError: it cannot be made.
+        """
+        ...
+
+    def check_here(self) -> None:
+        """Refuse a machine from which no job can be given to the cluster.
+
+        Raises:
+            UsageProblem: its commands are not here, say.
+        """
+        ...
+
+    def array_limit(self) -> int:
+        """Return how many runs one job can have; 1 where there are no arrays."""
+        ...
+
+    def submit(self, file: Path) -> str:
+        """Give a job to the cluster, and return its id.
+
+        Raises:
+            Refused: the cluster does not take it.
+            Unreachable: it did not answer.
+        """
+        ...
+
+    def find(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the ids of queued and running jobs by their names.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        ...
+
+    def queue(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """Return the states of the jobs that wait or run, by one question for all of them.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        ...
+
+    def ended(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """Return the states of jobs that are in no queue any more, as far as the cluster remembers them.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        ...
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """End jobs, whether they wait or run; those that are over are no error.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        ...
+
+
+def _slurm(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
+    from madlite.cluster.slurm import Slurm
+
+    return Slurm(cluster, environ)
+
+
+SCHEDULERS: dict[str, Callable[[Cluster, Mapping[str, str]], Scheduler]] = {"slurm": _slurm}
+"""What makes the scheduler of a cluster, by the name that the cluster file has for it."""
+
+
+def scheduler_of(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
+    """Return the scheduler of a cluster; nothing is asked of it yet."""
+    return SCHEDULERS[cluster.scheduler](cluster, environ)

@@ -1,0 +1,109 @@
+"""The script of a job for sbatch: short, commented, of options that Slurm and SPUR share.
+
+What SPUR lacks is not used (`--signal`, `--requeue` in its negative form, hetjobs); an unknown `#SBATCH` line is an
+error there.  The cluster file's `directives` are added as they are.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from madlite.cluster.file import Cluster
+from madlite.cluster.submission import ENVIRONMENT, OUTPUT, PLANS, JobScript, Submission, folder_of
+from madlite.errors import UsageProblem
+from madlite.plan.render import render_text
+
+TEMPLATE = "cluster/slurm.sh.j2"
+
+
+def slurm_script(
+    cluster: Cluster,
+    submission: Submission,
+    script: JobScript,
+    workspace: Path,
+    search: Sequence[Path],
+    *,
+    exclude: Sequence[str] = (),
+    secrets: bool = False,
+) -> str:
+    """Return the script of a job; with `secrets` it reads the submission's file of them.
+
+    Raises:
+        UsageProblem: a path cannot stand in a directive, or the template has a mistake.
+    """
+    folder = folder_of(workspace, submission.id)
+    options = [*_options(cluster, script, folder, exclude)]
+    cards = list(dict.fromkeys(run.card for run in submission.runs if 0 <= run.number - script.first < script.count))
+    more = f" and {len(cards) - 3} more cards" if len(cards) > 3 else ""
+    runs = f"{script.count} runs" if script.count > 1 else "1 run"
+    return render_text(
+        TEMPLATE,
+        search,
+        {
+            "title": f"{runs} of {', '.join(cards[:3])}{more}",
+            "cluster": cluster,
+            "submission": submission.id,
+            "options": options,
+            "workspace": str(workspace),
+            "environment": str(folder / ENVIRONMENT) if secrets else "",
+            "exports": [*_exports(cluster)],
+            "plans": str(folder / PLANS),
+            "first": script.first,
+            "count": script.count,
+            "madlite": cluster.madlite or shlex.join((sys.executable, "-m", "madlite")),
+        },
+    )
+
+
+def _options(cluster: Cluster, script: JobScript, folder: Path, exclude: Sequence[str]) -> Iterator[str]:
+    asked = cluster.slurm
+    yield f"--job-name={script.name}"
+    if script.count > 1:
+        yield f"--array=1-{script.count}"
+    yield from (f"--{name}={value}" for name, value in _named(cluster) if value)
+    yield f"--nodes={script.nodes}"
+    yield "--ntasks-per-node=1"
+    if asked.cpus_per_task:
+        yield f"--cpus-per-task={asked.cpus_per_task}"
+    yield from _gpus(cluster, script)
+    if asked.exclusive:
+        yield "--exclusive"
+    left_out = [*dict.fromkeys((*asked.exclude, *exclude))]
+    if asked.nodelist:
+        yield f"--nodelist={','.join(asked.nodelist)}"
+    if left_out:
+        yield f"--exclude={','.join(left_out)}"
+    output = str(folder / OUTPUT / (f"{script.number}-%a.out" if script.count > 1 else f"{script.number}.out"))
+    if any(char in output.replace("%a", "") for char in " %\\\"'\n"):
+        raise UsageProblem(f"{folder}: sbatch takes no output file in a folder of such a name", "cd to another folder")
+    yield f"--output={output}"
+    yield from (text.removeprefix("#SBATCH").strip() for text in asked.directives)
+
+
+def _named(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    asked = cluster.slurm
+    for name in ("partition", "account", "qos", "reservation", "constraint", "time", "mem"):
+        yield name, getattr(asked, name)
+
+
+def _gpus(cluster: Cluster, script: JobScript) -> Iterator[str]:
+    """Yield how GPUs are asked for: a whole node's where the job has the node to itself."""
+    asked = cluster.slurm
+    count = cluster.gpus_per_node if asked.exclusive else script.gpus
+    if asked.gpus == "gres" or asked.gres:
+        yield f"--gres={asked.gres or f'gpu:{count}'}"
+    elif asked.gpus == "gpus-per-node" and count:
+        yield f"--gpus-per-node={count}"
+
+
+def _exports(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Yield what the job's madlite is told of the cluster; a run's own variables are in its plan."""
+    if cluster.container:
+        yield "MADLITE_CONTAINER", cluster.container
+    if cluster.container_options:
+        yield "MADLITE_CONTAINER_OPTIONS", shlex.join(cluster.container_options)
+    if cluster.image_folder:
+        yield "MADLITE_IMAGE_FOLDER", cluster.image_folder

@@ -1,0 +1,297 @@
+"""A submission: the runs that one command gave to a cluster, on the disk before the first job is.
+
+`madlite_runs/jobs-<id>/` has submission.json, the plan files, the job scripts, the jobs' own output, and jobs.jsonl,
+which grows by a line before and after each job is submitted, and when a run is settled: it has a row, or never gets
+one.  What submits may be killed between any two of these; the name of a job finds it in the cluster's queue.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+from madlite.errors import UsageProblem
+from madlite.model import Value, json_line, to_json
+from madlite.plan.inputs import RUNS
+from madlite.safe_files import Folder, write_all
+from madlite.safe_read import read_regular
+from madlite.workspace.folder import acquire, is_locked, open_runs, real_folders
+from madlite.workspace.journal import now
+
+VERSION = 1
+PREFIX = "jobs-"  # of the folder
+SUBMISSION, JOBS, PLANS, SCRIPTS, OUTPUT, ENVIRONMENT, LOCK = (
+    *("submission.json", "jobs.jsonl", "plans", "scripts", "output", "environment", "submitting"),
+)
+_LIMIT_BYTES = 256 << 20
+
+
+class JobRun(Value, frozen=True):
+    """A run of a submission: its plan file is `plans/<number>.json`, counted from 1."""
+
+    id: str
+    card: str
+    number: int
+
+
+class JobScript(Value, frozen=True):
+    """A script of a submission: a job of the runs `first` … `first + count - 1`, an array where these are several.
+
+    `name` is the job's in the queue, which no other job has.
+    """
+
+    number: int
+    name: str
+    first: int
+    count: int
+    nodes: int
+    gpus: int  # of each node
+
+    @property
+    def file(self) -> str:
+        """The script's name in the submission's folder."""
+        return f"{SCRIPTS}/{self.number}.sh"
+
+
+class Submission(Value, frozen=True):
+    """The runs that one command gave to a cluster, and the scripts of their jobs; `output` is the results file."""
+
+    id: str
+    cluster: str
+    scheduler: str
+    created: str
+    command: tuple[str, ...]
+    output: str
+    runs: tuple[JobRun, ...]
+    scripts: tuple[JobScript, ...]
+    columns: tuple[str, ...] = ()
+    strict_header: bool = False
+    version: int = VERSION
+
+    def script_of(self, run: JobRun) -> JobScript:
+        """Return the script of a run's job."""
+        return next(one for one in self.scripts if one.first <= run.number < one.first + one.count)
+
+
+class Note(Value, frozen=True, omit_defaults=True):
+    """A line of jobs.jsonl: what became of a `script` (`job` is its id, "" where it is about to be submitted), or of a
+    run, of which `settled` says how it came to its end.  `refused` is why a script has no job.
+    """
+
+    at: str
+    script: int = 0
+    job: str = ""
+    refused: str = ""
+    run: str = ""
+    settled: str = ""
+
+
+class ScriptState(Value, frozen=True):
+    """What jobs.jsonl has of a script."""
+
+    begun: str = ""
+    job: str = ""
+    refused: str = ""
+
+
+class Stored(Value, frozen=True):
+    """A submission as its folder has it."""
+
+    folder: Path
+    submission: Submission
+    scripts: dict[int, ScriptState]
+    settled: dict[str, str]
+
+    @property
+    def open_runs(self) -> tuple[JobRun, ...]:
+        """The runs that have neither a row nor a reason for none."""
+        return tuple(run for run in self.submission.runs if run.id not in self.settled)
+
+    def job_of(self, run: JobRun) -> str:
+        """Return the id of a run's job as the scheduler has it, of an array its element; "" where none is known."""
+        script = self.submission.script_of(run)
+        job = self.scripts.get(script.number, ScriptState()).job
+        return f"{job}_{run.number - script.first + 1}" if job and script.count > 1 else job
+
+    def is_submitting(self) -> bool:
+        """Return whether a command is submitting it now."""
+        return is_locked(self.folder / LOCK)
+
+
+def new_submission_id() -> str:
+    """Return an id that sorts by time and fits into the name of a job."""
+    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+
+
+def job_name(submission_id: str, number: int) -> str:
+    """Return the name of a job, which no other job has."""
+    return f"madlite-{submission_id}-{number}"
+
+
+def folder_of(workspace: Path, submission_id: str) -> Path:
+    """Return where a submission has its files."""
+    return workspace / RUNS / f"{PREFIX}{submission_id}"
+
+
+class OpenSubmission:
+    """The folder of a submission, open for notes; while it is made its lock is held, until `close`."""
+
+    def __init__(self, home: Folder, lock: int = -1) -> None:
+        self._home, self._lock = home, lock
+
+    @property
+    def path(self) -> Path:
+        """Where the folder is."""
+        return self._home.path
+
+    @classmethod
+    def create(
+        cls,
+        workspace: Path,
+        submission: Submission,
+        files: Iterable[tuple[str, bytes]],
+        environment: Mapping[str, str],
+    ) -> OpenSubmission:
+        """Make the folder with its plan files and scripts; `environment` goes to a file that its owner alone can read.
+
+        Raises:
+            UsageProblem: it cannot be made.
+        """
+        try:
+            with open_runs(workspace, make=True) as runs:
+                home = runs.below(f"{PREFIX}{submission.id}", new=True)
+            os.fchmod(home.fd, 0o700)
+            lock = home.open_file(LOCK)
+            acquire(lock)
+            opened = cls(home, lock)
+            home.below(OUTPUT, new=True).close()
+            if environment:
+                opened._write_private(environment)
+            for name, data in files:
+                with home.parent_of(name, make=True) as (folder, last):
+                    fd = folder.create(last, mode=0o600)
+                    try:
+                        write_all(fd, data)
+                    finally:
+                        os.close(fd)
+            home.write(SUBMISSION, to_json(submission).encode())
+            os.fsync(home.fd)
+        except OSError as error:
+            where = error.filename or folder_of(workspace, submission.id)
+            raise UsageProblem(
+                f"the files of the jobs cannot be written: {error.strerror or error} ({where})",
+                "run madlite in a folder of yours, on a disk with room",
+            ) from error
+        return opened
+
+    @classmethod
+    def reopen(cls, folder: Path, *, submitting: bool = False) -> OpenSubmission:
+        """Open the folder of an earlier submission for notes; with `submitting` also to submit what was not.
+
+        Raises:
+            BlockingIOError: another command is submitting it.
+            OSError: it cannot be opened.
+        """
+        with open_runs(folder.parent.parent) as runs:
+            opened = cls(runs.below(folder.name))
+        if submitting:
+            try:
+                opened._lock = opened._home.open_file(LOCK)
+                acquire(opened._lock)
+            except OSError:
+                opened.close()
+                raise
+        return opened
+
+    def note(self, *notes: Note) -> None:
+        """Add lines to jobs.jsonl, on the disk when this returns.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        fd = self._home.open_file(JOBS, os.O_WRONLY | os.O_APPEND)
+        try:
+            write_all(fd, b"".join(map(json_line, notes)))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def settle(self, runs: Iterable[tuple[str, str]]) -> None:
+        """Note runs that have come to their end, each with how; the last one's end removes the file of secrets.
+
+        Raises:
+            OSError: it cannot be noted.
+        """
+        self.note(*(Note(at=now(), run=run, settled=how) for run, how in runs))
+        stored = read_stored(self._home.path)
+        if stored is not None and not stored.open_runs:
+            self._home.remove(ENVIRONMENT)
+
+    def submitted(self) -> None:
+        """Release the lock: every script has its job, or a reason for none."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def close(self) -> None:
+        """Close the folder."""
+        self.submitted()
+        self._home.close()
+
+    def __enter__(self) -> OpenSubmission:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def _write_private(self, environment: Mapping[str, str]) -> None:
+        from madlite.plan.render import quote_shell
+
+        fd = self._home.create(ENVIRONMENT, mode=0o600)
+        try:
+            lines = [f"export {name}={quote_shell(value)}\n" for name, value in environment.items()]
+            write_all(fd, "".join(lines).encode("utf-8", "surrogateescape"))
+        finally:
+            os.close(fd)
+
+
+def read_stored(folder: Path) -> Stored | None:
+    """Return the submission of a folder; None where it has none that can be read: it was cut off while it was made."""
+    try:
+        submission = msgspec.json.decode(read_regular(folder / SUBMISSION, _LIMIT_BYTES), type=Submission)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if submission.version != VERSION or folder.lstat().st_uid != os.geteuid():
+        return None
+    scripts: dict[int, ScriptState] = {}
+    settled: dict[str, str] = {}
+    for note in _notes(folder):
+        if note.run:
+            settled[note.run] = note.settled
+        else:
+            before = scripts.get(note.script, ScriptState())
+            begun = before.begun if note.job or note.refused else note.at
+            scripts[note.script] = ScriptState(begun=begun, job=note.job or before.job, refused=note.refused)
+    return Stored(folder=folder, submission=submission, scripts=scripts, settled=settled)
+
+
+def stored_submissions(workspace: Path, wanted: Sequence[str] = ()) -> tuple[Stored, ...]:
+    """Return the submissions of a working folder, the oldest first; with `wanted` those of these ids."""
+    folders = [one for one in real_folders(workspace / RUNS) if one.name.startswith(PREFIX)]
+    if wanted:
+        folders = [one for one in folders if one.name.removeprefix(PREFIX) in wanted]
+    return tuple(stored for folder in folders if (stored := read_stored(folder)) is not None)
+
+
+def _notes(folder: Path) -> Iterator[Note]:
+    decode = msgspec.json.Decoder(Note).decode
+    with suppress(OSError):
+        for line in read_regular(folder / JOBS, _LIMIT_BYTES).splitlines():
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                yield decode(line)

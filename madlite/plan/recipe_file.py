@@ -1,0 +1,178 @@
+"""A recipe file: settings of a card's run that were found to be good, for `madlite run --recipe-file`.
+
+Format (docs/recipe-files.md), TOML: the table `recipe` names the card's `tag` and the `backend` that the settings are
+of, its table `set` has keys and values as `--set` takes them, and the table `about` whatever its writer notes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from madlite.errors import UsageProblem, did_you_mean, one_hint
+from madlite.files import UNUSABLE, read_text, wrong_key
+from madlite.model import Card, Json, Request, Scalar, Value
+from madlite.plan.values import canonical_key
+from madlite.text import scalar_text
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML needs no quotes for
+_SHAPE = 'write it like [recipe] tag = "NAME", backend = "NAME", and below [recipe.set] key = value'
+
+
+class RecipeFile(Value, frozen=True):
+    """The settings of a file, by their keys as `--set` takes them, and what they are for."""
+
+    path: Path
+    tag: str
+    backend: str
+    values: dict[str, Scalar]
+
+    @property
+    def origin(self) -> str:
+        """The source of its values, as plans name it."""
+        return f"recipe file {self.path}"
+
+    @property
+    def named(self) -> tuple[tuple[str, str, str], ...]:
+        """Origin, key and value of each, as `Options.named` has them."""
+        return tuple((self.origin, key, scalar_text(value)) for key, value in self.values.items())
+
+
+class _Recipe(msgspec.Struct, forbid_unknown_fields=True):
+    tag: str
+    backend: str
+    set: dict[str, Json]
+
+
+class _Content(msgspec.Struct, forbid_unknown_fields=True):
+    recipe: _Recipe
+    about: dict[str, Json] = {}
+
+
+def read_recipe_file(path: Path) -> RecipeFile:
+    """Return the settings of a recipe file, which the user has named: it may be a pipe.
+
+    Raises:
+        UsageProblem: it cannot be read or has another format; one key is there twice, in two spellings.
+    """
+    where = f"recipe file {path}"
+    text = read_text(path, where, given=True)
+    table = _table(text, where)
+    _refuse_unknown(table, where)
+    try:
+        recipe = msgspec.convert(table, _Content).recipe
+    except msgspec.ValidationError as error:
+        raise UsageProblem(f"{where}: {wrong_key(error)[1]}", _SHAPE) from None
+    for name, value in (("tag", recipe.tag), ("backend", recipe.backend)):
+        if not value.strip():
+            raise UsageProblem(f"{where}: recipe.{name} is empty", _SHAPE)
+    values = dict(_flat(recipe.set, where))
+    _check_values(values, where)
+    return RecipeFile(path=path, tag=recipe.tag, backend=recipe.backend, values=values)
+
+
+def _table(text: str, where: str) -> dict[str, Json]:
+    import tomli
+
+    try:
+        return tomli.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageProblem(f"{where} is not TOML: {str(error) or type(error).__name__}", _SHAPE) from None
+
+
+def _refuse_unknown(table: Mapping[str, Json], where: str) -> None:
+    recipe = table.get("recipe")
+    inner = recipe if isinstance(recipe, dict) else {}
+    for keys, known, before in (
+        (table, _Content.__struct_fields__, ""),
+        (inner, _Recipe.__struct_fields__, "recipe."),
+    ):
+        for key in keys:
+            if key not in known:
+                meant = did_you_mean(key, known) or _setting_hint(key)
+                raise UsageProblem(f"{where} has an unknown key '{before}{key}'", one_hint(meant, _SHAPE))
+
+
+def _setting_hint(key: str) -> str:
+    return f"a setting stands below [recipe.set]: {key} = …"
+
+
+def _flat(values: Mapping[str, Json], where: str, before: str = "") -> Iterator[tuple[str, Scalar]]:
+    """Yield keys and values; TOML reads `env.NAME = …` as a table `env`.
+
+    Raises:
+        UsageProblem: a value is none of a setting.
+    """
+    for key, value in values.items():
+        if isinstance(value, dict) and not before:
+            yield from _flat(value, where, f"{key}.")
+        elif isinstance(value, (str, int, float, bool)):
+            yield f"{before}{key}", value
+        else:
+            what = f"{where}: recipe.set.{before}{key} is {value!r}: a setting is text, a number, true or false"
+            raise UsageProblem(what, _SHAPE)
+
+
+def _check_values(values: Mapping[str, Scalar], where: str) -> None:
+    seen: dict[str, str] = {}
+    for key, value in values.items():
+        if not key.strip() or UNUSABLE.search(key) or UNUSABLE.search(str(value)):
+            raise UsageProblem(f"{where}: recipe.set has a key or value that nothing can be given: {key!a}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageProblem(f"{where}: recipe.set.{key} is {value}, which no setting can be")
+        if other := seen.get(canonical_key(key)):
+            raise UsageProblem(f"{where} sets {canonical_key(key)} twice, as '{other}' and '{key}'", "keep one of them")
+        seen[canonical_key(key)] = key
+
+
+def refuse_other_cards(recipe: RecipeFile, requests: Iterable[Request]) -> None:
+    """Refuse a recipe file beside a card that it is not for.
+
+    Raises:
+        UsageProblem: there is such a card.
+    """
+    for request in requests:
+        if not _is_for(recipe.tag, request.card, request.tag):
+            raise UsageProblem(
+                f"{recipe.origin} is for tag '{recipe.tag}', and '{request.tag}' runs card '{request.card.name}'",
+                f"--tags {recipe.tag}, or leave --recipe-file out",
+            )
+
+
+def _is_for(tag: str, card: Card, requested: str) -> bool:
+    return tag in (card.name, card.name.rpartition("/")[2], requested.partition(":")[0].strip(), *card.tags)
+
+
+# Writing one.
+
+
+def recipe_text(
+    tag: str, backend: str, values: Mapping[str, Scalar], about: Mapping[str, Scalar] | None = None, comment: str = ""
+) -> str:
+    """Return a recipe file that `read_recipe_file` reads back; each line of `comment` stands above it after a `#`."""
+    lines = [f"# {line}".rstrip() for line in comment.splitlines()]
+    lines += ["[recipe]", _line("tag", tag), _line("backend", backend), "", "[recipe.set]"]
+    lines += [_line(key, value) for key, value in values.items()]
+    if about:
+        lines += ["", "[about]", *(_line(key, value) for key, value in about.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _line(key: str, value: Scalar) -> str:
+    return f"{key if _BARE.fullmatch(key) else _quoted(key)} = {_toml(value)}"
+
+
+def _toml(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _quoted(text: str) -> str:
+    """Return a basic string of TOML, whose escapes are those of JSON; DEL has to be escaped too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

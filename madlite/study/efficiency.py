@@ -1,0 +1,234 @@
+"""How a number scales with the GPUs: per GPU, in total, speedup and efficiency, from the runs of a scaling study.
+
+Weak scaling keeps the micro batch of each GPU, so that the work grows with the GPUs; strong scaling keeps the global
+batch.  Base is the smallest number of GPUs of which a run succeeded.  With v(n) the throughput per GPU of n GPUs, the
+median of their runs, speedup is n·v(n) ÷ base·v(base) and efficiency v(n) ÷ v(base), the speedup as a part of the ideal
+one.  Their interval is the bootstrap's of a ratio of medians, which two runs of each number are needed for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+from typing import Literal
+
+from msgspec.structs import replace
+
+from madlite.measure.statistics import Interval, ratio_interval
+from madlite.model import Metric, Result, Status, Value
+from madlite.study.summary import CONFIDENCE, Sample
+
+GPUS = "n_gpus"
+NODES = "nnodes"
+"""What varies in the runs of a scaling study, by the names of `--set`; with both, `n_gpus` is of each node."""
+_PER_GPU = ("per_gpu", "/s/gpu", "/gpu")  # in the name or unit of a metric that is of one GPU
+
+
+class ScalingPoint(Value, frozen=True):
+    """One number of GPUs: how its runs ended, and what they came to; None where no run, or none of the base, did.
+
+    `figure` is the median of the runs' numbers as they report them, `per_gpu` and `total` are throughputs.
+    """
+
+    gpus: int
+    nodes: int = 1
+    requested: int = 1
+    succeeded: int = 0
+    failed: dict[str, int] = {}  # cause → runs
+    values: tuple[float, ...] = ()
+    figure: float | None = None
+    per_gpu: float | None = None
+    total: float | None = None
+    speedup: float | None = None
+    efficiency: float | None = None
+    interval: Interval | None = None  # of the efficiency
+
+
+class Scaling(Value, frozen=True):
+    """One card, variant and image over the numbers of GPUs; `base` is that of which efficiency is 1, 0 without any.
+
+    `kind` is "" where one number of GPUs alone cannot tell.
+    """
+
+    card: str
+    mode: str
+    precision: str
+    image: str
+    kind: Literal["weak", "strong", ""]
+    metric: str
+    unit: str
+    base: int
+    points: tuple[ScalingPoint, ...]
+    confidence: float = CONFIDENCE
+
+
+def scalings_of(samples: Iterable[Sample]) -> tuple[Scaling, ...]:
+    """Return what the runs of a scaling study come to, one of each card, variant and image, in the order of the runs.
+
+    Samples without a number of GPUs are none of its.
+    """
+    groups: dict[tuple[str, ...], list[Sample]] = {}
+    for one in samples:
+        if gpus_of(one):
+            groups.setdefault(_identity(one), []).append(one)
+    return tuple(_scaling(group) for group in groups.values())
+
+
+def gpus_of(sample: Sample) -> int:
+    """Return how many GPUs a run was to have, over all nodes; 0 where it is none of a scaling study."""
+    return int(sample.study.varied.get(GPUS, 0)) * _nodes(sample)
+
+
+def _nodes(sample: Sample) -> int:
+    return int(sample.study.varied.get(NODES, 1))
+
+
+def _identity(one: Sample) -> tuple[str, ...]:
+    variant = one.variant
+    of_variant = (variant.model, variant.mode, variant.precision, str(variant.seq_len)) if variant else ()
+    return (one.card, one.image, *of_variant)
+
+
+def _scaling(samples: Sequence[Sample]) -> Scaling:
+    first, kind = samples[0], _kind(samples)
+    metrics = [metric for one in samples if (metric := _headline(one.result)) is not None]
+    name, unit = (metrics[0].metric, metrics[0].unit) if metrics else ("", "")
+    by_gpus: dict[tuple[int, int], list[Sample]] = {}
+    for one in samples:
+        by_gpus.setdefault((gpus_of(one), _nodes(one)), []).append(one)
+    points = [_point(*key, by_gpus[key], name, kind) for key in sorted(by_gpus)]
+    base = next((one for one in points if one.per_gpu), None)
+    return Scaling(
+        card=first.card,
+        mode=first.variant.mode if first.variant else "",
+        precision=first.variant.precision if first.variant else "",
+        image=first.image,
+        kind=kind,
+        metric=name,
+        unit=unit,
+        base=base.gpus if base else 0,
+        points=tuple(_against(base, one, metrics, kind) for one in points) if base else tuple(points),
+    )
+
+
+def _kind(samples: Sequence[Sample]) -> Literal["weak", "strong", ""]:
+    if len({gpus_of(one) for one in samples}) < 2:
+        return ""
+    batches = {one.variant.global_batch if one.variant else None for one in samples}
+    return "strong" if len(batches) == 1 and None not in batches else "weak"
+
+
+def _headline(result: Result | None) -> Metric | None:
+    """Return the number of a successful run: of a steady window its own, else the first metric."""
+    if result is None or result.status is not Status.SUCCESS:
+        return None
+    metrics = result.metrics[-1:] if result.window is not None else result.metrics
+    return next((one for one in metrics if one.status is Status.SUCCESS and one.value is not None), None)
+
+
+def _point(gpus: int, nodes: int, samples: Sequence[Sample], name: str, kind: str) -> ScalingPoint:
+    found = [metric for one in samples if (metric := _headline(one.result)) is not None and metric.metric == name]
+    failed = [one.result.code for one in samples if one.result is not None and one.result.status is Status.FAILURE]
+    point = ScalingPoint(
+        gpus=gpus,
+        nodes=nodes,
+        requested=samples[0].study.count or len(samples),
+        succeeded=sum(1 for one in samples if one.result is not None and one.result.status is Status.SUCCESS),
+        failed=dict(Counter(failed)),
+    )
+    values = tuple(metric.value for metric in found if metric.value is not None)
+    if not values:
+        return point
+    speeds = _per_gpu(found[0], values, gpus, kind)
+    per_gpu = median(speeds)
+    return replace(point, values=values, figure=median(values), per_gpu=per_gpu, total=gpus * per_gpu)
+
+
+def _per_gpu(metric: Metric, values: Sequence[float], gpus: int, kind: str) -> list[float]:
+    """Return throughputs of one GPU, in whatever unit: what is no throughput is a time, of which less is better.
+
+    A throughput that does not say that it is of one GPU is that of all of them.
+    """
+    if metric.lower_is_better:
+        return [1 / value / (gpus if kind == "strong" else 1) for value in values if value > 0]
+    text = f"{metric.metric} {metric.unit}".casefold()
+    return list(values) if any(word in text for word in _PER_GPU) else [value / gpus for value in values]
+
+
+def _against(base: ScalingPoint, one: ScalingPoint, metrics: Sequence[Metric], kind: str) -> ScalingPoint:
+    """Return a point with its speedup and efficiency against the base."""
+    if not one.per_gpu or not base.per_gpu:
+        return one
+    efficiency = one.per_gpu / base.per_gpu
+    of_base, of_this = (_per_gpu(metrics[0], each.values, each.gpus, kind) for each in (base, one))
+    return replace(
+        one,
+        speedup=efficiency * one.gpus / base.gpus,
+        efficiency=efficiency,
+        interval=None if one.gpus == base.gpus else ratio_interval(of_base, of_this, CONFIDENCE),
+    )
+
+
+# As text.
+
+_WIDE = 40  # characters of the longest bar
+
+
+def scaling_lines(one: Scaling, width: int = _WIDE) -> Iterator[str]:
+    """Yield the table of a scaling and the plot of its efficiency as lines."""
+    what = filter(None, (one.card, one.mode, one.precision, one.image))
+    yield f"{' · '.join(what)}  ({one.kind + ' scaling' if one.kind else 'one number of GPUs'}, {_metric(one)})"
+    rows = [_HEADS, *(scaling_cells(point) for point in one.points)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADS))]
+    for row in rows:
+        yield "  " + "  ".join(text.rjust(wide) for text, wide in zip(row, widths, strict=True)).rstrip()
+    if one.base and one.points[0].gpus != one.base:
+        yield f"  efficiency is against {one.base} GPUs: no run of {one.points[0].gpus} succeeded"
+    if len(one.points) > 1 and one.base:
+        yield from _plot(one.points, width)
+
+
+def _metric(one: Scaling) -> str:
+    return f"{one.metric}, median of the runs" if one.metric else "no run succeeded"
+
+
+_HEADS = ("GPUs", "nodes", "runs", "number", "per GPU", "total", "speedup", "efficiency", "95 % interval")
+
+
+def scaling_heads() -> tuple[str, ...]:
+    """Return the heads of the columns of `scaling_cells`."""
+    return _HEADS
+
+
+def scaling_cells(one: ScalingPoint) -> tuple[str, ...]:
+    """Return a point as the cells of a table."""
+    causes = ", ".join(f"{count} {cause}" for cause, count in one.failed.items())
+    runs = f"{one.succeeded} of {one.requested}" + (f" ({causes})" if causes else "")
+    between = f"{100 * one.interval.low:.1f} to {100 * one.interval.high:.1f} %" if one.interval else "-"
+    numbers = (_figure(value) for value in (one.figure, one.per_gpu, one.total))
+    return (
+        str(one.gpus),
+        str(one.nodes),
+        runs,
+        *numbers,
+        "-" if one.speedup is None else f"{one.speedup:.2f}x",
+        "-" if one.efficiency is None else f"{100 * one.efficiency:.1f} %",
+        between,
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.6g}"
+
+
+def _plot(points: Sequence[ScalingPoint], width: int) -> Iterator[str]:
+    """Yield a bar of each point's efficiency; `|` is where it is ideal."""
+    highest = max(1.0, *(one.efficiency or 0.0 for one in points))
+    ideal = round(width / highest)
+    wide = max(len(str(one.gpus)) for one in points)
+    for one in points:
+        length = round(width * (one.efficiency or 0.0) / highest)
+        bar = "".join("#" if at < length else "|" if at == ideal - 1 else " " for at in range(width))
+        said = "no run succeeded" if one.efficiency is None else f"{100 * one.efficiency:.1f} %"
+        yield f"  {one.gpus:>{wide}} GPU{'s' if one.gpus != 1 else ' '}  {bar}  {said}"

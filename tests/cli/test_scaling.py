@@ -1,0 +1,123 @@
+"""`madlite scaling` from the command line to its page, on a machine with eight pretended GPUs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.machine.stand_in import Bench, amd_list, amd_static
+
+pytestmark = pytest.mark.host
+
+# The command looks at the files of another machine; all else is as at a prompt.
+ELSEWHERE = (
+    "import functools, pathlib, sys; from madlite.machine import host;"
+    "host.Host = functools.partial(host.Host, root=pathlib.Path(sys.argv.pop(1)));"
+    "from madlite.cli.main import call; sys.exit(call(sys.argv[1:]))"
+)
+# 100 a GPU, of which each GPU beyond the first takes 2 away; four GPUs fail
+SCRIPT = """count=$MAD_RUNTIME_NGPUS
+[ $count = 4 ] && [ -e FOLDER/fail_on_four ] && exit 7
+echo "performance: $((count * (102 - 2 * count))) samples_per_second"
+"""
+
+
+@pytest.fixture
+def bench(tmp_path) -> Bench:
+    made = Bench(tmp_path)
+    made.node(0)
+    made.mi300x(8)
+    made.file("dev/kfd")
+    made.file("opt/rocm/.info/version", "6.4.1-83\n")
+    made.tool("amd-smi", ("*static*", amd_static(list(range(8)))), ("*list*", amd_list(list(range(1, 9)))))
+    folder = tmp_path / "checkout"
+    (folder / "scripts/a").mkdir(parents=True)
+    (folder / "scripts/a/run.sh").write_text(SCRIPT.replace("FOLDER", str(folder)))
+    card = {"name": "a", "scripts": "scripts/a/run.sh", "n_gpus": "1", "args": "", "tags": [], "runtimes": ["host"]}
+    (folder / "models.json").write_text(json.dumps([card]))
+    return made
+
+
+def madlite(bench: Bench, *args: str) -> subprocess.CompletedProcess[str]:
+    env = {name: text for name, text in os.environ.items() if not name.startswith(("MAD", "ROC", "HIP", "CUDA"))}
+    return subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(bench.root), *args],
+        cwd=bench.folder / "checkout",
+        env={**env, "PATH": f"{bench.bin}:/usr/bin:/bin", "DOCKER_HOST": f"unix://{bench.folder}/none.sock"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def rows(bench: Bench) -> list[dict[str, str]]:
+    with (bench.folder / "checkout/perf.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_tag_on_one_two_and_eight_gpus(bench: Bench):
+    done = madlite(bench, "scaling", "a", "--gpus", "1,2,8", "--runtime", "host", "--repeat", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(row["n_gpus"], row["performance"]) for row in rows(bench)] == [
+        ("1", "100"), ("2", "196"), ("8", "688"), ("1", "100"), ("2", "196"), ("8", "688")
+    ]  # fmt: skip
+    (file,) = bench.folder.glob("checkout/madlite_runs/study-*/study.json")
+    told = json.loads(file.read_text())
+    points = told["scalings"][0]["points"]
+    assert [(one["gpus"], one["total"], one["efficiency"]) for one in points] == [
+        (1, 100, 1),
+        (2, 196, 0.98),
+        (8, 688, 0.86),
+    ]
+    assert points[2]["speedup"] == 6.88 and points[2]["interval"] == {"low": 0.86, "high": pytest.approx(0.86)}
+    assert "86.0 %" in done.stdout and "6.88x" in done.stdout and "scaling.html" in done.stdout
+    assert "6.88x" in (file.parent / "scaling.html").read_text()
+    listed = madlite(bench, "runs", "--of", told["id"])
+    assert "98.0 %" in listed.stdout and listed.returncode == 0, listed.stdout + listed.stderr
+
+
+def test_a_number_that_fails_is_told_and_the_others_go_on(bench: Bench):
+    (bench.folder / "checkout/fail_on_four").touch()
+    done = madlite(bench, "scaling", "a", "--gpus", "1,4,8", "--runtime", "host")
+    assert done.returncode == 3
+    assert [(row["n_gpus"], row["status"]) for row in rows(bench)] == [
+        ("1", "SUCCESS"), ("4", "FAILURE"), ("8", "SUCCESS")
+    ]  # fmt: skip
+    assert "0 of 1 (1 " in done.stdout and "86.0 %" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--gpus", "1,16"], "--gpus 16: this machine has 8 of MI300X"),
+        (["--gpus", "0"], "--gpus 0 is no number of GPUs"),
+        (["--gpus", "1,x"], "'x' is no number of GPUs"),
+        (["--gpus", "2,2"], "--gpus names 2 twice"),
+        (["--gpus", "1,2", "--strong"], "no micro batch"),
+        (["--gpus", "1", "--set", "n_gpus=2"], "--set n_gpus beside --gpus"),
+        (["--gpus", "1", "--keep-alive"], "--keep-alive in a scaling study"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nothing_runs(bench: Bench, args, message):
+    done = madlite(bench, "scaling", "a", "--runtime", "host", *args)
+    assert (done.returncode, message in done.stderr) == (4, True), done.stderr
+    assert "Traceback" not in done.stderr and not (bench.folder / "checkout/perf.csv").exists()
+
+
+def test_a_dry_run_shows_each_number_and_the_order(bench: Bench):
+    done = madlite(bench, "scaling", "a", "--gpus", "1,2", "--runtime", "host", "--repeat", "2", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "3/4  a · n_gpus=1  (run 2 of 2)" in done.stdout and not (bench.folder / "checkout/madlite_runs").exists()
+
+
+def test_strong_scaling_of_a_rendered_card_keeps_the_global_batch(bench: Bench):
+    words = ("--gpus", "1,2,4", "--strong", "--batch-size", "2", "--machine", "8xMI300X", "--dry-run")
+    done = madlite(bench, "scaling", "demo_torchtitan_llama_debug", "--runtime", "host", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("n_gpus=") == 3 and done.stdout.count("global_batch=8") == 3
+    assert "global_batch_size" in done.stdout

@@ -1,0 +1,99 @@
+"""cluster.toml: strict, with a suggestion for what is misspelt, and what it adds to the context of every run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from madlite.cluster.file import check_shared, context_values, nodes_in, read_cluster
+from madlite.errors import UsageProblem
+
+GOOD = """
+[clusters.lab]
+gpu = "MI300X"
+gpus_per_node = 8
+shared = ["/shared"]
+interface = "eth0"
+rdma = ["mlx5_0", "mlx5_1"]
+mounts = ["/shared/data:/data"]
+env = {NCCL_DEBUG = "INFO", N = 3}
+[clusters.lab.slurm]
+partition = "gpu"
+time = "1-04:00:00"
+[clusters.cpu]
+"""
+
+
+def read(folder: Path, text: str, name: str = "lab"):
+    (folder / "cluster.toml").write_text(text)
+    return read_cluster(name, [folder], ["slurm"])
+
+
+def test_a_cluster_has_its_machine_and_adds_variables_and_mounts(tmp_path):
+    cluster = read(tmp_path, GOOD)
+    assert cluster.machine == "8xMI300X"
+    assert cluster.slurm.partition == "gpu"
+    assert context_values(cluster) == {
+        "docker_env_vars": {
+            "NCCL_SOCKET_IFNAME": "eth0",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "NCCL_IB_HCA": "mlx5_0,mlx5_1",
+            "NCCL_DEBUG": "INFO",
+            "N": 3,
+        },
+        "docker_mounts": {"/data": "/shared/data"},
+    }
+
+
+def test_nodes_without_gpus_have_no_machine_to_plan_for(tmp_path):
+    assert read(tmp_path, GOOD, "cpu").machine == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("[clusters.lab.slurm]\npartiton='x'", "key 'slurm.partiton' is unknown", "did you mean partition?"),
+        ("[clusters.lab]\ngpus_per_nod=8", "key 'gpus_per_nod' is unknown", "did you mean gpus_per_node?"),
+        ("[clusters.lab]\ncontainer='dockr'", "key 'container' is wrong", "accepted: 'docker', 'podman'"),
+        ("[clusters.lab]\nscheduler='slrum'", "scheduler 'slrum' is unknown", "did you mean slurm?"),
+        ("[clusters.lab]\ngpu='MI300X'", "'gpu' without 'gpus_per_node'", "both of them"),
+        ("[clusters.lab]\ngpu='MI300Y'\ngpus_per_node=8", "gpu 'MI300Y' is unknown", "did you mean MI300X?"),
+        ("[clusters.lab]\nmounts=['data:/data']", "mount 'data:/data' is none", "/data:/data"),
+        ("[clusters.lab.slurm]\ntime='four hours'", "key 'slurm.time' is wrong", ""),
+        ('[clusters.lab]\nprologue=["a\\nb"]', "key 'prologue", ""),
+        ("[cluster.lab]\n", "key 'cluster' is unknown", "[clusters.NAME]"),
+        ("[clusters.lab", "is no TOML", ""),
+        ("[clusters.lap]", "has no cluster 'lab'", "did you mean --cluster lap?"),
+    ],
+)
+def test_a_mistake_is_named_with_what_would_be_right(tmp_path, text, message, hint):
+    with pytest.raises(UsageProblem) as caught:
+        read(tmp_path, text)
+    assert message in caught.value.message
+    assert str(tmp_path / "cluster.toml") in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_the_first_folder_that_has_the_file_decides(tmp_path):
+    for name, text in (("one", "[clusters.a]"), ("two", "[clusters.b]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cluster.toml").write_text(text)
+    assert read_cluster("a", [tmp_path / "none", tmp_path / "one", tmp_path / "two"], ["slurm"]).name == "a"
+    with pytest.raises(UsageProblem):
+        read_cluster("b", [tmp_path / "one", tmp_path / "two"], ["slurm"])
+
+
+def test_a_working_folder_that_nodes_do_not_see_is_refused(tmp_path):
+    cluster = read(tmp_path, GOOD)
+    check_shared(cluster, Path("/shared/me"))
+    with pytest.raises(UsageProblem, match="no shared folder"):
+        check_shared(cluster, Path("/sharedness"))
+
+
+def test_a_list_of_good_nodes_has_comments_and_no_repeats(tmp_path):
+    (tmp_path / "good").write_text("n1\n\n# n2 is slow\nn3  # fine\nn1\n")
+    assert nodes_in(tmp_path / "good") == ("n1", "n3")
+    (tmp_path / "good").write_text("# none\n")
+    with pytest.raises(UsageProblem, match="has no node"):
+        nodes_in(tmp_path / "good")

@@ -1,0 +1,232 @@
+"""Runs as jobs of a real Slurm: whatever becomes of the jobs and of what submitted them, each run has one row."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.csv_rows import perf_rows
+from tests.slurm_fixture import SlurmCluster
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.engine
+SECRET = "hf_thisIsNoRealTokenButLooksLikeOne1234"
+CLUSTERS = """
+[clusters.lab.slurm]
+exclusive = false
+[clusters.short.slurm]
+exclusive = false
+time = "1"
+[clusters.large.slurm]
+directives = ["--nodes=9"]
+[clusters.nowhere.slurm]
+partition = "nowhere"
+"""
+# sends itself KILL at a call of a function: before or after it
+KILLS = """
+import os, signal, sys
+from pkgutil import resolve_name
+target, after, *words = sys.argv[1:]
+real = resolve_name(target)
+def killed(*args, **named):
+    if after == "after":
+        real(*args, **named)
+    os.kill(os.getpid(), signal.SIGKILL)
+holder, _, name = target.rpartition(".")
+setattr(resolve_name(holder), name, killed)
+from madlite.cli.main import call
+sys.exit(call(words))
+"""
+
+
+class Site:
+    """A working folder on the login node of a cluster, with the cards a and b, whose script sleeps for $SLEEP."""
+
+    def __init__(self, folder: Path, slurm: SlurmCluster) -> None:
+        self.folder, self.slurm = folder, slurm
+        (folder / "scripts/a").mkdir(parents=True)
+        (folder / "scripts/a/run.sh").write_text("sleep ${SLEEP:-0}\necho performance: 12.5 tok\n")
+        (folder / "cluster.toml").write_text(CLUSTERS)
+        common = {"scripts": "scripts/a/run.sh", "args": "", "tags": ["t"], "runtimes": ["host"]}
+        (folder / "models.json").write_text(json.dumps([{"name": name, **common} for name in "ab"]))
+        self.environ = {**slurm.environ, "USER": "root", "HF_TOKEN": SECRET, "XDG_CONFIG_HOME": str(folder)}
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return self._popen([sys.executable, "-m", "madlite", *words])
+
+    def start_killed(self, target: str, when: str, *words: str) -> subprocess.Popen[str]:
+        return self._popen([sys.executable, "-c", KILLS, target, when, *words])
+
+    def call(self, *words: str) -> tuple[int, str]:
+        started = self.start(*words)
+        out, _ = started.communicate(timeout=280)
+        return started.returncode, out
+
+    def rows(self) -> list[dict[str, str]]:
+        return perf_rows(self.folder) if (self.folder / "perf.csv").exists() else []
+
+    def submission(self) -> str:
+        return next(self.folder.glob("madlite_runs/jobs-*")).name.removeprefix("jobs-")
+
+    def records(self) -> list[dict[str, object]]:
+        return [json.loads(file.read_text()) for file in sorted(self.folder.glob("madlite_runs/*/record.json"))]
+
+    def jobs(self) -> list[str]:
+        names = f"madlite-{self.submission()}-1"
+        return self.slurm.checked("squeue", "-h", "--name", names, "-o", "%i").split()
+
+    def collected(self, count: int) -> list[dict[str, str]]:
+        """Collect until so many rows are there; one more collect adds none."""
+        wait_until(lambda: self.call("collect") and len(self.rows()) >= count, f"{count} rows")
+        self.call("collect")
+        assert len(self.rows()) == count
+        return self.rows()
+
+    def _popen(self, argv: list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            argv,
+            cwd=self.folder,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+
+@pytest.fixture
+def site(tmp_path, slurm):
+    return Site(tmp_path, slurm)
+
+
+def test_two_cards_are_an_array_and_each_has_its_row(site):
+    code, out = site.call("run", "--cluster", "lab", "--tags", "t")
+    assert code == 0, out
+    assert sorted(row["model"] for row in site.rows()) == ["a", "b"]
+    assert {row["status"] for row in site.rows()} == {"SUCCESS"}
+    assert site.call("jobs")[1].strip() == "no job is open here"
+    assert not (site.folder / f"madlite_runs/jobs-{site.submission()}/environment").exists()
+
+
+def test_no_secret_is_in_script_job_or_output(site):
+    (site.folder / "scripts/a/run.sh").write_text(
+        'echo "token $HF_TOKEN"\necho performance: 1 tok\nsleep ${SLEEP:-0}\n'
+    )
+    assert site.call("run", "--cluster", "lab", "--tags", "a", "--set", "env.SLEEP=60", "--detach")[0] == 0
+    (job,) = site.jobs()
+    folder = site.folder / f"madlite_runs/jobs-{site.submission()}"
+    assert (folder / "environment").stat().st_mode & 0o777 == 0o600
+    wait_until(
+        lambda: any(b"token" in log.read_bytes() for log in site.folder.glob("madlite_runs/*/run.log")), "output"
+    )
+    shown = site.slurm.checked("scontrol", "show", "job", "-dd", job)
+    script = site.slurm.checked("scontrol", "write", "batch_script", job, "-")
+    assert SECRET not in shown + script
+    assert site.call("cancel", site.submission())[0] == 0
+    texts = [file for file in site.folder.rglob("*") if file.is_file() and file.name != "environment"]
+    assert [file for file in texts if SECRET.encode() in file.read_bytes()] == []
+
+
+def test_cancelled_jobs_have_rows_that_say_so(site):
+    assert site.call("run", "--cluster", "lab", "--tags", "t", "--set", "env.SLEEP=100", "--detach")[0] == 0
+    code, out = site.call("cancel", site.submission())
+    assert code == 0, out
+    assert [row["status"] for row in site.rows()] == ["FAILURE", "FAILURE"]
+    assert {record["cause"] for record in site.records()} == {"interrupted"}
+
+
+def test_a_refused_job_has_a_row_with_sbatch_s_words(site):
+    code, out = site.call("run", "--cluster", "nowhere", "--tags", "a")
+    assert code == 3
+    assert "invalid partition specified: nowhere" in out
+    assert [row["status"] for row in site.rows()] == ["FAILURE"]
+    assert site.records()[0]["cause"] == "job_refused"
+
+
+def test_what_can_never_start_is_told_within_a_minute_and_cancelled(site):
+    code, out = site.call("run", "--cluster", "large", "--tags", "a")
+    assert code == 3, out
+    assert "PartitionNodeLimit" in out
+    assert site.records()[0]["cause"] == "job_cannot_start"
+    assert site.jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("target", "when"),
+    [
+        ("madlite.cluster.slurm.Slurm.submit", "before"),
+        ("madlite.cluster.slurm.Slurm.submit", "after"),
+        ("madlite.cluster.follow.Settling.poll", "after"),
+        ("madlite.cluster.follow.collect_all", "before"),
+    ],
+)
+def test_a_submitter_that_is_killed_loses_no_run(site, target, when):
+    killed = site.start_killed(target, when, "run", "--cluster", "lab", "--tags", "t")
+    killed.communicate(timeout=280)
+    assert killed.returncode == -signal.SIGKILL
+    if target.endswith("submit") and when == "before":
+        assert "submitting" in site.call("jobs")[1]
+        assert site.call("attach")[0] == 0
+    rows = site.collected(2)
+    assert [row["status"] for row in rows] == ["SUCCESS", "SUCCESS"]
+
+
+def test_term_cancels_the_jobs_and_hup_leaves_them(site):
+    words = ("run", "--cluster", "lab", "--tags", "t", "--set", "env.SLEEP=100")
+    left = site.start(*words)
+    wait_until(lambda: [*site.folder.glob("madlite_runs/2*-a-*/progress.json")], "the first run")
+    os.kill(left.pid, signal.SIGHUP)
+    out, _ = left.communicate(timeout=280)
+    assert left.returncode == 129, out
+    assert site.rows() == []
+    attached = site.start("attach")
+    wait_until(lambda: attached.stdout is not None and re.search("running", attached.stdout.readline()), "attached")
+    os.kill(attached.pid, signal.SIGTERM)
+    out, _ = attached.communicate(timeout=280)
+    assert attached.returncode == 143, out
+    assert [row["status"] for row in site.rows()] == ["FAILURE", "FAILURE"]
+
+
+@pytest.mark.full
+def test_the_time_limit_of_the_job_is_the_cause(site):
+    code, out = site.call("run", "--cluster", "short", "--tags", "a", "--set", "env.SLEEP=200")
+    assert code == 3, out
+    assert site.records()[0]["cause"] == "timeout"
+
+
+@pytest.mark.full
+def test_an_array_of_twenty_has_twenty_rows(site):
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", "--repeat", "20")
+    assert code == 0, out
+    assert len(site.rows()) == 20
+    assert len({row["test_duration"] for row in site.rows()}) > 1
+
+
+@pytest.mark.full
+def test_a_dead_slurmd_loses_no_run(tmp_path, own_slurm):
+    site = Site(tmp_path, own_slurm)
+    assert site.call("run", "--cluster", "lab", "--tags", "a", "--set", "env.SLEEP=40", "--detach")[0] == 0
+    wait_until(lambda: [*site.folder.glob("madlite_runs/2*/progress.json")], "the run")
+    (job,) = site.jobs()
+    own_slurm.kill(f"slurmd-{own_slurm.job(job)['NodeList']}")
+    assert len(site.collected(1)) == 1
+
+
+@pytest.mark.full
+def test_a_controller_that_is_down_is_waited_for(tmp_path, own_slurm):
+    site = Site(tmp_path, own_slurm)
+    started = site.start("run", "--cluster", "lab", "--tags", "t", "--set", "env.SLEEP=5")
+    wait_until(lambda: [*site.folder.glob("madlite_runs/2*/progress.json")], "the run")
+    own_slurm.kill("slurmctld")
+    wait_until(lambda: len(site.rows()) == 2, "rows without a controller")
+    own_slurm.restart("slurmctld")
+    out, _ = started.communicate(timeout=280)
+    assert started.returncode == 0, out

@@ -1,0 +1,74 @@
+"""Recipe files: what is written is read back, and what is wrong is one sentence with the file's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from madlite.cli.main import call
+from madlite.errors import UsageProblem
+from madlite.plan.recipe_file import read_recipe_file, recipe_text
+
+GOOD = '[recipe]\ntag = "demo"\nbackend = "torchtitan"\n[recipe.set]\n'
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    return file
+
+
+def test_what_is_written_is_read_back(tmp_path) -> None:
+    values = {"micro_batch": 3, "compile": True, "lr": 0.5, "env.A B": 'x "y" \\ \u20ac\x7f', "mode": "pretrain"}
+    text = recipe_text("demo", "torchtitan", values, {"found": "by hand"}, comment="first\n\nsecond")
+    read = read_recipe_file(written(tmp_path, text))
+    assert (read.tag, read.backend, read.values) == ("demo", "torchtitan", values)
+    assert text.startswith("# first\n#\n# second\n[recipe]\n")
+    assert read.origin == f"recipe file {tmp_path / 'mine.toml'}"
+
+
+def test_a_table_of_variables_is_read_as_set_takes_them(tmp_path) -> None:
+    assert read_recipe_file(written(tmp_path, GOOD + 'env.NCCL_DEBUG = "INFO"\n')).values == {"env.NCCL_DEBUG": "INFO"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("recipe = [", "is not TOML"),
+        ("", "recipe"),
+        (GOOD.replace("backend", "backnd"), "unknown key 'recipe.backnd'"),
+        (GOOD.replace('"demo"', '" "'), "recipe.tag is empty"),
+        (GOOD.replace('"demo"', "3"), "tag"),
+        ("micro_batch = 3\n" + GOOD, "unknown key 'micro_batch'"),
+        (GOOD + "micro_batch = 3\nbatch_size = 4\n", "sets micro_batch twice, as 'micro_batch' and 'batch_size'"),
+        (GOOD + "lr = nan\n", "recipe.set.lr is nan"),
+        (GOOD + "lr = [1, 2]\n", "recipe.set.lr is [1, 2]: a setting is"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_with_the_file(tmp_path, text, words) -> None:
+    with pytest.raises(UsageProblem) as refused:
+        read_recipe_file(written(tmp_path, text))
+    assert words in refused.value.message and "mine.toml" in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+def explained(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert call(["explain", *words]) == code
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+
+def test_its_tag_is_run_and_its_values_have_the_file_as_origin(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = '[recipe]\ntag = "demo_hf_lora_tiny"\nbackend = "hf"\n[recipe.set]\nmicro_batch = 3\nsteps = 7\n'
+    file = written(tmp_path, text)
+    out = explained(capsys, "--recipe-file", "mine.toml", "--all")
+    assert "recipe file mine.toml" in out and "demo_hf_lora_tiny" in out
+    out = explained(capsys, "--recipe-file", "mine.toml", "--all", "--set", "micro_batch=5")
+    assert [line for line in out.splitlines() if "micro" in line and " 5 " in line and "--set" in line]
+    out = explained(capsys, "--recipe-file", "mine.toml", "--tags", "demo_torchtitan_llama_debug", code=4)
+    assert "is for tag 'demo_hf_lora_tiny'" in out
+    file.write_text(text.replace("micro_batch", "micro_bach"))
+    assert "micro_bach" in explained(capsys, "--recipe-file", "mine.toml", code=4)
+    assert "absent.toml" in explained(capsys, "--recipe-file", "absent.toml", code=4)

@@ -1,0 +1,94 @@
+"""Speedup and efficiency, against values worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from madlite.model import Cause, Metric, Result, Status, Study, Variant
+from madlite.study.efficiency import scaling_lines, scalings_of
+from madlite.study.scaling_page import efficiency_plot, render_page, total_plot
+from madlite.study.summary import Sample
+
+
+def sample(gpus: int, value: float | None, metric: str = "tokens_per_s_per_gpu", **fields: object) -> Sample:
+    """A run on so many GPUs; without a value it failed."""
+    lower = bool(fields.pop("lower_is_better", False))
+    found = Metric(metric=metric, text=str(value), status=Status.SUCCESS, value=value, lower_is_better=lower)
+    result = Result(plan_id="r", status=Status.SUCCESS, metrics=(found,))
+    if value is None:
+        result = Result(plan_id="r", status=Status.FAILURE, cause=Cause.TIMEOUT)
+    study = Study(id="s", kind="scaling", varied={"n_gpus": gpus, **fields.pop("varied", {})}, series=gpus, count=1)  # type: ignore[dict-item]
+    given = {"card": "a", "variant": None, **fields}
+    return Sample(study=study, run=f"r{gpus}", image="", result=result, **given)  # type: ignore[arg-type]
+
+
+def test_a_number_of_one_gpu_is_compared_as_it_is():
+    (one,) = scalings_of([sample(1, 100.0), sample(2, 95.0), sample(8, 80.0)])
+    assert [(point.gpus, point.per_gpu, point.total) for point in one.points] == [
+        (1, 100, 100),
+        (2, 95, 190),
+        (8, 80, 640),
+    ]
+    assert [point.speedup for point in one.points] == pytest.approx([1.0, 1.9, 6.4])
+    assert [point.efficiency for point in one.points] == pytest.approx([1.0, 0.95, 0.8])
+    assert (one.base, one.kind, one.metric) == (1, "weak", "tokens_per_s_per_gpu")
+
+
+def test_a_number_of_all_gpus_is_divided_by_them():
+    (one,) = scalings_of([sample(2, 200.0, "samples_per_second"), sample(4, 300.0, "samples_per_second")])
+    assert [(point.figure, point.per_gpu, point.total) for point in one.points] == [(200, 100, 200), (300, 75, 300)]
+    assert one.points[1].speedup == pytest.approx(1.5) and one.points[1].efficiency == pytest.approx(0.75)
+
+
+def test_of_a_time_less_is_better_and_what_was_done_in_it_depends_on_the_kind():
+    times = {"metric": "step_time_s", "lower_is_better": True}
+    (weak,) = scalings_of([sample(1, 2.0, **times), sample(2, 2.5, **times)])
+    assert weak.points[1].efficiency == pytest.approx(0.8) and weak.points[1].speedup == pytest.approx(1.6)
+    kept = {**times, "variant": Variant(model="m", global_batch=8)}
+    (strong,) = scalings_of([sample(1, 2.0, **kept), sample(2, 1.25, **kept)])
+    assert strong.kind == "strong"
+    assert strong.points[1].efficiency == pytest.approx(0.8) and strong.points[1].speedup == pytest.approx(1.6)
+
+
+def test_repeats_give_medians_and_an_interval():
+    runs = [sample(1, value) for value in (99.0, 100.0, 104.0)] + [sample(2, value) for value in (89.0, 90.0, 94.0)]
+    (one,) = scalings_of(runs)
+    interval = one.points[1].interval
+    assert one.points[1].efficiency == pytest.approx(0.9) and one.points[0].interval is None
+    assert interval is not None and (interval.low, interval.high) == pytest.approx((89 / 104, 94 / 99))
+    assert scalings_of([sample(1, 100.0), sample(2, 90.0)])[0].points[1].interval is None
+
+
+def test_the_base_is_the_smallest_number_that_succeeded():
+    (one,) = scalings_of([sample(1, None), sample(2, 50.0), sample(4, 40.0)])
+    assert one.base == 2 and one.points[0].failed == {"timeout": 1} and one.points[0].efficiency is None
+    assert (one.points[2].speedup, one.points[2].efficiency) == pytest.approx((1.6, 0.8))
+    lines = list(scaling_lines(one))
+    assert "efficiency is against 2 GPUs: no run of 1 succeeded" in "\n".join(lines)
+    assert "0 of 1 (1 timeout)" in lines[2] and "80.0 %" in lines[4]
+    (none,) = scalings_of([sample(1, None), sample(2, None)])
+    assert (none.base, none.metric) == (0, "") and "no run succeeded" in next(scaling_lines(none))
+
+
+def test_variants_and_nodes_are_kept_apart():
+    both = [sample(1, 1.0, variant=Variant(model="m", precision=name)) for name in ("BF16", "FP8")]
+    assert [one.precision for one in scalings_of(both)] == ["BF16", "FP8"]
+    (one,) = scalings_of([sample(8, 10.0), sample(8, 9.0, varied={"nnodes": 2})])
+    assert [(point.gpus, point.nodes) for point in one.points] == [(8, 1), (16, 2)]
+
+
+def test_the_page_draws_what_the_table_has_and_runs_no_script():
+    scalings = scalings_of([sample(1, 100.0), sample(2, 120.0), sample(4, 60.0)])
+    plot = efficiency_plot(scalings[0])
+    assert [point.text for point in plot.points] == ["100.0 %", "120.0 %", "60.0 %"]
+    heights = [point.y for point in plot.points]
+    assert heights[1] < heights[0] < heights[2] and plot.points[0].x < plot.points[2].x
+    assert [point.text for point in total_plot(scalings[0]).points] == ["1.00x", "2.40x", "2.40x"]
+    hostile = scalings_of([sample(1, 1.0, card="<script>alert(1)</script>")])
+    page = render_page("20260101T000000-abcdef", [*scalings, *hostile])
+    assert (
+        "<script" not in page
+        and "&lt;script&gt;alert" in page
+        and "120.0 %" in page
+        and "http" not in page.replace("http-equiv", "")
+    )
