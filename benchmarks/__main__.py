@@ -8,7 +8,19 @@ import sys
 from pathlib import Path
 
 ALL = (
-    *("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry", "comparing", "reporting"),
+    *(
+        "startup",
+        "overhead",
+        "append",
+        "mini",
+        "parallel",
+        "planning",
+        "reading",
+        "masking",
+        "telemetry",
+        "comparing",
+        "reporting",
+    ),
     "dashboard",
 )
 
