@@ -147,6 +147,11 @@ class Attached:
 
     @property
     def is_open(self) -> bool:
+        """Whether a run has neither a row nor a reason for none, and may get one."""
+        return any(one.is_followed for one in self.settlings)
+
+    @property
+    def has_left(self) -> bool:
         """Whether a run has neither a row nor a reason for none."""
         return any(one.stored.open_runs for one in self.settlings)
 
@@ -317,13 +322,10 @@ def _follow(attached: Attached, stop: _Stop) -> int:
         if stop.received and first is None:
             first = stop.received[0]
             if not _cancels(attached.on_interrupt, first, stop):
-                _say_left(attached)
-                return int(_CODES[signal.Signals(first)])
-            deadline_s = time.monotonic() + _CANCEL_S
-            polled_s = -POLL_S
+                break
+            deadline_s, polled_s = time.monotonic() + _CANCEL_S, -POLL_S
             _cancel(attached)
         elif len(stop.received) > 1 or time.monotonic() > deadline_s:
-            _say_left(attached)
             break
         if time.monotonic() - polled_s >= POLL_S:
             attached.poll()
@@ -332,7 +334,16 @@ def _follow(attached: Attached, stop: _Stop) -> int:
         attached.show()
         if attached.is_open:
             time.sleep(_TICK_S)
-    return int(_CODES[signal.Signals(first)]) if first is not None else attached.exit_code()
+    return _end(attached, first)
+
+
+def _end(attached: Attached, number: int | None) -> int:
+    """Name what is open, and return the exit code: of a signal, of what was left, or of the runs."""
+    if attached.has_left:
+        _say_left(attached)
+    if number is not None:
+        return int(_CODES[signal.Signals(number)])
+    return int(ExitCode.RUN_FAILED) if attached.has_left else attached.exit_code()
 
 
 def _cancels(on_interrupt: str, number: int, stop: _Stop) -> bool:
@@ -395,12 +406,14 @@ def cancel_and_collect(attached: Attached) -> int:
             time.sleep(_TICK_S)
             attached.poll()
             attached.settle()
-    if stop() or attached.is_open:
+    if stop() or attached.has_left:
         _say_left(attached)
-    return int(_CODES[signal.Signals(stop.received[0])]) if stop() else int(attached.is_open) * int(ExitCode.RUN_FAILED)
+    return (
+        int(_CODES[signal.Signals(stop.received[0])]) if stop() else int(attached.has_left) * int(ExitCode.RUN_FAILED)
+    )
 
 
 def _say_left(attached: Attached) -> None:
     ids = " ".join(one.stored.submission.id for one in attached.settlings if one.stored.open_runs)
     if ids:
-        echo(f"the jobs go on; madlite attach {ids} follows them, madlite collect writes their rows")
+        echo(f"what is open stays so; madlite attach {ids} follows it, madlite collect writes the rows of what is over")

@@ -27,6 +27,7 @@ COMMANDS = {
         "madlite.cli.scaling",
         "Run a tag on several numbers of GPUs: throughput per GPU and in total, speedup, efficiency.",
     ),
+    "bisect": ("madlite.cli.bisect", "Find where a number changed, over images, recipe files or commits."),
     "plan": ("madlite.cli.plan", "Write the plans of runs to files, one each, for `madlite run --plan`."),
     "build": (
         "madlite.cli.build",
@@ -36,6 +37,7 @@ COMMANDS = {
     "discover": ("madlite.cli.discover", "List model cards, all of them or those that tags select."),
     "explain": ("madlite.cli.explain", "Show the plan of a run: every value and where it came from."),
     "collect": ("madlite.cli.collect", "Append what runs with --no-rows came to to perf.csv, each once."),
+    "cluster": ("madlite.cli.cluster", "Make and check cluster.toml, the description of a cluster."),
     "jobs": ("madlite.cli.jobs", "List the runs of this folder that are jobs of a cluster, and how far they are."),
     "attach": ("madlite.cli.attach", "Follow jobs that were submitted before, and write the rows of their runs."),
     "cancel": ("madlite.cli.cancel", "End the jobs of submissions, and write the rows of their runs."),
@@ -80,7 +82,8 @@ COMMANDS = {
 _ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 _EPILOG = (
     "Exit codes: 0 all succeeded or skipped by rule · 2 only image builds failed · 3 a run failed · 4 wrong usage, "
-    "nothing ran · 5 a check of results failed · 1 internal error · 130/143/129 ended by Ctrl-C, TERM, HUP."
+    "nothing ran · 5 a check of results failed · 6 a check of nodes failed · 1 internal error · 130/143/129 ended by "
+    "Ctrl-C, TERM, HUP."
 )
 
 

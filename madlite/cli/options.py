@@ -80,7 +80,12 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "no_image",
     ),
     "Scaling": ("counts", "strong"),
+    "Search": (
+        *("between", "good", "bad", "repository", "clone", "metric", "gates", "effect", "noise", "alpha"),
+        *("max_repeats", "in_turns", "resume_bisect"),
+    ),
     "Several runs": ("parallel", "exclusive", "bind", "fail_fast", "max_failures"),
+    "Sweeps": ("sweep", "zip_values"),
     "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
     "Cluster": ("cluster", "nodes", "exclude", "detach", "on_interrupt"),
     "Failed runs": ("retry", "retry_wait", "oom_fallback"),
@@ -434,6 +439,8 @@ repeat_options = _group(
     *_SETTLE,
 )
 """Add the options of runs that are repeated, and of how each of them begins."""
+settle_options = _group(*_SETTLE)
+"""Add the options of how each of several runs begins."""
 turn_options = _group(_REPEAT, *_SETTLE)
 """Add the same without those of caches."""
 interrupt_option = click.option(
@@ -452,6 +459,16 @@ cluster_options = _group(
     interrupt_option,
 )
 """Add the options of runs that are jobs of a cluster."""
+sweep_options = _group(
+    click.option(
+        "--sweep",
+        multiple=True,
+        metavar="KEY=A,B",
+        help="Run once with each of these values of --set; several: every combination; docs/sweep.md.",
+    ),
+    click.option("--zip", "zip_values", is_flag=True, help="Pair the values of several --sweep instead."),
+)
+"""Add the options of a sweep."""
 retry_options = _group(
     click.option(
         "--retry",

@@ -13,6 +13,8 @@ from madlite.study.efficiency import scaling_lines, scalings_of
 from madlite.study.repeat import KIND, Repeat, plan_repeat, run_repeat
 from madlite.study.scaling import KIND as SCALING
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary, samples_of_records, summarise
+from madlite.study.sweep import KIND as SWEEP
+from madlite.study.sweep import point_text, sweep_lines
 from madlite.workspace.study import SUMMARY, study_path
 
 if TYPE_CHECKING:
@@ -39,7 +41,9 @@ def preview_repeat(planned: Sequence[Planned], params: dict[str, Any]) -> tuple[
 
 def _place(one: Planned) -> str:
     plan, study = one.plan, one.plan.study
-    parts = (plan.card.name, plan.variant.mode if plan.variant else "", plan.variant.precision if plan.variant else "")
+    varied = point_text(study.varied) if study is not None else ""
+    names = (plan.card.name, *((plan.variant.mode, plan.variant.precision) if plan.variant else ()))
+    parts = (*names, varied)
     which = f"run {study.index} of {study.count}, caches {study.caches or 'of the user'}" if study else ""
     return f"{' · '.join(filter(None, parts))}  ({'would not start' if plan.blocked else which})"
 
@@ -77,7 +81,10 @@ def statistics_of(records: Sequence[Record]) -> list[str]:
     samples = list(samples_of_records(records))
     if kind == SCALING:
         return [f"{kind} {study_id}", *(f"  {text}" for one in scalings_of(samples) for text in scaling_lines(one))]
-    return [*summary_lines(summarise(study_id, kind, samples))] if kind == KIND and samples else []
+    if not samples or kind not in (KIND, SWEEP):
+        return []
+    summary = summarise(study_id, kind, samples)
+    return [*summary_lines(summary)] if kind == KIND else [*swept_lines(summary)]
 
 
 def summary_lines(summary: StudySummary) -> Iterator[str]:
@@ -86,10 +93,21 @@ def summary_lines(summary: StudySummary) -> Iterator[str]:
     if summary.failed_warm_ups:
         yield f"  the warm-up failed: {', '.join(summary.failed_warm_ups)}; nothing was repeated"
     for one in summary.series:
-        parts = (one.card, one.mode, one.precision, one.image)
+        parts = (one.card, one.mode, one.precision, one.image, point_text(one.varied))
         yield f"  {' · '.join(filter(None, parts))}  ({_counts(one)})"
         yield from (f"    {_metric_line(metric)}" for metric in one.metrics)
         yield from (f"    {text}" for text in _differences(one))
+    if summary.kind == SWEEP:
+        yield from (f"  {line}" for line in sweep_lines(summary))
+
+
+def swept_lines(summary: StudySummary) -> Iterator[str]:
+    """Yield what a sweep came to; the statistics of each point where it was repeated."""
+    if any(one.requested > 1 for one in summary.series):
+        yield from summary_lines(summary)
+        return
+    yield f"{summary.kind} {summary.id}"
+    yield from (f"  {line}" for line in sweep_lines(summary))
 
 
 def _counts(one: SeriesSummary) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
+import msgspec
+from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import closing_lines
@@ -28,6 +30,7 @@ from madlite.cli.options import (
     plan_options,
     repeat_options,
     retry_options,
+    sweep_options,
     tag_words,
     tags_option,
 )
@@ -39,6 +42,7 @@ from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Result, RunPlan
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.inputs import RUNS
+from madlite.plan.values import canonical_key
 from madlite.run.one import secrets_for
 from madlite.run.screen import Planned
 from madlite.secrets import Redactor
@@ -79,6 +83,7 @@ if TYPE_CHECKING:
 @plan_options
 @batch_options
 @parallel_options
+@sweep_options
 @repeat_options
 @retry_options
 @cluster_options
@@ -92,12 +97,12 @@ def command(**params: Any) -> int:
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
     madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
-    from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster
+    from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster, translated
 
     plugins = setup.load(params["no_plugins"], params["verbose"])
-    if cluster := named_cluster(params):
+    if (to := translated(named_cluster(params), params)) is not None:
         _check_options(params)
-        return run_on_cluster(cluster, plugins, params)
+        return run_on_cluster(to, plugins, params)
     refuse_without_cluster(params)
     _check_options(params)
     if params["plan_file"] is not None:
@@ -132,6 +137,10 @@ def _check_options(params: dict[str, Any]) -> None:
     _check_repeat(params)
     _check_retry(params)
     _check_several(params)
+    if params["zip_values"] and not params["sweep"]:
+        raise UsageProblem("--zip without --sweep: there is nothing to pair", "add --sweep KEY=A,B")
+    if params["sweep"] and params["plan_file"] is not None:
+        raise UsageProblem("--sweep beside --plan: a plan is frozen", "leave one of them out")
 
 
 def _only_one(files: Sequence[Path]) -> Path | None:
@@ -144,11 +153,11 @@ def _only_one(files: Sequence[Path]) -> Path | None:
 @contextmanager
 def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> Iterator[tuple[Sequence[Planned], Options]]:
     """Yield the plans to run, of tags, a manifest or a plan file, and the options that they run with."""
-    from madlite.cli.planning import plan_all, plan_of_file
+    from madlite.cli.planning import plan_of_file
 
     touch, file = not params["dry_run"], params["plan_file"]
     if file is None:
-        yield plan_all(plugins, options, params, touch), options
+        yield _plan_tags(plugins, options, params, touch), options
         return
     if touch:
         setup.copy_model_dir(plugins, None)
@@ -156,6 +165,22 @@ def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> Iterat
         for text in notes:
             setup.warn(text)
         yield [one], own_options
+
+
+def _plan_tags(plugins: Plugins, options: Options, params: dict[str, Any], touch: bool) -> Sequence[Planned]:
+    """Return the plans of the command's tags or manifest, with --sweep those of each point."""
+    from madlite.cli.planning import plan_all, planner
+
+    if not params["sweep"]:
+        return plan_all(plugins, options, params, touch)
+    from madlite.study.sweep import plan_sweep, sweep_points
+
+    points = sweep_points(params["sweep"], zipped=params["zip_values"])
+    for key, _ in options.sets:
+        if canonical_key(key) in points[0]:
+            raise UsageProblem(f"--set {key} beside --sweep, which sets it", f"leave --set {key} out")
+    plan = planner(plugins, options, params, touch)
+    return plan_sweep(points, lambda values: plan(replace(options, sets=(*options.sets, *values.items()))))
 
 
 def is_given(name: str) -> bool:
@@ -288,9 +313,29 @@ class _PlainBatch:
         return run_batch(self.planned, options, plugins, screen, journal=self._journal, settings=settings)
 
 
+class _SweepBatch(_PlainBatch):
+    """The runs of a sweep whose points are not repeated."""
+
+    def __init__(self, planned: Sequence[Planned], journal: BatchJournal) -> None:
+        from madlite.study.sweep import with_study_id
+
+        super().__init__(with_study_id(planned, journal.id), journal)
+
+    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
+        from madlite.cli.repeat import swept_lines
+        from madlite.study.summary import samples_of, summarise
+        from madlite.study.sweep import KIND
+
+        outcome = super().run(options, plugins, screen, settings)
+        summary = summarise(self._journal.id, KIND, samples_of(self.planned, outcome.results))
+        self.study = msgspec.to_builtins(summary)
+        self.lines = [*swept_lines(summary), f"  madlite runs --of {summary.id}"]
+        return outcome
+
+
 def _make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> StudyBatch:
     if params["repeat"] is None:
-        return _PlainBatch(planned, journal)
+        return _SweepBatch(planned, journal) if params["sweep"] else _PlainBatch(planned, journal)
     from madlite.cli.repeat import RepeatBatch
 
     return RepeatBatch(planned, params, journal)
@@ -464,6 +509,9 @@ def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) 
     """Return everything one run would do, secrets masked; `refused` is what would keep it from being started."""
     plan = one.plan
     parts = [f"# {plan.card.name} · backend {plan.backend or 'none'} · runtime {plan.known_runtime or 'none'}"]
+    if plan.study is not None and plan.study.varied:
+        varied = ", ".join(f"{key}={value}" for key, value in plan.study.varied.items())
+        parts.append(f"# {plan.study.kind}: {varied}")
     if plan.blocked:
         parts.append(f"# would not start: {plan.blocked.status.value} {plan.blocked.reason}")
         parts += [f"# hint: {plan.blocked.hint}"] if plan.blocked.hint else []

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,8 +213,6 @@ def command_words() -> tuple[str, ...]:
 
 _TOOLS = "scripts/common/tools.json"
 _CONTEXT = "context"  # among the options of a command, once it was read
-UNDER_CONTEXT = "under_context"
-"""Among the options of a command: values below its context, of a cluster, and their origin."""
 
 
 def _backend(named: str, recipe: RecipeFile | None) -> str:
@@ -258,11 +256,21 @@ def context_of(params: dict[str, Any]) -> Context:
     return context
 
 
+def put_under_context(params: dict[str, Any], values: Mapping[str, Json], origin: str, done: Sequence[str]) -> None:
+    """Put values below the context of a command line, and take out the keys that are `done`.
+
+    Raises:
+        UsageProblem: one of them has the wrong type.
+    """
+    from madlite.plan.context import context_on
+
+    params[_CONTEXT] = context_on(values, origin, context_of(params), done)
+
+
 def _read_context(params: dict[str, Any]) -> Context:
     own = {"docker_gpus": (GPUS_OPTION, params["gpus"]), "gpu_vendor": ("--gpu-vendor", params["gpu_vendor"])}
     named = {key: (option, value) for key, (option, value) in own.items() if value}
-    under: tuple[str, dict[str, Json]] = params.get(UNDER_CONTEXT) or ("", {})
-    return read_context(params["additional_context_file"], params["additional_context"], named, under)
+    return read_context(params["additional_context_file"], params["additional_context"], named)
 
 
 def select_requests(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from madlite.cluster.file import Cluster
     from madlite.cluster.schedulers import Scheduler
     from madlite.cluster.submit import Prepared
+    from madlite.cluster.translate import Translation
+    from madlite.model import Json
     from madlite.plan.context import Options
     from madlite.run.screen import Planned
 
@@ -36,6 +38,7 @@ _REFUSED = {
     "exclusive": ("--exclusive", "exclusive in the cluster file gives a job its nodes alone"),
     "fail_fast": ("--fail-fast", "the jobs are queued together"),
     "max_failures": ("--max-failures", "the jobs are queued together"),
+    "sweep": ("--sweep", "give each point as a command of its own, with --set and --detach"),
     "retry": ("--retry", "the scheduler queues a job again"),
     "oom_fallback": ("--oom-fallback", "a job runs one plan"),
     "baseline": ("--baseline", "madlite compare compares once the rows are there"),
@@ -87,21 +90,54 @@ def refuse_without_cluster(params: dict[str, Any]) -> None:
         raise UsageProblem("--nodes without --cluster: it is about jobs", "add --cluster NAME")
 
 
-def run_on_cluster(name: str, plugins: Plugins, params: dict[str, Any]) -> int:
+def translated(name: str, params: dict[str, Any]) -> Translation | None:
+    """Return the cluster that the command line, or a context or manifest of madengine, sends its runs to.
+
+    None where they stay on this machine.
+
+    Raises:
+        UsageProblem: there is no such cluster, or the context does not describe one.
+    """
+    from madlite.cluster.translate import Translation, translate, wants_slurm
+
+    if params.get("plan_file") is not None or params.get("machine"):
+        return None
+    context = setup.context_of(params)
+    deployment = _deployment(params)
+    base = open_cluster(name) if name else None
+    if wants_slurm(context, deployment):
+        return translate(context, deployment, base)
+    return Translation(cluster=base) if base is not None else None
+
+
+def _deployment(params: dict[str, Any]) -> dict[str, Json]:
+    """Return where the manifest of a command would be run by madengine."""
+    from madlite.files import exists
+    from madlite.plan.manifest import read_manifest
+
+    file = params.get("manifest_file")
+    if file is None or not exists(file):
+        return {}
+    return dict(read_manifest(file, Path.cwd()).deployment)
+
+
+def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any]) -> int:
     """Plan, submit and follow; return the exit code of the runs, or with --detach 0."""
     from madlite.cluster.file import check_shared
     from madlite.cluster.schedulers import scheduler_of
 
     _refuse(params)
-    cluster = open_cluster(name)
-    params = {**params, "cluster": name}
+    for text in to.notes:
+        setup.warn(text)
+    cluster = replace(to.cluster, slurm=_with_excluded(to.cluster, params))
+    params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
-    options = _options(params, cluster, touch)
+    options = _options(params, to, touch)
     check_shared(cluster, options.workspace)
-    scheduler = scheduler_of(replace(cluster, slurm=_with_excluded(cluster, params)), options.environ)
+    scheduler = scheduler_of(cluster, options.environ)
     if touch:
         scheduler.check_here()
-    planned, blocked = _plans(plugins, options, params, cluster)
+    planned, blocked = _plans(plugins, options, params)
     prepared = _prepare(planned, cluster, scheduler, options, params) if planned else None
     if not touch:
         return _print_scripts(prepared, blocked)
@@ -119,25 +155,26 @@ def _with_excluded(cluster: Cluster, params: dict[str, Any]) -> Any:
     return replace(cluster.slurm, exclude=(*cluster.slurm.exclude, *named))
 
 
-def _options(params: dict[str, Any], cluster: Cluster, touch: bool) -> Options:
+def _options(params: dict[str, Any], to: Translation, touch: bool) -> Options:
     """Return the options of the plans, after the cluster's values went below the context."""
     from madlite.cluster.file import context_values
+    from madlite.cluster.translate import DONE
+    from madlite.plan.context import merge
 
-    values = context_values(cluster)
+    cluster = to.cluster
+    values = merge(context_values(cluster), to.values)
     if not cluster.gpu:
         values["gpu_vendor"] = "CPU"
-    params[setup.UNDER_CONTEXT] = (f"{cluster.source}: [clusters.{cluster.name}]", values)
+    setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]", DONE)
     params["machine"] = cluster.machine
-    nodes = params["nodes"] or 1
+    nodes = params["nodes"] or to.nodes or 1
     options = setup.make_options(params, touch)
     if nodes > 1 and not options.runtime:
         options = replace(options, runtime=_RUNTIME)
     return replace(options, nodes=nodes)
 
 
-def _plans(
-    plugins: Plugins, options: Options, params: dict[str, Any], cluster: Cluster
-) -> tuple[list[Planned], list[Planned]]:
+def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> tuple[list[Planned], list[Planned]]:
     """Return the plans of jobs, and those that something keeps from starting."""
     from madlite.cli.planning import plan_all
     from madlite.results.perfcsv import check_appendable

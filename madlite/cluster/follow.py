@@ -6,8 +6,10 @@ run: then it says why the signal came.
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +42,7 @@ POLL_S = 10.0  # between two questions to the scheduler
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
 LOST_S = 120.0  # after which a script that was about to be submitted, and is in no queue, never was
 _NEVER_S = 25.0  # how long a job waits for what never comes before it is cancelled
+_TRIES = 3  # of collecting a run that cannot be
 _LIMIT_BYTES = 1 << 20
 _ERROR = re.compile(rb"^(?:error|slurmstepd: error|srun: error|sbatch: error):\s*(.+)$", re.MULTILINE)
 
@@ -75,6 +78,7 @@ class Settling:
         self._clock = clock
         self._over: dict[str, float] = {}  # when the run's job was first seen to be over
         self._never: dict[str, float] = {}
+        self._failures: Counter[str] = Counter()  # of collecting a run
         self._ends: dict[str, JobState] = {}
         self.queue: dict[str, JobState] = {}
         self.polled = False  # whether the scheduler has answered, so that what it does not list is over
@@ -84,6 +88,16 @@ class Settling:
     def workspace(self) -> Path:
         """The working folder of the runs."""
         return self.stored.folder.parent.parent
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether an open run may still come to its end: it has a job, or is being given one."""
+        return any(self._may_end(run) for run in self.stored.open_runs)
+
+    def _may_end(self, run: JobRun) -> bool:
+        if self._failures[run.id] >= _TRIES:
+            return False
+        return bool(self.stored.job_of(run) or self.stored.state_of(run).refused or self.stored.is_submitting())
 
     def reload(self) -> None:
         """Read the submission again: another process may have added to it."""
@@ -105,23 +119,30 @@ class Settling:
         """Return how far each open run is, by the last answer of the scheduler."""
         return tuple(map(self._state, self.stored.open_runs))
 
-    def finished_early(self) -> tuple[JobRun, ...]:
-        """Return the open runs whose own result is there, whatever the scheduler says of their jobs."""
-        runs = self.workspace / RUNS
-        return tuple(run for run in self.stored.open_runs if exists(runs / run.id / RESULT))
-
     def settle(self) -> Iterator[Collected]:
         """Write the rows of the runs that are over, note them, and yield what became of each."""
         self._tell_waiting()
-        with OpenSubmission.reopen(self.stored.folder) as opened:
+        settled: dict[str, str] = {}
+        there = _names(self.workspace / RUNS)
+        try:
             for run in self.stored.open_runs:
-                done = self._settle(run)
-                if done is None:
+                if run.id not in there and self._is_waiting(run):
                     continue
-                if not done.failed:
-                    opened.settle([(run.id, done.message)])
-                yield done
-        self.reload()
+                done = self._settle(run)
+                if done is not None:
+                    settled |= {} if done.failed else {run.id: done.message}
+                    self._failures[run.id] += done.failed
+                    yield done
+        finally:
+            if settled:  # after the rows: of a run that is not noted its record says that it has them
+                with suppress(OSError), OpenSubmission.reopen(self.stored.folder) as opened:
+                    opened.settle(settled)
+                self.reload()
+
+    def _is_waiting(self, run: JobRun) -> bool:
+        """Return whether a job waited at the last answer, and may start."""
+        state = self.queue.get(self.stored.job_of(run))
+        return state is not None and state.state == "PENDING" and why_never(state) is None
 
     def _find_jobs(self) -> None:
         """Find the jobs of scripts whose submission was cut off between sbatch and its note."""
@@ -152,7 +173,7 @@ class Settling:
         return self.stored.scripts.get(number, ScriptState())
 
     def _state(self, run: JobRun) -> RunState:
-        job, script = self.stored.job_of(run), self._script(self.stored.submission.script_of(run).number)
+        job, script = self.stored.job_of(run), self.stored.state_of(run)
         if script.refused:
             return RunState(run=run, job="", word="refused")
         if not job:
@@ -177,7 +198,7 @@ class Settling:
             return Collected(run_id=run.id, message="collected already")
         if exists(folder / RESULT):
             return self._collect(run, folder) if is_uncollected(folder) else None
-        script = self._script(self.stored.submission.script_of(run).number)
+        script = self.stored.state_of(run)
         if script.refused:
             return self._fail(run, refused_end(*_message_and_hint(script.refused)))
         job = self.stored.job_of(run)
@@ -265,7 +286,7 @@ class Settling:
 
     def _last_error(self, run: JobRun) -> str:
         """Return the last error line of a job's own output, as madlite, srun or Slurm wrote it."""
-        script = self.stored.submission.script_of(run)
+        script = self.stored.script_of[run.id]
         name = f"{script.number}-{run.number - script.first + 1}.out" if script.count > 1 else f"{script.number}.out"
         try:
             data = read_regular(self.stored.folder / OUTPUT / name, _LIMIT_BYTES)
@@ -278,6 +299,14 @@ class Settling:
 def _message_and_hint(text: str) -> tuple[str, str]:
     message, _, hint = text.rpartition("; ")
     return (message, hint) if message else (text, "")
+
+
+def _names(folder: Path) -> frozenset[str]:
+    """Return the names in a folder by one call: most runs of many wait, and have none there."""
+    try:
+        return frozenset(os.listdir(folder))  # noqa: PTH208 - names alone
+    except OSError:
+        return frozenset()
 
 
 def jobs_of(states: Iterable[RunState]) -> list[str]:

@@ -11,12 +11,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.cluster.file import Cluster
 from madlite.cluster.submission import ENVIRONMENT, OUTPUT, PLANS, JobScript, Submission, folder_of
 from madlite.errors import UsageProblem
 from madlite.plan.render import render_text
 
-TEMPLATE = "cluster/slurm.sh.j2"
+TEMPLATE, _CHECK = "cluster/slurm.sh.j2", "cluster/check.sh.j2"
+_CHECK_TIME = "10"  # minutes
 
 
 def slurm_script(
@@ -35,7 +38,8 @@ def slurm_script(
         UsageProblem: a path cannot stand in a directive, or the template has a mistake.
     """
     folder = folder_of(workspace, submission.id)
-    options = [*_options(cluster, script, folder, exclude)]
+    output = folder / OUTPUT / (f"{script.number}-%a.out" if script.count > 1 else f"{script.number}.out")
+    options = [*_options(cluster, script, output, exclude)]
     cards = list(dict.fromkeys(run.card for run in submission.runs if 0 <= run.number - script.first < script.count))
     more = f" and {len(cards) - 3} more cards" if len(cards) > 3 else ""
     runs = f"{script.count} runs" if script.count > 1 else "1 run"
@@ -53,12 +57,34 @@ def slurm_script(
             "plans": str(folder / PLANS),
             "first": script.first,
             "count": script.count,
-            "madlite": cluster.madlite or shlex.join((sys.executable, "-m", "madlite")),
+            "madlite": madlite_on(cluster),
         },
     )
 
 
-def _options(cluster: Cluster, script: JobScript, folder: Path, exclude: Sequence[str]) -> Iterator[str]:
+def check_script(cluster: Cluster, folder: Path, nodes: int, exclude: Sequence[str], search: Sequence[Path]) -> str:
+    """Return the script of the job that checks nodes; its reports go to `folder`."""
+    short = replace(cluster, slurm=replace(cluster.slurm, time=_CHECK_TIME))
+    job = JobScript(number=1, name="madlite-check", first=1, count=1, nodes=nodes, gpus=cluster.gpus_per_node)
+    return render_text(
+        _CHECK,
+        search,
+        {
+            "cluster": cluster,
+            "options": [*_options(short, job, folder / "output", exclude)],
+            "folder": str(folder),
+            "nodes": nodes,
+            "madlite": madlite_on(cluster),
+        },
+    )
+
+
+def madlite_on(cluster: Cluster) -> str:
+    """Return the command of madlite on the nodes, as words of a shell."""
+    return cluster.madlite or shlex.join((sys.executable, "-m", "madlite"))
+
+
+def _options(cluster: Cluster, script: JobScript, file: Path, exclude: Sequence[str]) -> Iterator[str]:
     asked = cluster.slurm
     yield f"--job-name={script.name}"
     if script.count > 1:
@@ -76,9 +102,9 @@ def _options(cluster: Cluster, script: JobScript, folder: Path, exclude: Sequenc
         yield f"--nodelist={','.join(asked.nodelist)}"
     if left_out:
         yield f"--exclude={','.join(left_out)}"
-    output = str(folder / OUTPUT / (f"{script.number}-%a.out" if script.count > 1 else f"{script.number}.out"))
+    output = str(file)
     if any(char in output.replace("%a", "") for char in " %\\\"'\n"):
-        raise UsageProblem(f"{folder}: sbatch takes no output file in a folder of such a name", "cd to another folder")
+        raise UsageProblem(f"{file.parent}: sbatch writes no output to a folder of such a name", "cd to another folder")
     yield f"--output={output}"
     yield from (text.removeprefix("#SBATCH").strip() for text in asked.directives)
 

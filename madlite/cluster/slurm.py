@@ -60,7 +60,7 @@ class Slurm:
         self, submission: Submission, script: JobScript, workspace: Path, search: Sequence[Path], *, secrets: bool
     ) -> str:
         """Return the script of a job."""
-        exclude = (*self.excluded, *self._not_good())
+        exclude = (*self.excluded, *self.not_good())
         return slurm_script(self._cluster, submission, script, workspace, search, exclude=exclude, secrets=secrets)
 
     def check_here(self) -> None:
@@ -141,18 +141,38 @@ class Slurm:
         done = self._answer(["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N"])
         return tuple(dict.fromkeys(done.stdout.split()))
 
-    def read(self, *argv: str) -> str:
-        """Return what a command of the cluster prints; "" where it fails or is not here."""
-        done = self._call(argv, tries=1)
-        return done.stdout if done.ok else ""
-
-    def _not_good(self) -> tuple[str, ...]:
+    def not_good(self) -> tuple[str, ...]:
         """Return the nodes that the list of good ones leaves out."""
         listed = self._cluster.slurm.good_nodes
         if not listed:
             return ()
         good = frozenset(nodes_in(Path(self._cluster.source).parent / listed))
         return tuple(node for node in self.nodes() if node not in good)
+
+    def idle_nodes(self, left_out: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the partition's nodes on which nothing runs.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        partition = self._cluster.slurm.partition
+        done = self._answer(["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N|%T"])
+        pairs = [line.strip().partition("|") for line in done.stdout.splitlines()]
+        excluded = {*left_out, *self._cluster.slurm.exclude}
+        return tuple(dict.fromkeys(node for node, _, state in pairs if state == "idle" and node not in excluded))
+
+    def expand(self, nodes: str) -> tuple[str, ...]:
+        """Return the nodes of a list such as `n[1-3],n7`."""
+        if not nodes:
+            return ()
+        if "[" not in nodes:
+            return tuple(nodes.split(","))
+        return tuple(self.read("scontrol", "show", "hostnames", nodes).split())
+
+    def read(self, *argv: str) -> str:
+        """Return what a command of the cluster prints; "" where it fails or is not here."""
+        done = self._call(argv, tries=1)
+        return done.stdout if done.ok else ""
 
     def _me(self) -> list[str]:
         user = self._environ.get("USER") or self._environ.get("LOGNAME", "")
@@ -298,8 +318,8 @@ def _words(done: Finished) -> str:
 
 
 _REFUSALS = (
-    ("partition", "partition of the cluster file: sinfo -s lists them"),
     ("account", "account of the cluster file: sacctmgr show assoc user=$USER lists yours"),
+    ("partition", "partition of the cluster file: sinfo -s lists them"),
     ("qos", "qos of the cluster file: sacctmgr show qos lists them"),
     ("time limit", "time of the cluster file: sinfo -o '%P %l' has each partition's limit"),
     ("node configuration", "gpus_per_node, --nodes: sinfo -o '%P %D %G' lists what there is"),

@@ -74,10 +74,6 @@ class Submission(Value, frozen=True):
     strict_header: bool = False
     version: int = VERSION
 
-    def script_of(self, run: JobRun) -> JobScript:
-        """Return the script of a run's job."""
-        return next(one for one in self.scripts if one.first <= run.number < one.first + one.count)
-
 
 class Note(Value, frozen=True, omit_defaults=True):
     """A line of jobs.jsonl: what became of a `script` (`job` is its id, "" where it is about to be submitted), or of a
@@ -101,12 +97,17 @@ class ScriptState(Value, frozen=True):
 
 
 class Stored(Value, frozen=True):
-    """A submission as its folder has it."""
+    """A submission as its folder has it: what is known of its scripts, by number, and of its runs, by id.
+
+    `jobs` are the ids of the runs' jobs as the scheduler has them, of an array its element; of those that are known.
+    """
 
     folder: Path
     submission: Submission
     scripts: dict[int, ScriptState]
     settled: dict[str, str]
+    script_of: dict[str, JobScript]
+    jobs: dict[str, str]
 
     @property
     def open_runs(self) -> tuple[JobRun, ...]:
@@ -114,10 +115,12 @@ class Stored(Value, frozen=True):
         return tuple(run for run in self.submission.runs if run.id not in self.settled)
 
     def job_of(self, run: JobRun) -> str:
-        """Return the id of a run's job as the scheduler has it, of an array its element; "" where none is known."""
-        script = self.submission.script_of(run)
-        job = self.scripts.get(script.number, ScriptState()).job
-        return f"{job}_{run.number - script.first + 1}" if job and script.count > 1 else job
+        """Return the id of a run's job; "" where none is known."""
+        return self.jobs.get(run.id, "")
+
+    def state_of(self, run: JobRun) -> ScriptState:
+        """Return what is known of the script of a run."""
+        return self.scripts.get(self.script_of[run.id].number, ScriptState())
 
     def is_submitting(self) -> bool:
         """Return whether a command is submitting it now."""
@@ -222,13 +225,13 @@ class OpenSubmission:
         finally:
             os.close(fd)
 
-    def settle(self, runs: Iterable[tuple[str, str]]) -> None:
+    def settle(self, runs: Mapping[str, str]) -> None:
         """Note runs that have come to their end, each with how; the last one's end removes the file of secrets.
 
         Raises:
             OSError: it cannot be noted.
         """
-        self.note(*(Note(at=now(), run=run, settled=how) for run, how in runs))
+        self.note(*(Note(at=now(), run=run, settled=how) for run, how in runs.items()))
         stored = read_stored(self._home.path)
         if stored is not None and not stored.open_runs:
             self._home.remove(ENVIRONMENT)
@@ -278,7 +281,21 @@ def read_stored(folder: Path) -> Stored | None:
             before = scripts.get(note.script, ScriptState())
             begun = before.begun if note.job or note.refused else note.at
             scripts[note.script] = ScriptState(begun=begun, job=note.job or before.job, refused=note.refused)
-    return Stored(folder=folder, submission=submission, scripts=scripts, settled=settled)
+    runs = submission.runs
+    script_of = {run.id: one for one in submission.scripts for run in runs[one.first - 1 : one.first - 1 + one.count]}
+    return Stored(
+        folder=folder,
+        submission=submission,
+        scripts=scripts,
+        settled=settled,
+        script_of=script_of,
+        jobs={run.id: _job(run, script_of[run.id], scripts) for run in runs if run.id in script_of},
+    )
+
+
+def _job(run: JobRun, script: JobScript, scripts: Mapping[int, ScriptState]) -> str:
+    job = scripts[script.number].job if script.number in scripts else ""
+    return f"{job}_{run.number - script.first + 1}" if job and script.count > 1 else job
 
 
 def stored_submissions(workspace: Path, wanted: Sequence[str] = ()) -> tuple[Stored, ...]:

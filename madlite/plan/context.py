@@ -135,38 +135,27 @@ class Context(Value, frozen=True):
         return next((n for name in GPU_COUNTS if (n := getattr(self.typed, name)) is not None), None)
 
 
-def read_context(
-    file: Path | None,
-    option: str,
-    named: Mapping[str, tuple[str, Json]] | None = None,
-    under: tuple[str, Mapping[str, Json]] = ("", {}),
-) -> Context:
+def read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]] | None = None) -> Context:
     """Return the context of a file overlaid, level by level, by the option's text.
 
-    `named` are keys that have an option of their own, with the option's name; they come last.  `under` is an origin
-    and the values that it has below all of this.
+    `named` are keys that have an option of their own, with the option's name; they come last.
 
     Raises:
         UsageProblem: one of them cannot be read, is no table, or has a key of the wrong type. The message shows none
             of its text, which may be secret.
     """
     try:
-        return _read_context(file, option, named or {}, under)
+        return _read_context(file, option, named or {})
     except RecursionError:
         raise UsageProblem("the context is nested too deeply to be read") from None
 
 
-def _read_context(
-    file: Path | None, option: str, named: Mapping[str, tuple[str, Json]], under: tuple[str, Mapping[str, Json]]
-) -> Context:
+def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str, Json]]) -> Context:
     from_file = _parse(read_text(file, f"{FROM_FILE} {file}", given=True), f"{FROM_FILE} {file}") if file else {}
     from_option = _parse(option, FROM_OPTION) if option.strip() else {}
-    below, inherited = under
-    given = merge(inherited, merge(from_file, from_option))
-    merged = {**given, **{key: value for key, (_, value) in named.items()}}
+    merged = {**merge(from_file, from_option), **{key: value for key, (_, value) in named.items()}}
     values = {key: _upper(value) if key in _UPPER else value for key, value in merged.items()}
     origins = {
-        **dict.fromkeys(inherited, below),
         **dict.fromkeys(from_file, f"{FROM_FILE} {file}"),
         **dict.fromkeys(from_option, FROM_OPTION),
         **{key: by for key, (by, _) in named.items()},
@@ -183,6 +172,27 @@ def _read_context(
         file_settings=_settings(_convert_keys(from_file, file)),
         option_settings=_settings(_convert_keys(from_option, None)),
         origins=origins,
+    )
+
+
+def context_on(under: Mapping[str, Json], origin: str, context: Context, done: Iterable[str]) -> Context:
+    """Return a context over other values, without the keys that somebody has `done`, such as `slurm` and `a.b`.
+
+    Raises:
+        UsageProblem: one of the values has the wrong type.
+    """
+    values = merge(under, context.values)
+    for key in done:
+        table, _, name = key.partition(".")
+        if not name:
+            values.pop(table, None)
+        elif isinstance(below := values.get(table), dict):
+            values[table] = {other: value for other, value in below.items() if other != name}
+    return replace(
+        context,
+        typed=_convert_keys(values, None),
+        values=values,
+        origins={**dict.fromkeys(under, origin), **context.origins},
     )
 
 

@@ -54,13 +54,17 @@ class FailedBuild(Value, frozen=True):
 
 
 class Manifest(Value, frozen=True):
-    """A manifest that was read; `required` are keys of the context whose values it does not hold."""
+    """A manifest that was read; `required` are keys of the context whose values it does not hold.
+
+    `deployment` is where madengine would run it.
+    """
 
     file: Path
     images: tuple[BuiltImage, ...]
     failed: tuple[FailedBuild, ...] = ()
     context: dict[str, Json] = {}
     required: tuple[str, ...] = ()
+    deployment: dict[str, Json] = {}
 
 
 class _Image(msgspec.Struct):
@@ -102,6 +106,7 @@ class _ManifestFile(msgspec.Struct):
     summary: _Summary = msgspec.field(default_factory=_Summary)
     context: dict[str, Json] = {}
     secrets_required: list[str] = []
+    deployment_config: dict[str, Json] = {}
 
 
 class _Added(msgspec.Struct):
@@ -128,7 +133,14 @@ def read_manifest(file: Path, root: Path) -> Manifest:
     if not images and not failed:
         raise UsageProblem(f"build manifest {file} names no image", "madlite build --tags NAME writes one")
     required = tuple(found.secrets_required)
-    return Manifest(file=file, images=images, failed=failed, context=found.context, required=required)
+    return Manifest(
+        file=file,
+        images=images,
+        failed=failed,
+        context=found.context,
+        required=required,
+        deployment=found.deployment_config,
+    )
 
 
 def _image(key: str, image: _Image, found: _ManifestFile, file: Path, root: Path) -> BuiltImage:

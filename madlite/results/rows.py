@@ -109,7 +109,7 @@ def has_results(result: Result) -> bool:
 
 
 def _row(plan: RunPlan, common: dict[str, str], metric: Metric, strict_header: bool) -> Row:
-    columns = {**_variant_columns(plan), **metric.columns}
+    columns = {**_variant_columns(plan), **_varied(plan), **metric.columns}
     # a result may set any column but these four: MAD's rule for a file of multiple results
     judged = {
         "model": _model(plan, metric.label, columns, strict_header),
@@ -141,6 +141,18 @@ def _variant_columns(plan: RunPlan) -> dict[str, str]:
     if plan.variant is None or not _is_rendered(plan):
         return {}
     return result_columns(plan, plan.variant)
+
+
+# keys whose values a rendered run's own columns have
+_OWN_COLUMN = {"micro_batch": "batch_size", **{name: name for name in ("mode", "precision", "seq_len")}}
+
+
+def _varied(plan: RunPlan) -> dict[str, str]:
+    """Return the values in which a run of a sweep differs from the others, for which the row has no column."""
+    if plan.study is None or plan.study.kind != "sweep":
+        return {}
+    own = _variant_columns(plan)
+    return {key: str(value) for key, value in plan.study.varied.items() if _OWN_COLUMN.get(key, key) not in own}
 
 
 def _is_rendered(plan: RunPlan) -> bool:

@@ -44,6 +44,12 @@ class Repeat(Value, frozen=True):
     runs: tuple[Planned, ...]
 
     @property
+    def kind(self) -> str:
+        """What the study does: the points of a sweep can be repeated, too."""
+        study = self.runs[0].plan.study if self.runs else None
+        return study.kind if study is not None else KIND
+
+    @property
     def firsts(self) -> tuple[Planned, ...]:
         """The first run of each series."""
         return tuple(one for one in self.runs if one.plan.study is not None and one.plan.study.index == 1)
@@ -58,7 +64,8 @@ def plan_repeat(planned: Sequence[Planned], study_id: str, times: int, *, cold: 
     def make(number: int, one: Planned, index: int | None) -> Planned:
         study = Study(
             id=study_id,
-            kind=KIND,
+            kind=one.plan.study.kind if one.plan.study is not None else KIND,
+            varied=one.plan.study.varied if one.plan.study is not None else {},
             series=number,
             index=index,
             count=None if index is None else times,
@@ -144,7 +151,7 @@ def run_repeat(
                 outcome = replace(warm, results=(), not_started=tuple(one.plan.card.name for one in repeat.runs))
         ended = pair(repeat.warm_ups, warm.results)
         failed = [one.plan.card.name for one, result in ended if result and result.status is Status.FAILURE]
-        summary = summarise(repeat.id, KIND, samples_of(repeat.runs, outcome.results), failed)
+        summary = summarise(repeat.id, repeat.kind, samples_of(repeat.runs, outcome.results), failed)
         problems.append(folder.write_summary(_summary_text(repeat, summary, options)))
     finally:
         problems.append(folder.close())

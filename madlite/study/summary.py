@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean, median
 
 from madlite.measure.statistics import Interval, coefficient_of_variation, mean_interval
-from madlite.model import Metric, Result, RunPlan, Status, Study, Value, Variant
+from madlite.model import Metric, Result, RunPlan, Scalar, Status, Study, Value, Variant
 from madlite.results.record import Record, result_of
 from madlite.run.screen import Planned, pair
 
@@ -61,6 +61,7 @@ class SeriesSummary(Value, frozen=True):
     mode: str
     precision: str
     image: str
+    varied: dict[str, Scalar]
     caches: str
     runs: tuple[str, ...]  # ids of those that started
     requested: int
@@ -139,6 +140,7 @@ def _series(number: int, samples: Sequence[Sample]) -> SeriesSummary:
         mode=first.variant.mode if first.variant else "",
         precision=first.variant.precision if first.variant else "",
         image=first.image,
+        varied=first.study.varied,
         caches=first.caches,
         runs=tuple(one.run for one in samples if one.result is not None),
         requested=requested,

@@ -14,9 +14,11 @@ from pathlib import Path
 
 from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder
+from madlite.safe_read import read_regular
 from madlite.workspace.folder import acquire, exists, is_locked, open_runs, real_folders
 
 SUMMARY = "study.json"
+_LIMIT_BYTES = 16 << 20  # of a state
 _CACHES, _LOCK = "caches", "study.lock"
 _NAME = re.compile(r"study-(?P<id>\d{8}T\d{6}-[0-9a-f]{6})")
 
@@ -44,6 +46,40 @@ class StudyFolder:
             home.close()
             raise
         return cls(home, lock)
+
+    @classmethod
+    def reopen(cls, workspace: Path, study_id: str) -> StudyFolder:
+        """Take the lock of the folder of a study that was cut off.
+
+        Raises:
+            BlockingIOError: its madlite lives.
+            OSError: it cannot be opened.
+        """
+        with open_runs(workspace) as runs:
+            home = runs.below(study_path(workspace, study_id).name)
+        try:
+            lock = home.open_file(_LOCK)
+            try:
+                acquire(lock)
+            except OSError:
+                os.close(lock)
+                raise
+        except OSError:
+            home.close()
+            raise
+        return cls(home, lock)
+
+    def write_state(self, name: str, text: str) -> None:
+        """Write how far the study is, for the command that goes on with it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._home.write(name, text.encode("utf-8", "backslashreplace"))
+
+    def remove_state(self, name: str) -> None:
+        """Remove what `write_state` wrote, of a study that came to nothing."""
+        self._home.remove(name)
 
     @property
     def path(self) -> Path:
@@ -81,6 +117,22 @@ class StudyFolder:
         with suppress(OSError):  # it holds a summary
             self.path.rmdir()
         return problem
+
+
+def read_state(workspace: Path, study_id: str, name: str) -> bytes:
+    """Return what `write_state` wrote.
+
+    Raises:
+        OSError: it cannot be read, or is no plain file.
+    """
+    return read_regular(study_path(workspace, study_id) / name, _LIMIT_BYTES)
+
+
+def studies_with(workspace: Path, name: str) -> list[str]:
+    """Return the ids of the studies that have a state of this name, the newest last."""
+    folders = real_folders(workspace / RUNS)
+    found = ((_NAME.fullmatch(folder.name), folder) for folder in folders)
+    return sorted(match["id"] for match, folder in found if match is not None and exists(folder / name))
 
 
 def study_path(workspace: Path, study_id: str) -> Path:

@@ -212,7 +212,8 @@ def test_a_run_of_a_study_says_so_wherever_it_is_told(tmp_path, capsys, monkeypa
     ]
     assert "sweep 20261122T093011-3fa91c: batch_size=4" in said(capsys, "show", "00000a")
     for begin in ("20261122T093011-3", "20261122T093011-b"):
-        assert [line.split()[0][-6:] for line in said(capsys, "runs", "--of", begin).splitlines()[1:]] == ["00000a"]
+        runs, _, table = said(capsys, "runs", "--of", begin).partition("\nsweep ")
+        assert [line.split()[0][-6:] for line in runs.splitlines()[1:]] == ["00000a"] and "batch_size=4  12.5" in table
     assert "none of 2 runs" in said(capsys, "runs", "--of", "nothing")
 
 

@@ -116,6 +116,13 @@ def test_two_cards_are_an_array_and_each_has_its_row(site):
     assert not (site.folder / f"madlite_runs/jobs-{site.submission()}/environment").exists()
 
 
+def test_a_context_of_madengine_is_given_to_slurm(site):
+    asked = {"slurm": {"partition": "gpu", "gpus_per_node": 0, "exclusive": False}, "env_vars": {"SLEEP": "0.1"}}
+    code, out = site.call("run", "--tags", "t", "--additional-context", json.dumps(asked))
+    assert code == 0, out
+    assert sorted((row["model"], row["status"]) for row in site.rows()) == [("a", "SUCCESS"), ("b", "SUCCESS")]
+
+
 def test_no_secret_is_in_script_job_or_output(site):
     (site.folder / "scripts/a/run.sh").write_text(
         'echo "token $HF_TOKEN"\necho performance: 1 tok\nsleep ${SLEEP:-0}\n'
@@ -193,6 +200,32 @@ def test_term_cancels_the_jobs_and_hup_leaves_them(site):
     out, _ = attached.communicate(timeout=280)
     assert attached.returncode == 143, out
     assert [row["status"] for row in site.rows()] == ["FAILURE", "FAILURE"]
+
+
+def test_a_cluster_file_is_made_by_asking_and_its_nodes_are_checked(site):
+    (site.folder / "cluster.toml").unlink()
+    code, out = site.call("cluster", "init")
+    assert code == 0, out
+    text = (site.folder / "cluster.toml").read_text()
+    assert "[clusters.example]" in text and 'partition = "gpu"' in text and "gpus_per_node = 8" in text
+    assert site.call("cluster", "init")[0] == 4
+    code, out = site.call("cluster", "check", "example", "--nodes", "4", "--good-nodes", "good")
+    assert code == 0, out
+    assert (site.folder / "good").read_text().split() == ["n1", "n2", "n3", "n4"]
+    (site.folder / "cluster.toml").write_text(text.replace('# interface = "eth0"', 'interface = "nosuch0"'))
+    code, out = site.call("cluster", "check", "example", "--nodes", "2")
+    assert code == 6, out
+    assert len(re.findall(r"^n[1-4]: failed$", out, re.MULTILINE)) == 2
+    assert "interface nosuch0 is not there" in out
+
+
+def test_good_nodes_and_excluded_ones_decide_where_jobs_go(site):
+    with (site.folder / "cluster.toml").open("a") as file:
+        file.write('[clusters.good.slurm]\nexclusive = false\ngood_nodes = "good"\n')
+    (site.folder / "good").write_text("n2\nn4\n")
+    code, out = site.call("run", "--cluster", "good", "--exclude", "n2", "--tags", "a", "--dry-run")
+    assert code == 0, out
+    assert "#SBATCH --exclude=n2,n1,n3\n" in out
 
 
 @pytest.mark.full

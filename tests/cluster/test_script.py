@@ -102,5 +102,5 @@ def test_the_script_is_clean_for_shellcheck(count):
 
 def test_a_folder_that_a_directive_cannot_name_is_refused():
     job = JobScript(number=1, name="n", first=1, count=1, nodes=1, gpus=0)
-    with pytest.raises(UsageProblem, match="no output file"):
+    with pytest.raises(UsageProblem, match="writes no output"):
         slurm_script(CLUSTER, submission(1), job, Path("/shared/my runs"), [template_root(None)])

@@ -1,0 +1,478 @@
+"""`madlite bisect`: where a number changed, over an ordered list of images, recipe files or commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from msgspec.structs import replace
+
+from madlite.cli import setup
+from madlite.cli.arguments import whole_number
+from madlite.cli.compare import Percent
+from madlite.cli.main import mask
+from madlite.cli.options import (
+    TagsCommand,
+    batch_options,
+    common_options,
+    live_option,
+    plan_options,
+    retry_options,
+    settle_options,
+    tag_words,
+    tags_option,
+)
+from madlite.cli.planning import planner
+from madlite.cli.run import command as run_command
+from madlite.cli.run import preview, run_planned
+from madlite.cli.setup import cards_option
+from madlite.cli.terminal import echo
+from madlite.errors import CheckFailed, ExitCode, UsageProblem, did_you_mean
+from madlite.files import exists, is_folder, read_text
+from madlite.model import Json
+from madlite.study.bisect import Bisection, Judge, NextItem
+from madlite.study.bisect_runs import KIND, STATE, BisectFolder, BisectItem, BisectRunner, batch_start, known_samples
+from madlite.study.bisect_summary import BisectSummary, summarise_bisection
+from madlite.workspace.study import SUMMARY, study_path
+
+if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
+    from madlite.cli.screens import PlainScreen
+    from madlite.measure.statistics import Interval
+    from madlite.plan.context import Options
+    from madlite.results.batch_journal import BatchJournal
+    from madlite.run.batch import BatchSettings
+    from madlite.run.screen import Planned, RunOutcome
+
+_REFUSED = {
+    "skip_model_run": ("--skip-model-run", "no run has a number, so there is nothing to compare"),
+    "keep_alive": ("--keep-alive", "what each run leaves running would slow down the next one"),
+    "oom_fallback": ("--oom-fallback", "runs with another micro batch measure something else"),
+    "manifest_file": ("--manifest-file", "the runs are those of one tag"),
+}
+_SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE with one a line, or --repository PATH"
+
+
+@click.command("bisect", cls=TagsCommand)
+@tag_words
+@tags_option
+@cards_option
+@click.option(
+    "--between",
+    multiple=True,
+    metavar="LIST",
+    help="The images or recipe files in their order: A,B,C, or a file with one a line.",
+)
+@click.option(
+    "--repository",
+    default="",
+    metavar="PATH",
+    help="Bisect commits of the git repository that is there for the run: in its container, on the host a clone.",
+)
+@click.option(
+    "--clone",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="A clone of it here, from which the commits are read.",
+)
+@click.option("--good", default="", metavar="ITEM", help="The item that is good.  [default: the first of the list]")
+@click.option("--bad", default="", metavar="ITEM", help="The item that is bad.  [default: the last of the list]")
+@click.option("--metric", default="", metavar="NAME", help="Compare this metric.  [default: a run's headline]")
+@click.option(
+    "--fail-on",
+    "gates",
+    multiple=True,
+    metavar="GATE",
+    help="What makes an item bad: 'regression>3%' or 'improvement>3%'.  [default: half of what the ends differ by]",
+)
+@click.option("--effect", type=Percent(), default="1%", show_default=True, help="The least change that matters, as 1%.")
+@click.option("--noise", type=Percent(), help="Variation from run to run, std ÷ mean.  [default: from these runs]")
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0.001, 0.5),
+    default=0.05,
+    show_default=True,
+    metavar="P",
+    help="A change is significant below this p.",
+)
+@click.option(
+    "--max-repeats",
+    type=whole_number(4),
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Leave an item undecided after N runs of it.",
+)
+@click.option("--in-turns", is_flag=True, help="Run each item in turns with the good one: for a machine that drifts.")
+@click.option(
+    "--resume",
+    "resume_bisect",
+    is_flag=False,
+    flag_value="last",
+    metavar="[=ID]",
+    help="Go on with this bisect, or the newest of the same options, from its records.",
+)
+@click.option("-n", "--dry-run", is_flag=True, help="Print the list and what the first run would do; touch nothing.")
+@live_option
+@plan_options
+@batch_options
+@settle_options
+@retry_options
+@common_options
+def command(**params: Any) -> int:
+    """Find where a number changed, over images, recipe files or commits.
+
+    The ends are measured first, then the middle of what is left, each as often as its noise needs. Exit code 0: the
+    pair was found; 5: the ends do not differ, or the pair does not when it is measured again; 3: an end has no number.
+
+    \b
+    madlite bisect my_model --between rocm/primus:v25.8,rocm/primus:v25.9,rocm/primus:v25.10
+    madlite bisect my_model --between images.txt --good rocm/primus:v25.8 --fail-on 'regression>3%'
+    madlite bisect my_model --between a.toml,b.toml,c.toml
+    madlite bisect my_model --repository /workspace/torchtitan --clone ../torchtitan --good v0.2.0 --bad main
+    """
+    from madlite.results.batch_journal import BatchJournal
+
+    params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
+    _refuse(params)
+    touch = not params["dry_run"]
+    plugins = setup.load(params["no_plugins"], params["verbose"])
+    options = setup.make_options(params, touch)
+    judge = _judge(params)
+    with ExitStack() as opened:
+        journal = opened.enter_context(BatchJournal(options.workspace, options.command)) if touch else None
+        items = _checked(_items(plugins, options, params, touch), plugins, options)
+        setup.print_problems(plugins.problems)
+        if journal is None:
+            return _preview(items, options)
+        request = _request(items, options, params)
+        folder = _open_folder(options, params, journal.id, request)
+        opened.callback(folder.close)
+
+        def make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> BisectBatch:
+            return BisectBatch(items, judge, folder, params, journal)
+
+        return run_planned([items[0].planned], options, plugins, params, journal, make_batch)
+
+
+def _refuse(params: dict[str, Any]) -> None:
+    for name, (option, why) in _REFUSED.items():
+        if params[name]:
+            raise UsageProblem(f"{option} in a bisect: {why}", f"leave {option} out")
+    if bool(params["between"]) == bool(params["repository"]):
+        what = (
+            "--between beside --repository: one list at a time" if params["between"] else "there is no list to bisect"
+        )
+        raise UsageProblem(what, _SHAPE)
+    if params["clone"] is not None and not params["repository"]:
+        raise UsageProblem("--clone without --repository: where the run sees it is not known", "add --repository PATH")
+
+
+def _judge(params: dict[str, Any]) -> Judge:
+    from madlite.reports.compare import Settings
+    from madlite.reports.gates import read_gates
+
+    gates = read_gates(params["gates"])
+    if other := next((gate for gate in gates if gate.what not in ("regression", "improvement")), None):
+        raise UsageProblem(f"--fail-on {other.text!r} is no change of a number", "--fail-on 'regression>3%'")
+    settings = Settings(alpha=params["alpha"], effect=params["effect"], noise=params["noise"])
+    judge = Judge(gates=gates, settings=settings, most=params["max_repeats"], in_turns=params["in_turns"])
+    if judge.most < judge.fewest:
+        what = f"--max-repeats {judge.most}: no difference of so few runs is significant at p < {params['alpha']:g}"
+        raise UsageProblem(what, f"--max-repeats {judge.fewest} or more")
+    return judge
+
+
+# The list.
+
+
+def _items(plugins: Plugins, options: Options, params: dict[str, Any], touch: bool) -> list[BisectItem]:
+    """Return the items from the good one to the bad one, each with the one run that the tag has of it."""
+    if params["repository"]:
+        return _commit_items(plugins, options, params, touch)
+    names = _names(params["between"], options.workspace)
+    recipes = [name.endswith(".toml") for name in names]
+    if any(recipes) and not all(recipes):
+        other = names[recipes.index(False)]
+        raise UsageProblem(f"--between has recipe files and '{other}', which is none", _SHAPE)
+    ordered = _from_good_to_bad(names, params["good"] or names[0], params["bad"] or names[-1])
+    if any(recipes):
+        return _recipe_items(ordered, plugins, params, touch)
+    if options.image:
+        raise UsageProblem(f"--image {options.image} beside --between with images", "leave --image out")
+    plan = planner(plugins, options, params, touch)
+    items = []
+    for name in ordered:
+        one = _only(plan(replace(options, image=name)), name)
+        if not one.plan.traits.containerised and one.plan.blocked is None:
+            what = f"'{name}' of --between is no recipe file, and an image means nothing to a run on the host"
+            raise UsageProblem(what, "--runtime docker, or recipe files: a.toml,b.toml")
+        items.append(BisectItem(key="image", name=name, planned=one))
+    return items
+
+
+def _recipe_items(names: Sequence[str], plugins: Plugins, params: dict[str, Any], touch: bool) -> list[BisectItem]:
+    from madlite.plan.recipe_file import read_recipe_file
+
+    found = []
+    for name in names:
+        given = {**params, "recipe_file": read_recipe_file(Path(name))}
+        options = setup.make_options(given, touch)
+        planned = planner(plugins, options, given, touch)(options)
+        found.append(BisectItem(key="recipe_file", name=name, planned=_only(planned, name)))
+    return found
+
+
+def _commit_items(plugins: Plugins, options: Options, params: dict[str, Any], touch: bool) -> list[BisectItem]:
+    from madlite.study.commits import at_commit, list_commits
+
+    for end in ("good", "bad"):
+        if not params[end]:
+            raise UsageProblem(f"--repository needs --{end}, a commit", "--good v0.2.0 --bad main")
+    one = _only(planner(plugins, options, params, touch)(options), "")
+    clone, repository = params["clone"], params["repository"]
+    if clone is None and one.plan.traits.containerised and one.plan.blocked is None:
+        what = f"the commits of {repository} are in an image, where they cannot be listed before a run"
+        raise UsageProblem(what, "--clone DIR names a clone of it on this machine")
+    folder = (options.workspace / (clone or repository)).resolve()
+    if not is_folder(folder):
+        option = "--clone" if clone else "--repository"
+        raise UsageProblem(f"{option} {clone or repository}: there is no such folder", "name a clone of the repository")
+    commits = list_commits(folder, params["good"], params["bad"], options.environ)
+    where = repository if one.plan.traits.containerised else str(folder)
+    return [
+        BisectItem(
+            key="commit",
+            name=commit.name[:12],
+            note=commit.subject,
+            planned=at_commit(one, where, commit.name, folder if clone else None),
+        )
+        for commit in commits
+    ]
+
+
+def _names(given: Sequence[str], workspace: Path) -> list[str]:
+    words = [word.strip() for text in given for word in text.split(",") if word.strip()]
+    if len(words) == 1 and not words[0].endswith(".toml") and exists(workspace / words[0]):
+        lines = read_text(workspace / words[0], f"--between {words[0]}", given=True).splitlines()
+        words = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    if repeated := next((word for at, word in enumerate(words) if word in words[:at]), ""):
+        raise UsageProblem(f"--between has '{repeated}' twice", "each item once, in order")
+    if len(words) < 2:
+        has = f"only '{words[0]}'" if words else "nothing"
+        raise UsageProblem(f"--between has {has}: a change lies between two items", _SHAPE)
+    return words
+
+
+def _from_good_to_bad(names: Sequence[str], good: str, bad: str) -> list[str]:
+    for option, name in (("--good", good), ("--bad", bad)):
+        if name not in names:
+            hint = did_you_mean(name, names, most=1) or f"it has: {', '.join(names[:8])}"
+            raise UsageProblem(f"{option} {name} is not in the list of --between", hint)
+    if good == bad:
+        raise UsageProblem(f"--good and --bad are both {good}", "name two items of the list")
+    first, last = names.index(good), names.index(bad)
+    return list(names[first : last + 1] if first < last else names[last : first + 1][::-1])
+
+
+def _only(planned: Sequence[Planned], name: str) -> Planned:
+    if len(planned) != 1:
+        of = f" with {name}" if name else ""
+        runs = ", ".join(dict.fromkeys(_run_name(one) for one in planned))
+        raise UsageProblem(
+            f"the tags select {len(planned)} runs{of}, and a bisect follows one number: {runs or 'none'}",
+            "name one card; --mode, --precision and the like choose among its runs",
+        )
+    return planned[0]
+
+
+def _run_name(one: Planned) -> str:
+    variant = one.plan.variant
+    parts = (one.plan.card.name, variant.mode if variant else "", variant.precision if variant else "")
+    return " ".join(filter(None, parts))
+
+
+def _checked(items: Sequence[BisectItem], plugins: Plugins, options: Options) -> list[BisectItem]:
+    """Return the items as their checks left them: one that must not start cannot be tested, the others can."""
+    from madlite.run.checks import check_plans
+    from madlite.run.planning import failed
+
+    found, told = [], set()
+    for item in items:
+        one = item.planned
+        try:
+            (one,), warnings = check_plans([one], plugins, options.lint)
+        except CheckFailed as problem:
+            one, warnings = replace(one, plan=replace(one.plan, blocked=failed(problem))), ()
+        for text in warnings:
+            if text not in told:
+                told.add(text)
+                setup.warn(text)
+        found.append(replace(item, planned=one))
+    return found
+
+
+def _preview(items: Sequence[BisectItem], options: Options) -> int:
+    echo(preview(items[0].planned, options.environ))
+    echo("# --- the list, from good to bad")
+    for number, item in enumerate(items, 1):
+        blocked = item.planned.plan.blocked
+        echo(f"{number}/{len(items)}  {_label(item)}" + (f"  (would not start: {blocked.reason})" if blocked else ""))
+    return 0
+
+
+# What is measured, so that it can be resumed.
+
+
+def _request(items: Sequence[BisectItem], options: Options, params: dict[str, Any]) -> dict[str, Json]:
+    """Return what has to be the same for a bisect to be resumed."""
+    one = items[0].planned.plan
+    request = {
+        "tag": _run_name(items[0].planned),
+        "items": [item.name for item in items],
+        "repository": params["repository"],
+        "metric": params["metric"],
+        "fail-on": [*params["gates"]],
+        "effect": params["effect"],
+        "noise": params["noise"],
+        "alpha": params["alpha"],
+        "max-repeats": params["max_repeats"],
+        "in-turns": params["in_turns"],
+        "runtime": one.runtime,
+        "set": [mask(f"{key}={value}") for key, value in (*options.sets, *_named(options))],
+    }
+    return dict(msgspec.json.decode(msgspec.json.encode(request)))
+
+
+def _named(options: Options) -> Iterator[tuple[str, str]]:
+    return ((key, value) for _, key, value in options.named)
+
+
+def _open_folder(options: Options, params: dict[str, Any], new_id: str, request: dict[str, Json]) -> BisectFolder:
+    name = params["resume_bisect"]
+    if name is None:
+        return BisectFolder.create(options.workspace, new_id, request)
+    return BisectFolder.resume(options.workspace, "" if name == "last" else name, request)
+
+
+class BisectBatch:
+    """The runs of a bisect, which decide each other; after `run`, what they came to."""
+
+    def __init__(
+        self,
+        items: Sequence[BisectItem],
+        judge: Judge,
+        folder: BisectFolder,
+        params: dict[str, Any],
+        journal: BatchJournal,
+    ) -> None:
+        self._items, self._folder, self._params, self._journal = items, folder, params, journal
+        self._bisection = Bisection(len(items), judge)
+        self._told: tuple[int, str] | None = None
+        self._planned: list[Planned] = []
+        self.planned: Sequence[Planned] = self._planned  # which grows with each run
+        self.study: Json = None
+        self.problems: tuple[str, ...] = ()
+        self.lines: list[str] = []
+
+    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
+        """Run until the search has ended, or a signal came."""
+        from madlite.run.one import secrets_for
+        from madlite.secrets import masked_json
+
+        def tell(upcoming: NextItem) -> None:
+            if self._told != (upcoming.item, upcoming.purpose):
+                self._told = (upcoming.item, upcoming.purpose)
+                screen.end([self._next_text(upcoming)])
+
+        metric, bisection = self._params["metric"], self._bisection
+        runner = BisectRunner(self._items, self._folder, metric, tell)
+        runner.planned = self._planned
+        retried = bool(self._params["retry"])
+        known = [*known_samples(options.workspace, self._folder.state, metric, retried=retried)]
+        if self._params["resume_bisect"] is not None:
+            screen.end([f"bisect {self._folder.id} goes on after {len(known)} runs"])
+        start = batch_start(self._journal, settings, options=options, plugins=plugins, screen=screen)
+        runner.run(bisection, known, start)
+        summary = summarise_bisection(self._folder.id, KIND, self._items, bisection)
+        self.study, self.lines = msgspec.to_builtins(summary), [*summary_lines(summary)]
+        if bisection.found is not None:
+            secrets = [text for item in self._items for text in secrets_for(item.planned, options.environ)]
+            self.problems = self._folder.end(masked_json(summary, secrets))
+        where = study_path(options.workspace, self._folder.id).relative_to(options.workspace)
+        name = SUMMARY if bisection.found is not None else STATE
+        self.lines.append(f"  madlite runs --of {self._folder.id}; {where / name}")
+        return replace(runner.outcome, exit_code=_exit_code(runner.outcome, bisection))
+
+    def _next_text(self, upcoming: NextItem) -> str:
+        item = self._items[upcoming.item]
+        what = {
+            "ends": "whether the ends differ",
+            "control": "the good one again: whether the machine is as it was",
+            "middle": f"about {upcoming.left} item{'s' if upcoming.left > 1 else ''} to judge",
+            "pair": "last good and first bad again, in turns",
+        }
+        return f"next: {_label(item)}  ({what[upcoming.purpose]})"
+
+
+def _label(item: BisectItem) -> str:
+    return f"{item.name} {item.note[:60]}".strip()
+
+
+def _exit_code(outcome: RunOutcome, bisection: Bisection) -> ExitCode:
+    if outcome.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP):
+        return outcome.exit_code
+    found = bisection.found
+    if outcome.pending or outcome.bug is not None or found is None or found.kind == "end failed":
+        return ExitCode.RUN_FAILED
+    return ExitCode.OK if found.kind == "found" else ExitCode.RESULT_CHECK_FAILED
+
+
+# The table, and the pair.
+
+
+def summary_lines(summary: BisectSummary) -> Iterator[str]:
+    """Yield the items that were run, and where the number changed."""
+    from madlite.reports.comparison_text import number_text
+    from madlite.text import align, shortened_middle
+
+    yield f"bisect {summary.id}: {summary.metric or 'no number'}, {summary.runs} runs"
+    rows = [("", "ITEM", "RUNS", "MEDIAN", "CHANGE", "INTERVAL", "STANDS")]
+    for number, one in enumerate(summary.items, 1):
+        if one.runs:
+            name = shortened_middle(f"{one.name} {one.note}".strip(), 60)
+            stands = (one.standing or "not decided") + (f": {one.failures[0]}" if one.failures else "")
+            change = "-" if one.change is None else f"{one.change:+.2%}"
+            row = (number_text(one.median), change, _interval_text(one.interval), stands)
+            rows.append((str(number), name, str(len(one.runs)), *row))
+    yield from (f"  {line}" for line in align(rows))
+    if summary.drifted:
+        yield "  the machine drifted: from then on each item was run in turns with the good one and compared with these"
+    yield f"  {_conclusion(summary)}"
+
+
+def _interval_text(interval: Interval | None) -> str:
+    return "-" if interval is None else f"[{interval.low:+.2%}, {interval.high:+.2%}]"
+
+
+def _conclusion(summary: BisectSummary) -> str:
+    change = "" if summary.change is None else f"{summary.change:+.2%} {_interval_text(summary.interval)}"
+    pair = f"last good {summary.last_good}, first bad {summary.first_bad}"
+    if summary.conclusion == "found" and summary.candidates:
+        names = ", ".join((*summary.candidates, summary.first_bad))
+        return (
+            f"last good {summary.last_good}; the first bad one is one of: {names} "
+            f"({', '.join(summary.candidates)} could not be tested); change {change}"
+        )
+    texts = {
+        "found": f"{pair}: change {change}",
+        "not confirmed": f"not confirmed: {pair}, but in turns the change is {change}: the number changes little by "
+        "little, or the machine does",
+        "no change": f"no change between good and bad: {change}; nothing to find",
+        "end failed": f"{summary.failed} has no number, so that nothing can be compared with it",
+    }
+    return texts.get(summary.conclusion, f"not finished: the same command with --resume={summary.id} goes on")

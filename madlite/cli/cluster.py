@@ -1,0 +1,179 @@
+"""`madlite cluster`: make a cluster file by asking the cluster, and check its nodes by one short job."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from madlite.cli import setup
+from madlite.cli.arguments import whole_number
+from madlite.cli.main import Group
+from madlite.cli.options import Command, verbose_option
+from madlite.cli.terminal import echo
+from madlite.errors import ExitCode, UsageProblem
+
+if TYPE_CHECKING:
+    from madlite.cluster.file import Cluster
+    from madlite.cluster.node_check import CheckRequest
+    from madlite.cluster.slurm import Slurm
+
+_POLL_S = 2.0
+
+
+@click.group("cluster", cls=Group)
+def command() -> None:
+    """Make and check cluster.toml, the description of a cluster.
+
+    \b
+    madlite cluster init
+    madlite cluster check mi300 --nodes 16 --good-nodes good-nodes.txt
+    """
+
+
+@command.command("init", cls=Command)
+@click.argument("name", required=False, default="")
+@click.option("--partition", default="", metavar="NAME", help="Of several, this one.")
+@click.option("--gpu", default="", metavar="GPU", help="Its GPU, where sinfo does not name the type: MI300X.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=None, metavar="FILE", help="[default: cluster.toml]"
+)
+@verbose_option
+def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
+    """Write a cluster file by asking Slurm: partition, GPUs of a node, limits, container tools.
+
+    NAME is what --cluster will call it, by default the cluster's own name.  What the cluster cannot tell is a comment.
+    """
+    from madlite.cluster.ask import choose, cluster_name, file_text, partitions
+    from madlite.cluster.file import NAME, Cluster, read_clusters
+    from madlite.cluster.schedulers import SCHEDULERS
+    from madlite.cluster.slurm import Slurm
+    from madlite.files import exists
+    from madlite.machine.products import PRODUCTS, find_product
+    from madlite.results.locked import write_named
+
+    file = output or Path(NAME)
+    if exists(file):
+        raise UsageProblem(f"{file} is there already", f"madlite cluster init -o other.toml   or edit {file}")
+    if gpu and find_product(gpu) is None:
+        raise UsageProblem(f"--gpu {gpu} is unknown", f"known: {', '.join(one.device for one in PRODUCTS)}")
+    slurm = Slurm(Cluster(), dict(os.environ))
+    chosen = choose(partitions(slurm), partition)
+    name = name or cluster_name(slurm) or "cluster"
+    text = file_text(name, chosen, gpu, slurm.array_limit(), dict(os.environ), Path.cwd())
+    write_named(file, text, lambda path: False)
+    read_clusters(file, tuple(SCHEDULERS))
+    echo(f"{file}: cluster '{name}', partition {chosen.name}, {chosen.nodes} nodes")
+    echo(text)
+    if chosen.gpus_per_node and "\ngpu = " not in text:
+        setup.warn(f"sinfo does not name the type of the {chosen.gpus_per_node} GPUs: set gpu in {file}, or --gpu")
+    return int(ExitCode.OK)
+
+
+@command.command("check", cls=Command)
+@click.argument("name", required=False, default="")
+@click.option("--nodes", type=whole_number(1), metavar="N", help="How many nodes.  [default: those that are idle]")
+@click.option("--image", default="", metavar="REF", help="Compare this image's digest on the nodes.")
+@click.option(
+    "--good-nodes", type=click.Path(path_type=Path), metavar="FILE", help="Write the nodes that passed to FILE."
+)
+@click.option("--exclude", multiple=True, metavar="NODE,…", help="Leave these nodes out.")
+@click.option("--timeout", type=whole_number(1), default=600, metavar="SECONDS", help="[default: 600]")
+@verbose_option
+def check(
+    name: str, nodes: int | None, image: str, good_nodes: Path | None, exclude: tuple[str, ...], timeout: int
+) -> int:
+    """Check nodes by one short job: shared folder, clock, interface, RDMA devices, GPUs, container, image.
+
+    Names the nodes that fail, and then ends with exit code 6.
+    """
+    from madlite.cli.submit import open_cluster
+    from madlite.cluster.file import VARIABLE, check_shared
+    from madlite.cluster.node_check import write_request
+    from madlite.cluster.slurm import Slurm
+    from madlite.cluster.submission import new_submission_id
+    from madlite.plan.inputs import RUNS
+
+    named = name or os.environ.get(VARIABLE, "").strip()
+    if not named:
+        raise UsageProblem("which cluster?", f"madlite cluster check NAME, or set {VARIABLE}")
+    cluster, here = open_cluster(named), Path.cwd()
+    if cluster.scheduler != "slurm":
+        raise UsageProblem(f"cluster '{named}' is no Slurm: its nodes cannot be checked by a job of madlite")
+    check_shared(cluster, here)
+    slurm = Slurm(cluster, dict(os.environ))
+    slurm.check_here()
+    left_out = [node for text in exclude for node in text.split(",") if node]
+    count = nodes or len(slurm.idle_nodes(left_out))
+    if not count:
+        raise UsageProblem("no node is idle", "--nodes N waits for N nodes")
+    folder = here / RUNS / f"check-{new_submission_id()}"
+    request = write_request(folder, cluster, image)
+    job = slurm.submit(_write_script(cluster, folder, count, left_out))
+    echo(f"job {job}: {count} node{'s' if count > 1 else ''}")
+    asked = _wait(slurm, job, timeout)
+    return _report(folder, request, asked, count, good_nodes)
+
+
+def _write_script(cluster: Cluster, folder: Path, count: int, left_out: Sequence[str]) -> Path:
+    from madlite.cluster.script import check_script
+    from madlite.files import template_root
+
+    file = folder / "check.sh"
+    file.write_text(check_script(cluster, folder, count, left_out, [template_root(setup.home())]))
+    return file
+
+
+def _wait(slurm: Slurm, job: str, limit_s: float) -> tuple[str, ...]:
+    """Wait for the end of a job, and return its nodes; one that does not begin or end in time is cancelled."""
+    from madlite.cluster.outcomes import why_never
+
+    deadline, nodes, reason = time.monotonic() + limit_s, "", ""
+    while (state := slurm.queue([job]).get(job)) is not None:
+        nodes, reason = state.nodes or nodes, state.reason
+        never = why_never(state)
+        if never is not None or time.monotonic() > deadline:
+            slurm.cancel([job])
+            what = (
+                never.reason if never is not None else f"job {job} did not end in {limit_s:g} s ({reason or 'running'})"
+            )
+            raise UsageProblem(what, never.hint if never is not None else "--nodes fewer, or a longer --timeout")
+        time.sleep(_POLL_S)
+    ended = slurm.ended([job]).get(job)
+    return slurm.expand(nodes or (ended.nodes if ended is not None else ""))
+
+
+def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: int, good_nodes: Path | None) -> int:
+    from madlite.cluster.node_check import failures, read_reports
+    from madlite.results.locked import write_named
+
+    time.sleep(1.0)  # for the shared folder
+    reports = read_reports(folder, request)
+    failed = failures(reports, asked)
+    for node in dict.fromkeys((*asked, *reports)):
+        digest = f", image {reports[node].digest}" if node in reports and reports[node].digest else ""
+        echo(f"{node}: {'failed' if node in failed else f'passed{digest}'}")
+        for problem in failed.get(node, ()):
+            echo(f"  {problem}")
+    good = [node for node in reports if node not in failed]
+    if good_nodes is not None and good:
+        write_named(good_nodes, "".join(f"{node}\n" for node in good), lambda path: True)
+        echo(f'{good_nodes}: {len(good)} nodes; good_nodes = "{good_nodes}" in the cluster file gives jobs no others')
+    missing = max(0, count - len(dict.fromkeys((*asked, *reports))))
+    if missing or not reports:
+        setup.warn(f"no report of {missing or count} nodes: see {folder}/output")
+    return int(ExitCode.DOCTOR if failed or missing or not reports else ExitCode.OK)
+
+
+@command.command("probe", cls=Command, hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+def probe(folder: Path) -> int:
+    """Check this node, for `madlite cluster check`."""
+    from madlite.cluster.node_check import check_node
+
+    check_node(folder, dict(os.environ))
+    return int(ExitCode.OK)

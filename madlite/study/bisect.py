@@ -1,0 +1,395 @@
+"""Where a number changed: which item of an ordered list is measured next, from what was measured before.
+
+The list begins with the good item and ends with the bad one.  Three parts, each judged by the gate of `compare`:
+
+* the ends, in turns, until they differ; where they do not there is nothing to find;
+* the middle of what is left, until its change is clearly above or below the limit: the gate's, or half of the change
+  between the ends.  Each item begins with a run of the good one, which tells a drift of the machine; after one, every
+  item is compared only with runs of the good one made in turns with its own;
+* the last good and the first bad one again, in turns.
+
+Where the machine drifted, or the pair is not confirmed, all is judged once more in turns: what was judged before may be
+wrong.  An item that fails is left out, as `git bisect skip` does: its neighbour is tried, and at the end the first bad
+one is one of several.  A search depends on nothing but its samples, so that one that was cut off goes on from its
+records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Literal, TypeAlias
+
+from madlite.measure.statistics import Interval, smallest_p, student_quantile
+from madlite.model import Value
+from madlite.reports.compare import Comparison, Report, Settings, compare_pair
+from madlite.reports.gates import Gate, trips
+from madlite.reports.series import DIMENSIONS, Direction, Pair, Series
+
+Standing: TypeAlias = Literal["", "good", "bad", "undecided", "untestable"]
+_METRIC = "number"  # of the series that are compared
+_TRUSTED = 0.998  # quantile of a drift's size: one run in 500 looks like one by chance
+_CLEAR = 0.6  # of the noise floor, two standard errors: how far a change has to be from the limit
+
+
+class Judge(Value, frozen=True):
+    """When an item counts as bad.
+
+    `gates` are those of `compare --fail-on`, none for any change of at least `settings.effect`; `most` the runs of one
+    item after which it is left undecided; `in_turns` whether a drift is assumed from the start.
+    """
+
+    gates: tuple[Gate, ...] = ()
+    settings: Settings = Settings()
+    most: int = 16
+    in_turns: bool = False
+
+    @property
+    def fewest(self) -> int:
+        """How many runs a side has to have before any difference is significant: 4 at p < 0.05."""
+        return next(n for n in range(2, 100) if smallest_p(n, n) < self.settings.alpha)
+
+
+class Sample(Value, frozen=True):
+    """One run of an item; `value` is None where it failed, and `reason` says why; `direction` is the metric's."""
+
+    item: int
+    value: float | None
+    reason: str = ""
+    run: str = ""
+    suspect: bool = False
+    direction: Direction = "higher"
+    metric: str = ""
+
+
+Purpose: TypeAlias = Literal["ends", "control", "middle", "pair"]
+
+
+class NextItem(Value, frozen=True):
+    """The item that is measured next, what for, and how many items are still to be judged, about."""
+
+    item: int
+    purpose: Purpose
+    left: int
+
+
+class Found(Value, frozen=True):
+    """How a search ended.
+
+    `found`: the number changed between `last_good` and `first_bad`; with `candidates`, the items that could not be
+    tested between them, the first bad one is one of those.  `change` compares these two.  `no change`: the ends do not
+    differ.  `end failed`: `failed` is the end without a number.  `not confirmed`: measured in turns the pair does not
+    differ, so that the machine drifted, or the number changes little by little.
+    """
+
+    kind: Literal["found", "no change", "end failed", "not confirmed"]
+    last_good: int = -1
+    first_bad: int = -1
+    candidates: tuple[int, ...] = ()
+    failed: int = -1
+    change: Comparison | None = None
+
+
+_Steps: TypeAlias = Generator[NextItem, Sample, Found]
+_Judging: TypeAlias = Generator[NextItem, Sample, Standing]
+_Running: TypeAlias = Generator[NextItem, Sample, None]
+
+
+class Bisection:
+    """A search over `count` items, the good one first and the bad one last.
+
+    `upcoming` is what is measured next; each result is given to `add`; `found` is there once nothing is left.
+    """
+
+    def __init__(self, count: int, judge: Judge) -> None:
+        self.samples: list[Sample] = []
+        self.standing: dict[int, Standing] = {0: "good", count - 1: "bad"}
+        self.drifted_at: int | None = 0 if judge.in_turns else None  # the sample from which on runs are in turns
+        self.found: Found | None = None
+        self._last, self._judge = count - 1, judge
+        self._low, self._high = 0, count - 1
+        self._limit = 0.0  # how large a change from the good one makes a bad one
+        self._sign = -1  # of the change from good to bad: worse
+        self._between = 0.0  # the size of that change
+        self._paired_at = 0  # the sample from which on the pair counts
+        self._steps = self._search()
+        self.upcoming: NextItem | None = next(self._steps)
+
+    def add(self, sample: Sample) -> None:
+        """Take the result of `upcoming`.
+
+        Raises:
+            ValueError: it is another item's.
+        """
+        if self.upcoming is None or sample.item != self.upcoming.item:
+            raise ValueError(f"a result of item {sample.item} where {self.upcoming} is next")
+        self.samples.append(sample)
+        try:
+            self.upcoming = self._steps.send(sample)
+        except StopIteration as end:
+            self.upcoming, self.found = None, end.value
+
+    @property
+    def direction(self) -> Direction:
+        """Which values are better; of a metric that does not tell more counts as better."""
+        found = next((one.direction for one in self.samples if one.value is not None), None)
+        return "lower" if found == "lower" else "higher"
+
+    def values(self, item: int, since: int = 0) -> list[float]:
+        """Return the numbers of an item, of its runs from a sample on."""
+        return [one.value for one in self.samples[since:] if one.item == item and one.value is not None]
+
+    def change(self, base: int, item: int, since: int = 0) -> Comparison:
+        """Return the comparison of two items, with the noise of all runs so far."""
+        most = self._judge.most
+        sides = [self._series(which, self.values(which, since)[-most:]) for which in (base, item)]
+        noise = self._judge.settings.noise
+        settings = Settings(
+            alpha=self._judge.settings.alpha,
+            confidence=self._judge.settings.confidence,
+            effect=self._judge.settings.effect,
+            noise=self._noise()[0] if noise is None else noise,
+            better={_METRIC: self.direction},
+        )
+        return compare_pair(Pair(base=sides[0], new=sides[1]), settings, lambda series: ())
+
+    def _series(self, item: int, values: Sequence[float]) -> Series:
+        key = tuple(_METRIC if name == "metric" else "" for name in DIMENSIONS)
+        suspects = sum(one.suspect for one in self.samples if one.item == item)
+        return Series(key=key, values=tuple(values), direction=self.direction, suspect_values=suspects)
+
+    def _noise(self) -> tuple[float | None, int]:
+        """Return the variation between runs of the same item, pooled, and its degrees of freedom."""
+        parts = [(fmean(values), values) for item in self._items() if len(values := self.values(item)) > 1]
+        # of neighbours, which a slow drift leaves near each other
+        apart = [(two - one) / mean for mean, values in parts if mean for one, two in pairwise(values)]
+        return (math.sqrt(sum(part * part for part in apart) / 2 / len(apart)), len(apart)) if apart else (None, 0)
+
+    def _items(self) -> set[int]:
+        return {one.item for one in self.samples}
+
+    def _trips(self, change: Comparison, least: float) -> bool:
+        """Return whether the gate trips at a size, in the direction in which the ends differ."""
+        what = "regression" if self._sign < 0 else "improvement"
+        report = Report(base="", new="", comparisons=(change,), alpha=self._judge.settings.alpha)
+        return change.p is not None and bool(trips(report, (Gate(what=what, least=least),)))
+
+    def _runs(self, item: int, purpose: Purpose) -> _Running:
+        """Run an item once; the bookkeeping is `add`'s."""
+        open_items = [one for one in self._open() if one != item]
+        yield NextItem(item=item, purpose=purpose, left=math.ceil(math.log2(len(open_items) + 1)) + 1)
+
+    def _failed(self, item: int, since: int = 0) -> bool:
+        """Return whether an item has more failures than numbers: it cannot be tested."""
+        ended = [one.value is None for one in self.samples[since:] if one.item == item]
+        return 2 * sum(ended) > len(ended)
+
+    def _open(self) -> list[int]:
+        """Return the items between the last good and the first bad one that may still be judged."""
+        left_out = ("undecided", "untestable")
+        return [item for item in range(self._low + 1, self._high) if self.standing.get(item, "") not in left_out]
+
+    def _search(self) -> _Steps:
+        found = yield from self._ends()
+        if found is not None:
+            return found
+        confirmed = yield from self._narrow()
+        if not confirmed and self.drifted_at is None:
+            self.drifted_at = len(self.samples)
+            self._forget()
+            confirmed = yield from self._narrow()
+        return Found(
+            kind="found" if confirmed else "not confirmed",
+            last_good=self._low,
+            first_bad=self._high,
+            candidates=tuple(range(self._low + 1, self._high)),
+            change=self.change(self._low, self._high, self._paired_at),
+        )
+
+    def _narrow(self) -> Generator[NextItem, Sample, bool]:
+        """Judge items until none is left, and measure the pair again; return whether it differs."""
+        while items := self._open():
+            drifted_at, item = self.drifted_at, self._choose(items)
+            standing = yield from self._middle(item)
+            if drifted_at != self.drifted_at:
+                self._forget()
+            self.standing[item] = standing
+            if standing == "good":
+                self._low = item
+            elif standing == "bad":
+                self._high = item
+        if self._last == 1:  # the ends, which were just measured in turns
+            return True
+        return (yield from self._pair())
+
+    def _forget(self) -> None:
+        """Forget what was judged before it was known that the machine drifts; what fails, fails all the same."""
+        kept = ((0, "good"), (self._last, "bad"))
+        untestable = ((item, one) for item, one in self.standing.items() if one == "untestable")
+        self.standing = dict((*untestable, *kept))  # type: ignore[arg-type]
+        self._low, self._high = 0, self._last
+
+    def _choose(self, items: Sequence[int]) -> int:
+        """Return the item in the middle; after one failure its neighbour, after more what is far from all of them."""
+        middle = (self._low + self._high) / 2
+        failed = [item for item in range(self._low + 1, self._high) if item not in items]
+        if len(failed) < 2:
+            return min(items, key=lambda item: (abs(item - middle), item))
+        ends = (self._low, *failed, self._high)
+        return max(items, key=lambda item: (min(abs(item - end) for end in ends), -item))
+
+    # The ends.
+
+    def _ends(self) -> Generator[NextItem, Sample, Found | None]:
+        judge, looked = self._judge, 0
+        while True:
+            counts = [len(self.values(item)) for item in (0, self._last)]
+            if min(counts) >= judge.fewest and min(counts) > looked:
+                looked = min(counts)
+                found = self._differ()
+                if found is not None or self._between:
+                    return found
+            item = 0 if self._turns(0) <= self._turns(self._last) else self._last
+            yield from self._runs(item, "ends")
+            if self._failed(item):
+                return Found(kind="end failed", failed=item)
+
+    def _turns(self, item: int, since: int = 0) -> int:
+        return sum(one.item == item for one in self.samples[since:])
+
+    def _differ(self) -> Found | None:
+        """Note how the ends differ; return that they do not, or nothing where more runs may tell."""
+        change = self.change(0, self._last)
+        size = change.change or 0.0
+        gates = self._judge.gates or tuple(
+            Gate(what=what, least=self._judge.settings.effect) for what in ("regression", "improvement")
+        )
+        for gate in gates:
+            self._sign = -1 if gate.what == "regression" else 1
+            is_clear = change.floor < abs(size) / 2 or len(self.values(self._last)) >= self._judge.most
+            if is_clear and self._trips(change, gate.least):
+                self._between = abs(size)
+                self._limit = gate.least if self._judge.gates and gate.least else abs(size) / 2
+                return None
+        least = min(gate.least or self._judge.settings.effect for gate in gates)
+        if abs(size) + change.floor < least or len(self.values(self._last)) >= self._judge.most:
+            return Found(kind="no change", change=change)
+        return None
+
+    # The middle.
+
+    def _middle(self, item: int) -> _Judging:
+        begin = len(self.samples)
+        if self.samples[-1].item != 0:
+            yield from self._control()
+        while True:
+            since = 0 if self.drifted_at is None else max(self.drifted_at, begin)
+            if self._failed(item):
+                return "untestable"
+            if max(self._turns(item, begin), self._turns(0, begin)) > 2 * self._judge.most:
+                return "undecided"  # which failures of the good one can bring about
+            standing = self._stands(item, since)
+            if standing:
+                return standing
+            if self._turns(item, since) > self._turns(0, begin if since else 0) or self._wants_base(item, since):
+                yield from self._control()
+            else:
+                yield from self._runs(item, "middle")
+
+    def _wants_base(self, item: int, since: int) -> bool:
+        """Return whether a run of the good item says more than one of this: it has fewer, and both have enough."""
+        own, base = len(self.values(item, since)), len(self.values(0, since))
+        return own >= self._judge.fewest and base <= own and base < self._judge.most
+
+    def _stands(self, item: int, since: int) -> Standing:
+        own, base = len(self.values(item, since)), len(self.values(0, since)[-self._judge.most :])
+        if own < 2 or smallest_p(base, own) >= self._judge.settings.alpha:
+            return ""
+        change = self.change(0, item, since)
+        towards = (change.change or 0.0) * self._sign
+        if towards + _CLEAR * change.floor < self._limit:
+            return "good"
+        is_bad = self._trips(change, self._limit)
+        if is_bad and towards - _CLEAR * change.floor > self._limit:
+            return "bad"
+        if own < self._judge.most:
+            return ""
+        return "bad" if is_bad and self._judge.gates else "undecided"
+
+    def _control(self) -> _Running:
+        """Run the good item; where it is not where it was, once more; then it is the machine that changed."""
+        before = self.values(0)
+        begin = len(self.samples)
+        yield from self._runs(0, "control")
+        if self.drifted_at is not None:
+            return
+        if self._is_apart(before, begin):
+            yield from self._runs(0, "control")
+            if self._is_apart(before, begin + 1):
+                self.drifted_at = begin
+        elif self._creeps():
+            self.drifted_at = begin
+
+    def _is_apart(self, before: Sequence[float], since: int) -> bool:
+        """Return whether the good item's last number is not one of those before, by more than the noise."""
+        after = self.values(0, since)
+        noise, degrees = self._noise()
+        if not after or noise is None or len(before) < self._judge.fewest:
+            return False
+        reach = student_quantile(_TRUSTED, degrees) * noise * math.sqrt(1 + 1.57 / len(before))
+        return abs(after[-1] / median(before) - 1) > max(reach, self._between / 4)
+
+    def _creeps(self) -> bool:
+        """Return whether the good item's last numbers are apart from its first ones."""
+        few, values = self._judge.fewest, self.values(0)
+        noise, _ = self._noise()
+        if len(values) < 2 * few or noise is None:
+            return False
+        floor = 2 * noise * math.sqrt(2 * 1.57 / few)
+        return abs(median(values[-few:]) / median(values[:few]) - 1) > max(floor, self._between / 4)
+
+    # The pair.
+
+    def _pair(self) -> Generator[NextItem, Sample, bool]:
+        """Measure the last good and the first bad item again, in turns, until they differ; return whether they do."""
+        judge, begin = self._judge, len(self.samples)
+        pair = (self._low, self._high)
+        least = min(self._limit, judge.settings.effect)
+        while True:
+            since = self._paired_at = 0 if self.drifted_at is None else begin
+            turns = [self._turns(item, begin) for item in pair]
+            counts = [len(self.values(item, since)) for item in pair]
+            if min(turns) and turns[0] == turns[1] and smallest_p(*counts) < judge.settings.alpha:
+                if self._trips(self.change(*pair, since), least):
+                    return True
+                if min(turns) >= max(judge.fewest, judge.most // 2):
+                    return False
+            if min(turns) >= judge.most:  # which failures can bring about
+                return False
+            yield from self._runs(pair[0] if turns[0] <= turns[1] else pair[1], "pair")
+
+
+def run_bisection(
+    bisection: Bisection, measure: Callable[[NextItem], Sample | None], known: Iterable[Sample] = ()
+) -> None:
+    """Take the samples that are known, then measure until nothing is left, or `measure` returns None.
+
+    Raises:
+        ValueError: the known samples are not those of this search.
+    """
+    for sample in known:
+        bisection.add(sample)
+    while bisection.upcoming is not None:
+        if (measured := measure(bisection.upcoming)) is None:
+            return
+        bisection.add(measured)
+
+
+def change_interval(change: Comparison) -> Interval | None:
+    """Return the interval of a change, as a part of the base, from its worse end to its better one."""
+    if change.interval is None:
+        return None
+    low, high = change.interval.low - 1, change.interval.high - 1
+    return Interval(low=-high, high=-low) if change.direction == "lower" else Interval(low=low, high=high)

@@ -1,0 +1,294 @@
+"""The runs of a bisection: ordinary ones, tied by a study, and what is written down so that it can be resumed.
+
+`bisect.json` in the folder of the study has what was asked for and the runs in their order, each noted before it
+starts.  Numbers are only in the records of the runs: one that was cut off has none and is run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from madlite.errors import ExitCode, UsageProblem
+from madlite.model import Cause, Json, Metric, Result, Status, Study, Value, to_json
+from madlite.plan.inputs import RUNS
+from madlite.reports.series import Direction, direction_of
+from madlite.results.batch_journal import BatchJournal
+from madlite.results.record import result_of
+from madlite.results.stored import read_record
+from madlite.run.attempts import TRANSIENT
+from madlite.run.batch import Batch, BatchSettings
+from madlite.run.from_plan import copied
+from madlite.run.screen import Planned, RunOutcome
+from madlite.run.stop import Signals
+from madlite.study.bisect import Bisection, NextItem, Sample, run_bisection
+from madlite.workspace.folder import new_run_id
+from madlite.workspace.study import StudyFolder, read_state, studies_with
+
+KIND = "bisect"
+STATE = "bisect.json"
+_VERSION = 1
+
+
+class BisectItem(Value, frozen=True):
+    """One item of the list: `key` is what it is a value of (`image`, `recipe_file`, `commit`), `note` is for people."""
+
+    key: str
+    name: str
+    planned: Planned
+    note: str = ""
+
+
+class StartedRun(Value, frozen=True):
+    """A run that was about to start."""
+
+    id: str
+    item: int
+
+
+class BisectState(Value, frozen=True):
+    """What `bisect.json` has."""
+
+    version: int
+    request: dict[str, Json]
+    runs: tuple[StartedRun, ...] = ()
+    ended: bool = False
+
+
+class BisectFolder:
+    """The folder of a bisection while it goes on."""
+
+    def __init__(self, study_id: str, folder: StudyFolder, state: BisectState) -> None:
+        self.id, self.state = study_id, state
+        self._folder = folder
+
+    @classmethod
+    def create(cls, workspace: Path, study_id: str, request: dict[str, Json]) -> BisectFolder:
+        """Make the folder of a new one.
+
+        Raises:
+            UsageProblem: it cannot be made.
+        """
+        state = BisectState(version=_VERSION, request=request)
+        try:
+            folder = StudyFolder.create(workspace, study_id)
+            folder.write_state(STATE, to_json(state))
+        except OSError as error:
+            what = f"the folder of the study cannot be made: {error.strerror or error} ({error.filename or workspace})"
+            raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
+        return cls(study_id, folder, state)
+
+    @classmethod
+    def resume(cls, workspace: Path, name: str, request: dict[str, Json]) -> BisectFolder:
+        """Open the folder of one that was cut off: by its id or the beginning of it, "" for the newest of this request.
+
+        Raises:
+            UsageProblem: there is none, it goes on, or it was asked for something else.
+        """
+        study_id = _find(workspace, name, request)
+        state = _read(workspace, study_id)
+        if differing := _differences(state.request, request):
+            raise UsageProblem(
+                f"bisect {study_id} was begun with other options: {'; '.join(differing)}",
+                "resume it by the same command with --resume, or leave --resume out to begin anew",
+            )
+        try:
+            return cls(study_id, StudyFolder.reopen(workspace, study_id), state)
+        except BlockingIOError as error:
+            raise UsageProblem(f"bisect {study_id} is still running", "madlite watch") from error
+        except OSError as error:
+            raise UsageProblem(f"bisect {study_id} cannot be resumed: {error.strerror or error}") from error
+
+    def note(self, run: StartedRun, instead: StartedRun | None = None) -> None:
+        """Note a run that is about to start, or the retry that came `instead` of one.
+
+        Raises:
+            UsageProblem: that cannot be written; without it the run would be lost to a resumed one.
+        """
+        before = tuple(one for one in self.state.runs if one != instead)
+        self._write(replace(self.state, runs=(*before, run)))
+
+    def end(self, summary: str) -> tuple[str, ...]:
+        """Write what the bisection came to; return what could not be written."""
+        try:
+            self._write(replace(self.state, ended=True))
+        except UsageProblem as problem:
+            return (problem.message,)
+        return tuple(filter(None, (self._folder.write_summary(summary),)))
+
+    def close(self) -> str:
+        """Release the folder, which goes where nothing ran; return why something of it stays, "" if nothing does."""
+        if not self.state.runs:
+            self._folder.remove_state(STATE)
+        return self._folder.close()
+
+    def _write(self, state: BisectState) -> None:
+        try:
+            self._folder.write_state(STATE, to_json(state))
+        except OSError as error:
+            raise UsageProblem(f"{self._folder.path / STATE} cannot be written: {error.strerror or error}") from error
+        self.state = state
+
+
+def _find(workspace: Path, name: str, request: dict[str, Json]) -> str:
+    known = studies_with(workspace, STATE)
+    if not known:
+        raise UsageProblem("there is no bisect to resume in this folder", "leave --resume out to begin one")
+    if name:
+        found = [one for one in known if one.startswith(name)]
+        if len(found) != 1:
+            what = f"no bisect '{name}'" if not found else f"'{name}' begins {len(found)} bisects"
+            raise UsageProblem(f"{what} in this folder", f"they are: {', '.join(known[-5:])}")
+        return found[0]
+    fitting = [one for one in known if _read(workspace, one).request == request]
+    if not fitting:
+        differing = "; ".join(_differences(_read(workspace, known[-1]).request, request))
+        raise UsageProblem(
+            f"no bisect of this folder was begun with these options; the newest, {known[-1]}: {differing}",
+            "leave --resume out to begin one",
+        )
+    return fitting[-1]
+
+
+def _read(workspace: Path, study_id: str) -> BisectState:
+    try:
+        state = msgspec.json.decode(read_state(workspace, study_id, STATE), type=BisectState)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageProblem(f"{STATE} of bisect {study_id} cannot be read: {error}") from None
+    if state.version != _VERSION:
+        raise UsageProblem(f"{STATE} of bisect {study_id} has version {state.version}, this madlite reads {_VERSION}")
+    return state
+
+
+def _differences(before: dict[str, Json], now: dict[str, Json]) -> list[str]:
+    names = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
+    return [f"{name} {_short(before.get(name))}, now {_short(now.get(name))}" for name in names]
+
+
+def _short(value: Json) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return repr(text if len(text) <= 80 else f"{text[:77]}…") if value not in (None, [], "") else "none"
+
+
+def known_samples(workspace: Path, state: BisectState, metric: str, *, retried: bool) -> Iterator[Sample]:
+    """Yield what the runs of a state came to, in their order; without those that were cut off or stopped.
+
+    Where failures that pass are `retried`, one whose retry was cut off counts as that, too.
+    """
+    for run in state.runs:
+        record = read_record(workspace / RUNS / run.id)
+        if record is None or record.ended_by is Cause.INTERRUPTED:
+            continue
+        if not (retried and record.status is Status.FAILURE and record.cause in TRANSIENT):
+            yield sample_of(run, result_of(record), metric)
+
+
+def sample_of(run: StartedRun, result: Result, metric: str) -> Sample:
+    """Return what a run came to: the metric of a name, or its headline: that of the steady window, else the first."""
+    if result.status is not Status.SUCCESS:
+        reason = f"{result.code}: {result.reason}" if result.reason else result.code
+        return Sample(item=run.item, value=None, reason=reason, run=run.id)
+    named = [one for one in result.metrics if one.value is not None and (not metric or metric in _names_of(one))]
+    if not named:
+        has = ", ".join(dict.fromkeys(_names_of(one)[-1] for one in result.metrics)) or "no number"
+        return Sample(item=run.item, value=None, reason=f"no metric '{metric}' among {has}", run=run.id)
+    found = named[-1 if result.window is not None and not metric else 0]
+    return Sample(
+        item=run.item,
+        value=float(found.value or 0.0),
+        run=run.id,
+        suspect=bool(result.suspect),
+        direction=_direction(found),
+        metric=f"{found.label} {found.metric}".strip(),
+    )
+
+
+def _names_of(metric: Metric) -> tuple[str, ...]:
+    return (metric.metric, metric.label, f"{metric.label} {metric.metric}".strip())
+
+
+def _direction(metric: Metric) -> Direction:
+    return "lower" if metric.lower_is_better else direction_of(metric.metric)
+
+
+class BisectRunner:
+    """Runs what a bisection asks for, one run after another, until it has ended or a signal came."""
+
+    def __init__(
+        self, items: Sequence[BisectItem], folder: BisectFolder, metric: str, tell: Callable[[NextItem], None]
+    ) -> None:
+        self._items, self._folder, self._metric, self._tell = items, folder, metric, tell
+        self.outcome = RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
+        self.planned: list[Planned] = []  # of the runs that were started, as the results of `outcome`
+
+    def run(
+        self,
+        bisection: Bisection,
+        known: Iterable[Sample],
+        start: Callable[[Sequence[Planned], Signals], RunOutcome],
+    ) -> None:
+        """Feed the samples that are known, then run until nothing is left; `start` runs a batch of one.
+
+        Raises:
+            UsageProblem: the known samples are those of another search, or a run cannot be noted.
+        """
+        with Signals() as signals:
+
+            def measure(upcoming: NextItem) -> Sample | None:
+                self._tell(upcoming)
+                return self._measure(upcoming, bisection, signals, start)
+
+            try:
+                run_bisection(bisection, measure, known)
+            except ValueError as error:
+                what = f"the records of bisect {self._folder.id} are not those of this search: {error}"
+                raise UsageProblem(what, "leave --resume out to begin anew") from error
+
+    def _measure(
+        self,
+        upcoming: NextItem,
+        bisection: Bisection,
+        signals: Signals,
+        start: Callable[[Sequence[Planned], Signals], RunOutcome],
+    ) -> Sample | None:
+        one = self._member(self._items[upcoming.item], upcoming.item, bisection)
+        run = StartedRun(id=one.plan.id, item=upcoming.item)
+        self._folder.note(run)
+        outcome = start([one], signals)
+        self.planned.append(one)
+        self._add(outcome)
+        if not outcome.results or outcome.bug is not None or signals.exit_code is not None:
+            return None
+        result = outcome.results[0]
+        if result.plan_id != run.id:  # a retry's
+            first, run = run, replace(run, id=result.plan_id)
+            self._folder.note(run, instead=first)
+        return sample_of(run, result, self._metric)
+
+    def _member(self, item: BisectItem, number: int, bisection: Bisection) -> Planned:
+        index = 1 + sum(one.item == number for one in bisection.samples)
+        study = Study(id=self._folder.id, kind=KIND, varied={item.key: item.name}, series=number + 1, index=index)
+        one = copied(item.planned, new_run_id(item.planned.plan.card.name))
+        image = one.plan.image
+        if image is not None and index > 1:  # what is built without a cache is so once
+            one = replace(one, plan=replace(one.plan, image=replace(image, no_cache=False)))
+        return replace(one, plan=replace(one.plan, study=study))
+
+    def _add(self, outcome: RunOutcome) -> None:
+        self.outcome = replace(
+            outcome,
+            results=(*self.outcome.results, *outcome.results),
+            pending=(*self.outcome.pending, *outcome.pending),
+        )
+
+
+def batch_start(journal: BatchJournal, settings: BatchSettings, **inputs: object) -> Callable[..., RunOutcome]:
+    """Return what runs a batch of a bisection; `inputs` are those of `Batch`."""
+
+    def start(planned: Sequence[Planned], signals: Signals) -> RunOutcome:
+        return Batch(planned, journal=journal, settings=settings, **inputs).run(signals)  # type: ignore[arg-type]
+
+    return start

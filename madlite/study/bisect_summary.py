@@ -1,0 +1,87 @@
+"""What a bisection came to: each item with its runs and how it stands, and the pair at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from madlite.measure.statistics import Interval
+from madlite.model import Value
+from madlite.study.bisect import Bisection, Standing, change_interval
+from madlite.study.bisect_runs import BisectItem
+
+
+class ItemSummary(Value, frozen=True):
+    """One item; `change` and `interval` compare it with the good one, as parts of it: below 0 is worse."""
+
+    name: str
+    note: str
+    standing: Standing
+    values: tuple[float, ...]
+    median: float | None
+    change: float | None
+    interval: Interval | None
+    runs: tuple[str, ...]
+    failures: tuple[str, ...]  # why its failed runs failed
+
+
+class BisectSummary(Value, frozen=True):
+    """A bisection; `conclusion` is "" where it was cut off.
+
+    `first_bad` is exact where `candidates` is empty, else it is one of these, which could not be tested, or itself.
+    `change` and `interval` are those of the pair, of `no change` those of the ends.
+    """
+
+    id: str
+    kind: str
+    metric: str
+    conclusion: str
+    last_good: str
+    first_bad: str
+    candidates: tuple[str, ...]
+    failed: str
+    change: float | None
+    interval: Interval | None
+    drifted: bool
+    runs: int
+    items: tuple[ItemSummary, ...]
+
+
+def summarise_bisection(study_id: str, kind: str, items: Sequence[BisectItem], bisection: Bisection) -> BisectSummary:
+    """Return what a search came to, or how far it is."""
+    found = bisection.found
+    names = [item.name for item in items]
+    change = found.change if found is not None else None
+    is_pair = found is not None and found.kind in ("found", "not confirmed")
+    return BisectSummary(
+        id=study_id,
+        kind=kind,
+        metric=next((one.metric for one in bisection.samples if one.metric), ""),
+        conclusion=found.kind if found is not None else "",
+        last_good=names[found.last_good] if found is not None and is_pair else "",
+        first_bad=names[found.first_bad] if found is not None and is_pair else "",
+        candidates=tuple(names[item] for item in found.candidates) if found is not None else (),
+        failed=names[found.failed] if found is not None and found.failed >= 0 else "",
+        change=change.change if change is not None else None,
+        interval=change_interval(change) if change is not None else None,
+        drifted=bisection.drifted_at is not None,
+        runs=len(bisection.samples),
+        items=tuple(_item(number, item, bisection) for number, item in enumerate(items)),
+    )
+
+
+def _item(number: int, item: BisectItem, bisection: Bisection) -> ItemSummary:
+    values = tuple(bisection.values(number))
+    samples = [one for one in bisection.samples if one.item == number]
+    change = bisection.change(0, number) if values and number and bisection.values(0) else None
+    return ItemSummary(
+        name=item.name,
+        note=item.note,
+        standing=bisection.standing.get(number, ""),
+        values=values,
+        median=median(values) if values else None,
+        change=change.change if change is not None else None,
+        interval=change_interval(change) if change is not None else None,
+        runs=tuple(one.run for one in samples),
+        failures=tuple(dict.fromkeys(one.reason for one in samples if one.value is None)),
+    )

@@ -1,0 +1,142 @@
+"""Commits of a git repository as what is bisected: their order, and a run at one of them.
+
+In a container the repository is the image's own, checked out at the commit before anything else of the run's; what it
+lacks it fetches from a clone of this machine.  On the host no folder of the user's is changed: the run has a clone of
+its own, which shares the objects.  Either way MADLITE_REPOSITORY is the folder with the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.errors import UsageProblem
+from madlite.model import Action, EnvValue, Mount, RunPlan, Value
+from madlite.process import Finished, capture
+from madlite.run.screen import Planned
+
+VARIABLE = "MADLITE_REPOSITORY"
+_CLONE_INSIDE = "/madlite_clone"
+_LIMIT_S = 60.0
+_CHECKOUT_LIMIT_S = 1800.0  # of a commit that fetches from a slow disk
+# a container's root may use git in folders of the caller's
+_SAFE: dict[str, EnvValue] = {
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "safe.directory",
+    "GIT_CONFIG_VALUE_0": "*",
+    "GIT_TERMINAL_PROMPT": "0",
+}
+# $1 the repository, $2 the commit, $3 a clone that may have it
+_INSIDE = (
+    'cd -- "$1" && { git cat-file -e "$2^{commit}" 2>/dev/null || { [ -n "$3" ] && '
+    'git fetch -q --no-tags "$3" "+refs/*:refs/madlite/*"; }; } && git checkout -q --detach "$2"'
+    " && git submodule update -q --recursive"
+)
+# $1 the user's repository, $2 the commit, $3 the run's own clone of it
+_OUTSIDE = 'git clone -q --shared --no-checkout -- "$1" "$3" && git -C "$3" checkout -q --detach "$2"'
+
+
+class Commit(Value, frozen=True):
+    """A commit by its full name, and the first line of its message."""
+
+    name: str
+    subject: str = ""
+
+
+def list_commits(folder: Path, good: str, bad: str, environ: Mapping[str, str]) -> tuple[Commit, ...]:
+    """Return the commits of a clone from good to bad, both with them, along the first parents of the newer one.
+
+    Raises:
+        UsageProblem: it is no repository, lacks one of them, or neither descends from the other.
+    """
+    top = _git(folder, environ, "rev-parse", "--git-dir")
+    if not top.ok:
+        why = _last_line(top) or "git said nothing"
+        raise UsageProblem(f"{folder} is no git repository: {why}", "--clone DIR names a clone of the repository")
+    first, last = (_resolved(folder, environ, option, name) for option, name in (("--good", good), ("--bad", bad)))
+    if first == last:
+        raise UsageProblem(f"--good {good} and --bad {bad} are the same commit {first[:12]}", "name two")
+    if _is_ancestor(folder, environ, first, last):
+        return _between(folder, environ, first, last)
+    if _is_ancestor(folder, environ, last, first):
+        return tuple(reversed(_between(folder, environ, last, first)))
+    what = f"neither of --good {good} and --bad {bad} descends from the other: there is no order between them"
+    base = _git(folder, environ, "merge-base", first, last).stdout.strip()
+    raise UsageProblem(what, f"their common ancestor is {base[:12]}: name it as --good" if base else "name others")
+
+
+def _git(folder: Path, environ: Mapping[str, str], *words: str) -> Finished:
+    env = {**environ, **{name: str(text) for name, text in _SAFE.items()}, "LC_ALL": "C"}
+    return capture(("git", "-C", str(folder), *words), limit_s=_LIMIT_S, env=env)
+
+
+def _last_line(done: Finished) -> str:
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return lines[-1].strip() if lines else "it took too long" if done.timed_out else ""
+
+
+def _resolved(folder: Path, environ: Mapping[str, str], option: str, name: str) -> str:
+    done = _git(folder, environ, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    if not done.ok:
+        raise UsageProblem(f"{option} {name}: {folder} has no such commit", f"git -C {folder} log --oneline")
+    return done.stdout.strip()
+
+
+def _is_ancestor(folder: Path, environ: Mapping[str, str], one: str, other: str) -> bool:
+    return _git(folder, environ, "merge-base", "--is-ancestor", one, other).ok
+
+
+def _between(folder: Path, environ: Mapping[str, str], older: str, newer: str) -> tuple[Commit, ...]:
+    order = ("--first-parent", "--topo-order", "--reverse", "--format=%H%x00%s")
+    after = _git(folder, environ, "log", *order, f"{older}..{newer}")
+    itself = _git(folder, environ, "log", "--format=%H%x00%s", "--max-count=1", older)
+    for done in (after, itself):
+        if not done.ok:
+            raise UsageProblem(f"the commits of {folder} cannot be listed: {_last_line(done)}")
+    pairs = (line.partition("\0") for done in (itself, after) for line in done.stdout.splitlines())
+    return tuple(Commit(name=name, subject=subject) for name, _, subject in pairs)
+
+
+def at_commit(one: Planned, repository: str, commit: str, clone: Path | None) -> Planned:
+    """Return a run with the repository at a commit; `clone` is one of this machine that has the commit."""
+    plan = one.plan
+    if plan.blocked is not None:
+        return one
+    make = _inside if plan.traits.containerised else _outside
+    return replace(one, plan=make(plan, repository, commit, clone))
+
+
+def _inside(plan: RunPlan, repository: str, commit: str, clone: Path | None) -> RunPlan:
+    """Return the plan of a container: the checkout comes right before what needs the repository."""
+    cwd = next((action.cwd for action in plan.actions if action.kind == "run"), ".")
+    argv = ("bash", "-c", _INSIDE, "checkout", repository, commit, _CLONE_INSIDE if clone is not None else "")
+    action = Action(kind="prepare", argv=argv, cwd=cwd, env=_SAFE, timeout_s=_CHECKOUT_LIMIT_S)
+    mount = (Mount(source=str(clone), target=_CLONE_INSIDE, read_only=True),) if clone is not None else ()
+    kinds = [other.kind for other in plan.actions]
+    if "clone" in kinds:
+        place = len(kinds) - kinds[::-1].index("clone")
+    else:
+        place = next((n for n, kind in enumerate(kinds) if kind != "prepare"), len(kinds))
+    return replace(
+        plan,
+        actions=(*plan.actions[:place], action, *plan.actions[place:]),
+        mounts=(*plan.mounts, *mount),
+        env={**plan.env, VARIABLE: repository},
+        origins={**plan.origins, f"env.{VARIABLE}": "bisect"},
+    )
+
+
+def _outside(plan: RunPlan, repository: str, commit: str, clone: Path | None) -> RunPlan:
+    """Return the plan of a run on the host, which has a clone of its own as long as it runs."""
+    own = f"{plan.folder_inside}/repository"
+    argv = ("bash", "-c", _OUTSIDE, "checkout", str(clone or repository), commit, own)
+    before = Action(kind="prepare", argv=argv, env=_SAFE, timeout_s=_CHECKOUT_LIMIT_S)
+    after = Action(kind="clean", argv=("rm", "-rf", "--", own))
+    return replace(
+        plan,
+        actions=(before, *plan.actions, after),
+        env={**plan.env, VARIABLE: own},
+        origins={**plan.origins, f"env.{VARIABLE}": "bisect"},
+    )

@@ -1,0 +1,137 @@
+"""`--sweep KEY=A,B`: the runs of a command once for each combination of values, each an ordinary run with its row.
+
+The runs of one point, card, variant and image are a series; `varied` of their study has the point's values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+
+from msgspec.structs import replace
+
+from madlite.errors import MadliteError, UsageProblem
+from madlite.model import Study
+from madlite.plan.values import canonical_key
+from madlite.run.screen import Planned
+from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary
+
+KIND = "sweep"
+MOST_POINTS = 1000  # more are a slip
+_HOW = "--sweep micro_batch=1,2,4"
+
+PlanPoint = Callable[[Mapping[str, str]], Sequence[Planned]]
+"""Plans the runs of a command with more values of `--set`."""
+
+
+def sweep_points(texts: Iterable[str], *, zipped: bool = False) -> tuple[dict[str, str], ...]:
+    """Return the values of each point by key: every combination, the last key's values changing first.
+
+    With `zipped` the first value of each key, then the second of each, and so on.
+
+    Raises:
+        UsageProblem: a text is no `KEY=A,B`, a key or value is there twice, or zipped keys have different counts.
+    """
+    values: dict[str, list[str]] = {}
+    for text in texts:
+        key, found = _values_of(text)
+        if key in values:
+            raise UsageProblem(f"--sweep names {key} twice", f"one option with all of its values: {_HOW}")
+        values[key] = found
+    counts = {key: len(found) for key, found in values.items()}
+    if zipped and len(set(counts.values())) > 1:
+        said = ", ".join(f"{key} has {count}" for key, count in counts.items())
+        raise UsageProblem(f"--zip needs as many values of each key: {said}", "leave --zip out for every combination")
+    combined = list(zip(*values.values(), strict=True)) if zipped else list(product(*values.values()))
+    if len(combined) > MOST_POINTS:
+        raise UsageProblem(f"--sweep makes {len(combined)} points, more than {MOST_POINTS}", "--zip pairs the values")
+    return tuple(dict(zip(values, point, strict=True)) for point in combined)
+
+
+def _values_of(text: str) -> tuple[str, list[str]]:
+    name, equals, rest = text.partition("=")
+    key, found = canonical_key(name.strip()), [value.strip() for value in rest.split(",")]
+    if not equals or not key:
+        raise UsageProblem(f"--sweep {text!r} is not KEY=A,B", _HOW)
+    if not all(found):
+        raise UsageProblem(f"--sweep {text!r} has an empty value", _HOW)
+    if twice := next((value for at, value in enumerate(found) if value in found[:at]), ""):
+        raise UsageProblem(f"--sweep {text!r} has the value {twice} twice", "--repeat N runs each point N times")
+    return key, found
+
+
+def point_text(values: Mapping[str, object]) -> str:
+    """Return a point as text: `micro_batch=2, steps=50`."""
+    return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Planned]:
+    """Return the runs of each point in their order, as those of a study that has no id yet.
+
+    Raises:
+        MadliteError: a point cannot be planned; the message names it.
+    """
+    found: list[Planned] = []
+    for values in points:
+        for one in _plan_point(values, plan):
+            study = Study(id="", kind=KIND, varied=dict(values), series=len(found) + 1, index=1, count=1)
+            found.append(replace(one, plan=replace(one.plan, study=study)))
+    return found
+
+
+def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[Planned]:
+    try:
+        return plan(values)
+    except MadliteError as problem:
+        raise type(problem)(f"--sweep {point_text(values)}: {problem.message}", problem.hint) from None
+
+
+def with_study_id(planned: Sequence[Planned], study_id: str) -> list[Planned]:
+    """Return runs as those of the study of this id, where they are of one."""
+    return [
+        replace(one, plan=replace(one.plan, study=replace(one.plan.study, id=study_id))) if one.plan.study else one
+        for one in planned
+    ]
+
+
+# What a sweep came to, as lines.
+
+
+def sweep_lines(summary: StudySummary) -> Iterator[str]:
+    """Yield a table of each card, variant and image: a line per point, the best one marked."""
+    groups: dict[tuple[str, ...], list[SeriesSummary]] = {}
+    for one in summary.series:
+        precision = "" if "precision" in one.varied else one.precision
+        groups.setdefault((one.card, one.mode, precision, one.image), []).append(one)
+    for name, series in groups.items():
+        yield " · ".join(filter(None, name))
+        yield from (f"  {line}" for line in _table(series))
+
+
+def _table(series: Sequence[SeriesSummary]) -> Iterator[str]:
+    metrics = {one.series: one.metrics[-1] for one in series if one.metrics}
+    best = _best(metrics)
+    rows = [(point_text(one.varied), *_cells(one, metrics.get(one.series))) for one in series]
+    widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    for one, row in zip(series, rows, strict=True):
+        line = f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<{widths[2]}}".rstrip()
+        yield f"{line}  <- best" if one.series == best else line
+
+
+def _cells(one: SeriesSummary, metric: MetricSummary | None) -> tuple[str, str]:
+    """Return the number of a point and its unit with its spread, or how its runs ended."""
+    if metric is None:
+        causes = ", ".join(one.failed) or ("skipped" if one.skipped else "not started")
+        return "-", f"{'FAILURE ' if one.failed else ''}{causes}"
+    spread = f", CV {100 * metric.cv:.2f} %, n {metric.n}" if metric.cv is not None else ""
+    failed = f", {sum(one.failed.values())} failed" if one.failed else ""
+    return f"{metric.mean:,.6g}", f"{metric.label or metric.metric}{spread}{failed}"
+
+
+def _best(metrics: Mapping[int, MetricSummary]) -> int | None:
+    """Return the series with the best mean; None where fewer than two have one of the same metric."""
+    if len(metrics) < 2 or len({(one.metric, one.label) for one in metrics.values()}) > 1:
+        return None
+    first = next(iter(metrics.values()))
+    sign = -1 if first.lower_is_better else 1
+    return max(metrics, key=lambda number: sign * metrics[number].mean)

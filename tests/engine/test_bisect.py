@@ -1,0 +1,238 @@
+"""`madlite bisect`: whole commands over commits, recipe files and images, cut off and resumed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.checkout import Checkout
+from tests.waiting import wait_until
+
+# a number that falls by 3 % from item 4 on, with 0.5 % of noise; item 3 does not work
+RUN = """n=$(cat "$NUMBER_FILE")
+[ "$n" = 3 ] && { echo "this one does not build"; exit 7; }
+v=10000; [ "$n" -ge 4 ] && v=9700
+echo "performance: $(( v + RANDOM % 50 )) samples/s"
+"""
+COUNT = 8
+
+
+@pytest.fixture
+def on_host(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+
+
+def repository(folder: Path, count: int = COUNT) -> list[str]:
+    """Make a repository in which `number` counts up by a commit each; return the commits."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.com", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    folder.mkdir()
+    git("init", "-q")
+    for number in range(count):
+        (folder / "number").write_text(f"{number}\n")
+        git("add", ".")
+        git("commit", "-q", "-m", f"number {number}")
+    return git("rev-list", "--reverse", "HEAD").split()
+
+
+def bisect(checkout: Checkout, *words: str) -> subprocess.CompletedProcess[str]:
+    return checkout.madlite("bisect", "one", "--runtime", checkout.runtime, *words)
+
+
+def summary(checkout: Checkout) -> dict:
+    (file,) = checkout.folder.glob("madlite_runs/study-*/study.json")
+    return json.loads(file.read_text())
+
+
+def state(checkout: Checkout) -> dict:
+    (file,) = checkout.folder.glob("madlite_runs/study-*/bisect.json")
+    return json.loads(file.read_text())
+
+
+@pytest.mark.host
+def test_commits_are_bisected_without_touching_the_users_clone(on_host: Checkout, tmp_path: Path):
+    on_host.card("one", "NUMBER_FILE=$MADLITE_REPOSITORY/number\n" + RUN)
+    commits = repository(tmp_path / "repo")
+    (tmp_path / "repo/number").write_text("mine, not committed\n")
+    done = bisect(on_host, "--repository", str(tmp_path / "repo"), "--good", "HEAD~7", "--bad", "HEAD")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = summary(on_host)
+    assert (found["last_good"], found["first_bad"]) == (commits[2][:12], commits[4][:12])
+    assert found["candidates"] == [commits[3][:12]] and "the first bad one is one of" in done.stdout
+    assert [one["standing"] for one in found["items"]][2:5] == ["good", "untestable", "bad"]
+    assert "exit_code" in found["items"][3]["failures"][0] and found["items"][1]["note"] == "number 1"
+    assert -0.035 < found["change"] < -0.025 and found["metric"] == "samples/s"
+    assert len(on_host.rows) == found["runs"] == len(on_host.records()), "ordinary runs with rows of their own"
+    study = on_host.records()[0]["study"]
+    assert (study["kind"], study["varied"], study["index"]) == ("bisect", {"commit": commits[0][:12]}, 1)
+    assert (tmp_path / "repo/number").read_text() == "mine, not committed\n"
+    assert not [*on_host.folder.glob("madlite_runs/*/repository")]
+    on_host.assert_nothing_left()
+
+
+@pytest.mark.host
+def test_a_killed_bisect_of_recipe_files_goes_on_and_repeats_no_run(on_host: Checkout):
+    pause = '[ -e ../pause ] && [ "$(ls .. | grep -c ^ran)" -ge 10 ] && echo begun $$ && sleep 300\n'
+    on_host.card("one", f"echo > ../ran-$MADLITE_RUN_ID\n{pause}NUMBER_FILE=../numbers/$ITEM\n" + RUN)
+    (on_host.folder / "numbers").mkdir()
+    (on_host.folder / "pause").touch()
+    names = []
+    for number in range(COUNT):
+        (on_host.folder / f"numbers/{number}").write_text(f"{number}\n")
+        text = f'[recipe]\ntag = "one"\nbackend = "script"\n[recipe.set]\nenv.ITEM = "{number}"\n'
+        (on_host.folder / f"{number}.toml").write_text(text)
+        names.append(f"{number}.toml")
+    words = ("--between", ",".join(names), "--bad", "7.toml", "--fail-on", "regression>2%")
+    started = subprocess.Popen(
+        on_host.command("bisect", "one", "--runtime", "host", *words),
+        cwd=on_host.folder,
+        env=on_host.env,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    on_host.wait_for("begun")
+    os.kill(started.pid, signal.SIGKILL)
+    started.wait(60)
+    before = {one["id"]: one for one in on_host.records()}
+    assert len(before) == 9 and {*before} == {one["id"] for one in state(on_host)["runs"][:9]}
+    (on_host.folder / "pause").unlink()
+    other = bisect(on_host, *words[:-1], "regression>1%", "--resume")
+    assert other.returncode == 4 and "fail-on" in other.stderr, "another search"
+    done = bisect(on_host, *words, "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "goes on after 9 runs" in done.stdout
+    found = summary(on_host)
+    assert (found["last_good"], found["first_bad"], found["candidates"]) == ("2.toml", "4.toml", ["3.toml"])
+    after = {one["id"]: one for one in on_host.records()}
+    assert len(after) == found["runs"] and all(after[name] == one for name, one in before.items())
+    again = bisect(on_host, *words, "--resume")
+    assert again.returncode == 0 and len(on_host.records()) == len(after), "it had ended: nothing is left to run"
+    assert "last good 2.toml" in again.stdout
+
+
+@pytest.mark.host
+def test_an_interrupted_bisect_says_how_it_goes_on(on_host: Checkout):
+    on_host.card("one", "echo begun $$; sleep 300\n")
+    for number in (1, 2):
+        text = f'[recipe]\ntag = "one"\nbackend = "script"\n[recipe.set]\nenv.ITEM = "{number}"\n'
+        (on_host.folder / f"{number}.toml").write_text(text)
+    started = subprocess.Popen(
+        on_host.command("bisect", "one", "--runtime", "host", "--between", "1.toml,2.toml"),
+        cwd=on_host.folder,
+        env=on_host.env,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    on_host.wait_for("begun")
+    started.send_signal(signal.SIGINT)
+    out, _ = started.communicate(timeout=120)
+    (folder,) = on_host.folder.glob("madlite_runs/study-*")
+    assert started.returncode == 130 and f"--resume={folder.name.removeprefix('study-')} goes on" in out
+    on_host.assert_nothing_left()
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        ("echo performance: $((1000 + RANDOM % 3)) x", 5, "no change between good and bad"),
+        ("exit 9", 3, "1.toml has no number"),
+        ("echo performance: 5 x; exit $((ITEM - 1))", 3, "2.toml has no number"),
+    ],
+)
+def test_ends_without_a_difference_or_a_number(on_host: Checkout, script: str, code: int, said: str):
+    on_host.card("one", script + "\n")
+    for number in (1, 2):
+        text = f'[recipe]\ntag = "one"\nbackend = "script"\n[recipe.set]\nenv.ITEM = "{number}"\n'
+        (on_host.folder / f"{number}.toml").write_text(text)
+    done = bisect(on_host, "--between", "1.toml,2.toml")
+    assert done.returncode == code and said in done.stdout, done.stdout + done.stderr
+
+
+@pytest.fixture
+def built(engine: str, base_image: str) -> Iterator[list[str]]:
+    """Images of the base with a number each."""
+    import docker
+
+    names = [f"madlite-test/bisect{os.getpid()}:{number}" for number in range(COUNT)]
+    with docker.APIClient(engine, timeout=120) as client:
+        for number, name in enumerate(names):
+            text = f"FROM {base_image}\nRUN echo {number} > /number\n"
+            for line in client.build(fileobj=io.BytesIO(text.encode()), tag=name, rm=True, decode=True):
+                assert "error" not in line, line
+        yield names
+        for name in names:
+            client.remove_image(name, force=True)
+
+
+@pytest.mark.engine
+def test_images_are_bisected_over_a_kill(tmp_path: Path, engine: str, built: list[str]):
+    checkout = Checkout(tmp_path / "mad", "docker", engine)
+    checkout.card("one", "NUMBER_FILE=/number\n" + RUN)
+    (checkout.folder / "images.txt").write_text("\n".join(["# in order", *built]))
+    words = ("bisect", "one", "--runtime", "docker", "--between", "images.txt")
+    started = subprocess.Popen(
+        checkout.command(*words), cwd=checkout.folder, env=checkout.env, stdout=subprocess.DEVNULL
+    )
+    wait_until(lambda: len(checkout.records()) >= 5, "five runs")
+    os.kill(started.pid, signal.SIGKILL)
+    started.wait(60)
+    before = {one["id"] for one in checkout.records()}
+    done = checkout.madlite(*words, "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = summary(checkout)
+    assert (found["last_good"], found["first_bad"], found["candidates"]) == (built[2], built[4], [built[3]])
+    records = checkout.records()
+    assert before < {one["id"] for one in records} and len(records) == found["runs"]
+    assert {one["image"]["ref"] for one in records} <= {
+        *built
+    } and f"first bad one is one of: {built[3]}" in done.stdout
+    checkout.assert_nothing_left()
+
+
+@pytest.mark.engine
+def test_commits_of_a_repository_in_the_image_come_from_a_clone_where_it_lacks_them(
+    tmp_path: Path, engine: str, base_image: str
+):
+    import docker
+
+    commits = repository(tmp_path / "repo")
+    name, packed = f"madlite-test/bisect-repository{os.getpid()}", io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        text = (
+            f"FROM {base_image}\nCOPY repo /workspace/repo\nRUN cd /workspace/repo && git reset -q --hard {commits[1]}"
+        )
+        text += " && git reflog expire --expire=now --all && git gc -q --prune=now\n"
+        entry = tarfile.TarInfo("Dockerfile")
+        entry.size = len(text)
+        archive.addfile(entry, io.BytesIO(text.encode()))
+        archive.add(tmp_path / "repo", "repo")
+    packed.seek(0)
+    with docker.APIClient(engine, timeout=120) as client:
+        try:
+            for line in client.build(fileobj=packed, custom_context=True, tag=name, rm=True, decode=True):
+                assert "error" not in line, line
+            checkout = Checkout(tmp_path / "mad", "docker", engine)
+            checkout.card("one", "NUMBER_FILE=$MADLITE_REPOSITORY/number\n" + RUN)
+            words = ("--image", name, "--repository", "/workspace/repo", "--clone", str(tmp_path / "repo"))
+            refused = bisect(checkout, *words[:4], "--good", "a", "--bad", "b")
+            assert refused.returncode == 4 and "--clone DIR" in refused.stderr
+            done = bisect(checkout, *words, "--good", commits[0], "--bad", commits[-1])
+            assert done.returncode == 0, done.stdout + done.stderr
+            found = summary(checkout)
+            assert (found["last_good"], found["first_bad"]) == (commits[2][:12], commits[4][:12])
+        finally:
+            client.remove_image(name, force=True)
+    checkout.assert_nothing_left()

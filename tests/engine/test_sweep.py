@@ -1,0 +1,78 @@
+"""`--sweep` with real runs of the host runtime: a row per point with its values, and a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from madlite.cli.main import call
+from tests.csv_rows import csv_rows
+
+pytestmark = pytest.mark.host
+
+SCRIPT = '[ "$SIZE" != 8 ] || { echo "torch.OutOfMemoryError: HIP out of memory. Tried to allocate"; exit 1; }\n'
+SCRIPT += 'echo "performance: $((SIZE * 10)) tok"\n'
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "scripts/a").mkdir(parents=True)
+    (tmp_path / "scripts/a/run.sh").write_text(SCRIPT)
+    card = {"name": "a", "scripts": "scripts/a/run.sh", "args": "", "tags": ["t"], "runtimes": ["host"]}
+    (tmp_path / "models.json").write_text(json.dumps([card]))
+    monkeypatch.delenv("MODEL_DIR", raising=False)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def studies(place: Path) -> list[dict]:
+    records = [json.loads(file.read_text()) for file in place.glob("madlite_runs/*/record.json")]
+    return [one["study"] for one in records]
+
+
+def test_each_point_has_its_row_and_the_table_marks_the_best(place, capfd) -> None:
+    assert call(["run", "--tags", "a", "--sweep", "env.SIZE=1,3,8"]) == 3
+    rows = csv_rows(place / "perf.csv")
+    assert [(row["env.SIZE"], row["performance"], row["status"]) for row in rows] == [
+        ("1", "10", "SUCCESS"),
+        ("3", "30", "SUCCESS"),
+        ("8", "", "FAILURE"),
+    ]
+    found = studies(place)
+    assert len({one["id"] for one in found}) == 1 and {one["kind"] for one in found} == {"sweep"}
+    assert sorted(one["varied"]["env.SIZE"] for one in found) == ["1", "3", "8"]
+    out = capfd.readouterr().out
+    assert "env.SIZE=3  30  tok  <- best" in out and "env.SIZE=8   -  FAILURE" in out
+    assert call(["runs", "--of", found[0]["id"]]) == 0
+    assert capfd.readouterr().out.count("env.SIZE=") >= 3
+
+
+def test_points_are_repeated_in_turns(place, capfd) -> None:
+    assert call(["run", "--tags", "a", "--sweep", "env.SIZE=1,3", "--repeat", "2"]) == 0
+    rows = csv_rows(place / "perf.csv")
+    assert [row["env.SIZE"] for row in rows] == ["1", "3", "1", "3"]
+    found = studies(place)
+    assert sorted((one["varied"]["env.SIZE"], one["index"]) for one in found if not one["warm_up"]) == [
+        *[("1", 1), ("1", 2)],
+        *[("3", 1), ("3", 2)],
+    ]
+    assert "env.SIZE=3" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sweep", "env.SIZE"], "is not KEY=A,B"),
+        (["--sweep", "nonsense=1,2"], "--sweep nonsense=1: "),
+        (["--sweep", "env.SIZE=1,2", "--set", "env.SIZE=3"], "--set env.SIZE beside --sweep"),
+        (["--zip"], "--zip without --sweep"),
+    ],
+)
+def test_nonsense_is_one_sentence_before_anything_runs(place, capfd, words, message) -> None:
+    assert call(["run", "--tags", "a", *words]) == 4
+    error = capfd.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert not (place / "perf.csv").exists()

@@ -1,0 +1,88 @@
+"""Sweeps: the points of the options, their runs, and the table at the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from madlite.errors import UsageProblem
+from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary
+from madlite.study.sweep import sweep_lines, sweep_points
+
+
+def test_every_combination_comes_with_the_last_key_changing_first() -> None:
+    points = sweep_points(["bs=1, 2", "mode=a,b"])
+    assert points == (
+        {"global_batch": "1", "mode": "a"},
+        {"global_batch": "1", "mode": "b"},
+        {"global_batch": "2", "mode": "a"},
+        {"global_batch": "2", "mode": "b"},
+    )
+
+
+def test_zip_pairs_the_values() -> None:
+    points = sweep_points(["micro_batch=1,2", "env.X=a,b"], zipped=True)
+    assert points == ({"micro_batch": "1", "env.X": "a"}, {"micro_batch": "2", "env.X": "b"})
+
+
+@pytest.mark.parametrize(
+    ("texts", "zipped", "words"),
+    [
+        (["micro_batch"], False, "'micro_batch' is not KEY=A,B"),
+        (["=1,2"], False, "is not KEY=A,B"),
+        (["micro_batch=1,,2"], False, "has an empty value"),
+        (["micro_batch="], False, "has an empty value"),
+        (["micro_batch=1,2,1"], False, "has the value 1 twice"),
+        (["micro_batch=1", "batch_size=2"], False, "names micro_batch twice"),
+        (["micro_batch=1,2", "steps=1"], True, "micro_batch has 2, steps has 1"),
+        ([f"steps={','.join(map(str, range(1, 102)))}", "seq_len=1,2,3,4,5,6,7,8,9,10"], False, "makes 1010 points"),
+    ],
+)
+def test_what_is_no_sweep_is_one_sentence(texts, zipped, words) -> None:
+    with pytest.raises(UsageProblem) as refused:
+        sweep_points(texts, zipped=zipped)
+    assert words in refused.value.message and refused.value.hint
+
+
+def series(number: int, value: float | None, *, less: bool = False, **varied: str) -> SeriesSummary:
+    metric = MetricSummary("tps", "", "", less, (value or 0,), 1, value or 0, value or 0, 0, 0, None, None)
+    return SeriesSummary(
+        series=number,
+        card="card",
+        mode="pretrain",
+        precision="BF16",
+        image="",
+        varied=dict(varied),
+        caches="",
+        runs=("r",),
+        requested=1,
+        succeeded=int(value is not None),
+        suspect=0,
+        failed={} if value is not None else {"gpu_memory": 1},
+        skipped=0,
+        not_started=0,
+        start_c=None,
+        images=(),
+        metrics=(metric,) if value is not None else (),
+    )
+
+
+def test_the_table_has_a_line_per_point_and_marks_the_best() -> None:
+    summary = StudySummary(
+        id="i",
+        kind="sweep",
+        series=(series(1, 90, b="1"), series(2, 110, b="2"), series(3, 100, b="4"), series(4, None, b="8")),
+    )
+    assert list(sweep_lines(summary)) == [
+        "card · pretrain · BF16",
+        "  b=1   90  tps",
+        "  b=2  110  tps  <- best",
+        "  b=4  100  tps",
+        "  b=8    -  FAILURE gpu_memory",
+    ]
+
+
+def test_where_less_is_better_the_least_is_best() -> None:
+    summary = StudySummary(
+        id="i", kind="sweep", series=(series(1, 9, less=True, b="1"), series(2, 8, less=True, b="2"))
+    )
+    assert [line for line in sweep_lines(summary) if "best" in line] == ["  b=2  8  tps  <- best"]
