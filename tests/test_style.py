@@ -16,6 +16,16 @@ _BY_NAME = re.compile(
 )
 
 
+_CONFLICT = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+
+
+def test_no_file_has_both_sides_of_a_merge() -> None:
+    folders = ("docs", "madlite", "plugins", "templates", "tests", "scripts", "benchmarks")
+    files = [*ROOT.glob("*.*"), *(file for folder in folders for file in (ROOT / folder).rglob("*"))]
+    texts = (file for file in files if file.suffix in (".py", ".md", ".toml", ".sh", ".j2", ".json") and file.is_file())
+    assert [str(file.relative_to(ROOT)) for file in texts if _CONFLICT.search(file.read_text(errors="replace"))] == []
+
+
 def test_no_runtime_is_asked_for_its_name_or_class() -> None:
     files = [file for folder in ("madlite", "plugins") for file in (ROOT / folder).rglob("*.py")]
     files += (ROOT / "templates").rglob("*.j2")
