@@ -242,7 +242,8 @@ class Traits(Value, frozen=True):
     are given.  `local`: they run on this machine, so that its GPUs, its process table and its kernel show them.
     `sees_processes`: a session's `probe` works, so that a run that hangs can be looked into.  `shares_files`: what they
     write in the workspace is seen here at once; else the results are collected.  `streams`: their output comes while
-    they run, not at their end.
+    they run, not at their end.  `manifests`: a dry run prints what the runtime's `manifest` returns, which the engine's
+    own tool takes.
     """
 
     containerised: bool = True
@@ -250,6 +251,7 @@ class Traits(Value, frozen=True):
     sees_processes: bool = True
     shares_files: bool = True
     streams: bool = True
+    manifests: bool = False
 
 
 class Place(Value, frozen=True):
