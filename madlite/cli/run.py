@@ -261,7 +261,7 @@ def run_planned(
     compare = partial(_compare, plugins)
     screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract), compare=compare)
     try:
-        for text in (*warnings, *_recovery_warnings(options, plugins.runtimes())):
+        for text in (*warnings, *recovery_warnings(options, plugins.runtimes())):
             screen.warn(text)
         batch.begin()
         outcome = runs.run(options, plugins, screen, _make_settings(params, against))
@@ -479,7 +479,7 @@ def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[
         screen.warn(f"never started: {names}")
 
 
-def _recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
+def recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
     """Return warnings about interrupted earlier runs, and end what they left running.
 
     Rows of theirs that the results file did not take are added to it.
