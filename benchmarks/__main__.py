@@ -8,8 +8,25 @@ import sys
 from pathlib import Path
 
 ALL = (
+<<<<<<< HEAD
     *("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry", "comparing", "reporting"),
+    *("dashboard", "cluster"),
+=======
+    *(
+        "startup",
+        "overhead",
+        "append",
+        "mini",
+        "parallel",
+        "planning",
+        "reading",
+        "masking",
+        "telemetry",
+        "comparing",
+        "reporting",
+    ),
     "dashboard",
+>>>>>>> main
 )
 
 

@@ -25,11 +25,13 @@ from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
 from madlite.run.planning import BatchInputs, plan_runs
 from madlite.run.screen import Planned
+from madlite.runtimes.kubernetes.settings import RUNTIME as KUBERNETES
 from madlite.workspace.folder import new_run_id
 
 if TYPE_CHECKING:
     from madlite.model import Finding, Result
     from madlite.plan.manifest import Manifest
+    from madlite.runtimes.kubernetes.settings import KubernetesSettings
 
 # The manifest of a run: the one it starts from instead of tags, and the one it leaves.
 
@@ -100,18 +102,35 @@ def _read(file: Path, workspace: Path) -> Manifest | None:
         return None
 
 
+_KUBERNETES = ("k8s", "kubernetes")
+
+
+def _for_kubernetes(settings: KubernetesSettings, context: Context, options: Options) -> Options:
+    """Return the options of runs that a context gives to Kubernetes.
+
+    Raises:
+        UsageProblem: the number of nodes is none.
+    """
+    nodes = context.typed.distributed.get("nnodes") or settings.nodes
+    if not (isinstance(nodes, int) and nodes > 0):
+        raise UsageProblem(f"distributed.nnodes {nodes!r} is no number of nodes", '"nnodes": 2')
+    runtime = options.runtime or KUBERNETES
+    return msgspec.structs.replace(options, runtime=runtime, nodes=options.nodes or (nodes if nodes > 1 else 0))
+
+
 def check_local_target(context: Context) -> None:
     """Refuse a context that targets other machines.
 
     Raises:
-        UsageProblem: it asks for Slurm, Kubernetes or several nodes.
+        UsageProblem: it asks for Slurm, or for several nodes other than of Kubernetes.
     """
     keys = context.typed
-    sent = [key for key in REMOTE_KEYS if getattr(keys, key)]
+    on_kubernetes = bool(keys.k8s or keys.kubernetes)
+    sent = [key for key in REMOTE_KEYS if getattr(keys, key) and key not in _KUBERNETES]
     target = keys.deployment_config.get("target", "local")
-    if target not in ("local", "docker"):
+    if target not in ("local", "docker", *(_KUBERNETES if on_kubernetes else ())):
         sent.append("deployment_config")
-    if str(keys.distributed.get("nnodes", 1)) not in ("1", "None"):
+    if str(keys.distributed.get("nnodes", 1)) not in ("1", "None") and not on_kubernetes:
         sent.append("distributed.nnodes")
     if sent:
         raise UsageProblem(
@@ -182,9 +201,10 @@ def planner(
     context = setup.make_context(params)
     if not params.get("cluster"):
         check_local_target(context)
+    kubernetes = setup.kubernetes_settings(context)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
-    machine = setup.find_machine(context, params["machine"])
+    machine = setup.find_machine(context, params["machine"] or (kubernetes.machine if kubernetes else ""))
     recipe = params.get("recipe_file")
     tags, trees = params["tags"] or ((recipe.tag,) if recipe is not None else ()), params["cards_from"]
     if touch:
@@ -198,7 +218,7 @@ def planner(
         context=context,
         machine=machine,
         plugins=plugins,
-        runtimes=setup.make_runtimes(plugins, options.environ),
+        runtimes=setup.make_runtimes(plugins, kubernetes, options.environ),
         template_root=root,
         new_run_id=new_run_id,
         credentials=credentials,
@@ -211,6 +231,7 @@ def planner(
     setup.print_problems(inputs.machine.problems)
 
     def plan(options: Options) -> list[Planned]:
+        options = _for_kubernetes(kubernetes, context, options) if kubernetes is not None else options
         again = msgspec.structs.replace(inputs, options=options)
         return plan_manifest(manifest, again) if manifest is not None else plan_runs(requests, again)
 
@@ -261,7 +282,7 @@ def check_start(planned: Sequence[Planned], options: Options, *, pretended: bool
     from madlite.workspace.folder import check_runs_folder
 
     if not pretended:
-        refuse_pretended(planned)
+        refuse_pretended([one for one in planned if one.plan.traits.local])
     check_runs_folder(options.workspace)
     if options.rows:
         check_appendable(options.output, options.workspace)

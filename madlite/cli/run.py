@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import click
 import msgspec
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import PlainScreen
     from madlite.model import Json, Runtime
+    from madlite.model.protocols import ManifestRuntime
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
     from madlite.run.attempts import RetryPolicy
@@ -260,7 +261,7 @@ def run_planned(
     compare = partial(_compare, plugins)
     screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract), compare=compare)
     try:
-        for text in (*warnings, *_recovery_warnings(options, plugins.runtimes())):
+        for text in (*warnings, *recovery_warnings(options, plugins.runtimes())):
             screen.warn(text)
         batch.begin()
         outcome = runs.run(options, plugins, screen, _make_settings(params, against))
@@ -478,7 +479,7 @@ def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[
         screen.warn(f"never started: {names}")
 
 
-def _recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
+def recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
     """Return warnings about interrupted earlier runs, and end what they left running.
 
     Rows of theirs that the results file did not take are added to it.
@@ -517,6 +518,9 @@ def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) 
         parts += [f"# hint: {plan.blocked.hint}"] if plan.blocked.hint else []
     parts += [f"# would be refused: {text}" for text in refused]
     parts += [f"# {note}" for note in plan.notes]
+    if plan.traits.manifests and plan.image is not None:  # all of it can be piped into the engine's own tool
+        parts.append(_manifest(one))
+        return Redactor(secrets_for(one, environ)).text("\n".join(parts))
     if (plan.image is not None or not plan.traits.containerised) and (request := _request(one)):
         parts.append(_section(f"{plan.runtime} request", request))
     parts.append(_section("commands", "\n".join(_commands(plan))))
@@ -540,6 +544,20 @@ def _request(one: Planned) -> str:
         if one.plan.blocked is None:
             raise
         return ""
+
+
+def _manifest(one: Planned) -> str:
+    """Return the request as the engine's own tool takes it; a comment where it cannot be made."""
+    from madlite.errors import RuntimeProblem
+    from madlite.run.session_runner import border
+
+    try:
+        with border(one.runtime):
+            plan = bind_model_dir(one.plan, one.plan.model_dir)
+            runtime = cast("ManifestRuntime", one.runtime)
+            return "---\n" + runtime.manifest(plan, {file.path: file.data for file in one.files})
+    except RuntimeProblem as problem:
+        return f"# would not start: {problem.message}\n# hint: {problem.hint}\n"
 
 
 def _section(title: str, text: str) -> str:

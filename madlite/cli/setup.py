@@ -24,6 +24,7 @@ from madlite.plan.context import GPUS_OPTION, MACHINE_KEYS, Context, Options, re
 
 if TYPE_CHECKING:
     from madlite.plan.recipe_file import RecipeFile
+    from madlite.runtimes.kubernetes.settings import KubernetesSettings
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
 
@@ -386,14 +387,38 @@ def _pretend(text: str) -> dict[str, Any]:
     return {"device": product.device, "n_gpus": int(count)}
 
 
-def make_runtimes(plugins: Plugins, environ: Mapping[str, str] | None = None) -> dict[str, Runtime]:
+def make_runtimes(
+    plugins: Plugins, kubernetes: KubernetesSettings | None = None, environ: Mapping[str, str] | None = None
+) -> dict[str, Runtime]:
     """Return every runtime by name, for this process's environment unless another is given.
 
     A plugin cannot replace one of madlite's own.
     """
+    from madlite.runtimes.kubernetes.settings import KubernetesSettings
     from madlite.runtimes.registry import builtin_runtimes
 
-    return {**plugins.runtimes(), **builtin_runtimes(dict(os.environ) if environ is None else environ)}
+    own = dict(os.environ) if environ is None else environ
+    return {**plugins.runtimes(), **builtin_runtimes(own, kubernetes or KubernetesSettings())}
+
+
+def kubernetes_settings(context: Context) -> KubernetesSettings | None:
+    """Return what the context says of Kubernetes, after naming what of it has no effect; None where it says nothing.
+
+    Raises:
+        UsageProblem: it cannot be used, or both names of the key are there.
+    """
+    from madlite.runtimes.kubernetes.settings import read_settings
+
+    tables = {name: getattr(context.typed, name) for name in ("k8s", "kubernetes") if name in context.values}
+    if not tables:
+        return None
+    if len(tables) > 1:
+        raise UsageProblem("the context has both 'k8s' and 'kubernetes'", "they are the same: leave one of them out")
+    ((name, table),) = tables.items()
+    settings, notes = read_settings(table, f"{context.origins.get(name, 'context')}: {name}")
+    for text in notes:
+        warn(text)
+    return settings
 
 
 def read_credentials(workspace: Path) -> dict[str, dict[str, str]] | None:

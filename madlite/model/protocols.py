@@ -140,6 +140,19 @@ class Runtime(Protocol):
         """
 
 
+class ManifestRuntime(Runtime, Protocol):
+    """A runtime whose traits have `manifests`."""
+
+    def manifest(self, plan: RunPlan, files: Mapping[str, bytes]) -> str:
+        """Return the request to the engine as its own tool takes it, secrets as `***`; touches nothing.
+
+        `files` are the rendered ones, by their names in the run's folder.
+
+        Raises:
+            RuntimeProblem: they cannot be sent.
+        """
+
+
 # Results on their way to another program: one row each, and what writes them.
 
 

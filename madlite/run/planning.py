@@ -379,6 +379,7 @@ def _startable(
         runtime=inputs.runtimes[plan.runtime],
         context=inputs.context.values,
         declared=run.spec.declared,
+        knobs=run.spec.knobs,
         gpus=() if is_pinned(plan) else usable_gpus(inputs.machine, inputs.context, inputs.options.environ),
     )
 

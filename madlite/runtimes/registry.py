@@ -7,10 +7,20 @@ from collections.abc import Mapping
 from madlite.model import Runtime
 from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.runtimes.host.runtime import HostRuntime
+from madlite.runtimes.kubernetes.runtime import KubernetesRuntime
+from madlite.runtimes.kubernetes.settings import KubernetesSettings
 from madlite.runtimes.slurm.runtime import SlurmRuntime
 
 
-def builtin_runtimes(environ: Mapping[str, str]) -> dict[str, Runtime]:
+def builtin_runtimes(
+    environ: Mapping[str, str],
+    kubernetes: KubernetesSettings = KubernetesSettings(),  # noqa: B008 - frozen
+) -> dict[str, Runtime]:
     """Return a fresh runtime for each name; no engine is contacted before it is used."""
-    runtimes: tuple[Runtime, ...] = (DockerRuntime(environ), HostRuntime(environ), SlurmRuntime(environ))
+    runtimes: tuple[Runtime, ...] = (
+        DockerRuntime(environ),
+        HostRuntime(environ),
+        SlurmRuntime(environ),
+        KubernetesRuntime(kubernetes),
+    )
     return {runtime.name: runtime for runtime in runtimes}

@@ -326,7 +326,7 @@ def test_a_token_among_the_args_is_masked_everywhere(checkout: Checkout) -> None
 
 
 @pytest.mark.parametrize(
-    "context", ['{"slurm": {"nodes": 2}}', '{"k8s": {"gpu_count": 1}}', '{"distributed": {"nnodes": 2}}']
+    "context", ['{"slurm": {"nodes": 2}}', '{"deploy": {"target": "k8s"}}', '{"distributed": {"nnodes": 2}}']
 )
 def test_what_is_meant_for_other_machines_is_not_run_here(checkout: Checkout, context: str) -> None:
     checkout.card("m", RESULT)

@@ -95,7 +95,7 @@ def test_what_a_log_says_and_what_a_script_ends_with(checkout):
     assert rows(checkout)["named"]["status"] == "FAILURE"
 
 
-@holds("usage errors", "`--timeout` below -1", "a host path of `docker_mounts`", "a context with `k8s`")
+@holds("usage errors", "`--timeout` below -1", "a host path of `docker_mounts`", "a context with `deploy`")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -103,7 +103,7 @@ def test_what_a_log_says_and_what_a_script_ends_with(checkout):
         (["--tags", "nobody"], "nobody"),
         (["--tags", "kilo", "--timeout", "-2"], "-2"),
         (["--tags", "kilo", "-c", '{"docker_mounts": {"/data": "/not/here"}}'], "/not/here"),
-        (["--tags", "kilo", "-c", '{"k8s": {"namespace": "a"}}'], "k8s"),
+        (["--tags", "kilo", "-c", '{"deploy": {"namespace": "a"}}'], "deploy"),
         (["--tags", "kilo", "-c", '{"distributed": {"nnodes": 2}}'], "nnodes"),
     ],
 )

@@ -1,0 +1,1 @@
+"""The runtime `kubernetes`: a plan runs as an Indexed Job, one pod on each node."""

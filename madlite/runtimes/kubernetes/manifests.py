@@ -1,0 +1,493 @@
+"""A plan → the objects of its run: Job, headless Service, ConfigMap with its files, Secret; pure.
+
+The Job is Indexed: one pod a node, its completion index is the node's rank, and pod 0's name in the Service is the
+master's address.  Secrets stand in the Secret alone.  Formats: Kubernetes' batch/v1 and v1, JobSet's
+jobset.x-k8s.io/v1alpha2, Kueue's label kueue.x-k8s.io/queue-name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import shlex
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from madlite.errors import RuntimeProblem
+from madlite.model import Action, Cause, EnvValue, RunPlan, Secret, Value
+from madlite.runtimes.kubernetes.settings import KubernetesSettings, Volume
+from madlite.workspace.folder import RUN_LABEL, WORK
+
+MOST_BYTES = 1 << 20
+"""What a ConfigMap or a Secret holds at most (k8s.io/api/core/v1, MaxSecretSize)."""
+CONTAINER = "run"
+MANAGED = {"app.kubernetes.io/managed-by": "madlite"}
+QUEUE = "kueue.x-k8s.io/queue-name"
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+_SCRIPT = "pod.sh"
+_ACTIONS = "actions.sh"
+_LIMIT_MORE_S = 600  # of the Job's own limit beyond the run's: madlite's comes first
+_DEADLINE_S = 7 * 86400  # of a run without a limit
+_NAME = 52  # of a Job: its pods add an index and five characters, and a name of a label has 63
+_RESOURCES = {"AMD": "amd.com/gpu", "NVIDIA": "nvidia.com/gpu"}
+
+
+class Objects(Value, frozen=True):
+    """The objects of a run by kind, each as JSON; `secret` None where there is nothing secret."""
+
+    name: str
+    job: dict[str, Any]
+    service: dict[str, Any]
+    config: dict[str, Any]
+    secret: dict[str, Any] | None
+
+    def all(self) -> tuple[dict[str, Any], ...]:
+        """Return them in an order in which they can be applied."""
+        return (*((self.secret,) if self.secret else ()), self.config, self.service, self.job)
+
+
+def job_name(run_id: str) -> str:
+    """Return the name of a run's objects: a DNS label (RFC 1123), of at most 52 characters, no other run's."""
+    name = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
+    digest = hashlib.sha256(run_id.encode()).hexdigest()[:8]
+    return f"madlite-{name[: _NAME - 17].strip('-')}-{digest}"
+
+
+def label_value(run_id: str) -> str:
+    """Return the run's id as the value of a label: at most 63 characters, as they must be there."""
+    value = re.sub(r"[^A-Za-z0-9._-]+", "-", run_id)
+    return value if len(value) <= 63 else job_name(run_id)
+
+
+def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: KubernetesSettings) -> Objects:
+    """Return the objects of a run; `files` are those of the workspace that its actions need, by their paths in it.
+
+    Raises:
+        RuntimeProblem: the files are more than a ConfigMap holds, or there is no image.
+    """
+    name = job_name(plan.id)
+    values = {**plan.env, **_secret_actions(plan.actions)}
+    secrets = {key: value.reveal() for key, value in values.items() if isinstance(value, Secret)}
+    content: dict[str, str | bytes] = {_SCRIPT: pod_script(), _ACTIONS: actions_script(plan), **_keys(files)}
+    _check_size(content, plan.id)
+    metadata = {"name": name, "labels": _labels(plan, settings)}
+    if settings.namespace:
+        metadata["namespace"] = settings.namespace
+    if settings.annotations:
+        metadata["annotations"] = dict(settings.annotations)
+    template = _pod_template(plan, settings, name, sorted(files), secrets)
+    return Objects(
+        name=name,
+        job=_jobset(plan, settings, metadata, template)
+        if settings.jobset
+        else _job(plan, settings, metadata, template),
+        service=_service(plan, metadata, name, settings),
+        config={"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **_content(content)},
+        secret=_secret(metadata, secrets) if secrets else None,
+    )
+
+
+def _labels(plan: RunPlan, settings: KubernetesSettings) -> dict[str, str]:
+    queue = {QUEUE: settings.queue} if settings.queue else {}
+    return {**settings.labels, **MANAGED, RUN_LABEL: label_value(plan.id), **queue}
+
+
+def _check_size(content: Mapping[str, str | bytes], run_id: str) -> None:
+    sizes = {key: len(value.encode() if isinstance(value, str) else value) for key, value in content.items()}
+    if sum(sizes.values()) > MOST_BYTES:
+        largest = max(sizes, key=lambda key: sizes[key])
+        raise RuntimeProblem(
+            f"the files of run {run_id} are {sum(sizes.values()) / MOST_BYTES:.1f} MiB, and a ConfigMap holds 1 MiB "
+            f"(the largest is {_path_of(largest)})",
+            "put large files into the image, or on a volume: k8s.volumes",
+            cause=Cause.PREPARE,
+        )
+
+
+# Files: each a key of the ConfigMap, mounted under its own path.
+
+
+def workspace_files(plan: RunPlan, rendered: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
+    """Return the files that a pod's workspace needs, by their paths in it: the run's own, and the script's folder.
+
+    `rendered` are the run's own files where its folder is not there yet, by their names in it.
+
+    Raises:
+        RuntimeProblem: one cannot be read.
+    """
+    home = plan.folder.relative_to(plan.workspace)
+    own = rendered if rendered is not None else dict(_below(plan.folder / WORK))
+    found = {f"{home}/{name}": data for name, data in own.items()}
+    if plan.card.scripts and not plan.templates:
+        script = plan.workspace / plan.card.scripts
+        folder = script if script.is_dir() else script.parent
+        found |= {f"{folder.relative_to(plan.workspace)}/{name}": data for name, data in _below(folder)}
+    for action in plan.actions:
+        for word in action.argv:
+            name = word.removeprefix(f"{plan.inside}/")
+            if name != word and ".." not in name.split("/") and (plan.workspace / name).is_file():
+                found[name] = _content_of(plan.workspace / name)
+    return found
+
+
+def _below(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            yield str(path.relative_to(folder)), _content_of(path)
+
+
+def _content_of(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES + 1)  # more is refused anyway
+    except OSError as error:
+        raise RuntimeProblem(f"{path} cannot be read: {error.strerror}", cause=Cause.PREPARE) from error
+
+
+def _key(path: str) -> str:
+    """Return the key of a file: letters, digits, `-`, `_` and `.`; readable, and another one for each path."""
+    return f"{hashlib.sha256(path.encode()).hexdigest()[:8]}--{re.sub(r'[^-A-Za-z0-9_.]+', '-', path)[-200:]}"
+
+
+def _path_of(key: str) -> str:
+    return key.partition("--")[2] or key
+
+
+def _keys(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {_key(path): data for path, data in files.items()}
+
+
+def _content(content: Mapping[str, str | bytes]) -> dict[str, dict[str, str]]:
+    data: dict[str, str] = {}
+    binary: dict[str, str] = {}
+    for key, value in content.items():
+        try:
+            data[key] = value if isinstance(value, str) else value.decode()
+        except UnicodeDecodeError:
+            binary[key] = b64encode(bytes(value)).decode()  # type: ignore[arg-type]
+    return {"data": data, **({"binaryData": binary} if binary else {})}
+
+
+def _secret(metadata: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
+    data = {key: b64encode(text.encode()).decode() for key, text in secrets.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": dict(metadata), "type": "Opaque", "data": data}
+
+
+# Scripts.
+
+
+def pod_script() -> str:
+    """Return what every pod runs before the actions."""
+    return Path(__file__).with_name("pod.sh").read_text(encoding="utf-8")
+
+
+def numbered(actions: Sequence[Action], *, skip_run: bool = False) -> Iterator[tuple[int, Action]]:
+    """Yield the actions that pods run, with their numbers in the plan; what a pod leaves goes with it."""
+    for number, action in enumerate(actions):
+        if action.kind != "clean" and not (skip_run and action.kind == "run"):
+            yield number, action
+
+
+def _secret_name(number: int, name: str) -> str:
+    return f"MADLITE_ACTION_{number}_{name}"
+
+
+def _secret_actions(actions: Sequence[Action]) -> dict[str, EnvValue]:
+    """Return the secrets of single actions under names of their own."""
+    return {
+        _secret_name(number, name): value
+        for number, action in numbered(actions)
+        for name, value in action.env.items()
+        if isinstance(value, Secret)
+    }
+
+
+def actions_script(plan: RunPlan) -> str:
+    """Return the part of the script that is the plan's: one line for each action, without secrets."""
+    lines = [". /madlite/script/pod.sh"]
+    for number, action in numbered(plan.actions, skip_run=plan.skip_model_run):
+        cwd = str(PurePosixPath(plan.inside, action.cwd.replace("{folder}", plan.folder_inside)))
+        env = [
+            f'{name}="${{{_secret_name(number, name)}}}"'
+            if isinstance(value, Secret)
+            else f"{name}={shlex.quote(value)}"
+            for name, value in action.env.items()
+        ]
+        words = (["env", *env] if env else []) + [shlex.quote(word) for word in action.argv]
+        lines += ["sends=yes"] if action.kind == "run" else []
+        lines.append(f"act {number} {shlex.quote(cwd)} {' '.join(words)}  # {action.kind}")
+    return "\n".join(lines) + "\n"
+
+
+def result_names(plan: RunPlan) -> tuple[str, ...]:
+    """Return the files and patterns, relative to the workspace, that pods send by their log."""
+    rule, names = plan.result_rule, [f"{plan.folder.relative_to(plan.workspace)}/*"]
+    if rule.kind == "multiple_results":
+        names += [f"{plan.model_dir}/{rule.file}".lstrip("/"), rule.file]
+    names += [f"{plan.model_dir}/{pattern}".lstrip("/") for pattern in plan.outputs]
+    return tuple(dict.fromkeys(names))
+
+
+# The pods.
+
+
+def _pod_template(
+    plan: RunPlan, settings: KubernetesSettings, name: str, paths: Sequence[str], secrets: Mapping[str, str]
+) -> dict[str, Any]:
+    if plan.image is None:
+        raise RuntimeProblem(f"card '{plan.card.name}' names no image", "--image REF names one", cause=Cause.IMAGE)
+    mounts, volumes = _volumes(settings, name, paths)
+    grace = _grace(plan)
+    container = {
+        "name": CONTAINER,
+        "image": plan.image.ref,
+        "command": ["/bin/sh", f"/madlite/script/{_ACTIONS}"],
+        "env": [*_environment(plan, settings, name, secrets)],
+        "resources": _resources(plan, settings),
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if settings.runtime_secret:
+        container["envFrom"] = [{"secretRef": {"name": settings.runtime_secret}}]
+    if settings.image_pull_policy:
+        container["imagePullPolicy"] = settings.image_pull_policy
+    if security := _security(settings):
+        container["securityContext"] = security
+    spec = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 2 * grace + 15,
+        "containers": [container],
+        "volumes": volumes,
+        "subdomain": name,
+        "automountServiceAccountToken": False,
+        **_placement(settings),
+    }
+    labels = {
+        key: value for key, value in _labels(plan, settings).items() if key != QUEUE
+    }  # the Job queues, not its pods
+    return {"metadata": {"labels": labels}, "spec": spec}
+
+
+def _grace(plan: RunPlan) -> int:
+    return max(1, math.ceil(plan.stop_grace_s))
+
+
+def _security(settings: KubernetesSettings) -> dict[str, Any]:
+    capabilities = list(settings.capabilities)
+    if settings.rdma and "IPC_LOCK" not in capabilities:  # RDMA pins memory
+        capabilities.append("IPC_LOCK")
+    return {
+        **({"privileged": True} if settings.privileged else {}),
+        **({"capabilities": {"add": capabilities}} if capabilities else {}),
+    }
+
+
+def _placement(settings: KubernetesSettings) -> dict[str, Any]:
+    tolerations = [
+        {
+            key: value
+            for key, value in {
+                "key": one.key,
+                "operator": one.operator,
+                "value": one.value,
+                "effect": one.effect,
+                "tolerationSeconds": one.toleration_seconds,
+            }.items()
+            if value not in ("", None)
+        }
+        for one in settings.tolerations
+    ]
+    given = {
+        "nodeSelector": dict(settings.node_selector),
+        "tolerations": tolerations,
+        "priorityClassName": settings.priority_class,
+        "serviceAccountName": settings.service_account,
+        "imagePullSecrets": [{"name": secret} for secret in settings.image_pull_secrets],
+        "hostNetwork": settings.host_network,
+        "dnsPolicy": "ClusterFirstWithHostNet" if settings.host_network else "",
+        "hostIPC": settings.host_ipc,
+    }
+    return {key: value for key, value in given.items() if value}
+
+
+def gpu_resource(plan: RunPlan, settings: KubernetesSettings) -> str:
+    """Return the resource that the device plugin of the plan's GPUs has; "" for a run without GPUs."""
+    return settings.gpu_resource or _RESOURCES.get(plan.machine.vendor, "") if plan.place.gpus_per_node else ""
+
+
+def _resources(plan: RunPlan, settings: KubernetesSettings) -> dict[str, Any]:
+    """Return requests and limits; extended resources cannot be overcommitted, so that both are the same."""
+    extended = {name: str(count) for name, count in settings.rdma.items()}
+    if resource := gpu_resource(plan, settings):
+        extended[resource] = str(plan.place.gpus_per_node)
+    requests = {"cpu": settings.cpu, "memory": settings.memory, **extended}
+    limits = {"cpu": settings.cpu_limit, "memory": settings.memory_limit, **extended}
+    return {
+        "requests": {key: value for key, value in requests.items() if value},
+        "limits": {key: value for key, value in limits.items() if value},
+    }
+
+
+def _environment(
+    plan: RunPlan, settings: KubernetesSettings, name: str, secrets: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the variables; `$(` of a value would be read as a reference to another one."""
+    own = {
+        "MADLITE_MARK": plan.id,
+        "MADLITE_GRACE": str(_grace(plan)),
+        "MADLITE_WORKSPACE": plan.inside,
+        "MADLITE_RESULTS": " ".join(result_names(plan)),
+        "NNODES": str(plan.place.nodes),
+        "MASTER_ADDR": f"{name}-0.{name}" if not settings.jobset else f"{name}-{CONTAINER}-0-0.{name}",
+        "MASTER_PORT": str(settings.port),
+    }
+    if settings.interface:
+        own |= {"NCCL_SOCKET_IFNAME": settings.interface, "GLOO_SOCKET_IFNAME": settings.interface}
+    plain = {key: value for key, value in plan.env.items() if not isinstance(value, Secret)}
+    for key, value in {**own, **plain, **_fixed(own)}.items():
+        yield {"name": key, "value": str(value).replace("$(", "$$(")}
+    for key in secrets:
+        yield {"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
+
+
+def _fixed(own: Mapping[str, str]) -> dict[str, str]:
+    """Return what the plan's own variables do not replace: where the nodes are, only Kubernetes knows."""
+    return {key: value for key, value in own.items() if key.startswith("MADLITE_") or key in ("NNODES", "MASTER_ADDR")}
+
+
+def _volumes(
+    settings: KubernetesSettings, name: str, paths: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return mounts and volumes: script, files, /dev/shm, and those of the settings."""
+    shm: dict[str, Any] = {"medium": "Memory"}
+    if settings.shm_size:
+        shm["sizeLimit"] = settings.shm_size
+    scripts = [{"key": key, "path": key} for key in (_SCRIPT, _ACTIONS)]
+    items = [{"key": _key(path), "path": path} for path in paths]
+    files = {"configMap": {"name": name, "items": items}} if items else {"emptyDir": {}}
+    volumes: list[dict[str, Any]] = [
+        {"name": "script", "configMap": {"name": name, "items": scripts, "defaultMode": 0o555}},
+        {"name": "files", **files},
+        {"name": "shm", "emptyDir": shm},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "script", "mountPath": "/madlite/script", "readOnly": True},
+        {"name": "files", "mountPath": "/madlite/files", "readOnly": True},
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the pod's
+    ]
+    for number, one in enumerate(settings.volumes):
+        volumes.append({"name": f"volume-{number}", **_source(one)})
+        mount = {"name": f"volume-{number}", "mountPath": one.mount}
+        mounts.append(
+            {
+                **mount,
+                **({"readOnly": True} if one.read_only else {}),
+                **({"subPath": one.sub_path} if one.sub_path else {}),
+            }
+        )
+    return mounts, volumes
+
+
+def _source(one: Volume) -> dict[str, Any]:
+    if one.claim:
+        return {"persistentVolumeClaim": {"claimName": one.claim}}
+    if one.host_path:
+        return {"hostPath": {"path": one.host_path}}
+    server, _, path = one.nfs.partition(":")
+    return {"nfs": {"server": server, "path": path}}
+
+
+# Job, JobSet, Service.
+
+
+def _job_spec(plan: RunPlan, settings: KubernetesSettings, template: Mapping[str, Any]) -> dict[str, Any]:
+    limit = plan.timeout_s + _LIMIT_MORE_S if plan.timeout_s else _DEADLINE_S
+    return {
+        "completionMode": "Indexed",
+        "completions": plan.place.nodes,
+        "parallelism": plan.place.nodes,
+        "backoffLimit": 0,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
+            ]
+        },
+        "activeDeadlineSeconds": math.ceil(limit),
+        "ttlSecondsAfterFinished": settings.ttl_s,
+        "template": dict(template),
+    }
+
+
+def _job(
+    plan: RunPlan, settings: KubernetesSettings, metadata: Mapping[str, Any], template: Mapping[str, Any]
+) -> dict[str, Any]:
+    spec = _job_spec(plan, settings, template)
+    if settings.queue:  # Kueue starts it when there is room
+        spec["suspend"] = True
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": dict(metadata), "spec": spec}
+
+
+def _jobset(
+    plan: RunPlan, settings: KubernetesSettings, metadata: Mapping[str, Any], template: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a JobSet of one Job; its own Service has the pods' names, and restarts nothing."""
+    spec = _job_spec(plan, settings, template)
+    ttl = spec.pop("ttlSecondsAfterFinished")
+    spec["template"]["spec"].pop("subdomain")
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": dict(metadata),
+        "spec": {
+            "failurePolicy": {"maxRestarts": 0},
+            "network": {"enableDNSHostnames": True, "subdomain": metadata["name"]},
+            "ttlSecondsAfterFinished": ttl,
+            **({"suspend": True} if settings.queue else {}),
+            "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": {"spec": spec}}],
+        },
+    }
+
+
+def _service(plan: RunPlan, metadata: Mapping[str, Any], name: str, settings: KubernetesSettings) -> dict[str, Any]:
+    """Return the headless Service by which pods find each other, before they are ready."""
+    own = metadata if not settings.jobset else {**metadata, "name": f"{name}-own"}  # the JobSet makes one of its name
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": dict(own),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {RUN_LABEL: label_value(plan.id)},
+            "ports": [{"name": "rendezvous", "port": settings.port, "protocol": "TCP"}],
+        },
+    }
+
+
+def shown(objects: Objects) -> list[dict[str, Any]]:
+    """Return the objects as they are shown: the secrets' values masked."""
+    found = [dict(one) for one in objects.all()]
+    for one in found:
+        if one["kind"] == "Secret":
+            one["stringData"] = dict.fromkeys(one.pop("data"), "***")
+    return found
+
+
+def yaml_of(objects: Objects) -> str:
+    """Return the objects as YAML documents that `kubectl apply -f -` takes; it has the secrets' values masked."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Writes scripts as they are, line by line."""
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    documents = (yaml.dump(one, Dumper=Dumper, sort_keys=False, width=120) for one in shown(objects))
+    return "---\n".join(documents)

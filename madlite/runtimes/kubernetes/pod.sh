@@ -1,0 +1,73 @@
+#!/bin/sh
+# What each pod of a madlite run does: the actions of the plan, one after another, until one fails.
+# A line "#madlite MARK begin|end|file ..." tells whoever reads the log where each begins and ends.
+[ -n "${BASH_VERSION-}" ] || ! command -v bash > /dev/null || exec bash "$0" # which has process groups without a terminal
+set -u
+NODE_RANK=${JOB_COMPLETION_INDEX:-0}
+export NODE_RANK
+child='' stopped=''
+
+tell() { printf '\n#madlite %s %s\n' "$MADLITE_MARK" "$*"; }
+
+running() { [ -n "$child" ] && kill -0 "$child" 2> /dev/null; }
+
+stop() { # INT, the grace, TERM, the grace, KILL
+    [ -z "$stopped" ] || return 0
+    stopped=1
+    for name in INT TERM KILL; do
+        running || return 0
+        kill -s "$name" -- "-$child" 2> /dev/null
+        left=$MADLITE_GRACE
+        while running && [ "$left" -gt 0 ]; do
+            sleep 1
+            left=$((left - 1))
+        done
+    done
+}
+trap stop TERM INT
+
+act() { # number, folder, command...
+    number=$1 folder=$2
+    shift 2
+    [ -z "$stopped" ] || exit 143
+    tell begin "$number"
+    code=126
+    if cd "$folder"; then
+        if [ -n "${BASH_VERSION-}" ]; then
+            set -m # a process group of its own
+            "$@" < /dev/null &
+            child=$!
+            set +m
+        else # INT does not reach it, TERM does
+            setsid "$@" < /dev/null &
+            child=$!
+        fi
+        code=0
+        wait "$child" || code=$?
+        while running || [ "${stopped:-0}" = 1 ]; do # a signal ended the wait, not the action
+            [ -z "$stopped" ] || stopped=2
+            code=0
+            wait "$child" || code=$?
+        done
+    fi
+    child=''
+    send
+    tell end "$number" "$code"
+    [ "$code" = 0 ] || exit "$code"
+}
+
+send() { # the files that the run leaves, by the log; more than 1 MiB each stays
+    [ "$sends" = yes ] || return 0
+    cd "$MADLITE_WORKSPACE" || return 0
+    for name in $MADLITE_RESULTS; do
+        [ -f "$name" ] && [ "$(wc -c < "$name")" -le 1048576 ] || continue
+        cmp -s "$name" "/madlite/files/$name" && continue # as it came
+        tell file "$name"
+        base64 "$name"
+        tell end-of-file
+    done
+}
+sends=no
+
+mkdir -p "$MADLITE_WORKSPACE" || exit 126
+cp -RL /madlite/files/* "$MADLITE_WORKSPACE/" || exit 126

@@ -1,0 +1,267 @@
+"""The runtime `kubernetes`: each run is an Indexed Job of a cluster, with what belongs to it owned by the Job."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec.structs import replace
+
+from madlite.cancellation import check, interruptible
+from madlite.errors import MadliteError, RuntimeProblem
+from madlite.model import Cause, ImageUsed, JobOutcome, Json, Place, Problem, RunPlan, Say, Traits
+from madlite.runtimes.kubernetes.api import Api
+from madlite.runtimes.kubernetes.faults import (
+    Fault,
+    capacity_fault,
+    creation_fault,
+    has_started,
+    pending_fault,
+    pod_name,
+)
+from madlite.runtimes.kubernetes.manifests import (
+    Objects,
+    gpu_resource,
+    label_value,
+    make_objects,
+    shown,
+    workspace_files,
+    yaml_of,
+)
+from madlite.runtimes.kubernetes.session import (
+    POLL_S,
+    KubernetesSession,
+    access_of,
+    ordered,
+    outcomes_of,
+    read_handle,
+)
+from madlite.runtimes.kubernetes.settings import RUNTIME, KubernetesSettings
+
+_LOG = logging.getLogger(__name__)
+_CERTAIN_S = 30.0  # for which a fault that lasts must stand: a registry may fail for a moment
+_OWNED = ("Job", "JobSet", "Service", "ConfigMap", "Secret")
+
+
+class KubernetesRuntime:
+    """Runs plans in pods; `settings` say where and how."""
+
+    name = RUNTIME
+    traits = Traits(containerised=True, local=False, sees_processes=False, shares_files=False, manifests=True)
+
+    def __init__(self, settings: KubernetesSettings = KubernetesSettings()) -> None:  # noqa: B008 - frozen
+        self.settings = settings
+
+    def supports(self, place: Place) -> bool:
+        """Return whether plans for this place can run here."""
+        return place.where == self.name
+
+    def available(self) -> Problem | None:
+        """Return why the cluster cannot be used, or None."""
+        try:
+            api = Api(self.settings)
+            try:
+                api.version()
+            finally:
+                api.close()
+        except RuntimeProblem as problem:
+            return Problem(where="runtime kubernetes", what=problem.message)
+        return None
+
+    def request(self, plan: RunPlan) -> Mapping[str, Json]:
+        """Return the objects as one List, secrets as `***`, without the run's own files; touches nothing."""
+        return {"apiVersion": "v1", "kind": "List", "items": shown(make_objects(plan, {}, self.settings))}
+
+    def manifest(self, plan: RunPlan, files: Mapping[str, bytes]) -> str:
+        """Return the objects as YAML, with the run's files; secrets as `***`.
+
+        Raises:
+            RuntimeProblem: a ConfigMap cannot hold the files.
+        """
+        return yaml_of(make_objects(plan, workspace_files(plan, files), self.settings))
+
+    def prepare(self, plan: RunPlan, say: Say) -> ImageUsed:
+        """Name the image, which the nodes pull.
+
+        Raises:
+            RuntimeProblem: the card names none, or one that is to be built.
+        """
+        if plan.image is None:
+            raise RuntimeProblem(f"card '{plan.card.name}' names no image", "--image REF names one", cause=Cause.IMAGE)
+        if plan.image.dockerfile is not None and not plan.image.prebuilt:
+            what = f"image {plan.image.ref} is to be built, and the cluster's nodes only pull"
+            raise RuntimeProblem(what, "madlite build --registry HOST; run --manifest-file", cause=Cause.IMAGE)
+        say(f"image {plan.image.ref}, pulled by the nodes")
+        return ImageUsed(ref=plan.image.registry or plan.image.ref)
+
+    @contextmanager
+    def open(self, plan: RunPlan) -> Iterator[KubernetesSession]:
+        """Make the run's objects, wait until its pods have started, and hold them; leaving removes all of it.
+
+        Raises:
+            RuntimeProblem: the cluster refuses the run, or its pods cannot start.
+            Interrupted: a stop came before they had.
+        """
+        api = interruptible(lambda: Api(self.settings))
+        objects = make_objects(plan, workspace_files(plan), self.settings)
+        run, kind = label_value(plan.id), str(objects.job["kind"])
+        session: KubernetesSession | None = None
+        try:
+            interruptible(lambda: _create(api, objects))
+            nodes = interruptible(lambda: _wait(api, plan, objects.name, self.settings))
+            access = (self.settings.kubeconfig, self.settings.context)
+            session = KubernetesSession(api, kind, objects.name, nodes, plan, access)
+            yield session
+        finally:
+            if session is not None:
+                session.close()
+            if not plan.keep_alive or session is None:
+                _remove_logged(api, kind, objects.name, run)
+            api.close()
+
+    def attach(self, handle: str) -> KubernetesSession:
+        """Refuse: a run's pods go on by themselves, and their log is `kubectl logs`.
+
+        Raises:
+            RuntimeProblem: always.
+        """
+        namespace, kind, name, _ = read_handle(handle)
+        raise RuntimeProblem(
+            f"{kind} {name} of namespace {namespace} is not attached to",
+            f"kubectl logs --namespace {namespace} --follow -l job-name={name}",
+        )
+
+    def cancel(self, handle: str) -> None:
+        """Remove a run's Job with all it owns; one that is gone is fine.
+
+        Raises:
+            RuntimeProblem: the cluster does not do it, or the handle is none.
+        """
+        namespace, kind, name, run = read_handle(handle)
+        api = self._api_of(namespace, handle)
+        try:
+            remove(api, kind, name, run)
+        finally:
+            api.close()
+
+    def outcome(self, handle: str) -> JobOutcome | None:
+        """Return what the cluster says of a run; None of one that is gone.
+
+        Raises:
+            RuntimeProblem: the cluster does not answer, or the handle is none.
+        """
+        try:
+            namespace, _, _, run = read_handle(handle)
+        except RuntimeProblem:
+            return None
+        api = self._api_of(namespace, handle)
+        try:
+            found = list(outcomes_of(api.pods(run)))
+        finally:
+            api.close()
+        return _outcome(found)
+
+    def _api_of(self, namespace: str, handle: str) -> Api:
+        file, context = access_of(handle)
+        return Api(replace(self.settings, namespace=namespace, kubeconfig=file, context=context))
+
+
+def _outcome(found: list[tuple[str, int | None, Fault | None]]) -> JobOutcome | None:
+    if not found:
+        return None
+    fault = next((fault for _, _, fault in found if fault is not None), None)
+    going = any(phase in ("Pending", "Running", "Unknown") for phase, _, _ in found)
+    codes = [code for _, code, _ in found if code]
+    return JobOutcome(
+        state=fault.state if fault else next((phase for phase, _, _ in found if phase == "Failed"), found[0][0]),
+        ended=not going,
+        code=codes[0] if codes else (0 if not going else None),
+        out_of_memory=bool(fault and fault.out_of_memory),
+        reason=fault.text if fault else "",
+    )
+
+
+def _create(api: Api, objects: Objects) -> None:
+    """Make the Job, suspended, then what it owns, and let it start: no pod comes before its files.
+
+    Where a queue admits it the queue starts it.
+    """
+    job = objects.job
+    queued = bool(job["spec"].get("suspend"))
+    made = api.create({**job, "spec": {**job["spec"], "suspend": True}})
+    owner = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": objects.name,
+        "uid": made["metadata"]["uid"],
+        "controller": False,
+        "blockOwnerDeletion": False,
+    }
+    for one in objects.all():
+        check()
+        if one is not job:
+            api.create({**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}})
+    if not queued:
+        api.resume(job["kind"], objects.name)
+
+
+def _wait(api: Api, plan: RunPlan, name: str, settings: KubernetesSettings) -> list[str]:
+    """Return the names of the run's pods, once each has started; why they have not is told as it changes.
+
+    Raises:
+        RuntimeProblem: they cannot start, or not within the limit.
+    """
+    began, told = time.monotonic(), ""
+    stands: dict[str, float] = {}
+    resource, count = gpu_resource(plan, settings), plan.place.gpus_per_node
+    while True:
+        check()
+        pods = api.pods(label_value(plan.id))
+        if len(pods) >= plan.place.nodes and all(map(has_started, pods)):
+            return ordered(pods, plan.place.nodes)
+        fault = _why_not(api, pods, name, plan, resource, count)
+        now = time.monotonic()
+        if fault is not None:
+            since = stands.setdefault(fault.state + fault.text, now)
+            if fault.lasting and now - since >= (0.0 if fault.cause is Cause.GPUS else _CERTAIN_S):
+                raise RuntimeProblem(fault.text, fault.hint, cause=fault.cause)
+            if fault.text != told:
+                told = fault.text
+                _LOG.warning("run %s waits: %s", plan.id, fault.text)
+        if settings.pending_limit_s and now - began > settings.pending_limit_s:
+            text = f"the pods did not start within {settings.pending_limit_s:g} s" + (f": {told}" if told else "")
+            raise RuntimeProblem(text, "k8s.pending_limit_s is how long they may wait", cause=Cause.GPUS)
+        time.sleep(POLL_S / 2)
+
+
+def _why_not(api: Api, pods: list[dict[str, Any]], name: str, plan: RunPlan, resource: str, count: int) -> Fault | None:
+    """Return the gravest reason why pods have not started."""
+    found = [fault for pod in pods if not has_started(pod) and (fault := pending_fault(pod)) is not None]
+    if any(fault.state == "Unschedulable" for fault in found) and resource:
+        lacking = capacity_fault(api.nodes(), resource, count, plan.place.nodes)
+        found += [lacking] if lacking is not None else []
+    if len(pods) < plan.place.nodes:
+        refused = creation_fault(api.events(name))
+        found += [refused] if refused is not None else []
+    return max(found, key=lambda fault: fault.lasting, default=None)
+
+
+def remove(api: Api, kind: str, name: str, run: str) -> None:
+    """Remove a run's Job, with it what it owns, and what was made without an owner; what is gone is fine."""
+    api.delete(kind, name)
+    for other in _OWNED:
+        if other in ("Job", "JobSet"):
+            continue
+        for one in api.objects(other, run):
+            api.delete(other, pod_name(one))
+
+
+def _remove_logged(api: Api, kind: str, name: str, run: str) -> None:
+    """Remove a run; a problem is logged, for it must not hide why the session ended."""
+    try:
+        remove(api, kind, name, run)
+    except MadliteError as problem:
+        _LOG.warning("Job %s may be left (madlite clean removes it): %s", name, problem.message)

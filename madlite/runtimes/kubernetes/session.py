@@ -1,0 +1,287 @@
+"""A run's Job as a session: its pods run the plan's actions by themselves, their logs tell how far they are."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from madlite.cancellation import Interrupted
+from madlite.errors import RuntimeProblem
+from madlite.model import Action, Cause, Chunk, Completed, Exit, RunPlan, Sink
+from madlite.runtimes.kubernetes.api import Api
+from madlite.runtimes.kubernetes.faults import Fault, ended_fault, exit_code, phase_of, pod_name
+from madlite.runtimes.kubernetes.log_stream import Mark, MarkReader, follow
+from madlite.runtimes.kubernetes.manifests import INDEX_LABEL, label_value, numbered
+from madlite.safe_files import Folder
+
+_LOG = logging.getLogger(__name__)
+POLL_S = 2.0
+_STOPPED = 130
+_AFTER_STOP_S = 20.0  # for pods that were told to end, beyond their graces
+
+
+class PodEnd:
+    """A pod's log is over: its exit code, and what ended it other than its script."""
+
+    def __init__(self, code: int | None, fault: Fault | None) -> None:
+        self.code, self.fault = code, fault
+
+
+_Said = tuple[int, "bytes | Mark | PodEnd"]
+
+
+class KubernetesSession:
+    """The pods of a run, one on each node; `nodes` are their names in the order of their ranks."""
+
+    shell = ""
+
+    def __init__(
+        self,
+        api: Api,
+        kind: str,
+        name: str,
+        nodes: Sequence[str],
+        plan: RunPlan,
+        access: tuple[str, str] = ("", ""),
+    ) -> None:
+        self.handle = make_handle(api.namespace, kind, name, label_value(plan.id), access)
+        self.nodes = tuple(nodes)
+        self.notes: tuple[str, ...] = ()
+        self._api, self._kind, self._name, self._plan = api, kind, name, plan
+        self._said: queue.Queue[_Said] = queue.Queue(maxsize=4096)
+        self._ends: dict[int, PodEnd] = {}
+        self._files: dict[str, bytes] = {}
+        self._early: list[_Said] = []  # of nodes that are further than the others
+        self._closed, self._left = threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def run(self, action: Action, out: Sink) -> Exit:
+        """Follow the action to its end on every node; the pods have begun it by themselves."""
+        began = time.monotonic()
+        number = self._number(action)
+        if action.kind == "clean" or number is None:  # it goes with the pods
+            return Exit(code=0, duration_s=0.0)
+        if self._closed.is_set():
+            return Exit(code=_STOPPED, duration_s=0.0)
+        self._start_following()
+        codes, first, expired = self._gather(number, out, began, action.timeout_s)
+        took_s = time.monotonic() - began
+        if len(self.nodes) > 1:
+            return Exit.of_nodes(codes, first, took_s, timed_out=expired)
+        return Exit(code=codes[0] if codes[0] is not None else _STOPPED, duration_s=took_s, timed_out=expired)
+
+    def _number(self, action: Action) -> int | None:
+        for number, one in numbered(self._plan.actions, skip_run=self._plan.skip_model_run):
+            if (one.kind, one.argv, one.cwd) == (action.kind, action.argv, action.cwd):
+                return number
+        return None
+
+    def _start_following(self) -> None:
+        if not self._threads:
+            for node in range(len(self.nodes)):
+                thread = threading.Thread(target=self._follow, args=(node,), name=f"madlite-pod-{node}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _follow(self, node: int) -> None:
+        """Read one pod's log to its end; everything of it goes to the thread that runs the action."""
+        pod, reader = self.nodes[node], MarkReader(self._plan.id)
+        last: list[dict[str, object]] = []
+
+        def is_over() -> bool:
+            found = self._api.get("Pod", pod)
+            if found is None:
+                return True
+            last[:] = [found]
+            return phase_of(found) in ("Succeeded", "Failed")
+
+        try:
+            for line in follow(lambda since: self._api.log(pod, since), is_over, self._pause):
+                for one in reader.feed(line):
+                    self._said.put((node, one))
+            if rest := reader.flush():
+                self._said.put((node, rest))
+        except (RuntimeProblem, Interrupted, _Left) as problem:
+            _LOG.debug("log of %s: %s", pod, problem)
+        self._said.put((node, self._end_of(last[0] if last else None)))
+
+    def _end_of(self, pod: dict[str, object] | None) -> PodEnd:
+        if pod is None:
+            gone = Fault(
+                text="a pod of the run is gone", hint="kubectl get events", cause=Cause.PREEMPTED, state="gone"
+            )
+            return PodEnd(None, gone)
+        fault = ended_fault(pod)
+        if fault is None and phase_of(pod) not in ("Succeeded", "Failed"):
+            text = f"pod {pod_name(pod)} was removed while it ran"
+            fault = Fault(text=text, hint="kubectl get events", cause=Cause.PREEMPTED, state="removed")
+        return PodEnd(exit_code(pod), fault)
+
+    def _pause(self) -> None:
+        if self._left.wait(POLL_S / 2):
+            raise _Left
+
+    def _gather(
+        self, number: int, out: Sink, began: float, limit_s: float | None
+    ) -> tuple[list[int | None], int | None, bool]:
+        """Pass output on until every node has ended the action; return codes, who failed first, whether it expired.
+
+        Raises:
+            RuntimeProblem: the cluster ended a pod.
+        """
+        codes: dict[int, int | None] = {node: self._code_of(end) for node, end in self._ends.items()}
+        first = next((node for node, code in codes.items() if code), None)
+        expired = False
+        waiting, self._early = self._early, []
+        while len(codes) < len(self.nodes) and not self._left.is_set():
+            if limit_s is not None and not expired and time.monotonic() > began + limit_s:
+                expired = True
+                self.stop(self._plan.stop_grace_s)
+            said = waiting.pop(0) if waiting else self._next()
+            if said is not None:
+                self._take(said, number, codes, out)
+            first = next((node for node, code in codes.items() if code), None) if first is None else first
+        self._early += waiting
+        return [codes.get(node) for node in range(len(self.nodes))], first, expired
+
+    def _take(self, said: _Said, number: int, codes: dict[int, int | None], out: Sink) -> None:
+        """Take what a node said: output, a mark, or its end."""
+        node, what = said
+        if isinstance(what, Mark) and what.kind == "file":
+            self._files.setdefault(what.name, what.data)
+        elif node in codes:  # further than the others: it has begun the next action, or ended
+            self._early.append(said)
+        elif isinstance(what, PodEnd):
+            self._ends[node] = what
+            codes[node] = self._code_of(what)
+        elif isinstance(what, bytes):
+            out(Chunk(data=what, node=node))
+        elif what.kind == "end" and what.number == number:
+            codes[node] = what.code
+
+    def _code_of(self, end: PodEnd) -> int | None:
+        """Return the code of a pod that ended without a word of its action.
+
+        Raises:
+            RuntimeProblem: the cluster ended it, and nobody asked for that.
+        """
+        if end.fault is not None and not self._closed.is_set():
+            raise RuntimeProblem(end.fault.text, end.fault.hint, cause=end.fault.cause)
+        return end.code if end.code is not None else _STOPPED
+
+    def _next(self) -> _Said | None:
+        try:
+            return self._said.get(timeout=0.2)
+        except queue.Empty:
+            return None
+
+    def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
+        """Refuse: nothing is run beside the action.
+
+        Raises:
+            RuntimeProblem: always.
+        """
+        raise RuntimeProblem("runtime 'kubernetes' runs nothing beside the training")
+
+    def stop(self, grace_s: float) -> None:
+        """Remove the Job: Kubernetes sends TERM to each pod, whose script ends the action by INT, TERM and KILL."""
+        self._closed.set()
+        try:
+            self._api.delete(self._kind, self._name)
+            if grace_s <= 0:
+                for pod in self.nodes:
+                    self._api.delete("Pod", pod, grace_s=0)
+        except RuntimeProblem as problem:
+            self.notes = (*self.notes, f"the Job could not be removed: {problem.message}")
+        limit_s = 2 * max(grace_s, 1.0) + _AFTER_STOP_S if grace_s > 0 else POLL_S
+        timer = threading.Timer(limit_s, self._left.set)
+        timer.daemon = True
+        timer.start()
+
+    def collect(self, patterns: Sequence[str], into: Path) -> None:
+        """Write the files that the pods sent by their logs and that match, by their own names.
+
+        Raises:
+            RuntimeProblem: one cannot be written.
+        """
+        home = str(self._plan.folder.relative_to(self._plan.workspace))
+        found = {name: data for name, data in self._files.items() if _matches(name, patterns, home)}
+        if not found:
+            return
+        try:
+            into.mkdir(parents=True, exist_ok=True)
+            with Folder.open(into) as folder:
+                for name, data in found.items():
+                    folder.write(PurePosixPath(name).name, data)
+        except OSError as error:
+            what = f"what the run left cannot be written to {into}: {error.strerror}"
+            raise RuntimeProblem(what, cause=Cause.DISK) from error
+
+    def close(self) -> None:
+        """Read no log any more."""
+        self._left.set()
+
+
+class _Left(Exception):
+    """Nobody reads the log any more."""
+
+
+def _matches(name: str, patterns: Sequence[str], home: str) -> bool:
+    """Return whether a file of a pod matches; what is `work` of the run's folder here is the folder itself there."""
+    if name.startswith("/") or ".." in name.split("/"):
+        return False
+    seen = (name, name.replace(f"{home}/", f"{home}/work/", 1))
+    return any(fnmatch.fnmatchcase(one, pattern.lstrip("/")) for one in seen for pattern in patterns)
+
+
+# Handles.
+
+
+def make_handle(namespace: str, kind: str, name: str, run: str, access: tuple[str, str]) -> str:
+    """Return what names a run's Job in another process; `access` are the kubeconfig and the context that were named."""
+    values = {"namespace": namespace, "kind": kind, "name": name, "run": run}
+    return json.dumps({**values, "kubeconfig": access[0], "context": access[1]})
+
+
+def access_of(handle: str) -> tuple[str, str]:
+    """Return the kubeconfig and the context of a handle that `read_handle` can read."""
+    found = json.loads(handle)
+    return str(found.get("kubeconfig", "")), str(found.get("context", ""))
+
+
+def read_handle(handle: str) -> tuple[str, str, str, str]:
+    """Return namespace, kind, name and run of a handle.
+
+    Raises:
+        RuntimeProblem: it is none.
+    """
+    try:
+        found = json.loads(handle)
+        namespace, kind, name, run = (str(found[key]) for key in ("namespace", "kind", "name", "run"))
+    except (ValueError, KeyError, TypeError):
+        raise RuntimeProblem(f"{handle!r} names no Job of Kubernetes", cause=Cause.PREPARE) from None
+    return namespace, kind, name, run
+
+
+def ordered(pods: Sequence[dict[str, object]], count: int) -> list[str]:
+    """Return the names of a run's pods in the order of their completion indexes; fewer where some are not there."""
+
+    def index(pod: dict[str, object]) -> int:
+        metadata = pod["metadata"]
+        labels = metadata.get("labels") or {} if isinstance(metadata, dict) else {}
+        text = str(labels.get(INDEX_LABEL, ""))
+        return int(text) if text.isdigit() else count
+
+    return [pod_name(pod) for pod in sorted(pods, key=index)][:count]
+
+
+def outcomes_of(pods: Sequence[dict[str, object]]) -> Iterator[tuple[str, int | None, Fault | None]]:
+    """Yield what the cluster says of each pod: its phase, its code, and what ended it."""
+    for pod in pods:
+        yield phase_of(pod), exit_code(pod), ended_fault(pod)

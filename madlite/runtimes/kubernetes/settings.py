@@ -1,0 +1,186 @@
+"""What a run asks Kubernetes for beyond its plan: the key `k8s` (or `kubernetes`) of a context; docs/kubernetes.md.
+
+It is strict: a key that nothing reads is an error.  Keys of madengine 2 are taken under their own names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from madlite.errors import UsageProblem, did_you_mean
+from madlite.files import wrong_key
+from madlite.model import Json, Value
+
+RUNTIME = "kubernetes"
+_DNS = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$|^$"
+_QUANTITY = r"^([0-9]+(\.[0-9]+)?)([KMGTPE]i?|[mkunp])?$|^$"
+_Name = Annotated[str, Meta(pattern=_DNS)]
+_Quantity = Annotated[str, Meta(pattern=_QUANTITY)]
+_Path = Annotated[str, Meta(pattern=r"^/")]
+
+
+class Toleration(Value, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """A taint that pods may be placed in spite of, as Kubernetes has it."""
+
+    key: str = ""
+    operator: Literal["Exists", "Equal"] = "Equal"
+    value: str = ""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+    toleration_seconds: int | None = None
+
+
+class Volume(Value, frozen=True, forbid_unknown_fields=True):
+    """What a pod sees at `mount`: a claim, a folder of the node, or a folder of an NFS server (`HOST:/PATH`)."""
+
+    mount: _Path
+    claim: _Name = ""
+    host_path: str = ""
+    nfs: str = ""
+    sub_path: str = ""
+    read_only: bool = False
+
+
+class KubernetesSettings(Value, frozen=True, forbid_unknown_fields=True):
+    """How the pods of a run are made; what is empty Kubernetes or the kubeconfig decides.
+
+    `gpu` and `gpus_per_node` describe the nodes that plans are made for, as `--machine` has it.  `rdma` are resources
+    of network cards and how many of each a pod gets.  `pending_limit_s` is how long pods may wait to be placed, 0
+    without an end.  `ttl_s` is how long Kubernetes keeps an ended Job that nobody removed.
+    """
+
+    kubeconfig: str = ""
+    context: str = ""
+    namespace: _Name = ""
+    gpu: str = ""
+    gpus_per_node: Annotated[int, Meta(ge=0)] = 0
+    nodes: Annotated[int, Meta(ge=1)] = 1
+    gpu_resource: str = ""
+    rdma: dict[str, Annotated[int, Meta(ge=1)]] = {}
+    cpu: _Quantity = ""
+    cpu_limit: _Quantity = ""
+    memory: _Quantity = ""
+    memory_limit: _Quantity = ""
+    shm_size: _Quantity = ""
+    host_network: bool = False
+    host_ipc: bool = False
+    interface: str = ""
+    capabilities: tuple[str, ...] = ()
+    privileged: bool = False
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[Toleration, ...] = ()
+    priority_class: _Name = ""
+    queue: _Name = ""
+    jobset: bool = False
+    service_account: _Name = ""
+    image_pull_secrets: tuple[_Name, ...] = ()
+    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
+    runtime_secret: _Name = ""
+    volumes: tuple[Volume, ...] = ()
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    port: Annotated[int, Meta(ge=1, le=65535)] = 29500
+    ttl_s: Annotated[int, Meta(ge=0)] = 86400
+    pending_limit_s: Annotated[float, Meta(ge=0)] = 0.0
+
+    @property
+    def machine(self) -> str:
+        """The machine that plans are made for, as `--machine` has it; "" for nodes without GPUs."""
+        return f"{self.gpus_per_node}x{self.gpu}" if self.gpu and self.gpus_per_node else ""
+
+
+# madengine 2's keys: the name here, or why it has no effect.
+_RENAMED = {
+    "gpu_resource_name": "gpu_resource",
+    "gpu_count": "gpus_per_node",
+    "ttl_seconds_after_finished": "ttl_s",
+}
+_WITHOUT_EFFECT = {
+    "backoff_limit": "a run that failed is not started again by itself; --retry does",
+    "output_dir": "--dry-run prints the manifests",
+    "nfs_storage_class": "results come by the pods' logs",
+    "storage_class": "results come by the pods' logs",
+    "data_storage_class": "volumes name claims that are there",
+    "results_storage_size": "results come by the pods' logs",
+    "data_storage_size": "volumes name claims that are there",
+    "recreate_shared_data_pvc": "volumes name claims that are there",
+    "allow_privileged_profiling": "privileged decides",
+}
+_DATA = "/data"  # where madengine mounts its data claim
+
+
+def read_settings(table: Mapping[str, Any], where: str) -> tuple[KubernetesSettings, tuple[str, ...]]:
+    """Return the settings of a table, and notes on keys of madengine that have no effect; `where` names it.
+
+    Raises:
+        UsageProblem: a key is unknown, or its value wrong.
+    """
+    own: dict[str, Any] = {}
+    notes = []
+    for key, value in table.items():
+        if key in _WITHOUT_EFFECT:
+            notes.append(f"{where}: '{key}' has no effect: {_WITHOUT_EFFECT[key]}")
+        elif key == "secrets" and isinstance(value, dict):
+            own |= _secrets(value, where)
+        elif key == "data_pvc":
+            own["volumes"] = [*own.get("volumes", ()), {"mount": _DATA, "claim": value}]
+        elif value is not None:
+            own[_RENAMED.get(key, key)] = value if key != "volumes" else [*own.get("volumes", ()), *value]
+    _refuse_unknown(own, where)
+    try:
+        settings = msgspec.convert(own, KubernetesSettings)
+    except msgspec.ValidationError as error:
+        raise UsageProblem(f"{where}: {wrong_key(error)[1]}", "docs/kubernetes.md lists the keys") from None
+    _check(settings, where)
+    return settings, tuple(notes)
+
+
+def _secrets(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return what madengine's `secrets` names; its strategies have no effect, for secrets are the plan's."""
+    for key in table:
+        if key not in ("strategy", "image_pull_secret_names", "runtime_secret_name"):
+            near = did_you_mean(key, ("strategy", "image_pull_secret_names", "runtime_secret_name"), most=1)
+            raise UsageProblem(f"{where}: key 'secrets.{key}' is unknown", near)
+    found = {
+        "image_pull_secrets": table.get("image_pull_secret_names"),
+        "runtime_secret": table.get("runtime_secret_name"),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _refuse_unknown(table: Mapping[str, Json], where: str) -> None:
+    known = KubernetesSettings.__struct_fields__
+    for key in table:
+        if key not in known:
+            near = did_you_mean(key, (*known, *_RENAMED, *_WITHOUT_EFFECT, "secrets", "data_pvc"), most=1)
+            raise UsageProblem(f"{where}: key '{key}' is unknown", near or f"accepted: {', '.join(known)}")
+
+
+_RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+def _check(settings: KubernetesSettings, where: str) -> None:
+    from madlite.machine.products import PRODUCTS, find_product
+
+    if bool(settings.gpu) != bool(settings.gpus_per_node):
+        given, missing = ("gpu", "gpus_per_node") if settings.gpu else ("gpus_per_node", "gpu")
+        hint = '"gpu": "MI300X", "gpus_per_node": 8, or neither for nodes without GPUs'
+        raise UsageProblem(f"{where}: '{given}' without '{missing}'", hint)
+    if settings.gpu and find_product(settings.gpu) is None:
+        known = [product.device for product in PRODUCTS]
+        near = did_you_mean(settings.gpu, known, most=1)
+        raise UsageProblem(f"{where}: gpu '{settings.gpu}' is unknown", near or f"known: {', '.join(known)}")
+    for name in (*settings.rdma, *filter(None, [settings.gpu_resource])):
+        if not _RESOURCE.fullmatch(name):
+            raise UsageProblem(f"{where}: '{name}' is no name of a resource", "such as amd.com/gpu or rdma/hca")
+    for one in settings.volumes:
+        sources = [source for source in (one.claim, one.host_path, one.nfs) if source]
+        if len(sources) != 1:
+            what = f"{where}: the volume at {one.mount} has {len(sources)} sources"
+            raise UsageProblem(what, "one of claim, host_path and nfs")
+        if one.nfs and ":/" not in one.nfs:
+            raise UsageProblem(f"{where}: nfs '{one.nfs}' is no HOST:/PATH")

@@ -1,0 +1,81 @@
+"""`madlite run` on a stand-in cluster: from a context to rows, and the YAML of a dry run."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from madlite.cli.main import call
+from tests.pods.stand_in import Cluster
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.host
+SCRIPT = 'echo "node $NODE_RANK of $NNODES"\n[ "$NODE_RANK" != 0 ] || echo "performance: 12.5 samples_per_second"\n'
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch, cluster: Cluster):
+    folder = tmp_path / "mad"
+    (folder / "scripts/a").mkdir(parents=True)
+    (folder / "scripts/a/run.sh").write_text(SCRIPT)
+    card = {"name": "a", "scripts": "scripts/a/run.sh", "image": "rocm/a:1", "n_gpus": "-1", "args": "", "tags": []}
+    (folder / "models.json").write_text(json.dumps([card]))
+    monkeypatch.chdir(folder)
+    for name in ("MODEL_DIR", "KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def run(cluster: Cluster, *args: str, **keys: object) -> int:
+    table = {"kubeconfig": str(cluster.kubeconfig()), **keys}
+    return call(["run", "--tags", "a", "--image", "rocm/a:1", "-c", json.dumps({"k8s": table}), *args])
+
+
+def rows(checkout) -> list[dict[str, str]]:
+    with (checkout / "perf.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_card_on_two_nodes_has_one_row_and_nothing_is_left(checkout, cluster, capfd):
+    assert run(cluster, nodes=2, gpu="MI300X", gpus_per_node=8) == 0, capfd.readouterr()
+    ((row,),) = (rows(checkout),)
+    assert (row["performance"], row["status"], row["nnodes"]) == ("12.5", "SUCCESS", "2")
+    assert (row["deployment_type"], row["n_gpus"]) == ("kubernetes", "16")
+    (log,) = checkout.glob("madlite_runs/*/run.log")
+    assert "[node0]: node 0 of 2" in log.read_text() and "[node1]: node 1 of 2" in log.read_text()
+    wait_until(lambda: not cluster.pods and not cluster.objects)
+    assert cluster.invalid == []
+
+
+def test_a_failing_script_is_a_failure_with_its_line(checkout, cluster, capfd):
+    (checkout / "scripts/a/run.sh").write_text("echo 'RuntimeError: HIP out of memory' >&2\nexit 1\n")
+    assert run(cluster) == 3
+    assert [row["status"] for row in rows(checkout)] == ["FAILURE"]
+    assert "HIP out of memory" in capfd.readouterr().out
+
+
+def test_a_dry_run_prints_yaml_and_touches_nothing(checkout, cluster, capfd, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnopqrstuvwxyz0123456789")
+    assert run(cluster, "--dry-run", nodes=2, gpu="MI300X", gpus_per_node=8) == 0
+    said = capfd.readouterr().out
+    documents = [one for one in yaml.safe_load_all(said) if one]
+    assert [one["kind"] for one in documents] == ["Secret", "ConfigMap", "Service", "Job"]
+    for one in documents:
+        kubernetes_validate.validate(one, "1.37", strict=True)
+    assert "hf_abc" not in said and not (checkout / "madlite_runs").exists() and cluster.requests == []
+
+
+def test_a_wrong_key_is_refused_before_anything(checkout, cluster, capfd):
+    assert run(cluster, namspace="x") == 4
+    assert "k8s: key 'namspace' is unknown" in capfd.readouterr().err and not (checkout / "perf.csv").exists()
+
+
+def test_a_cluster_that_does_not_answer_is_a_row_with_the_reason(checkout, cluster, capfd):
+    cluster.close()
+    assert run(cluster) in (2, 3)
+    assert [row["status"] for row in rows(checkout)] == ["FAILURE"]
+    assert "does not answer" in capfd.readouterr().out

@@ -1,0 +1,202 @@
+"""The objects of a run: valid by the schemas of Kubernetes, without secrets, with names and labels as they must be."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import kubernetes_validate
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.model import Action, Gpu, Image, Machine, Place, Secret
+from madlite.runtimes.kubernetes.manifests import job_name, label_value, make_objects, yaml_of
+from madlite.runtimes.kubernetes.runtime import KubernetesRuntime
+from madlite.runtimes.kubernetes.settings import KubernetesSettings, read_settings
+from tests.factories import make_plan
+
+EVERYTHING = {
+    "namespace": "bench",
+    "rdma": {"rdma/hca": 8},
+    "cpu": "16",
+    "memory": "64Gi",
+    "memory_limit": "128Gi",
+    "shm_size": "64Gi",
+    "host_network": True,
+    "host_ipc": True,
+    "interface": "eth0",
+    "capabilities": ["SYS_PTRACE"],
+    "privileged": True,
+    "node_selector": {"pool": "mi300x"},
+    "tolerations": [{"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "priority_class": "high",
+    "queue": "train",
+    "service_account": "runner",
+    "image_pull_secrets": ["registry"],
+    "image_pull_policy": "IfNotPresent",
+    "runtime_secret": "tokens",
+    "volumes": [
+        {"mount": "/data", "claim": "data", "read_only": True},
+        {"mount": "/scratch", "host_path": "/mnt/nvme"},
+        {"mount": "/home", "nfs": "server:/export/home", "sub_path": "me"},
+    ],
+    "labels": {"team": "perf"},
+    "annotations": {"note": "a benchmark"},
+}
+
+
+def plan_of(tmp_path, vendor: str = "AMD", nodes: int = 2, **changes: object):
+    machine = Machine(vendor=vendor, device="MI300X", gpus=tuple(Gpu(index=n) for n in range(8)))
+    made = make_plan(tmp_path, machine=machine, traits=KubernetesRuntime.traits, runtime="kubernetes")
+    action = Action(kind="run", argv=("bash", "run.sh"), cwd="{folder}")
+    fields = {
+        "place": Place(where="kubernetes", nodes=nodes, gpus_per_node=8),
+        "actions": (action,),
+        "image": Image(ref="rocm/primus:v25.10"),
+        "env": {"NCCL_DEBUG": "WARN", "ODD": "a $(HOME) 'b'\n"},
+        "timeout_s": 3600.0,
+    }
+    return replace(made, **{**fields, **changes})
+
+
+def settings_of(**table: object) -> KubernetesSettings:
+    return read_settings(table, "a test")[0]
+
+
+def valid(documents: list[dict]) -> None:
+    for one in documents:
+        if one["apiVersion"] in ("v1", "batch/v1"):
+            for version in ("1.32", "1.37"):
+                kubernetes_validate.validate(one, version, strict=True)
+
+
+@pytest.mark.parametrize("table", [{}, EVERYTHING])
+@pytest.mark.parametrize("vendor", ["AMD", "NVIDIA"])
+def test_the_objects_are_valid(tmp_path, table, vendor):
+    objects = make_objects(plan_of(tmp_path, vendor), {"madlite_runs/x/run.sh": b"true\n"}, settings_of(**table))
+    valid(list(objects.all()))
+    job = objects.job["spec"]
+    assert (job["completions"], job["parallelism"], job["completionMode"], job["backoffLimit"]) == (2, 2, "Indexed", 0)
+    container = job["template"]["spec"]["containers"][0]
+    resource = {"AMD": "amd.com/gpu", "NVIDIA": "nvidia.com/gpu"}[vendor]
+    assert container["resources"]["limits"][resource] == container["resources"]["requests"][resource] == "8"
+    assert job["template"]["spec"]["restartPolicy"] == "Never" and job["activeDeadlineSeconds"] > 3600
+
+
+def test_what_the_settings_ask_for_is_in_the_pods(tmp_path):
+    objects = make_objects(plan_of(tmp_path), {}, settings_of(**EVERYTHING))
+    spec = objects.job["spec"]["template"]["spec"]
+    assert spec["hostNetwork"] and spec["dnsPolicy"] == "ClusterFirstWithHostNet" and spec["hostIPC"]
+    assert spec["nodeSelector"] == {"pool": "mi300x"} and spec["priorityClassName"] == "high"
+    assert spec["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert spec["imagePullSecrets"] == [{"name": "registry"}] and spec["serviceAccountName"] == "runner"
+    container = spec["containers"][0]
+    assert container["resources"]["limits"] == {"memory": "128Gi", "rdma/hca": "8", "amd.com/gpu": "8"}
+    assert container["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE", "IPC_LOCK"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}} in spec["volumes"]
+    assert objects.job["spec"]["suspend"] and objects.job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "train"
+    assert "kueue.x-k8s.io/queue-name" not in objects.job["spec"]["template"]["metadata"]["labels"]
+
+
+def test_secrets_stand_in_the_secret_alone(tmp_path):
+    env = {"HF_TOKEN": Secret("hf-s3cr3t")}
+    action = Action(kind="run", argv=("bash", "run.sh"), env={"KEY": Secret("own-s3cr3t"), "PLAIN": "a b"})
+    plan = plan_of(tmp_path, env=env, actions=(action,))
+    objects = make_objects(plan, {}, settings_of())
+    assert objects.secret is not None
+    valid(list(objects.all()))
+    others = json.dumps([one for one in objects.all() if one is not objects.secret])
+    assert "s3cr3t" not in others and "s3cr3t" not in yaml_of(objects)
+    assert sorted(objects.secret["data"]) == ["HF_TOKEN", "MADLITE_ACTION_0_KEY"]
+    assert 'env KEY="${MADLITE_ACTION_0_KEY}" PLAIN=' in objects.config["data"]["actions.sh"]
+
+
+def test_a_dry_run_s_yaml_can_be_applied(tmp_path):
+    plan = plan_of(tmp_path, env={"HF_TOKEN": Secret("s3cr3t")})
+    text = KubernetesRuntime(settings_of()).manifest(plan, {"run.sh": b"echo a\n\techo b\n", "data.bin": b"\0\xff"})
+    documents = list(yaml.safe_load_all(text))
+    valid(documents)
+    assert [one["kind"] for one in documents] == ["Secret", "ConfigMap", "Service", "Job"]
+    (script,) = (value for key, value in documents[1]["data"].items() if key.endswith("run.sh"))
+    assert script == "echo a\n\techo b\n" and list(documents[1]["binaryData"].values()) == ["AP8="]
+    (files,) = (one for one in documents[3]["spec"]["template"]["spec"]["volumes"] if one["name"] == "files")
+    paths = [item["path"] for item in files["configMap"]["items"]]
+    home = plan.folder.relative_to(plan.workspace)
+    assert sorted(paths) == [f"{home}/data.bin", f"{home}/run.sh"]
+
+
+def test_a_value_with_a_reference_is_no_reference(tmp_path):
+    spec = make_objects(plan_of(tmp_path), {}, settings_of()).job["spec"]["template"]["spec"]
+    env = {one["name"]: one.get("value") for one in spec["containers"][0]["env"]}
+    assert env["ODD"] == "a $$(HOME) 'b'\n" and env["NNODES"] == "2"
+    name = job_name(plan_of(tmp_path).id)
+    assert env["MASTER_ADDR"] == f"{name}-0.{name}" and spec["subdomain"] == name
+
+
+def test_a_jobset_has_the_same_pods_and_a_master_by_its_own_names(tmp_path):
+    objects = make_objects(plan_of(tmp_path), {}, settings_of(jobset=True))
+    valid([one for one in objects.all() if one is not objects.job])
+    inner = objects.job["spec"]["replicatedJobs"][0]["template"]["spec"]
+    kubernetes_validate.validate(
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": inner}, "1.37", strict=True
+    )
+    env = {one["name"]: one.get("value") for one in inner["template"]["spec"]["containers"][0]["env"]}
+    name = objects.name
+    assert env["MASTER_ADDR"] == f"{name}-run-0-0.{name}" and objects.job["spec"]["network"]["subdomain"] == name
+
+
+@pytest.mark.parametrize("run_id", ["20260101T000000-a-0000ff", "20260101T000000-" + "Llama_3.1/8B " * 20, "x" * 300])
+def test_names_and_labels_are_what_kubernetes_takes(run_id):
+    name, value = job_name(run_id), label_value(run_id)
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) and len(name) <= 52
+    assert re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", value)
+    assert job_name(run_id + "1") != name
+
+
+def test_files_beyond_a_configmap_are_refused_with_the_largest_named(tmp_path):
+    with pytest.raises(RuntimeProblem, match=r"2\.\d MiB, and a ConfigMap holds 1 MiB \(the largest is .*weights.bin"):
+        make_objects(plan_of(tmp_path), {"a/weights.bin": b"x" * (2 << 20), "b": b"y"}, settings_of())
+
+
+def test_madengine_s_keys_are_understood():
+    table = {
+        "gpu_resource_name": "amd.com/gpu",
+        "gpu_count": 8,
+        "gpu": "MI300X",
+        "memory": "64Gi",
+        "ttl_seconds_after_finished": 60,
+        "backoff_limit": 3,
+        "secrets": {"strategy": "existing", "image_pull_secret_names": ["r"], "runtime_secret_name": "t"},
+        "data_pvc": "madengine-shared-data",
+        "nfs_storage_class": "nfs-banff",
+    }
+    settings, notes = read_settings(table, "context: k8s")
+    assert (settings.gpu_resource, settings.gpus_per_node, settings.ttl_s) == ("amd.com/gpu", 8, 60)
+    assert settings.image_pull_secrets == ("r",) and settings.runtime_secret == "t"
+    assert [(one.mount, one.claim) for one in settings.volumes] == [("/data", "madengine-shared-data")]
+    assert len(notes) == 2 and "'backoff_limit' has no effect" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "message", "hint"),
+    [
+        ({"namspace": "x"}, "key 'namspace' is unknown", "namespace"),
+        ({"namespace": "No_Good"}, "namespace", "docs/kubernetes.md"),
+        ({"tolerations": [{"kee": "x"}]}, "kee", ""),
+        ({"memory": "lots"}, "memory", ""),
+        ({"gpu_count": 8}, "'gpus_per_node' without 'gpu'", "MI300X"),
+        ({"gpu": "MI300Y", "gpus_per_node": 8}, "gpu 'MI300Y' is unknown", "MI300X"),
+        ({"rdma": {"hca": 1}}, "'hca' is no name of a resource", "rdma/hca"),
+        ({"volumes": [{"mount": "/x"}]}, "the volume at /x has 0 sources", "claim"),
+        ({"volumes": [{"mount": "/x", "claim": "a", "nfs": "b:/c"}]}, "2 sources", ""),
+        ({"volumes": [{"mount": "/x", "nfs": "b"}]}, "no HOST:/PATH", ""),
+        ({"secrets": {"strategie": "x"}}, "key 'secrets.strategie' is unknown", "strategy"),
+    ],
+)
+def test_settings_are_strict(table, message, hint):
+    with pytest.raises(UsageProblem) as problem:
+        read_settings(table, "context: k8s")
+    assert problem.value.message.startswith("context: k8s: ")
+    assert message in problem.value.message and hint in problem.value.hint

@@ -1,0 +1,287 @@
+"""Runs on a stand-in cluster whose pods are processes: output, exits, stops, faults, and what is left."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from msgspec.structs import replace
+
+from madlite.errors import RuntimeProblem
+from madlite.model import Cause, Exit, Secret
+from madlite.runtimes.kubernetes.runtime import KubernetesRuntime
+from tests.pods.stand_in import Cluster
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.host
+
+
+class Output:
+    """What came of each node."""
+
+    def __init__(self) -> None:
+        self.parts: dict[int, bytes] = {}
+        self.some = threading.Event()
+
+    def __call__(self, chunk) -> None:
+        self.parts[chunk.node] = self.parts.get(chunk.node, b"") + chunk.data
+        self.some.set()
+
+    def text(self, node: int = 0) -> str:
+        return self.parts.get(node, b"").decode()
+
+
+def run(runtime: KubernetesRuntime, plan) -> tuple[list[Exit], list[Output]]:
+    exits, outputs = [], []
+    with runtime.open(plan) as session:
+        for action in plan.actions:
+            outputs.append(Output())
+            exits.append(session.run(action, outputs[-1]))
+            if exits[-1].code:
+                break
+    return exits, outputs
+
+
+def assert_nothing_left(cluster: Cluster) -> None:
+    wait_until(lambda: not cluster.pods and not cluster.objects, "the removal of all objects")
+    assert cluster.invalid == []
+
+
+def test_actions_follow_each_other_and_each_has_its_own_output(cluster, runtime, plan):
+    exits, outputs = run(runtime, plan("echo one; cat run.sh", "printf two; exit 3", "echo never"))
+    assert [one.code for one in exits] == [0, 3]
+    assert outputs[0].text() == "one\necho from run.sh\n" and outputs[1].text() == "two\n"
+    assert_nothing_left(cluster)
+
+
+def test_nodes_have_their_rank_and_the_first_to_fail_is_named(cluster, runtime, plan):
+    script = (
+        'echo "$NODE_RANK of $NNODES at $MASTER_ADDR:$MASTER_PORT"; [ "$NODE_RANK" = 1 ] && exit 4; sleep 2; exit 5'
+    )
+    (ended,), (output,) = run(runtime, plan(script, nodes=2))
+    assert (ended.code, ended.failed_node, ended.codes[1]) == (4, 1, 4)
+    for node in (0, 1):
+        assert output.text(node).startswith(f"{node} of 2 at madlite-") and "-0.madlite-" in output.text(node)
+        assert output.text(node).endswith(":29500\n")
+
+
+def test_secrets_reach_the_workload_and_stand_in_the_secret_alone(cluster, runtime, plan):
+    made = plan(
+        'echo "$HF_TOKEN" | rev; echo "$OWN" | rev; echo "$DOLLAR"',
+        env={"HF_TOKEN": Secret("s3cr3t-hub"), "DOLLAR": "$(HOME) $x"},
+    )
+    action = replace(made.actions[0], env={"OWN": Secret("s3cr3t-own")})
+    seen: list[str] = []
+
+    def keep(pod):
+        seen.append(repr([one for (kind, _), one in cluster.objects.items() if kind != "secrets"]) + repr(pod))
+
+    cluster.pod_status = keep
+    _, (output,) = run(runtime, replace(made, actions=(action,)))
+    assert output.text() == "buh-t3rc3s\nnwo-t3rc3s\n$(HOME) $x\n"
+    assert seen and "s3cr3t" not in seen[0]
+
+
+def test_a_log_that_breaks_is_read_on_and_no_line_comes_twice_or_is_lost(cluster, runtime, plan):
+    cluster.cut_logs_after = 700
+    (ended,), (output,) = run(runtime, plan('i=0; while [ $((i += 1)) -le 60 ]; do echo "line $i"; done'))
+    assert ended.code == 0 and output.text() == "".join(f"line {n}\n" for n in range(1, 61))
+    assert sum(1 for method, path in cluster.requests if path.endswith("/log")) > 3
+
+
+def test_a_stop_lets_the_workload_say_its_last_words_and_removes_everything(cluster, runtime, plan):
+    made = plan("trap 'echo last words; exit 7' INT; echo begun; while :; do sleep 0.1; done", stop_grace_s=20.0)
+    output, ended = Output(), []
+    with runtime.open(made) as session:
+        thread = threading.Thread(target=lambda: ended.append(session.run(made.actions[0], output)))
+        thread.start()
+        assert output.some.wait(60)
+        session.stop(20.0)
+        thread.join(60)
+        again = session.run(made.actions[0], output)
+    assert "last words" in output.text() and [one.code for one in ended] == [7] and again.code != 0
+    assert_nothing_left(cluster)
+
+
+def test_an_action_that_ignores_signals_is_killed(cluster, runtime, plan):
+    made = plan("trap '' INT TERM; echo begun; while :; do sleep 0.1; done", stop_grace_s=1.0)
+    output, ended = Output(), []
+    with runtime.open(made) as session:
+        thread = threading.Thread(target=lambda: ended.append(session.run(made.actions[0], output)))
+        thread.start()
+        assert output.some.wait(60)
+        session.stop(1.0)
+        thread.join(60)
+    assert ended and ended[0].code != 0
+    assert_nothing_left(cluster)
+
+
+def test_an_action_s_own_limit_ends_it(cluster, runtime, plan):
+    made = plan("sleep 600", stop_grace_s=1.0)
+    made = replace(made, actions=(replace(made.actions[0], timeout_s=1.0),))
+    (ended,), _ = run(runtime, made)
+    assert ended.timed_out and ended.code != 0
+
+
+def test_files_that_a_run_leaves_come_back(cluster, runtime, plan, tmp_path):
+    made = plan("mkdir -p out; printf 'a\\0b' > numbers.bin; echo x > ../../elsewhere")
+    with runtime.open(made) as session:
+        session.run(made.actions[0], Output())
+        session.collect([f"madlite_runs/{made.id}/work/*"], tmp_path / "back")
+    assert [path.name for path in (tmp_path / "back").iterdir()] == ["numbers.bin"]
+    assert (tmp_path / "back/numbers.bin").read_bytes() == b"a\0b"
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "words"),
+    [
+        (
+            {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."},
+            Cause.DISK,
+            "was evicted",
+        ),
+        (
+            {"containerStatuses": [{"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]},
+            Cause.HOST_MEMORY,
+            "was killed for memory",
+        ),
+        (
+            {
+                "conditions": [
+                    {
+                        "type": "DisruptionTarget",
+                        "status": "True",
+                        "reason": "DeletionByPodGC",
+                        "message": "node n1 is gone",
+                    }
+                ]
+            },
+            Cause.PREEMPTED,
+            "is lost: its node is gone",
+        ),
+    ],
+)
+def test_what_the_cluster_ends_is_told_in_one_sentence(cluster, runtime, plan, status, cause, words):
+    made = plan("echo begun; sleep 600")
+    output = Output()
+
+    def end() -> None:
+        output.some.wait(60)
+        (name,) = cluster.pods
+        cluster.lose(name, {"phase": "Failed", **status})
+
+    threading.Thread(target=end, daemon=True).start()
+    with pytest.raises(RuntimeProblem) as problem, runtime.open(made) as session:
+        session.run(made.actions[0], output)
+    assert (problem.value.cause, words in problem.value.message) == (cause, True), problem.value.message
+    assert_nothing_left(cluster)
+
+
+def waiting(state: str, reason: str, message: str) -> dict:
+    return {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": reason, "message": message}}}]}
+
+
+def unscheduled(message: str) -> dict:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"phase": "Pending", "conditions": [condition]}
+
+
+def test_a_run_that_no_node_can_have_is_refused_at_once(cluster, runtime, plan):
+    cluster.pod_status = lambda pod: unscheduled("0/4 nodes are available: 4 Insufficient amd.com/gpu.")
+    big = plan("true")
+    big = replace(big, place=replace(big.place, gpus_per_node=16), machine=replace(big.machine, vendor="AMD"))
+    with pytest.raises(RuntimeProblem) as problem, runtime.open(big):
+        pass
+    assert "no node has 16 amd.com/gpu: of 4 nodes the largest has 8" in problem.value.message
+    assert problem.value.cause is Cause.GPUS
+    assert_nothing_left(cluster)
+
+
+def test_a_run_that_waits_for_room_says_so_and_begins_when_there_is_some(cluster, runtime, plan, caplog):
+    cluster.pod_status = lambda pod: unscheduled("0/4 nodes are available: 4 Insufficient amd.com/gpu.")
+    made = plan("echo it ran")
+    made = replace(made, place=replace(made.place, gpus_per_node=8), machine=replace(made.machine, vendor="AMD"))
+
+    def make_room() -> None:
+        wait_until(lambda: "waits" in caplog.text)
+        (pod,) = cluster.pods.values()
+        cluster._run(pod, 0)
+
+    threading.Thread(target=make_room, daemon=True).start()
+    _, (output,) = run(runtime, made)
+    assert output.text() == "it ran\n" and "Insufficient amd.com/gpu" in caplog.text
+
+
+def test_an_image_that_is_not_there_is_told(cluster, runtime, plan, monkeypatch):
+    monkeypatch.setattr("madlite.runtimes.kubernetes.runtime._CERTAIN_S", 0.5)
+    cluster.pod_status = lambda pod: waiting("waiting", "ImagePullBackOff", "manifest for rocm/primus:v25.10 not found")
+    with pytest.raises(RuntimeProblem) as problem, runtime.open(plan("true")):
+        pass
+    assert "image rocm/primus:v25.10 cannot be pulled" in problem.value.message and problem.value.cause is Cause.IMAGE
+    assert_nothing_left(cluster)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            (
+                "POST /apis/batch",
+                403,
+                'jobs.batch "x" is forbidden: exceeded quota: gpus, requested: 8, used: 8, limited: 8',
+            ),
+            "a quota of the namespace",
+        ),
+        (
+            ("POST /apis/batch", 403, 'jobs.batch is forbidden: User "me" cannot create resource "jobs"'),
+            "does not allow POST jobs",
+        ),
+        (("POST /api/v1/namespaces/bench/configmaps", 409, 'configmaps "x" already exists'), "it is there already"),
+    ],
+)
+def test_a_refusal_is_told_and_nothing_is_left(cluster, runtime, plan, answer, words):
+    cluster.answers.append(answer)
+    with pytest.raises(RuntimeProblem) as problem, runtime.open(plan("true")):
+        pass
+    assert words in problem.value.message
+    assert_nothing_left(cluster)
+
+
+def test_a_quota_on_pods_is_told(cluster, runtime, plan):
+    cluster.start = lambda job: None
+    message = 'Error creating: pods "x" is forbidden: exceeded quota: gpus, requested: amd.com/gpu=8'
+    cluster.events.append({"metadata": {"name": "e"}, "reason": "FailedCreate", "message": message})
+    with pytest.raises(RuntimeProblem, match="exceeded quota: gpus") as problem, runtime.open(plan("true")):
+        pass
+    assert problem.value.cause is Cause.GPUS
+
+
+def test_a_server_that_is_busy_is_asked_again(cluster, runtime, plan):
+    cluster.answers += [("POST /apis/batch", 503, "busy"), ("GET /api/v1/namespaces/bench/pods", 429, "too many")]
+    (ended,), (output,) = run(runtime, plan("echo fine"))
+    assert ended.code == 0 and output.text() == "fine\n"
+
+
+def test_a_handle_cancels_and_reports_from_another_process(cluster, runtime, plan):
+    made = plan("echo begun; sleep 600", keep_alive=True)
+    with runtime.open(made) as session:
+        handle = session.handle
+    other = KubernetesRuntime(runtime.settings)
+    answer = other.outcome(handle)
+    assert answer is not None and not answer.ended and answer.state == "Running"
+    other.cancel(handle)
+    assert_nothing_left(cluster)
+    other.cancel(handle)
+    assert other.outcome(handle) is None and other.outcome("nonsense") is None
+    with pytest.raises(RuntimeProblem, match="names no Job"):
+        other.cancel("nonsense")
+    with pytest.raises(RuntimeProblem):
+        other.attach(handle)
+
+
+def test_without_a_cluster_it_is_not_available(tmp_path, monkeypatch):
+    from madlite.runtimes.kubernetes.settings import KubernetesSettings
+
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    problem = KubernetesRuntime(KubernetesSettings(kubeconfig=str(tmp_path / "none"))).available()
+    assert problem is not None and "kubeconfig" in problem.what
