@@ -8,25 +8,8 @@ import sys
 from pathlib import Path
 
 ALL = (
-<<<<<<< HEAD
-    *("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry", "comparing", "reporting"),
-    *("dashboard", "cluster"),
-=======
-    *(
-        "startup",
-        "overhead",
-        "append",
-        "mini",
-        "parallel",
-        "planning",
-        "reading",
-        "masking",
-        "telemetry",
-        "comparing",
-        "reporting",
-    ),
-    "dashboard",
->>>>>>> main
+    *("startup", "overhead", "append", "mini", "parallel", "planning", "reading", "masking", "telemetry", "comparing"),
+    *("reporting", "dashboard", "cluster"),
 )
 
 
