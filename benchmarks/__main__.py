@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 ALL = (
-    *("startup", "overhead", "append", "mini", "planning", "reading", "masking", "telemetry", "comparing", "reporting"),
-    "dashboard",
+    *("startup", "overhead", "append", "mini", "parallel", "planning", "reading", "masking", "telemetry", "comparing"),
+    *("reporting", "dashboard", "cluster"),
 )
 
 

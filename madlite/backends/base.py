@@ -22,6 +22,7 @@ from madlite.model import (
     Event,
     FileTemplate,
     Finding,
+    Knob,
     Line,
     Machine,
     MadMetric,
@@ -142,6 +143,7 @@ class TemplateBackend:
     end_mark: str = ""
     launcher: str = ""
     mad_metrics: tuple[MadMetric, ...] = ()
+    knobs: tuple[Knob, ...] = ()  # what `madlite tune` may change
 
     def variants(self, card: Card, machine: Machine) -> Iterable[Variant]:
         """Return what the card stands for, one run each."""
@@ -188,6 +190,7 @@ class TemplateBackend:
             launcher=self.launcher,
             result_rule=self.result_rule(),
             origin=f"backend {self.name}",
+            knobs=self.knobs,
         )
 
     def result_rule(self) -> ResultRule:

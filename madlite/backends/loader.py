@@ -44,9 +44,11 @@ class Plugins:
         self.problems: list[Problem] = []
         self._broken: set[tuple[str, str]] = set()
         self._callers: dict[tuple[str, str], Callable[..., list[Any]]] = {}
+        self._backends: dict[str, tuple[Backend, Plugin]] | None = None  # once they were collected
 
     def register(self, name: str, module: object, distribution: str, version: str, *, built_in: bool = False) -> None:
         """Take a plugin in; what is wrong with it is noted, not raised."""
+        self._backends = None
         if self.manager.has_plugin(name):
             self.problems.append(Problem(where=f"plugin {name}", what=f"{distribution} brings a second one; left out"))
             return
@@ -100,6 +102,11 @@ class Plugins:
         Raises:
             PluginError: two distributions bring a backend of one name.
         """
+        if self._backends is None:
+            self._backends = self._collect_backends()
+        return dict(self._backends)
+
+    def _collect_backends(self) -> dict[str, tuple[Backend, Plugin]]:
         found: dict[str, tuple[Backend, Plugin]] = {}
         for plugin, backend in self.collect("madlite_backends"):
             name = getattr(backend, "name", "")

@@ -42,6 +42,16 @@ What its models' floating-point work follows from, where madlite's own table doe
     layers = "num_layers"         # a field of Architecture: the setting that has it, where that is not 0
     others = ["flavor"]           # settings that make another model of it: where one is changed, nothing is known
 
+What `madlite tune` may change of its runs (docs/tune.md): the fields of Knob, by its key::
+
+    [tune.micro_batch]
+    most = 64                     # absent: any that fits
+    [tune.recompute]
+    values = [false, true]
+    memory = [1.0, 0.3]           # first guesses, relative to each other: of a sequence's memory, of the throughput
+    speed = [1.0, 0.8]
+    requires = { fsdp = [false] }
+
 `book` may be a folder: its files are read as one, in the order of their names.  What several of them have under one
 name is merged: tables key by key, the later file's value replacing the earlier one's, and lists one after another.  A
 recipe or an architecture of the same name replaces the earlier one.
@@ -58,7 +68,7 @@ from typing import Any, cast
 import msgspec
 
 from madlite.errors import PluginError
-from madlite.model import Architecture, Card, Scalar, Shape, Value, Variant
+from madlite.model import Architecture, Card, Knob, Scalar, Shape, Value, Variant
 
 # Tables of model shapes, as madlite's own file and recipe books have them: `[architecture.NAME]`, a model each.
 #
@@ -138,6 +148,7 @@ class RecipeBook(Value, frozen=True):
     refused: tuple[RefusedRun, ...] = ()
     architectures: dict[str, Architecture | str] = {}  # by the model's name; a text states why there is none
     shape: Shape = Shape()
+    knobs: tuple[Knob, ...] = ()
 
     def values(self, name: str, device: str) -> dict[str, Scalar]:
         """Return the values of a recipe on a device, over the defaults; without a name the defaults."""
@@ -223,6 +234,7 @@ def _read_recipe_book(path: Path) -> RecipeBook:
                 "refused": [_refused(values) for values in table.get("refused", ())],
                 "architectures": read_architectures(table.get("architecture", {})),
                 "shape": _shape(table.get("shape", {})),
+                "knobs": [_knob(key, values) for key, values in table.get("tune", {}).items()],
             },
             RecipeBook,
         )
@@ -260,6 +272,12 @@ def _shape(values: Mapping[str, object]) -> dict[str, object]:
     return {"fields": fields, "others": values.get("others", ())}
 
 
+def _knob(key: str, values: Mapping[str, object]) -> dict[str, object]:
+    if unknown_keys := sorted(set(values) - (set(Knob.__struct_fields__) - {"key"})):
+        raise ValueError(f"tune.{key} sets {', '.join(unknown_keys)}, which no knob has")
+    return {**values, "key": key}
+
+
 def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
@@ -282,6 +300,7 @@ def _check(book: RecipeBook, path: Path) -> None:
         for table in (recipe.values, *recipe.on.values()):
             _check_keys(table, known, f"recipes {path}: recipe '{name}'")
     _check_shape(book, known, path)
+    _check_knobs(book, known, path)
     for release, values in book.releases.items():
         of_release = {key: kind for key, kind in known.items() if key not in CHOSEN_BY}
         _check_keys(values, of_release, f"recipes {path}: release '{release}'")
@@ -303,6 +322,17 @@ def _check_releases(releases: Iterable[str], book: RecipeBook, where: str) -> No
 def _check_shape(book: RecipeBook, known: Mapping[str, type], path: Path) -> None:
     if unset := sorted({*book.shape.fields.values(), *book.shape.others} - set(known)):
         raise PluginError(f"recipes {path}: shape names {', '.join(unset)}, which defaults lacks")
+
+
+def _check_knobs(book: RecipeBook, known: Mapping[str, type], path: Path) -> None:
+    for knob in book.knobs:
+        where = f"recipes {path}: tune.{knob.key}"
+        needed = {*({knob.key} - {"micro_batch"}), *knob.requires}
+        if unset := sorted(needed - book.defaults.keys()):
+            raise PluginError(f"{where} names {', '.join(unset)}, which defaults lacks")
+        for key, values in ((knob.key, knob.values), *knob.requires.items()):
+            for value in values:
+                _check_keys({key: value}, known, where)
 
 
 def _check_keys(table: Mapping[str, Scalar], known: Mapping[str, type], where: str) -> None:

@@ -85,6 +85,7 @@ class RecipeBackend(TemplateBackend):
             origin=chosen.origin,
             notes=chosen.notes,
             left_out=chosen.left_out,
+            knobs=(*spec.knobs, *book.knobs),
         )
 
     def _named(self, request: Request) -> str:

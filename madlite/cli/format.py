@@ -42,6 +42,7 @@ def study_text(study: Study) -> str:
     """Return the study of a run: `sweep 20261122T093011-3fa91c: batch_size=4`, `repeat …: run 2 of 5, caches warm`."""
     said = [f"{name}={value}" for name, value in study.varied.items()]
     said += ["warm-up, no result"] if study.warm_up else []
+    said += ["short, no result"] if study.short else []
     of = f" of {study.count}" if study.count is not None else ""  # of a search nobody knows how many it takes
     said += [f"run {study.index}{of}"] if study.index is not None else []
     said += [f"caches {study.caches}"] if study.caches and not study.warm_up else []

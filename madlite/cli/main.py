@@ -27,6 +27,10 @@ COMMANDS = {
         "madlite.cli.scaling",
         "Run a tag on several numbers of GPUs: throughput per GPU and in total, speedup, efficiency.",
     ),
+    "tune": (
+        "madlite.cli.tune",
+        "Find the fastest configuration of a tag on this machine, and write it as a recipe file.",
+    ),
     "bisect": ("madlite.cli.bisect", "Find where a number changed, over images, recipe files or commits."),
     "plan": ("madlite.cli.plan", "Write the plans of runs to files, one each, for `madlite run --plan`."),
     "build": (

@@ -308,7 +308,12 @@ _PLAN = (
         help="Settings of this file, and its tag where none is named; docs/recipe-files.md.",
     ),
     click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
-    click.option("--runtime", default="", metavar="NAME", help="docker or host; else the card and the machine decide."),
+    click.option(
+        "--runtime",
+        default="",
+        metavar="NAME",
+        help="docker, host or kubernetes; else the card and the machine decide.",
+    ),
     _GPU_IDS,
     click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU; overrides detection."),
     click.option("--image", default="", metavar="REF", help="Use this container image and build none."),

@@ -218,7 +218,7 @@ def planner(
         context=context,
         machine=machine,
         plugins=plugins,
-        runtimes=setup.make_runtimes(plugins, kubernetes),
+        runtimes=setup.make_runtimes(plugins, kubernetes, options.environ),
         template_root=root,
         new_run_id=new_run_id,
         credentials=credentials,

@@ -276,7 +276,7 @@ def run_planned(
         if before is not None:
             planned = before.with_ids(planned)
             batch = BatchFiles(planned, options, params)
-        for text in _recovery_warnings(options):
+        for text in _recovery_report(options):
             screen.warn(text)
         journal.note(study=own.study_id if own is not None else "", inputs=inputs_of_all(planned, options.workspace))
         batch.begin()
@@ -521,12 +521,17 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: Unfinish
         yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
 
 
-def _recovery_warnings(options: Options) -> list[str]:
+def _recovery_report(options: Options) -> list[str]:
     """Return warnings about interrupted earlier runs."""
     from madlite.run.recovery.unfinished import recovery_report
 
     # without rows it is possibly one of many jobs: `madlite collect` reports the others
     return recovery_report(options.workspace) if options.rows else []
+
+
+def recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
+    """Recover what interrupted earlier runs left, and return warnings about it and about what is unfinished."""
+    return [*_recover(options, runtimes), *_recovery_report(options)]
 
 
 # What `--dry-run` prints: the request to the engine, the commands, and every rendered file.

@@ -253,6 +253,7 @@ def _cells(run: StoredRun) -> Iterator[str]:
         "imported": bool(run.origin),
         "pruned": bool(run.pruned),
         "warm-up": record.is_warm_up,
+        "short": record.is_short,
         "tried again": record.is_replaced,
     }
     more = "".join(f", {word}" for word, is_so in marks.items() if is_so)

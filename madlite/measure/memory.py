@@ -138,7 +138,7 @@ def _options(plan: RunPlan, micro: int, less: int) -> str:
     whole = plan.variant.global_batch if plan.variant else None
     if not whole:
         return f"--batch-size {less}"
-    ranks = _data_ranks(plan)
+    ranks = data_ranks(plan)
     accumulation, rest = divmod(whole, micro * ranks)
     fixed = accumulation in (_setting(plan, "accumulation"), _setting(plan, "gas"))
     if accumulation > 1 and not fixed and whole % (less * ranks) == 0:
@@ -147,11 +147,20 @@ def _options(plan: RunPlan, micro: int, less: int) -> str:
     return f"--batch-size {less} --set global_batch={fits * less * ranks}"
 
 
-def _data_ranks(plan: RunPlan) -> int:
+def data_ranks(plan: RunPlan) -> int:
     """Return how many ranks have samples of their own; all where the degrees of parallelism do not divide them."""
     ranks = plan.place.nodes * (plan.place.gpus_per_node or _setting(plan, "cpu_ranks"))
     degrees = math.prod(_setting(plan, name) for name in ("tp", "pp", "cp"))
     return ranks // degrees if ranks % degrees == 0 else ranks
+
+
+def sequences_per_step(plan: RunPlan) -> int | None:
+    """Return the global batch: the plan's, else what its micro batch comes to; None without a micro batch."""
+    variant = plan.variant
+    if variant is None or not variant.micro_batch:
+        return None
+    own = variant.micro_batch * data_ranks(plan) * _setting(plan, "accumulation") * _setting(plan, "gas")
+    return variant.global_batch or own
 
 
 def _setting(plan: RunPlan, name: str) -> int:

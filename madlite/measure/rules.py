@@ -94,6 +94,23 @@ def with_common(rules: Iterable[FailureRule], backends: Collection[str] | None =
     return (*kept, *read_failure_rules(COMMON))
 
 
+_Compiled = list[tuple[re.Pattern[str], FailureRule]]
+# a text in small letters → the rules that need it, each with what its lines hold as it stands.  In bytes, for a single
+# character beyond Latin-1 makes a search in text slow.
+_Needed = dict[bytes, list[tuple[int, str]]]
+
+
+@lru_cache(maxsize=32)  # each of a run's logs is read with the same rules, and so are those of all runs
+def _compiled(rules: tuple[FailureRule, ...]) -> tuple[_Compiled, _Needed]:
+    """Return rules with their patterns, which were checked where plugins gave them, and by the texts they need."""
+    compiled = [(re.compile(rule.pattern), rule) for rule in rules]
+    by_text: _Needed = {}
+    for index, (pattern, _) in enumerate(compiled):
+        for text in needed_texts(pattern) or ("",):
+            by_text.setdefault(_small(text), []).append((index, "" if ignores_case(pattern) else text))
+    return compiled, by_text
+
+
 class RuleScan:
     """Store of each rule the first line that it matches, of every rank.
 
@@ -101,15 +118,8 @@ class RuleScan:
     """
 
     def __init__(self, rules: Iterable[FailureRule]) -> None:
-        self._rules = [(re.compile(rule.pattern), rule) for rule in rules]  # checked where plugins gave them
+        self._rules, self._needed = _compiled(tuple(rules))
         self._found: list[dict[int | None, RuleMatch]] = [{} for _ in self._rules]
-        # a text in small letters → the rules that need it, each with what its lines hold as it stands.  In bytes, for
-        # a single character beyond Latin-1 makes a search in text slow.
-        self._needed: dict[bytes, list[tuple[int, str]]] = {}
-        for index, (pattern, _) in enumerate(self._rules):
-            for text in needed_texts(pattern) or ("",):
-                one = index, "" if ignores_case(pattern) else text
-                self._needed.setdefault(_small(text), []).append(one)
 
     def feed(self, block: Block, begin: int = 0) -> None:
         """Take lines in, which begin at a place of the log."""

@@ -49,6 +49,23 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     return Interval(low=mean - reach, high=mean + reach)
 
 
+def ratio_of_means(base: Sequence[float], new: Sequence[float], confidence: float = 0.95) -> Interval | None:
+    """Return Student's interval of mean(new) ÷ mean(base), of logarithms with a common variance.
+
+    None of fewer than three values in all, of an empty side, or where a value is not above 0.
+    """
+    if not base or not new or len(base) + len(new) < 3 or min(*base, *new) <= 0:
+        return None
+    logs = [[math.log(value) for value in side] for side in (base, new)]
+    means = [fmean(side) for side in logs]
+    degrees = len(base) + len(new) - 2
+    squares = math.fsum((value - mean) ** 2 for side, mean in zip(logs, means, strict=True) for value in side)
+    error = math.sqrt(squares / degrees * (1 / len(base) + 1 / len(new)))
+    reach = student_quantile((1 + confidence) / 2, degrees) * error
+    middle = means[1] - means[0]
+    return Interval(low=math.exp(middle - reach), high=math.exp(middle + reach))
+
+
 @lru_cache(maxsize=256)
 def student_quantile(part: float, degrees: int) -> float:
     """Return the quantile of Student's t, for a part between 0.5 and 1."""

@@ -13,6 +13,7 @@ from madlite.model.plans import (
     ErrorScan,
     FileTemplate,
     Image,
+    Knob,
     Login,
     MadMetric,
     Mount,

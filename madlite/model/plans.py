@@ -103,6 +103,42 @@ class Variant(Value, frozen=True):
     release: str = ""
 
 
+_TRAINED = ("model", "mode", "precision", "seq_len", "global_batch", "steps", "warmup_steps", "release")
+
+
+class Knob(Value, frozen=True):
+    """A setting that `madlite tune` may change: it decides how fast a model trains, and never what is trained.
+
+    `key` is a setting of the spec, or `micro_batch`, of which any number up to `most` is tried (0: any that fits).  Any
+    other has `values`; for each, relative to each other, `memory` is a first guess of what a sequence needs and `speed`
+    one of the throughput.  It is offered where each setting in `requires` has one of the values there, on `vendors`
+    Of the micro batch, `shared_by` are settings whose product is the
+    number of GPUs that share a sequence, and `times` those by which a step has more sequences, such as accumulation.
+
+    Raises:
+        ValueError: it is none.
+    """
+
+    key: str
+    values: tuple[Scalar, ...] = ()
+    memory: tuple[float, ...] = ()
+    speed: tuple[float, ...] = ()
+    requires: dict[str, tuple[Scalar, ...]] = {}
+    vendors: tuple[str, ...] = ()
+    least_gpus: int = 0
+    most: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what would change what is trained, and tables that do not fit."""
+        if self.key in _TRAINED:
+            raise ValueError(f"knob '{self.key}' decides what is trained")
+        if (self.key == "micro_batch") == bool(self.values):
+            raise ValueError(f"knob '{self.key}' needs values, micro_batch has none")
+        for name, table in (("memory", self.memory), ("speed", self.speed)):
+            if table and (len(table) != len(self.values) or min(table) <= 0):
+                raise ValueError(f"knob '{self.key}': {name} needs a number above 0 for each value")
+
+
 class FileTemplate(Value, frozen=True):
     """A file of the run folder: rendered from `template`, or copied byte for byte where `raw`."""
 
@@ -190,6 +226,7 @@ class RunSpec(Value, frozen=True):
     tag_args: bool = False  # whether what a tag adds beyond known keys are arguments, as for a MAD card's script
     runtimes: tuple[str, ...] = ()  # where it can run without an image, of a card that does not say
     declared: tuple[str, ...] = ()  # keys whose values the user declares of the run; the trainer does not get them
+    knobs: tuple[Knob, ...] = ()  # what `madlite tune` may change of it
 
 
 class ErrorScan(Value, frozen=True):
@@ -316,9 +353,10 @@ class Study(Value, frozen=True):
 
     `kind` is what they do: `repeat`, `sweep`, `tune`, …; `varied` are the values in which this run differs from the
     others, by the names of `--set`.  Runs of one `series` measure the same: this one is its run `index` of `count`, all
-    counted from 1.  A `warm_up` is no result: it fills the caches of its series, and has no index.  `caches` is what
-    the study did about the caches of compiled and tuned kernels: each run's are its own and empty (`cold`), or its
-    series' own and filled by a run before it (`warm`); "" where the run uses others.
+    counted from 1.  A `warm_up` is no result: it fills the caches of its series, and has no index.  Neither is a
+    `short` run of a search, of too few steps for one.  `caches` is what the study did about the caches of compiled and
+    tuned kernels: each run's are its own and empty (`cold`), or its series' own and filled by a run before it
+    (`warm`); "" where the run uses others.
     """
 
     id: str
@@ -328,6 +366,7 @@ class Study(Value, frozen=True):
     index: int | None = None
     count: int | None = None
     warm_up: bool = False
+    short: bool = False
     caches: Literal["", "cold", "warm"] = ""
 
 

@@ -315,6 +315,7 @@ def _finished(plan: RunPlan, inputs: RunInputs, parts: _PlanParts) -> RunPlan:
             for note in (
                 *inputs.spec.notes,
                 inputs.runtime.note,
+                inputs.options.allocation,
                 parts.allocation.note,
                 _no_credential(inputs),
                 _other_precision(plan),

@@ -77,9 +77,9 @@ def _numbers(runs: Iterable[StoredRun]) -> tuple[Series, ...]:
 
 
 def _entry(run: StoredRun) -> Entry | None:
-    """Return a run's headline as a result, or that it has no number; None of a warm-up or a replaced attempt."""
+    """Return a run's headline as a result, or that it has no number; None of one that is no result."""
     record, headline, dimensions = run.record, run.headline, _dimensions(run)
-    if record.is_warm_up or record.is_replaced:
+    if record.is_warm_up or record.is_short or record.is_replaced:
         return None
     if headline is not None and headline.value is not None:
         sample = Sample(value=headline.value, run=run.folder.name, suspect="; ".join(record.suspect))

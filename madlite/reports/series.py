@@ -240,9 +240,9 @@ def _normal(text: str) -> str:
 def of_record(record: Record, place: str) -> Iterator[Entry]:
     """Yield the results of one run: one for each of its rows, as they are or would be in perf.csv.
 
-    A warm-up has none, nor an attempt that another one replaced.
+    A warm-up has none, nor a short run of a search, nor an attempt that another one replaced.
     """
-    if record.is_warm_up or record.is_replaced:
+    if record.is_warm_up or record.is_short or record.is_replaced:
         return
     rows = record.rows.cells if record.rows is not None else _rows_without_file(record)
     dimensions, sample = record_dimensions(record), record_sample(record, place)

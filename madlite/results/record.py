@@ -138,6 +138,11 @@ class Record(Value, frozen=True):
         return self.study is not None and self.study.warm_up
 
     @property
+    def is_short(self) -> bool:
+        """Whether it is a short run of a study's search: then it is no result, and has no row."""
+        return self.study is not None and self.study.short
+
+    @property
     def is_replaced(self) -> bool:
         """Whether another attempt of the same run took its place: then it is no result, and has no row."""
         return self.attempt is not None and bool(self.attempt.next)

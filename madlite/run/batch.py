@@ -511,7 +511,8 @@ class Batch:
             Run(one, self._plugins, self._screen, secrets, self._clock, environ, settings.settle) as run,
             self._stoppable(run),
         ):
-            run.on_open = partial(scheduler.opened, start)
+            scheduler.note(start, one.plan.id, str(one.plan.folder))
+            run.on_open = partial(scheduler.note, start, one.plan.id, str(one.plan.folder))
             run.on_end = partial(scheduler.beside if retries else scheduler.end, start)
             writer = ResultWriter(
                 one, self._options, self._screen, run.mask, settings.relative_change, recoverable=recoverable

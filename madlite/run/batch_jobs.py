@@ -26,7 +26,7 @@ from madlite.workspace.folder import new_run_id, real_folders
 from madlite.workspace.gpu_leases import LeaseFolder, lease_folder
 
 MOST_CPU_RUNS = 8  # at once with `auto`: each of them has threads for every core
-_RECORDS = 3  # of a card that are looked at for a duration, the newest
+_RECORDS, _FOLDERS = 3, 20  # of a card that are looked at for a duration, the newest
 _LARGEST_SCRIPT_BYTES = 1 << 20
 # a port that is written down; `${MASTER_PORT:-29500}` is one that the environment decides
 _PORT = re.compile(r"(?:--(?:master|main_process)[-_]port[= ]+|\bMASTER_PORT=)[\"']?(\d{2,5})\b")
@@ -188,7 +188,9 @@ def _kind(plan: RunPlan) -> tuple[str, ...]:
 
 def _duration(folders: Sequence[Path], plan: RunPlan) -> float | None:
     durations: list[tuple[bool, float]] = []
-    for folder in reversed(folders[-_RECORDS:]):
+    for folder in reversed(folders[-_FOLDERS:]):
+        if len(durations) == _RECORDS:
+            break
         record = read_record(folder)
         if record is None or record.card != plan.card.name or record.status is not Status.SUCCESS:
             continue

@@ -141,10 +141,11 @@ class GpuPool:
             os.close(self._turn)
             self._turn = None
 
-    def note_handle(self, gpu_ids: Iterable[int], job: Job, handle: str) -> None:
-        """Write the handle of a run's session into its leases: by it others find what a killed run left."""
+    def note(self, gpu_ids: Iterable[int], run_id: str, folder: str, handle: str = "") -> None:
+        """Write into leases which run has them, and the handle of its session: by them others find what it left."""
+        holder = replace(self._owner, since=_utc(), run=run_id, folder=folder, handle=handle)
         for index in gpu_ids:
-            self._mine[index].note(replace(self._holder(job), handle=handle))
+            self._mine[index].note(holder)
 
     def beside(self) -> set[str]:
         """Return the ids of the runs that other processes have on GPUs of this machine."""
@@ -187,12 +188,8 @@ class GpuPool:
 
     def _give(self, job: Job, gpu_ids: Sequence[int]) -> None:
         self.waiting = None
-        for index in gpu_ids:
-            self._taken.add(index)
-            self._mine[index].note(self._holder(job))
-
-    def _holder(self, job: Job) -> LeaseHolder:
-        return replace(self._owner, since=_utc(), run=job.run_id, folder=job.folder)
+        self._taken.update(gpu_ids)
+        self.note(gpu_ids, job.run_id, job.folder)
 
     def _have_turn(self) -> bool:
         if self._turn is None:
@@ -287,11 +284,11 @@ class Scheduler:
             self._condition.notify_all()
             return None
 
-    def opened(self, start: Start, handle: str) -> None:
-        """Note the handle of a run's session."""
+    def note(self, start: Start, run_id: str, folder: str, handle: str = "") -> None:
+        """Note which attempt of a run is on its GPUs, and once its session is open the handle of that."""
         with self._condition:
-            if self._pool is not None:
-                self._pool.note_handle(start.leased, start.job, handle)
+            if self._pool is not None and start.job.position in self._running:
+                self._pool.note(start.leased, run_id, folder, handle)
 
     def beside(self, start: Start) -> tuple[str, ...]:
         """Return the runs that went on beside one so far."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from madlite.errors import ExitCode, UsageProblem
-from madlite.model import Backend, Json, Quantity, Result, RunPlan, Runtime, Step, Value, to_json
+from madlite.model import Backend, Json, Knob, Quantity, Result, RunPlan, Runtime, Step, Value, to_json
 from madlite.plan.render import Rendered
 from madlite.workspace.folder import PROGRESS, Progress, RunFolder
 
@@ -214,6 +214,7 @@ class Planned(Value, frozen=True):
     context_left_out: tuple[str, ...] = ()  # places of secrets that the context had and this one has not
     declared: tuple[str, ...] = ()
     without_options: Callable[[], Sequence[Planned]] = tuple
+    knobs: tuple[Knob, ...] = ()  # what `madlite tune` may change of it
     with_micro_batch: Callable[[int], Planned | None] = lambda micro_batch: None
     gpus: tuple[int, ...] = ()
 

@@ -105,9 +105,10 @@ def _sample(plan: RunPlan, study: Study, result: Result | None) -> Sample:
 
 
 def samples_of_records(records: Iterable[Record]) -> Iterator[Sample]:
-    """Yield the runs of studies of which there are records, without warm-ups and replaced attempts: no results."""
+    """Yield the runs of studies of which there are records, without those that are no results."""
     for record in records:
-        if record.study is not None and not record.is_warm_up and not record.is_replaced:
+        no_result = record.is_warm_up or record.is_short or record.is_replaced
+        if record.study is not None and not no_result:
             yield Sample(
                 study=record.study,
                 run=record.id,

@@ -120,6 +120,19 @@ def _answers(subject: Subject) -> Iterator[Flaw]:
             )
 
 
+def _knobs(spec: RunSpec, where: str) -> Iterator[Flaw]:
+    """Yield knobs that are no settings of the spec, and values of another type than the setting's."""
+    for knob in spec.knobs:
+        own = spec.settings.get(knob.key)
+        if knob.key == "micro_batch" or own is None:  # a setting that other runs of the backend have
+            continue
+        if odd := [value for value in knob.values if type(value) is not type(own)]:
+            kind = type(own).__name__
+            yield _flaw(
+                where, f"knob {knob.key} has {odd[0]!r}, and the setting is {kind}", "values as the setting has them"
+            )
+
+
 def _specs(subject: Subject, case: Any) -> Iterator[Flaw]:
     try:
         specs = expand(subject.backend, case, options_of(case))
@@ -128,6 +141,9 @@ def _specs(subject: Subject, case: Any) -> Iterator[Flaw]:
     if not isinstance(specs, Sequence) or not specs or not all(isinstance(one, RunSpec) for one in specs):
         what = f"it answered {specs!r}"[:200]
         yield _flaw(f"expand of {case}", what, "return a list of madlite.RunSpec, or raise madlite.UsageProblem")
+        return
+    for spec in specs:
+        yield from _knobs(spec, f"expand of {case}")
 
 
 def check_finish(subject: Subject, folder: Path) -> Iterator[Flaw]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from madlite import Knob, PluginError
 from madlite.backends.recipe_book import read_book
 
 FIRST = """
@@ -43,3 +46,44 @@ def test_tables_of_one_name_are_merged_and_recipes_replaced(tmp_path):
     assert book.releases == {"v1": {"image": "x:2", "steps": 5}}
     assert book.recipes["r"].values == {"steps": 4}
     assert [run.cards for run in book.runs] == [("a",), ("b",)]
+
+
+KNOBS = """
+[defaults]
+recompute = false
+tp = 1
+[recipe.r]
+tp = 2
+[tune.micro_batch]
+[tune.recompute]
+values = [false, true]
+memory = [1.0, 0.3]
+requires = { tp = [1, 2] }
+"""
+
+
+def test_what_may_be_tuned_is_data_of_a_book(tmp_path):
+    (tmp_path / "a.toml").write_text(KNOBS)
+    batch, recompute = read_book(tmp_path / "a.toml").knobs
+    assert batch == Knob(key="micro_batch")
+    assert recompute == Knob(key="recompute", values=(False, True), memory=(1.0, 0.3), requires={"tp": (1, 2)})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tune.global_batch]\nvalues = [8]", "knob 'global_batch' decides what is trained"),
+        ("[tune.precision]\nvalues = ['FP8']", "knob 'precision' decides what is trained"),
+        ("[tune.fused]\nvalues = [true]", "names fused, which defaults lacks"),
+        ("[tune.tp]\nvalues = ['one']", "sets tp = 'one', which is no int"),
+        ("[tune.tp]", "knob 'tp' needs values"),
+        ("[tune.tp]\nvalues = [1, 2]\nspeed = [1.0]", "speed needs a number above 0 for each value"),
+        ("[tune.tp]\nvalues = [1]\nfaster = true", "tune.tp sets faster, which no knob has"),
+        ("[tune.tp]\nvalues = [1]\nrequires = { pp = [1] }", "names pp, which defaults lacks"),
+    ],
+)
+def test_a_wrong_knob_is_told_with_its_book(tmp_path, text, said):
+    (tmp_path / "a.toml").write_text(KNOBS + text + "\n")
+    with pytest.raises(PluginError) as raised:
+        read_book(tmp_path / "a.toml")
+    assert said in str(raised.value) and "a.toml" in str(raised.value)

@@ -115,6 +115,47 @@ def test_a_terminal_shows_step_speed_loss_and_time_left(plan, pipe, monkeypatch)
     assert "SUCCESS tiny" in text
 
 
+def test_a_terminal_shows_a_row_for_each_run_one_for_all_and_what_they_wait_for(plan, pipe, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "140")
+    sink, said = pipe
+    screen = LiveScreen(sink)
+    one, two = (msgspec.structs.replace(plan, id=name) for name in ("r1", "r2"))
+    screen.waiting("GPU 0: run x of user y")
+    screen._progress.refresh()
+    screen.waiting("")
+    for position, run in enumerate((one, two), 1):
+        screen.started(run, position, 3)
+        screen.step(run, step(position))
+    screen.overall(1, 3, 3700)
+    assert len(screen._progress.tasks) == 3
+    screen._progress.refresh()
+    screen.finished(one, success(one))
+    screen.finished(two, success(two))
+    screen.overall(3, 3, None)
+    assert not screen._progress.tasks
+    text = said()
+    assert "waiting for GPUs: GPU 0: run x of user y" in text
+    assert "1 of 3 runs have ended, about 1 h 01 min left, until " in text and "[2/3]" in text
+
+
+def test_a_pipe_says_now_and_then_how_far_a_batch_is_and_what_it_waits_for(plan, pipe):
+    sink, said = pipe
+    now = [0.0]
+    screen = PlainScreen(sink, live=False, clock=lambda: now[0])
+    for ended in range(1, 9):
+        screen.waiting(f"GPU {ended}")
+        screen.overall(ended, 8, 120.0 if ended > 1 else None)
+        now[0] += 2
+    lines = said().splitlines()
+    assert lines[:2] == ["waiting for GPUs: GPU 1", "1 of 8 runs have ended"]
+    assert lines[2] == "waiting for GPUs: GPU 4" and lines[3].startswith(
+        "4 of 8 runs have ended, about 2 min 00 s left"
+    )
+    assert len(lines) == 6
+
+
 def test_a_full_pipe_never_waits():
     read, write = os.pipe()
     sink = Sink(write)

@@ -74,6 +74,20 @@ def test_the_screen_says_how_it_went(demo):
 
 
 @pytest.mark.full
+def test_two_trainings_at_the_same_time_are_marked_and_each_has_its_own_numbers(tmp_path):
+    env = {**os.environ, "DOCKER_HOST": "unix:///nonexistent/docker.sock"}
+    command = [sys.executable, "-m", "madlite", "run", "--tags", "demo", "--parallel", "2"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[1/2]" in done.stdout and "[2/2]" in done.stdout and done.stdout.count("beside 1 other run") == 2
+    records = [json.loads(path.read_text()) for path in tmp_path.glob("madlite_runs/*/record.json")]
+    assert len(records) == 2 and all(record["steps"] >= 40 and record["window"] for record in records)
+    assert {tuple(record["beside"]) for record in records} == {(record["id"],) for record in records}
+    for card in ("demo_torchtitan_llama_debug", "demo_hf_lora_tiny"):
+        assert float(rows_of(tmp_path, card)["tokens_per_s_per_gpu"]["performance"]) > 0
+
+
+@pytest.mark.full
 def test_a_crash_in_the_middle_is_a_failure_with_its_line(tmp_path):
     command = [sys.executable, "-m", "madlite", "run", "--runtime", "host", "--tags", "demo_torchtitan_llama_debug"]
     done = subprocess.run([*command, "--set", "flavor=nope"], cwd=tmp_path, capture_output=True, text=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,11 +14,19 @@ from madlite.model import Action, Image, Place, RunPlan
 from madlite.runtimes.kubernetes.runtime import KubernetesRuntime
 from madlite.runtimes.kubernetes.settings import KubernetesSettings
 from tests.factories import make_plan
-from tests.pods.stand_in import Cluster
+
+if TYPE_CHECKING:
+    from tests.pods.stand_in import Cluster
+
+# An environment that was made before these packages joined `dev` runs the other tests; CI's has to have them.
+if not os.environ.get("CI") and not (find_spec("kubernetes_validate") and find_spec("kubernetes")):
+    collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    from tests.pods.stand_in import Cluster
+
     home = tmp_path / "cluster"
     home.mkdir()
     made = Cluster(home)

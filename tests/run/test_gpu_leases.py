@@ -78,6 +78,21 @@ def test_a_lease_of_a_killed_process_is_free_and_names_it(folder):
         assert [one.holder for one in leases.states([NAME])] == [None]
 
 
+def test_a_file_that_is_there_is_opened_without_making_one(folder, monkeypatch):
+    LeaseFolder(folder).take(NAME)
+    real, flags = os.open, []
+    monkeypatch.setattr(
+        os, "open", lambda path, how, *more, **named: flags.append(how) or real(path, how, *more, **named)
+    )
+    with closing(LeaseFolder(folder)) as leases:
+        leases.take(NAME), leases.take_turn(), list(leases.states([NAME]))
+    made = [how for how in flags if how & os.O_CREAT]
+    assert len(flags) >= 4 and len(made) == 1 and made[0] & os.O_EXCL, (
+        "as fs.protected_regular=2 has it: the turn alone"
+    )
+    assert all(how & os.O_NOFOLLOW for how in flags)
+
+
 def test_folder_and_files_are_for_all_whatever_the_umask(folder):
     before = os.umask(0o077)
     try:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.model import Gpu
 from madlite.run.scheduler import GpuPool, Job, Scheduler
-from madlite.workspace.gpu_leases import LeaseFolder
+from madlite.workspace.gpu_leases import LeaseFolder, lease_names
 from tests.waiting import wait_until
 
 EIGHT = tuple(Gpu(index=n, bus=f"0000:{n + 1:02x}:00.0") for n in range(8))
@@ -167,6 +167,19 @@ def test_gpus_with_foreign_processes_are_left_alone_until_those_are_gone(folder)
         foreign.clear()
         pool._foreign_at_s -= 60
         assert pool.take(job(1, 8), passes=False) == ALL
+
+
+def test_the_leases_name_the_attempt_that_is_on_the_gpus_and_its_session(folder):
+    with closing(pool_of(folder)) as pool, closing(LeaseFolder(folder)) as leases:
+        scheduler = Scheduler([job(0, 2)], pool, 1)
+        start = scheduler.take()
+        scheduler.note(start, "second-attempt", "/w/second-attempt", "0123456789ab")
+        states = list(leases.states(lease_names(EIGHT).values()))
+        assert [one.locked for one in states] == [True] * 2 + [False] * 6
+        assert {(one.holder.run, one.holder.handle) for one in states[:2]} == {("second-attempt", "0123456789ab")}
+        scheduler.end(start)
+        scheduler.note(start, "late", "/w/late")
+        assert all(one.holder is None for one in leases.states(lease_names(EIGHT).values()))
 
 
 def test_a_stop_ends_the_wait_for_other_processes(folder):

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from madlite import (
     Finding,
+    Knob,
     MadMetric,
     PatternReader,
     Quantity,
@@ -393,6 +394,12 @@ BROKEN = [
         broken(variants=lambda self, *_: [Variant(model="m", mode="tune", steps=9)]),
         "good.md does not name it",
         "`tune`",
+    ),
+    (
+        "members",
+        broken(knobs=(Knob(key="lr", values=("slow", "fast")),)),
+        "knob lr has 'slow', and the setting is float",
+        "values as the setting has them",
     ),
     # purity
     ("purity", broken(check=writes), "writes ", "planning only reads"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ from madlite.workspace.mounts import make_mounts
 
 # Create and start a plan's container, and leave nothing of it behind.
 
+_LOCK_S = 0.2  # between two looks at whether the wait for another run is to end
 STOP_S = 1  # between TERM and KILL for the container's own process, which only waits
 EXIT_CHECK_S = 0.2  # an entry point that ends at once has ended by then
 LATE_S = 2.0  # what an engine needs to create a container that nobody waits for any more
@@ -262,6 +264,8 @@ class DockerRuntime:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._answer: tuple[Problem | None] | None = None
+        self._lock = threading.Lock()
+        self._preparing: dict[str, threading.Lock] = {}  # of each image
 
     def supports(self, place: Place) -> bool:
         """Return whether plans for this place can run here."""
@@ -291,8 +295,22 @@ class DockerRuntime:
         if plan.image is None:
             raise RuntimeProblem(f"card '{plan.card.name}' names no image", "--image REF names one", cause=Cause.IMAGE)
         full_request(plan, self._environ)
-        with connected(self._environ) as client:
+        with self._alone(plan.image.ref, say), connected(self._environ) as client:
             return prepare_image(client, plan.image, self._environ, say)
+
+    @contextmanager
+    def _alone(self, ref: str, say: Say) -> Iterator[None]:
+        """Let one run at a time build or pull an image: the others find what it made."""
+        with self._lock:
+            lock = self._preparing.setdefault(ref, threading.Lock())
+        if not lock.acquire(blocking=False):
+            say(f"waiting for another run that prepares {ref}")
+            while not lock.acquire(timeout=_LOCK_S):
+                check()
+        try:
+            yield
+        finally:
+            lock.release()
 
     @contextmanager
     def open(self, plan: RunPlan) -> Iterator[DockerSession]:

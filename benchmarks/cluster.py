@@ -1,0 +1,112 @@
+"""Jobs of a cluster: what planning and submitting, following and collecting cost, with stand-ins for its commands.
+
+They answer at once, so that what is measured is madlite's own part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+RUNS, FOLLOWED, COLLECTED, FOLLOW_S = 1000, 100, 500, 30.0
+CLUSTERS = '[clusters.lab]\ngpu = "MI300X"\ngpus_per_node = 8\n'
+
+
+def main() -> None:
+    print("| what | seconds |\n|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        site = Site(Path(folder))
+        one = "primus_pyt_train_llama-3.1-8b"
+        site.take(
+            "plan and script of a run on 1,000 nodes", "--tags", "m1", "--nodes", "1000", "--runtime", "host", "-n"
+        )
+        site.take(f"submit {RUNS:,} runs of one card's script", "--tags", "m1", "--repeat", str(RUNS), "--detach")
+        site.take(
+            f"submit {RUNS:,} runs of one rendered plan",
+            "--tags",
+            one,
+            "--precision",
+            "BF16",
+            "--repeat",
+            "500",
+            "--detach",
+        )
+        site.take(f"submit {RUNS:,} different plans", "--tags", "all", "--detach")
+        site.follow()
+        site.collect()
+
+
+class Site:
+    """A working folder with cards, a cluster file, and commands of a Slurm that is not there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "work"
+        (self.folder / "scripts").mkdir(parents=True)
+        (self.folder / "scripts/run.sh").write_text("echo performance: 1 tok\n")
+        (self.folder / "cluster.toml").write_text(CLUSTERS)
+        common = {"scripts": "scripts/run.sh", "tags": ["all"], "runtimes": ["host"], "n_gpus": "-1"}
+        cards = [{"name": f"m{n}", "args": f"--n {n}", **common} for n in range(RUNS)]
+        (self.folder / "models.json").write_text(json.dumps(cards))
+        self._bin = folder / "bin"
+        self._bin.mkdir()
+        for name in ("scontrol", "squeue", "scancel", "sinfo"):
+            self.command(name, "exit 0")
+        self.command("sbatch", "echo 77")
+        self.environ = {**os.environ, "PATH": f"{self._bin}:{os.environ['PATH']}", "HF_TOKEN": "hf_" + "x" * 34}
+
+    def command(self, name: str, script: str) -> None:
+        file = self._bin / name
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-m", "madlite", *words]
+        return subprocess.Popen(argv, cwd=self.folder, env=self.environ, stdout=subprocess.DEVNULL)
+
+    def take(self, what: str, *words: str) -> None:
+        shutil.rmtree(self.folder / "madlite_runs", ignore_errors=True)
+        began = time.perf_counter()
+        assert self.start("run", "--cluster", "lab", *words).wait() == 0, what
+        print(f"| {what} | {time.perf_counter() - began:.2f} |", flush=True)
+
+    def follow(self) -> None:
+        """Measure the CPU time of following jobs of which some run and the others wait."""
+        running = f'i=1; while [ $i -le {FOLLOWED} ]; do echo "77_$i|RUNNING|None|N/A|n$i|"; i=$((i+1)); done'
+        self.command("squeue", f"echo '77_[{FOLLOWED + 1}-{RUNS}]|PENDING|Resources|N/A||'; {running}")
+        attached = self.start("attach", "--on-interrupt", "leave")
+        time.sleep(5)
+        process = psutil.Process(attached.pid)
+        before = process.cpu_times()
+        time.sleep(FOLLOW_S)
+        after = process.cpu_times()
+        attached.terminate()
+        attached.wait()
+        used = after.user + after.system - before.user - before.system
+        print(f"| CPU time of following {RUNS:,} runs, per second | {used / FOLLOW_S:.4f} |", flush=True)
+
+    def collect(self) -> None:
+        """Measure how long the rows of jobs take that ended without a result."""
+        shutil.rmtree(self.folder / "madlite_runs")
+        submitted = self.start("run", "--cluster", "lab", "--tags", "m1", "--repeat", str(COLLECTED), "--detach")
+        assert submitted.wait() == 0
+        self.command("squeue", "exit 0")
+        self.command("sacct", f"echo '77_[1-{COLLECTED}]|FAILED|1:0|n1|1:0'")
+        began = time.perf_counter()
+        assert self.start("collect").wait() == 3
+        print(
+            f"| collect {COLLECTED} failed jobs, 5 s grace among it | {time.perf_counter() - began:.2f} |", flush=True
+        )
+        rows = (self.folder / "perf.csv").read_text().splitlines()
+        assert len(rows) == COLLECTED + 1, len(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""What a tuning came to: its table, the plot of throughput over memory as text and page, and the recipe file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from madlite.measure.memory import sequences_per_step
+from madlite.measure.statistics import Interval
+from madlite.model import RunPlan, Scalar, Value
+from madlite.plan.recipe_file import recipe_text
+from madlite.study.tune import KIND, TuneOutcome, Tuning, point_text
+from madlite.study.tune_search import Point, Seen, gain_interval
+
+PAGE, RECIPE = "tune.html", "recipe.toml"
+_WIDTH, _HEIGHT = 56, 12  # of the plot on the screen, in characters
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 440.0, 20.0, 220.0  # of the drawing, in its own units
+
+
+class TunedPoint(Value, frozen=True):
+    """One configuration: its mean throughput (of full runs where there are any), its peak memory and its outcome."""
+
+    text: str
+    varied: dict[str, Scalar]
+    outcome: str
+    speed: float | None = None
+    memory_gib: float | None = None
+    global_batch: int | None = None
+    short: int = 0
+    full: int = 0
+    reason: str = ""
+
+
+class TuneReport(Value, frozen=True):
+    """The outcome of a study: its points, the fastest first, and the best against the default.
+
+    `ratio` is throughput of the best ÷ that of the default, `interval` its 95 % interval over full runs (None of too
+    few).  `confirmed` says whether the whole interval is above 1.  `best` is None where the default failed.
+    """
+
+    id: str
+    card: str
+    backend: str
+    metric: str
+    unit: str
+    points: tuple[TunedPoint, ...]
+    best: TunedPoint | None
+    default: TunedPoint | None
+    ratio: float | None = None
+    interval: Interval | None = None
+    confirmed: bool = False
+    why: str = ""
+    memory_gib: float | None = None
+    spent_s: float = 0.0
+    kind: str = KIND
+
+
+def make_report(study_id: str, tuning: Tuning, outcome: TuneOutcome) -> TuneReport:
+    """Return what the trials of a study came to."""
+    space, plan = tuning.space, tuning.default.plan
+    seen = Seen(space, outcome.trials)
+    points = {point: _tuned(tuning, point, seen) for point in dict.fromkeys(one.point for one in outcome.trials)}
+    best = _chosen(seen) if space.default in seen.ok else None
+    interval = gain_interval(seen, best) if best is not None and best != space.default else None
+    headline = plan.result_rule.headline
+    return TuneReport(
+        id=study_id,
+        card=plan.card.name,
+        backend=plan.backend,
+        metric=plan.result_rule.headline_metric or headline.name,
+        unit=headline.unit,
+        points=tuple(sorted(points.values(), key=lambda one: -(one.speed or 0.0))),
+        best=points[best] if best is not None else None,
+        default=points.get(space.default),
+        ratio=seen.ok[best] / seen.ok[space.default] if best is not None else None,
+        interval=interval,
+        confirmed=interval is not None and interval.low > 1,
+        why=outcome.stop.why if outcome.stop is not None else "interrupted",
+        memory_gib=space.memory_gib,
+        spent_s=sum(one.duration_s for one in outcome.trials),
+    )
+
+
+def _chosen(seen: Seen) -> Point:
+    """Return the best point: of those with full runs beside the default, where there are any."""
+    default = seen.space.default
+    full = [point for point in seen.ok if point != default and seen.full(point)]
+    return max([*full, default], key=lambda point: seen.ok[point]) if full else seen.best
+
+
+def _tuned(tuning: Tuning, point: Point, seen: Seen) -> TunedPoint:
+    space = tuning.space
+    trials = [one for one in seen.trials if one.point == point]
+    good = [one for one in trials if one.status == "ok"]
+    bad = next((one for one in trials if one.status != "ok"), None)
+    peaks = [one.memory_gib for one in trials if one.memory_gib is not None]
+    return TunedPoint(
+        text=point_text(space, point),
+        varied=space.varied(point),
+        outcome=(bad.status if bad is not None else "ok").replace("_", " "),
+        speed=seen.ok.get(point),
+        memory_gib=max(peaks, default=None),
+        global_batch=_global_batch(tuning.default.plan, point),
+        short=sum(1 for one in good if not one.full),
+        full=sum(1 for one in good if one.full),
+        reason=bad.reason if bad is not None else "",
+    )
+
+
+def _global_batch(plan: RunPlan, point: Point) -> int | None:
+    if plan.variant is None or not point.batch:
+        return sequences_per_step(plan)
+    return sequences_per_step(replace(plan, variant=replace(plan.variant, micro_batch=point.batch)))
+
+
+# In words.
+
+_HEADS = ("configuration", "throughput", "against default", "memory", "global batch", "runs", "outcome")
+
+
+def table_cells(report: TuneReport) -> Iterator[tuple[str, ...]]:
+    """Yield the heads of the table, and each point, the fastest first."""
+    yield _HEADS
+    base = report.default.speed if report.default is not None else None
+    for one in report.points:
+        runs = [f"{one.full} full"] * bool(one.full) + [f"{one.short} short"] * bool(one.short)
+        yield (
+            one.text,
+            "-" if one.speed is None else f"{one.speed:,.6g}",
+            "-" if one.speed is None or not base else f"{100 * (one.speed / base - 1):+.1f} %",
+            "-" if one.memory_gib is None else f"{one.memory_gib:.1f} GiB",
+            "-" if one.global_batch is None else str(one.global_batch),
+            ", ".join(runs) or "-",
+            one.outcome,
+        )
+
+
+def table_lines(report: TuneReport) -> Iterator[str]:
+    """Yield the table as lines, and why points did not run."""
+    unit = f" ({report.unit})" if report.unit else ""
+    yield f"tune {report.id}: {report.card}, backend {report.backend}, {report.metric}{unit}"
+    rows = list(table_cells(report))
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADS))]
+    for row in rows:
+        cells = (
+            text.ljust(wide) if at == 0 else text.rjust(wide)
+            for at, (text, wide) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  " + "  ".join(cells).rstrip()
+    for one in report.points:
+        if one.outcome not in ("ok", "out of memory"):
+            yield f"  {one.text} {'was not run' if one.outcome == 'refused' else one.outcome}: {one.reason}"
+
+
+def conclusion_lines(report: TuneReport) -> Iterator[str]:
+    """Yield what is the fastest, how sure that is, and what else it changes."""
+    best, default = report.best, report.default
+    if best is None or default is None or report.ratio is None:
+        if default is not None and report.why == "default_failed":
+            yield f"  the default itself failed ({default.outcome}: {default.reason}): there is nothing to compare with"
+        return
+    if not best.varied:
+        yield "  the default is the fastest of what was tried"
+        return
+    gain = f"{100 * (report.ratio - 1):+.2f} %"
+    if report.interval is not None:
+        low, high = (100 * (end - 1) for end in (report.interval.low, report.interval.high))
+        gain += f" (95 % interval {low:+.2f} to {high:+.2f} %, Student's t, {best.full} and {default.full} full runs)"
+    sure = "" if report.confirmed else ", not told from noise" if best.full else ", not confirmed by a full run"
+    yield f"  fastest: {best.text}: {gain}{sure}"
+    yield from _batch_lines(report, best, default)
+    if not report.confirmed:
+        yield f"  madlite tune --resume {report.id} with a larger --minutes or --runs goes on"
+
+
+def _batch_lines(report: TuneReport, best: TunedPoint, default: TunedPoint) -> Iterator[str]:
+    """Yield that the best point trains another global batch, and the best one that does not."""
+    if best.global_batch == default.global_batch:
+        return
+    yield (
+        f"  it trains a global batch of {best.global_batch}, the default {default.global_batch}: another benchmark "
+        "where that counts; --keep-global-batch keeps it"
+    )
+    for one in report.points:  # the fastest first
+        if one == default:
+            return
+        if one.speed and default.speed and one.global_batch == default.global_batch:
+            gain = f"{100 * (one.speed / default.speed - 1):+.2f} %"
+            yield f"  fastest with a global batch of {default.global_batch}: {one.text}: {gain}"
+            return
+
+
+def plot_lines(report: TuneReport) -> Iterator[str]:
+    """Yield the throughput over the memory, as characters: a letter for each point, and what it stands for."""
+    points = [one for one in report.points if one.speed is not None and one.memory_gib is not None]
+    if len(points) < 2:
+        return
+    x, y = _spans(points, report.memory_gib)
+    grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
+    for number, one in enumerate(points[:26]):
+        column = round(x.part(one.memory_gib or 0.0) * (_WIDTH - 1))
+        row = round((1 - y.part(one.speed or 0.0)) * (_HEIGHT - 1))
+        grid[row][column] = chr(ord("A") + number)
+    marks = {0: f"{y.high:,.5g}", _HEIGHT - 1: f"{y.low:,.5g}"}
+    wide = max(map(len, marks.values()))
+    yield f"  {report.unit or report.metric} over GiB of a GPU's memory"
+    for at, line in enumerate(grid):
+        yield f"  {marks.get(at, ''):>{wide}} |{''.join(line).rstrip()}"
+    yield f"  {'':>{wide}} +{'-' * _WIDTH}"
+    yield f"  {'':>{wide}}  {x.low:<{_WIDTH // 2}.4g}{x.high:>{_WIDTH - _WIDTH // 2}.4g}"
+    for number, one in enumerate(points[:26]):
+        yield f"  {chr(ord('A') + number)}  {one.text}"
+
+
+class Span(Value, frozen=True):
+    """The range of an axis."""
+
+    low: float
+    high: float
+
+    def part(self, value: float) -> float:
+        """Return where a value lies, from 0 to 1."""
+        return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
+
+
+def _spans(points: Sequence[TunedPoint], limit: float | None) -> tuple[Span, Span]:
+    memory = [one.memory_gib for one in points if one.memory_gib is not None]
+    speeds = [one.speed for one in points if one.speed is not None]
+    reach = max(*memory, limit or 0.0)
+    margin = 0.08 * (max(speeds) - min(speeds)) or 0.05 * max(speeds)
+    return Span(low=0.0, high=reach or 1.0), Span(low=max(0.0, min(speeds) - margin), high=max(speeds) + margin)
+
+
+# The page.
+
+
+class Dot(Value, frozen=True):
+    """A point of the drawing: its place, its name, what it says, and whether it is the best or the default."""
+
+    x: float
+    y: float
+    label: str
+    text: str
+    kind: str
+
+
+def render_page(report: TuneReport) -> str:
+    """Return the page: one HTML file that needs no other, without a script."""
+    from madlite.reports.page.render import environment
+
+    heads, *rows = table_cells(report)
+    points = [one for one in report.points if one.speed is not None and one.memory_gib is not None]
+    dots: list[Dot] = []
+    marks: list[tuple[float, str]] = []
+    ticks: list[tuple[float, str]] = []
+    if points:
+        x, y = _spans(points, report.memory_gib)
+        dots = [_dot(report, one, x, y) for one in points]
+        levels = [y.low + part * (y.high - y.low) for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
+        marks = [(_BOTTOM - y.part(level) * (_BOTTOM - _TOP), f"{level:,.4g}") for level in levels]
+        ticks = [(_LEFT + part * (_RIGHT - _LEFT), f"{part * x.high:.0f}") for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    lines = [text.strip() for text in conclusion_lines(report)]
+    template = environment().get_template("tune.html.j2")
+    return template.render(report=report, heads=heads, rows=rows, dots=dots, marks=marks, ticks=ticks, lines=lines)
+
+
+def _dot(report: TuneReport, one: TunedPoint, x: Span, y: Span) -> Dot:
+    kind = "best" if one == report.best else "default" if one == report.default else "other"
+    return Dot(
+        x=_LEFT + x.part(one.memory_gib or 0.0) * (_RIGHT - _LEFT),
+        y=_BOTTOM - y.part(one.speed or 0.0) * (_BOTTOM - _TOP),
+        label=one.text,
+        text=f"{one.speed:,.5g} {report.unit}, {one.memory_gib:.1f} GiB",
+        kind=kind,
+    )
+
+
+# The recipe file.
+
+
+def make_recipe(report: TuneReport, tag: str, fixed: Mapping[str, Scalar], plan: RunPlan) -> str:
+    """Return the best point as a recipe file; `fixed` is what the user set, which it needs to be the same run.
+
+    The variant's mode and precision are written out: they select the run where the tag stands for several.
+    """
+    best = report.best
+    if best is None:
+        return ""
+    variant = plan.variant
+    chosen = {"mode": variant.mode, "precision": variant.precision, "release": variant.release} if variant else {}
+    values = {**{key: value for key, value in chosen.items() if value}, **fixed, **best.varied}
+    about: dict[str, Scalar] = {
+        "study": report.id,
+        "device": plan.machine.device,
+        "gpus": plan.place.gpus_per_node,
+        "metric": report.metric,
+        "throughput": best.speed or 0.0,
+        "against_default": report.ratio or 0.0,
+        "confirmed": report.confirmed,
+    }
+    if best.global_batch is not None:
+        about["global_batch"] = best.global_batch
+    return recipe_text(tag, report.backend, values, about, f"{report.card}, found by madlite tune")

@@ -1,0 +1,151 @@
+"""`madlite tune`: whole commands on the host, with a trainer whose optimum and memory limit are known."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import tomli
+
+from tests.engine.checkout import Checkout, end
+from tests.study import fake_trainer
+
+pytestmark = pytest.mark.host
+CARD = {"name": "fake_model", "backend": "fake", "tags": ["fake"], "n_gpus": "-1", "runtimes": ["host"]}
+
+
+class Tuned(Checkout):
+    """A folder with the card of the fake trainer."""
+
+    def __init__(self, folder: Path, plugin: Path) -> None:
+        super().__init__(folder, "host", "unix:///nonexistent/docker.sock")
+        fake_trainer.install(plugin, self.env)
+        self.plugin = plugin
+        (folder / "models.json").write_text(json.dumps([CARD]))
+
+    def tune(self, *args: str) -> subprocess.CompletedProcess[str]:
+        return self.madlite("tune", "fake_model", "--runtime", "host", *args)
+
+    @property
+    def ran(self) -> list[str]:
+        """What the trainer was started with, run by run."""
+        file = self.plugin / "ran"
+        return file.read_text().splitlines() if file.exists() else []
+
+    @property
+    def study(self) -> Path:
+        (folder,) = self.folder.glob("madlite_runs/study-*")
+        return folder
+
+    def report(self) -> dict:
+        return json.loads((self.study / "study.json").read_text())
+
+
+@pytest.fixture
+def tuned(tmp_path) -> Tuned:
+    return Tuned(tmp_path / "mad", tmp_path / "site")
+
+
+def test_the_known_optimum_is_found_confirmed_and_written_as_a_recipe(tuned: Tuned):
+    done = tuned.tune("--set", "lr=0.5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = tuned.report()
+    assert report["best"]["varied"] == {"micro_batch": 5} and report["confirmed"], done.stdout
+    assert report["ratio"] == pytest.approx((5 / 6) / (2 / 3), rel=0.002)
+    # 30 steps are the card's: results with a row each; all others are short and have none
+    full = [line for line in tuned.ran if line.startswith("30 ")]
+    assert len(tuned.rows) == len(full) < len(tuned.ran) <= 12
+    assert "out of memory" in done.stdout and "no such kernel" in done.stdout
+    assert "fastest: micro_batch=5: +25.0" in done.stdout and "global batch of 5, the default 2" in done.stdout
+    page = (tuned.study / "tune.html").read_text()
+    assert "<svg" in page and "micro_batch=5" in page and "http" not in page.partition("<body>")[2]
+    recipe = tomli.loads((tuned.study / "recipe.toml").read_text())["recipe"]
+    assert (recipe["tag"], recipe["backend"]) == ("fake_model", "fake")
+    assert recipe["set"]["micro_batch"] == 5 and recipe["set"]["lr"] == 0.5
+    again = tuned.madlite("run", "--recipe-file", str(tuned.study / "recipe.toml"), "--runtime", "host")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert tuned.ran[-1] == "30 5 full plain"
+    listed = tuned.madlite("runs", "--of", report["id"])
+    assert listed.returncode == 0 and "SUCCESS, short" in listed.stdout, listed.stdout + listed.stderr
+    tuned.assert_nothing_left()
+
+
+def test_a_kill_in_the_middle_loses_nothing_and_resume_repeats_no_run(tuned: Tuned):
+    (tuned.plugin / "wait").write_text("5 full plain")
+    started = subprocess.Popen(
+        tuned.command("tune", "fake_model", "--runtime", "host"),
+        cwd=tuned.folder,
+        env=tuned.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    limit = time.monotonic() + 120
+    while not (tuned.ran and " 5 full plain" in tuned.ran[-1]):
+        assert time.monotonic() < limit and started.poll() is None, tuned.ran
+        time.sleep(0.05)
+    end(started, signal.SIGKILL)
+    before = tuned.ran
+    (tuned.plugin / "wait").unlink()
+    other = tuned.tune("--resume", "--set", "lr=0.5")
+    assert other.returncode == 4 and "lr unset, not 0.5" in other.stderr, other.stderr
+    done = tuned.tune("--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert tuned.report()["best"]["varied"] == {"micro_batch": 5}
+    after = tuned.ran[len(before) :]
+    assert after[0] == before[-1], "the run that was cut off comes first"
+    short = [line for line in (*before[:-1], *after) if not line.startswith("30 ")]
+    assert len(set(short)) == len(short), "no short run was made twice"
+    assert f"{len(before) - 1} runs of the study are there already" in done.stdout
+    tuned.assert_nothing_left()
+
+
+def test_ctrl_c_prints_the_best_so_far(tuned: Tuned):
+    (tuned.plugin / "wait").write_text("5 full plain")
+    started = subprocess.Popen(
+        tuned.command("tune", "fake_model", "--runtime", "host"),
+        cwd=tuned.folder,
+        env=tuned.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    limit = time.monotonic() + 120
+    while not (tuned.ran and " 5 full plain" in tuned.ran[-1]):
+        assert time.monotonic() < limit and started.poll() is None, tuned.ran
+        time.sleep(0.05)
+    code, out = end(started, signal.SIGINT)
+    assert code == 130, out
+    assert "configuration" in out and "tune.html" in out and (tuned.study / "recipe.toml").exists(), out
+    tuned.assert_nothing_left()
+
+
+def test_what_the_user_fixes_is_left_alone_and_a_default_that_fails_ends_it(tuned: Tuned):
+    dry = tuned.tune("--dry-run", "--set", "checkpointing=full")
+    assert dry.returncode == 0 and "checkpointing  left alone: --set fixes it" in dry.stdout, dry.stdout + dry.stderr
+    assert not (tuned.folder / "madlite_runs").exists() and tuned.ran == []
+    done = tuned.tune("--set", "micro_batch=50")
+    assert done.returncode == 3 and "the default itself failed (out of memory" in done.stdout, done.stdout
+    assert [row["status"] for row in tuned.rows] == ["FAILURE"] and len(tuned.ran) == 1
+
+
+def test_what_cannot_be_tuned_is_refused_in_a_sentence(tuned: Tuned):
+    for words, said in {
+        ("--resume", "20260101T000000-abcdef"): "there is no study 20260101T000000-abcdef of tune",
+        ("--resume",): "there is no study of fake_model to go on with",
+        ("--minutes", "0"): "invalid value for '--minutes'",
+        ("--runs", "none"): "invalid value for '--runs'",
+        ("--keep-alive",): "--keep-alive beside tune",
+        ("--machine", "8xMI300X"): "--machine only pretends",
+        ("--keep-global-batch",): "global_batch",
+        tuple(f"--set={one}" for one in ("micro_batch=1", "checkpointing=full", "kernel=plain")): "left to tune",
+    }.items():
+        done = tuned.tune(*words)
+        assert (done.returncode, said in done.stderr) == (4, True), (words, done.stdout, done.stderr)
+    assert tuned.ran == [] and not (tuned.folder / "perf.csv").exists()

@@ -1,0 +1,60 @@
+"""A simulated trainer: throughput, memory and failures of every configuration follow from a few numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from madlite.study.tune_search import Budget, NextRun, Point, Space, Stop, Trial, next_run
+
+LIMIT = 40  # runs after which a search counts as one without end
+
+
+@dataclass
+class Trainer:
+    """What a run of a point would come to: `speed` and `memory_gib` of it, or why it fails."""
+
+    space: Space
+    speed: Callable[[Point], float]
+    memory_gib: Callable[[Point], float]
+    limit_gib: float
+    noise: float = 0.0
+    tells_memory: bool = True
+    fails: Callable[[Point], str] = lambda point: ""
+    refuses: Callable[[Point], str] = lambda point: ""
+    run_s: float = 45.0
+    seed: int = 0
+    trials: list[Trial] = field(default_factory=list)
+    random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def run(self, next_one: NextRun) -> Trial:
+        """Return the trial that a run comes to."""
+        point, full = next_one.point, next_one.full
+        if why := self.refuses(point):
+            return Trial(point=point, status="refused", full=full, reason=why)
+        if why := self.fails(point):
+            return Trial(point=point, status="failed", full=full, reason=why, duration_s=self.run_s)
+        memory = self.memory_gib(point)
+        if memory > self.limit_gib:
+            return Trial(point=point, status="out_of_memory", full=full, duration_s=self.run_s)
+        speed = self.speed(point) * self.random.gauss(1, self.noise)
+        told = memory if self.tells_memory else None
+        return Trial(point=point, status="ok", full=full, speed=speed, memory_gib=told, duration_s=self.run_s)
+
+    def tune(self, budget: Budget) -> Stop:
+        """Run until the search stops; `trials` has all of them."""
+        while len(self.trials) < LIMIT:
+            what = next_run(self.space, self.trials, budget)
+            if isinstance(what, Stop):
+                return what
+            self.trials.append(self.run(what))
+        raise AssertionError(f"no end after {LIMIT} runs: {self.trials}")
+
+    @property
+    def spent_s(self) -> float:
+        """How long all runs took."""
+        return sum(one.duration_s for one in self.trials)
