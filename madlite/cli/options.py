@@ -499,13 +499,14 @@ retry_options = _group(
     click.option(
         "--oom-fallback", is_flag=True, help="Run with the next smaller micro batch where a GPU's memory ran out."
     ),
-    click.option(
-        "--resume",
-        is_flag=True,
-        help="Go on with the last batch of this folder that was killed or interrupted; alone: with its own command.",
-    ),
 )
 """Add the options of runs that are tried again."""
+resume_option = click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the last batch of this folder that was killed or interrupted; alone: with its own command.",
+)
+"""Add --resume."""
 plan_options = _group(context_options, *_PLAN, *RESULTS, *_DATA)
 """Add the options that decide a plan, and those of its results."""
 scaling_options = _group(context_options, *(one for one in _PLAN if one is not _GPU_IDS), *RESULTS, *_DATA)

@@ -93,7 +93,7 @@ def check_retry(params: dict[str, Any]) -> None:
     """
     if is_given("retry_wait") and not params["retry"]:
         raise UsageProblem("--retry-wait without --retry: there is nothing to wait for", "add --retry N")
-    if params["resume"] and params["dry_run"]:
+    if params.get("resume") and params["dry_run"]:
         raise click.UsageError("--resume goes on with a batch, and --dry-run touches nothing: leave one of them out")
     if params["oom_fallback"] and params["plan_file"] is not None:
         raise UsageProblem("--oom-fallback beside --plan: a plan is frozen", "leave one of them out")

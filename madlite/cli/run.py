@@ -30,6 +30,7 @@ from madlite.cli.options import (
     parallel_options,
     plan_options,
     repeat_options,
+    resume_option,
     retry_options,
     sweep_options,
     tag_words,
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
 @sweep_options
 @repeat_options
 @retry_options
+@resume_option
 @cluster_options
 @common_options
 def command(**params: Any) -> int:
