@@ -224,10 +224,21 @@ def _allocated(named: str) -> tuple[str, int, str]:
     """Return the runtime and the nodes of runs in the allocation of Slurm that this process is in, and a note on it.
 
     In one of several nodes a run is on all of them, unless a runtime is named.
+
+    Raises:
+        UsageProblem: it would be on all of them once for each task of srun, or each rank has a madlite.
     """
+    from madlite.plan.node_values import find_node_values, is_task_of_several
     from madlite.runtimes.slurm.allocation import allocation_of
 
+    find_node_values(os.environ)
     here = allocation_of(os.environ)
+    if here is not None and is_task_of_several(os.environ):
+        if named == _SLURM:
+            raise UsageProblem(
+                "--runtime slurm in every task of srun: each would run on all nodes", "madlite run …, without srun"
+            )
+        return named, 0, f"in a step of allocation {here.job_id}: each of its nodes has a madlite of its own"
     if here is None or named not in ("", _SLURM):
         return named, 0, ""
     if here.count == 1 and not named:

@@ -30,6 +30,11 @@ case $what in
     . "$folder/environment" || exit 127
     eval "$slurm_gpus" # the GPUs that Slurm gives the step on this node
     export NODE_RANK=$rank
+    if [ -n "${MAD_MULTI_NODE_RUNNER-}" ]; then # a MAD script does not expand what is in it
+      for name in NODE_RANK MASTER_ADDR MASTER_PORT; do
+        MAD_MULTI_NODE_RUNNER=${MAD_MULTI_NODE_RUNNER//"\$$name"/"${!name-}"}
+      done
+    fi
     cd "$1" || exit 127
     shift
     set -m # the command leads a process group, in which INT is not ignored

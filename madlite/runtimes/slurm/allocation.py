@@ -13,6 +13,7 @@ from madlite.model import Cause
 
 _QUERY_S = 30.0  # a controller that is busy answers late
 _TRIES = 4
+_FIRST_PORT = 20000  # of ten thousand, below those that systems give to clients
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
 
@@ -49,6 +50,12 @@ class Allocation:
         except RuntimeProblem:
             return first
         return found[1] if found is not None else first
+
+    @property
+    def port(self) -> str:
+        """A port for its nodes to meet at, by its number: jobs that share a node have others."""
+        digits = "".join(char for char in self.job_id if char.isdecimal())
+        return str(_FIRST_PORT + int(digits[-4:] or 0))
 
     def step(self, names: Sequence[str], options: Sequence[str] = ()) -> list[str]:
         """Return the srun that starts a command once on each of some nodes, beside other steps."""

@@ -273,7 +273,11 @@ class SlurmSession:
 
     def _write_environment(self, env: Mapping[str, EnvValue]) -> None:
         """Write the variables of an action for its owner alone: they are in no argument and no export of srun."""
-        ranks = {"NNODES": str(len(self.nodes)), "MASTER_ADDR": self._allocation.address}
+        ranks = {
+            "NNODES": str(len(self.nodes)),
+            "MASTER_ADDR": self._allocation.address,
+            "MASTER_PORT": self._allocation.port,
+        }
         values = {**ranks, **reveal(self._env), **reveal(env)}
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items() if name.isidentifier()]
         try:
