@@ -233,8 +233,15 @@ def describe_setting(request: Request, key: str) -> str:
         return f"--tags {request.tag}: {key}={value}"
     if origin.startswith("context"):
         return f"{origin}: {key}={value}"
-    has_option = origin.startswith("--") and origin not in ("--set", "--additional-context")
-    return f"{origin} {value}" if has_option else f"{origin} {key}={value}".strip()
+    return f"{origin} {value}" if has_own_option(origin) else f"{origin} {key}={value}".strip()
+
+
+_OF_ANY_KEY = ("--set", "--additional-context", "--recipe-file")
+
+
+def has_own_option(origin: str) -> bool:
+    """Return whether a value comes from an option of its key alone, as `--precision`, which needs no key beside it."""
+    return origin.startswith("--") and origin.partition(" ")[0] not in _OF_ANY_KEY
 
 
 def choose_variants(variants: Sequence[Variant], request: Request, who: str) -> tuple[Variant, ...]:

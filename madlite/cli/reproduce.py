@@ -12,7 +12,7 @@ import click
 from madlite.cli.completion import complete_run
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import echo, shell_line
-from madlite.errors import UsageProblem
+from madlite.errors import MadliteError, UsageProblem
 from madlite.text import printable
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _NOT_REPEATED = frozenset(
         *("manifest_file", "batch_manifest", "manifest_output", "registry", "clean_docker_cache", "dry_run", "machine"),
         *("live_output", "summary_output", "cleanup_perf", "verbose", "use_image", "target_archs", "timeout"),
         *("build_on_compute", "repeat", "cold", "settle", "settle_timeout", "retry", "retry_wait"),
-        *("oom_fallback", "resume"),
+        *("oom_fallback", "resume", "recipe_file", "sweep", "zip_values"),
     )
 )
 
@@ -94,7 +94,7 @@ def command_options(words: tuple[str, ...]) -> CommandOptions:
     if words[:1] != ("run",):
         return CommandOptions()
     try:
-        context = run_command.make_context("run", list(words[1:]))
+        context = _context_of(run_command, words[1:])
     except click.ClickException:  # of another version, with options that this one does not have
         return CommandOptions()
     params = {str(param.name): param for param in reversed(run_command.params)}  # of two for one value the first
@@ -105,7 +105,17 @@ def command_options(words: tuple[str, ...]) -> CommandOptions:
     ]
     options = [word for param, value in given if param.name not in _NOT_REPEATED for word in _words(param, value)]
     pairs = (text.partition("=") for text in context.params.get("sets") or ())
-    return CommandOptions(words=tuple(options), sets=tuple((key, value) for key, _, value in pairs))
+    recipe = context.params.get("recipe_file")
+    of_file = [(key, value) for _, key, value in recipe.named] if recipe is not None else []
+    return CommandOptions(words=tuple(options), sets=(*of_file, *((key, value) for key, _, value in pairs)))
+
+
+def _context_of(command: click.Command, words: Sequence[str]) -> click.Context:
+    """Return the options of a command line; a recipe file that is gone has no values."""
+    try:
+        return command.make_context(command.name or "", list(words))
+    except MadliteError:
+        return command.make_context(command.name or "", list(words), resilient_parsing=True)
 
 
 def _words(param: click.Parameter, value: object) -> Iterator[str]:

@@ -269,8 +269,8 @@ def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:
 def _all_origins(inputs: RunInputs, parts: _PlanParts) -> dict[str, str]:
     resolved = parts.resolved
     return {
-        **resolved.origins,
         **parts.environment.origins,
+        **resolved.origins,
         **_origins(inputs, resolved),
         **parts.silence.origins,
         **({"architecture": parts.shape.origin} if resolved.variant else {}),

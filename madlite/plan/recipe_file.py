@@ -34,8 +34,8 @@ class RecipeFile(Value, frozen=True):
 
     @property
     def origin(self) -> str:
-        """The source of its values, as plans name it."""
-        return f"recipe file {self.path}"
+        """The source of its values, as plans name it; what begins with `recipe` is a backend's own recipe."""
+        return f"--recipe-file {self.path}"
 
     @property
     def named(self) -> tuple[tuple[str, str, str], ...]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
+from madlite.backends.base import has_own_option
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Scalar, Value, Variant
 from madlite.plan.fields import ALIASES, BY_KEY, PLAN_KEYS, VARIANT_KEYS, Part, Size, as_part, as_size
@@ -118,7 +119,7 @@ def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: La
     if not layer.strict:
         return None
     what = f"{layer.origin} has no key '{given}' to set"
-    if layer.origin.startswith("--") and layer.origin not in ("--set", "--additional-context"):
+    if has_own_option(layer.origin):
         what = f"{layer.origin} {layer.values[given]} means nothing to this run: it has no '{given}' to set"
     if not settings:
         raise UsageProblem(

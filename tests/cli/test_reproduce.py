@@ -20,7 +20,8 @@ from madlite.cli.reproduce import command, command_options
 from madlite.cli.run import command as run_command
 from madlite.cli.setup import make_options
 from madlite.errors import UsageProblem
-from madlite.model import ImageUsed, Provenance, Result, Status, Traits, Variant
+from madlite.model import ImageUsed, Provenance, Result, Status, Study, Traits, Variant
+from madlite.plan.recipe_file import recipe_text
 from madlite.reports.reproduce import CommandOptions, reproduce
 from madlite.results.record import make_record, record_json
 from madlite.run.context import context_file, left_out_before
@@ -330,3 +331,27 @@ def test_what_was_left_out_is_known_of_the_run_that_does_it_again(with_secrets, 
     assert left_out_before(("run", "-f=x/madlite_runs/r1/context.json"), tmp_path) != ()
     assert left_out_before(("run", "-f", "madlite_runs/gone/context.json"), tmp_path) == ()
     assert left_out_before(("run", "-f", "context.json"), tmp_path) == ()
+
+
+def test_a_run_of_a_recipe_file_is_pinned_by_its_values_also_once_the_file_is_gone(plugins: Plugins) -> None:
+    values = {"micro_batch": 3, "stop_grace_s": 4, "env.NCCL_DEBUG": "INFO"}
+    file = Path("best.toml")
+    file.write_text(recipe_text("pyt_train_llama-3.1-8b", "torchtitan", values))
+    plan = plans(plugins, "--recipe-file", "best.toml")[0]
+    words = command_of(plan, "--recipe-file", "best.toml", "--add-column", "run")
+    assert {"micro_batch=3", "stop_grace_s=4", "env.NCCL_DEBUG=INFO"} <= set(words)
+    assert "--recipe-file" not in words
+    file.unlink()
+    words = command_of(plan, "--recipe-file", "best.toml", "--add-column", "run")
+    assert "micro_batch=3" in words
+    assert "--add-column" in words
+
+
+def test_a_run_of_a_sweep_is_pinned_by_its_own_values_alone(plugins: Plugins) -> None:
+    words = ("--tags", "pyt_train_llama-3.1-8b")
+    plan = plans(plugins, *words, "--set", "micro_batch=4", "--set", "stop_grace_s=4")[0]
+    study = Study(id="s", kind="sweep", varied={"micro_batch": "4", "stop_grace_s": "4"}, series=2, index=1, count=1)
+    swept = ("--sweep", "micro_batch=2,4", "--sweep", "stop_grace_s=1,4", "--zip")
+    again = command_of(replace(plan, study=study), *words, *swept)
+    assert {"micro_batch=4", "stop_grace_s=4"} <= set(again)
+    assert not {"--sweep", "--zip"} & set(again)

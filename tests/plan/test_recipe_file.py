@@ -25,7 +25,7 @@ def test_what_is_written_is_read_back(tmp_path) -> None:
     read = read_recipe_file(written(tmp_path, text))
     assert (read.tag, read.backend, read.values) == ("demo", "torchtitan", values)
     assert text.startswith("# first\n#\n# second\n[recipe]\n")
-    assert read.origin == f"recipe file {tmp_path / 'mine.toml'}"
+    assert read.origin == f"--recipe-file {tmp_path / 'mine.toml'}"
 
 
 def test_a_table_of_variables_is_read_as_set_takes_them(tmp_path) -> None:
@@ -64,7 +64,7 @@ def test_its_tag_is_run_and_its_values_have_the_file_as_origin(tmp_path, capsys,
     text = '[recipe]\ntag = "demo_hf_lora_tiny"\nbackend = "hf"\n[recipe.set]\nmicro_batch = 3\nsteps = 7\n'
     file = written(tmp_path, text)
     out = explained(capsys, "--recipe-file", "mine.toml", "--all")
-    assert "recipe file mine.toml" in out and "demo_hf_lora_tiny" in out
+    assert "--recipe-file mine.toml" in out and "demo_hf_lora_tiny" in out
     out = explained(capsys, "--recipe-file", "mine.toml", "--all", "--set", "micro_batch=5")
     assert [line for line in out.splitlines() if "micro" in line and " 5 " in line and "--set" in line]
     out = explained(capsys, "--recipe-file", "mine.toml", "--tags", "demo_torchtitan_llama_debug", code=4)
@@ -72,3 +72,36 @@ def test_its_tag_is_run_and_its_values_have_the_file_as_origin(tmp_path, capsys,
     file.write_text(text.replace("micro_batch", "micro_bach"))
     assert "micro_bach" in explained(capsys, "--recipe-file", "mine.toml", code=4)
     assert "absent.toml" in explained(capsys, "--recipe-file", "absent.toml", code=4)
+
+
+@pytest.mark.parametrize("setting", ["tp=2", "mock_data=true", "env.NCCL_DEBUG=INFO"])
+def test_its_values_reach_the_trainer_as_those_of_set_do(tmp_path, capsys, monkeypatch, setting) -> None:
+    monkeypatch.chdir(tmp_path)
+    key, _, value = setting.partition("=")
+    tag, machine = "primus_pyt_train_llama-3.1-8b", ("--machine", "8xMI300X", "-n")
+    (tmp_path / "mine.toml").write_text(recipe_text(tag, "primus", {key: value}))
+    other = "tp=1" if key == "tp" else "env.OTHER=1"
+
+    def shown(*words: str) -> list[str]:
+        assert call(["run", *words, *machine]) == 0
+        named = ("--parallelism.tensor", "--training.mock_data", "NCCL_DEBUG")
+        return [line.strip() for line in capsys.readouterr().out.splitlines() if any(one in line for one in named)]
+
+    of_file, of_set = shown("--recipe-file", "mine.toml"), shown("--tags", tag, "--backend", "primus", "--set", setting)
+    assert of_file == of_set
+    assert of_file != shown("--tags", tag, "--backend", "primus", "--set", other)
+
+
+def test_a_value_that_is_nothing_to_the_run_is_named_with_its_key(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(recipe_text("demo_hf_lora_tiny", "hf", {"micro_bach": 3}))
+    assert "--recipe-file mine.toml has no key 'micro_bach' to set" in explained(
+        capsys, "--recipe-file", "mine.toml", code=4
+    )
+
+
+def test_another_backend_in_the_command_is_refused(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(recipe_text("demo_hf_lora_tiny", "hf", {"micro_batch": 3}))
+    out = explained(capsys, "--recipe-file", "mine.toml", "--backend", "torchtitan", code=4)
+    assert "is for backend 'hf', not --backend torchtitan" in out

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from madlite import Finding, RunPlan, Scalar, UsageProblem, did_you_mean, one_hint
 from madlite_plugins.torchrun.reads import SAMPLES, WORDS, read_words
 
+_OF_ANY_KEY = ("--set", "--additional-context", "--recipe-file")
 DECLARED = ("model", "mode", "precision", "seq_len", "micro_batch", "global_batch", "strategy")
 """What can be declared; steps need not be: a log that has fewer is a failure, and of one that has more it is noted."""
 
@@ -69,7 +70,7 @@ def _settings_of(plan: RunPlan) -> dict[str, tuple[Scalar, str]]:
         origin = plan.origins.get(f"{'settings' if key == 'strategy' else 'variant'}.{key}", "")
         if value is None or value == "" or not origin or origin.startswith(("recipe", "backend")):
             continue
-        own = origin.startswith("--") and origin not in ("--set", "--additional-context")
+        own = origin.startswith("--") and origin.partition(" ")[0] not in _OF_ANY_KEY
         found[key] = (value, f"{origin} {value}" if own else f"{origin} {key}={value}")
     return found
 
