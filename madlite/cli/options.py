@@ -88,7 +88,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "Sweeps": ("sweep", "zip_values"),
     "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
     "Cluster": ("cluster", "nodes", "exclude", "detach", "on_interrupt"),
-    "Failed runs": ("retry", "retry_wait", "oom_fallback"),
+    "Failed runs": ("retry", "retry_wait", "oom_fallback", "resume"),
     "Results": (
         "contract",
         "output",
@@ -188,6 +188,13 @@ tags_option = click.option(
 
 tag_words = click.argument(_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=complete_tags)
 """Accept positional arguments as tags."""
+
+
+def is_given(name: str) -> bool:
+    """Return whether an option was given on the command line."""
+    from click.core import ParameterSource
+
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def decides_plan(name: str) -> bool:
@@ -494,6 +501,12 @@ retry_options = _group(
     ),
 )
 """Add the options of runs that are tried again."""
+resume_option = click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the last batch of this folder that was killed or interrupted; alone: with its own command.",
+)
+"""Add --resume."""
 plan_options = _group(context_options, *_PLAN, *RESULTS, *_DATA)
 """Add the options that decide a plan, and those of its results."""
 scaling_options = _group(context_options, *(one for one in _PLAN if one is not _GPU_IDS), *RESULTS, *_DATA)

@@ -15,6 +15,7 @@ from madlite.catalog.datasets import DataSets, read_data_sets
 from madlite.cli import setup
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import exists, is_file, template_root
+from madlite.machine.fabric import find_fabric
 from madlite.plan.actions import TOOLS, list_tools, make_toolset
 from madlite.plan.context import REMOTE_KEYS, Context, Options
 from madlite.plan.manifest_text import context_over
@@ -218,7 +219,7 @@ def planner(
         context=context,
         machine=machine,
         plugins=plugins,
-        runtimes=setup.make_runtimes(plugins, kubernetes),
+        runtimes=setup.make_runtimes(plugins, kubernetes, options.environ),
         template_root=root,
         new_run_id=new_run_id,
         credentials=credentials,
@@ -226,6 +227,7 @@ def planner(
         data_sets=_data_sets(options, context, params),
         tools=make_toolset(context, options, root / TOOLS),
         tool_files=list_tools(root / TOOLS),
+        fabric=None if machine.pretended else find_fabric(),
         check_endpoint=why_unreachable if touch or probe else lambda endpoint: "",
     )
     setup.print_problems(inputs.machine.problems)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from madlite.results.batch_journal import BatchJournal
     from madlite.results.record import Record
     from madlite.run.batch import BatchSettings
+    from madlite.run.resume import Resumption
     from madlite.run.screen import Planned, RunOutcome
 
 APART_C = 5.0  # between the starts of a series' runs: from there on the difference is shown
@@ -51,17 +52,29 @@ def _place(one: Planned) -> str:
 class RepeatBatch:
     """The runs of a repeat; after `run`, what they came to."""
 
-    def __init__(self, planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> None:
-        self._repeat: Repeat = plan_repeat(planned, journal.id, params["repeat"], cold=params["cold"])
+    def __init__(
+        self, planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal, study_id: str = ""
+    ) -> None:
+        """Plan the runs, of an earlier study where that is resumed."""
+        self.study_id = study_id or journal.id
+        self._repeat: Repeat = plan_repeat(planned, self.study_id, params["repeat"], cold=params["cold"])
         self._journal = journal
+        self.every: Sequence[Planned] = (*self._repeat.warm_ups, *self._repeat.runs)
         self.planned: Sequence[Planned] = self._repeat.runs
         self.study: Json = None
         self.problems: tuple[str, ...] = ()
         self.lines: list[str] = []
 
-    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
+    def run(
+        self,
+        options: Options,
+        plugins: Plugins,
+        screen: PlainScreen,
+        settings: BatchSettings,
+        resumed: Resumption | None = None,
+    ) -> RunOutcome:
         """Run all of them, as `run_repeat` does."""
-        ended = run_repeat(self._repeat, options, plugins, screen, self._journal, settings)
+        ended = run_repeat(self._repeat, options, plugins, screen, self._journal, settings, resumed)
         self.study, self.problems = msgspec.to_builtins(ended.summary), ended.problems
         self.lines = [*summary_lines(ended.summary)]
         where = study_path(self._repeat.workspace, self._repeat.id).relative_to(self._repeat.workspace)

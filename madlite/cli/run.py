@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import click
 import msgspec
@@ -25,16 +25,28 @@ from madlite.cli.options import (
     cluster_options,
     common_options,
     decides_plan,
+    is_given,
     live_option,
     parallel_options,
     plan_options,
     repeat_options,
+    resume_option,
     retry_options,
     sweep_options,
     tag_words,
     tags_option,
 )
 from madlite.cli.planning import check, check_option, check_start
+from madlite.cli.retry import (
+    check_retry,
+    is_alone,
+    left_by,
+    make_retry,
+    note_fallback,
+    resume_last,
+    resumed,
+    unfinished,
+)
 from madlite.cli.screens import Sink
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
@@ -54,9 +66,9 @@ if TYPE_CHECKING:
     from madlite.model import Json, Runtime
     from madlite.model.protocols import ManifestRuntime
     from madlite.plan.context import Options
-    from madlite.results.batch_journal import BatchJournal
-    from madlite.run.attempts import RetryPolicy
+    from madlite.results.batch_journal import BatchJournal, UnfinishedBatch
     from madlite.run.batch import BatchSettings
+    from madlite.run.resume import Resumption
     from madlite.run.screen import RunOutcome
     from madlite.run.settle import Settle
 
@@ -87,6 +99,7 @@ if TYPE_CHECKING:
 @sweep_options
 @repeat_options
 @retry_options
+@resume_option
 @cluster_options
 @common_options
 def command(**params: Any) -> int:
@@ -100,6 +113,8 @@ def command(**params: Any) -> int:
     """
     from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster, translated
 
+    if params["resume"] and is_alone("resume"):
+        return resume_last()
     plugins = setup.load(params["no_plugins"], params["verbose"])
     if (to := translated(named_cluster(params), params)) is not None:
         _check_options(params)
@@ -136,7 +151,7 @@ def _check_options(params: dict[str, Any]) -> None:
     if params["fail_on"] and not params["baseline"]:
         raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
     _check_repeat(params)
-    _check_retry(params)
+    check_retry(params)
     _check_several(params)
     if params["zip_values"] and not params["sweep"]:
         raise UsageProblem("--zip without --sweep: there is nothing to pair", "add --sweep KEY=A,B")
@@ -184,13 +199,6 @@ def _plan_tags(plugins: Plugins, options: Options, params: dict[str, Any], touch
     return plan_sweep(points, lambda values: plan(replace(options, sets=(*options.sets, *values.items()))))
 
 
-def is_given(name: str) -> bool:
-    """Return whether an option was given on the command line."""
-    from click.core import ParameterSource
-
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
-
-
 def refuse_with_plan(ctx: click.Context) -> None:
     """Refuse what would decide a plan beside one that is frozen.
 
@@ -236,7 +244,7 @@ def run_planned(
     plugins: Plugins,
     params: dict[str, Any],
     journal: BatchJournal,
-    make_batch: Callable[[Sequence[Planned], dict[str, Any], BatchJournal], StudyBatch] | None = None,
+    make_batch: _MakeBatch | None = None,
 ) -> int:
     """Run plans to their rows with all that is printed meanwhile, and return the exit code.
 
@@ -246,31 +254,42 @@ def run_planned(
     from madlite.cli.summary import BatchFiles
     from madlite.results.locked import make_folder
     from madlite.run.checks import check_plans
+    from madlite.run.resume import inputs_of_all
 
+    batch_before = unfinished(options.workspace) if params.get("resume") else None
     against = _against(params, options)
     check_start(planned, options)
     notes = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
-    warnings = (*warnings, *_note_fallback(planned, params))
+    warnings = (*warnings, *note_fallback(planned, params))
     if options.rows:
         make_folder(options.output_target or options.output)
-    runs = (make_batch or _make_batch)(planned, params, journal)
+    own = _make_batch(planned, params, journal, batch_before) if make_batch is None else None
+    runs = own or cast("_MakeBatch", make_batch)(planned, params, journal)
     planned = runs.planned
     batch = BatchFiles(planned, options, params)
     sink = Sink(sys.stdout.fileno())
     compare = partial(_compare, plugins)
     screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract), compare=compare)
     try:
-        for text in (*warnings, *recovery_warnings(options, plugins.runtimes())):
+        for text in (*warnings, *_recover(options, plugins.runtimes(), batch_before)):
             screen.warn(text)
+        before = resumed(batch_before, own, options, journal, screen) if batch_before is not None and own else None
+        if before is not None:
+            planned = before.with_ids(planned)
+            batch = BatchFiles(planned, options, params)
+        for text in _recovery_report(options):
+            screen.warn(text)
+        journal.note(study=own.study_id if own is not None else "", inputs=inputs_of_all(planned, options.workspace))
         batch.begin()
-        outcome = runs.run(options, plugins, screen, _make_settings(params, against))
+        run = runs.run if before is None or own is None else partial(own.run, resumed=before)
+        outcome = run(options, plugins, screen, _make_settings(params, against, before))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         screen.total(outcome, options.output if options.rows else None)
         screen.end(runs.lines)
         screen.end(closing_lines(options.contract, outcome, from_manifest=not batch.from_tags))
-        journal.close()
+        journal.close(interrupted=bool(outcome.not_started) or outcome.exit_code in _BY_SIGNAL)
         if outcome.bug is not None:
             raise outcome.bug
         if sink.dropped_bytes:
@@ -286,6 +305,9 @@ def run_planned(
     return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
 
 
+_BY_SIGNAL = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP)
+
+
 class StudyBatch(Protocol):
     """The runs of a command, and after `run` what they came to together: data, problems and lines to print."""
 
@@ -298,51 +320,99 @@ class StudyBatch(Protocol):
         """Run all of them."""
 
 
+_MakeBatch: TypeAlias = Callable[[Sequence[Planned], dict[str, Any], "BatchJournal"], StudyBatch]
+
+
+class OwnBatch(StudyBatch, Protocol):
+    """The runs of `madlite run`, which can be resumed: `every` one with its warm-ups, and the id of their study."""
+
+    every: Sequence[Planned]
+    study_id: str
+
+    def run(
+        self,
+        options: Options,
+        plugins: Plugins,
+        screen: PlainScreen,
+        settings: BatchSettings,
+        resumed: Resumption | None = None,
+    ) -> RunOutcome:
+        """Run all of them, of an earlier batch those that are not finished."""
+
+
 class _PlainBatch:
     """The runs of a command that makes no study of them."""
 
+    study_id = ""
+
     def __init__(self, planned: Sequence[Planned], journal: BatchJournal) -> None:
         self._journal = journal
-        self.planned = planned
+        self.planned = self.every = planned
         self.study: Json = None
         self.problems: tuple[str, ...] = ()
         self.lines: list[str] = []
 
-    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
+    def run(
+        self,
+        options: Options,
+        plugins: Plugins,
+        screen: PlainScreen,
+        settings: BatchSettings,
+        resumed: Resumption | None = None,
+    ) -> RunOutcome:
         from madlite.run.batch import run_batch
 
-        return run_batch(self.planned, options, plugins, screen, journal=self._journal, settings=settings)
+        left = resumed.left(self.planned) if resumed is not None else self.planned
+        outcome = run_batch(left, options, plugins, screen, journal=self._journal, settings=settings)
+        return resumed.whole(self.planned, outcome) if resumed is not None else outcome
 
 
 class _SweepBatch(_PlainBatch):
     """The runs of a sweep whose points are not repeated."""
 
-    def __init__(self, planned: Sequence[Planned], journal: BatchJournal) -> None:
+    def __init__(self, planned: Sequence[Planned], journal: BatchJournal, study_id: str = "") -> None:
         from madlite.study.sweep import with_study_id
 
-        super().__init__(with_study_id(planned, journal.id), journal)
+        self.study_id = study_id or journal.id
+        super().__init__(with_study_id(planned, self.study_id), journal)
 
-    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
+    def run(
+        self,
+        options: Options,
+        plugins: Plugins,
+        screen: PlainScreen,
+        settings: BatchSettings,
+        resumed: Resumption | None = None,
+    ) -> RunOutcome:
         from madlite.cli.repeat import swept_lines
         from madlite.study.summary import samples_of, summarise
         from madlite.study.sweep import KIND
 
-        outcome = super().run(options, plugins, screen, settings)
-        summary = summarise(self._journal.id, KIND, samples_of(self.planned, outcome.results))
+        outcome = super().run(options, plugins, screen, settings, resumed)
+        planned = resumed.with_ids(self.planned) if resumed is not None else self.planned
+        summary = summarise(self.study_id, KIND, samples_of(planned, outcome.results))
         self.study = msgspec.to_builtins(summary)
         self.lines = [*swept_lines(summary), f"  madlite runs --of {summary.id}"]
         return outcome
 
 
-def _make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> StudyBatch:
+def _make_batch(
+    planned: Sequence[Planned],
+    params: dict[str, Any],
+    journal: BatchJournal,
+    before: UnfinishedBatch | None = None,
+) -> OwnBatch:
+    study_id = before.study if before is not None else ""
     if params["repeat"] is None:
-        return _SweepBatch(planned, journal) if params["sweep"] else _PlainBatch(planned, journal)
+        return _SweepBatch(planned, journal, study_id) if params["sweep"] else _PlainBatch(planned, journal)
     from madlite.cli.repeat import RepeatBatch
 
-    return RepeatBatch(planned, params, journal)
+    return RepeatBatch(planned, params, journal, study_id)
 
 
-def _make_settings(params: dict[str, Any], against: AgainstBaseline | None) -> BatchSettings:
+def _make_settings(
+    params: dict[str, Any], against: AgainstBaseline | None, resumed: Resumption | None = None
+) -> BatchSettings:
     from madlite.run.batch import BatchSettings
 
     return BatchSettings(
@@ -352,54 +422,10 @@ def _make_settings(params: dict[str, Any], against: AgainstBaseline | None) -> B
         bind=params["bind"],
         settle=_make_settle(params),
         relative_change=against.cell if against else None,
-        retry=_make_retry(params),
+        retry=make_retry(params),
+        standing=resumed.standing if resumed is not None else {},
+        recoverable=bool(params.get("resume")),
     )
-
-
-def _make_retry(params: dict[str, Any]) -> RetryPolicy:
-    from madlite.run.attempts import MicroBatches, RetryPolicy
-
-    return RetryPolicy(
-        retries=params["retry"],
-        wait_s=params["retry_wait"],
-        oom_fallback=params["oom_fallback"],
-        micro_batches=MicroBatches() if params["oom_fallback"] else None,
-    )
-
-
-def _check_retry(params: dict[str, Any]) -> None:
-    """Refuse options of runs that are tried again that do not go together.
-
-    Raises:
-        UsageProblem: they do not.
-    """
-    if is_given("retry_wait") and not params["retry"]:
-        raise UsageProblem("--retry-wait without --retry: there is nothing to wait for", "add --retry N")
-    if params["oom_fallback"] and params["plan_file"] is not None:
-        raise UsageProblem("--oom-fallback beside --plan: a plan is frozen", "leave one of them out")
-
-
-def _note_fallback(planned: Sequence[Planned], params: dict[str, Any]) -> Iterator[str]:
-    """Yield notes on runs that have no smaller micro batch of madlite's to fall back to.
-
-    Raises:
-        UsageProblem: that is so of all of them, by their kind.
-    """
-    if not params["oom_fallback"]:
-        return
-    from madlite.run.attempts import has_micro_batch
-
-    started = [one for one in planned if one.plan.blocked is None]
-    without = [one.plan for one in started if not has_micro_batch(one)]
-    if started and len(without) == len(started):
-        names = ", ".join(dict.fromkeys(one.card.name for one in without))
-        raise UsageProblem(
-            f"--oom-fallback has no effect: no micro batch of {names} is madlite's to set (a card's own script has its "
-            "own)",
-            "leave --oom-fallback out, or give the script a smaller batch",
-        )
-    for name in dict.fromkeys(one.card.name for one in without):
-        yield f"{name}: --oom-fallback has no effect, its own script has the micro batch"
 
 
 _NO_REPEAT = {
@@ -479,26 +505,35 @@ def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[
         screen.warn(f"never started: {names}")
 
 
-def recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
-    """Return warnings about interrupted earlier runs, and end what they left running.
+def _recover(options: Options, runtimes: Mapping[str, Runtime], before: UnfinishedBatch | None = None) -> Iterator[str]:
+    """End what interrupted earlier runs left running, and add their rows that the results file lacks; yield warnings.
 
-    Rows of theirs that the results file did not take are added to it.
+    What is tried again of the batch `before`, which is resumed, is left.
     """
     from madlite.results.header import new_columns
     from madlite.run.collect import collect_recoverable
     from madlite.run.recovery.leftovers import end_orphans
-    from madlite.run.recovery.unfinished import append_pending, recovery_report
+    from madlite.run.recovery.unfinished import append_pending
 
     workspace, output = options.workspace, options.output_target or options.output
-    if not options.rows:  # possibly one of many jobs: `madlite collect` reports the others
-        return [*end_orphans(workspace, options.environ, runtimes)]
-    begin = new_columns(options.contract)
-    return [
-        *end_orphans(workspace, options.environ, runtimes),
-        *append_pending(workspace, output, begin),
-        *collect_recoverable(workspace, output, begin),
-        *recovery_report(workspace),
-    ]
+    yield from end_orphans(workspace, options.environ, runtimes)
+    if options.rows:
+        begin = new_columns(options.contract)
+        yield from append_pending(workspace, output, begin)
+        yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
+
+
+def _recovery_report(options: Options) -> list[str]:
+    """Return warnings about interrupted earlier runs."""
+    from madlite.run.recovery.unfinished import recovery_report
+
+    # without rows it is possibly one of many jobs: `madlite collect` reports the others
+    return recovery_report(options.workspace) if options.rows else []
+
+
+def recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
+    """Recover what interrupted earlier runs left, and return warnings about it and about what is unfinished."""
+    return [*_recover(options, runtimes), *_recovery_report(options)]
 
 
 # What `--dry-run` prints: the request to the engine, the commands, and every rendered file.

@@ -153,7 +153,7 @@ def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Pat
 
 # options of the command line that `Options` has under the same name
 _SAME_NAME = (
-    *("runtime", "image", "keep_alive", "keep_model_dir", "skip_model_run", "clean_docker_cache"),
+    *("image", "keep_alive", "keep_model_dir", "skip_model_run", "clean_docker_cache"),
     *("strict_header", "ignore_deprecated", "disable_skip_gpu_arch", "lint"),
 )
 
@@ -166,6 +166,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     """
     workspace, output = find_workspace(touch), Path.cwd() / params["output"]
     recipe = params.get("recipe_file")
+    runtime, nodes, note = _allocated(params["runtime"])
     return Options(
         workspace=workspace,
         output=output,
@@ -188,6 +189,9 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         contract=contract(),
         command=command_words(),
         backend=_backend(params["backend"], recipe),
+        runtime=runtime,
+        nodes=nodes,
+        allocation=note,
         **{name: params[name] for name in _SAME_NAME},
     )
 
@@ -214,6 +218,35 @@ def command_words() -> tuple[str, ...]:
 
 _TOOLS = "scripts/common/tools.json"
 _CONTEXT = "context"  # among the options of a command, once it was read
+
+
+def _allocated(named: str) -> tuple[str, int, str]:
+    """Return the runtime and the nodes of runs in the allocation of Slurm that this process is in, and a note on it.
+
+    In one of several nodes a run is on all of them, unless a runtime is named.
+
+    Raises:
+        UsageProblem: it would be on all of them once for each task of srun, or each rank has a madlite.
+    """
+    from madlite.plan.node_values import find_node_values, is_task_of_several
+    from madlite.runtimes.slurm.allocation import allocation_of
+
+    find_node_values(os.environ)
+    here = allocation_of(os.environ)
+    if here is not None and is_task_of_several(os.environ):
+        if named == _SLURM:
+            raise UsageProblem(
+                "--runtime slurm in every task of srun: each would run on all nodes", "madlite run …, without srun"
+            )
+        return named, 0, f"in a step of allocation {here.job_id}: each of its nodes has a madlite of its own"
+    if here is None or named not in ("", _SLURM):
+        return named, 0, ""
+    if here.count == 1 and not named:
+        return "", 0, f"in allocation {here.job_id}: its one node alone, with the GPUs that it has there"
+    return _SLURM, here.count, f"in allocation {here.job_id}: on its {here.count} nodes"
+
+
+_SLURM = "slurm"
 
 
 def _backend(named: str, recipe: RecipeFile | None) -> str:
@@ -365,12 +398,18 @@ def _pretend(text: str) -> dict[str, Any]:
     return {"device": product.device, "n_gpus": int(count)}
 
 
-def make_runtimes(plugins: Plugins, kubernetes: KubernetesSettings | None = None) -> dict[str, Runtime]:
-    """Return every runtime by name; a plugin cannot replace one of madlite's own."""
+def make_runtimes(
+    plugins: Plugins, kubernetes: KubernetesSettings | None = None, environ: Mapping[str, str] | None = None
+) -> dict[str, Runtime]:
+    """Return every runtime by name, for this process's environment unless another is given.
+
+    A plugin cannot replace one of madlite's own.
+    """
     from madlite.runtimes.kubernetes.settings import KubernetesSettings
     from madlite.runtimes.registry import builtin_runtimes
 
-    return {**plugins.runtimes(), **builtin_runtimes(dict(os.environ), kubernetes or KubernetesSettings())}
+    own = dict(os.environ) if environ is None else environ
+    return {**plugins.runtimes(), **builtin_runtimes(own, kubernetes or KubernetesSettings())}
 
 
 def kubernetes_settings(context: Context) -> KubernetesSettings | None:

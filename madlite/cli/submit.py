@@ -169,9 +169,13 @@ def _options(params: dict[str, Any], to: Translation, touch: bool) -> Options:
     params["machine"] = cluster.machine
     nodes = params["nodes"] or to.nodes or 1
     options = setup.make_options(params, touch)
-    if nodes > 1 and not options.runtime:
+    from madlite.runtimes.slurm.containers import ON_STEPS, VARIABLE
+
+    if cluster.container:
+        options = replace(options, environ={**options.environ, VARIABLE: cluster.container})
+    if not options.runtime and (nodes > 1 or cluster.container in ON_STEPS):
         options = replace(options, runtime=_RUNTIME)
-    return replace(options, nodes=nodes)
+    return replace(options, nodes=nodes, elsewhere=True)
 
 
 def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> tuple[list[Planned], list[Planned]]:

@@ -69,6 +69,48 @@ class PatternScan:
                 self.found[pattern] = line.strip()
 
 
+# Find by what RCCL or NCCL connects nodes: their lines with NCCL_DEBUG=INFO, of one rank or of a connection of two.
+#
+# Formats: NCCL 2.4 to 2.28 and RCCL of the same, src/net.cc, src/transport/net*.cc: `Using network Socket`,
+# `NET/Socket : Using [0]eth0:10.0.0.1<0>`, `Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA`.
+
+_NETWORK = ("Using network ", "NET/")
+_OF_NETWORK = re.compile(
+    r"NCCL INFO .*?(?:Using network (?P<used>\S+)|via NET/(?P<via>\w+)/|NET/(?P<found>\w+) : Using)"
+)
+_LONGEST_NETWORK = 200
+
+
+class NetworkScan:
+    """Store the first line that tells of sockets, and the first that tells of another network."""
+
+    def __init__(self) -> None:
+        self.rdma = ""
+        self._sockets = self._found = ""
+
+    @property
+    def sockets(self) -> str:
+        """The line by which sockets are used; that they were found tells so only where nothing else is used."""
+        return self._sockets or ("" if self.rdma else self._found)
+
+    def feed(self, block: Block) -> None:
+        """Take lines in."""
+        if (self._sockets and self.rdma) or not any(text in block.text for text in _NETWORK):
+            return
+        for line in block.lines:
+            found = _OF_NETWORK.search(line) if "NCCL INFO" in line else None
+            if found is not None:
+                self._note(found["used"] or found["via"], found["found"], line.strip()[:_LONGEST_NETWORK])
+
+    def _note(self, used: str | None, found: str | None, line: str) -> None:
+        if used == "Socket":
+            self._sockets = self._sockets or line
+        elif used is not None:
+            self.rdma = self.rdma or line
+        elif found == "Socket":
+            self._found = self._found or line
+
+
 _log = logging.getLogger(__name__)
 _ODD_LOSS = re.compile(r"(?i)loss\W{0,10}?([-+]?\d[\d.]*,\d[\d.,]*)")  # a number of another language, read as NaN
 _REDRAWN = re.compile(r"\d/\d{1,12} \[\d{1,9}:\d\d(?::\d\d)?<")  # a progress bar: what it says of a step changes
@@ -101,6 +143,7 @@ class LogMonitor:
         self.config: dict[str, str] = {}  # the configuration that the log reports
         self.scan = PerformanceScan()
         self.memory = MemoryScan()
+        self.network = NetworkScan()
         self.loss_scan = LossScan()
         self.training = TrainingState()  # of the last training
         self.unread: tuple[str, ...] = ()  # what a reader could not read as it was described to it
@@ -243,6 +286,7 @@ class LogMonitor:
         self.lines += len(block.lines)
         self.scan.feed(block, whole)
         self.memory.feed(block)
+        self.network.feed(block)
         self.loss_scan.feed(block)
         if self._patterns is not None:
             self._patterns.feed(block)

@@ -45,6 +45,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     place.ranks,
     losses.loss_trend,
     place.memory,
+    place.network,
     place.foreign_processes,
     figures.compute,
     figures.clock,
@@ -167,7 +168,9 @@ def _verdict(run: CheckInput) -> Verdict:
         compute=run.compute,
     )
     if failed is not None:
-        return _failed(verdict, failed, run)
+        by_sockets = tuple(one.text for one in results if one.row is table.NETWORK_SOCKETS)  # which may be why
+        ended = _failed(verdict, failed, run)
+        return replace(ended, findings=(*ended.findings, *by_sockets))
     return replace(verdict, suspect=suspect) if run.other_node is None else _on_another_node(verdict, run.other_node)
 
 

@@ -295,6 +295,8 @@ class Options(Value, frozen=True):
     output: Path
     output_target: Path | None = None  # what `output` led to, links followed, when the command began
     nodes: int = 0  # of each run; 0 leaves it to the context and the backend
+    elsewhere: bool = False  # whether the runs are for the nodes of a cluster, which cannot be queried from here
+    allocation: str = ""  # in which allocation of a scheduler this is, as a note
     runtime: str = ""  # "" leaves the choice to the card and the machine
     image: str = ""
     backend: str = ""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from madlite.catalog.datasets import DataSets
+from madlite.machine.fabric import Fabric
 from madlite.model import Image, Machine, Request, RunSpec, Scalar, Value
 from madlite.plan.context import Context, Options
 from madlite.plan.images import Dockerfile
+from madlite.plan.node_values import NodeValues, find_node_values
 from madlite.plan.place import RuntimeChoice
 from madlite.plan.tools import Toolset
 from madlite.plan.values import Layer
@@ -31,6 +33,7 @@ class PlanInputs(Value, frozen=True):
     data_sets: DataSets | None = None  # None without a data.json
     tools: Toolset = Toolset()
     tool_files: tuple[str, ...] = ()  # what madlite brings of tools, below its templates' folder `tools`
+    fabric: Fabric | None = None  # of this machine, where it is one of those that run
     check_endpoint: Callable[[str], str] = lambda endpoint: ""  # why an endpoint cannot be reached, or nothing
 
 
@@ -55,12 +58,23 @@ class RunInputs(PlanInputs, frozen=True, kw_only=True):
         return WORKSPACE_INSIDE if self.runtime.traits.containerised else str(self.options.workspace)
 
     @property
+    def nodes(self) -> NodeValues:
+        """Return which node of several this machine is; nothing where the runtime has all of them.
+
+        Raises:
+            UsageProblem: each rank has a madlite of its own.
+        """
+        return find_node_values(self.options.environ) if self.runtime.traits.local else NodeValues()
+
+    @property
     def folder_inside(self) -> str:
         """Return the run folder as the actions see it."""
         return f"{self.inside}/{RUNS}/{self.run_id}"
 
 
-def layers(request: Request, context: Context, options: Options, rendered: bool = True) -> list[Layer]:
+def layers(
+    request: Request, context: Context, options: Options, rendered: bool = True, nodes: NodeValues | None = None
+) -> list[Layer]:
     """Return the sources of values over a spec's own, in order: later wins.
 
     What follows a tag's colon is for the card's own script where nothing is `rendered`.
@@ -69,6 +83,7 @@ def layers(request: Request, context: Context, options: Options, rendered: bool 
     tag_values: dict[str, Scalar] = {key: "true" if value is None else value for key, value in request.overrides}
     return [
         Layer(origin="card", values={key: value for key, value in card_values.items() if key != "name"}),
+        *_nodes_here(nodes),
         _nodes(context),
         Layer(origin=f"context file {context.file}", values=context.file_settings),
         Layer(origin="--additional-context", values=context.option_settings),
@@ -76,6 +91,16 @@ def layers(request: Request, context: Context, options: Options, rendered: bool 
         Layer(origin="tag", values=tag_values if rendered else {}),
         *(Layer(origin="--set", values={key: value}) for key, value in options.sets),
         *(Layer(origin="--oom-fallback", values={key: value}) for key, value in options.fallback),
+    ]
+
+
+def _nodes_here(nodes: NodeValues | None) -> list[Layer]:
+    """Return what the environment has of this node, a layer for each value, as each has an origin."""
+    values = {} if nodes is None else nodes.variables
+    return [
+        Layer(origin=nodes.origins[name], values={name.lower(): text}, strict=False)
+        for name, text in values.items()
+        if nodes is not None
     ]
 
 

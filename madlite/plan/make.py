@@ -50,6 +50,7 @@ from madlite.plan.container import (
 from madlite.plan.data import DataPlan, plan_data
 from madlite.plan.fields import targeted_values
 from madlite.plan.inputs import RUNS, RunInputs, layers
+from madlite.plan.node_values import add_node_values
 from madlite.plan.place import ArchitectureChoice, GpuAllocation, allocate_gpus, find_architecture, make_place
 from madlite.plan.tools import Toolset
 from madlite.plan.values import Layer, Resolved, SilenceLimits, resolve, silence_limits
@@ -161,7 +162,13 @@ def make_plan(inputs: RunInputs) -> RunPlan:
     plan = _plan(inputs, parts)
     plan = _in_container(plan, inputs, parts) if inputs.runtime.traits.containerised else plan
     plan = _finished(plan, inputs, parts)
+    plan = add_node_values(plan, inputs.fabric if _runs_here(inputs) else None, inputs.options.environ)
     return add_rdma(plan) if inputs.runtime.traits.containerised else plan
+
+
+def _runs_here(inputs: RunInputs) -> bool:
+    """Return whether this machine is one of a plan's nodes: its runtime's, or the node of Slurm that it runs on."""
+    return inputs.runtime.traits.local or bool(inputs.options.environ.get("SLURMD_NODENAME"))
 
 
 def _refuse_until(inputs: RunInputs, resolved: Resolved) -> None:
@@ -208,7 +215,7 @@ def _parts(inputs: RunInputs) -> _PlanParts:
 def _layers(inputs: RunInputs) -> list[Layer]:
     overrides = tuple(pair for pair in inputs.request.overrides if pair[0] not in inputs.arg_keys)
     request = replace(inputs.request, overrides=overrides)
-    return layers(request, inputs.context, inputs.options, rendered=bool(inputs.spec.templates))
+    return layers(request, inputs.context, inputs.options, rendered=bool(inputs.spec.templates), nodes=inputs.nodes)
 
 
 def _with_args(inputs: RunInputs, resolved: Resolved) -> RunInputs:
@@ -315,6 +322,7 @@ def _finished(plan: RunPlan, inputs: RunInputs, parts: _PlanParts) -> RunPlan:
             for note in (
                 *inputs.spec.notes,
                 inputs.runtime.note,
+                inputs.options.allocation,
                 parts.allocation.note,
                 _no_credential(inputs),
                 _other_precision(plan),
@@ -374,7 +382,7 @@ def _place(inputs: RunInputs, allocation: GpuAllocation, asked_nodes: int | None
 
     A plan refused for too few GPUs keeps the requested count for its row.
     """
-    nodes = int((inputs.context.typed.multi_node_args or {}).get("NNODES", 1))
+    nodes = int((inputs.context.typed.multi_node_args or {}).get("NNODES", inputs.nodes.nnodes or 1))
     nodes = asked_nodes if asked_nodes and asked_nodes > 0 else nodes
     nodes = inputs.options.nodes or nodes
     place = make_place(allocation.gpu_ids, nodes, inputs.runtime.runtime, inputs.runtime.traits)

@@ -101,7 +101,8 @@ def _of_card(card: Card, runtime: str, available: Availability) -> Problem | Non
 
 
 def _asked_for(card: Card, runtime: str, available: Availability, traits: Mapping[str, Traits]) -> RuntimeChoice:
-    if card.runtimes and runtime not in card.runtimes:
+    # a card names those of this machine: on others it runs as its image and script do
+    if card.runtimes and runtime not in card.runtimes and (runtime not in traits or traits[runtime].local):
         raise UsageProblem(
             f"card '{card.name}' does not run on runtime '{runtime}' (it lists {', '.join(card.runtimes)})",
             f"--runtime {card.runtimes[0]}",

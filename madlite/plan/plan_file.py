@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import read_json, wrong_key
-from madlite.model import EnvValue, Json, RunPlan, Secret, Value
+from madlite.model import EnvValue, Json, Machine, RunPlan, Secret, Value, json_line
 from madlite.plan.inputs import RUNS
 from madlite.plan.manifest import json_texts, mask_json
 from madlite.secrets import Redactor, assigned, is_secret_name
@@ -378,3 +379,15 @@ def _only_in(one: Json, other: Json, place: str) -> Iterator[tuple[str, str, Ite
     elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         for n, (mine, theirs) in enumerate(zip(one, other, strict=False)):
             yield from _only_in(mine, theirs, f"{place}[{n}]")
+
+
+def plan_digest(plan: RunPlan) -> str:
+    """Return what is equal of two plans that run the same: a SHA-256 without id, folder, batch and the machine's facts.
+
+    Of a run of a study its place in it counts, and not which study it is.
+    """
+    bare = replace(plan, batch="", notes=(), origins={}, machine=Machine())
+    text = json_line(bare).decode().replace(plan.id, "RUN")
+    if plan.study is not None:
+        text = text.replace(plan.study.id, "STUDY")
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -2,11 +2,13 @@
 
 A run that has begun has a folder; one that has not would be lost with a killed madlite.  The file is locked as long as
 its madlite lives, grows by a line per run that begins and ends, and is removed at an orderly end, which reports on the
-screen what never started.  Its lines are JSON: the command, `asked`, then `began` and `ended` with a run's id.
+screen what never started.  Its lines are JSON: the command, `asked`, then `began` and `ended` with a run's id.  Of the
+last batch that was ended before all of its runs had begun it is kept as `.interrupted.jsonl`, for `--resume`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import fnmatch
 import os
 import secrets
@@ -25,19 +27,24 @@ from madlite.safe_read import read_regular
 from madlite.workspace.folder import LOCK, PLAN, RECORD, acquire, exists, is_locked, open_runs
 
 _LIMIT_BYTES = 64 << 20
+_INTERRUPTED = ".interrupted.jsonl"
 _GLOB, _GLOB_BEGUN = "batch-*.jsonl", ".batch-*.jsonl.[0-9]*"  # and one that is being created, by its process
 
 
-class RequestedRun(Value, frozen=True):
-    """A run of a batch."""
+class RequestedRun(Value, frozen=True, omit_defaults=True):
+    """A run of a batch; `digest` is equal where its plan is, as `plan_digest` has it."""
 
     id: str
     card: str
+    digest: str = ""
 
 
 class _Line(Value, frozen=True, omit_defaults=True):
     started: str = ""
     command: tuple[str, ...] = ()
+    madlite: str = ""
+    study: str = ""
+    inputs: dict[str, str] = {}  # files of the working folder that its runs use → SHA-256
     requested: tuple[RequestedRun, ...] | None = msgspec.field(name="asked", default=None)
     began: str = ""
     ended: str = ""
@@ -87,6 +94,8 @@ class BatchJournal:
         self._requested: dict[str, RequestedRun] = {}
         self._open_runs: dict[str, RequestedRun] = {}  # begun, and without a row
         self._under_way = False
+        self._resumed: UnfinishedBatch | None = None
+        self._carried: tuple[RequestedRun, ...] = ()
         self.id = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._path = self._runs / f"batch-{self.id}.jsonl"
         with suppress(OSError):  # the runs report a folder that cannot be written to
@@ -96,12 +105,25 @@ class BatchJournal:
     def request(self, runs: Iterable[RequestedRun]) -> None:
         """Record the runs, in their order; from now on only `close` is an orderly end."""
         self._under_way = True
-        every = tuple(runs)
+        every = (*self._carried, *runs)
         self._requested = {one.id: one for one in every}
         self._add(_Line(requested=every))
+        for one in self._carried:
+            self._add(_Line(ended=one.id))
+        if self._resumed is not None and self._folder is not None:
+            self._resumed.replace(self._folder)
+            self._resumed = None
         self._reserve(
             [*(line for one in every for line in (_Line(began=one.id), _Line(ended=one.id))), _Line(requested=())]
         )
+
+    def carry(self, resumed: UnfinishedBatch, finished: Iterable[RequestedRun]) -> None:
+        """Go on with another batch, of which these runs are finished: its file is removed once this has all runs."""
+        self._resumed, self._carried = resumed, tuple(finished)
+
+    def note(self, *, study: str, inputs: dict[str, str]) -> None:
+        """Record the study that the runs belong to, and the files that they use."""
+        self._add(_Line(study=study, inputs=inputs))
 
     def begin(self, run_id: str) -> None:
         """Record that a run begins."""
@@ -113,15 +135,17 @@ class BatchJournal:
         self._open_runs.pop(run_id, None)
         self._add(_Line(ended=run_id))
 
-    def close(self) -> None:
+    def close(self, *, interrupted: bool = False) -> None:
         """Remove the file: all runs have ended, or were reported as never started.
 
-        It stays where it is the only trace of a run, which has neither a row nor a folder on the disk.
+        It stays where it is the only trace of a run, which has neither a row nor a folder on the disk.  Of a batch that
+        was `interrupted` it is kept under another name, in the place of an earlier one.
         """
         if self._fd is None:
             return
         lost = tuple(one for one in self._open_runs.values() if not _has_folder(self._runs, one.id))
-        self._add(_Line(requested=lost))  # a file that cannot be removed lists only these
+        if not (interrupted and not lost and self._keep()):
+            self._add(_Line(requested=lost))  # a file that cannot be removed lists only these
         if not lost and self._folder is not None:
             self._folder.remove(self._path.name)
         os.close(self._fd)
@@ -130,6 +154,15 @@ class BatchJournal:
             if self._made:
                 self._unmake(self._folder)
             self._folder.close()
+
+    def _keep(self) -> bool:
+        """Keep the file for `--resume`; return whether that was possible."""
+        try:
+            if self._folder is not None:
+                self._folder.rename(self._path.name, _INTERRUPTED)
+        except OSError:
+            return False
+        return True
 
     def __enter__(self) -> BatchJournal:
         return self
@@ -150,8 +183,10 @@ class BatchJournal:
         beside = half_made(self._path.name)
         self._fd = self._folder.create(beside, os.O_RDWR)
         acquire(self._fd)
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._add(_Line(started=now, command=tuple(command)))
+        from madlite import __version__
+
+        now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+        self._add(_Line(started=now, command=tuple(command), madlite=__version__))
         self._folder.rename(beside, self._path.name)
 
     def _add(self, line: _Line) -> None:
@@ -174,6 +209,64 @@ class BatchJournal:
             if os.listdir(runs.fd) == [".gitignore"]:  # noqa: PTH208 - of the open folder
                 runs.remove(".gitignore")
                 self._runs.rmdir()
+
+
+class UnfinishedBatch:
+    """A batch that was cut off or interrupted, while another command goes on with it: its file is locked.
+
+    `requested` are all of its runs, `ended` the ids of those that have a row or get none, `inputs` the files that its
+    runs use with their SHA-256.
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        lines = _lines(path)
+        self.path, self._fd = path, fd
+        self.started = next((line.started for line in lines if line.started), "")
+        self.command = next((line.command for line in lines if line.command), ())
+        self.madlite = next((line.madlite for line in lines if line.madlite), "")
+        self.study = next((line.study for line in lines if line.study), "")
+        self.inputs = next((line.inputs for line in lines if line.inputs), {})
+        every = {one.id: one for line in lines for one in line.requested or ()}
+        self.requested = tuple(every.values())
+        self.ended = frozenset(line.ended for line in lines if line.ended)
+
+    def replace(self, runs: Folder) -> None:
+        """Remove the file: another one has all that it had."""
+        runs.remove(self.path.name)
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def open_unfinished(workspace: Path) -> UnfinishedBatch | None:
+    """Return the last batch of a workspace that did not come to its end and that no command goes on with."""
+    found = [one for path in (*dead_files(workspace), workspace / RUNS / _INTERRUPTED) if (one := _claimed(path))]
+    for one in (planned := sorted((one for one in found if one.requested), key=lambda one: one.started))[:-1]:
+        one.close()
+    for one in found:
+        if not one.requested:
+            one.close()
+    return planned[-1] if planned else None
+
+
+def _claimed(path: Path) -> UnfinishedBatch | None:
+    try:
+        with Folder.open(path.parent) as folder:
+            fd = folder.open_file(path.name, os.O_RDWR, make=False)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), path.lstat()):
+            return UnfinishedBatch(path, fd)
+    except OSError:  # another command goes on with it, or has
+        pass
+    os.close(fd)
+    return None
 
 
 def requested_cards(runs: Path) -> dict[str, str]:
@@ -213,12 +306,17 @@ def _matching(runs: Path, pattern: str) -> list[Path]:
         return []
 
 
+def _lines(path: Path) -> list[_Line]:
+    """Return the lines of a batch's file; OSError where it cannot be read."""
+    decoded = map(_line, read_regular(path, _LIMIT_BYTES).splitlines())
+    return [line for line in decoded if line is not None]
+
+
 def _interrupted(path: Path) -> InterruptedBatch | None:
     try:
-        decoded = map(_line, read_regular(path, _LIMIT_BYTES).splitlines())
+        lines = _lines(path)
     except OSError:
         return None
-    lines = [line for line in decoded if line is not None]
     requested = [line.requested for line in lines if line.requested is not None]
     every = requested[-1] if requested else ()
     done = {line.ended for line in lines}

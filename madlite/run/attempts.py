@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from madlite.errors import MadliteError
 from madlite.measure.steps import Steps
-from madlite.model import Cause, Result, RunPlan, Status, Value
+from madlite.model import Cause, Result, RunPlan, Status, Value, Variant
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.plan.caches import with_caches_of
 from madlite.run.checks import find_findings
@@ -141,10 +141,11 @@ class SetAside(Protocol):
         """Write its record without rows."""
 
 
-class _Failed(NamedTuple):
+class Standing(NamedTuple):
     """A failed attempt while another one is under way: all that its row still needs, and its locked folder."""
 
     result: Result
+    variant: Variant | None
     writer: SetAside
     folder: RunFolder
 
@@ -152,16 +153,22 @@ class _Failed(NamedTuple):
 class Attempts:
     """The attempts of one run of a batch."""
 
-    def __init__(self, policy: RetryPolicy, plugins: Plugins) -> None:
+    def __init__(self, policy: RetryPolicy, plugins: Plugins, before: Standing | None = None) -> None:
+        """Begin with the attempt of an earlier command that is `before` the first one, if one is."""
         self._policy, self._plugins = policy, plugins
         self._earlier: tuple[FailedAttempt, ...] = ()
-        self._failed: _Failed | None = None
+        self._failed = before
+        if before is not None:
+            earlier = before.result.attempt.earlier if before.result.attempt is not None else ()
+            self._earlier = (*earlier, _failed_attempt(before.result, before.variant))
         self._planned: RunPlan | None = None  # as the run was planned
         self._of_another: FailedAttempt | None = None  # a run like this one, whose micro batch did not fit
 
     def first(self, one: Planned) -> Planned:
         """Return the run as it is tried first: with the micro batch that fits, where the command knows that."""
         self._planned = one.plan
+        if self._failed is not None:
+            return self._after_standing(one, self._failed)
         known = self._policy.micro_batches
         found = known.find(one.plan) if known is not None else None
         again = self._planned_with(one, found[0]) if found is not None else None
@@ -170,9 +177,16 @@ class Attempts:
         self._of_another = found[1]
         return _in_place_of(one, again, one.plan.id)
 
+    def _after_standing(self, one: Planned, failed: Standing) -> Planned:
+        """Return the run as the attempt that follows the one of an earlier command."""
+        failed.folder.note(RunEntry(at=now(), next=one.plan.id))
+        sizes = [before.micro_batch for before in self._earlier if before.cause == Cause.GPU_MEMORY.value]
+        again = self._smaller(one, (sizes[-1] or 0) // 2) if sizes else None
+        return one if again is None else _in_place_of(one, again, one.plan.id)
+
     def annotated(self, one: Planned, result: Result) -> Result:
         """Return the result of an attempt with what came before it."""
-        if not self._policy.is_active:
+        if not self._policy.is_active and not self._earlier:
             return result
         attempt = Attempt(number=1 + len(self._earlier), retries=self._policy.retries, earlier=self._earlier)
         return replace(result, attempt=attempt, findings=(*result.findings, *self._findings(one.plan)))
@@ -221,14 +235,13 @@ class Attempts:
         """Keep a failed attempt whose result file is written, in the place of the one before it."""
         self.replaced_by(one.plan.id)
         plan = one.plan
-        micro_batch = plan.variant.micro_batch if plan.variant is not None else None
-        failed = FailedAttempt(run=plan.id, cause=result.code, micro_batch=micro_batch)
+        failed = _failed_attempt(result, plan.variant)
         self._earlier = (*self._earlier, failed)
-        self._failed = _Failed(result, writer, folder)
+        self._failed = Standing(result, plan.variant, writer, folder)
         folder.note(RunEntry(at=now(), next=following.plan.id))
         other = following.plan.variant
         known = self._policy.micro_batches
-        if known is not None and other is not None and other.micro_batch and other.micro_batch != micro_batch:
+        if known is not None and other is not None and other.micro_batch and other.micro_batch != failed.micro_batch:
             known.note(self._planned or plan, other.micro_batch, failed)
 
     def replaced_by(self, run_id: str) -> None:
@@ -255,6 +268,11 @@ class Attempts:
             return failed.writer.write(result, Steps(), failed.folder), failed.writer.saved
         finally:
             failed.folder.close()
+
+
+def _failed_attempt(result: Result, variant: Variant | None) -> FailedAttempt:
+    micro_batch = variant.micro_batch if variant is not None else None
+    return FailedAttempt(run=result.plan_id, cause=result.code, micro_batch=micro_batch)
 
 
 def _in_place_of(one: Planned, again: Planned, run_id: str, *, was_begun: bool = False) -> Planned:

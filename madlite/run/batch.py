@@ -17,6 +17,7 @@ from madlite.errors import ExitCode, RecordError
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Result, Row, RunPlan, Status, Value
 from madlite.plan.context import Options
+from madlite.plan.plan_file import plan_digest
 from madlite.results.batch_journal import BatchJournal, RequestedRun
 from madlite.results.header import limited_cells, new_columns, plain_cells, truncation_text
 from madlite.results.integrity import Integrity
@@ -26,7 +27,7 @@ from madlite.results.record import Record, make_record, record_json, step_lines
 from madlite.results.rows import build_rows, masked_rows
 from madlite.results.sidefiles import make_entries, write_side_files
 from madlite.results.stored import RunResult, result_text
-from madlite.run.attempts import Attempts, NextAttempt, RetryPolicy
+from madlite.run.attempts import Attempts, NextAttempt, RetryPolicy, Standing
 from madlite.run.batch_jobs import bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
 from madlite.run.context import context_file, left_out_before
 from madlite.run.one import Run, secrets_for
@@ -304,7 +305,8 @@ STOPPED = StopReason(cause=Cause.INTERRUPTED, text="stopped")
 class BatchSettings(Value, frozen=True):
     """How the runs of a batch go: `at_once` of them at the same time, `settle` waits before each of them.
 
-    `retry` says after which failures a run is tried again.
+    `retry` says after which failures a run is tried again; `standing` are failed attempts of an earlier command, by the
+    ids of the runs that follow them.  What a `recoverable` run came to is written by the next command after a kill.
 
     No run starts any more once `max_failures` have failed.  An `exclusive` run has all GPUs of the machine to itself.
     `bind` keeps a run to the CPUs and the memory that are near its GPUs.
@@ -317,6 +319,8 @@ class BatchSettings(Value, frozen=True):
     settle: Settle | None = None
     relative_change: RelativeChange | None = None
     retry: RetryPolicy = RetryPolicy()
+    standing: Mapping[str, Standing] = {}
+    recoverable: bool = False
 
 
 class Batch:
@@ -357,7 +361,7 @@ class Batch:
     def run(self, signals: Signals | None = None) -> RunOutcome:
         """Run all of them; after INT, TERM or HUP running ones are ended and the rest is not started."""
         every = (*self._planned, *self._later)
-        self._journal.request(RequestedRun(id=one.plan.id, card=one.plan.card.name) for one in every)
+        self._journal.request(requested_run(one) for one in every)
         with ExitStack() as stack:
             signals = signals or stack.enter_context(Signals())
             stack.enter_context(signals.passing_to(self.stop))
@@ -421,7 +425,8 @@ class Batch:
     def _work(self, scheduler: Scheduler) -> None:
         while (start := scheduler.take()) is not None:
             position = start.job.position
-            attempts = Attempts(self._settings.retry, self._plugins)
+            before = self._settings.standing.get(self._planned[position].plan.id)
+            attempts = Attempts(self._settings.retry, self._plugins, before)
             one: Planned | None = attempts.first(self._planned[position])
             self._journal.begin(self._planned[position].plan.id)
             try:
@@ -500,14 +505,15 @@ class Batch:
         environ, settings = self._options.environ, self._settings
         bug: Exception | None = None
         secrets = secrets_for(one, environ)
-        recoverable = settings.retry.is_active
+        retries = settings.retry.is_active
+        recoverable = settings.recoverable or retries
         with (
             Run(one, self._plugins, self._screen, secrets, self._clock, environ, settings.settle) as run,
             self._stoppable(run),
         ):
             scheduler.note(start, one.plan.id, str(one.plan.folder))
             run.on_open = partial(scheduler.note, start, one.plan.id, str(one.plan.folder))
-            run.on_end = partial(scheduler.beside if recoverable else scheduler.end, start)
+            run.on_end = partial(scheduler.beside if retries else scheduler.end, start)
             writer = ResultWriter(
                 one, self._options, self._screen, run.mask, settings.relative_change, recoverable=recoverable
             )
@@ -556,6 +562,11 @@ class Batch:
             bug=self._bug,
             pending=tuple(names[position] for position in sorted(self._pending)),
         )
+
+
+def requested_run(one: Planned) -> RequestedRun:
+    """Return a run as the journal of its batch lists it."""
+    return RequestedRun(id=one.plan.id, card=one.plan.card.name, digest=plan_digest(one.plan))
 
 
 def run_batch(

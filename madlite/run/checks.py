@@ -194,7 +194,9 @@ def refuse_without_effect(
         UsageProblem: a value only relabels.
     """
     command_inputs = CommandInputs(request=given.request, context=given.context, options=given.options)
-    sources = layers(given.request, given.context, given.options, rendered=bool(given.spec.templates))
+    sources = layers(
+        given.request, given.context, given.options, rendered=bool(given.spec.templates), nodes=given.nodes
+    )
     named_request = replace(given.request, settings=requested_values(sources), origins=requested_origins(sources))
     requested = [
         key

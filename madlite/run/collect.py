@@ -7,7 +7,7 @@ removed.  A kill in between leaves a run that is not collected: the next attempt
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -52,13 +52,16 @@ def collect_all(
             yield Collected(run_id=folder.name, message=f"not collected: {what}", failed=True)
 
 
-def collect_recoverable(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
+def collect_recoverable(
+    workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS, leave: Collection[Path] = ()
+) -> list[str]:
     """Write what runs came to whose madlite was killed after their end, and return messages.
 
-    Their rows go to `output`, or to the results file of the working folder that they name.
+    Their rows go to `output`, or to the results file of the working folder that they name.  Those in the folders
+    `leave` are tried again.
     """
     messages = []
-    for folder in uncollected(workspace):
+    for folder in (one for one in uncollected(workspace) if one not in leave):
         named = read_run(folder).file
         path = target_of(RunRows(path=named, cells=()), workspace, output) if named else None
         if path is not None:
@@ -96,7 +99,20 @@ def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) 
         run_folder.close()
 
 
-def _replaced_by(folder: Path) -> str:
+def collect_open(
+    result: RunResult, run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
+) -> Collected:
+    """Collect one run whose folder is open; its rows go to the results file that it names, else to `output`.
+
+    Raises:
+        RecordError, OSError: its rows or its record are not there.
+    """
+    named = read_run(run_folder.path).file
+    path = target_of(RunRows(path=named, cells=()), workspace, output) if named else None
+    return _write(result, run_folder, workspace, path or output, begin)
+
+
+def replaced_by(folder: Path) -> str:
     """Return the attempt that has taken a run's place: one that has a result by now; "" where there is none."""
     following = read_run(folder).next
     if not following or "/" in following:
@@ -121,7 +137,7 @@ def _write(result: RunResult, run_folder: RunFolder, workspace: Path, output: Pa
         RecordError, OSError: its rows or its record are not there.
     """
     record, message, warnings = result.record, "it has no row", []
-    if replaced := _replaced_by(run_folder.path):
+    if replaced := replaced_by(run_folder.path):
         attempt = replace(record.attempt or Attempt(), next=replaced)
         record, message = replace(record, rows=None, attempt=attempt), f"no row: it was tried again as {replaced}"
     if record.rows is not None:

@@ -86,11 +86,12 @@ def saved_text(one: Planned, options: Options, plugins: Plugins, known: Mapping[
 
 def inputs_of(plan: RunPlan, workspace: Path) -> dict[str, str]:
     """Return the files of the working folder that a plan's run uses, relative to it, with their SHA-256."""
-    found = {name: digest_of(workspace / name) for name in dict.fromkeys(_input_names(plan, workspace))}
+    found = {name: digest_of(workspace / name) for name in dict.fromkeys(input_names(plan, workspace))}
     return {name: text for name, text in found.items() if text}
 
 
-def _input_names(plan: RunPlan, workspace: Path) -> Iterator[str]:
+def input_names(plan: RunPlan, workspace: Path) -> Iterator[str]:
+    """Yield the files of the working folder that a plan's run uses, as far as the plan names them."""
     if plan.card.scripts and not plan.templates:
         yield from (plan.card.scripts, f"{plan.card.scripts}/run.sh")
     image = plan.image

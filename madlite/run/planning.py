@@ -322,7 +322,7 @@ def _available(name: str, inputs: BatchInputs) -> Problem | None:
     if name not in inputs.runtimes:
         broken = (f"; {one.where}: {one.what}" for one in inputs.plugins.problems if "runtime" in one.what)
         raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", f"runtimes: {', '.join(sorted(inputs.runtimes))}")
-    if inputs.machine.pretended:  # that machine cannot be queried
+    if inputs.machine.pretended or inputs.options.elsewhere:  # that machine cannot be queried
         return None
     try:
         return inputs.runtimes[name].available()

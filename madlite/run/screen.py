@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from threading import Lock, Timer
 from typing import Any, Protocol
@@ -235,7 +235,14 @@ class RunOutcome(Value, frozen=True):
     pending: tuple[str, ...] = ()
 
 
+def _attempts(result: Result) -> Iterator[str]:
+    """Yield the ids of a run's attempts: it was planned as one of them."""
+    yield result.plan_id
+    if result.attempt is not None:
+        yield from (one.run for one in result.attempt.earlier)
+
+
 def pair(planned: Sequence[Planned], results: Iterable[Result]) -> list[tuple[Planned, Result | None]]:
-    """Return each plan with its result; None for a run that never started."""
-    by_id = {result.plan_id: result for result in results}
+    """Return each plan with its result, that of its last attempt; None for a run that never started."""
+    by_id = {name: result for result in results for name in _attempts(result)}
     return [(one, by_id.get(one.plan.id)) for one in planned]

@@ -9,6 +9,7 @@ from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.runtimes.kubernetes.runtime import KubernetesRuntime
 from madlite.runtimes.kubernetes.settings import KubernetesSettings
+from madlite.runtimes.slurm.runtime import SlurmRuntime
 
 
 def builtin_runtimes(
@@ -16,5 +17,10 @@ def builtin_runtimes(
     kubernetes: KubernetesSettings = KubernetesSettings(),  # noqa: B008 - frozen
 ) -> dict[str, Runtime]:
     """Return a fresh runtime for each name; no engine is contacted before it is used."""
-    runtimes: tuple[Runtime, ...] = (DockerRuntime(environ), HostRuntime(environ), KubernetesRuntime(kubernetes))
+    runtimes: tuple[Runtime, ...] = (
+        DockerRuntime(environ),
+        HostRuntime(environ),
+        SlurmRuntime(environ),
+        KubernetesRuntime(kubernetes),
+    )
     return {runtime.name: runtime for runtime in runtimes}

@@ -20,6 +20,7 @@ from madlite.model import Status, Study, Value
 from madlite.plan.caches import cache_folders, with_caches
 from madlite.run.batch import Batch, BatchSettings
 from madlite.run.from_plan import copied
+from madlite.run.resume import Resumption
 from madlite.run.screen import Planned, RunOutcome, Screen, pair
 from madlite.run.stop import Signals
 from madlite.secrets import masked_json
@@ -125,51 +126,75 @@ def run_repeat(
     screen: Screen,
     journal: BatchJournal,
     settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
+    resumed: Resumption | None = None,
 ) -> RepeatOutcome:
     """Run the warm-ups, and if none failed the runs; their caches are gone when this returns.
+
+    Of a study that is `resumed` run those that are not finished, and warm-ups where they have to be again.
 
     Raises:
         UsageProblem: the folder of the study cannot be made; nothing has run.
     """
-    folder = _open_folder(repeat)
+    before = resumed or Resumption()
+    runs = before.left(repeat.runs)
+    folder, warm_ups = _open_folder(repeat, before, is_resumed=resumed is not None)
     problems = []
     try:
         with Signals() as signals:
             warm = Batch(
-                repeat.warm_ups,
+                warm_ups,
                 options,
                 plugins,
                 screen,
                 journal=journal,
-                settings=BatchSettings(retry=settings.retry),
-                later=repeat.runs,
+                settings=BatchSettings(retry=settings.retry, recoverable=settings.recoverable),
+                later=runs,
             ).run(signals)
             if warm.exit_code is ExitCode.OK and warm.bug is None:
-                batch = Batch(repeat.runs, options, plugins, screen, journal=journal, settings=settings)
+                batch = Batch(runs, options, plugins, screen, journal=journal, settings=settings)
                 outcome = batch.run(signals)
             else:
-                outcome = replace(warm, results=(), not_started=tuple(one.plan.card.name for one in repeat.runs))
-        ended = pair(repeat.warm_ups, warm.results)
+                outcome = replace(warm, results=(), not_started=tuple(one.plan.card.name for one in runs))
+        outcome = before.whole(repeat.runs, outcome)
+        ended = pair(warm_ups, warm.results)
         failed = [one.plan.card.name for one, result in ended if result and result.status is Status.FAILURE]
-        summary = summarise(repeat.id, repeat.kind, samples_of(repeat.runs, outcome.results), failed)
+        samples = samples_of(before.with_ids(repeat.runs), outcome.results)
+        summary = summarise(repeat.id, repeat.kind, samples, failed)
         problems.append(folder.write_summary(_summary_text(repeat, summary, options)))
     finally:
         problems.append(folder.close())
     return RepeatOutcome(runs=outcome, summary=summary, problems=tuple(filter(None, problems)))
 
 
-def _open_folder(repeat: Repeat) -> StudyFolder:
+def _open_folder(repeat: Repeat, before: Resumption, *, is_resumed: bool) -> tuple[StudyFolder, tuple[Planned, ...]]:
+    """Return the folder of the study with its caches, and the warm-ups that fill those which are not filled."""
+    left = before.left(repeat.runs)
+    series = {one.plan.study.series for one in left if one.plan.study is not None}
     try:
-        folder = StudyFolder.create(repeat.workspace, repeat.id)
-        for one in (*repeat.warm_ups, *repeat.runs):
+        folder = (
+            StudyFolder.reopen(repeat.workspace, repeat.id, make=True)
+            if is_resumed
+            else StudyFolder.create(repeat.workspace, repeat.id)
+        )
+        filled = {
+            study.series
+            for one in repeat.warm_ups
+            if (study := one.plan.study) is not None
+            and folder.has_caches(_caches_name(study))
+            and (result := before.finished.get(one.plan.id)) is not None
+            and result.status is Status.SUCCESS
+        }
+        for one in (*repeat.warm_ups, *left):
             study = one.plan.study
             if study is not None and one.plan.blocked is None:
-                folder.make_caches(_caches_name(study), cache_folders(one.plan))
+                empty = study.series not in filled and (study.warm_up or study.caches == "cold")
+                folder.make_caches(_caches_name(study), cache_folders(one.plan), empty=empty)
     except OSError as error:
         where = error.filename or repeat.workspace
         what = f"the folder of the study cannot be made: {error.strerror or error} ({where})"
         raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
-    return folder
+    wanted = (one for one in repeat.warm_ups if one.plan.study is not None and one.plan.study.series in series - filled)
+    return folder, tuple(wanted)
 
 
 def _summary_text(repeat: Repeat, summary: StudySummary, options: Options) -> str:

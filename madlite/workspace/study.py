@@ -38,25 +38,10 @@ class StudyFolder:
         """
         with open_runs(workspace, make=True) as runs:
             home = runs.below(study_path(workspace, study_id).name, new=True)
-        lock = home.open_file(_LOCK)
-        try:
-            acquire(lock)
-        except OSError:
-            os.close(lock)
-            home.close()
-            raise
-        return cls(home, lock)
+        return cls._locked(home)
 
     @classmethod
-    def reopen(cls, workspace: Path, study_id: str) -> StudyFolder:
-        """Take the lock of the folder of a study that was cut off.
-
-        Raises:
-            BlockingIOError: its madlite lives.
-            OSError: it cannot be opened.
-        """
-        with open_runs(workspace) as runs:
-            home = runs.below(study_path(workspace, study_id).name)
+    def _locked(cls, home: Folder) -> StudyFolder:
         try:
             lock = home.open_file(_LOCK)
             try:
@@ -68,6 +53,18 @@ class StudyFolder:
             home.close()
             raise
         return cls(home, lock)
+
+    @classmethod
+    def reopen(cls, workspace: Path, study_id: str, *, make: bool = False) -> StudyFolder:
+        """Take the lock of the folder of a study that was cut off; `make` makes it where there is none.
+
+        Raises:
+            BlockingIOError: its madlite lives.
+            OSError: it cannot be opened.
+        """
+        with open_runs(workspace, make=make) as runs:
+            home = runs.below(study_path(workspace, study_id).name, make=make)
+        return cls._locked(home)
 
     def write_state(self, name: str, text: str) -> None:
         """Write how far the study is, for the command that goes on with it.
@@ -86,12 +83,18 @@ class StudyFolder:
         """Where the folder is."""
         return self._home.path
 
-    def make_caches(self, name: str, folders: Iterable[str]) -> None:
-        """Make the empty caches of a series or a run.
+    def has_caches(self, name: str) -> bool:
+        """Return whether the caches of a series are there, which an earlier command of the study has filled."""
+        return exists(self.path / _CACHES / name)
+
+    def make_caches(self, name: str, folders: Iterable[str], *, empty: bool = False) -> None:
+        """Make the caches of a series or a run; `empty` removes what an earlier command left of them.
 
         Raises:
             OSError: they cannot be made.
         """
+        if empty and self.has_caches(name):
+            self._home.remove_tree(f"{_CACHES}/{name}")
         for folder in folders:
             self._home.below(f"{_CACHES}/{name}/{folder}", make=True).close()
 

@@ -263,3 +263,28 @@ def test_a_controller_that_is_down_is_waited_for(tmp_path, own_slurm):
     own_slurm.restart("slurmctld")
     out, _ = started.communicate(timeout=280)
     assert started.returncode == 0, out
+
+
+def test_a_run_of_two_nodes_is_one_job_with_one_row(site):
+    script = 'echo "on $NODE_RANK of $NNODES"; [ "$NODE_RANK" != 0 ] || echo performance: 12.5 tok\n'
+    (site.folder / "scripts/a/run.sh").write_text(script)
+    code, out = site.call("run", "--cluster", "lab", "--nodes", "2", "--tags", "a")
+    assert code == 0, out
+    (row,) = site.rows()
+    assert (row["performance"], row["nnodes"], row["deployment_type"]) == ("12.5", "2", "slurm")
+    (record,) = site.records()
+    assert record["node_codes"] == [0, 0]
+
+
+@pytest.mark.full
+def test_a_job_that_is_queued_again_does_not_measure_a_second_time(site):
+    started = site.start("run", "--cluster", "lab", "--tags", "a", "--set", "env.SLEEP=100")
+    wait_until(lambda: [*site.folder.glob("madlite_runs/2*-a-*/progress.json")], "the run has begun")
+    (job,) = site.jobs()
+    site.slurm.checked("scontrol", "requeue", job)
+    out, _ = started.communicate(timeout=280)
+    assert started.returncode == 3, out
+    (row,) = site.rows()
+    (record,) = site.records()
+    assert row["status"] == "FAILURE" and record["cause"] in ("preempted", "interrupted"), out
+    assert "queued again" in record["reason"] or "terminated" in record["reason"], record["reason"]

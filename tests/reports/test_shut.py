@@ -116,7 +116,8 @@ def test_a_command_goes_on_past_what_is_shut(place, mode):
     lost = "1 run of an earlier batch never started: lost"
     seen = mode == 0o755 or os.geteuid() != 0
     assert [(one.kind, one.text) for one in found if one.run_id == "-"] == ([("batch", lost)] if seen else [])
-    assert told == ([f"{lost}. madlite clean --yes acknowledges it"] if seen else []) and bool(known) is seen
+    ways = "madlite run --resume goes on with it, madlite clean --yes acknowledges it"
+    assert told == ([f"{lost}. {ways}"] if seen else []) and bool(known) is seen
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="two users are needed")

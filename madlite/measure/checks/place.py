@@ -13,6 +13,7 @@ from madlite.text import whole_number
 
 _ALIKE = 0.8  # of the quickest rank's speed is the slowest's at least: both wait for each other in every step
 _EVEN = 0.9  # of the steps of the rank that reports most: a line may be lost
+_HCA = "NCCL_IB_HCA"  # of a plan: the RDMA devices between its nodes
 _FILTERS = ("log_rank", "ranks_filter")  # in names of settings, variables and options that choose who prints
 
 
@@ -103,6 +104,24 @@ def memory(run: CheckInput) -> CheckResult:
             table.MEMORY_RETRIED, f"memory was so short that the allocator tried again: {training.retried}"
         )
     return check_result(table.MEMORY_OK)
+
+
+def network(run: CheckInput) -> CheckResult:
+    """Check whether RCCL or NCCL uses the RDMA devices between nodes: sockets cost half the speed, or hang."""
+    plan, seen = run.plan, run.log.network
+    if plan is None or plan.place.nodes < 2:
+        return check_result(table.NETWORK_UNKNOWN, "the run has one node" if plan else "there is no plan")
+    if plan.env.get("NCCL_IB_DISABLE") == "1" or not plan.env.get(_HCA):
+        return check_result(table.NETWORK_UNKNOWN, f"{_HCA} names no RDMA device that is used between nodes")
+    if seen.sockets:
+        return check_result(
+            table.NETWORK_SOCKETS,
+            f"the nodes are connected by sockets, not by RDMA devices {plan.env[_HCA]}: {seen.sockets}",
+            seen.sockets,
+        )
+    if not seen.rdma:
+        return check_result(table.NETWORK_UNKNOWN, "no line reports the network: NCCL_DEBUG=INFO prints it")
+    return check_result(table.NETWORK_RDMA)
 
 
 def foreign_processes(run: CheckInput) -> CheckResult:

@@ -202,6 +202,14 @@ MEMORY_OUT = CheckRow("memory", "warn", "a line reports that GPU memory ran out,
 MEMORY_ENDED = CheckRow("memory", "fail", "GPU memory ran out, which ended a run that failed", (Cause.EXIT_CODE,))
 MEMORY_RETRIED = CheckRow("memory", "warn", "the allocator had to free its cache and try again, which costs time")
 
+NETWORK_RDMA = CheckRow("network", "pass", "RCCL or NCCL reports that the nodes are connected by RDMA")
+NETWORK_SOCKETS = CheckRow(
+    "network", "warn", "RCCL or NCCL reports sockets between nodes, though they have RDMA devices"
+)
+NETWORK_UNKNOWN = CheckRow(
+    "network", "unknown", "one node, no RDMA device that is used, or no line of NCCL_DEBUG=INFO reports the network"
+)
+
 NO_FOREIGN_PROCESSES = CheckRow("foreign_processes", "pass", "no other process used the GPUs")
 FOREIGN_PROCESSES = CheckRow("foreign_processes", "warn", "a process that is not the run's used its GPUs")
 FOREIGN_UNKNOWN = CheckRow(
@@ -249,6 +257,7 @@ TABLE: tuple[CheckRow, ...] = (
     *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANK_SPEEDS_DIFFER, RANKS_MIXED, RANKS_ON_CPU, RANKS_UNKNOWN),
     *(LOSS_FALLS, LOSS_RISES, GRADIENT_NAN, GRADIENT_SKIPPED, GRADIENT_RISES, LOSS_SHORT),
     *(MEMORY_OK, MEMORY_ENDED, MEMORY_OUT, MEMORY_RETRIED),
+    *(NETWORK_RDMA, NETWORK_SOCKETS, NETWORK_UNKNOWN),
     *(NO_FOREIGN_PROCESSES, FOREIGN_PROCESSES, FOREIGN_UNKNOWN),
     *(COMPUTE_PLAUSIBLE, ABOVE_PEAK, MFU_ABOVE, COMPUTE_DIFFERS, COMPUTE_UNKNOWN),
     *(CLOCK_AGREES, TOO_FAST, CLOCK_UNKNOWN),

@@ -183,6 +183,7 @@ def _update_record(run_folder: RunFolder, record: Record) -> None:
 IN_FILE, UNKNOWN = "its row is in {path}", "whether its row is in {path} cannot be seen"
 _PERF = "perf.csv"
 ACKNOWLEDGE = "madlite clean --yes acknowledges it"
+RESUME = "madlite run --resume goes on with it"
 _COMES, _IS_THERE = "the next madlite run adds it", "the next madlite run notes that"
 
 
@@ -260,7 +261,7 @@ def recovery_report(workspace: Path) -> list[str]:
     return [
         *incomplete_text(find_incomplete(workspace)),
         *running_text(workspace),
-        *(f"{message}. {ACKNOWLEDGE}" for message in batches),
+        *(f"{message}. {RESUME}, {ACKNOWLEDGE}" for message in batches),
         *(f"study {one} was cut off and its caches are left. {ACKNOWLEDGE}" for one, _ in cut_off_studies(workspace)),
         *uncollected_text(workspace),
         *planted_text(workspace),

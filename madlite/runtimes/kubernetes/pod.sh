@@ -5,6 +5,12 @@
 set -u
 NODE_RANK=${JOB_COMPLETION_INDEX:-0}
 export NODE_RANK
+if [ -n "${MAD_MULTI_NODE_RUNNER-}" ]; then # a MAD script does not expand what is in it
+    MAD_MULTI_NODE_RUNNER=$(printf %s "$MAD_MULTI_NODE_RUNNER" | sed "s/\\\$NODE_RANK/$NODE_RANK/
+s/\\\$MASTER_ADDR/${MASTER_ADDR-}/
+s/\\\$MASTER_PORT/${MASTER_PORT-}/")
+    export MAD_MULTI_NODE_RUNNER
+fi
 child='' stopped=''
 
 tell() { printf '\n#madlite %s %s\n' "$MADLITE_MARK" "$*"; }

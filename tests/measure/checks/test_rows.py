@@ -50,7 +50,17 @@ TITAN = "torchtitan-0.2.2-debugmodel-cpu-2ranks-ddp-nocolor.log"
 RETRY = "[rank0]:[titan] 2026-11-21 00:05:00,000 - root - WARNING - {} CUDA memory allocation retries.\n"
 RAISED = "[rank0]: Traceback (most recent call last):\n[rank0]: RuntimeError: x\n"
 OUT = "[rank1]: Traceback (most recent call last):\n[rank1]: torch.OutOfMemoryError: HIP out of memory. Tried to\n"
+_INFO = "[rank0]:n1:410:583 [0] NCCL INFO "
+USED, VIA = _INFO + "Using network {}\n", _INFO + "Channel 00/0 : 0[0] -> 8[0] [send] via NET/{}/0\n"
+FOUND = _INFO + "NET/Socket : Using [0]eth0:10.0.0.1<0>\n"
+HCA = {"NCCL_IB_HCA": "=mlx5_0:1"}
 FOOTER = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+
+
+def between_nodes(env: dict[str, str] = HCA) -> RunPlan:
+    """Return the plan of one of two nodes with a rank each."""
+    one = titan()
+    return replace(one, place=replace(one.place, nodes=2, gpus_per_node=1), env=env)
 
 
 def titan(**variant: object) -> RunPlan:
@@ -333,6 +343,19 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (table.MEMORY_OUT, lambda: run(lambda text: "RuntimeError: CUDA out of memory. Tried\n" + text)),
     (table.MEMORY_OUT, lambda: run(lambda text: "[titan] WARNING - 1 CUDA OOM errors thrown.\n" + text)),
     (table.MEMORY_ENDED, lambda: run(lambda text: text + OUT, exit=Exit(code=1, duration_s=1.0))),
+    (table.NETWORK_RDMA, lambda: run(lambda text: USED.format("IB") + VIA.format("IB") + text, between_nodes())),
+    (table.NETWORK_RDMA, lambda: run(lambda text: FOUND + USED.format("IB") + text, between_nodes())),
+    (table.NETWORK_SOCKETS, lambda: run(lambda text: USED.format("Socket") + text, between_nodes())),
+    (table.NETWORK_SOCKETS, lambda: run(lambda text: FOUND + text, between_nodes())),
+    # a rank that has no other way than the others
+    (table.NETWORK_SOCKETS, lambda: run(lambda text: USED.format("IB") + VIA.format("Socket") + text, between_nodes())),
+    (table.NETWORK_UNKNOWN, lambda: run(plan=between_nodes())),
+    (table.NETWORK_UNKNOWN, lambda: run(lambda text: USED.format("Socket") + text, between_nodes({}))),
+    (
+        table.NETWORK_UNKNOWN,
+        lambda: run(lambda text: USED.format("Socket") + text, between_nodes({"NCCL_IB_DISABLE": "1", **HCA})),
+    ),
+    (table.NETWORK_UNKNOWN, lambda: run(lambda text: USED.format("Socket") + text)),
     (table.NO_FOREIGN_PROCESSES, lambda: run(foreign_processes=())),
     (table.FOREIGN_PROCESSES, lambda: run(foreign_processes=("python3 (pid 7) on GPU 1",))),
     (table.FOREIGN_UNKNOWN, run),
@@ -609,6 +632,7 @@ def test_what_is_not_known_is_told_with_its_reason():
         "ranks": "a card's own script may train more than once",
         "loss_trend": "no step has a loss",
         "memory": "no line reports memory that ran out or an allocation that was retried",
+        "network": "the run has one node",
         "foreign_processes": "the run has no GPU",
         "compute": "a card's own script prints its own result",
         "clock": "a card's own script prints its own result",

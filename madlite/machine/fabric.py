@@ -1,0 +1,147 @@
+"""What connects this machine with others: RDMA devices, the index of their RoCE v2 address, and a network interface.
+
+Formats: Linux, Documentation/ABI/stable/sysfs-class-infiniband (`state` is `4: ACTIVE`, `rate` `400 Gb/sec (4X NDR)`,
+`gid_attrs/types/N` `RoCE v2` or `IB/RoCE v1`, which cannot be read where the address N is empty), proc(5) (`net/route`:
+interface, destination, gateway, flags, …, metric, mask, in hexadecimal).  NCCL_IB_HCA, NCCL_IB_GID_INDEX and
+NCCL_SOCKET_IFNAME are as NCCL's documentation has them, and RCCL's: `=` names devices and interfaces in full.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from madlite.machine.host import list_folder, read_file
+from madlite.model import Value
+
+IB_DISABLE = "NCCL_IB_DISABLE"
+HCA, GID_INDEX = "NCCL_IB_HCA", "NCCL_IB_GID_INDEX"
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+_DEVICES, _NET, _ROUTES = "sys/class/infiniband", "sys/class/net", "proc/net/route"
+_RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
+_MAPPED = "0000:0000:0000:0000:0000:ffff:"  # an IPv4 address, which networks route
+_LINK_LOCAL = "fe80:"
+_VIRTUAL = re.compile(r"lo|docker\d*|br-.*|veth.*|virbr.*|podman\d*|cni.*|flannel.*|cali.*|tun.*|tap.*|dummy.*")
+
+
+class RdmaPort(Value, frozen=True):
+    """An active port of an RDMA device; `gid_index` is None of InfiniBand, which needs none, and where none fits."""
+
+    device: str
+    port: int
+    gbit_per_s: float
+    is_roce: bool
+    gid_index: int | None = None
+    numa_node: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The port as NCCL_IB_HCA has it."""
+        return f"{self.device}:{self.port}"
+
+
+class Fabric(Value, frozen=True):
+    """The network between nodes as this machine sees it: the fastest RDMA ports, and the interface of its routes."""
+
+    ports: tuple[RdmaPort, ...] = ()
+    interface: str = ""
+    slower: tuple[str, ...] = ()  # active ports that are left out
+
+    @property
+    def gid_index(self) -> int | None:
+        """The index that all ports have their RoCE v2 address at; None where they differ, or none has one."""
+        indices = {port.gid_index for port in self.ports if port.is_roce}
+        return indices.pop() if len(indices) == 1 else None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables by which RCCL, NCCL and Gloo use it."""
+        values: dict[str, str] = {}
+        if self.ports:
+            values[HCA] = "=" + ",".join(port.name for port in self.ports)
+        if self.gid_index is not None:
+            values[GID_INDEX] = str(self.gid_index)
+        if self.interface:
+            values |= {INTERFACES[0]: f"={self.interface}", INTERFACES[1]: self.interface}
+        return values
+
+    @property
+    def text(self) -> str:
+        """What was found, as one phrase."""
+        if not self.ports:
+            return (
+                f"sockets by {self.interface or 'an interface that RCCL or NCCL chooses'}, no active RDMA device here"
+            )
+        port = self.ports[0]
+        kind = "RoCE" if port.is_roce else "InfiniBand"
+        index = f", GID index {self.gid_index}" if self.gid_index is not None else ""
+        numa = sorted({one.numa_node for one in self.ports if one.numa_node is not None})
+        near = f", on NUMA nodes {', '.join(map(str, numa))}" if numa else ""
+        names = ", ".join(one.name for one in self.ports)
+        less = f", not by {', '.join(self.slower)}, which are slower" if self.slower else ""
+        socket = f"; sockets by {self.interface}" if self.interface else ""
+        return f"{kind} by {names} ({port.gbit_per_s:g} Gb/s{index}{near}){less}{socket}"
+
+
+def find_fabric(root: Path = Path("/")) -> Fabric:
+    """Return the fabric; `root` other than `/` is a copy of a machine's files.  Never raises for what is not there."""
+    found = [port for device in list_folder(root / _DEVICES) for port in _ports(device)]
+    fastest = max((port.gbit_per_s for port in found), default=0.0)
+    ports = sorted((port for port in found if port.gbit_per_s == fastest), key=_natural)
+    slower = sorted((port for port in found if port.gbit_per_s < fastest), key=_natural)
+    return Fabric(ports=tuple(ports), interface=_interface(root), slower=tuple(port.name for port in slower))
+
+
+def _ports(device: Path) -> Iterator[RdmaPort]:
+    """Yield the ports of a device that are active."""
+    numa = read_file(device / "device/numa_node")
+    for port in list_folder(device / "ports"):
+        if not port.name.isdecimal() or "ACTIVE" not in read_file(port / "state"):
+            continue
+        rate = _RATE.search(read_file(port / "rate"))
+        is_roce = read_file(port / "link_layer") == "Ethernet"
+        yield RdmaPort(
+            device=device.name,
+            port=int(port.name),
+            gbit_per_s=float(rate[1]) if rate else 0.0,
+            is_roce=is_roce,
+            gid_index=_gid_index(port) if is_roce else None,
+            numa_node=int(numa) if numa.isdecimal() else None,
+        )
+
+
+def _gid_index(port: Path) -> int | None:
+    """Return the index of a port's RoCE v2 address: an IPv4 one, else one that is not of the link alone."""
+    gids: dict[int, str] = {}
+    for file in list_folder(port / "gid_attrs/types"):
+        if file.name.isdecimal() and read_file(file) == "RoCE v2":
+            gids[int(file.name)] = read_file(port / "gids" / file.name).lower()
+    ranked = sorted(
+        gids, key=lambda index: (not gids[index].startswith(_MAPPED), gids[index].startswith(_LINK_LOCAL), index)
+    )
+    return ranked[0] if ranked else None
+
+
+def _interface(root: Path) -> str:
+    """Return the interface of the default route; without one, the only interface that is up and a network's."""
+    routes = [line.split() for line in read_file(root / _ROUTES).splitlines()[1:]]
+    default = [
+        (int(fields[6]), fields[0])
+        for fields in routes
+        if len(fields) > 7 and fields[1] == fields[7] == "00000000" and fields[6].isdecimal()
+    ]
+    if default:
+        return min(default)[1]
+    up = [
+        path.name
+        for path in list_folder(root / _NET)
+        if not _VIRTUAL.fullmatch(path.name) and read_file(path / "operstate") == "up"
+    ]
+    return up[0] if len(up) == 1 else ""
+
+
+def _natural(port: RdmaPort) -> tuple[str, int, int]:
+    """Sort mlx5_10 after mlx5_9."""
+    number = re.search(r"\d+$", port.device)
+    return port.device[: number.start()] if number else port.device, int(number[0]) if number else 0, port.port

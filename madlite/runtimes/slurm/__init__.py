@@ -1,0 +1,1 @@
+"""Runs on the nodes of an allocation of Slurm or SPUR."""

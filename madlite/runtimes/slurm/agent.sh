@@ -1,0 +1,113 @@
+#!/bin/bash
+# One node's part of a run, started by srun; in a container where the run has one.  FOLDER is the run's folder of nodes
+# as it is seen here, RANK the node's number in the run, or `-` where Slurm has numbered the step's nodes.
+#
+#   agent.sh FOLDER RANK run CWD COMMAND…        run a command in a process group of its own, and exit as it does
+#   agent.sh FOLDER RANK signal NAME [ENTER…]    send a signal to that group; KILL also to what has left it
+#   agent.sh FOLDER RANK probe COMMAND…          run a short command beside it
+#   agent.sh FOLDER RANK call COMMAND…           the same, and print how it ended with the node's number
+#   agent.sh FOLDER RANK image ENGINE REF [TAR]  print the image's id on this node; it is loaded or pulled where missing
+#   agent.sh FOLDER RANK image-file KIND REF TO  make the image file TO, once for all nodes
+set -u
+folder=$1 rank=$2 what=$3
+shift 3
+[ "$rank" != - ] || rank=${SLURM_NODEID:-0}
+group=$folder/state/$rank.group
+
+marked() { # processes of this user on this node that carry the run's mark
+  local process
+  for process in /proc/[0-9]*; do
+    if [ "${process#/proc/}" != "$$" ] && grep -qzx "MADLITE_RUN_ID=$run" "$process/environ" 2>/dev/null; then
+      printf '%s\n' "${process#/proc/}"
+    fi
+  done
+}
+
+case $what in
+  run)
+    slurm_gpus=$(export -p | grep -E '^declare -x (ROCR|HIP|CUDA)_VISIBLE_DEVICES=')
+    # shellcheck source=/dev/null # written by madlite, readable by the run's owner alone
+    . "$folder/environment" || exit 127
+    eval "$slurm_gpus" # the GPUs that Slurm gives the step on this node
+    export NODE_RANK=$rank
+    if [ -n "${MAD_MULTI_NODE_RUNNER-}" ]; then # a MAD script does not expand what is in it
+      for name in NODE_RANK MASTER_ADDR MASTER_PORT; do
+        MAD_MULTI_NODE_RUNNER=${MAD_MULTI_NODE_RUNNER//"\$$name"/"${!name-}"}
+      done
+    fi
+    cd "$1" || exit 127
+    shift
+    set -m # the command leads a process group, in which INT is not ignored
+    "$@" </dev/null &
+    command=$!
+    echo "$command" >"$group"
+    # what Slurm sends to the step is passed on
+    trap 'kill -TERM -- "-$command" 2>/dev/null' TERM
+    trap 'kill -INT -- "-$command" 2>/dev/null' INT
+    while :; do
+      wait "$command"
+      code=$?
+      kill -0 "$command" 2>/dev/null || break
+    done
+    rm -f "$group"
+    exit "$code"
+    ;;
+  signal)
+    name=$1
+    shift
+    if [ $# -gt 0 ]; then
+      exec "${@//\{rank\}/$rank}" bash /madlite/agent.sh /madlite "$rank" signal "$name"
+    fi
+    leader=$(cat "$group" 2>/dev/null)
+    if [[ $leader =~ ^[0-9]+$ ]] && [ "$leader" -gt 1 ]; then
+      kill "-$name" -- "-$leader" 2>/dev/null
+    fi
+    if [ "$name" = KILL ]; then
+      run=$(cat "$folder/run")
+      for process in $(marked); do kill -KILL "$process" 2>/dev/null; done
+    fi
+    exit 0
+    ;;
+  probe)
+    exec "$@" </dev/null
+    ;;
+  call)
+    said=$("${@//\{rank\}/$rank}" </dev/null 2>&1)
+    printf '%s %s %s\n' "$rank" "$?" "${said//$'\n'/; }"
+    ;;
+  image)
+    engine=$1 image=$2 archive=${3:-}
+    if ! "$engine" image inspect "$image" >/dev/null 2>&1; then
+      if [ -n "$archive" ] && [ -e "$archive" ]; then
+        said=$("$engine" load --quiet --input "$archive" 2>&1)
+      else
+        said=$("$engine" pull --quiet "$image" 2>&1)
+      fi
+    fi
+    if id=$("$engine" image inspect --format '{{.Id}}' "$image" 2>/dev/null); then
+      digest=$("$engine" image inspect --format '{{range .RepoDigests}}{{.}} {{end}}' "$image" 2>/dev/null)
+      printf '%s 0 %s %s\n' "$rank" "$id" "${digest%% *}"
+    else
+      printf '%s 1 %s\n' "$rank" "${said//$'\n'/; }"
+    fi
+    ;;
+  image-file)
+    kind=$1 image=$2 to=$3
+    mkdir -p "${to%/*}" || exit 1
+    exec 9>"$to.lock" || exit 1
+    flock 9 || exit 1
+    if [ ! -e "$to" ]; then
+      rm -f "$to.part"
+      case $kind in
+        pyxis) said=$(enroot import --output "$to.part" "docker://$image" 2>&1) ;;
+        *) said=$(apptainer build "$to.part" "docker://$image" 2>&1) ;;
+      esac
+      # shellcheck disable=SC2181 # of either command
+      if [ $? != 0 ] || ! mv "$to.part" "$to"; then
+        printf '%s 1 %s\n' "$rank" "${said//$'\n'/; }"
+        exit 0
+      fi
+    fi
+    printf '%s 0 sha256:%s\n' "$rank" "$(sha256sum "$to" | cut -d ' ' -f 1)"
+    ;;
+esac

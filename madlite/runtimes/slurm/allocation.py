@@ -1,0 +1,103 @@
+"""The allocation that this process is in, as Slurm's and SPUR's variables have it; its nodes, and steps on them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from madlite import process
+from madlite.errors import RuntimeProblem
+from madlite.model import Cause
+
+_QUERY_S = 30.0  # a controller that is busy answers late
+_TRIES = 4
+_FIRST_PORT = 20000  # of ten thousand, below those that systems give to clients
+_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
+
+
+class Allocation:
+    """A job's nodes, in the order in which Slurm numbers them."""
+
+    def __init__(self, job_id: str, node_list: str, count: int, environ: Mapping[str, str]) -> None:
+        self.job_id, self.count = job_id, count
+        self._node_list, self._environ = node_list, environ
+
+    @cached_property
+    def is_spur(self) -> bool:
+        """Whether SPUR has it, whose commands take fewer options."""
+        spur = shutil.which("spur", path=self._environ.get("PATH", ""))
+        return spur is not None and process.capture([spur, "version"], limit_s=_QUERY_S, env=self._environ).ok
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """The names of its nodes.
+
+        Raises:
+            RuntimeProblem: Slurm does not answer.
+        """
+        if peers := self._environ.get("SPUR_PEER_NODES"):
+            return tuple(name.partition(":")[0] for name in peers.split(",") if name)
+        return tuple(self._query("scontrol", "show", "hostnames", self._node_list).split())
+
+    @cached_property
+    def address(self) -> str:
+        """The address at which the other nodes find the first one: that of its configuration, else its name."""
+        first = self.nodes[0]
+        try:
+            found = _ADDRESS.search(self._query("scontrol", "show", "node", first))
+        except RuntimeProblem:
+            return first
+        return found[1] if found is not None else first
+
+    @property
+    def port(self) -> str:
+        """A port for its nodes to meet at, by its number: jobs that share a node have others."""
+        digits = "".join(char for char in self.job_id if char.isdecimal())
+        return str(_FIRST_PORT + int(digits[-4:] or 0))
+
+    def step(self, names: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+        """Return the srun that starts a command once on each of some nodes, beside other steps."""
+        count = str(len(names))
+        own = [] if self.is_spur else ["--cpu-bind=none", "--kill-on-bad-exit=0", "--quit-on-interrupt"]
+        return [
+            *("srun", f"--jobid={self.job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
+            *(f"--nodelist={','.join(names)}", "--overlap", *own, *options),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """Return what srun needs of this process's environment: it would hand the rest on to the nodes."""
+        kept = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "DOCKER_HOST")
+        found = {name: self._environ[name] for name in kept if name in self._environ}
+        # the options of the job's own tasks are not those of a step on one node
+        of_job = {
+            name: value for name, value in self._environ.items() if name.startswith(("SLURM_", "SPUR_", "MUNGE_"))
+        }
+        return found | {name: value for name, value in of_job.items() if not _OPTIONS.match(name)}
+
+    def _query(self, *argv: str) -> str:
+        problem = ""
+        for _ in range(_TRIES):
+            done = process.capture(argv, limit_s=_QUERY_S, env=self._environ)
+            if done.ok:
+                return done.stdout
+            problem = "no answer in time" if done.timed_out else done.stderr.strip() or f"exit code {done.code}"
+        what = f"{' '.join(argv[:3])}: {problem}"
+        raise RuntimeProblem(what, "scontrol ping tells whether Slurm answers", cause=Cause.ENGINE)
+
+
+_OPTIONS = re.compile(
+    r"SLURM_(NTASKS|NPROCS|NNODES|TASKS_PER_NODE|NTASKS_PER_NODE|DISTRIBUTION|EXACT|CPU_BIND|MEM_BIND)"
+)
+
+
+def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
+    """Return the allocation that this process is in; None outside of one."""
+    job_id = environ.get("SLURM_JOB_ID") or environ.get("SPUR_JOB_ID", "")
+    nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or environ.get("SPUR_PEER_NODES", "")
+    if not job_id or not nodes:
+        return None
+    count = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
+    number = int(count) if count.isdecimal() else max(1, len(environ.get("SPUR_PEER_NODES", "").split(",")))
+    return Allocation(job_id, nodes, number, environ)

@@ -1,0 +1,189 @@
+"""The containers of a run on nodes, by flavour: what is started on each node before it, and what runs in it.
+
+`docker` and `podman` hold a container open on each node, in which actions run; `pyxis` is srun's own and `apptainer`
+starts each action in the image.  `none` has no container.  Formats: docs/slurm.md.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from madlite.errors import UsageProblem
+from madlite.model import RunPlan
+from madlite.runtimes.docker.options import split_words
+from madlite.workspace.folder import FOLDER_LABEL, RUN_LABEL
+from madlite.workspace.mounts import container_mounts
+
+FLAVOURS = ("none", "docker", "podman", "pyxis", "apptainer")
+ON_STEPS = ("podman", "pyxis", "apptainer")  # no engine serves them: also a run on one node is a step of srun
+VARIABLE = "MADLITE_CONTAINER"
+OPTIONS_VARIABLE = "MADLITE_CONTAINER_OPTIONS"
+IMAGES_VARIABLE = "MADLITE_IMAGE_FOLDER"
+
+
+class Container(Protocol):
+    """What the containers of one run are; commands are of one node."""
+
+    is_image_file: bool  # whether it starts from a file that is made once of the image
+    signals_inside: bool  # whether processes are known by other numbers inside
+
+    def step_options(self) -> list[str]:
+        """Return options for srun itself."""
+
+    def start(self) -> list[str]:
+        """Return the command that starts a container; none where nothing is held open."""
+
+    def enter(self) -> list[str]:
+        """Return what stands before a command that runs in it."""
+
+    def remove(self) -> list[str]:
+        """Return the command that ends what was started."""
+
+
+RANK = "{rank}"  # in a command: the node's number
+
+
+def container_name(plan: RunPlan) -> str:
+    """Return the name of a run's container, another one on each node."""
+    return f"madlite-{plan.id}-{RANK}"
+
+
+class NoContainer:
+    """Commands of the node itself."""
+
+    is_image_file = signals_inside = False
+
+    def step_options(self) -> list[str]:
+        """Return none."""
+        return []
+
+    def start(self) -> list[str]:
+        """Return none."""
+        return []
+
+    def enter(self) -> list[str]:
+        """Return none."""
+        return []
+
+    def remove(self) -> list[str]:
+        """Return none."""
+        return []
+
+
+class EngineContainer(NoContainer):
+    """A container of docker or podman that is held open on each node."""
+
+    signals_inside = True
+
+    def __init__(self, engine: str, plan: RunPlan, options: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._engine, self._plan, self._options, self._environ = engine, plan, options, environ
+
+    def start(self) -> list[str]:
+        """Return `docker run`: what the docker runtime asks its engine for, in the words of the command line."""
+        plan, asked = self._plan, self._plan.engine_options
+        image = plan.image.ref if plan.image is not None else ""
+        lists = (
+            ("--group-add", asked.group_add),
+            ("--cap-add", asked.cap_add),
+            ("--security-opt", asked.security_opt),
+            ("--ulimit", asked.ulimits),
+            ("--device", plan.devices),
+        )
+        return [
+            *(self._engine, "run", "--detach", "--init", "--pull=never", "--name", container_name(plan)),
+            *("--label", f"{RUN_LABEL}={plan.id}", "--label", f"{FOLDER_LABEL}={plan.folder}"),
+            *("--user", asked.user, "--network", asked.network, "--ipc", asked.ipc, "--workdir", plan.inside),
+            *(f"{name}={value}" for name, values in lists for value in values),
+            *([f"--cpuset-cpus={asked.cpuset}"] if asked.cpuset else []),
+            *([f"--cpuset-mems={asked.cpuset_mems}"] if asked.cpuset_mems else []),
+            *self._gpus(),
+            *_volumes("--volume", plan),
+            *split_words(asked.extra, self._environ),
+            *self._options,
+            *("--entrypoint", "sleep", image, "infinity"),
+        ]
+
+    def enter(self) -> list[str]:
+        """Return `docker exec`."""
+        return [self._engine, "exec", container_name(self._plan)]
+
+    def remove(self) -> list[str]:
+        """Return `docker rm`."""
+        return [self._engine, "rm", "--force", "--volumes", container_name(self._plan)]
+
+    def _gpus(self) -> list[str]:
+        ids = ",".join(map(str, self._plan.place.gpu_ids))
+        if self._plan.machine.vendor != "NVIDIA" or not ids:
+            return []
+        return [f"--gpus=device={ids}"] if self._engine == "docker" else [f"--device=nvidia.com/gpu={ids}"]
+
+
+class PyxisContainer(NoContainer):
+    """A container of enroot that srun's plugin pyxis starts; under its name it stays as it is while the job goes on."""
+
+    is_image_file = True
+
+    def __init__(self, plan: RunPlan, options: Sequence[str], image: str) -> None:
+        self._plan, self._options, self._image = plan, options, image
+
+    def step_options(self) -> list[str]:
+        """Return the options of pyxis."""
+        plan = self._plan
+        mounts = ",".join(_mounts(plan))
+        return [
+            *(f"--container-image={self._image}", f"--container-name=madlite-{plan.id}"),
+            *(f"--container-mounts={mounts}", f"--container-workdir={plan.inside}"),
+            *("--container-remap-root", "--no-container-entrypoint", "--container-writable", *self._options),
+        ]
+
+
+class ApptainerContainer(NoContainer):
+    """A container of Apptainer, one for each action; what an action writes outside of mounts is gone after it."""
+
+    is_image_file = True
+
+    def __init__(self, plan: RunPlan, options: Sequence[str], image: str) -> None:
+        self._plan, self._options, self._image = plan, options, image
+
+    def enter(self) -> list[str]:
+        """Return `apptainer exec`."""
+        vendor = {"AMD": ["--rocm"], "NVIDIA": ["--nv"]}.get(self._plan.machine.vendor, [])
+        binds = [word for text in _mounts(self._plan) for word in ("--bind", text)]
+        return [
+            *("apptainer", "exec", "--no-home", "--writable-tmpfs", "--cleanenv", *vendor, *binds),
+            *("--pwd", self._plan.inside, *self._options, self._image),
+        ]
+
+
+def container_of(flavour: str, plan: RunPlan, environ: Mapping[str, str], image_file: str = "") -> Container:
+    """Return the container of a plan; `image_file` is where one that starts from a file has its image.
+
+    Raises:
+        UsageProblem: there is no such flavour, or its options cannot be read.
+    """
+    if flavour in ("", "none"):
+        return NoContainer()
+    try:
+        options = shlex.split(environ.get(OPTIONS_VARIABLE, ""))
+    except ValueError as error:
+        raise UsageProblem(f"${OPTIONS_VARIABLE} cannot be read: {error}") from None
+    if flavour in ("docker", "podman"):
+        return EngineContainer(flavour, plan, options, environ)
+    image = image_file or (plan.image.ref if plan.image is not None else "")
+    if flavour == "pyxis":
+        return PyxisContainer(plan, options, image)
+    if flavour == "apptainer":
+        return ApptainerContainer(plan, options, image)
+    what = f"${VARIABLE} is {flavour!r}, no container of nodes"
+    raise UsageProblem(what, f"one of {', '.join(FLAVOURS)}; container in cluster.toml sets it")
+
+
+def _mounts(plan: RunPlan) -> Iterator[str]:
+    for mount in container_mounts(plan):
+        yield f"{mount.source}:{mount.target}" + (":ro" if mount.read_only else "")
+
+
+def _volumes(option: str, plan: RunPlan) -> list[str]:
+    return [word for text in _mounts(plan) for word in (option, text)]

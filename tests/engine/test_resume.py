@@ -1,0 +1,225 @@
+"""`--resume`: batches that were killed or interrupted go on, and each run has its row once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.engine.checkout import Checkout, end
+from tests.engine.test_retry import HUB, LONG, checkout, is_set_aside, kill, rows_of, superset_of  # noqa: F401
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.host
+
+# the second run of the folder waits the first time
+SECOND_WAITS = """echo x >> ../count
+if [ "$(wc -l < ../count)" = 2 ]; then echo begun; sleep 300; fi
+echo "performance: $(wc -l < ../count) samples/s"
+"""
+
+
+def models(checkout: Checkout) -> list[str]:  # noqa: F811
+    return [row["model"] for row in checkout.rows]
+
+
+def batch_files(checkout: Checkout) -> list[str]:  # noqa: F811
+    names = (path.name for path in (checkout.folder / "madlite_runs").iterdir())
+    return sorted(name for name in names if name.endswith(".jsonl") and name != ".journal.jsonl")
+
+
+@pytest.fixture
+def three(checkout: Checkout) -> Checkout:  # noqa: F811
+    for name in ("a", "b", "c"):
+        checkout.card(name, SECOND_WAITS)
+    return checkout
+
+
+@pytest.mark.parametrize("words", [(), ("--tags", "a,b,c")])
+def test_a_batch_that_was_killed_goes_on(three, words):
+    started = three.start("--tags", "a,b,c", "--add-column", "run")
+    three.wait_for("begun")
+    kill(started)
+    warned = three.madlite("runs").stderr
+    assert "never started: c" in warned and "madlite run --resume goes on" in warned, warned
+    done = three.run(*words, "--add-column", "run", "--resume") if words else three.madlite("run", "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert models(three) == ["a", "b", "c"] == [model for model, _ in superset_of(three)]
+    assert "1 of 3 runs is finished and not repeated" in done.stdout and "3 SUCCESS" in done.stdout
+    assert "earlier run was cut off: " not in done.stdout and "never started" not in done.stdout
+    assert batch_files(three) == [] and "cut off" not in three.madlite("runs").stderr
+    assert "3 rows of 3 runs" in three.madlite("report", "rebuild", "-o", "again.csv").stdout
+    done = three.madlite("run", "--resume")
+    assert done.returncode == 4 and "no batch of this folder was killed or interrupted" in done.stderr
+    three.assert_nothing_left()
+
+
+def test_a_batch_that_was_interrupted_goes_on(three):
+    started = three.start("--tags", "a,b,c")
+    three.wait_for("begun")
+    code, out = end(started, signal.SIGTERM)
+    assert code == 143 and "never started: c" in out and batch_files(three) == [".interrupted.jsonl"]
+    assert [status for _, _, status in rows_of(three)] == ["SUCCESS", "FAILURE"]
+    done = three.madlite("run", "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(m, s) for m, _, s in rows_of(three)] == [
+        ("a", "SUCCESS"), ("b", "FAILURE"), ("b", "SUCCESS"), ("c", "SUCCESS")
+    ], "the row of an interrupted run stays"  # fmt: skip
+    assert batch_files(three) == []
+
+
+def test_a_run_that_failed_by_itself_is_finished(three):
+    three.card("bad", "exit 7\n")
+    three.cards.insert(0, three.cards.pop())
+    (three.folder / "models.json").write_text(json.dumps(three.cards))
+    started = three.start("--tags", "bad,a,b,c")
+    three.wait_for("begun")
+    kill(started)
+    done = three.madlite("run", "--resume")
+    assert done.returncode == 3 and "2 of 4 runs are finished" in done.stdout, done.stdout + done.stderr
+    assert models(three) == ["bad", "a", "b", "c"] and "1 FAILURE" in done.stdout
+
+
+def test_what_changed_since_is_said_and_other_plans_are_run(three):
+    started = three.start("--tags", "a,b,c")
+    three.wait_for("begun")
+    kill(started)
+    script = three.folder / "scripts/a/run.sh"
+    script.write_text(script.read_text() + "# changed\n")
+    done = three.run("--tags", "a,b,c", "--resume", "--set", "env.OTHER=1")
+    assert done.returncode == 0 and "0 of 3 runs are finished" in done.stdout, done.stdout + done.stderr
+    assert "scripts/a/run.sh has changed since the batch began" in done.stdout
+    assert models(three) == ["a", "a", "b", "c"]
+
+
+def test_a_kill_of_the_resumed_batch_is_resumed_too(three):
+    started = three.start("--tags", "a,b,c")
+    three.wait_for("begun")
+    kill(started)
+    waits = "echo y >> ../again; [ $(wc -l < ../again) = 1 ] && echo third && sleep 300\necho 'performance: 3 x'\n"
+    (three.folder / "scripts/c/run.sh").write_text(waits)
+    started = three.start("--tags", "a,b,c", "--resume")
+    three.wait_for("third")
+    kill(started)
+    done = three.madlite("run", "--resume")
+    assert done.returncode == 0 and "2 of 3 runs are finished" in done.stdout, done.stdout + done.stderr
+    assert models(three) == ["a", "b", "c"] == [model for model, _ in superset_of(three)]
+
+
+def test_two_commands_do_not_resume_one_batch(three):
+    started = three.start("--tags", "a,b,c")
+    three.wait_for("begun")
+    kill(started)
+    (three.folder / "scripts/b/run.sh").write_text("echo again; sleep 300\n")
+    first = three.start("--tags", "a,b,c", "--resume")
+    three.wait_for("again")
+    done = three.madlite("run", "--resume")
+    assert done.returncode == 4 and "no batch" in done.stderr
+    kill(first)
+
+
+def test_a_study_goes_on_with_its_other_samples(three):
+    del three.cards[1:]
+    (three.folder / "models.json").write_text(json.dumps(three.cards))
+    script = SECOND_WAITS.replace("= 2", "= 3").replace("echo x", 'touch "$TRITON_CACHE_DIR/kernel"; echo x')
+    (three.folder / "scripts/a/run.sh").write_text("#!/bin/bash\n" + script)
+    started = three.start("--tags", "a", "--repeat", "3")  # a warm-up, and the second sample waits
+    three.wait_for("begun")
+    kill(started)
+    done = three.madlite("run", "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = three.records()
+    assert len({one["study"]["id"] for one in records}) == 1
+    samples = [one["study"]["index"] for one in records if not one["study"]["warm_up"]]
+    assert sorted(samples) == [1, 2, 3] and len(records) == 4, "the warm-up's caches are still there"
+    assert "3 of 3 runs, caches warm" in done.stdout and models(three) == ["a"] * 3
+    assert not [path for path in three.folder.glob("madlite_runs/study-*/*") if path.name != "study.json"]
+
+
+def test_a_retry_that_was_killed_in_its_wait_goes_on(checkout):  # noqa: F811
+    checkout.card(
+        "a",
+        f"echo x >> ../count\nif [ $(wc -l < ../count) = 1 ]; then echo '{HUB}'; exit 1; fi\necho 'performance: 7 x'\n",
+    )
+    started = checkout.start("--tags", "a", *LONG)
+    wait_until(lambda: is_set_aside(checkout))
+    kill(started)
+    done = checkout.madlite("run", "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert rows_of(checkout) == [("a", "7", "SUCCESS")] and [m for m, _ in superset_of(checkout)] == ["a"]
+    first, last = sorted(checkout.records(), key=lambda one: one["attempt"]["number"])
+    assert first["attempt"]["next"] == last["id"] and last["attempt"]["earlier"][0]["run"] == first["id"]
+    assert "1 row of 1 run" in checkout.madlite("report", "rebuild", "-o", "again.csv").stdout
+
+
+def test_a_secret_of_the_command_is_not_known_any_more(checkout):  # noqa: F811
+    checkout.card("a", "echo begun; sleep 300\n")
+    started = checkout.start("--tags", "a", "--set", "env.MAD_SECRETS_X=hf_abcdefghijklmnopqrstuvwxyzabcdefgh")
+    checkout.wait_for("begun")
+    kill(started)
+    done = checkout.madlite("run", "--resume")
+    assert done.returncode == 4 and "had a secret" in done.stderr, done.stdout + done.stderr
+
+
+KILLED_AT = (
+    "madlite.run.batch.Batch._run",
+    "madlite.workspace.folder.RunFolder.create",
+    "madlite.run.batch.append_rows",
+    "madlite.results.perfcsv._append",
+    "madlite.run.batch.write_side_files",
+    "madlite.run.batch.make_record",
+    "madlite.workspace.folder.RunFolder.end_journal",
+    "madlite.results.batch_journal.BatchJournal.end",
+    "madlite.results.batch_journal.BatchJournal.close",
+)
+NO_ROW_YET = {("madlite.run.batch.append_rows", "before"), ("madlite.results.perfcsv._append", "before")}
+# a process that is killed when a function of ours is called for the Nth time, or right after that
+KILLER = """import os, signal, sys
+from pkgutil import resolve_name
+target, after, count = sys.argv[1], sys.argv[2] == "after", int(sys.argv[3])
+owner, name = target.rsplit(".", 1)
+owner = resolve_name(owner) if owner.count(".") < 3 or owner.rsplit(".", 1)[1][0].islower() else resolve_name(
+    owner.rsplit(".", 1)[0] + ":" + owner.rsplit(".", 1)[1])
+real, calls = getattr(owner, name), [0]
+def killed(*args, **named):
+    calls[0] += 1
+    mine = calls[0] == count
+    if mine and not after:
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = (real.__func__ if hasattr(real, "__func__") else real)(*args, **named)
+    if mine:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+setattr(owner, name, classmethod(killed) if hasattr(real, "__func__") else killed)
+sys.argv = ["madlite", *sys.argv[4:]]
+from madlite.__main__ import entry
+sys.exit(entry())
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("target", KILLED_AT)
+@pytest.mark.parametrize("words", [(), ("--retry", "1", "--retry-wait", "0")])
+def test_after_a_kill_at_any_point_each_run_has_its_row_once(checkout, target, moment, words):  # noqa: F811
+    for name in ("a", "b", "c"):
+        checkout.card(name, 'echo "performance: 1 x"\n')
+    killer = checkout.folder.parent / "killer.py"
+    killer.write_text(KILLER)
+    count = "1" if target.endswith("close") else "2"
+    argv = [sys.executable, str(killer), target, moment, count, "run", "--runtime", "host", "--tags", "a,b,c", *words]
+    done = subprocess.run(argv, cwd=checkout.folder, env=checkout.env, capture_output=True, timeout=240)
+    assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+    again = checkout.run("--tags", "a,b,c", *words, "--resume")
+    if target.endswith("close") and moment == "after":
+        assert again.returncode == 4, "all of it was done"
+    else:
+        assert again.returncode == 0, again.stdout + again.stderr
+    assert models(checkout) == ["a", "b", "c"], again.stdout
+    between = target.endswith(("append_rows", "._append", "write_side_files")) and (target, moment) not in NO_ROW_YET
+    if words or not between or (target.endswith("write_side_files") and moment == "after"):
+        assert [model for model, _ in superset_of(checkout)] == ["a", "b", "c"]
+    rebuilt = checkout.madlite("report", "rebuild", "-o", "again.csv")
+    assert "3 rows of 3 runs" in rebuilt.stdout, rebuilt.stdout + rebuilt.stderr

@@ -1,0 +1,215 @@
+"""Runtime `slurm` in allocations of a real Slurm: one step on each node, whose output and end are told apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.csv_rows import csv_rows
+from tests.slurm_fixture import SlurmCluster
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.engine
+SECRET = "hf_thisIsNoRealTokenButLooksLikeOne5678"
+SCRIPT = """
+NODE_RANK=${NODE_RANK:-0}
+echo "rank $NODE_RANK of $NNODES meets at $MASTER_ADDR on $SLURMD_NODENAME"
+echo "warning of $NODE_RANK" >&2
+if [ "$NODE_RANK" = "${FAILS:-none}" ]; then echo "RuntimeError: lost on purpose"; exit 7; fi
+if [ -n "${SLEEP:-}" ]; then touch "begun.$NODE_RANK"; sleep "$SLEEP" & wait; fi
+if [ "$NODE_RANK" = 0 ]; then echo "performance: 12.5 tok"; fi
+"""
+
+
+class Site:
+    """A working folder on a cluster, with a card whose script says where it runs."""
+
+    def __init__(self, folder: Path, slurm: SlurmCluster) -> None:
+        self.folder, self.slurm = folder, slurm
+        (folder / "scripts/a").mkdir(parents=True)
+        (folder / "scripts/a/run.sh").write_text(SCRIPT)
+        card = {
+            "name": "a",
+            "scripts": "scripts/a/run.sh",
+            "args": "",
+            "tags": ["t"],
+            "runtimes": ["host"],
+            "n_gpus": "0",
+        }
+        (folder / "models.json").write_text(json.dumps([card]))
+        self.environ = {**slurm.environ, "USER": "root", "HF_TOKEN": SECRET}
+
+    def start(self, nodes: int, *words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "madlite", "run", "--tags", "a", *words]
+        return subprocess.Popen(
+            ["salloc", "--quiet", f"-N{nodes}", *command],
+            cwd=self.folder,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def call(self, nodes: int, *words: str) -> tuple[int, str]:
+        started = self.start(nodes, *words)
+        out, _ = started.communicate(timeout=280)
+        return started.returncode, out
+
+    @property
+    def run(self) -> Path:
+        (found,) = [file.parent for file in self.folder.glob("madlite_runs/*/record.json")]
+        return found
+
+    def record(self) -> dict:
+        return json.loads((self.run / "record.json").read_text())
+
+    def log(self) -> str:
+        return (self.run / "run.log").read_text()
+
+
+@pytest.fixture
+def site(tmp_path, slurm):
+    return Site(tmp_path, slurm)
+
+
+def test_a_run_is_on_every_node_of_its_allocation_and_has_one_row(site):
+    code, out = site.call(2)
+    assert code == 0, out
+    (row,) = csv_rows(site.folder / "perf.csv")
+    assert (row["performance"], row["nnodes"], row["deployment_type"]) == ("12.5", "2", "slurm")
+    assert "on its 2 nodes" in out
+    log = site.log()
+    for rank, name in ((0, "n1"), (1, "n2")):
+        assert any(f"rank {rank} of 2 meets at 127.0.0.1" in line for line in log.splitlines()), log
+        assert f"warning of {rank}" in log and name
+    record = site.record()
+    assert record["runtime"] == "slurm" and record["node_codes"] == [0, 0]
+    assert record["place"]["nodes"] == 2
+
+
+def test_in_an_allocation_of_one_node_a_run_is_as_on_any_machine(site):
+    code, out = site.call(1)
+    assert code == 0, out
+    assert "its one node alone" in out
+    assert site.record()["runtime"] == "host"
+
+
+def test_the_node_that_fails_is_named_and_the_others_are_ended(site):
+    code, out = site.call(3, "--set", "env.FAILS=1", "--set", "env.SLEEP=600", "--set", "stop_grace_s=2")
+    assert code == 3, out
+    (row,) = csv_rows(site.folder / "perf.csv")
+    record = site.record()
+    assert row["status"] == "FAILURE" and "node 1 (n" in record["reason"] and record["node_codes"][1] == 7
+    assert "lost on purpose" in record["evidence"]
+
+
+def test_an_interrupt_ends_the_run_on_every_node(site):
+    started = site.start(2, "--set", "env.SLEEP=600", "--set", "stop_grace_s=2")
+    try:
+        wait_until(lambda: len([*site.folder.glob("**/begun.*")]) == 2, "both nodes have begun")
+        (child,) = [
+            int(path.name)
+            for path in Path("/proc").iterdir()
+            if path.name.isdigit() and _is_madlite_of(path, site.folder)
+        ]
+        os.kill(child, signal.SIGTERM)
+        out, _ = started.communicate(timeout=120)
+    finally:
+        started.kill()
+    (row,) = csv_rows(site.folder / "perf.csv")
+    assert row["status"] == "FAILURE" and site.record()["ended_by"] == "interrupted", out
+    assert "sleep\x00600" not in "".join(
+        (path / "cmdline").read_text() for path in Path("/proc").iterdir() if _has_cwd(path, site.folder)
+    )
+
+
+def _is_madlite_of(process: Path, folder: Path) -> bool:
+    try:
+        words = (process / "cmdline").read_bytes().split(b"\0")
+        return words[1:4] == [b"-m", b"madlite", b"run"] and _has_cwd(process, folder)
+    except OSError:
+        return False
+
+
+def _has_cwd(process: Path, folder: Path) -> bool:
+    try:
+        return process.name.isdigit() and Path(os.readlink(process / "cwd")).is_relative_to(folder)
+    except OSError:
+        return False
+
+
+def test_secrets_reach_the_nodes_by_a_file_of_their_owner_alone(site):
+    started = site.start(2, "--set", "env.SLEEP=600", "--set", "stop_grace_s=1", "--timeout", "20")
+    try:
+        wait_until(lambda: len([*site.folder.glob("**/begun.*")]) == 2, "both nodes have begun")
+        (environment,) = site.folder.glob("madlite_runs/*/nodes/environment")
+        assert stat.S_IMODE(environment.stat().st_mode) == 0o600 and SECRET in environment.read_text()
+        said = site.slurm.checked("scontrol", "show", "job") + site.slurm.checked("scontrol", "show", "step")
+        words = b"".join(_cmdline(path) for path in Path("/proc").iterdir() if path.name.isdigit())
+        assert SECRET not in said and SECRET.encode() not in words
+        started.communicate(timeout=200)
+    finally:
+        started.kill()
+    assert not environment.exists()
+    assert site.record()["ended_by"] == "timeout"
+    assert SECRET not in site.log() + (site.run / "plan.json").read_text()
+
+
+def _cmdline(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_outside_of_an_allocation_the_runtime_says_what_is_missing(site):
+    done = subprocess.run(
+        [sys.executable, "-m", "madlite", "run", "--tags", "a", "--runtime", "slurm"],
+        cwd=site.folder,
+        env=site.environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "this is no allocation of Slurm" in done.stdout and "Traceback" not in done.stderr
+
+
+def test_containers_of_docker_hold_the_run_on_each_node(site, engine, base_image):
+    site.environ |= {"DOCKER_HOST": engine, "MADLITE_CONTAINER": "docker"}
+    card = json.loads((site.folder / "models.json").read_text())[0]
+    (site.folder / "models.json").write_text(json.dumps([{**card, "runtimes": []}]))
+    script = SCRIPT + 'test -e /.dockerenv && echo "in a container"\n'
+    (site.folder / "scripts/a/run.sh").write_text(script)
+    code, out = site.call(2, "--image", base_image)
+    assert code == 0, out + site.log()
+    record, log = site.record(), site.log()
+    assert log.count("in a container") == 2 and record["image"]["id"].startswith("sha256:")
+    assert record["node_codes"] == [0, 0]
+    listed = subprocess.run(
+        ["docker", "ps", "--all", "--quiet", "--filter", f"label=madlite.run={record['id']}"],
+        env={**os.environ, "DOCKER_HOST": engine},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert listed.stdout == "", "a container is left"
+
+
+def test_an_image_that_a_node_cannot_have_is_one_sentence(site, engine):
+    site.environ |= {"DOCKER_HOST": engine, "MADLITE_CONTAINER": "docker"}
+    card = json.loads((site.folder / "models.json").read_text())[0]
+    (site.folder / "models.json").write_text(json.dumps([{**card, "runtimes": []}]))
+    code, out = site.call(2, "--image", "localhost:1/absent:v1")
+    assert code == 3, out
+    assert "no image localhost:1/absent:v1" in out and "node n" in out

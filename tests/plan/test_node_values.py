@@ -1,0 +1,177 @@
+"""Which node of several a plan is for, by whatever started it, and what it then has of the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from madlite.errors import UsageProblem
+from madlite.machine.fabric import Fabric, RdmaPort
+from madlite.model import Card, Machine, RunSpec, Traits
+from madlite.plan.context import Options
+from madlite.plan.make import make_plan
+from madlite.plan.node_values import find_node_values, first_host
+from madlite.plan.place import RuntimeChoice
+from madlite_plugins.nodes import NODE_SETTINGS
+from tests.plan.conftest import rendered_draft
+
+STEP = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_STEP_NODELIST": "gpu[03,07]",
+    "SLURM_NODEID": "1",
+}
+OWN = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node0"}
+FABRIC = Fabric(
+    ports=(RdmaPort(device="mlx5_0", port=1, gbit_per_s=400.0, is_roce=True, gid_index=3),), interface="ens1"
+)
+
+
+@pytest.mark.parametrize(
+    ("environ", "values"),
+    [
+        ({}, {}),
+        ({"NNODES": "1", "NODE_RANK": "0"}, {}),
+        ({"NODE_RANK": "1", "MASTER_ADDR": "node0"}, {}),
+        ({"NNODES": "two"}, {}),
+        (OWN, OWN),
+        ({**OWN, "MASTER_PORT": "6006"}, {**OWN, "MASTER_PORT": "6006"}),
+        (STEP, {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "gpu03"}),
+        ({**STEP, "MASTER_ADDR": "10.0.0.1"}, {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}),
+        # a batch script that exports its own number: the step's tasks all have it
+        ({**STEP, "NODE_RANK": "0"}, {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "gpu03"}),
+        ({**STEP, "SPUR_PEER_NODES": "a:6818,b:6818"}, {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a"}),
+        # an allocation, or a shell in it, is no step of several
+        ({**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, {}),
+        ({"SLURM_JOB_ID": "77", "SLURM_JOB_NUM_NODES": "4", "SLURM_NODEID": "0"}, {}),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+            {"NNODES": "4", "NODE_RANK": "3"},
+        ),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0", "MASTER_ADDR": "a"}, {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "a"}),
+        (
+            {"PET_NNODES": "2:4", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-0", "PET_MASTER_PORT": "29400"},
+            {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "job-0", "MASTER_PORT": "29400"},
+        ),
+        (
+            {"NNODES": "2", "MASTER_ADDR": "job-0.job", "JOB_COMPLETION_INDEX": "1"},
+            {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "job-0.job"},
+        ),
+    ],
+)
+def test_the_node_values_are_those_of_what_started_it(environ: dict[str, str], values: dict[str, str]):
+    found = find_node_values(environ)
+    assert found.variables == values and found.nnodes == int(values.get("NNODES", 0))
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {**STEP, "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"},
+        {"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"},
+        {"PMI_SIZE": "16", "PMI_RANK": "3", "MPI_LOCALNRANKS": "8"},
+    ],
+)
+def test_a_madlite_for_each_rank_is_refused(environ: dict[str, str]):
+    with pytest.raises(UsageProblem, match="several processes of madlite on a node"):
+        find_node_values(environ)
+
+
+@pytest.mark.parametrize(
+    ("host_list", "first"),
+    [("n1", "n1"), ("n[1-4]", "n1"), ("gpu[03,07-9],x", "gpu03"), ("r[1-2]n[04-5]", "r1n04"), ("b,a", "b"), ("", "")],
+)
+def test_the_first_node_of_a_host_list_is_where_nodes_meet(host_list: str, first: str):
+    assert first_host(host_list) == first
+
+
+@pytest.fixture
+def planned(given, tmp_path: Path):
+    def plan(environ: dict[str, str], runtime: RuntimeChoice | None = None, settings: dict | None = None, **more):
+        nodes = more.pop("nodes", 0)
+        options = Options(workspace=tmp_path, output=tmp_path / "perf.csv", environ=environ, nodes=nodes)
+        settings = {**NODE_SETTINGS, **(settings or {})}
+        choice = runtime or RuntimeChoice(runtime="docker", origin="default")
+        return make_plan(
+            given(
+                options=options, runtime=choice, **{"spec": rendered_draft(settings=settings), "fabric": FABRIC, **more}
+            )
+        )
+
+    return plan
+
+
+def test_a_plan_of_a_step_has_its_nodes_rank_and_address_with_their_origin(planned):
+    plan = planned(STEP)
+    assert plan.place.nodes == 2 and not plan.place.whole
+    assert (plan.settings["node_rank"], plan.settings["master_addr"]) == ("1", "gpu03")
+    assert plan.origins["settings.node_rank"] == plan.origins["env.NODE_RANK"] == "Slurm step 77.2"
+
+
+def test_a_plan_of_several_nodes_has_the_network_between_them(planned):
+    plan = planned(OWN)
+    own = {name: plan.env[name] for name in FABRIC.variables}
+    assert own == FABRIC.variables and plan.origins["env.NCCL_IB_HCA"] == "found on this machine"
+    assert plan.env["NCCL_DEBUG"] == "INFO"  # so that the log tells which network is used
+    assert any("between the 2 nodes: RoCE by mlx5_0:1" in note for note in plan.notes)
+    assert not {*FABRIC.variables} & {*planned({}).env}
+
+
+@pytest.mark.parametrize(
+    ("environ", "name", "value"),
+    [
+        ({"NCCL_IB_HCA": "mlx5_7"}, "NCCL_IB_HCA", "mlx5_7"),
+        ({"NCCL_IB_HCA": "mlx5_7"}, "NCCL_IB_GID_INDEX", None),  # the index is that of other devices
+        ({"NCCL_SOCKET_IFNAME": "ib0"}, "NCCL_SOCKET_IFNAME", "ib0"),
+        ({"NCCL_IB_DISABLE": "1"}, "NCCL_IB_HCA", None),
+        ({"NCCL_DEBUG": "WARN"}, "NCCL_DEBUG", "WARN"),
+    ],
+)
+def test_what_the_user_has_set_of_it_stays(planned, environ: dict[str, str], name: str, value: str | None):
+    assert planned({**OWN, **environ}).env.get(name) == value
+
+
+def test_a_plan_without_gpus_has_the_interface_alone(planned):
+    env = planned(OWN, machine=Machine()).env
+    assert env["GLOO_SOCKET_IFNAME"] == "ens1" and "NCCL_IB_HCA" not in env and "NCCL_DEBUG" not in env
+
+
+ELSEWHERE = RuntimeChoice(runtime="lan", origin="--runtime", traits=Traits(local=False))
+
+
+def test_of_a_runtime_with_nodes_of_its_own_the_environment_says_nothing(planned):
+    plan = planned(OWN, ELSEWHERE)
+    assert plan.place.nodes == 1 and plan.settings["node_rank"] == ""
+    plan = planned({}, ELSEWHERE, {"nnodes": 2})
+    assert plan.place.whole and "NCCL_IB_HCA" not in plan.env  # this machine may have no part in it
+    plan = planned({"SLURMD_NODENAME": "n1"}, ELSEWHERE, {"nnodes": 2})
+    assert plan.env["NCCL_IB_HCA"] == "=mlx5_0:1"
+
+
+def test_a_script_of_mad_gets_the_launcher_of_all_nodes(planned, tmp_path: Path):
+    script = Card(name="own", root=tmp_path, source="models.json", n_gpus="8", scripts="scripts/run.sh")
+    more = {"card": script, "spec": RunSpec()}
+    mine = planned({**OWN, "MASTER_PORT": "6006"}, **more)
+    assert mine.place.nodes == 2
+    assert mine.env["MAD_MULTI_NODE_RUNNER"] == (
+        "torchrun --nnodes=2 --node_rank=1 --master_addr=node0 --master_port=6006 --nproc_per_node=8"
+    )
+    unmet = planned({"NNODES": "2"}, **more)
+    assert "--standalone" in unmet.env["MAD_MULTI_NODE_RUNNER"]
+    assert any("without NODE_RANK and MASTER_ADDR" in note for note in unmet.notes)
+    theirs = planned({}, ELSEWHERE, nodes=2, **more)  # each node fills in its own
+    assert theirs.env["MAD_MULTI_NODE_RUNNER"] == (
+        "torchrun --nnodes=2 --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT "
+        "--nproc_per_node=8"
+    )
+
+
+def test_a_network_that_cannot_be_one_s_own_is_left_out(planned):
+    assert "NCCL_IB_HCA" not in planned(OWN, fabric=None).env
+    assert replace(FABRIC, ports=()).variables == {"NCCL_SOCKET_IFNAME": "=ens1", "GLOO_SOCKET_IFNAME": "ens1"}

@@ -1,0 +1,111 @@
+"""What runtime `slurm` starts on nodes, by flavour of container, and what it reads of the allocation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from madlite.errors import UsageProblem
+from madlite.model import EngineOptions, Image, Machine, Place
+from madlite.runtimes.slurm.allocation import allocation_of
+from madlite.runtimes.slurm.containers import container_of
+from madlite.runtimes.slurm.runtime import SlurmRuntime
+from tests.factories import make_plan
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "PATH": "/none"}
+
+
+@pytest.fixture
+def plan(tmp_path: Path):
+    asked = EngineOptions(cap_add=("SYS_PTRACE",), group_add=("video",), cpuset="0-3", extra="--shm-size 16G")
+    return replace(
+        make_plan(tmp_path, id="r1", image=Image(ref="rocm/train:v1")),
+        machine=Machine(vendor="AMD"),
+        devices=("/dev/kfd", "/dev/dri/renderD128"),
+        engine_options=asked,
+        place=Place(where="slurm", nodes=2, gpus_per_node=1, gpu_ids=(0,)),
+    )
+
+
+def test_docker_on_a_node_is_asked_for_what_the_engine_would_be(plan) -> None:
+    container = container_of("docker", plan, {"MADLITE_CONTAINER_OPTIONS": "--log-driver none"})
+    words = container.start()
+    assert words[:3] == ["docker", "run", "--detach"] and words[-2:] == ["rocm/train:v1", "infinity"]
+    text = " ".join(words)
+    for part in (
+        "--device=/dev/kfd --device=/dev/dri/renderD128",
+        "--cap-add=SYS_PTRACE",
+        "--group-add=video",
+        "--cpuset-cpus=0-3",
+        "--shm-size 16G",
+        "--log-driver none",
+        "--network host --ipc host",
+        f"--volume {plan.workspace}:{plan.inside}/",
+    ):
+        assert part in text, part
+    assert container.enter() == ["docker", "exec", "madlite-r1-{rank}"]
+    assert container.remove() == ["docker", "rm", "--force", "--volumes", "madlite-r1-{rank}"]
+
+
+def test_nvidia_gpus_have_each_engine_s_own_words(plan) -> None:
+    plan = replace(plan, machine=Machine(vendor="NVIDIA"))
+    assert "--gpus=device=0" in container_of("docker", plan, {}).start()
+    assert "--device=nvidia.com/gpu=0" in container_of("podman", plan, {}).start()
+
+
+def test_pyxis_is_options_of_srun_and_apptainer_a_command(plan) -> None:
+    pyxis = container_of("pyxis", plan, {}, "/images/x.sqsh")
+    assert pyxis.enter() == [] and pyxis.start() == []
+    assert {"--container-image=/images/x.sqsh", "--container-name=madlite-r1", "--container-remap-root"} <= {
+        *pyxis.step_options()
+    }
+    apptainer = container_of("apptainer", plan, {}, "/images/x.sif").enter()
+    assert apptainer[:2] == ["apptainer", "exec"] and "--rocm" in apptainer and apptainer[-1] == "/images/x.sif"
+    assert f"{plan.workspace}:{plan.inside}/" in apptainer
+
+
+def test_an_unknown_flavour_names_those_there_are(plan) -> None:
+    with pytest.raises(UsageProblem, match="'singularity'") as refused:
+        container_of("singularity", plan, {})
+    assert "apptainer" in refused.value.hint
+    problem = SlurmRuntime({**JOB, "MADLITE_CONTAINER": "singularity"}).available()
+    assert problem is not None and "'singularity'" in problem.what
+
+
+def test_an_allocation_is_that_of_slurm_s_or_spur_s_variables() -> None:
+    assert allocation_of({}) is None and allocation_of({"SLURM_JOB_ID": "7"}) is None
+    slurm = allocation_of(JOB)
+    assert slurm is not None and (slurm.job_id, slurm.count) == ("7", 2)
+    spur = allocation_of({"SPUR_JOB_ID": "9", "SPUR_PEER_NODES": "a:1,b:1,c:1", "PATH": "/none"})
+    assert spur is not None and (spur.job_id, spur.count, spur.nodes) == ("9", 3, ("a", "b", "c"))
+
+
+def test_a_step_has_no_variable_of_the_caller_but_those_of_the_job() -> None:
+    here = allocation_of({**JOB, "HF_TOKEN": "s3cr3t", "SLURM_NTASKS": "16", "SLURM_CONF": "/etc/slurm.conf"})
+    assert here is not None
+    assert here.environment() == {
+        **{"PATH": "/none", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"},
+        "SLURM_CONF": "/etc/slurm.conf",
+    }
+    step = here.step(["n2"])
+    assert step[0] == "srun" and {"--jobid=7", "--nodes=1", "--nodelist=n2", "--overlap"} <= {*step}
+
+
+def test_spur_gets_only_options_that_it_has(tmp_path) -> None:
+    spur = tmp_path / "spur"
+    spur.write_text("#!/bin/sh\necho spur 0.8\n")
+    spur.chmod(0o755)
+    here = allocation_of({**JOB, "PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert here is not None
+    names = {word.partition("=")[0] for word in here.step(["n1"])}
+    assert names == {"srun", "--jobid", "--nodes", "--ntasks", "--ntasks-per-node", "--nodelist", "--overlap"}
+
+
+def test_a_runtime_with_containers_says_so_before_a_plan_is_made(plan) -> None:
+    bare, boxed = SlurmRuntime(JOB), SlurmRuntime({**JOB, "MADLITE_CONTAINER": "podman"})
+    assert not bare.traits.containerised and boxed.traits.containerised and not boxed.traits.local
+    assert bare.supports(plan.place) and not bare.supports(replace(plan.place, nodes=3))
+    request = boxed.request(plan)
+    assert request["container"] == "podman" and "rocm/train:v1" in str(request["start"])
