@@ -395,7 +395,7 @@ class BisectBatch:
         retried = bool(self._params["retry"])
         known = [*known_samples(options.workspace, self._folder.state, metric, retried=retried)]
         if self._params["resume_bisect"] is not None:
-            screen.end([f"bisect {self._folder.id} goes on after {len(known)} runs"])
+            screen.end([f"bisect {self._folder.id} goes on after {len(known)} run{'s' if len(known) != 1 else ''}"])
         start = batch_start(self._journal, settings, options=options, plugins=plugins, screen=screen)
         runner.run(bisection, known, start)
         summary = summarise_bisection(self._folder.id, KIND, self._items, bisection)

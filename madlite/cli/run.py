@@ -429,7 +429,7 @@ def _make_settings(
 
 
 _NO_REPEAT = {
-    "skip_model_run": ("--skip-model-run", "no run has a number, so there is nothing to repeat"),
+    "skip_model_run": ("--skip-model-run", "no run has a number"),
     "keep_alive": ("--keep-alive", "what each run leaves running would slow down the next one"),
 }
 
@@ -443,13 +443,12 @@ def _check_repeat(params: dict[str, Any]) -> None:
     _make_settle(params)
     if is_given("settle_timeout") and params["settle"] is None:
         raise UsageProblem("--settle-timeout without --settle: there is nothing to wait for", "add --settle")
-    if params["repeat"] is None:
-        if params["cold"]:
-            raise UsageProblem("--cold without --repeat: it is about the caches of repeated runs", "add --repeat N")
-        return
+    if params["repeat"] is None and params["cold"]:
+        raise UsageProblem("--cold without --repeat: it is about the caches of repeated runs", "add --repeat N")
+    study = "--repeat" if params["repeat"] is not None else "--sweep" if params["sweep"] else ""
     for name, (option, why) in _NO_REPEAT.items():
-        if params[name]:
-            raise UsageProblem(f"{option} beside --repeat: {why}", f"leave {option} or --repeat out")
+        if study and params[name]:
+            raise UsageProblem(f"{option} beside {study}: {why}", f"leave {option} or {study} out")
 
 
 def _check_several(params: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ _REFUSED = {
     "fail_fast": ("--fail-fast", "the jobs are queued together"),
     "max_failures": ("--max-failures", "the jobs are queued together"),
     "sweep": ("--sweep", "give each point as a command of its own, with --set and --detach"),
+    "resume": ("--resume", "the jobs of a command that was cut off go on: madlite jobs, attach, collect"),
     "retry": ("--retry", "the scheduler queues a job again"),
     "oom_fallback": ("--oom-fallback", "a job runs one plan"),
     "baseline": ("--baseline", "madlite compare compares once the rows are there"),

@@ -69,6 +69,7 @@ def test_points_are_repeated_in_turns(place, capfd) -> None:
         (["--sweep", "nonsense=1,2"], "--sweep nonsense=1: "),
         (["--sweep", "env.SIZE=1,2", "--set", "env.SIZE=3"], "--set env.SIZE beside --sweep"),
         (["--zip"], "--zip without --sweep"),
+        (["--sweep", "env.SIZE=1,2", "--skip-model-run"], "--skip-model-run beside --sweep"),
     ],
 )
 def test_nonsense_is_one_sentence_before_anything_runs(place, capfd, words, message) -> None:

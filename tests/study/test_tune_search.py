@@ -144,7 +144,9 @@ def test_full_runs_in_turns_go_on_until_the_noise_allows_an_answer():
 
 @settings(derandomize=True)  # of all spaces the search is near the best in most, not in every one
 @given(
-    cost=st.floats(0.02, 0.6),  # of the default's work: beyond, the search may stop where a run out of memory seems likely
+    cost=st.floats(
+        0.02, 0.6
+    ),  # of the default's work: beyond, the search may stop where a run out of memory seems likely
     states=st.floats(10, 60),
     sequence=st.floats(2, 40),
     limit=st.floats(64, 192),
