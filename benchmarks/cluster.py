@@ -42,6 +42,53 @@ def main() -> None:
         site.take(f"submit {RUNS:,} different plans", "--tags", "all", "--detach")
         site.follow()
         site.collect()
+        stream(Path(folder))
+
+
+NODES, RANKS, STREAM_BYTES = 32, 8, 80_000_000
+STEP = (
+    "[rank{rank}]:[titan] 2026-11-26 21:00:00,123 - root - INFO - step: {n:2d}  loss:  {loss:.4f}  "
+    "grad_norm:  1.2345  memory: 50.00GiB(26.00%)  tps: 5,000  tflops: 300.00  mfu: 45.00%\n"
+)
+OTHER = (
+    "[rank{rank}]:W1126 21:00:00.123000 410 torch/_inductor/utils.py:1436] [{k}/0] "
+    "Not enough SMs to use max_autotune_gemm mode\n"
+)
+
+
+def stream(folder: Path) -> None:
+    """Measure how quickly the output of 256 ranks is masked, written and read as it comes, on one core."""
+    from madlite.measure.monitor import LogMonitor
+    from madlite.measure.rules import with_common
+    from madlite.model import Chunk
+    from madlite.run.log import RunLog
+    from madlite.run.run_progress import RunProgress
+    from madlite_plugins.torchtitan.backend import Torchtitan
+
+    rules = with_common(())
+    monitor = LogMonitor([Torchtitan().reader(None)], rules, nodes=NODES)
+    progress = RunProgress(monitor, rules, nodes=NODES)
+    progress.begin("run", 0.0)
+    log = RunLog(folder / "run.log", ["hf_" + "x" * 34], [], progress.feed, nodes=NODES)
+    size, used_s, n = 0, 0.0, 0
+    while size < STREAM_BYTES:
+        n += 1
+        chunks = [Chunk(data=_output(node, n), node=node) for node in range(NODES)]
+        size += sum(len(chunk.data) for chunk in chunks)
+        began_s = time.process_time()
+        for chunk in chunks:
+            log.feed(chunk)
+        used_s += time.process_time() - began_s
+    assert monitor.steps.count() == n
+    log.close()
+    print(f"| log of {NODES * RANKS} ranks on {NODES} nodes, MB per second of CPU time | {size / 1e6 / used_s:.1f} |")
+
+
+def _output(node: int, n: int) -> bytes:
+    """Return what the ranks of a node print in a step: the first its line, each four others."""
+    ranks = range(node * RANKS, (node + 1) * RANKS)
+    step = STEP.format(rank=ranks[0], n=n, loss=9 - n / 1000)
+    return (step + "".join(OTHER.format(rank=rank, k=k) for rank in ranks for k in range(4))).encode()
 
 
 class Site:

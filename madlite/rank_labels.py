@@ -131,9 +131,16 @@ class RankLabels:
         many = self._labelled >= max(_LEAST, 2 * len(self._bare))
         return many and self._labelled >= _MOSTLY * (self._labelled + self._others)
 
-    def read(self, lines: Sequence[str], text: str) -> list[int | None] | None:
-        """Return the rank of each line, None where no line names one; `text` is all of them together."""
+    def read(self, lines: Sequence[str], text: str, node: int | None = None) -> list[int | None] | None:
+        """Return the rank of each line, None where no line names one; `text` is all of them together.
+
+        `node` is the one whose label madlite has put before each of them.
+        """
         inner = "[rank" in text or "[default" in text or "]<std" in text
+        if node is not None and lines:
+            self._has_nodes = True
+            self._named.add(node)
+            return [self._inner(line, node) for line in lines] if inner else [node] * len(lines)
         self._has_nodes = self._has_nodes or _NODE in text
         named = _NODE in text or "[pod/" in text or "| " in text
         begins = _may_begin if named else _may_be_task

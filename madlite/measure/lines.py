@@ -157,7 +157,7 @@ class LineSplitter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
         self._now = now
-        self._label = "" if node is None else node_label(node)
+        self._node, self._label = node, "" if node is None else node_label(node)
         self._labels = labels or RankLabels()
         self._live = LiveLines()
 
@@ -204,7 +204,8 @@ class LineSplitter:
         if self._label and lines:
             lines = [self._label + line for line in lines]
             whole = "\n".join(lines)
-        return Block(lines=lines, text=whole, ranks=self._labels.read(lines, whole), nodes=nodes_of(lines, whole))
+        nodes = nodes_of(lines, whole) if self._node is None else [self._node] * len(lines)
+        return Block(lines=lines, text=whole, ranks=self._labels.read(lines, whole, self._node), nodes=nodes)
 
 
 def _cut(lines: list[str], rest: str) -> tuple[list[str], str]:

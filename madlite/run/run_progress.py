@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from msgspec.structs import replace
 
 from madlite.machine.host_facts import count_oom_kills
 from madlite.measure.monitor import LogMonitor
@@ -13,13 +16,39 @@ from madlite.model import AdaptiveLength, Chunk, Exit, FailureRule, ImageUsed, J
 _COMMIT = re.compile(rb"^([0-9a-f]{40})\s*$", re.MULTILINE)
 _SIZE = re.compile(rb"^(\d[\d.,]*[BKMGTPE]?)\t[^\n]*\s*\Z", re.MULTILINE)  # as du -sh prints it, last
 _KEPT_BYTES = 64 * 1024  # of the output of an action whose end is read
+_KEPT_OF_NODES_BYTES = 64 << 20  # of the output of several nodes together
+
+
+class _Tail:
+    """The last output of one node, up to so many bytes."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes, self._size_bytes, self._is_cut = limit_bytes, 0, False
+        self._chunks: deque[Chunk] = deque()
+
+    def add(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._size_bytes += len(chunk.data)
+        while self._size_bytes > self._limit_bytes and len(self._chunks) > 1:
+            self._size_bytes -= len(self._chunks.popleft().data)
+            self._is_cut = True
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield what is kept, from the beginning of a line of each stream on."""
+        begun = set() if self._is_cut else {1, 2}
+        for chunk in self._chunks:
+            if chunk.stream in begun:
+                yield chunk
+            elif b"\n" in chunk.data:
+                begun.add(chunk.stream)
+                yield replace(chunk, data=chunk.data.partition(b"\n")[2])
 
 
 class RunProgress:
     """Collects what one run shows; only the output of the model's own step is followed.
 
-    What the others say is looked through by `rules` alone, for why they failed.  Of several `nodes` so is what each of
-    them says: a failure is explained by the node that failed first.
+    What the others say is looked through by `rules` alone, for why they failed.  Of several `nodes` so is, at the end,
+    what the one said that failed first; until then the last output of each is kept as it came.
     """
 
     def __init__(self, monitor: LogMonitor, rules: Iterable[FailureRule] = (), nodes: int = 1) -> None:
@@ -27,7 +56,8 @@ class RunProgress:
         self.outcome: JobOutcome | None = None  # of a session that failed, in its engine's words
         self.shell = ""  # what opens one in a session that is kept
         self._nodes = nodes
-        self._of_node: dict[int, LogMonitor] = {}
+        self._tails: dict[int, _Tail] = {}
+        self._of_failed: LogMonitor | None = None  # the node that failed first
         self.hint = ""  # the hint of an engine or a runtime
         self.ended: Exit | None = None  # the action that ran last
         self._rules = tuple(rules)
@@ -50,14 +80,13 @@ class RunProgress:
     def log(self) -> LogMonitor:
         """The output of the action that ran last, of several nodes that of the one which failed first."""
         whole = self.monitor if self._kind == "run" else self._aside
-        failed = self.ended.failed_node if self.ended is not None else None
-        own = self._of_node.get(failed) if failed is not None else None
+        own = self._of_failed
         return own if own is not None and own.lines else whole
 
     @property
     def failed_log(self) -> LogMonitor | None:
         """The output of the node that failed first; None of one node, and where it printed nothing."""
-        return self.log if self.ended is not None and self.log in self._of_node.values() else None
+        return self.log if self.ended is not None and self.log is self._of_failed else None
 
     @property
     def oom_kills(self) -> int | None:
@@ -69,7 +98,7 @@ class RunProgress:
         """Note that an action of this kind starts."""
         self._kind, self._began_s = kind, now_s
         self._aside = LogMonitor((), self._rules, nodes=self._nodes)
-        self._of_node = {}
+        self._tails, self._of_failed = {}, None
         self._output = b""
         self.ended = None
 
@@ -78,7 +107,10 @@ class RunProgress:
         if self.is_complete:
             return
         if self._nodes > 1:
-            self._of_node.setdefault(chunk.node, LogMonitor((), self._rules)).feed(chunk.data, chunk.stream)
+            tail = self._tails.get(chunk.node)
+            if tail is None:
+                tail = self._tails[chunk.node] = _Tail(_KEPT_OF_NODES_BYTES // self._nodes)
+            tail.add(chunk)
         if self._kind == "run":
             self.monitor.feed(chunk.data, chunk.stream, chunk.node)
             return
@@ -103,8 +135,13 @@ class RunProgress:
             size = _SIZE.search(self._output)
             self.data_size, self.data_s = (size[1].decode() if size else ""), ended.duration_s
         self._aside.finish()
-        for log in self._of_node.values():
-            log.finish()
+        tail = self._tails.get(ended.failed_node) if ended.failed_node is not None else None
+        if tail is not None:
+            self._of_failed = LogMonitor((), self._rules)
+            for chunk in tail.chunks():
+                self._of_failed.feed(chunk.data, chunk.stream)
+            self._of_failed.finish()
+        self._tails = {}
 
     def result(self, plan: RunPlan, verdict: Verdict, started: str) -> Result:
         """Return the run's result."""
