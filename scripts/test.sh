@@ -31,8 +31,10 @@ wait "$wheel" || built=$?
 cat "$log"
 rm "$log"
 [ "$built" = 0 ]
-step 'fast tests, branches counted' scripts/coverage.sh "$bin"
-step 'processes and engines' many -m "$rest" --durations="$durations"
+step 'fast tests and the kit, branches counted' scripts/coverage.sh "$bin"
+counted=() # in full they run once more
+[ "$tier" = all ] || mapfile -t counted < <(sed -n 's/^tests/--ignore=tests/p' scripts/counted.txt)
+step 'processes and engines' many -m "$rest" --durations="$durations" "${counted[@]}"
 mapfile -t of_trainings < <(grep -rl 'mark\.training' tests --include='test_*.py') # to collect all tests again takes long
 step 'trainings' "$bin/python" -m pytest -q -rs -m "$trainings" --durations="$durations" "${of_trainings[@]}"
 if [ "$tier" = all ]; then

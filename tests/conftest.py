@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.engine_fixture import base_image, begin_run, docker_environ, end_run, engine
+from madlite.workspace.gpu_leases import VARIABLE as LEASES
+from tests.engine_fixture import OF_THE_RUN, base_image, begin_run, docker_environ, end_run, engine
 from tests.slurm_fixture import end_shared_cluster, own_slurm, slurm
 from tests.tiers import examples, order
 
@@ -38,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop("COVERAGE_PROCESS_CONFIG", None)  # a worker is counted, what its tests start is not
     else:
         begin_run()
+    # pretended GPUs are the same ones in every test: another worker's are not to be waited for
+    os.environ[LEASES] = f"{os.environ[OF_THE_RUN]}/leases-{os.getpid()}"
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

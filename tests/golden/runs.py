@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from madlite.workspace.gpu_leases import VARIABLE as LEASES
 from tests.engine_fixture import remove_built
 from tests.golden.machines import StandIn
 from tests.golden.tap import Call, Tap
@@ -49,11 +50,11 @@ class Bed:
         """Run one command to its end; of the caller's environment it sees what finds Python's modules."""
         there = self.machines[machine]
         own = {name: os.environ[name] for name in ("PYTHONPATH", "LANG") if name in os.environ}
-        path = f"{there.bin}:{os.environ['PATH']}"
+        path, home = f"{there.bin}:{os.environ['PATH']}", str(folder.parent)
         return subprocess.run(
             there.command(sys.executable, "-m", "madlite", *words),
             cwd=folder,
-            env={**own, "PATH": path, "HOME": str(folder.parent), "DOCKER_HOST": address, **env},
+            env={**own, "PATH": path, "HOME": home, LEASES: f"{home}/leases", "DOCKER_HOST": address, **env},
             capture_output=True,
             text=True,
             errors="replace",
