@@ -22,7 +22,7 @@ SCRIPT = """
 NODE_RANK=${NODE_RANK:-0}
 echo "rank $NODE_RANK of $NNODES meets at $MASTER_ADDR on $SLURMD_NODENAME"
 echo "warning of $NODE_RANK" >&2
-if [ "$NODE_RANK" = "${FAILS:-none}" ]; then echo "RuntimeError: lost on purpose"; exit 7; fi
+if [ "$NODE_RANK" = "${FAILS:-none}" ]; then python3 -c 'raise RuntimeError("lost on purpose")'; exit 7; fi
 if [ -n "${SLEEP:-}" ]; then touch "begun.$NODE_RANK"; sleep "$SLEEP" & wait; fi
 if [ "$NODE_RANK" = 0 ]; then echo "performance: 12.5 tok"; fi
 """
