@@ -26,7 +26,6 @@ IMAGES_VARIABLE = "MADLITE_IMAGE_FOLDER"
 class Container(Protocol):
     """What the containers of one run are; commands are of one node."""
 
-    is_image_file: bool  # whether it starts from a file that is made once of the image
     signals_inside: bool  # whether processes are known by other numbers inside
 
     def step_options(self) -> list[str]:
@@ -53,7 +52,7 @@ def container_name(plan: RunPlan) -> str:
 class NoContainer:
     """Commands of the node itself."""
 
-    is_image_file = signals_inside = False
+    signals_inside = False
 
     def step_options(self) -> list[str]:
         """Return none."""
@@ -123,8 +122,6 @@ class EngineContainer(NoContainer):
 class PyxisContainer(NoContainer):
     """A container of enroot that srun's plugin pyxis starts; under its name it stays as it is while the job goes on."""
 
-    is_image_file = True
-
     def __init__(self, plan: RunPlan, options: Sequence[str], image: str) -> None:
         self._plan, self._options, self._image = plan, options, image
 
@@ -141,8 +138,6 @@ class PyxisContainer(NoContainer):
 
 class ApptainerContainer(NoContainer):
     """A container of Apptainer, one for each action; what an action writes outside of mounts is gone after it."""
-
-    is_image_file = True
 
     def __init__(self, plan: RunPlan, options: Sequence[str], image: str) -> None:
         self._plan, self._options, self._image = plan, options, image

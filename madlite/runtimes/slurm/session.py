@@ -89,7 +89,7 @@ class SlurmSession:
         self._write_environment({})
         if command := self._container.start():
             self._call_all(command, f"container of {self._folder.name} cannot be started")
-        if not isinstance(self._container, NoContainer) or self._container.enter() or self._container.step_options():
+        if self._container.enter() or self._container.step_options():
             self._check_inside()
 
     def close(self) -> None:
