@@ -44,7 +44,7 @@ tree=$(echo "$work"/go/src/k8s.io/kubernetes-*)
 version=v${tree##*-}
 mv "$tree" "$work/go/src/k8s.io/kubernetes"
 cd "$work/go/src/k8s.io/kubernetes"
-export GOROOT=$work/root/usr/lib/go-1.19 GOPATH=$work/go GOCACHE=$work/go-cache GO111MODULE=off CGO_ENABLED=0 GOFLAGS= GOTMPDIR=$work
+export GOROOT=$work/root/usr/lib/go-1.19 GOPATH=$work/go GOCACHE=$work/go-cache GO111MODULE=off CGO_ENABLED=0 GOFLAGS='' GOTMPDIR=$work
 go() { nice -n 10 "$GOROOT/bin/go" "$@"; }
 
 go build -o "$work/openapi-gen" ./vendor/k8s.io/kube-openapi/cmd/openapi-gen
