@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from madlite.cluster.schedulers import Scheduler
     from madlite.cluster.submit import Prepared
     from madlite.cluster.translate import Translation
-    from madlite.model import Json
+    from madlite.model import Json, Result
     from madlite.plan.context import Options
     from madlite.run.screen import Planned
 
@@ -122,10 +122,24 @@ def _deployment(params: dict[str, Any]) -> dict[str, Json]:
     return dict(read_manifest(file, Path.cwd()).deployment)
 
 
-def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any]) -> int:
+class ClusterStudy(Protocol):
+    """Runs of one command that are more than its tags: what they are, and what becomes of their results."""
+
+    def check(self, nodes: int, cluster: str) -> None:
+        """Refuse more nodes than the cluster has."""
+
+    def plan(self, plan: Callable[[Options], list[Planned]], options: Options, study_id: str) -> Sequence[Planned]:
+        """Return the runs, planned with the options of each."""
+
+    def end(self, planned: Sequence[Planned], results: Sequence[Result], options: Options) -> None:
+        """Print what the jobs that have ended come to."""
+
+
+def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None = None) -> int:
     """Plan, submit and follow; return the exit code of the runs, or with --detach 0."""
     from madlite.cluster.file import check_shared
     from madlite.cluster.schedulers import scheduler_of
+    from madlite.cluster.submission import new_submission_id
 
     _refuse(params)
     for text in to.notes:
@@ -138,11 +152,15 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any]) ->
     scheduler = scheduler_of(cluster, options.environ)
     if touch:
         scheduler.check_here()
-    planned, blocked = _plans(plugins, options, params)
-    prepared = _prepare(planned, cluster, scheduler, options, params) if planned else None
+        if study is not None:
+            study.check(len(scheduler.nodes()), cluster.name)
+    submission_id = new_submission_id()
+    planned, blocked = _plans(plugins, options, params, study, submission_id)
+    repeat = params["repeat"] if study is None else None
+    prepared = _prepare(planned, cluster, scheduler, options, submission_id, repeat) if planned else None
     if not touch:
         return _print_scripts(prepared, blocked)
-    return _submit(prepared, blocked, plugins, options, scheduler, params)
+    return _submit(prepared, blocked, plugins, options, scheduler, params, study)
 
 
 def _refuse(params: dict[str, Any]) -> None:
@@ -179,15 +197,18 @@ def _options(params: dict[str, Any], to: Translation, touch: bool) -> Options:
     return replace(options, nodes=nodes, elsewhere=True)
 
 
-def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> tuple[list[Planned], list[Planned]]:
+def _plans(
+    plugins: Plugins, options: Options, params: dict[str, Any], study: ClusterStudy | None, submission_id: str
+) -> tuple[list[Planned], list[Planned]]:
     """Return the plans of jobs, and those that something keeps from starting."""
-    from madlite.cli.planning import plan_all
+    from madlite.cli.planning import planner
     from madlite.results.perfcsv import check_appendable
     from madlite.run.checks import check_plans
     from madlite.workspace.folder import check_runs_folder
 
     touch = not params["dry_run"]
-    planned = plan_all(plugins, options, params, touch=touch, probe=False)
+    plan = planner(plugins, options, params, touch=touch)
+    planned = plan(options) if study is None else study.plan(plan, options, submission_id)
     setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
     for text in warnings:
@@ -200,16 +221,19 @@ def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> tuple[
 
 
 def _prepare(
-    planned: Sequence[Planned], cluster: Cluster, scheduler: Scheduler, options: Options, params: dict[str, Any]
+    planned: Sequence[Planned],
+    cluster: Cluster,
+    scheduler: Scheduler,
+    options: Options,
+    submission_id: str,
+    repeat: int | None,
 ) -> Prepared:
     from madlite.cli.planning import local_secret_sources
-    from madlite.cluster.submission import new_submission_id
     from madlite.cluster.submit import prepare, repeated
     from madlite.files import template_root
 
-    submission_id = new_submission_id()
-    if params["repeat"] is not None:
-        planned = repeated(planned, params["repeat"], submission_id)
+    if repeat is not None:
+        planned = repeated(planned, repeat, submission_id)
     search = [options.workspace / "templates", template_root(setup.home())]
     return prepare(planned, submission_id, cluster, scheduler, options, search, local_secret_sources(options))
 
@@ -232,6 +256,7 @@ def _submit(
     options: Options,
     scheduler: Scheduler,
     params: dict[str, Any],
+    study: ClusterStudy | None,
 ) -> int:
     from madlite.cli.attach import Attached, follow
     from madlite.cli.planning import local_secret_sources
@@ -246,7 +271,10 @@ def _submit(
         if stored is None:
             raise UsageProblem("the submission cannot be read again", "df -h; the disk may be full")
         attached = Attached((stored,), (scheduler,), options, plugins, params["on_interrupt"] or "")
-        return follow(attached, opened, detach=params["detach"]) or code
+        followed = follow(attached, opened, detach=params["detach"])
+    if study is not None and not params["detach"]:
+        study.end([*prepared.planned, *blocked], attached.results, options)
+    return followed or code
 
 
 def _write_blocked(blocked: Sequence[Planned], options: Options, plugins: Plugins) -> int:
