@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,7 +30,7 @@ from madlite.cli.run import preview, run_planned
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
-from madlite.model import Json, Result, Scalar
+from madlite.model import Json, Scalar
 from madlite.run.screen import Planned
 from madlite.study.efficiency import GPUS, NODES, Scaling, scaling_lines
 from madlite.study.scaling import (
@@ -40,7 +41,6 @@ from madlite.study.scaling import (
     order_runs,
     plan_points,
     run_scaling,
-    write_scaling,
 )
 from madlite.workspace.study import SUMMARY, study_path
 
@@ -185,7 +185,7 @@ class ScalingBatch:
         ended = run_scaling(self.planned, study_id, options, plugins, screen, self._journal, settings)
         self.problems = ended.problems
         self.study = {"id": study_id, "kind": "scaling", "scalings": msgspec.to_builtins(ended.scalings)}
-        self.lines = [*_lines(study_id, ended.scalings, options)]
+        self.lines = [*study_lines(study_id, ended.scalings, options.workspace)]
         return ended.runs
 
 
@@ -194,7 +194,6 @@ class ClusterScaling:
 
     def __init__(self, counts: Sequence[int], over: Axis, params: dict[str, Any]) -> None:
         self._counts, self._over, self._params = counts, over, params
-        self._study_id = ""
 
     def check(self, nodes: int, cluster: str) -> None:
         """Refuse more nodes than the cluster has.
@@ -211,22 +210,14 @@ class ClusterScaling:
         Raises:
             UsageProblem: as in `plan_points`.
         """
-        self._study_id = study_id
         with_values = partial(_plan_with, plan, options)
         points = plan_points(self._counts, with_values, strong=self._params["strong"], over=self._over)
         return order_runs(points, study_id, self._params["repeat"] or 1)
 
-    def end(self, planned: Sequence[Planned], results: Sequence[Result], options: Options) -> None:
-        """Write and print what the study came to."""
-        scalings, problems = write_scaling(planned, results, self._study_id, options)
-        for text in problems:
-            setup.warn(text)
-        for text in _lines(self._study_id, scalings, options):
-            echo(text)
 
-
-def _lines(study_id: str, scalings: Sequence[Scaling], options: Options) -> Iterator[str]:
-    where = study_path(options.workspace, study_id).relative_to(options.workspace)
+def study_lines(study_id: str, scalings: Sequence[Scaling], workspace: Path) -> Iterator[str]:
+    """Yield what a study came to, and where more of it is."""
+    where = study_path(workspace, study_id).relative_to(workspace)
     yield f"scaling {study_id}"
     yield from (f"  {text}" for one in scalings for text in scaling_lines(one))
     yield f"  madlite runs --of {study_id}; {where / SUMMARY}; {where / PAGE}"

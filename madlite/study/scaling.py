@@ -6,14 +6,14 @@ compiled kernels are the user's: a steady window begins after what they save.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.model import Cause, Result, Scalar, Study, Value
+from madlite.model import Cause, Scalar, Study, Value
 from madlite.run.batch import Batch, BatchSettings
 from madlite.run.from_plan import copied
 from madlite.run.screen import Planned, RunOutcome, Screen
@@ -22,7 +22,7 @@ from madlite.secrets import masked_json
 from madlite.study.efficiency import GPUS, NODES, Scaling, scalings_of
 from madlite.study.repeat import later_ids
 from madlite.study.scaling_page import render_page
-from madlite.study.summary import samples_of
+from madlite.study.summary import SCALING, samples_of
 from madlite.workspace.study import SUMMARY, StudyFolder
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
 
-KIND = "scaling"
+KIND = SCALING
 PAGE = "scaling.html"
 _BATCH = "global_batch"
 
@@ -192,45 +192,36 @@ def run_scaling(
     Raises:
         UsageProblem: the folder of the study cannot be made; nothing has run.
     """
+    from madlite.run.one import secrets_for
+
     folder = _open_folder(options.workspace, study_id)
     problems = []
     try:
         with Signals() as signals:
             batch = Batch(runs, options, plugins, screen, journal=journal, settings=settings)
             outcome = batch.run(signals)
-        scalings, found = _write(folder, study_id, runs, outcome.results, options)
-        problems += found
+        scalings = scalings_of(samples_of(runs, outcome.results))
+        secrets = [text for one in runs for text in secrets_for(one, options.environ)]
+        problems += _write(folder, study_id, scalings, secrets)
     finally:
         problems.append(folder.close())
     return ScalingOutcome(runs=outcome, scalings=scalings, problems=tuple(filter(None, problems)))
 
 
-def write_scaling(
-    runs: Sequence[Planned], results: Iterable[Result], study_id: str, options: Options
-) -> tuple[tuple[Scaling, ...], tuple[str, ...]]:
-    """Write figures and page of a study whose runs were jobs of a cluster; return the figures, and what went wrong."""
-    folder = _open_folder(options.workspace, study_id)
-    problems: list[str] = []
+def save_scaling(study_id: str, scalings: tuple[Scaling, ...], workspace: Path) -> tuple[str, ...]:
+    """Write figures and page of a study whose runs other processes ran; return what went wrong."""
     try:
-        scalings, problems = _write(folder, study_id, runs, tuple(results), options)
-    finally:
-        problems.append(folder.close())
-    return scalings, tuple(filter(None, problems))
+        folder = StudyFolder.reopen(workspace, study_id, make=True)
+    except BlockingIOError:
+        return ()  # another command that saw the last run end is writing it
+    except OSError as error:
+        return (f"the folder of the study cannot be made: {error.strerror or error}",)
+    return tuple(filter(None, (*_write(folder, study_id, scalings), folder.close())))
 
 
-def _write(
-    folder: StudyFolder, study_id: str, runs: Sequence[Planned], results: Sequence[Result], options: Options
-) -> tuple[tuple[Scaling, ...], list[str]]:
-    from madlite.run.one import secrets_for
-
-    scalings = scalings_of(samples_of(runs, results))
-    secrets = [text for one in runs for text in secrets_for(one, options.environ)]
+def _write(folder: StudyFolder, study_id: str, scalings: tuple[Scaling, ...], secrets: Sequence[str] = ()) -> list[str]:
     content = {"id": study_id, "kind": KIND, "scalings": scalings}
-    written = [
-        folder.write(SUMMARY, masked_json(content, secrets)),
-        folder.write(PAGE, render_page(study_id, scalings)),
-    ]
-    return scalings, written
+    return [folder.write(SUMMARY, masked_json(content, secrets)), folder.write(PAGE, render_page(study_id, scalings))]
 
 
 def _open_folder(workspace: Path, study_id: str) -> StudyFolder:

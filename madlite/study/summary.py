@@ -16,6 +16,8 @@ from madlite.results.record import Record, result_of
 from madlite.run.screen import Planned, pair
 
 CONFIDENCE = 0.95
+SCALING = "scaling"
+"""The kind of the study that has no summary but figures of its own (`efficiency`)."""
 INTERVAL = "Student's t interval of the mean of the runs"
 
 
