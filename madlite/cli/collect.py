@@ -48,7 +48,8 @@ def command(run: tuple[str, ...], output: Path) -> int:
     here = Path.cwd()
     file = here / output
     jobs = None if run else _settle_jobs(output)
-    folders = _folders(run, here)
+    going_on = {folder for one in jobs.settlings for folder in one.open_folders()} if jobs is not None else set()
+    folders = [folder for folder in _folders(run, here) if folder not in going_on]
     if folders:
         check_appendable(file, here)
         make_folder(Path(os.path.realpath(file)))

@@ -243,6 +243,43 @@ def test_an_array_of_twenty_has_twenty_rows(site):
     assert len({row["test_duration"] for row in site.rows()}) > 1
 
 
+def test_a_sweep_that_is_repeated_is_a_study_of_jobs(site):
+    script = 'echo "performance: $(($ROUND * 10)) tok"\n'
+    (site.folder / "scripts/a/run.sh").write_text(script)
+    words = ("--sweep", "env.ROUND=1,2", "--repeat", "2", "--summary-output", "summary.json")
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", *words)
+    assert code == 0, out
+    assert sorted(row["performance"] for row in site.rows()) == ["10", "10", "20", "20"]
+    study = site.submission()
+    assert {(one["study"]["id"], one["study"]["kind"]) for one in site.records()} == {(study, "sweep")}
+    (line,) = re.findall(r"^ +env\.ROUND=2 +20 .*$", out, re.MULTILINE)
+    assert "n 2" in line and line.endswith("<- best")
+    shown = site.call("runs", "--of", study)[1]
+    assert line in shown
+    stored = json.loads((site.folder / f"madlite_runs/study-{study}/study.json").read_text())
+    assert [one["succeeded"] for one in stored["series"]] == [2, 2]
+    summary = json.loads((site.folder / "summary.json").read_text())
+    assert summary["run_phase"]["total_runs"] == 4 and summary["study"]["id"] == study
+
+
+def test_a_job_tries_its_run_again_after_a_failure_that_passes(site):
+    (site.folder / "scripts/a/run.sh").write_text(
+        f"if [ ! -e {site.folder}/tried ]; then\n"
+        f"  touch {site.folder}/tried\n"
+        '  echo "requests.exceptions.ConnectionError: HTTPSConnectionPool: Max retries exceeded" >&2\n'
+        "  exit 1\n"
+        "fi\n"
+        "echo performance: 7 tok\n"
+    )
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", "--retry", "2", "--retry-wait", "0")
+    assert code == 0, out
+    (row,) = site.rows()
+    assert (row["status"], row["performance"]) == ("SUCCESS", "7")
+    first, second = site.records()
+    assert first["attempt"]["next"] == second["id"]
+    assert [one["run"] for one in second["attempt"]["earlier"]] == [first["id"]]
+
+
 @pytest.mark.full
 def test_a_dead_slurmd_loses_no_run(tmp_path, own_slurm):
     site = Site(tmp_path, own_slurm)
@@ -286,5 +323,23 @@ def test_a_job_that_is_queued_again_does_not_measure_a_second_time(site):
     assert started.returncode == 3, out
     (row,) = site.rows()
     (record,) = site.records()
-    assert row["status"] == "FAILURE" and record["cause"] in ("preempted", "interrupted"), out
-    assert "queued again" in record["reason"] or "terminated" in record["reason"], record["reason"]
+    assert row["status"] == "FAILURE" and record["cause"] == "preempted", out
+    assert "queued again" in record["reason"], record["reason"]
+
+
+@pytest.mark.full
+def test_with_retry_a_job_that_is_queued_again_measures_again_and_has_one_row(site):
+    (site.folder / "scripts/a/run.sh").write_text(
+        f"[ -e {site.folder}/tried ] || {{ touch {site.folder}/tried; sleep 100; }}\necho performance: 7 tok\n"
+    )
+    started = site.start("run", "--cluster", "lab", "--tags", "a", "--retry", "1")
+    wait_until(lambda: (site.folder / "tried").exists(), "the run has begun")
+    (job,) = site.jobs()
+    site.slurm.checked("scontrol", "requeue", job)
+    out, _ = started.communicate(timeout=280)
+    assert started.returncode == 0, out
+    (row,) = site.rows()
+    assert (row["status"], row["performance"]) == ("SUCCESS", "7")
+    first, second = site.records()
+    assert (first["attempt"]["next"], first["rows"]) == (second["id"], None)
+    assert "was cut off" not in site.call("clean")[1]
