@@ -118,6 +118,12 @@ class Cluster:
         return 201, made
 
     def patch(self, plural: str, name: str, body: dict) -> tuple[int, dict]:
+        if plural == "pods":
+            if name not in self.pods:
+                return 404, _status(404, f'pods "{name}" not found')
+            found = self.pods[name].body
+            found["metadata"]["annotations"] = body["metadata"]["annotations"]
+            return 200, found
         found = self.objects[plural, name]
         found["spec"] = {**found["spec"], **body.get("spec", {})}
         if plural in ("jobs", "jobsets") and not found["spec"].get("suspend"):
@@ -236,6 +242,18 @@ class Cluster:
         status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [{"state": state}]}
         pod.body["status"] = {**status, **pod.body["status"].pop("after", {})}
         pod.over.set()
+        self._end_job(pod.body["metadata"]["ownerReferences"][0])
+
+    def _end_job(self, owner: dict) -> None:
+        """Note at a Job that it is over, as its controller does."""
+        with self.lock:
+            job = self.objects.get(("jobs", owner["name"]))
+            own = [one.body for one in self.pods.values() if one.body["metadata"]["ownerReferences"] == [owner]]
+            phases = {one["status"]["phase"] for one in own}
+            if job is None or not phases <= {"Succeeded", "Failed"}:
+                return
+            kind = "Failed" if "Failed" in phases else "Complete"
+            job["status"] = {"conditions": [{"type": kind, "status": "True"}]}
 
     def _end(self, pod: Pod, grace_s: int | None) -> None:
         grace = pod.body["spec"]["terminationGracePeriodSeconds"] if grace_s is None else grace_s
