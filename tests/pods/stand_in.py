@@ -67,7 +67,7 @@ class Cluster:
         self._seen: dict[str, str] = {}
         self.lock = threading.RLock()
         self.closed = threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), make_handler(self))
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
@@ -231,8 +231,8 @@ class Cluster:
         return text
 
     def _value(self, one: dict) -> str:
-        if "value" in one:
-            return one["value"].replace("$$(", "$(")
+        if "valueFrom" not in one:  # a server leaves an empty value out
+            return one.get("value", "").replace("$$(", "$(")
         reference = one["valueFrom"]["secretKeyRef"]
         return base64.b64decode(self.objects["secrets", reference["name"]]["data"][reference["key"]]).decode()
 
@@ -297,7 +297,9 @@ def _selected(query: dict[str, str], body: dict) -> bool:
     )
 
 
-def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
+def make_handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
+    """Return what answers for a cluster, and for the logs of its kubelets."""
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -322,6 +324,8 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                 if planned[0] in f"{self.command} {url.path}":
                     cluster.answers.remove(planned)
                     return self.answer(planned[1], _status(planned[1], planned[2]))
+            if url.path.startswith("/containerLogs/"):  # as an API server asks a kubelet
+                return self.log(url.path.split("/")[3], query)
             if self.headers.get("Authorization") != "Bearer t0ken":
                 return self.answer(401, _status(401, "Unauthorized"))
             if url.path == "/version":
