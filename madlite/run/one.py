@@ -150,8 +150,10 @@ def claimed(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[RunPlan
     with ExitStack() as stack:
         with _as_runtime_problem(plan):
             stack.enter_context(locked_results(plan, keep_waiting))
-            name, lock = claim_model_dir(plan)
-            stack.callback(_release, plan, name, lock)
+            name = plan.model_dir
+            if plan.traits.shares_files:
+                name, lock = claim_model_dir(plan)
+                stack.callback(_release, plan, name, lock)
         yield bind_model_dir(plan, name)
 
 
