@@ -19,6 +19,7 @@ from madlite.cli import setup
 from madlite.cli.options import Command, interrupt_option, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
+from madlite.study.summary import SCALING
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -216,8 +217,10 @@ class Attached:
     def finish(self) -> None:
         """Print what the studies came to whose runs all have come to their end, and write it."""
         for one in self.settlings:
-            if one.stored.submission.study and not one.stored.open_runs:
-                self._finish_study(one.stored.submission.id, one.workspace)
+            named = one.stored.submission
+            if named.study and not one.stored.open_runs:
+                finish = self._finish_scaling if named.study == SCALING else self._finish_study
+                finish(named.id, one.workspace)
 
     def _finish_study(self, study_id: str, workspace: Path) -> None:
         from madlite.cli.repeat import study_lines, summary_of_runs
@@ -231,6 +234,21 @@ class Attached:
             echo(text)
         if problem := save_summary(summary, workspace):
             setup.warn(problem)
+
+    def _finish_scaling(self, study_id: str, workspace: Path) -> None:
+        from madlite.cli.repeat import records_of
+        from madlite.cli.scaling import study_lines
+        from madlite.study.efficiency import scalings_of
+        from madlite.study.scaling import save_scaling
+        from madlite.study.summary import samples_of_records
+
+        scalings = scalings_of(samples_of_records(records_of(workspace, study_id)))
+        problems = save_scaling(study_id, scalings, workspace)
+        self.study = {"id": study_id, "kind": SCALING, "scalings": msgspec.to_builtins(scalings)}
+        for text in study_lines(study_id, scalings, workspace):
+            echo(text)
+        for text in problems:
+            setup.warn(text)
 
     def exit_code(self) -> int:
         """Return the exit code of the runs that have come to their end."""

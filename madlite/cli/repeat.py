@@ -111,12 +111,17 @@ def summary_of(records: Sequence[Record]) -> StudySummary | None:
 
 def summary_of_runs(workspace: Path, study_id: str) -> StudySummary | None:
     """Return what a repeat or a sweep came to, by the records of its runs; None where they are of neither."""
+    return summary_of(records_of(workspace, study_id))
+
+
+def records_of(workspace: Path, study_id: str) -> list[Record]:
+    """Return the records of a study's runs that have ended."""
     from madlite.reports.ledger import Ledger, RunFilter
 
     with Ledger.open(workspace / RUNS) as ledger:
         ledger.refresh()
         found = ledger.opened([run.folder.name for run in ledger.newest(RunFilter(of=study_id), 0)])
-    return summary_of([run.record for run in found if run.state in (*Status,)])
+    return [run.record for run in found if run.state in (*Status,)]
 
 
 def study_lines(summary: StudySummary) -> Iterator[str]:

@@ -482,13 +482,14 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: Unfinish
     from madlite.results.header import new_columns
     from madlite.run.collect import collect_recoverable
     from madlite.run.recovery.leftovers import end_orphans
-    from madlite.run.recovery.unfinished import append_pending
+    from madlite.run.recovery.unfinished import append_pending, complete_side_files
 
     workspace, output = options.workspace, options.output_target or options.output
     yield from end_orphans(workspace, options.environ, runtimes)
     if options.rows:
         begin = new_columns(options.contract)
         yield from append_pending(workspace, output, begin)
+        yield from complete_side_files(workspace)
         yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 from msgspec.structs import replace
@@ -126,7 +126,17 @@ def _deployment(params: dict[str, Any]) -> dict[str, Json]:
     return dict(read_manifest(file, Path.cwd()).deployment)
 
 
-def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any]) -> int:
+class ClusterStudy(Protocol):
+    """Runs of one command that are more than its tags; what they come to is told as their records have it."""
+
+    def check(self, nodes: int, cluster: str) -> None:
+        """Refuse more nodes than the cluster has."""
+
+    def plan(self, plan: Callable[[Options], list[Planned]], options: Options, study_id: str) -> Sequence[Planned]:
+        """Return the runs, planned with the options of each."""
+
+
+def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None = None) -> int:
     """Plan, submit and follow; return the exit code of the runs, or with --detach 0."""
     from madlite.cluster.file import check_shared
     from madlite.cluster.schedulers import scheduler_of
@@ -143,8 +153,10 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any]) ->
     scheduler = scheduler_of(cluster, options.environ)
     if touch:
         scheduler.check_here()
+        if study is not None:
+            study.check(len(scheduler.nodes()), cluster.name)
     submission_id = new_submission_id()
-    planned = _plans(plugins, options, params, submission_id)
+    planned = _plans(plugins, options, params, submission_id, study)
     jobs, blocked = _split(planned)
     prepared = _prepare(jobs, submission_id, cluster, scheduler, options, params) if jobs else None
     if not touch:
@@ -187,9 +199,11 @@ def _options(params: dict[str, Any], to: Translation, touch: bool) -> Options:
     return replace(options, nodes=nodes, elsewhere=True)
 
 
-def _plans(plugins: Plugins, options: Options, params: dict[str, Any], submission_id: str) -> list[Planned]:
+def _plans(
+    plugins: Plugins, options: Options, params: dict[str, Any], submission_id: str, own: ClusterStudy | None
+) -> list[Planned]:
     """Return the plans of the runs, those of a study under the submission's id."""
-    from madlite.cli.planning import plan_points
+    from madlite.cli.planning import plan_points, planner
     from madlite.results.perfcsv import check_appendable
     from madlite.run.checks import check_plans
     from madlite.study.repeat import plan_repeat
@@ -197,7 +211,10 @@ def _plans(plugins: Plugins, options: Options, params: dict[str, Any], submissio
     from madlite.workspace.folder import check_runs_folder
 
     touch = not params["dry_run"]
-    planned = plan_points(plugins, options, params, touch)
+    if own is None:
+        planned: Sequence[Planned] = plan_points(plugins, options, params, touch)
+    else:
+        planned = own.plan(planner(plugins, options, params, touch), options, submission_id)
     setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
     for text in warnings:
@@ -205,6 +222,8 @@ def _plans(plugins: Plugins, options: Options, params: dict[str, Any], submissio
     if touch:
         check_runs_folder(options.workspace)
         check_appendable(options.output, options.workspace)
+    if own is not None:
+        return list(planned)
     if params["repeat"] is None:
         return with_study_id(planned, submission_id)
     return [*plan_repeat(planned, submission_id, params["repeat"], own_caches=False).runs]

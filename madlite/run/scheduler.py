@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import cached_property
 from itertools import islice
 
 from msgspec.structs import replace
@@ -54,6 +55,17 @@ class Start(Value, frozen=True):
     def gpu_ids(self) -> tuple[int, ...]:
         """The GPUs that it uses."""
         return tuple(index for index in self.job.allowed if index in self.leased)[: self.job.gpus]
+
+
+class Outlook(Value, frozen=True):
+    """The GPUs that a waiting run can count on: those of its batch, and those that nobody has.
+
+    `is_blocked` says that what may be there for long keeps so many of the others that it cannot start before that goes:
+    a killed run's remains, or foreign processes that are left alone.
+    """
+
+    usable: frozenset[int]
+    is_blocked: bool
 
 
 class Waiting(Value, frozen=True):
@@ -103,10 +115,26 @@ class GpuPool:
             self._foreign, self._foreign_at_s = dict(self._in_use()), time.monotonic()
         return self._foreign
 
-    def take(self, job: Job, *, passes: bool) -> tuple[int, ...] | None:
+    def outlook(self, job: Job) -> Outlook:
+        """Return what a run that waits can count on, so that others pass it without being what it waits for."""
+        others = [index for index in job.allowed if index not in self._mine]
+        states = dict(zip(others, self._leases.states([self._names[index] for index in others]), strict=True))
+        held = {index for index, state in states.items() if state.locked}
+        stays = {index for index in others if index in self._foreign and index not in held}
+        stays |= {
+            index
+            for index, state in states.items()
+            if not state.locked and state.holder is not None and self._remains(state.holder)
+        }
+        return Outlook(
+            usable=frozenset(job.allowed) - held - stays, is_blocked=len(job.allowed) - len(stays) < job.gpus
+        )
+
+    def take(self, job: Job, *, passes: bool, spared: Collection[int] = ()) -> tuple[int, ...] | None:
         """Return GPUs for a run, leased; None where there are not enough.
 
-        Where a run `passes` another one, that one keeps the turn and what it has so far, and this one nothing.
+        Where a run `passes` another one, that one keeps the turn and what it has so far, and this one nothing.  Of
+        the `spared` it gets none that are kept.
 
         Raises:
             UsageProblem: the folder of leases cannot be used.
@@ -114,6 +142,7 @@ class GpuPool:
         self.waiting = None
         wanted = len(self.every) if job.exclusive else job.gpus
         free = self.free(self.every if job.exclusive else job.allowed)
+        free = [index for index in free if index not in spared or index not in self._mine]
         had_turn = self._turn is not None
         if len(free) < wanted or len(free := self._without_foreign(free, wanted)) < wanted or not self._have_turn():
             return None
@@ -242,11 +271,22 @@ class _Running:
         self.beside: dict[str, None] = {}  # runs at the same time, in the order in which they met
 
 
+class _First:
+    """The first of the runs that wait for GPUs, and what it can count on, looked at once others may pass it."""
+
+    def __init__(self, job: Job, pool: GpuPool | None) -> None:
+        self.job, self._pool = job, pool
+
+    @cached_property
+    def outlook(self) -> Outlook:
+        return self._pool.outlook(self.job) if self._pool is not None else Outlook(usable=frozenset(), is_blocked=False)
+
+
 class Scheduler:
     """Gives the jobs of a batch to threads that run them, one after another as each can start; safe from any thread.
 
-    `cpu_slots` is how many runs without a GPU go on at once.  `on_wait` gets why no run can start as long as that is
-    for other processes, and "" when one can.
+    `cpu_slots` is how many runs without a GPU go on at once; `is_over` says that none starts any more.  `on_wait` gets
+    why no run can start as long as that is for other processes, and "" when one can.
     """
 
     def __init__(
@@ -265,7 +305,7 @@ class Scheduler:
         self._condition = threading.Condition()
         self._running: dict[int, _Running] = {}
         self._in_order = in_order
-        self._is_over = self._is_polling = False
+        self.is_over = self._is_polling = False
         self._shown = ""
 
     def take(self) -> Start | None:
@@ -275,7 +315,7 @@ class Scheduler:
             UsageProblem: the folder of leases cannot be used.
         """
         with self._condition:
-            while self._waiting and not self._is_over:
+            while self._waiting and not self.is_over:
                 if (start := self._next()) is not None:
                     self._show("")
                     self._condition.notify_all()  # another one of them may have waited for other processes
@@ -312,7 +352,7 @@ class Scheduler:
     def stop(self) -> None:
         """Start no other run; what goes on is not touched."""
         with self._condition:
-            self._is_over = True
+            self.is_over = True
             if self._pool is not None:
                 self._pool.let_go()
             self._condition.notify_all()
@@ -352,7 +392,7 @@ class Scheduler:
 
     def _next(self) -> Start | None:
         """Start the first of the waiting runs that can; None where none can now."""
-        first: Job | None = None  # that waits for GPUs
+        first: _First | None = None  # that waits for GPUs
         waited: Waiting | None = None
         keys = {key for one in self._running.values() for key in one.start.job.keys}
         for at, job in enumerate(self._waiting[: 1 if self._in_order else _LOOK_AHEAD]):
@@ -362,7 +402,7 @@ class Scheduler:
                 return self._start(at, leased, first)
             elif self._needs_gpus(job):
                 waited = waited or (self._pool.waiting if self._pool is not None else None)
-                first = first or job
+                first = first or _First(job, self._pool)
         if self._pool is not None:
             self._pool.waiting = waited
         return None
@@ -370,19 +410,23 @@ class Scheduler:
     def _needs_gpus(self, job: Job) -> bool:
         return self._pool is not None and (job.gpus > 0 or job.exclusive)
 
-    def _room_for(self, job: Job, first: Job | None) -> tuple[int, ...] | None:
+    def _room_for(self, job: Job, first: _First | None) -> tuple[int, ...] | None:
         """Return the GPUs that a run can start with now, none for one that needs none; None where it cannot."""
         if self._pool is None or not self._needs_gpus(job):
             without = sum(not one.start.leased for one in self._running.values())
             return () if without < self._cpu_slots else None
-        if first is not None and not self._may_pass(first, job):
-            return None
-        return self._pool.take(job, passes=first is not None)
+        if first is None:
+            return self._pool.take(job, passes=False)
+        if first.outlook.is_blocked or self._ends_before(first, job):
+            return self._pool.take(job, passes=True)
+        if self._leaves_enough(first, job):  # in the end: what the first keeps would be missed meanwhile
+            return self._pool.take(job, passes=True, spared=first.job.allowed)
+        return None
 
-    def _start(self, at: int, leased: tuple[int, ...], first: Job | None) -> Start:
+    def _start(self, at: int, leased: tuple[int, ...], first: _First | None) -> Start:
         job = self._waiting.pop(at)
         start = Start(job=job, leased=leased)
-        begun = _Running(start, self._clock(), first.position if first is not None and leased else None)
+        begun = _Running(start, self._clock(), first.job.position if first is not None and leased else None)
         if self._pool is not None:
             begun.beside.update(dict.fromkeys(self._pool.beside()))
         for one in self._running.values():
@@ -392,31 +436,30 @@ class Scheduler:
         self._running[job.position] = begun
         return start
 
-    def _may_pass(self, first: Job, job: Job) -> bool:
-        """Return whether a run may start before the first that waits for GPUs, and will not be what it waits for."""
-        if self._pool is None:
-            return True
-        shared = set(first.allowed)
-        passing = [one for one in self._running.values() if one.passed == first.position]
-        used = sum(len(shared.intersection(one.start.leased)) for one in passing)
-        if len(shared) - used - job.gpus >= first.gpus:
-            return True
+    def _leaves_enough(self, first: _First, job: Job) -> bool:
+        """Return whether the first that waits will have enough GPUs of those it can count on without a run's."""
+        passing = [one for one in self._running.values() if one.passed == first.job.position]
+        used = sum(len(first.outlook.usable.intersection(one.start.leased)) for one in passing)
+        return len(first.outlook.usable) - used - job.gpus >= first.job.gpus
+
+    def _ends_before(self, first: _First, job: Job) -> bool:
+        """Return whether a run will have ended when the first that waits has its GPUs, as far as that is known."""
         begins_s = self._begins_s(first)
         return begins_s is not None and job.expected_s is not None and job.expected_s <= begins_s
 
-    def _begins_s(self, first: Job) -> float | None:
+    def _begins_s(self, first: _First) -> float | None:
         """Return in how many seconds a run will have its GPUs; None where that is not known."""
-        free = len(self._pool.free(first.allowed)) if self._pool is not None else 0
+        free = len(self._pool.free(first.outlook.usable)) if self._pool is not None else 0
         ends: list[tuple[float, int]] = []
         for one in self._running.values():
-            if not (count := len(set(first.allowed).intersection(one.start.leased))):
+            if not (count := len(first.outlook.usable.intersection(one.start.leased))):
                 continue
             if one.start.job.expected_s is None:
                 return None
             ends.append((one.began_s + one.start.job.expected_s - self._clock(), count))
         for left_s, count in sorted(ends):
             free += count
-            if free >= first.gpus:
+            if free >= first.job.gpus:
                 return left_s
         return None
 

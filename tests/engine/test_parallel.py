@@ -10,10 +10,13 @@ import subprocess
 import sys
 import sysconfig
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from madlite.results.locked import locked
+from madlite.workspace.gpu_leases import LeaseFolder
 from tests.engine.checkout import Checkout
 from tests.waiting import wait_until
 
@@ -171,6 +174,28 @@ def test_too_many_failures_start_no_other_run_and_the_summary_names_those(machin
     assert [(one["model"], one["status"]) for one in failed] == [
         ("bad", "FAILURE"), ("x", "NOT_STARTED"), ("y", "NOT_STARTED"),
     ]  # fmt: skip
+
+
+@pytest.mark.host
+def test_no_run_gets_the_gpus_of_one_that_failed_too_much_however_long_its_row_takes(machine):
+    machine.gpu_card("bad", 8, f"{until('go')}; exit 7")
+    machine.gpu_card("x", 8)
+    perf = machine.folder / "perf.csv"
+    perf.write_text("model,performance,metric,status\n")
+
+    def is_decided() -> bool:
+        """Whether the GPUs of the first are free again, or the second has them."""
+        with closing(LeaseFolder(machine.seen.parent / "leases")) as leases:
+            return not any(one.locked for one in leases.states(leases.names())) or len(machine.events("begin")) > 1
+
+    with machine.start("--tags", "bad,x", "--parallel", "auto", "--fail-fast", *QUICK) as one:
+        wait_until(lambda: machine.events("begin"), "the first run")
+        with locked(perf):
+            (machine.seen / "go").touch()
+            wait_until(is_decided, "the end of the first run")
+        said = one.stdout.read()
+    assert one.returncode == 3 and "never started: x" in said, said
+    assert [row["model"] for row in machine.rows] == ["bad"]
 
 
 @pytest.mark.host

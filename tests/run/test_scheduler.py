@@ -142,6 +142,44 @@ def test_what_another_process_has_is_waited_for_and_whoever_waits_for_many_is_no
         assert other.take(job(8, 1), passes=False) == (0,)
 
 
+def test_gpus_of_another_process_are_none_that_a_waiting_run_is_passed_for(folder):
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        other.take(job(90, 4), passes=False), other.take(job(91, 1), passes=False)
+        machine = Machine([job(0, 4), *(job(n, 1) for n in range(1, 9))], pool)
+        assert machine.fill() == [], "three are free, and another process has the others for as long as it likes"
+        other.give_back((4,))
+        assert machine.fill() == [0]
+
+
+def test_what_a_waiting_run_keeps_is_for_nobody_else_but_who_ends_before_it_begins(folder):
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        other.take(job(90, 2), passes=False), other.take(job(91, 1), passes=False)
+        machine = Machine([job(0, 2, 100)], pool)
+        assert machine.fill() == [0]
+        machine.scheduler._waiting = [job(1, 4, 50), job(2, 1, 200)]
+        assert machine.fill() == [], "three are kept; two more will be there in 100 s, unless another process is sooner"
+        machine.scheduler._waiting.append(job(3, 1, 60))
+        assert machine.fill() == [3]
+        machine.end(3)
+        other.give_back((2,))
+        assert machine.fill() == [1]
+
+
+def test_a_run_that_a_killed_one_keeps_waiting_is_passed_until_that_is_gone(folder):
+    left = {"r9": "pid 99"}
+    with closing(pool_of(folder, remains=lambda holder: left.get(holder.run, ""))) as pool:
+        killed = pool_of(folder)
+        killed.take(job(9, 1), passes=False)
+        for lease in killed._mine.values():
+            lease.leave()  # as the kernel does
+        machine = Machine([job(0, 8), job(1, 4), job(2, 4), job(3, 4)], pool)
+        assert machine.fill() == [1]
+        left.clear()
+        assert machine.fill() == [], "nothing but the batch's own runs keeps the first now"
+        machine.end(1)
+        assert machine.fill() == [0]
+
+
 def test_what_a_killed_run_left_keeps_its_gpu_and_nothing_else(folder):
     left = {"r7": "pid 99"}
     with closing(pool_of(folder, remains=lambda holder: left.get(holder.run, ""))) as pool:
