@@ -187,6 +187,7 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     params["machine"] = cluster.machine
     nodes = params["nodes"] or to.nodes or 1
     options = setup.make_options(params, touch)
+    options = replace(options, environ={**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler})
     return scheduler.adjust(replace(options, nodes=nodes, elsewhere=True))
 
 
