@@ -220,6 +220,10 @@ def _client(settings: KubernetesSettings) -> tuple[Any, str]:
         from kubernetes import client, config
     except ImportError:
         raise RuntimeProblem("the client of Kubernetes is not installed", _HINT, cause=Cause.ENGINE) from None
+    from urllib3 import disable_warnings
+    from urllib3.exceptions import InsecureRequestWarning
+
+    disable_warnings(InsecureRequestWarning)  # of each call, where the kubeconfig says that it is wanted
     file, context = settings.kubeconfig or None, settings.context or None
     try:
         made = config.new_client_from_config(config_file=file, context=context, persist_config=False)
