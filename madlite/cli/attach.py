@@ -474,5 +474,3 @@ def _say_left(attached: Attached) -> None:
     ids = " ".join(one.stored.submission.id for one in attached.settlings if one.stored.open_runs)
     if ids:
         echo_on(f"what is open stays so; madlite attach {ids} follows it, madlite collect writes rows of what is over")
-            f"what is open stays so; madlite attach {ids} follows it, madlite collect writes the rows of what is over"
-        )
