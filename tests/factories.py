@@ -30,6 +30,7 @@ WINDOW = Window(
 
 
 HOST = Traits(containerised=False)
+SLURM = Traits(containerised=False, local=False)
 
 
 def id_of(workspace: Path) -> str:

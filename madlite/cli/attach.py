@@ -13,18 +13,20 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from madlite.cli import setup
 from madlite.cli.options import Command, interrupt_option, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
+from madlite.study.summary import SCALING
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.cluster.follow import RunState, Settling
     from madlite.cluster.schedulers import Scheduler
     from madlite.cluster.submission import OpenSubmission, Stored
-    from madlite.model import Result
+    from madlite.model import Json, Result
     from madlite.plan.context import Options
     from madlite.run.collect import Collected
 
@@ -132,6 +134,7 @@ class Attached:
         self.on_interrupt = on_interrupt
         self.results: list[Result] = []
         self.failed = False
+        self.study: Json = None  # what the last study that came to its end did
         self._shown: str = ""
         self._told: set[str] = set()
         self._steps_s = 0.0
@@ -210,6 +213,42 @@ class Attached:
             jobs = jobs_of(one.states())
             if jobs:
                 one.scheduler.cancel(jobs)
+
+    def finish(self) -> None:
+        """Print what the studies came to whose runs all have come to their end, and write it."""
+        for one in self.settlings:
+            named = one.stored.submission
+            if named.study and not one.stored.open_runs:
+                finish = self._finish_scaling if named.study == SCALING else self._finish_study
+                finish(named.id, one.workspace)
+
+    def _finish_study(self, study_id: str, workspace: Path) -> None:
+        from madlite.cli.repeat import study_lines, summary_of_runs
+        from madlite.study.repeat import save_summary
+
+        summary = summary_of_runs(workspace, study_id)
+        if summary is None:
+            return
+        self.study = msgspec.to_builtins(summary)
+        for text in (*study_lines(summary), f"  madlite runs --of {study_id}"):
+            echo(text)
+        if problem := save_summary(summary, workspace):
+            setup.warn(problem)
+
+    def _finish_scaling(self, study_id: str, workspace: Path) -> None:
+        from madlite.cli.repeat import records_of
+        from madlite.cli.scaling import study_lines
+        from madlite.study.efficiency import scalings_of
+        from madlite.study.scaling import save_scaling
+        from madlite.study.summary import samples_of_records
+
+        scalings = scalings_of(samples_of_records(records_of(workspace, study_id)))
+        problems = save_scaling(study_id, scalings, workspace)
+        self.study = {"id": study_id, "kind": SCALING, "scalings": msgspec.to_builtins(scalings)}
+        for text in study_lines(study_id, scalings, workspace):
+            echo(text)
+        for text in problems:
+            setup.warn(text)
 
     def exit_code(self) -> int:
         """Return the exit code of the runs that have come to their end."""
@@ -301,6 +340,7 @@ def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) ->
             _print_jobs(one.stored)
         if detach and not stop():
             attached.settle()  # what was refused has its row
+            attached.finish()
             return attached.exit_code()
         return _follow(attached, stop)
 
@@ -338,7 +378,8 @@ def _follow(attached: Attached, stop: _Stop) -> int:
 
 
 def _end(attached: Attached, number: int | None) -> int:
-    """Name what is open, and return the exit code: of a signal, of what was left, or of the runs."""
+    """Name what is open and what studies came to; return the exit code of a signal, of what is left, or of the runs."""
+    attached.finish()
     if attached.has_left:
         _say_left(attached)
     if number is not None:
@@ -391,6 +432,7 @@ def settle_now(attached: Attached) -> None:
     while attached.has_ended() and time.monotonic() < until_s:  # its files may be seen here a moment later
         time.sleep(_TICK_S)
         attached.settle()
+    attached.finish()
     for one in attached.settlings:
         if one.stored.open_runs:
             echo(f"submission {one.stored.submission.id}: {summary_text(one.states())}; madlite jobs lists them")
@@ -406,6 +448,7 @@ def cancel_and_collect(attached: Attached) -> int:
             time.sleep(_TICK_S)
             attached.poll()
             attached.settle()
+    attached.finish()
     if stop() or attached.has_left:
         _say_left(attached)
     return (

@@ -25,7 +25,7 @@ COMMANDS = {
     "run": ("madlite.cli.run", "Run the models that tags select and append their results to perf.csv."),
     "scaling": (
         "madlite.cli.scaling",
-        "Run a tag on several numbers of GPUs: throughput per GPU and in total, speedup, efficiency.",
+        "Run a tag on several numbers of GPUs or nodes: throughput per GPU and in total, speedup, efficiency.",
     ),
     "tune": (
         "madlite.cli.tune",

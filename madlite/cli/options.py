@@ -461,16 +461,22 @@ interrupt_option = click.option(
     help="What a signal does with the jobs.  [default: a terminal asks; else INT, TERM cancel, HUP leaves]",
 )
 """Add --on-interrupt."""
-cluster_options = _group(
-    click.option(
-        "--cluster", default="", metavar="NAME", help="Run as jobs of this cluster of cluster.toml.  [$MADLITE_CLUSTER]"
-    ),
-    click.option("--nodes", type=whole_number(1), metavar="N", help="With --cluster: nodes of each run.  [default: 1]"),
+_CLUSTER = click.option(
+    "--cluster", default="", metavar="NAME", help="Run as jobs of this cluster of cluster.toml.  [$MADLITE_CLUSTER]"
+)
+_JOBS = (
     click.option("--exclude", multiple=True, metavar="NODE,…", help="With --cluster: no job on these nodes."),
     click.option("--detach", is_flag=True, help="With --cluster: print the jobs and do not wait; madlite attach does."),
     interrupt_option,
 )
+cluster_options = _group(
+    _CLUSTER,
+    click.option("--nodes", type=whole_number(1), metavar="N", help="With --cluster: nodes of each run.  [default: 1]"),
+    *_JOBS,
+)
 """Add the options of runs that are jobs of a cluster."""
+cluster_study_options = _group(_CLUSTER, *_JOBS)
+"""Add the same of a study that varies the nodes."""
 sweep_options = _group(
     click.option(
         "--sweep",

@@ -17,14 +17,17 @@ from madlite.errors import MadliteError, UsageProblem
 from madlite.files import exists, is_file, template_root
 from madlite.machine.fabric import find_fabric
 from madlite.plan.actions import TOOLS, list_tools, make_toolset
-from madlite.plan.context import REMOTE_KEYS, Context, Options
+from madlite.plan.context import REMOTE_KEYS, Context, Options, context_on
+from madlite.plan.inputs import RUNS
 from madlite.plan.manifest_text import context_over
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.recipe_file import refuse_other_cards
+from madlite.plan.values import canonical_key
 from madlite.run.checks import why_unreachable
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
 from madlite.run.planning import BatchInputs, plan_runs
+from madlite.run.resume import follow_cut_off
 from madlite.run.screen import Planned
 from madlite.runtimes.kubernetes.settings import RUNTIME as KUBERNETES
 from madlite.workspace.folder import new_run_id
@@ -154,11 +157,11 @@ def local_secret_sources(options: Options) -> dict[str, str]:
 
 @contextmanager
 def plan_of_file(
-    file: Path, plugins: Plugins, options: Options, touch: bool
+    file: Path, plugins: Plugins, options: Options, touch: bool, *, again: bool = False
 ) -> Iterator[tuple[Planned, Options, tuple[str, ...]]]:
     """Yield the plan of a file bound to this machine, its options, and the differences as sentences.
 
-    Without `touch` it is not to be run, and has its own id.
+    Without `touch` it is not to be run, and has its own id.  `again` takes the place of its run that was cut off.
 
     Raises:
         MadliteError: it is no plan file, or cannot run here; nothing has been touched but its claim on an id.
@@ -166,10 +169,15 @@ def plan_of_file(
     saved = read_plan_file(file, local_secret_sources(options))
     environ = planned_environ(saved, options.environ)
     options = msgspec.structs.replace(options, environ=environ, command=saved.command or options.command)
-    machine = setup.find_machine(Context(values=saved.context), "")
+    context = context_on(saved.context, f"plan file {file}", Context(), ())
+    kubernetes = setup.kubernetes_settings(context)
+    machine = setup.find_machine(context, kubernetes.machine if kubernetes else "")
     setup.print_problems(machine.problems)
     with claimed_id(saved, options.workspace) if touch else nullcontext(saved.plan.id) as run_id:
-        one = bind_plan(saved, run_id, options, machine, plugins, setup.make_runtimes(plugins))
+        runtimes = setup.make_runtimes(plugins, kubernetes, options.environ)
+        one = bind_plan(saved, run_id, options, machine, plugins, runtimes)
+        if again and run_id != saved.plan.id:
+            follow_cut_off(options.workspace / RUNS / saved.plan.id, run_id)
         notes = differences(saved, one.plan, options, plugins, lambda name: setup.find_card(name, options.workspace))
         yield one, options, tuple(notes)
 
@@ -185,6 +193,26 @@ def plan_all(
         MadliteError: something cannot be used; nothing has been touched.
     """
     return planner(plugins, options, params, touch, probe)(options)
+
+
+def plan_points(plugins: Plugins, options: Options, params: dict[str, Any], touch: bool = False) -> Sequence[Planned]:
+    """Return the plans of a command's tags or manifest, with `--sweep` those of each point.
+
+    Raises:
+        MadliteError: something cannot be used, or a point cannot be planned; nothing has been touched.
+    """
+    if not params["sweep"]:
+        return plan_all(plugins, options, params, touch)
+    from madlite.study.sweep import plan_sweep, sweep_points
+
+    points = sweep_points(params["sweep"], zipped=params["zip_values"])
+    for key, _ in options.sets:
+        if canonical_key(key) in points[0]:
+            raise UsageProblem(f"--set {key} beside --sweep, which sets it", f"leave --set {key} out")
+    plan = planner(plugins, options, params, touch)
+    return plan_sweep(
+        points, lambda values: plan(msgspec.structs.replace(options, sets=(*options.sets, *values.items())))
+    )
 
 
 def planner(

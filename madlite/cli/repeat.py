@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from madlite.cli.format import span_text
-from madlite.model import Json
+from madlite.model import Json, Status
+from madlite.plan.inputs import RUNS
 from madlite.study.efficiency import scaling_lines, scalings_of
 from madlite.study.repeat import KIND, Repeat, plan_repeat, run_repeat
 from madlite.study.scaling import KIND as SCALING
@@ -36,11 +38,12 @@ def preview_repeat(planned: Sequence[Planned], params: dict[str, Any]) -> tuple[
 
     repeat = plan_repeat(planned, BatchJournal().id, params["repeat"], cold=params["cold"])
     lines = ["# --- order of the runs", *(f"warm-up  {one.plan.card.name}" for one in repeat.warm_ups)]
-    lines += [f"{n}/{len(repeat.runs)}  {_place(one)}" for n, one in enumerate(repeat.runs, 1)]
+    lines += [f"{n}/{len(repeat.runs)}  {place_text(one)}" for n, one in enumerate(repeat.runs, 1)]
     return repeat.firsts, lines
 
 
-def _place(one: Planned) -> str:
+def place_text(one: Planned) -> str:
+    """Return what a run measures, and as which of a study: `my_model · pretrain  (run 2 of 5, caches warm)`."""
     plan, study = one.plan, one.plan.study
     varied = point_text(study.varied) if study is not None else ""
     names = (plan.card.name, *((plan.variant.mode, plan.variant.precision) if plan.variant else ()))
@@ -86,18 +89,44 @@ class RepeatBatch:
 
 
 def statistics_of(records: Sequence[Record]) -> list[str]:
-    """Return the statistics of the runs of one repeat or scaling as lines; none where they are not all of one."""
+    """Return the statistics of the runs of one repeat, sweep or scaling as lines; none where they are of several."""
     studies = {(one.study.id, one.study.kind) for one in records if one.study is not None}
     if len(studies) != 1 or any(one.study is None for one in records):
         return []
     ((study_id, kind),) = studies
-    samples = list(samples_of_records(records))
     if kind == SCALING:
-        return [f"{kind} {study_id}", *(f"  {text}" for one in scalings_of(samples) for text in scaling_lines(one))]
-    if not samples or kind not in (KIND, SWEEP):
-        return []
-    summary = summarise(study_id, kind, samples)
-    return [*summary_lines(summary)] if kind == KIND else [*swept_lines(summary)]
+        scalings = scalings_of(list(samples_of_records(records)))
+        return [f"{kind} {study_id}", *(f"  {text}" for one in scalings for text in scaling_lines(one))]
+    summary = summary_of(records)
+    return [*study_lines(summary)] if summary is not None else []
+
+
+def summary_of(records: Sequence[Record]) -> StudySummary | None:
+    """Return what the runs of one repeat or sweep came to; None of others."""
+    study, samples = records[0].study if records else None, list(samples_of_records(records))
+    if study is None or not samples or study.kind not in (KIND, SWEEP):
+        return None
+    return summarise(study.id, study.kind, samples)
+
+
+def summary_of_runs(workspace: Path, study_id: str) -> StudySummary | None:
+    """Return what a repeat or a sweep came to, by the records of its runs; None where they are of neither."""
+    return summary_of(records_of(workspace, study_id))
+
+
+def records_of(workspace: Path, study_id: str) -> list[Record]:
+    """Return the records of a study's runs that have ended."""
+    from madlite.reports.ledger import Ledger, RunFilter
+
+    with Ledger.open(workspace / RUNS) as ledger:
+        ledger.refresh()
+        found = ledger.opened([run.folder.name for run in ledger.newest(RunFilter(of=study_id), 0)])
+    return [run.record for run in found if run.state in (*Status,)]
+
+
+def study_lines(summary: StudySummary) -> Iterator[str]:
+    """Yield what a repeat or a sweep came to."""
+    return summary_lines(summary) if summary.kind == KIND else swept_lines(summary)
 
 
 def summary_lines(summary: StudySummary) -> Iterator[str]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import click
 import msgspec
-from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import closing_lines
@@ -53,8 +52,6 @@ from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Result, RunPlan
 from madlite.plan.actions import bind_model_dir
-from madlite.plan.inputs import RUNS
-from madlite.plan.values import canonical_key
 from madlite.run.one import secrets_for
 from madlite.run.screen import Planned
 from madlite.secrets import Redactor
@@ -86,6 +83,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Run this plan of `madlite plan`.",
 )
+@click.option("--again", is_flag=True, hidden=True, help="With --plan: in place of its run that was cut off.")
 @click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite collect`.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print script and container request, and touch nothing.")
 @live_option
@@ -155,6 +153,8 @@ def _check_options(params: dict[str, Any]) -> None:
     _check_several(params)
     if params["zip_values"] and not params["sweep"]:
         raise UsageProblem("--zip without --sweep: there is nothing to pair", "add --sweep KEY=A,B")
+    if params["again"] and not (params["plan_file"] is not None and params["no_rows"]):
+        raise click.UsageError("--again takes the place of a plan's run in its job: use it with --plan and --no-rows")
     if params["sweep"] and params["plan_file"] is not None:
         raise UsageProblem("--sweep beside --plan: a plan is frozen", "leave one of them out")
 
@@ -169,34 +169,18 @@ def _only_one(files: Sequence[Path]) -> Path | None:
 @contextmanager
 def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> Iterator[tuple[Sequence[Planned], Options]]:
     """Yield the plans to run, of tags, a manifest or a plan file, and the options that they run with."""
-    from madlite.cli.planning import plan_of_file
+    from madlite.cli.planning import plan_of_file, plan_points
 
     touch, file = not params["dry_run"], params["plan_file"]
     if file is None:
-        yield _plan_tags(plugins, options, params, touch), options
+        yield plan_points(plugins, options, params, touch), options
         return
     if touch:
         setup.copy_model_dir(plugins, None)
-    with plan_of_file(file, plugins, options, touch) as (one, own_options, notes):
+    with plan_of_file(file, plugins, options, touch, again=params["again"]) as (one, own_options, notes):
         for text in notes:
             setup.warn(text)
         yield [one], own_options
-
-
-def _plan_tags(plugins: Plugins, options: Options, params: dict[str, Any], touch: bool) -> Sequence[Planned]:
-    """Return the plans of the command's tags or manifest, with --sweep those of each point."""
-    from madlite.cli.planning import plan_all, planner
-
-    if not params["sweep"]:
-        return plan_all(plugins, options, params, touch)
-    from madlite.study.sweep import plan_sweep, sweep_points
-
-    points = sweep_points(params["sweep"], zipped=params["zip_values"])
-    for key, _ in options.sets:
-        if canonical_key(key) in points[0]:
-            raise UsageProblem(f"--set {key} beside --sweep, which sets it", f"leave --set {key} out")
-    plan = planner(plugins, options, params, touch)
-    return plan_sweep(points, lambda values: plan(replace(options, sets=(*options.sets, *values.items()))))
 
 
 def refuse_with_plan(ctx: click.Context) -> None:
@@ -251,13 +235,13 @@ def run_planned(
     `make_batch` makes the batch of them once they were checked, else the options decide.
     """
     from madlite.cli.screens import make_screen
-    from madlite.cli.summary import BatchFiles
+    from madlite.cli.summary import BatchFiles, against_baseline
     from madlite.results.locked import make_folder
     from madlite.run.checks import check_plans
     from madlite.run.resume import inputs_of_all
 
     batch_before = unfinished(options.workspace) if params.get("resume") else None
-    against = _against(params, options)
+    against = against_baseline(params, options)
     check_start(planned, options)
     notes = len(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
@@ -297,12 +281,7 @@ def run_planned(
     finally:
         screen.close()
         sink.close()
-    folders = (options.workspace / RUNS / result.plan_id for result in outcome.results)
-    failed_gate = against is not None and against.show(folders)
-    if failed_gate and outcome.exit_code is ExitCode.OK and not batch.failed:
-        return int(ExitCode.RESULT_CHECK_FAILED)
-    only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
-    return int(ExitCode.RUN_FAILED if batch.failed and only_builds else outcome.exit_code)
+    return batch.exit_code(outcome, against)
 
 
 _BY_SIGNAL = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP)
@@ -461,12 +440,13 @@ def _check_several(params: dict[str, Any]) -> None:
         raise UsageProblem(f"--fail-fast is --max-failures 1, not {params['max_failures']}", "leave one of them out")
     if params["parallel"] in (None, 1):
         return
-    why = "each run is to have the machine to itself" if params["exclusive"] else ""
-    if params["repeat"] is not None:
-        why = "the runs of a series would disturb each other"
-    if why:
-        option = "--repeat" if params["repeat"] is not None else "--exclusive"
-        raise UsageProblem(f"--parallel beside {option}: {why}", f"leave --parallel or {option} out")
+    for option, is_there, why in (
+        ("--repeat", params["repeat"] is not None, "the runs of a series would disturb each other"),
+        ("--exclusive", params["exclusive"], "each run is to have the machine to itself"),
+        ("--keep-alive", params["keep_alive"], "what a run leaves running would be on the GPUs of the next one"),
+    ):
+        if is_there:
+            raise UsageProblem(f"--parallel beside {option}: {why}", f"leave --parallel or {option} out")
 
 
 def _make_settle(params: dict[str, Any]) -> Settle | None:
@@ -486,15 +466,6 @@ def _compare(plugins: Plugins, plan: RunPlan, result: Result) -> str:
     return compare_planned(plugins, plan.workspace, plan, result)
 
 
-def _against(params: dict[str, Any], options: Options) -> AgainstBaseline | None:
-    """Return what the runs are compared with when they have ended."""
-    if not params["baseline"]:
-        return None
-    from madlite.cli.compare import AgainstBaseline
-
-    return AgainstBaseline(params["baseline"], params["fail_on"], options.workspace)
-
-
 def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[str]) -> None:
     for text in problems:
         screen.warn(text)
@@ -512,13 +483,14 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: Unfinish
     from madlite.results.header import new_columns
     from madlite.run.collect import collect_recoverable
     from madlite.run.recovery.leftovers import end_orphans
-    from madlite.run.recovery.unfinished import append_pending
+    from madlite.run.recovery.unfinished import append_pending, complete_side_files
 
     workspace, output = options.workspace, options.output_target or options.output
     yield from end_orphans(workspace, options.environ, runtimes)
     if options.rows:
         begin = new_columns(options.contract)
         yield from append_pending(workspace, output, begin)
+        yield from complete_side_files(workspace)
         yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
 
 

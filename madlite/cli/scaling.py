@@ -1,10 +1,12 @@
-"""`madlite scaling`: one tag on several numbers of GPUs, and how its number scales."""
+"""`madlite scaling`: one tag on several numbers of GPUs or nodes, and how its number scales."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +16,7 @@ from madlite.cli import setup
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
+    cluster_study_options,
     common_options,
     live_option,
     scaling_options,
@@ -29,8 +32,16 @@ from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
 from madlite.model import Json, Scalar
 from madlite.run.screen import Planned
-from madlite.study.efficiency import GPUS, scaling_lines
-from madlite.study.scaling import PAGE, PlannedPoint, order_runs, plan_points, run_scaling
+from madlite.study.efficiency import GPUS, NODES, Scaling, scaling_lines
+from madlite.study.scaling import (
+    PAGE,
+    Axis,
+    PlannedPoint,
+    check_nodes,
+    order_runs,
+    plan_points,
+    run_scaling,
+)
 from madlite.workspace.study import SUMMARY, study_path
 
 if TYPE_CHECKING:
@@ -51,7 +62,8 @@ _REFUSED = {
 @tag_words
 @tags_option
 @cards_option
-@click.option("--gpus", "counts", required=True, metavar="LIST", help="Numbers of GPUs to run on: 1,2,4,8.")
+@click.option("--gpus", "counts", default="", metavar="LIST", help="Numbers of GPUs to run on: 1,2,4,8.")
+@click.option("--nodes", "node_counts", default="", metavar="LIST", help="Numbers of nodes to run on: 1,2,4.")
 @click.option("--strong", is_flag=True, help="Keep the global batch; else each GPU keeps its work (weak scaling).")
 @click.option("-n", "--dry-run", is_flag=True, help="Print script and container request of each, and touch nothing.")
 @live_option
@@ -59,33 +71,42 @@ _REFUSED = {
 @scaling_options
 @batch_options
 @turn_options
+@cluster_study_options
 @common_options
 def command(**params: Any) -> int:
-    """Run a tag on several numbers of GPUs: throughput per GPU and in total, speedup, efficiency.
+    """Run a tag on several numbers of GPUs or nodes: throughput per GPU and in total, speedup, efficiency.
 
     \b
     madlite scaling my_model --gpus 1,2,4,8
     madlite scaling my_model --gpus 1,8 --repeat 3
     madlite scaling my_model --gpus 2,4,8 --strong --set global_batch=64
+    salloc -N4 --exclusive madlite scaling my_model --nodes 1,2,4
+    madlite scaling my_model --nodes 1,2,4 --cluster mi300
     """
+    from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster, translated
     from madlite.results.batch_journal import BatchJournal
 
+    over, counts = _wanted(params)
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     for name, (option, why) in _REFUSED.items():
         if params[name]:
             raise UsageProblem(f"{option} in a scaling study: {why}", f"leave {option} out")
     if params["machine"] and not params["dry_run"]:
         raise click.UsageError("--machine only pretends: use it with --dry-run")
-    counts = _counts(params["counts"])
+    _refuse_set(params["sets"], over)
     plugins = setup.load(params["no_plugins"], params["verbose"])
+    if (to := translated(named_cluster(params), params)) is not None:
+        params["nodes"] = max(counts) if over == NODES else None
+        return run_on_cluster(to, plugins, params, ClusterScaling(counts, over, params))
+    refuse_without_cluster(params)
     touch = not params["dry_run"]
     options = setup.make_options(params, touch)
-    if any(key == GPUS for key, _ in options.sets):
-        raise UsageProblem(f"--set {GPUS} beside --gpus, which sets it", f"leave --set {GPUS} out")
+    if over == NODES and options.nodes:
+        check_nodes(counts, options.nodes, f"allocation {os.environ.get('SLURM_JOB_ID', '')}".rstrip())
     with ExitStack() as opened:
         journal = opened.enter_context(BatchJournal(options.workspace, options.command)) if touch else None
         plan = partial(_plan_with, planner(plugins, options, params, touch), options)
-        points = plan_points(counts, plan, strong=params["strong"])
+        points = plan_points(counts, plan, strong=params["strong"], over=over)
         setup.print_problems(plugins.problems)
         if journal is None:
             return _preview(points, options, params)
@@ -93,7 +114,28 @@ def command(**params: Any) -> int:
         return run_planned(planned, options, plugins, params, journal, ScalingBatch)
 
 
-def _counts(text: str) -> list[int]:
+def _wanted(params: dict[str, Any]) -> tuple[Axis, list[int]]:
+    """Return what varies, and its numbers.
+
+    Raises:
+        UsageProblem: neither or both are named, or a list has something else than numbers.
+    """
+    gpus, nodes = params["counts"], params["node_counts"]
+    if gpus and nodes:
+        what = f"--gpus {gpus} beside --nodes {nodes}: a study varies one of them"
+        raise UsageProblem(what, f"--nodes {nodes} --set {GPUS}=8 gives each node 8 GPUs")
+    if not (gpus or nodes):
+        raise UsageProblem("scaling over what? neither --gpus nor --nodes is there", "--gpus 1,2,4,8")
+    return (NODES, _counts(nodes, "--nodes", "nodes")) if nodes else (GPUS, _counts(gpus, "--gpus", "GPUs"))
+
+
+def _refuse_set(sets: Sequence[str], over: Axis) -> None:
+    option = "--nodes" if over == NODES else "--gpus"
+    if any(text.partition("=")[0].strip() == over for text in sets):
+        raise UsageProblem(f"--set {over} beside {option}, which sets it", f"leave --set {over} out")
+
+
+def _counts(text: str, option: str, what: str) -> list[int]:
     """Return the numbers of a list.
 
     Raises:
@@ -102,14 +144,15 @@ def _counts(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if not (word.isascii() and word.isdigit() and len(word) < 7):
-            raise UsageProblem(f"--gpus {text!r}: {word!r} is no number of GPUs", "--gpus 1,2,4,8")
+            raise UsageProblem(f"{option} {text!r}: {word!r} is no number of {what}", f"{option} 1,2,4,8")
     return [int(word) for word in words]
 
 
 def _plan_with(plan: Any, options: Options, values: Mapping[str, Scalar]) -> Sequence[Planned]:
     """Return the runs of the command with more values, which win over the command's own."""
-    sets = (*options.sets, *((key, str(value)) for key, value in values.items()))
-    made: Sequence[Planned] = plan(msgspec.structs.replace(options, sets=sets))
+    nodes = int(values.get(NODES, options.nodes))
+    sets = (*options.sets, *((key, str(value)) for key, value in values.items() if key != NODES))
+    made: Sequence[Planned] = plan(msgspec.structs.replace(options, sets=sets, nodes=nodes))
     return made
 
 
@@ -142,8 +185,39 @@ class ScalingBatch:
         ended = run_scaling(self.planned, study_id, options, plugins, screen, self._journal, settings)
         self.problems = ended.problems
         self.study = {"id": study_id, "kind": "scaling", "scalings": msgspec.to_builtins(ended.scalings)}
-        where = study_path(options.workspace, study_id).relative_to(options.workspace)
-        self.lines = [f"scaling {study_id}"]
-        self.lines += [f"  {text}" for one in ended.scalings for text in scaling_lines(one)]
-        self.lines.append(f"  madlite runs --of {study_id}; {where / SUMMARY}; {where / PAGE}")
+        self.lines = [*study_lines(study_id, ended.scalings, options.workspace)]
         return ended.runs
+
+
+class ClusterScaling:
+    """A scaling study whose runs are jobs of a cluster, one of each point."""
+
+    def __init__(self, counts: Sequence[int], over: Axis, params: dict[str, Any]) -> None:
+        self._counts, self._over, self._params = counts, over, params
+
+    def check(self, nodes: int, cluster: str) -> None:
+        """Refuse more nodes than the cluster has.
+
+        Raises:
+            UsageProblem: it has not so many.
+        """
+        if self._over == NODES:
+            check_nodes(self._counts, nodes, f"cluster '{cluster}'")
+
+    def plan(self, plan: Callable[[Options], list[Planned]], options: Options, study_id: str) -> Sequence[Planned]:
+        """Return the runs of all points.
+
+        Raises:
+            UsageProblem: as in `plan_points`.
+        """
+        with_values = partial(_plan_with, plan, options)
+        points = plan_points(self._counts, with_values, strong=self._params["strong"], over=self._over)
+        return order_runs(points, study_id, self._params["repeat"] or 1)
+
+
+def study_lines(study_id: str, scalings: Sequence[Scaling], workspace: Path) -> Iterator[str]:
+    """Yield what a study came to, and where more of it is."""
+    where = study_path(workspace, study_id).relative_to(workspace)
+    yield f"scaling {study_id}"
+    yield from (f"  {text}" for one in scalings for text in scaling_lines(one))
+    yield f"  madlite runs --of {study_id}; {where / SUMMARY}; {where / PAGE}"

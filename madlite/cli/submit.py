@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 from msgspec.structs import replace
@@ -16,13 +16,14 @@ from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
+    from madlite.cli.attach import Attached
     from madlite.cluster.file import Cluster
     from madlite.cluster.schedulers import Scheduler
     from madlite.cluster.submit import Prepared
     from madlite.cluster.translate import Translation
     from madlite.model import Json
     from madlite.plan.context import Options
-    from madlite.run.screen import Planned
+    from madlite.run.screen import Planned, RunOutcome
 
 # Options of `run` that say nothing of a run that is a job, and why.
 _REFUSED = {
@@ -38,13 +39,16 @@ _REFUSED = {
     "exclusive": ("--exclusive", "exclusive in the cluster file gives a job its nodes alone"),
     "fail_fast": ("--fail-fast", "the jobs are queued together"),
     "max_failures": ("--max-failures", "the jobs are queued together"),
-    "sweep": ("--sweep", "give each point as a command of its own, with --set and --detach"),
     "resume": ("--resume", "the jobs of a command that was cut off go on: madlite jobs, attach, collect"),
-    "retry": ("--retry", "the scheduler queues a job again"),
     "oom_fallback": ("--oom-fallback", "a job runs one plan"),
+    "build_on_compute": ("--build-on-compute", "madlite prepare or build makes images before the jobs"),
+}
+# What is done when the runs have ended, which a command with --detach does not wait for.
+_REFUSED_DETACHED = {
     "baseline": ("--baseline", "madlite compare compares once the rows are there"),
     "summary_output": ("--summary-output", "madlite runs --json has what became of the runs"),
-    "build_on_compute": ("--build-on-compute", "madlite prepare or build makes images before the jobs"),
+    "fail_on_suspect": ("--fail-on-suspect", "no run has ended"),
+    "cleanup_perf": ("--cleanup-perf", "no run has ended"),
 }
 
 
@@ -122,10 +126,21 @@ def _deployment(params: dict[str, Any]) -> dict[str, Json]:
     return dict(read_manifest(file, Path.cwd()).deployment)
 
 
-def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any]) -> int:
+class ClusterStudy(Protocol):
+    """Runs of one command that are more than its tags; what they come to is told as their records have it."""
+
+    def check(self, nodes: int, cluster: str) -> None:
+        """Refuse more nodes than the cluster has."""
+
+    def plan(self, plan: Callable[[Options], list[Planned]], options: Options, study_id: str) -> Sequence[Planned]:
+        """Return the runs, planned with the options of each."""
+
+
+def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None = None) -> int:
     """Plan, submit and follow; return the exit code of the runs, or with --detach 0."""
     from madlite.cluster.file import check_shared
     from madlite.cluster.schedulers import scheduler_of
+    from madlite.cluster.submission import new_submission_id
 
     _refuse(params)
     for text in to.notes:
@@ -138,17 +153,22 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any]) ->
     scheduler = scheduler_of(cluster, options.environ)
     if touch:
         scheduler.check_here()
-    planned, blocked = _plans(plugins, options, params)
-    prepared = _prepare(planned, cluster, scheduler, options, params) if planned else None
+        if study is not None:
+            study.check(len(scheduler.nodes()), cluster.name)
+    submission_id = new_submission_id()
+    planned = _plans(plugins, options, params, submission_id, study)
+    jobs, blocked = _split(planned)
+    prepared = _prepare(jobs, submission_id, cluster, scheduler, options, params) if jobs else None
     if not touch:
         return _print_scripts(prepared, blocked)
     return _submit(prepared, blocked, plugins, options, scheduler, params)
 
 
 def _refuse(params: dict[str, Any]) -> None:
-    for name, (option, why) in _REFUSED.items():
+    for name, (option, why) in {**_REFUSED, **(_REFUSED_DETACHED if params["detach"] else {})}.items():
         if params.get(name):
-            raise UsageProblem(f"{option} beside --cluster: {why}", f"leave {option} out")
+            beside = "--cluster" if name in _REFUSED else "--detach"
+            raise UsageProblem(f"{option} beside {beside}: {why}", f"leave {option} out")
 
 
 def _with_excluded(cluster: Cluster, params: dict[str, Any]) -> Any:
@@ -172,22 +192,29 @@ def _options(params: dict[str, Any], to: Translation, touch: bool) -> Options:
     options = setup.make_options(params, touch)
     from madlite.runtimes.slurm.containers import ON_STEPS, VARIABLE
 
-    if cluster.container:
-        options = replace(options, environ={**options.environ, VARIABLE: cluster.container})
+    environ = {**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler}
+    options = replace(options, environ=environ | ({VARIABLE: cluster.container} if cluster.container else {}))
     if not options.runtime and (nodes > 1 or cluster.container in ON_STEPS):
         options = replace(options, runtime=_RUNTIME)
     return replace(options, nodes=nodes, elsewhere=True)
 
 
-def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> tuple[list[Planned], list[Planned]]:
-    """Return the plans of jobs, and those that something keeps from starting."""
-    from madlite.cli.planning import plan_all
+def _plans(
+    plugins: Plugins, options: Options, params: dict[str, Any], submission_id: str, own: ClusterStudy | None
+) -> list[Planned]:
+    """Return the plans of the runs, those of a study under the submission's id."""
+    from madlite.cli.planning import plan_points, planner
     from madlite.results.perfcsv import check_appendable
     from madlite.run.checks import check_plans
+    from madlite.study.repeat import plan_repeat
+    from madlite.study.sweep import with_study_id
     from madlite.workspace.folder import check_runs_folder
 
     touch = not params["dry_run"]
-    planned = plan_all(plugins, options, params, touch=touch, probe=False)
+    if own is None:
+        planned: Sequence[Planned] = plan_points(plugins, options, params, touch)
+    else:
+        planned = own.plan(planner(plugins, options, params, touch), options, submission_id)
     setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
     for text in warnings:
@@ -195,33 +222,53 @@ def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> tuple[
     if touch:
         check_runs_folder(options.workspace)
         check_appendable(options.output, options.workspace)
+    if own is not None:
+        return list(planned)
+    if params["repeat"] is None:
+        return with_study_id(planned, submission_id)
+    return [*plan_repeat(planned, submission_id, params["repeat"], own_caches=False).runs]
+
+
+def _split(planned: Sequence[Planned]) -> tuple[list[Planned], list[Planned]]:
+    """Return the plans of jobs, and those that something keeps from starting."""
     blocked = [one for one in planned if one.plan.blocked is not None]
     return [one for one in planned if one.plan.blocked is None], blocked
 
 
 def _prepare(
-    planned: Sequence[Planned], cluster: Cluster, scheduler: Scheduler, options: Options, params: dict[str, Any]
+    planned: Sequence[Planned],
+    submission_id: str,
+    cluster: Cluster,
+    scheduler: Scheduler,
+    options: Options,
+    params: dict[str, Any],
 ) -> Prepared:
     from madlite.cli.planning import local_secret_sources
-    from madlite.cluster.submission import new_submission_id
-    from madlite.cluster.submit import prepare, repeated
+    from madlite.cluster.submission import Retries
+    from madlite.cluster.submit import prepare
     from madlite.files import template_root
 
-    submission_id = new_submission_id()
-    if params["repeat"] is not None:
-        planned = repeated(planned, params["repeat"], submission_id)
     search = [options.workspace / "templates", template_root(setup.home())]
-    return prepare(planned, submission_id, cluster, scheduler, options, search, local_secret_sources(options))
+    sources = local_secret_sources(options)
+    retries = Retries(count=params["retry"], wait_s=params["retry_wait"])
+    return prepare(planned, submission_id, cluster, scheduler, options, search, sources, retries)
 
 
 def _print_scripts(prepared: Prepared | None, blocked: Sequence[Planned]) -> int:
+    from madlite.cli.repeat import place_text
+
     for one in blocked:
         if one.plan.blocked is not None:
             setup.warn(f"{one.plan.card.name}: would not start: {one.plan.blocked.reason}")
-    if prepared is not None:
-        for number, text in prepared.scripts.items():
-            echo(f"# --- job {number} of {len(prepared.scripts)}")
-            echo(text)
+    if prepared is None:
+        return int(ExitCode.OK)
+    if len(prepared.planned) > 1:
+        echo(f"# --- {len(prepared.planned)} runs")
+        for number, one in enumerate(prepared.planned, 1):
+            echo(f"# {number}: {place_text(one)}")
+    for number, text in prepared.scripts.items():
+        echo(f"# --- job {number} of {len(prepared.scripts)}")
+        echo(text)
     return int(ExitCode.OK)
 
 
@@ -235,31 +282,51 @@ def _submit(
 ) -> int:
     from madlite.cli.attach import Attached, follow
     from madlite.cli.planning import local_secret_sources
+    from madlite.cli.summary import BatchFiles, against_baseline
     from madlite.cluster.submission import folder_of, read_stored
     from madlite.cluster.submit import write
 
-    code = _write_blocked(blocked, options, plugins) if blocked else int(ExitCode.OK)
-    if prepared is None:
-        return code
-    with write(prepared, options, plugins, local_secret_sources(options)) as opened:
-        stored = read_stored(folder_of(options.workspace, prepared.submission.id))
-        if stored is None:
-            raise UsageProblem("the submission cannot be read again", "df -h; the disk may be full")
-        attached = Attached((stored,), (scheduler,), options, plugins, params["on_interrupt"] or "")
-        return follow(attached, opened, detach=params["detach"]) or code
+    against = against_baseline(params, options)
+    files = BatchFiles([*(prepared.planned if prepared is not None else ()), *blocked], options, params)
+    files.begin()
+    outcome = _write_blocked(blocked, options, plugins)
+    attached = None
+    if prepared is not None:
+        with write(prepared, options, plugins, local_secret_sources(options)) as opened:
+            stored = read_stored(folder_of(options.workspace, prepared.submission.id))
+            if stored is None:
+                raise UsageProblem("the submission cannot be read again", "df -h; the disk may be full")
+            attached = Attached((stored,), (scheduler,), options, plugins, params["on_interrupt"] or "")
+            code = follow(attached, opened, detach=params["detach"]) or int(outcome.exit_code)
+        if params["detach"]:
+            return code
+        outcome = _whole(outcome, attached, code)
+    for text in files.close(outcome, attached.study if attached is not None else None):
+        setup.warn(text)
+    return files.exit_code(outcome, against)
 
 
-def _write_blocked(blocked: Sequence[Planned], options: Options, plugins: Plugins) -> int:
+def _whole(blocked: RunOutcome, attached: Attached, code: int) -> RunOutcome:
+    """Return the outcome of all runs: what could not start, and what became of the jobs."""
+    left = [run.card for one in attached.settlings for run in one.stored.open_runs]
+    results = (*blocked.results, *attached.results)
+    return replace(blocked, results=results, not_started=(*blocked.not_started, *left), exit_code=ExitCode(code))
+
+
+def _write_blocked(blocked: Sequence[Planned], options: Options, plugins: Plugins) -> RunOutcome:
     """Write the rows of plans that something keeps from starting; no job is needed for them."""
     import sys
 
     from madlite.cli.screens import Sink, make_screen
     from madlite.run.batch import run_batch
+    from madlite.run.screen import RunOutcome
 
+    if not blocked:
+        return RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=False)
     try:
-        return int(run_batch(blocked, options, plugins, screen).exit_code)
+        return run_batch(blocked, options, plugins, screen)
     finally:
         screen.close()
         sink.close()

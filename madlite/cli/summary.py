@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from madlite.cli.arguments import MANIFEST
 from madlite.cli.planning import is_manifest, save_manifest
-from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.files import exists
 from madlite.model import Json, Result, RunPlan, Status
+from madlite.plan.inputs import RUNS
 from madlite.results.locked import check_writable
 
 if TYPE_CHECKING:
+    from madlite.cli.compare import AgainstBaseline
     from madlite.plan.context import Options
     from madlite.run.screen import Planned, RunOutcome
 
@@ -197,6 +199,15 @@ class BatchFiles:
             self.failed = True
         return tuple(filter(None, problems))
 
+    def exit_code(self, outcome: RunOutcome, against: AgainstBaseline | None) -> int:
+        """Print what the runs compare with, and return the exit code of the command; after `close`."""
+        folders = (self._options.workspace / RUNS / result.plan_id for result in outcome.results)
+        failed_gate = against is not None and against.show(folders)
+        if failed_gate and outcome.exit_code is ExitCode.OK and not self.failed:
+            return int(ExitCode.RESULT_CHECK_FAILED)
+        only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
+        return int(ExitCode.RUN_FAILED if self.failed and only_builds else outcome.exit_code)
+
     def _write_summary(self, outcome: RunOutcome) -> None:
         if self._summary is None:
             return
@@ -213,3 +224,16 @@ class BatchFiles:
     def _clean_up(self, outcome: RunOutcome) -> None:
         if self._given["cleanup_perf"]:
             remove_entries(self._options.workspace)
+
+
+def against_baseline(params: dict[str, Any], options: Options) -> AgainstBaseline | None:
+    """Return what the runs of a command are compared with when they have ended.
+
+    Raises:
+        UsageProblem: nothing is named so, or a gate is none.
+    """
+    if not params["baseline"]:
+        return None
+    from madlite.cli.compare import AgainstBaseline
+
+    return AgainstBaseline(params["baseline"], params["fail_on"], options.workspace)

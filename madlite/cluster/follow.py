@@ -23,7 +23,7 @@ from madlite.model import Cause, Runtime, Status, Value
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.results.stored import load_result
-from madlite.run.collect import Collected, collect_all
+from madlite.run.collect import Collected, attempts_of, collect_all
 from madlite.run.screen import Screen
 from madlite.safe_read import read_regular
 from madlite.workspace.folder import (
@@ -35,7 +35,7 @@ from madlite.workspace.folder import (
     is_uncollected,
     read_progress,
 )
-from madlite.workspace.journal import now
+from madlite.workspace.journal import now, read_run
 
 UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
 POLL_S = 10.0  # between two questions to the scheduler
@@ -98,6 +98,10 @@ class Settling:
         if self._failures[run.id] >= _TRIES:
             return False
         return bool(self.stored.job_of(run) or self.stored.state_of(run).refused or self.stored.is_submitting())
+
+    def open_folders(self) -> frozenset[Path]:
+        """Return the folders of the attempts of open runs."""
+        return frozenset(folder for run in self.stored.open_runs for folder in self._attempts(run))
 
     def reload(self) -> None:
         """Read the submission again: another process may have added to it."""
@@ -180,7 +184,7 @@ class Settling:
             submitting = self.stored.is_submitting() or script.begun
             return RunState(run=run, job="", word="submitting" if submitting else "not submitted")
         state = self.queue.get(job, JobState())
-        progress = read_progress(self.workspace / RUNS / run.id) if state.state in ("RUNNING", "COMPLETING") else None
+        progress = read_progress(self._attempts(run)[-1]) if state.state in ("RUNNING", "COMPLETING") else None
         return RunState(run=run, job=job, word=state.state or "over", state=state, progress=progress)
 
     def _tell_waiting(self) -> None:
@@ -193,11 +197,13 @@ class Settling:
 
     def _settle(self, run: JobRun) -> Collected | None:
         """Return what became of a run; None where it goes on."""
-        folder = self.workspace / RUNS / run.id
+        attempts = self._attempts(run)
+        folder = attempts[-1]
         if exists(folder / RECORD):
             return Collected(run_id=run.id, message="collected already")
         if exists(folder / RESULT):
-            return self._collect(run, folder) if is_uncollected(folder) else None
+            waits = self.stored.job_of(run) in self.queue and bool(read_run(folder).next)  # for its next attempt
+            return self._collect(run, attempts) if is_uncollected(folder) and not waits else None
         script = self.stored.state_of(run)
         if script.refused:
             return self._fail(run, refused_end(*_message_and_hint(script.refused)))
@@ -206,18 +212,27 @@ class Settling:
             return None
         if job in self.queue:
             return self._cancel_never(run, job)
-        return self._fail_over(run, job, folder)
+        return self._fail_over(run, job, attempts)
 
-    def _collect(self, run: JobRun, folder: Path) -> Collected | None:
+    def _attempts(self, run: JobRun) -> tuple[Path, ...]:
+        """Return the folders of a run's attempts; the first one's also where it is not there yet."""
+        folder = self.workspace / RUNS / run.id
+        return (attempts_of(folder) if self.stored.submission.retries.count else ()) or (folder,)
+
+    def _collect(self, run: JobRun, attempts: Sequence[Path]) -> Collected | None:
+        folder = attempts[-1]
         with suppress(RecordError, OSError):
             record = load_result(folder).record
             if record.status is Status.FAILURE and record.ended_by is Cause.INTERRUPTED and self.stored.job_of(run):
                 state = self._end(self.stored.job_of(run))
                 if state is None:
                     return None  # it is not over yet, or the cluster does not answer
-                if state.state not in ("", "COMPLETED", "FAILED"):
+                if state.restarts or state.state not in ("", "COMPLETED", "FAILED"):
                     name_end(folder, end_of(state, self.stored.job_of(run), started=True))
-        return self._rows(folder)
+        done = self._rows(folder)
+        for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place
+            self._rows(earlier)
+        return done
 
     def _rows(self, folder: Path) -> Collected:
         return next(iter(collect_all([folder], self.workspace, self._options.output, self._begin)))
@@ -233,18 +248,20 @@ class Settling:
         self.scheduler.cancel([job])
         return self._fail(run, end)
 
-    def _fail_over(self, run: JobRun, job: str, folder: Path) -> Collected | None:
+    def _fail_over(self, run: JobRun, job: str, attempts: Sequence[Path]) -> Collected | None:
         since = self._over.setdefault(run.id, self._clock())
         if self._clock() - since < GRACE_S:
             return None
-        if is_alive(folder):
+        if any(map(is_alive, attempts)):
             text = f"{run.id}: job {job} is over and the run's processes live on; it is waited for"
             self.notices += [] if text in self.notices else [text]
             return None
         state = self._end(job)
-        if state is None or (exists(folder / RESULT)):  # by now
+        if state is None or exists(attempts[-1] / RESULT):  # by now
             return None
-        started = exists(folder)
+        if standing := [one for one in attempts if is_uncollected(one)]:  # what followed it came to nothing
+            return self._collect(run, standing)
+        started = exists(attempts[0])
         return self._fail(run, end_of(state, job, self._last_error(run), started=started))
 
     def _end(self, job: str) -> JobState | None:

@@ -75,6 +75,14 @@ class Scheduler(Protocol):
         """Return how many runs one job can have; 1 where there are no arrays."""
         ...
 
+    def nodes(self) -> tuple[str, ...]:
+        """Return the names of the nodes that jobs can get.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        ...
+
     def submit(self, file: Path) -> str:
         """Give a job to the cluster, and return its id.
 

@@ -58,6 +58,7 @@ def slurm_script(
             "first": script.first,
             "count": script.count,
             "madlite": madlite_on(cluster),
+            "retries": submission.retries,
         },
     )
 

@@ -59,8 +59,18 @@ class JobScript(Value, frozen=True):
         return f"{SCRIPTS}/{self.number}.sh"
 
 
+class Retries(Value, frozen=True):
+    """How often a job tries its run again after a failure that passes, the first time after `wait_s`."""
+
+    count: int = 0
+    wait_s: float = 0.0
+
+
 class Submission(Value, frozen=True):
-    """The runs that one command gave to a cluster, and the scripts of their jobs; `output` is the results file."""
+    """The runs that one command gave to a cluster, and the scripts of their jobs; `output` is the results file.
+
+    `study` is the kind of the study that the runs are, which has the submission's id; "" where they are none.
+    """
 
     id: str
     cluster: str
@@ -72,6 +82,8 @@ class Submission(Value, frozen=True):
     scripts: tuple[JobScript, ...]
     columns: tuple[str, ...] = ()
     strict_header: bool = False
+    study: str = ""
+    retries: Retries = Retries()
     version: int = VERSION
 
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
 from itertools import groupby
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.cluster.file import Cluster
@@ -23,22 +20,21 @@ from madlite.cluster.submission import (
     JobScript,
     Note,
     OpenSubmission,
+    Retries,
     Stored,
     Submission,
     job_name,
     read_stored,
 )
-from madlite.model import Study, Value
+from madlite.model import Value
 from madlite.plan.context import Options
 from madlite.plan.plan_file import name_secrets
-from madlite.run.from_plan import copied, saved_text
+from madlite.run.from_plan import saved_text
 from madlite.run.screen import Planned
-from madlite.workspace.folder import new_run_id
 from madlite.workspace.journal import now
 
 WAIT_S = 600.0  # how long a cluster that does not answer is waited for at the submission
 _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 30.0
-KIND = "repeat"
 
 
 class Prepared(Value, frozen=True):
@@ -50,25 +46,6 @@ class Prepared(Value, frozen=True):
     environment: dict[str, str]
 
 
-def repeated(planned: Sequence[Planned], times: int, study_id: str) -> tuple[Planned, ...]:
-    """Return each plan so many `times`, one round of all after the other, as the runs of a study.
-
-    Their caches are the user's: runs of one series may be on different nodes at the same time, so none can warm them.
-    """
-    began = datetime.now(timezone.utc)
-    found: list[Planned] = []
-    for index in range(1, times + 1):
-        for series, one in enumerate(planned, 1):
-            if index > 1:
-                run_id = new_run_id(one.plan.card.name, now=began + timedelta(seconds=len(found)))
-                member = copied(one, run_id)
-            else:
-                member = one
-            study = Study(id=study_id, kind=KIND, series=series, index=index, count=times)
-            found.append(replace(member, plan=replace(member.plan, study=study)))
-    return tuple(found)
-
-
 def prepare(
     planned: Sequence[Planned],
     submission_id: str,
@@ -77,6 +54,7 @@ def prepare(
     options: Options,
     search: Sequence[Path],
     sources: Mapping[str, str],
+    retries: Retries = Retries(),  # noqa: B008 - frozen
 ) -> Prepared:
     """Return the submission of plans, those with equal requests in arrays; nothing is written yet.
 
@@ -98,6 +76,8 @@ def prepare(
         scripts=tuple(_scripts(ordered, submission_id, limit)),
         columns=options.columns,
         strict_header=options.strict_header,
+        study=next((one.plan.study.kind for one in ordered if one.plan.study is not None), ""),
+        retries=retries,
     )
     environment = _environment(ordered, options, sources)
     texts = {

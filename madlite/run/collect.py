@@ -125,6 +125,20 @@ def replaced_by(folder: Path) -> str:
     return following if any(is_ours and exists(folder.parent / following / name) for name, is_ours in there) else ""
 
 
+def attempts_of(folder: Path) -> tuple[Path, ...]:
+    """Return the folders of a run's attempts that are there, the first one's first."""
+    found: list[Path] = []
+    while exists(folder) and folder not in found:
+        found.append(folder)
+        record = read_record(folder)
+        attempt = record.attempt if record is not None else None
+        following = attempt.next if attempt is not None else read_run(folder).next
+        if not following or "/" in following:
+            break
+        folder = folder.parent / following
+    return tuple(found)
+
+
 def _collected_text(record: Record | None) -> str:
     rows = record.rows if record is not None else None
     return f"collected already{f', its rows are in {rows.path}' if rows is not None else ''}"

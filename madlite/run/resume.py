@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.errors import ExitCode, RecordError
+from madlite.errors import ExitCode, RecordError, UsageProblem
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.plan.inputs import RUNS
@@ -23,14 +23,14 @@ from madlite.results.record import record_json, result_of
 from madlite.results.stored import RunResult, load_result, read_record, uncollected
 from madlite.run.attempts import Standing
 from madlite.run.batch import exit_code
-from madlite.run.collect import collect_open, replaced_by
+from madlite.run.collect import attempts_of, collect_open, replaced_by
 from madlite.run.from_plan import input_names, local_digest
 from madlite.run.recovery.leftovers import Leftover, remove
 from madlite.run.recovery.unfinished import appended_rows, find_incomplete
 from madlite.run.screen import Planned, RunOutcome, pair
 from madlite.safe_read import digest_of
-from madlite.workspace.folder import RunFolder, is_uncollected
-from madlite.workspace.journal import own_folders, read_run
+from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, is_uncollected
+from madlite.workspace.journal import RunEntry, now, own_folders, read_run
 
 
 class Resumption(Value, frozen=True):
@@ -184,6 +184,32 @@ def _clean(workspace: Path, names: Iterable[str]) -> None:
     for one in find_incomplete(workspace):
         if one.folder.name in wanted and not one.recorded:
             remove(Leftover(kind="run", run_id=one.folder.name, text="", handle=str(one.folder), row=one.row), {})
+
+
+def follow_cut_off(first: Path, run_id: str) -> None:
+    """Let another run take the place of one that was cut off, whose first attempt has this folder.
+
+    Raises:
+        UsageProblem: it goes on, or has its row.
+    """
+    last = next(reversed(attempts_of(first)), None)
+    if last is None:
+        return
+    has_result = exists(last / RESULT)
+    try:
+        folder = RunFolder.reopen(last)
+    except BlockingIOError:
+        raise UsageProblem(f"run {last.name} goes on: it cannot be tried again meanwhile", "madlite runs") from None
+    except OSError as error:
+        raise UsageProblem(f"run {last.name} cannot be tried again: {error.strerror or error}") from error
+    try:
+        if exists(last / RECORD):
+            raise UsageProblem(f"run {last.name} has its row: it is not tried again", f"madlite show {last.name}")
+        folder.note(RunEntry(at=now(), next=run_id))
+    finally:
+        folder.close()
+    if not has_result:
+        _clean(first.parent.parent, [last.name])
 
 
 def _changes(

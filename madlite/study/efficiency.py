@@ -1,9 +1,10 @@
-"""How a number scales with the GPUs: per GPU, in total, speedup and efficiency, from the runs of a scaling study.
+"""How a number scales with GPUs or nodes: per GPU, in total, speedup and efficiency, from the runs of a scaling study.
 
 Weak scaling keeps the micro batch of each GPU, so that the work grows with the GPUs; strong scaling keeps the global
 batch.  Base is the smallest number of GPUs of which a run succeeded.  With v(n) the throughput per GPU of n GPUs, the
 median of their runs, speedup is n·v(n) ÷ base·v(base) and efficiency v(n) ÷ v(base), the speedup as a part of the ideal
-one.  Their interval is the bootstrap's of a ratio of medians, which two runs of each number are needed for.
+one.  Their interval is the bootstrap's of a ratio of medians, which two runs of each number are needed for.  On nodes
+without GPUs each node counts as one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
@@ -19,8 +20,8 @@ from madlite.measure.statistics import Interval, ratio_interval
 from madlite.model import Metric, Result, Status, Value
 from madlite.study.summary import CONFIDENCE, Sample
 
-GPUS = "n_gpus"
-NODES = "nnodes"
+GPUS: Final = "n_gpus"
+NODES: Final = "nnodes"
 """What varies in the runs of a scaling study, by the names of `--set`; with both, `n_gpus` is of each node."""
 _PER_GPU = ("per_gpu", "/s/gpu", "/gpu")  # in the name or unit of a metric that is of one GPU
 
@@ -28,7 +29,8 @@ _PER_GPU = ("per_gpu", "/s/gpu", "/gpu")  # in the name or unit of a metric that
 class ScalingPoint(Value, frozen=True):
     """One number of GPUs: how its runs ended, and what they came to; None where no run, or none of the base, did.
 
-    `figure` is the median of the runs' numbers as they report them, `per_gpu` and `total` are throughputs.
+    `gpus` are those of all nodes, 0 on CPUs.  `figure` is the median of the runs' numbers as they report them,
+    `per_gpu` and `total` are throughputs.
     """
 
     gpus: int
@@ -44,11 +46,17 @@ class ScalingPoint(Value, frozen=True):
     efficiency: float | None = None
     interval: Interval | None = None  # of the efficiency
 
+    @property
+    def size(self) -> int:
+        """By how many the work is done: GPUs, else nodes."""
+        return self.gpus or self.nodes
+
 
 class Scaling(Value, frozen=True):
-    """One card, variant and image over the numbers of GPUs; `base` is that of which efficiency is 1, 0 without any.
+    """One card, variant and image over the numbers of GPUs or nodes (`over`).
 
-    `kind` is "" where one number of GPUs alone cannot tell.
+    `base` is the `size` of the point of which efficiency is 1, 0 without any.  `kind` is "" of one point, which cannot
+    tell.
     """
 
     card: str
@@ -61,27 +69,42 @@ class Scaling(Value, frozen=True):
     base: int
     points: tuple[ScalingPoint, ...]
     confidence: float = CONFIDENCE
+    over: Literal["gpus", "nodes"] = "gpus"
+
+    def count_text(self, point: ScalingPoint) -> str:
+        """Return how many GPUs or nodes a point has, as text."""
+        count, name = (point.nodes, "node") if self.over == "nodes" else (point.gpus, "GPU")
+        return f"{count} {name}{'s' if count != 1 else ''}"
+
+    @property
+    def base_point(self) -> ScalingPoint | None:
+        """The point of which efficiency is 1."""
+        return next((one for one in self.points if self.base and one.size == self.base and one.per_gpu), None)
 
 
 def scalings_of(samples: Iterable[Sample]) -> tuple[Scaling, ...]:
     """Return what the runs of a scaling study come to, one of each card, variant and image, in the order of the runs.
 
-    Samples without a number of GPUs are none of its.
+    Samples for which neither a number of GPUs nor one of nodes was set are none of its.
     """
     groups: dict[tuple[str, ...], list[Sample]] = {}
     for one in samples:
-        if gpus_of(one):
+        if {GPUS, NODES} & one.study.varied.keys():
             groups.setdefault(_identity(one), []).append(one)
     return tuple(_scaling(group) for group in groups.values())
 
 
 def gpus_of(sample: Sample) -> int:
-    """Return how many GPUs a run was to have, over all nodes; 0 where it is none of a scaling study."""
-    return int(sample.study.varied.get(GPUS, 0)) * _nodes(sample)
+    """Return how many GPUs a run was to have, over all nodes; 0 on CPUs."""
+    return int(sample.study.varied.get(GPUS, sample.gpus_per_node)) * _nodes(sample)
 
 
 def _nodes(sample: Sample) -> int:
-    return int(sample.study.varied.get(NODES, 1))
+    return int(sample.study.varied.get(NODES, sample.nodes))
+
+
+def _size(sample: Sample) -> int:
+    return gpus_of(sample) or _nodes(sample)
 
 
 def _identity(one: Sample) -> tuple[str, ...]:
@@ -107,13 +130,14 @@ def _scaling(samples: Sequence[Sample]) -> Scaling:
         kind=kind,
         metric=name,
         unit=unit,
-        base=base.gpus if base else 0,
+        base=base.size if base else 0,
         points=tuple(_against(base, one, metrics, kind) for one in points) if base else tuple(points),
+        over="nodes" if NODES in first.study.varied else "gpus",
     )
 
 
 def _kind(samples: Sequence[Sample]) -> Literal["weak", "strong", ""]:
-    if len({gpus_of(one) for one in samples}) < 2:
+    if len({_size(one) for one in samples}) < 2:
         return ""
     batches = {one.variant.global_batch if one.variant else None for one in samples}
     return "strong" if len(batches) == 1 and None not in batches else "weak"
@@ -140,9 +164,8 @@ def _point(gpus: int, nodes: int, samples: Sequence[Sample], name: str, kind: st
     values = tuple(metric.value for metric in found if metric.value is not None)
     if not values:
         return point
-    speeds = _per_gpu(found[0], values, gpus, kind)
-    per_gpu = median(speeds)
-    return replace(point, values=values, figure=median(values), per_gpu=per_gpu, total=gpus * per_gpu)
+    per_gpu = median(_per_gpu(found[0], values, point.size, kind))
+    return replace(point, values=values, figure=median(values), per_gpu=per_gpu, total=point.size * per_gpu)
 
 
 def _per_gpu(metric: Metric, values: Sequence[float], gpus: int, kind: str) -> list[float]:
@@ -161,12 +184,12 @@ def _against(base: ScalingPoint, one: ScalingPoint, metrics: Sequence[Metric], k
     if not one.per_gpu or not base.per_gpu:
         return one
     efficiency = one.per_gpu / base.per_gpu
-    of_base, of_this = (_per_gpu(metrics[0], each.values, each.gpus, kind) for each in (base, one))
+    of_base, of_this = (_per_gpu(metrics[0], each.values, each.size, kind) for each in (base, one))
     return replace(
         one,
-        speedup=efficiency * one.gpus / base.gpus,
+        speedup=efficiency * one.size / base.size,
         efficiency=efficiency,
-        interval=None if one.gpus == base.gpus else ratio_interval(of_base, of_this, CONFIDENCE),
+        interval=None if one.size == base.size else ratio_interval(of_base, of_this, CONFIDENCE),
     )
 
 
@@ -178,15 +201,16 @@ _WIDE = 40  # characters of the longest bar
 def scaling_lines(one: Scaling, width: int = _WIDE) -> Iterator[str]:
     """Yield the table of a scaling and the plot of its efficiency as lines."""
     what = filter(None, (one.card, one.mode, one.precision, one.image))
-    yield f"{' · '.join(what)}  ({one.kind + ' scaling' if one.kind else 'one number of GPUs'}, {_metric(one)})"
+    yield f"{' · '.join(what)}  ({one.kind + ' scaling' if one.kind else 'one point'}, {_metric(one)})"
     rows = [_HEADS, *(scaling_cells(point) for point in one.points)]
     widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADS))]
     for row in rows:
         yield "  " + "  ".join(text.rjust(wide) for text, wide in zip(row, widths, strict=True)).rstrip()
-    if one.base and one.points[0].gpus != one.base:
-        yield f"  efficiency is against {one.base} GPUs: no run of {one.points[0].gpus} succeeded"
+    if one.base_point is not None and one.points[0].size != one.base:
+        against, first = one.count_text(one.base_point), one.count_text(one.points[0])
+        yield f"  efficiency is against {against}: no run of {first} succeeded"
     if len(one.points) > 1 and one.base:
-        yield from _plot(one.points, width)
+        yield from _plot(one, width)
 
 
 def _metric(one: Scaling) -> str:
@@ -222,13 +246,16 @@ def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:,.6g}"
 
 
-def _plot(points: Sequence[ScalingPoint], width: int) -> Iterator[str]:
+def _plot(scaling: Scaling, width: int) -> Iterator[str]:
     """Yield a bar of each point's efficiency; `|` is where it is ideal."""
+    points = scaling.points
     highest = max(1.0, *(one.efficiency or 0.0 for one in points))
     ideal = round(width / highest)
-    wide = max(len(str(one.gpus)) for one in points)
-    for one in points:
+    names = [scaling.count_text(one) for one in points]
+    wide = max(len(name.split()[0]) for name in names)
+    for one, name in zip(points, names, strict=True):
         length = round(width * (one.efficiency or 0.0) / highest)
         bar = "".join("#" if at < length else "|" if at == ideal - 1 else " " for at in range(width))
         said = "no run succeeded" if one.efficiency is None else f"{100 * one.efficiency:.1f} %"
-        yield f"  {one.gpus:>{wide}} GPU{'s' if one.gpus != 1 else ' '}  {bar}  {said}"
+        count, unit = name.split()
+        yield f"  {count:>{wide}} {unit:<{5 if scaling.over == 'nodes' else 4}}  {bar}  {said}"

@@ -1,7 +1,8 @@
 """`--repeat N`: each selected run N times, one round after the other, so that a drift of the machine meets them all.
 
 The runs of a card, variant and image are a series.  Its caches of compiled and tuned kernels are its own: filled by one
-warm-up that is no result, or with `cold` empty at the start of each run.
+warm-up that is no result, or with `cold` empty at the start of each run.  Runs that go on at the same time on several
+machines have the user's caches, which nothing of the study fills.
 """
 
 from __future__ import annotations
@@ -56,11 +57,17 @@ class Repeat(Value, frozen=True):
         return tuple(one for one in self.runs if one.plan.study is not None and one.plan.study.index == 1)
 
 
-def plan_repeat(planned: Sequence[Planned], study_id: str, times: int, *, cold: bool = False) -> Repeat:
-    """Return each plan so many `times`, one round of all after the other; one that must not start comes once."""
+def plan_repeat(
+    planned: Sequence[Planned], study_id: str, times: int, *, cold: bool = False, own_caches: bool = True
+) -> Repeat:
+    """Return each plan so many `times`, one round of all after the other; one that must not start comes once.
+
+    Without `own_caches` the runs have the user's, and there is no warm-up.
+    """
     runs = list(enumerate(planned, 1))
     ids = later_ids()
     startable = [(number, one) for number, one in runs if one.plan.blocked is None]
+    has_warm_ups = own_caches and not cold
 
     def make(number: int, one: Planned, index: int | None) -> Planned:
         study = Study(
@@ -71,16 +78,16 @@ def plan_repeat(planned: Sequence[Planned], study_id: str, times: int, *, cold: 
             index=index,
             count=None if index is None else times,
             warm_up=index is None,
-            caches="cold" if cold or index is None else "warm",
+            caches="" if not own_caches else "cold" if cold or index is None else "warm",
         )
-        return _member(one, study, ids, is_first=cold and index == 1)
+        return _member(one, study, ids, is_first=index == (None if has_warm_ups else 1))
 
     rounds = [[make(number, one, 1) for number, one in runs]]
     rounds += [[make(number, one, index) for number, one in startable] for index in range(2, times + 1)]
     return Repeat(
         id=study_id,
         workspace=planned[0].plan.workspace if planned else Path(),
-        warm_ups=() if cold else tuple(make(number, one, None) for number, one in startable),
+        warm_ups=tuple(make(number, one, None) for number, one in startable) if has_warm_ups else (),
         runs=tuple(chain.from_iterable(rounds)),
     )
 
@@ -99,9 +106,11 @@ def _member(one: Planned, study: Study, ids: Iterator[Callable[[str], str]], *, 
     plan = one.plan
     if plan.blocked is not None:
         return replace(one, plan=replace(plan, study=replace(study, count=1, caches="")))
-    if plan.image is not None and not (is_first or study.warm_up):
+    if plan.image is not None and not is_first:
         plan = replace(plan, image=replace(plan.image, no_cache=False))
     plan = replace(plan, study=study, writes_row=plan.writes_row and not study.warm_up)
+    if not study.caches:
+        return replace(one, plan=plan)
     return replace(one, plan=with_caches(plan, caches_path(plan.workspace, study.id, _caches_name(study))))
 
 
@@ -202,3 +211,14 @@ def _summary_text(repeat: Repeat, summary: StudySummary, options: Options) -> st
 
     secrets = [text for one in repeat.firsts for text in secrets_for(one, options.environ)]
     return masked_json(summary, secrets)
+
+
+def save_summary(summary: StudySummary, workspace: Path) -> str:
+    """Write what a study came to whose runs other processes ran; return the error message, "" if none."""
+    try:
+        folder = StudyFolder.reopen(workspace, summary.id, make=True)
+    except BlockingIOError:
+        return ""  # another command that saw the last run end is writing it
+    except OSError as error:
+        return f"the folder of the study cannot be made: {error.strerror or error}"
+    return "; ".join(filter(None, (folder.write_summary(masked_json(summary, ())), folder.close())))

@@ -1,4 +1,4 @@
-"""`madlite scaling`: the same training on several numbers of GPUs, each an ordinary run with its row.
+"""`madlite scaling`: the same training on several numbers of GPUs or nodes, each an ordinary run with its row.
 
 The runs of one number, card, variant and image are a series, and come in turns with those of the others.  Caches of
 compiled kernels are the user's: a steady window begins after what they save.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
@@ -19,10 +19,10 @@ from madlite.run.from_plan import copied
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals
 from madlite.secrets import masked_json
-from madlite.study.efficiency import GPUS, Scaling, scalings_of
+from madlite.study.efficiency import GPUS, NODES, Scaling, scalings_of
 from madlite.study.repeat import later_ids
 from madlite.study.scaling_page import render_page
-from madlite.study.summary import samples_of
+from madlite.study.summary import SCALING, samples_of
 from madlite.workspace.study import SUMMARY, StudyFolder
 
 if TYPE_CHECKING:
@@ -30,54 +30,71 @@ if TYPE_CHECKING:
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
 
-KIND = "scaling"
+KIND = SCALING
 PAGE = "scaling.html"
 _BATCH = "global_batch"
 
 PlanWith = Callable[[Mapping[str, Scalar]], Sequence[Planned]]
 """Plans the runs of a command with more values of `--set`, always as many and in the same order."""
+Axis = Literal["n_gpus", "nnodes"]
+"""What a study varies: the GPUs of each node, or the nodes."""
+_OPTIONS = {GPUS: ("--gpus", "GPUs"), NODES: ("--nodes", "nodes")}
 
 
 class PlannedPoint(Value, frozen=True):
-    """The run of one number of GPUs, and what was set for it."""
+    """The run of one number of GPUs or nodes, and what was set for it."""
 
     varied: dict[str, Scalar]
     planned: Planned
 
 
-def plan_points(counts: Sequence[int], plan: PlanWith, *, strong: bool) -> list[PlannedPoint]:
-    """Return a run of each card, variant and image on each number of GPUs.
+def plan_points(counts: Sequence[int], plan: PlanWith, *, strong: bool, over: Axis = GPUS) -> list[PlannedPoint]:
+    """Return a run of each card, variant and image on each number of GPUs, or of nodes.
 
     Weak scaling leaves each GPU its work: a global batch that the plan names grows with the GPUs, from that of the
     number of GPUs that the plan has by itself.  Strong scaling keeps the global batch, that of the plan or else of its
     micro batch on the largest number of GPUs.
 
     Raises:
-        UsageProblem: a number is none, there are not so many GPUs, or a batch cannot be divided among them.
+        UsageProblem: a number is none, there are not so many GPUs or nodes, or a batch cannot be divided among them.
     """
-    _check_counts(counts)
+    _check_counts(counts, over)
     own = list(plan({}))
-    _check_machine(counts, own)
+    if over == GPUS:
+        _check_machine(counts, own)
     made: dict[tuple[tuple[str, Scalar], ...], Sequence[Planned]] = {}
     points = []
     for count in counts:
         for at, one in enumerate(own):
-            values = _values(one, count, max(counts), strong=strong)
+            values = _values(one, count, max(counts), over, strong=strong)
             key = tuple(values.items())
             if key not in made:
                 made[key] = plan(values)
-            points.append(PlannedPoint(varied=values, planned=_member(made[key], at, len(own), count)))
+            points.append(PlannedPoint(varied=values, planned=_member(made[key], at, len(own), count, over)))
     return points
 
 
-def _check_counts(counts: Sequence[int]) -> None:
+def _check_counts(counts: Sequence[int], over: Axis) -> None:
+    option, what = _OPTIONS[over]
     if not counts:
-        raise UsageProblem("scaling without numbers of GPUs", "--gpus 1,2,4,8")
+        raise UsageProblem(f"scaling without numbers of {what}", f"{option} 1,2,4,8")
     for at, count in enumerate(counts):
         if count < 1:
-            raise UsageProblem(f"--gpus {count} is no number of GPUs", "--gpus 1,2,4,8")
+            raise UsageProblem(f"{option} {count} is no number of {what}", f"{option} 1,2,4,8")
         if count in counts[:at]:
-            raise UsageProblem(f"--gpus names {count} twice", "--repeat N runs each number N times")
+            raise UsageProblem(f"{option} names {count} twice", "--repeat N runs each number N times")
+
+
+def check_nodes(counts: Sequence[int], there: int, where: str) -> None:
+    """Refuse more nodes than there are.
+
+    Raises:
+        UsageProblem: the largest number is above `there`, which is what `where` has.
+    """
+    if max(counts) > there:
+        fitting = [count for count in counts if count <= there] or [2**at for at in range(there.bit_length())]
+        has = f"{there} node{'s' if there != 1 else ''}"
+        raise UsageProblem(f"--nodes {max(counts)}: {where} has {has}", f"--nodes {','.join(map(str, fitting))}")
 
 
 def _check_machine(counts: Sequence[int], own: Sequence[Planned]) -> None:
@@ -89,35 +106,47 @@ def _check_machine(counts: Sequence[int], own: Sequence[Planned]) -> None:
             raise UsageProblem(f"--gpus {max(counts)}: this machine has {has}", hint)
 
 
-def _values(one: Planned, count: int, largest: int, *, strong: bool) -> dict[str, Scalar]:
-    """Return what is set for a run on so many GPUs."""
-    variant, card = one.plan.variant, one.plan.card.name
-    batch, own = (variant.global_batch if variant else None), one.plan.place.gpus_per_node
+def _values(one: Planned, count: int, largest: int, over: Axis, *, strong: bool) -> dict[str, Scalar]:
+    """Return what is set for a run on so many GPUs, or nodes."""
+    variant, card, place = one.plan.variant, one.plan.card.name, one.plan.place
+    what = _OPTIONS[over][1]
+    batch, own = (variant.global_batch if variant else None), (place.nodes if over == NODES else place.gpus_per_node)
     if not strong:
         if not batch or not own:
-            return {GPUS: count}
+            return {over: count}
         if batch * count % own:
-            what = f"{card}: global batch {batch} of {own} GPUs has no whole part for {count}"
-            raise UsageProblem(what, f"--set {_BATCH}={own * -(-batch // own)}, or --strong to keep it")
-        return {GPUS: count, _BATCH: batch * count // own}
+            text = f"{card}: global batch {batch} of {own} {what} has no whole part for {count}"
+            raise UsageProblem(text, f"--set {_BATCH}={own * -(-batch // own)}, or --strong to keep it")
+        return {over: count, _BATCH: batch * count // own}
     micro = variant.micro_batch if variant else None
     if not micro:
-        what = f"--strong: {card} has no micro batch that madlite sets, so that nobody knows its global batch"
-        raise UsageProblem(what, "leave --strong out: the work of each GPU is kept")
-    whole = batch or micro * largest
-    if whole % (micro * count):
-        what = f"--strong: {card}: global batch {whole} is no multiple of micro batch {micro} × {count} GPUs"
-        raise UsageProblem(what, f"--set {_BATCH}={micro * largest * max(1, whole // (micro * largest))}")
-    return {GPUS: count, _BATCH: whole}
+        text = f"--strong: {card} has no micro batch that madlite sets, so that nobody knows its global batch"
+        raise UsageProblem(text, "leave --strong out: the work of each GPU is kept")
+    each = micro * (_ranks(one) if over == NODES else 1)
+    whole = batch or each * largest
+    if whole % (each * count):
+        text = f"--strong: {card}: global batch {whole} is no multiple of micro batch {each} × {count} {what}"
+        raise UsageProblem(text, f"--set {_BATCH}={each * largest * max(1, whole // (each * largest))}")
+    return {over: count, _BATCH: whole}
 
 
-def _member(plans: Sequence[Planned], at: int, expected: int, count: int) -> Planned:
+def _ranks(one: Planned) -> int:
+    """Return how many ranks each node of a plan has."""
+    ranks = one.plan.settings.get("cpu_ranks") or one.plan.settings.get("nproc_per_node") or 1
+    return one.plan.place.gpus_per_node or (int(ranks) if str(ranks).isdecimal() else 1)
+
+
+def _member(plans: Sequence[Planned], at: int, expected: int, count: int, over: Axis) -> Planned:
+    option, what = _OPTIONS[over]
     if len(plans) != expected:
-        what = f"on {count} GPUs the tag has {len(plans)} runs, by itself {expected}"
-        raise UsageProblem(what, "--mode, --precision and --image-release select among them")
-    blocked = plans[at].plan.blocked
-    if blocked is not None and blocked.cause is Cause.GPUS:
-        raise UsageProblem(f"--gpus {count}: {blocked.reason}")
+        text = f"on {count} {what} the tag has {len(plans)} runs, by itself {expected}"
+        raise UsageProblem(text, "--mode, --precision and --image-release select among them")
+    plan = plans[at].plan
+    if plan.blocked is not None and plan.blocked.cause is Cause.GPUS:
+        raise UsageProblem(f"{option} {count}: {plan.blocked.reason}")
+    if over == NODES and (plan.traits.local or plan.place.nodes != count):
+        text = f"--nodes {count}: {plan.card.name} runs on this machine alone (runtime {plan.runtime})"
+        raise UsageProblem(text, "salloc -N4 madlite scaling …, or --cluster NAME")
     return plans[at]
 
 
@@ -173,12 +202,26 @@ def run_scaling(
             outcome = batch.run(signals)
         scalings = scalings_of(samples_of(runs, outcome.results))
         secrets = [text for one in runs for text in secrets_for(one, options.environ)]
-        content = {"id": study_id, "kind": KIND, "scalings": scalings}
-        problems.append(folder.write(SUMMARY, masked_json(content, secrets)))
-        problems.append(folder.write(PAGE, render_page(study_id, scalings)))
+        problems += _write(folder, study_id, scalings, secrets)
     finally:
         problems.append(folder.close())
     return ScalingOutcome(runs=outcome, scalings=scalings, problems=tuple(filter(None, problems)))
+
+
+def save_scaling(study_id: str, scalings: tuple[Scaling, ...], workspace: Path) -> tuple[str, ...]:
+    """Write figures and page of a study whose runs other processes ran; return what went wrong."""
+    try:
+        folder = StudyFolder.reopen(workspace, study_id, make=True)
+    except BlockingIOError:
+        return ()  # another command that saw the last run end is writing it
+    except OSError as error:
+        return (f"the folder of the study cannot be made: {error.strerror or error}",)
+    return tuple(filter(None, (*_write(folder, study_id, scalings), folder.close())))
+
+
+def _write(folder: StudyFolder, study_id: str, scalings: tuple[Scaling, ...], secrets: Sequence[str] = ()) -> list[str]:
+    content = {"id": study_id, "kind": KIND, "scalings": scalings}
+    return [folder.write(SUMMARY, masked_json(content, secrets)), folder.write(PAGE, render_page(study_id, scalings))]
 
 
 def _open_folder(workspace: Path, study_id: str) -> StudyFolder:

@@ -53,7 +53,7 @@ def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
 
 
 def efficiency_plot(one: Scaling) -> Plot:
-    """Return the efficiency over the GPUs, from 0 to at least 1."""
+    """Return the efficiency over GPUs or nodes, from 0 to at least 1."""
     parts = [(point, point.efficiency) for point in one.points if point.efficiency is not None]
     ends = [point.interval.high if point.interval else part for point, part in parts]
     highest = max([1.0, *ends]) * 1.05
@@ -66,7 +66,7 @@ def efficiency_plot(one: Scaling) -> Plot:
                 y=_y(part / highest),
                 low=_y(max(0.0, low) / highest),
                 high=_y(high / highest),
-                label=str(point.gpus),
+                label=one.count_text(point),
                 text=f"{100 * part:.1f} %",
             )
         )
@@ -76,27 +76,26 @@ def efficiency_plot(one: Scaling) -> Plot:
 
 
 def total_plot(one: Scaling) -> Plot:
-    """Return the speedup over the GPUs beside the ideal one, which is the number of GPUs ÷ the base."""
+    """Return the speedup over GPUs or nodes beside the ideal one, which is their number ÷ the base's."""
     parts = [(point, point.speedup) for point in one.points if point.speedup is not None]
-    highest = max(*(point.gpus / one.base for point, _ in parts), *(part for _, part in parts), 1.0) * 1.05
+    highest = max(*(point.size / one.base for point, _ in parts), *(part for _, part in parts), 1.0) * 1.05
     points = tuple(
         PlotPoint(
             x=_x(at, len(parts)),
             y=_y(part / highest),
             low=_y(part / highest),
             high=_y(part / highest),
-            label=str(point.gpus),
+            label=one.count_text(point),
             text=f"{part:.2f}x",
         )
         for at, (point, part) in enumerate(parts)
     )
     ideal = " ".join(
-        f"{_x(at, len(parts)):.1f},{_y(point.gpus / one.base / highest):.1f}" for at, (point, _) in enumerate(parts)
+        f"{_x(at, len(parts)):.1f},{_y(point.size / one.base / highest):.1f}" for at, (point, _) in enumerate(parts)
     )
     marks = tuple((_y(part), f"{part * highest:.1f}x") for part in (0.0, 0.5, 1.0))
-    return Plot(
-        title=f"Speedup against {one.base} GPU{'s' if one.base != 1 else ''}", points=points, ideal=ideal, marks=marks
-    )
+    against = f" against {one.count_text(one.base_point)}" if one.base_point is not None else ""
+    return Plot(title=f"Speedup{against}", points=points, ideal=ideal, marks=marks)
 
 
 def _x(at: int, count: int) -> float:

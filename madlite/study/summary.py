@@ -16,11 +16,13 @@ from madlite.results.record import Record, result_of
 from madlite.run.screen import Planned, pair
 
 CONFIDENCE = 0.95
+SCALING = "scaling"
+"""The kind of the study that has no summary but figures of its own (`efficiency`)."""
 INTERVAL = "Student's t interval of the mean of the runs"
 
 
 class Sample(Value, frozen=True):
-    """One run of a study; `result` is None of one that never started."""
+    """One run of a study, on how many nodes with how many GPUs each; `result` is None of one that never started."""
 
     study: Study
     run: str
@@ -29,6 +31,8 @@ class Sample(Value, frozen=True):
     image: str
     result: Result | None
     caches: str = ""
+    nodes: int = 1
+    gpus_per_node: int = 0
 
 
 class MetricSummary(Value, frozen=True):
@@ -101,6 +105,8 @@ def _sample(plan: RunPlan, study: Study, result: Result | None) -> Sample:
         image=image,
         result=result,
         caches=study.caches,
+        nodes=plan.place.nodes,
+        gpus_per_node=plan.place.gpus_per_node,
     )
 
 
@@ -117,6 +123,8 @@ def samples_of_records(records: Iterable[Record]) -> Iterator[Sample]:
                 image=record.image.ref,
                 result=result_of(record),
                 caches=record.caches,
+                nodes=record.place.nodes if record.place else 1,
+                gpus_per_node=record.place.gpus_per_node if record.place else 0,
             )
 
 

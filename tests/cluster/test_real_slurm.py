@@ -111,7 +111,7 @@ def test_two_cards_are_an_array_and_each_has_its_row(site):
     code, out = site.call("run", "--cluster", "lab", "--tags", "t")
     assert code == 0, out
     assert sorted(row["model"] for row in site.rows()) == ["a", "b"]
-    assert {row["status"] for row in site.rows()} == {"SUCCESS"}
+    assert {(row["status"], row["deployment_type"]) for row in site.rows()} == {("SUCCESS", "slurm")}
     assert site.call("jobs")[1].strip() == "no job is open here"
     assert not (site.folder / f"madlite_runs/jobs-{site.submission()}/environment").exists()
 
@@ -243,6 +243,43 @@ def test_an_array_of_twenty_has_twenty_rows(site):
     assert len({row["test_duration"] for row in site.rows()}) > 1
 
 
+def test_a_sweep_that_is_repeated_is_a_study_of_jobs(site):
+    script = 'echo "performance: $(($ROUND * 10)) tok"\n'
+    (site.folder / "scripts/a/run.sh").write_text(script)
+    words = ("--sweep", "env.ROUND=1,2", "--repeat", "2", "--summary-output", "summary.json")
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", *words)
+    assert code == 0, out
+    assert sorted(row["performance"] for row in site.rows()) == ["10", "10", "20", "20"]
+    study = site.submission()
+    assert {(one["study"]["id"], one["study"]["kind"]) for one in site.records()} == {(study, "sweep")}
+    (line,) = re.findall(r"^ +env\.ROUND=2 +20 .*$", out, re.MULTILINE)
+    assert "n 2" in line and line.endswith("<- best")
+    shown = site.call("runs", "--of", study)[1]
+    assert line in shown
+    stored = json.loads((site.folder / f"madlite_runs/study-{study}/study.json").read_text())
+    assert [one["succeeded"] for one in stored["series"]] == [2, 2]
+    summary = json.loads((site.folder / "summary.json").read_text())
+    assert summary["run_phase"]["total_runs"] == 4 and summary["study"]["id"] == study
+
+
+def test_a_job_tries_its_run_again_after_a_failure_that_passes(site):
+    (site.folder / "scripts/a/run.sh").write_text(
+        f"if [ ! -e {site.folder}/tried ]; then\n"
+        f"  touch {site.folder}/tried\n"
+        '  echo "requests.exceptions.ConnectionError: HTTPSConnectionPool: Max retries exceeded" >&2\n'
+        "  exit 1\n"
+        "fi\n"
+        "echo performance: 7 tok\n"
+    )
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", "--retry", "2", "--retry-wait", "0")
+    assert code == 0, out
+    (row,) = site.rows()
+    assert (row["status"], row["performance"]) == ("SUCCESS", "7")
+    first, second = site.records()
+    assert first["attempt"]["next"] == second["id"]
+    assert [one["run"] for one in second["attempt"]["earlier"]] == [first["id"]]
+
+
 @pytest.mark.full
 def test_a_dead_slurmd_loses_no_run(tmp_path, own_slurm):
     site = Site(tmp_path, own_slurm)
@@ -266,7 +303,11 @@ def test_a_controller_that_is_down_is_waited_for(tmp_path, own_slurm):
 
 
 def test_a_run_of_two_nodes_is_one_job_with_one_row(site):
-    script = 'echo "on $NODE_RANK of $NNODES"; [ "$NODE_RANK" != 0 ] || echo performance: 12.5 tok\n'
+    script = (
+        'echo "rank $MAD_NODE_RANK=$NODE_RANK of $MAD_TOTAL_NODES=$NNODES, '
+        'job $MAD_SLURM_JOB_ID $MAD_COLLECT_METRICS"\n'
+        '[ "$MAD_COLLECT_METRICS" != true ] || echo performance: 12.5 tok\n'
+    )
     (site.folder / "scripts/a/run.sh").write_text(script)
     code, out = site.call("run", "--cluster", "lab", "--nodes", "2", "--tags", "a")
     assert code == 0, out
@@ -274,6 +315,28 @@ def test_a_run_of_two_nodes_is_one_job_with_one_row(site):
     assert (row["performance"], row["nnodes"], row["deployment_type"]) == ("12.5", "2", "slurm")
     (record,) = site.records()
     assert record["node_codes"] == [0, 0]
+    log = (site.folder / f"madlite_runs/{record['id']}/run.log").read_text()
+    assert re.search(r"rank 0=0 of 2=2, job \d+ true", log) and re.search(r"rank 1=1 of 2=2, job \d+ false", log), log
+
+
+def test_a_card_that_starts_its_steps_itself_runs_once_on_the_first_node(site):
+    (site.folder / "scripts/a/run.sh").write_text(
+        'echo "script on $SLURMD_NODENAME with $DOCKER_IMAGE_NAME"\n'
+        "srun --ntasks-per-node=1 bash -c 'echo step on $SLURMD_NODENAME'\n"
+        "echo performance: 3 tok\n"
+    )
+    card = {"name": "a", "scripts": "scripts/a/run.sh", "args": "", "tags": ["t"], "runtimes": ["host"]}
+    own = {"distributed": {"launcher": "slurm_multi"}, "slurm": {"nodes": 2}, "env_vars": {"DOCKER_IMAGE_NAME": "i:1"}}
+    (site.folder / "models.json").write_text(json.dumps([{**card, **own}]))
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a")
+    assert code == 3 and "the card is for 2 nodes, and the run has 1" in out and "--nodes 2" in out
+    code, out = site.call("run", "--cluster", "lab", "--nodes", "2", "--tags", "a")
+    assert code == 0, out
+    row = site.rows()[-1]
+    assert (row["performance"], row["nnodes"], row["launcher"]) == ("3", "2", "slurm_multi")
+    log = (site.folder / f"madlite_runs/{site.records()[-1]['id']}/run.log").read_text()
+    assert len(re.findall(r"script on n\d with i:1", log)) == 1
+    assert len(set(re.findall(r"step on (n\d)", log))) == 2, log
 
 
 @pytest.mark.full
@@ -286,5 +349,23 @@ def test_a_job_that_is_queued_again_does_not_measure_a_second_time(site):
     assert started.returncode == 3, out
     (row,) = site.rows()
     (record,) = site.records()
-    assert row["status"] == "FAILURE" and record["cause"] in ("preempted", "interrupted"), out
-    assert "queued again" in record["reason"] or "terminated" in record["reason"], record["reason"]
+    assert row["status"] == "FAILURE" and record["cause"] == "preempted", out
+    assert "queued again" in record["reason"], record["reason"]
+
+
+@pytest.mark.full
+def test_with_retry_a_job_that_is_queued_again_measures_again_and_has_one_row(site):
+    (site.folder / "scripts/a/run.sh").write_text(
+        f"[ -e {site.folder}/tried ] || {{ touch {site.folder}/tried; sleep 100; }}\necho performance: 7 tok\n"
+    )
+    started = site.start("run", "--cluster", "lab", "--tags", "a", "--retry", "1")
+    wait_until(lambda: (site.folder / "tried").exists(), "the run has begun")
+    (job,) = site.jobs()
+    site.slurm.checked("scontrol", "requeue", job)
+    out, _ = started.communicate(timeout=280)
+    assert started.returncode == 0, out
+    (row,) = site.rows()
+    assert (row["status"], row["performance"]) == ("SUCCESS", "7")
+    first, second = site.records()
+    assert (first["attempt"]["next"], first["rows"]) == (second["id"], None)
+    assert "was cut off" not in site.call("clean")[1]

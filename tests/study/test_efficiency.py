@@ -64,7 +64,7 @@ def test_the_base_is_the_smallest_number_that_succeeded():
     assert one.base == 2 and one.points[0].failed == {"timeout": 1} and one.points[0].efficiency is None
     assert (one.points[2].speedup, one.points[2].efficiency) == pytest.approx((1.6, 0.8))
     lines = list(scaling_lines(one))
-    assert "efficiency is against 2 GPUs: no run of 1 succeeded" in "\n".join(lines)
+    assert "efficiency is against 2 GPUs: no run of 1 GPU succeeded" in "\n".join(lines)
     assert "0 of 1 (1 timeout)" in lines[2] and "80.0 %" in lines[4]
     (none,) = scalings_of([sample(1, None), sample(2, None)])
     assert (none.base, none.metric) == (0, "") and "no run succeeded" in next(scaling_lines(none))
@@ -75,6 +75,27 @@ def test_variants_and_nodes_are_kept_apart():
     assert [one.precision for one in scalings_of(both)] == ["BF16", "FP8"]
     (one,) = scalings_of([sample(8, 10.0), sample(8, 9.0, varied={"nnodes": 2})])
     assert [(point.gpus, point.nodes) for point in one.points] == [(8, 1), (16, 2)]
+
+
+def test_nodes_without_gpus_count_as_one_each():
+    runs = [sample(0, value, varied={"nnodes": nodes}) for nodes, value in ((1, 100.0), (2, 96.0), (4, 90.0))]
+    (one,) = scalings_of(runs)
+    assert (one.over, one.kind, one.base) == ("nodes", "weak", 1)
+    assert [(point.gpus, point.nodes, point.total) for point in one.points] == [(0, 1, 100), (0, 2, 192), (0, 4, 360)]
+    assert [point.speedup for point in one.points] == pytest.approx([1, 1.92, 3.6])
+    text = "\n".join(scaling_lines(one))
+    assert "1 node   ####" in text and "4 nodes  ####" in text
+    assert [point.label for point in efficiency_plot(one).points] == ["1 node", "2 nodes", "4 nodes"]
+    assert total_plot(one).title == "Speedup against 1 node"
+
+
+def test_the_gpus_of_a_node_are_those_of_its_place():
+    runs = [sample(0, 10.0, nodes=nodes, gpus_per_node=8, varied={"nnodes": nodes}) for nodes in (1, 2)]
+    for one in runs:
+        del one.study.varied["n_gpus"]
+    (one,) = scalings_of(runs)
+    assert [(point.gpus, point.nodes, point.total) for point in one.points] == [(8, 1, 80), (16, 2, 160)]
+    assert one.points[1].speedup == pytest.approx(2.0)
 
 
 def test_the_page_draws_what_the_table_has_and_runs_no_script():

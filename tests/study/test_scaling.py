@@ -10,8 +10,8 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.model import Blocked, Cause, Gpu, Machine, Place, Status, Variant
 from madlite.run.screen import Planned
-from madlite.study.scaling import order_runs, plan_points
-from tests.factories import HOST, make_plan
+from madlite.study.scaling import Axis, check_nodes, order_runs, plan_points
+from tests.factories import HOST, SLURM, make_plan
 
 EIGHT = Machine(vendor="AMD", device="MI300X", gpus=tuple(Gpu(index=n) for n in range(8)))
 
@@ -21,18 +21,27 @@ class Planner:
 
     def __init__(self, folder: Path, variant: Variant | None = None, gpus: int = 8, **fields: object) -> None:
         self.folder, self.variant, self.gpus, self.fields = folder, variant, gpus, fields
+        self.nodes = int(str(fields.pop("nodes", 1)))
         self.asked: list[Mapping[str, object]] = []
 
     def __call__(self, values: Mapping[str, object]) -> list[Planned]:
         self.asked.append(values)
         fields = {"machine": EIGHT, "traits": HOST, "variant": self.variant, **self.fields}
-        place = Place(gpus_per_node=int(str(values.get("n_gpus", self.gpus))))
+        nodes = int(str(values.get("nnodes", self.nodes)))
+        place = Place(gpus_per_node=int(str(values.get("n_gpus", self.gpus))), nodes=nodes)
         plan = make_plan(self.folder, id=f"20260101T000000-a-{len(self.asked):06x}", place=place, **fields)
         return [Planned(plan=plan, backends=(), files=(), runtime=None)]  # type: ignore[arg-type]
 
 
-def values(folder: Path, counts: list[int], *, strong: bool = False, **fields: object) -> list[dict[str, object]]:
-    return [dict(one.varied) for one in plan_points(counts, Planner(folder, **fields), strong=strong)]  # type: ignore[arg-type]
+def values(
+    folder: Path, counts: list[int], *, strong: bool = False, over: Axis = "n_gpus", **fields: object
+) -> list[dict[str, object]]:
+    points = plan_points(counts, Planner(folder, **fields), strong=strong, over=over)  # type: ignore[arg-type]
+    return [dict(one.varied) for one in points]
+
+
+def over_nodes(folder: Path, counts: list[int], **fields: object) -> list[dict[str, object]]:
+    return values(folder, counts, over="nnodes", **{"traits": SLURM, "nodes": 4, **fields})  # type: ignore[arg-type]
 
 
 def test_weak_scaling_keeps_the_work_of_each_gpu(tmp_path):
@@ -51,6 +60,30 @@ def test_strong_scaling_keeps_the_global_batch(tmp_path):
     ]
     named = Variant(model="m", micro_batch=2, global_batch=48)
     assert {one["global_batch"] for one in values(tmp_path, [1, 8], strong=True, variant=named)} == {48}
+
+
+def test_over_nodes_each_node_keeps_its_work_or_all_share_the_global_batch(tmp_path):
+    assert over_nodes(tmp_path, [1, 4]) == [{"nnodes": 1}, {"nnodes": 4}]
+    named = Variant(model="m", micro_batch=2, global_batch=128)
+    assert over_nodes(tmp_path, [1, 2], variant=named) == [
+        {"nnodes": 1, "global_batch": 32},
+        {"nnodes": 2, "global_batch": 64},
+    ]
+    assert {one["global_batch"] for one in over_nodes(tmp_path, [1, 2], variant=named, strong=True)} == {128}
+    derived = Variant(model="m", micro_batch=2)
+    assert {one["global_batch"] for one in over_nodes(tmp_path, [1, 4], variant=derived, strong=True)} == {64}
+
+
+def test_nodes_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(UsageProblem, match="--nodes 0 is no number of nodes"):
+        over_nodes(tmp_path, [0])
+    with pytest.raises(UsageProblem, match="global batch 64 is no multiple of micro batch 16 × 3 nodes"):
+        over_nodes(tmp_path, [3, 4], variant=Variant(model="m", micro_batch=2), strong=True)
+    with pytest.raises(UsageProblem, match="--nodes 2: tiny runs on this machine alone"):
+        over_nodes(tmp_path, [2], traits=HOST)
+    with pytest.raises(UsageProblem, match="--nodes 8: allocation 12 has 4 nodes") as problem:
+        check_nodes([2, 8], 4, "allocation 12")
+    assert problem.value.hint == "--nodes 2"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,64 @@
+"""`madlite run --cluster` from the command line, as far as no cluster is needed: what it refuses, and its dry run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from madlite.cli.main import call
+
+CLUSTERS = """
+[clusters.lab.slurm]
+partition = "gpu"
+"""
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.delenv("MODEL_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cluster.toml").write_text(CLUSTERS)
+    (tmp_path / "scripts/a").mkdir(parents=True)
+    (tmp_path / "scripts/a/run.sh").write_text("echo performance: 12.5 tok\n")
+    card = {"name": "a", "scripts": "scripts/a/run.sh", "args": "", "tags": ["t"], "runtimes": ["host"]}
+    (tmp_path / "models.json").write_text(json.dumps([card]))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--repeat", "2", "--cold"), "--cold beside --cluster"),
+        (("--settle",), "--settle beside --cluster"),
+        (("--oom-fallback",), "--oom-fallback beside --cluster"),
+        (("--parallel", "2"), "--parallel beside --cluster"),
+        (("--fail-fast",), "--fail-fast beside --cluster"),
+        (("--detach", "--summary-output", "s.json"), "--summary-output beside --detach"),
+        (("--detach", "--fail-on-suspect"), "--fail-on-suspect beside --detach"),
+        (("--detach", "--baseline", "last"), "--baseline beside --detach"),
+        (("--sweep", "env.A=1,1"), "has the value 1 twice"),
+        (("--sweep", "env.A=1,2", "--set", "env.A=3"), "--set env.A beside --sweep"),
+        (("--retry-wait", "3"), "--retry-wait without --retry"),
+    ],
+)
+def test_what_says_nothing_of_jobs_is_refused_in_a_sentence(site, capfd, words, said):
+    assert call(["run", "--cluster", "lab", "--tags", "a", "--dry-run", *words]) == 4
+    told = capfd.readouterr().err
+    assert said in told and "Traceback" not in told
+    assert not (site / "madlite_runs").exists()
+
+
+def test_a_dry_run_names_the_points_and_repeats_of_an_array(site, capfd):
+    words = ("--sweep", "env.A=1,2", "--repeat", "2", "--retry", "3")
+    assert call(["run", "--cluster", "lab", "--tags", "a", "--dry-run", *words]) == 0
+    out = capfd.readouterr().out
+    assert "# 2: a · env.A=2  (run 1 of 2, caches of the user)\n# 3: a · env.A=1  (run 2 of 2" in out
+    assert "#SBATCH --array=1-4\n" in out
+    assert "--retry 3 --retry-wait 10.0 ${SLURM_RESTART_COUNT:+--again}" in out
+    assert not (site / "madlite_runs").exists()
+
+
+def test_again_is_for_jobs_alone(site, capfd):
+    assert call(["run", "--tags", "a", "--again"]) == 4
+    assert "--again" in capfd.readouterr().err

@@ -1,0 +1,89 @@
+"""`madlite scaling --nodes` on a real Slurm: in an allocation, and as jobs from the login node."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.csv_rows import csv_rows
+from tests.slurm_fixture import SlurmCluster
+
+pytestmark = pytest.mark.engine
+# 100 a node, of which each node beyond the first takes 5 away
+SCRIPT = """nodes=${NNODES:-1}
+[ "$nodes" = 2 ] && [ -e fail_on_two ] && exit 7
+[ "${NODE_RANK:-0}" = 0 ] && echo "performance: $((100 * nodes - 5 * (nodes - 1))) samples_per_second"
+echo "node ${NODE_RANK:-0} is $SLURMD_NODENAME"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/run.sh").write_text(SCRIPT)
+    card = {"name": "a", "scripts": "scripts/run.sh", "tags": [], "runtimes": ["host"], "n_gpus": "0"}
+    (tmp_path / "models.json").write_text(json.dumps([card]))
+    (tmp_path / "cluster.toml").write_text("[clusters.lab.slurm]\nexclusive = false\n")
+    return tmp_path
+
+
+def scaling(slurm: SlurmCluster, folder: Path, *words: str, inside: bool = True) -> tuple[int, str]:
+    allocate = ["salloc", "--quiet", "-N4"] if inside else []
+    command = [*allocate, sys.executable, "-m", "madlite", "scaling", "a", *words]
+    shell = ["bash", "-c", 'cd "$1" && shift && exec "$@"', "bash", str(folder), *command]
+    done = slurm.run(*shell, USER="root", XDG_CONFIG_HOME=str(folder))
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def points(folder: Path) -> list[tuple[int, float | None]]:
+    (file,) = folder.glob("madlite_runs/study-*/study.json")
+    return [(one["nodes"], one["efficiency"]) for one in json.loads(file.read_text())["scalings"][0]["points"]]
+
+
+def test_in_an_allocation_each_number_has_its_first_nodes(slurm: SlurmCluster, folder: Path):
+    code, out = scaling(slurm, folder, "--nodes", "1,2,4")
+    assert code == 0, out
+    assert [(row["nnodes"], row["performance"]) for row in csv_rows(folder / "perf.csv")] == [
+        ("1", "100"), ("2", "195"), ("4", "385")
+    ]  # fmt: skip
+    assert points(folder) == [(1, 1.0), (2, pytest.approx(0.975)), (4, pytest.approx(0.9625))]
+    assert "4 nodes  ####" in out and "3.85x" in out
+    text = "".join(file.read_text() for file in folder.glob("madlite_runs/*-a-*/run.log"))
+    assert text.count("is n1") == 3 and text.count("is n2") == 2 and text.count("is n4") == 1
+
+
+def test_from_the_login_node_each_number_is_a_job(slurm: SlurmCluster, folder: Path):
+    (folder / "fail_on_two").touch()
+    code, out = scaling(slurm, folder, "--nodes", "1,2,4", "--cluster", "lab", inside=False)
+    assert code == 3, out
+    rows = {row["nnodes"]: row["status"] for row in csv_rows(folder / "perf.csv")}
+    assert rows == {"1": "SUCCESS", "2": "FAILURE", "4": "SUCCESS"}
+    assert points(folder) == [(1, 1.0), (2, None), (4, pytest.approx(0.9625))]
+    (submission,) = folder.glob("madlite_runs/jobs-*")
+    assert len([*submission.glob("scripts/*.sh")]) == 3
+    assert "0 of 1 (1 " in out and [*folder.glob("madlite_runs/study-*/scaling.html")]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes", "0"], "--nodes 0 is no number of nodes"),
+        (["--nodes", "2,8"], "has 4 nodes"),
+        (["--nodes", "2", "--gpus", "1"], "--gpus 1 beside --nodes 2: a study varies one of them"),
+        (["--nodes", "2", "--runtime", "host"], "a runs on this machine alone"),
+    ],
+)
+def test_nodes_that_make_no_sense_are_refused_in_one_sentence(slurm: SlurmCluster, folder: Path, words, message):
+    code, out = scaling(slurm, folder, *words)
+    assert code == 4 and message in out, out
+    assert not (folder / "perf.csv").exists()
+
+
+def test_a_cluster_without_so_many_nodes_gets_no_job(slurm: SlurmCluster, folder: Path):
+    code, out = scaling(slurm, folder, "--nodes", "2,8", "--cluster", "lab", inside=False)
+    assert code == 4 and "--nodes 8: cluster 'lab' has 4 nodes" in out, out
+    assert not [*folder.glob("madlite_runs/jobs-*")]
