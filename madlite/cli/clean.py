@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from madlite.cli.options import Command, common_options
-from madlite.cli.setup import load
+from madlite.cli.setup import load, warn_of
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 
@@ -37,6 +38,7 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     from madlite.run.recovery.unfinished import find_all
 
     environ, runtimes = dict(os.environ), load(no_plugins, verbose).runtimes()
+    warn_of(_completed(yes))
     found = find_all(Path.cwd(), environ, runtimes)
     for note in found.notes:
         echo(f"warning: {note}", err=True)
@@ -63,6 +65,14 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     elif waiting:
         echo(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this")
     return int(ExitCode.RUN_FAILED if failed else ExitCode.OK)
+
+
+def _completed(acknowledged: bool) -> Iterator[str]:
+    """Complete the side files before runs are acknowledged, which no command looks at again; yield messages."""
+    from madlite.run.recovery.unfinished import complete_side_files
+
+    if acknowledged:
+        yield from complete_side_files(Path.cwd())
 
 
 def _of_run(item: Leftover) -> str:

@@ -37,11 +37,13 @@ def command(run: tuple[str, ...], output: Path) -> int:
 
     Ends with the exit code that the runs would have had; 3 also where one of them cannot be collected.
     """
+    from madlite.cli import setup
     from madlite.results.header import new_columns
     from madlite.results.locked import make_folder
     from madlite.results.perfcsv import check_appendable
     from madlite.run.batch import exit_code
     from madlite.run.collect import collect_all
+    from madlite.run.recovery.unfinished import complete_side_files
 
     here = Path.cwd()
     file = here / output
@@ -51,6 +53,7 @@ def command(run: tuple[str, ...], output: Path) -> int:
     if folders:
         check_appendable(file, here)
         make_folder(Path(os.path.realpath(file)))
+    setup.warn_of(complete_side_files(here))
     done = [*collect_all(folders, here, file, new_columns(contract()))]  # all of it, whoever stops reading
     for one in done:
         _print(one)
@@ -93,8 +96,7 @@ def _print(one: Collected) -> None:
         setup.warn(f"{one.run_id}: {one.message}")
     else:
         echo(f"{one.run_id}: {status}{one.message}")
-    for text in one.warnings:
-        setup.warn(text)
+    setup.warn_of(one.warnings)
 
 
 def _folders(names: Sequence[str], here: Path) -> list[Path]:

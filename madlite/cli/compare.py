@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from madlite.reports.compare import Comparison, Report, Settings
     from madlite.reports.gates import Trip
     from madlite.reports.sides import Side
-    from madlite.run.batch import RelativeChange
+    from madlite.run.result_writer import RelativeChange
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -17,7 +17,7 @@ from madlite.errors import MadliteError, UsageProblem
 from madlite.files import exists, is_file, template_root
 from madlite.machine.fabric import find_fabric
 from madlite.plan.actions import TOOLS, list_tools, make_toolset
-from madlite.plan.context import REMOTE_KEYS, Context, Options
+from madlite.plan.context import REMOTE_KEYS, Context, Options, context_on
 from madlite.plan.inputs import RUNS
 from madlite.plan.manifest_text import context_over
 from madlite.plan.plan_file import read_plan_file, secret_sources
@@ -169,10 +169,13 @@ def plan_of_file(
     saved = read_plan_file(file, local_secret_sources(options))
     environ = planned_environ(saved, options.environ)
     options = msgspec.structs.replace(options, environ=environ, command=saved.command or options.command)
-    machine = setup.find_machine(Context(values=saved.context), "")
+    context = context_on(saved.context, f"plan file {file}", Context(), ())
+    kubernetes = setup.kubernetes_settings(context)
+    machine = setup.find_machine(context, kubernetes.machine if kubernetes else "")
     setup.print_problems(machine.problems)
     with claimed_id(saved, options.workspace) if touch else nullcontext(saved.plan.id) as run_id:
-        one = bind_plan(saved, run_id, options, machine, plugins, setup.make_runtimes(plugins))
+        runtimes = setup.make_runtimes(plugins, kubernetes, options.environ)
+        one = bind_plan(saved, run_id, options, machine, plugins, runtimes)
         if again and run_id != saved.plan.id:
             follow_cut_off(options.workspace / RUNS / saved.plan.id, run_id)
         notes = differences(saved, one.plan, options, plugins, lambda name: setup.find_card(name, options.workspace))

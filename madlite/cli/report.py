@@ -246,11 +246,13 @@ def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:
 @verbose_option
 def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> int:
     """Make perf.csv again, from what the records of its runs say was appended, in that order."""
+    from madlite.plan.inputs import RUNS
     from madlite.results.rebuild import rebuild
+    from madlite.run.recovery.unfinished import complete_side_files
 
     done = rebuild(output, runs, of=of, force=force, contract=contract())
-    for note in done.notes:
-        setup.warn(note)
+    completed = complete_side_files(runs.parent) if runs.name == RUNS else ()
+    setup.warn_of((*done.notes, *completed))
     rows = "1 row" if done.rows == 1 else f"{done.rows} rows"
     echo(f"wrote {output}: {rows} of {done.runs} {'run' if done.runs == 1 else 'runs'}")
     return int(ExitCode.OK)

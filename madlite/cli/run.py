@@ -440,12 +440,13 @@ def _check_several(params: dict[str, Any]) -> None:
         raise UsageProblem(f"--fail-fast is --max-failures 1, not {params['max_failures']}", "leave one of them out")
     if params["parallel"] in (None, 1):
         return
-    why = "each run is to have the machine to itself" if params["exclusive"] else ""
-    if params["repeat"] is not None:
-        why = "the runs of a series would disturb each other"
-    if why:
-        option = "--repeat" if params["repeat"] is not None else "--exclusive"
-        raise UsageProblem(f"--parallel beside {option}: {why}", f"leave --parallel or {option} out")
+    for option, is_there, why in (
+        ("--repeat", params["repeat"] is not None, "the runs of a series would disturb each other"),
+        ("--exclusive", params["exclusive"], "each run is to have the machine to itself"),
+        ("--keep-alive", params["keep_alive"], "what a run leaves running would be on the GPUs of the next one"),
+    ):
+        if is_there:
+            raise UsageProblem(f"--parallel beside {option}: {why}", f"leave --parallel or {option} out")
 
 
 def _make_settle(params: dict[str, Any]) -> Settle | None:
@@ -482,13 +483,14 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: Unfinish
     from madlite.results.header import new_columns
     from madlite.run.collect import collect_recoverable
     from madlite.run.recovery.leftovers import end_orphans
-    from madlite.run.recovery.unfinished import append_pending
+    from madlite.run.recovery.unfinished import append_pending, complete_side_files
 
     workspace, output = options.workspace, options.output_target or options.output
     yield from end_orphans(workspace, options.environ, runtimes)
     if options.rows:
         begin = new_columns(options.contract)
         yield from append_pending(workspace, output, begin)
+        yield from complete_side_files(workspace)
         yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,12 @@ def print_problems(problems: Sequence[Problem]) -> None:
 def warn(text: str) -> None:
     """Print a warning on stderr, secrets masked."""
     echo(f"warning: {mask(text)}", err=True)
+
+
+def warn_of(texts: Iterable[str]) -> None:
+    """Print warnings on stderr, secrets masked."""
+    for text in texts:
+        warn(text)
 
 
 def home() -> Path | None:

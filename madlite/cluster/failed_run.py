@@ -18,8 +18,8 @@ from madlite.model import Diagnosis, Result, Runtime, Status
 from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
 from madlite.results.stored import RunResult, load_result, result_text
-from madlite.run.batch import ResultWriter
 from madlite.run.one import secrets_for
+from madlite.run.result_writer import ResultWriter
 from madlite.run.screen import Planned, Screen
 from madlite.secrets import Redactor
 from madlite.workspace.folder import RunFolder, exists

@@ -167,16 +167,21 @@ class LogMonitor:
         self.restarted_at: int | None = None  # the step to which the training went back last
         self.node_speeds = NodeSpeeds(nodes)
         self._on_step, self._on_event, self._now, self._nodes = on_step, on_event, now, nodes
+        self._written_s: float | None = None
         self.config_lines: dict[str, str] = {}  # key of `config` → the line that reports it
         self._splitters: dict[tuple[int, int], LineSplitter] = {}  # of each node and stream
 
-    def feed(self, chunk: bytes, stream: int = 1, node: int = 0) -> None:
-        """Take output of one stream of one node."""
+    def feed(self, chunk: bytes, stream: int = 1, node: int = 0, written_s: float | None = None) -> None:
+        """Take output of one stream of one node; `written_s` is its time where that is not now."""
+        self._written_s = written_s
         splitter = self._splitters.get((node, stream))
         if splitter is None:
-            splitter = LineSplitter(self._now, node if self._nodes > 1 else None, self._labels)
+            splitter = LineSplitter(self._time, node if self._nodes > 1 else None, self._labels)
             self._splitters[node, stream] = splitter
         self._process(splitter.take(chunk), splitter)
+
+    def _time(self) -> float:
+        return self._now() if self._written_s is None else self._written_s
 
     def finish(self, outputs: Path | None = None) -> None:
         """Take what was left without a line's end, and the files the framework left in `outputs`."""

@@ -11,12 +11,14 @@ from madlite.model.values import Value
 class Chunk(Value, frozen=True):
     """Bytes of an action's output as they came: of `stream` 1 (stdout) or 2 (stderr), from one node of the session.
 
-    `node` counts from 0 in the order of `Session.nodes`, as torchrun's node rank does.
+    `node` counts from 0 in the order of `Session.nodes`, as torchrun's node rank does.  `t_s` is when it was written,
+    in seconds since the session's first output, where the engine knows that; None where it was written as it came.
     """
 
     data: bytes
     stream: int = 1
     node: int = 0
+    t_s: float | None = None
 
 
 Sink: TypeAlias = Callable[[Chunk], None]

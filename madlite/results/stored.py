@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import RecordError
-from madlite.model import QUANTITIES, Json, Place, Quantity, Scalar, Study, Traits, Value, Variant
+from madlite.model import QUANTITIES, Place, Quantity, Scalar, Study, Traits, Value, Variant
 from madlite.plan.inputs import RUNS
+from madlite.results.entries import Entries, entries_of
 from madlite.results.header import indented, read_json
 from madlite.results.record import VERSION, Record, record_json
-from madlite.results.sidefiles import Entries
 from madlite.safe_read import read_regular
 from madlite.workspace import journal
 from madlite.workspace.folder import PLAN, RECORD, RESULT, awaits_collection, exists, is_alive
@@ -320,20 +320,13 @@ def _read(data: bytes) -> RunResult:
             age = "a newer" if version > RESULT_VERSION else "an older"
             raise RecordError(f"{RESULT}: it is of version {version}, of {age} madlite")
         file = msgspec.json.decode(data, type=_File)
-        return RunResult(record=file.record, entries=_entries(read_json(bytes(file.entries))))
+        return RunResult(record=file.record, entries=entries_of(read_json(bytes(file.entries))))
     except UNREADABLE as error:
         raise RecordError(f"{RESULT}: {error}") from error
 
 
 class _Version(Value, frozen=True):
     version: int
-
-
-def _entries(tables: Json) -> Entries | None:
-    if tables is None:
-        return None
-    listed = {name: tuple(tables[name]) for name in ("entry", "table", "superset")}
-    return Entries(**listed, common=tables["common"], ran=tables["ran"])
 
 
 def uncollected(workspace: Path) -> tuple[Path, ...]:

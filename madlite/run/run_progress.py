@@ -114,7 +114,7 @@ class RunProgress:
                 tail = self._tails[chunk.node] = _Tail(_KEPT_OF_NODES_BYTES // self._nodes)
             tail.add(chunk)
         if self._kind == "run":
-            self.monitor.feed(chunk.data, chunk.stream, chunk.node)
+            self.monitor.feed(chunk.data, chunk.stream, chunk.node, chunk.t_s)
             return
         self._aside.feed(chunk.data, chunk.stream, chunk.node)
         if (chunk.node, chunk.stream) == (0, 1):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from madlite.model import Runtime
 from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.runtimes.host.runtime import HostRuntime
-from madlite.runtimes.kubernetes.runtime import KubernetesRuntime
+from madlite.runtimes.kubernetes.runtime import FOLLOWED, KubernetesRuntime
 from madlite.runtimes.kubernetes.settings import KubernetesSettings
 from madlite.runtimes.slurm.runtime import SlurmRuntime
 
@@ -21,6 +21,6 @@ def builtin_runtimes(
         DockerRuntime(environ),
         HostRuntime(environ),
         SlurmRuntime(environ),
-        KubernetesRuntime(kubernetes),
+        KubernetesRuntime(kubernetes, environ.get(FOLLOWED, "")),
     )
     return {runtime.name: runtime for runtime in runtimes}

@@ -255,7 +255,8 @@ class RunEntry(Value, frozen=True, omit_defaults=True):
     """One line of a run's journal: its `rows` right before they are appended, or what `clean` did with the run.
 
     Or, before its result file is written, the results `file` that its rows go to, as `RunRows.path`; or the id of the
-    attempt that comes `next`, of a run that is tried again.
+    attempt that comes `next`, of a run that is tried again; or before its rows its part of the side files, `entries`,
+    as text, and `listed` once the next command has written that.
     """
 
     at: str
@@ -263,14 +264,16 @@ class RunEntry(Value, frozen=True, omit_defaults=True):
     cleaned: str | None = None
     file: str = ""
     next: str = ""
+    entries: str = ""
+    listed: bool = False
 
 
 class RunJournal(Value, frozen=True):
     """Content of the journal of a run's folder.
 
     `rows` are the last ones recorded; without any, `complete` means that the run certainly has none: a journal that
-    could not take the rows is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.  `file`
-    and `next` are as an entry has them.
+    could not take the rows is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.  `file`,
+    `next`, `entries` and `listed` are as an entry has them.
     """
 
     rows: RunRows | None = None
@@ -278,6 +281,8 @@ class RunJournal(Value, frozen=True):
     cleaned: str | None = None
     file: str = ""
     next: str = ""
+    entries: str = ""
+    listed: bool = False
 
 
 class RunJournalWriter:
@@ -384,4 +389,6 @@ def _content(data: bytes) -> RunJournal:
         cleaned=cleaned[-1] if cleaned else None,
         file=next((entry.file for entry in reversed(entries) if entry.file), ""),
         next=next((entry.next for entry in reversed(entries) if entry.next), ""),
+        entries=next((entry.entries for entry in reversed(entries) if entry.entries), ""),
+        listed=any(entry.listed for entry in entries),
     )

@@ -168,7 +168,7 @@ def test_a_kill_after_the_record_is_a_run_that_is_collected(checkout, capfd):
     assert run() == 0 and len(perf_rows(checkout)) == 2, "the next run adds nothing of it"
 
 
-@pytest.mark.parametrize("target", ["madlite.run.batch.append_rows", "madlite.run.batch.make_record"])
+@pytest.mark.parametrize("target", ["madlite.run.result_writer.append_rows", "madlite.run.result_writer.make_record"])
 def test_a_run_of_a_plan_that_was_killed_with_its_result_is_collected(checkout, capfd, target):
     assert call(["plan", "--tags", "a"]) == 0
     count = "1" if target.endswith("rows") else "2"  # the first record is the result file's
@@ -342,3 +342,44 @@ def test_no_secret_is_in_a_result(checkout, monkeypatch):
     (folder,) = folders(checkout)
     assert all(b"hf_abcd" not in one.read_bytes() for one in folder.rglob("*") if one.is_file())
     assert os.environ["HF_TOKEN"] == "hf_abcdefghijkl"  # noqa: S105
+
+
+@pytest.mark.parametrize("words", ["run --tags a", "collect", "report rebuild --force", "clean --yes"])
+@pytest.mark.parametrize(
+    ("target", "when"),
+    [
+        ("madlite.results.perfcsv._append", "after"),
+        ("madlite.run.result_writer.write_entries", "before"),
+        ("madlite.results.sidefiles.add_to_list", "after"),
+        ("madlite.results.sidefiles.add_to_table", "after"),
+        ("madlite.run.result_writer.make_record", "before"),
+    ],
+)
+def test_a_kill_between_a_row_and_its_entries_is_mended_by_the_next_command(checkout, capfd, target, when, words):
+    assert run() == 0
+    done = subprocess.run([sys.executable, "-c", KILLS, target, when, "1", "run", "--tags", "a"], timeout=60)
+    assert done.returncode == -signal.SIGKILL and len(perf_rows(checkout)) == 2
+    for _ in range(2):
+        call(words.split())
+        rows = [row["test_duration"] for row in perf_rows(checkout)]
+        entries = json.loads((checkout / "perf_super.json").read_text())
+        assert [str(one["test_duration"]) for one in entries] == rows, capfd.readouterr().err
+        assert len((checkout / "perf_super.csv").read_text().splitlines()) == 1 + len(rows)
+
+
+def test_an_entry_of_a_killed_run_that_the_user_removed_does_not_come_back(checkout):
+    words = [
+        sys.executable,
+        "-c",
+        KILLS,
+        "madlite.run.result_writer.write_entries",
+        "before",
+        "1",
+        "run",
+        "--tags",
+        "a",
+    ]
+    assert subprocess.run(words, timeout=60).returncode == -signal.SIGKILL
+    assert call(["collect"]) == 0 and len(json.loads((checkout / "perf_super.json").read_text())) == 1
+    (checkout / "perf_super.json").write_text("[]\n")
+    assert call(["collect"]) == 0 and json.loads((checkout / "perf_super.json").read_text()) == []

@@ -250,7 +250,7 @@ def test_a_bug_in_the_side_files_writes_no_second_row(planned, monkeypatch):
     def broken(*args, **named):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("madlite.results.sidefiles.build_entries", broken)
+    monkeypatch.setattr("madlite.results.entries.build_entries", broken)
     screen = Quiet()
     outcome = run_batch(plans, options, plugins, screen)
     assert outcome.bug is None and statuses(options) == ["SUCCESS"]

@@ -58,13 +58,13 @@ def left_in(workspace: Path) -> list[Leftover]:
 @pytest.mark.parametrize(
     ("target", "after", "rows", "row"),
     [
-        ("madlite.run.batch.step_lines", False, 0, "no row"),
-        ("madlite.run.batch.append_rows", False, 0, "no row"),
+        ("madlite.run.result_writer.step_lines", False, 0, "no row"),
+        ("madlite.run.result_writer.append_rows", False, 0, "no row"),
         ("madlite.results.perfcsv._append", False, 0, "no row"),
         ("madlite.results.perfcsv._append", True, 1, "its row is in perf.csv"),
-        ("madlite.run.batch.append_rows", True, 1, "its row is in perf.csv"),
-        ("madlite.run.batch.write_side_files", False, 1, "its row is in perf.csv"),
-        ("madlite.run.batch.make_record", False, 1, "its row is in perf.csv"),
+        ("madlite.run.result_writer.append_rows", True, 1, "its row is in perf.csv"),
+        ("madlite.run.result_writer.write_entries", False, 1, "its row is in perf.csv"),
+        ("madlite.run.result_writer.make_record", False, 1, "its row is in perf.csv"),
     ],
 )
 def test_a_kill_at_any_instant_leaves_the_row_or_is_told(planned, monkeypatch, target, after, rows, row):  # noqa: F811
@@ -138,7 +138,7 @@ def test_of_many_the_first_are_named(planned):  # noqa: F811
 def test_where_the_file_cannot_be_read_nobody_says_that_there_is_no_row(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.run.batch.write_side_files")
+        kill_at(patch, "madlite.run.result_writer.write_entries")
         with pytest.raises(Killed):
             run_batch(plans, options, plugins, Quiet())
     options.output.write_text("nonsense\n")
@@ -151,7 +151,7 @@ def test_a_bug_while_the_record_is_made_writes_no_second_row(planned, monkeypatc
     def broken(*args, **named):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("madlite.run.batch.make_record", broken)
+    monkeypatch.setattr("madlite.run.result_writer.make_record", broken)
     outcome = run_batch(plans, options, plugins, Quiet())
     assert outcome.bug is None and rows_of(options.output) == ["m"]
     assert outcome.results[0].findings[-1] == "internal error in record.json: ZeroDivisionError: ours"

@@ -24,10 +24,11 @@ from madlite.reports.run_fields import COLUMNS, as_csv, csv_cells
 from madlite.reports.runs import as_json, find_run, list_runs
 from madlite.results import append_rows
 from madlite.results.configs import read_configs
+from madlite.results.entries import Entries
 from madlite.results.pending import are_in_file
 from madlite.results.rebuild import rebuild
 from madlite.results.record import Record, record_json
-from madlite.results.sidefiles import add_to_list
+from madlite.results.sidefiles import Addition, add_to_list
 from madlite.results.update_perf import update_perf
 from madlite.workspace.folder import LOCK, PLAN, RECORD
 from madlite.workspace.journal import RUN_JOURNAL, RunRows, read_run
@@ -140,7 +141,8 @@ def test_a_list_that_grows(data: bytes) -> None:
     def look(place: Path) -> None:
         path = place / "perf_super.json"
         path.write_bytes(data)
-        add_to_list(path, [{"model": "ours"}])
+        ours = Entries(entry=(), table=(), superset=({"model": "ours"},), common=None, ran=True)
+        add_to_list(path, [Addition(entries=ours)])
         assert json.loads(path.read_bytes())[-1] == {"model": "ours"}
 
     in_a_folder(look, RecordError)

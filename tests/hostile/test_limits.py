@@ -18,9 +18,9 @@ from madlite.measure.performance import CUT, is_too_long, short_name, shortened
 from madlite.model import Cause, Metric, Result, ResultRule, Row, Status
 from madlite.results import append_rows
 from madlite.results.configs import read_configs
+from madlite.results.entries import configs_of
 from madlite.results.header import as_number, typed_rows
 from madlite.results.pending import are_in_file
-from madlite.results.sidefiles import configs_of
 from madlite.run.batch import run_batch
 from madlite.run.context import masked
 from madlite.workspace.journal import RunRows

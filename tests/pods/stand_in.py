@@ -58,7 +58,15 @@ class Cluster:
         self.answers: list[tuple[str, int, str]] = []  # (path part, status, message) to refuse with, each once
         self.pod_status: Callable[[dict], dict | None] = lambda pod: None
         self.cut_logs_after = 0  # bytes of a log that one connection gives; 0 all
+        self.watches: list[str] = []  # the version from which each began
+        self.cut_watches_after = 0  # events that one connection gives; 0 all
+        self.may_watch = True
+        self.oldest = 0  # the least version that a watch may begin from
+        self._version = 100
+        self._history: list[tuple[int, str, dict]] = []
+        self._seen: dict[str, str] = {}
         self.lock = threading.RLock()
+        self.closed = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -86,6 +94,7 @@ class Cluster:
         return file
 
     def close(self) -> None:
+        self.closed.set()
         for pod in list(self.pods.values()):
             self.kill(pod, 0)
         self.server.shutdown()
@@ -132,6 +141,27 @@ class Cluster:
                 if pod.body["metadata"]["ownerReferences"][0]["uid"] == uid:
                     self._end(pod, grace_s)
         return 200, _status(200, "")
+
+    def observe(self) -> int:
+        """Note what has changed of the pods, and return the version that they have now."""
+        with self.lock:
+            now = {name: json.dumps(pod.body) for name, pod in list(self.pods.items())}
+            for name in [*now, *(name for name in self._seen if name not in now)]:
+                if now.get(name) == self._seen.get(name):
+                    continue
+                kind = "DELETED" if name not in now else "MODIFIED" if name in self._seen else "ADDED"
+                self._version += 1
+                body = json.loads(now.get(name) or self._seen[name])
+                body["metadata"]["resourceVersion"] = str(self._version)
+                self._history.append((self._version, kind, body))
+            self._seen = now
+            return self._version
+
+    def events_after(self, version: int, query: dict[str, str]) -> list[tuple[str, dict]]:
+        """Return what happened to selected pods after a version."""
+        self.observe()
+        with self.lock:
+            return [(kind, body) for at, kind, body in self._history if at > version and _selected(query, body)]
 
     # The Job's controller and the kubelets.
 
@@ -298,6 +328,9 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                 one = cluster.pods[name].body if plural == "pods" and name in cluster.pods else None
                 one = one or cluster.objects.get((plural, name))
                 return self.answer(200, one) if one else self.answer(404, _status(404, f'{plural} "{name}" not found'))
+            version = cluster.observe()
+            if plural == "pods" and query.get("watch"):
+                return self.watch(query)
             if plural == "pods":
                 items = [pod.body for pod in list(cluster.pods.values()) if _selected(query, pod.body)]
             elif plural == "events":
@@ -306,17 +339,41 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                 items = [
                     one for (kind, _), one in list(cluster.objects.items()) if kind == plural and _selected(query, one)
                 ]
-            return self.answer(200, {"items": items})
+            return self.answer(200, {"metadata": {"resourceVersion": str(version)}, "items": items})
 
-        def log(self, name: str, query: dict) -> None:
-            pod = cluster.pods.get(name)
-            if pod is None:
-                return self.answer(404, _status(404, f'pods "{name}" not found'))
+        def begin_stream(self) -> None:
             self.send_response(200)
             self.send_header("Connection", "close")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             self.close_connection = True
+
+        def watch(self, query: dict) -> None:
+            if not cluster.may_watch:
+                return self.answer(403, _status(403, 'cannot watch resource "pods"'))
+            version, sent = int(query["resourceVersion"]), 0
+            cluster.watches.append(query["resourceVersion"])
+            self.begin_stream()
+            if version < cluster.oldest:
+                status = _status(410, "too old resource version")
+                self.chunk(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+                return self.chunk(b"")
+            until = time.monotonic() + float(query["timeoutSeconds"])
+            while time.monotonic() < until and not cluster.closed.is_set():
+                for kind, body in cluster.events_after(version, query):
+                    version = int(body["metadata"]["resourceVersion"])
+                    self.chunk(json.dumps({"type": kind, "object": body}).encode() + b"\n")
+                    sent += 1
+                    if sent == cluster.cut_watches_after:  # without the last chunk: the connection broke
+                        return None
+                time.sleep(0.02)
+            return self.chunk(b"")
+
+        def log(self, name: str, query: dict) -> None:
+            pod = cluster.pods.get(name)
+            if pod is None:
+                return self.answer(404, _status(404, f'pods "{name}" not found'))
+            self.begin_stream()
             since, left = query.get("sinceTime", "")[:19], cluster.cut_logs_after or None
             cluster.cut_logs_after *= 2
             with pod.log.open("rb") as file:

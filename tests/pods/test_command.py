@@ -79,3 +79,17 @@ def test_a_cluster_that_does_not_answer_is_a_row_with_the_reason(checkout, clust
     assert run(cluster) in (2, 3)
     assert [row["status"] for row in rows(checkout)] == ["FAILURE"]
     assert "does not answer" in capfd.readouterr().out
+
+
+def test_a_plan_file_runs_on_the_cluster_and_for_the_gpus_that_its_context_names(checkout, cluster, capfd):
+    table = {"kubeconfig": str(cluster.kubeconfig()), "nodes": 2, "gpu": "MI300X", "gpus_per_node": 8}
+    context = json.dumps({"k8s": {**table, "node_selector": {"pool": "mi300"}}})
+    assert call(["plan", "--tags", "a", "--image", "rocm/a:1", "-c", context, "-o", "plan.json"]) == 0
+    assert cluster.requests == []
+    pods: list[dict] = []
+    cluster.pod_status = pods.append  # and nothing of it is decided
+    assert call(["run", "--plan", "plan.json"]) == 0, capfd.readouterr()
+    ((row,),) = (rows(checkout),)
+    assert (row["performance"], row["n_gpus"], row["nnodes"]) == ("12.5", "16", "2")
+    assert {pod["spec"]["nodeSelector"]["pool"] for pod in pods} == {"mi300"}
+    assert cluster.invalid == []

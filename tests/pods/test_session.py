@@ -42,6 +42,19 @@ def run(runtime: KubernetesRuntime, plan) -> tuple[list[Exit], list[Output]]:
     return exits, outputs
 
 
+def stopped(runtime: KubernetesRuntime, plan) -> tuple[Output, Exit, Exit]:
+    """Stop the first action once it has said something; return its output, its end, and that of another attempt."""
+    output, ended = Output(), []
+    with runtime.open(plan) as session:
+        thread = threading.Thread(target=lambda: ended.append(session.run(plan.actions[0], output)))
+        thread.start()
+        assert output.some.wait(60)
+        session.stop(plan.stop_grace_s)
+        thread.join(60)
+        again = session.run(plan.actions[0], output)
+    return output, *ended, again
+
+
 def assert_nothing_left(cluster: Cluster) -> None:
     wait_until(lambda: not cluster.pods and not cluster.objects, "the removal of all objects")
     assert cluster.invalid == []
@@ -89,30 +102,34 @@ def test_a_log_that_breaks_is_read_on_and_no_line_comes_twice_or_is_lost(cluster
     assert sum(1 for method, path in cluster.requests if path.endswith("/log")) > 3
 
 
+def test_pods_are_watched_and_a_watch_that_breaks_or_is_too_old_loses_nothing(cluster, runtime, plan):
+    cluster.cut_watches_after = 1
+    cluster.pod_status = lambda pod: setattr(cluster, "oldest", cluster._version + 2)
+    (ended,), (output,) = run(runtime, plan("echo one; sleep 1; exit 3"))
+    assert ended.code == 3 and output.text() == "one\n"
+    assert len(cluster.watches) > 1
+    lists = [1 for method, path in cluster.requests if (method, path) == ("GET", "/api/v1/namespaces/bench/pods")]
+    assert len(lists) - len(cluster.watches) <= 3  # not polled
+    assert_nothing_left(cluster)
+
+
+def test_a_cluster_that_allows_no_watch_is_polled(cluster, runtime, plan):
+    cluster.may_watch = False
+    (ended,), (output,) = run(runtime, plan("echo one; exit 3"))
+    assert ended.code == 3 and output.text() == "one\n"
+
+
 def test_a_stop_lets_the_workload_say_its_last_words_and_removes_everything(cluster, runtime, plan):
     made = plan("trap 'echo last words; exit 7' INT; echo begun; while :; do sleep 0.1; done", stop_grace_s=20.0)
-    output, ended = Output(), []
-    with runtime.open(made) as session:
-        thread = threading.Thread(target=lambda: ended.append(session.run(made.actions[0], output)))
-        thread.start()
-        assert output.some.wait(60)
-        session.stop(20.0)
-        thread.join(60)
-        again = session.run(made.actions[0], output)
-    assert "last words" in output.text() and [one.code for one in ended] == [7] and again.code != 0
+    output, ended, again = stopped(runtime, made)
+    assert "last words" in output.text() and ended.code == 7 and again.code != 0
     assert_nothing_left(cluster)
 
 
 def test_an_action_that_ignores_signals_is_killed(cluster, runtime, plan):
     made = plan("trap '' INT TERM; echo begun; while :; do sleep 0.1; done", stop_grace_s=1.0)
-    output, ended = Output(), []
-    with runtime.open(made) as session:
-        thread = threading.Thread(target=lambda: ended.append(session.run(made.actions[0], output)))
-        thread.start()
-        assert output.some.wait(60)
-        session.stop(1.0)
-        thread.join(60)
-    assert ended and ended[0].code != 0
+    _, ended, _ = stopped(runtime, made)
+    assert ended.code != 0
     assert_nothing_left(cluster)
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from madlite.model import RunPlan
 from madlite.results.configs import read_configs
-from madlite.results.sidefiles import configs_of
+from madlite.results.entries import configs_of
 from tests.factories import HOST
 
 from .golden import make_run, number, spelled, strict_json, written

@@ -16,6 +16,7 @@ import pytest
 
 from madlite.model import Cause
 from madlite.results import sidefiles, write_side_files
+from madlite.results.entries import make_entries
 
 from .golden import BLANK, GOLDEN, SIDE_FILES, failed, make_run, number, strict_json, written
 from .reading import table
@@ -197,8 +198,8 @@ def test_processes_at_once_lose_nothing_and_mix_nothing(tmp_path: Path) -> None:
     assert names == listed(tmp_path)[-len(names) :]
 
 
-def _add_and_die(workspace: Path, at: int) -> None:
-    """Be killed at the `at`th step that other processes can see: a file made, written, synced, or renamed."""
+def die_at(at: int) -> None:
+    """Be killed at the `at`th step from now on that other processes can see: a file made, written, synced, renamed."""
     left = at
 
     def deadly(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -213,6 +214,10 @@ def _add_and_die(workspace: Path, at: int) -> None:
 
     os.fsync, os.write, os.open = deadly(os.fsync), deadly(os.write), deadly(os.open)
     Path.replace, Path.unlink, Path.open = deadly(Path.replace), deadly(Path.unlink), deadly(Path.open)  # type: ignore[method-assign]
+
+
+def _add_and_die(workspace: Path, at: int) -> None:
+    die_at(at)
     add(workspace, "killed", csv=BLANK)
 
 
@@ -233,3 +238,63 @@ def test_a_kill_at_any_step_leaves_files_that_parse_and_loses_no_earlier_entry(t
     add(tmp_path, "after")
     assert listed(tmp_path)[-1] == tabled(tmp_path)[-1] == "after"
     assert list(tmp_path.glob(".perf_*.new")) == []
+
+
+def leave(workspace: Path, name: str, **changes: Any) -> None:
+    plan, result = make_run(workspace, name, **{"metrics": (number("5"),), **changes})
+    assert sidefiles.leave_entries(workspace, make_entries(plan, result, pipeline="", build_number="0")) == ()
+
+
+def test_entries_that_wait_come_before_those_that_are_written(tmp_path: Path) -> None:
+    add(tmp_path, "one")
+    leave(tmp_path, "two", csv=BLANK)
+    leave(tmp_path, "three")
+    assert listed(tmp_path) == tabled(tmp_path) == ["one"]
+    add(tmp_path, "four")
+    assert listed(tmp_path) == tabled(tmp_path) == ["one", "two_a", "two_b", "three", "four"]
+    assert "two" in (tmp_path / "common_info.json").read_text()
+    leave(tmp_path, "five")
+    assert sidefiles.write_waiting(tmp_path) == sidefiles.write_waiting(tmp_path) == ()
+    assert listed(tmp_path)[-1] == tabled(tmp_path)[-1] == strict_json(tmp_path / "perf_entry.json")["model"] == "five"
+
+
+def test_entries_that_wait_are_not_added_a_second_time(tmp_path: Path) -> None:
+    """What a killed run left waiting is in the journal of its run, too."""
+    leave(tmp_path, "one")
+    plan, result = make_run(tmp_path, "one", metrics=(number("5"),))
+    entries = make_entries(plan, result, pipeline="", build_number="0")
+    assert sidefiles.write_entries(tmp_path, entries, again=True) == ()
+    assert listed(tmp_path) == tabled(tmp_path) == ["one"]
+
+
+@pytest.mark.parametrize("torn", [b'{"entry": [{"mo', b"[1]", b"\xff", b'{"entry": [1]}'])
+def test_a_torn_line_of_what_waits_costs_no_other_entry(tmp_path: Path, torn: bytes) -> None:
+    leave(tmp_path, "one")
+    with (tmp_path / "madlite_runs/.side_files.jsonl").open("ab") as journal:
+        journal.write(torn)
+    leave(tmp_path, "two")
+    assert sidefiles.write_waiting(tmp_path) == () and listed(tmp_path) == tabled(tmp_path) == ["one", "two"]
+
+
+def _write_and_die(workspace: Path, at: int) -> None:
+    die_at(at)
+    sidefiles.write_waiting(workspace)
+
+
+@pytest.mark.host
+def test_a_kill_while_what_waits_is_written_leaves_each_entry_once(tmp_path: Path) -> None:
+    killed = 0
+    while True:
+        folder = tmp_path / str(killed)
+        folder.mkdir()
+        add(folder, "before")
+        for name in ("one", "two"):
+            leave(folder, name, csv=BLANK)
+        code = in_a_process(_write_and_die, folder, killed)
+        strict_json(folder / "perf_super.json")
+        assert sidefiles.write_waiting(folder) == ()
+        assert listed(folder) == tabled(folder) == ["before", "one_a", "one_b", "two_a", "two_b"]
+        if code != -signal.SIGKILL:
+            break
+        killed += 1
+    assert killed > 20

@@ -15,12 +15,14 @@ from madlite.errors import RecordError, inline_hint
 from madlite.model import Row, Runtime, Value
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import interrupted_batches
+from madlite.results.entries import read_entries
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
 from madlite.results.pending import are_in_file, rows_path
 from madlite.results.perfcsv import SAVED_NAME, append_rows, is_results_file, left_out_text
 from madlite.results.rebuild import NO_ROW
 from madlite.results.record import VERSION, Record, record_json
+from madlite.results.sidefiles import write_entries, write_waiting
 from madlite.results.stored import NotedRuns, has_any_file, load_result, read_record, rows_here, uncollected
 from madlite.run.recovery.leftovers import Leftover, Leftovers, find_leftovers, still_running
 from madlite.workspace.folder import RunFolder, is_alive, planted, real_folders, unfinished
@@ -178,6 +180,39 @@ def _update_record(run_folder: RunFolder, record: Record) -> None:
     """Write where the rows are into the record; until then the run's journal stays."""
     if not run_folder.write_record(record_json(record)):
         run_folder.end_journal()
+
+
+# Entries of perf_super, whose run was killed after its rows and before the side files.
+
+
+def complete_side_files(workspace: Path) -> Iterator[str]:
+    """Write what the side files lack of runs that were cut off after their rows, each once; yield messages."""
+    yield from write_waiting(workspace)
+    for folder in unfinished(workspace):
+        noted = read_run(folder)
+        if not noted.entries or noted.rows is None or noted.listed:
+            continue
+        try:
+            if folder.lstat().st_uid == os.geteuid():  # an owner can write anything into a folder
+                with closing(RunFolder.reopen(folder)) as run_folder:
+                    yield from _add_entries(run_folder, workspace)
+        except BlockingIOError:  # another command does it
+            continue
+        except OSError as error:
+            yield f"{folder.name}: no entry was added: {error.strerror or error}"
+
+
+def _add_entries(run_folder: RunFolder, workspace: Path) -> Iterator[str]:
+    noted = read_run(run_folder.path)
+    entries = read_entries(noted.entries.encode())
+    if entries is None or noted.rows is None or noted.listed:
+        return
+    if are_in_file(noted.rows, workspace, appended_rows(workspace)):
+        if problems := write_entries(workspace, entries, again=True):
+            yield from problems
+            return
+        run_folder.note(RunEntry(at=now(), listed=True))
+        yield f"{run_folder.path.name}: perf_super.json has its entry now"
 
 
 IN_FILE, UNKNOWN = "its row is in {path}", "whether its row is in {path} cannot be seen"

@@ -22,7 +22,11 @@ _LOG = logging.getLogger(__name__)
 _WAITS_S = (0.5, 1.0, 2.0, 4.0)  # between tries of a call that the server was too busy for
 _ANSWER_S = (10.0, 30.0)  # to connect, and for an answer
 _QUIET_S = 60.0  # a log that is silent for so long is asked for again: its connection may be dead
-_AGAIN = (429, 500, 502, 503, 504)
+AGAIN = (429, 500, 502, 503, 504)
+"""Answers of a server that is too busy: it is asked again."""
+CONFLICT, GONE = 409, 410
+"""The answers to what is there already, and to a watch from a version that the server has forgotten."""
+_WATCH_S = 60  # how long the server leaves a watch open
 _HINT = "pip install 'madlite[kubernetes]'"
 _KINDS = {
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
@@ -83,18 +87,48 @@ class Api:
         try:
             self._call("DELETE", f"{_KINDS[kind]}/{name}", body=options)
         except Refusal as refusal:
-            if refusal.status in (404, 409):
+            if refusal.status in (404, CONFLICT):
                 return False
             raise
         return True
 
     def pods(self, run: str) -> list[dict[str, Any]]:
         """Return the pods of a run."""
-        return self._items("Pod", [("labelSelector", f"{RUN_LABEL}={run}")])
+        return self.list_pods(run)[0]
 
-    def objects(self, kind: str, run: str) -> list[dict[str, Any]]:
-        """Return the objects of a kind that a run has."""
-        return self._items(kind, [("labelSelector", f"{RUN_LABEL}={run}")])
+    def list_pods(self, run: str) -> tuple[list[dict[str, Any]], str]:
+        """Return the pods of a run, and the version from which a watch tells what changes."""
+        found = self._call("GET", _KINDS["Pod"], query=[_of_run(run)])
+        return list(found.get("items") or []), str((found.get("metadata") or {}).get("resourceVersion", ""))
+
+    def watch_pods(self, run: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield what happens to the pods of a run after a version: ADDED, MODIFIED, DELETED or BOOKMARK, and the pod.
+
+        It ends when the server ends it.
+
+        Raises:
+            Refusal: the version is forgotten (410), watching is not allowed, or the connection broke.
+        """
+        query = [_of_run(run), ("watch", "true"), ("allowWatchBookmarks", "true")]
+        query += [("resourceVersion", version), ("timeoutSeconds", str(_WATCH_S))]
+        answer = self._once("GET", _KINDS["Pod"], query=query, stream=True, quiet_s=1.5 * _WATCH_S)
+        try:
+            with _explained("GET pods", self.namespace):
+                for line in _lines(answer):
+                    event = json.loads(line)
+                    if event.get("type") == "ERROR":
+                        status = event.get("object") or {}
+                        code = int(status.get("code") or 0)
+                        raise Refusal(f"the watch ended: {status.get('message', '')}", status=code)
+                    yield str(event.get("type", "")), event.get("object") or {}
+        except ValueError as error:
+            raise Refusal(f"the watch broke off: {error}") from None
+        finally:
+            answer.close()
+
+    def objects(self, kind: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return the objects of a kind that have all of some labels."""
+        return self._items(kind, [("labelSelector", ",".join(f"{key}={value}" for key, value in query.items()))])
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return what happened to an object; nothing where one may not see it."""
@@ -142,6 +176,7 @@ class Api:
         query: Sequence[tuple[str, str]] = (),
         content: str = "application/json",
         stream: bool = False,
+        quiet_s: float = _QUIET_S,
     ) -> Any:
         with _explained(f"{method} {path.rpartition('/')[2] if stream else path.rsplit('/', 1)[-1]}", self.namespace):
             answer = self._client.call_api(
@@ -152,9 +187,21 @@ class Api:
                 body=dict(body) if body is not None else None,
                 auth_settings=["BearerToken"],
                 _preload_content=False,
-                _request_timeout=(_ANSWER_S[0], _QUIET_S) if stream else _ANSWER_S,
+                _request_timeout=(_ANSWER_S[0], quiet_s) if stream else _ANSWER_S,
             )
             return answer if stream else answer.data
+
+
+def _of_run(run: str) -> tuple[str, str]:
+    return "labelSelector", f"{RUN_LABEL}={run}"
+
+
+def _lines(answer: Any) -> Iterator[bytes]:
+    """Yield the lines of an answer as they come; of what a broken connection cut off none."""
+    rest = b""
+    for piece in answer.stream(1 << 16, decode_content=False):
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from filter(None, whole)
 
 
 def _client(settings: KubernetesSettings) -> tuple[Any, str]:
@@ -197,7 +244,7 @@ def _patiently(work: Callable[[], _T]) -> _T:
         try:
             return work()
         except Refusal as refusal:
-            if refusal.status and refusal.status not in _AGAIN:
+            if refusal.status and refusal.status not in AGAIN:
                 raise
             _LOG.debug("again in %s s: %s", wait_s, refusal.message)
             time.sleep(wait_s)
@@ -239,7 +286,7 @@ def _refusal(error: Any, what: str, namespace: str) -> Refusal:
         return Refusal(f"there is no namespace {namespace}", "k8s.namespace names another one", status=status)
     if status == 404 and "jobsets" in what:
         return Refusal("the cluster has no JobSet", "install JobSet, or leave k8s.jobset out", status=status)
-    if status == 409:
+    if status == CONFLICT:
         return Refusal(f"it is there already: {message}", "madlite clean", status=status)
     return Refusal(f"the cluster refuses {what} ({status}): {message}", status=status)
 

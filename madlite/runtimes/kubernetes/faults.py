@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from madlite.model import Cause, Value
@@ -147,9 +148,15 @@ _DISRUPTED = {
 }
 
 
+CANCELLED = "madlite.cancelled"
+"""The annotation of pods whose run somebody cancels; they are deleted next."""
+
+
 def ended_fault(pod: Json) -> Fault | None:
     """Return what ended a pod other than its own script; None where it ended by itself or goes on."""
     name, status = pod_name(pod), pod.get("status", {})
+    if CANCELLED in (pod["metadata"].get("annotations") or {}):
+        return Fault(text="the run was cancelled", cause=Cause.INTERRUPTED, state="cancelled")
     node = pod.get("spec", {}).get("nodeName", "")
     where = f" on node {node}" if node else ""
     state, said = container_state(pod)
@@ -175,7 +182,35 @@ def ended_fault(pod: Json) -> Fault | None:
         return Fault(text=f"pod {name} ended{where} ({reason}: {message})", cause=Cause.PREEMPTED, state=reason)
     if reason == "DeadlineExceeded":
         return Fault(text=f"pod {name} ran beyond the Job's own limit", cause=Cause.TIMEOUT, state=reason)
-    return _disrupted(status, name, where)
+    return _disrupted(status, name, where) or _removed(pod, name, where)
+
+
+def _removed(pod: Json, name: str, where: str) -> Fault | None:
+    """Return that somebody deleted the pod before its container had ended."""
+    metadata = pod["metadata"]
+    gone = _time(metadata.get("deletionTimestamp"))
+    if gone is None:
+        return None
+    asked = gone - timedelta(seconds=int(metadata.get("deletionGracePeriodSeconds") or 0))
+    state, said = container_state(pod)
+    ended = _time(said.get("finishedAt")) if state == "terminated" else None
+    if phase_of(pod) == "Succeeded" or (ended is not None and ended < asked):
+        return None
+    return Fault(text=f"pod {name} was removed while it ran{where}", **_LOST)
+
+
+def gone_fault(pod: Json) -> Fault:
+    """Return that a pod is not there any more, and had not ended when it was seen last."""
+    return Fault(text=f"pod {pod_name(pod)} was removed while it ran", **_LOST)
+
+
+_LOST: dict[str, Any] = {"hint": "kubectl get events", "cause": Cause.PREEMPTED, "state": "removed"}
+
+
+def _time(text: object) -> datetime | None:
+    """Return a time of the API, in seconds."""
+    found = re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", str(text or ""), re.ASCII)
+    return datetime.fromisoformat(found[0]) if found else None
 
 
 def _disrupted(status: Json, name: str, where: str) -> Fault | None:

@@ -10,6 +10,7 @@ import re
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Generator, Iterator
+from datetime import datetime
 from typing import Any
 
 from madlite.model import Value
@@ -32,6 +33,16 @@ class LogPosition:
     def since(self) -> str:
         """What to ask the API for: the last line's time without its fraction; "" from the beginning."""
         return _FRACTION.sub(lambda found: found["zone"], self._time) if self._time else ""
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of the last whole line in seconds since 1970; None before the first."""
+        if not self._time:
+            return None
+        text, part = _key(self._time)
+        zone = _FRACTION.search(self._time)
+        offset = zone["zone"].replace("Z", "+00:00") if zone else "+00:00"
+        return datetime.fromisoformat(f"{text}{offset}").timestamp() + float(f"0.{part or 0}")
 
     def reconnect(self) -> None:
         """Note that lines may come again from now on."""
@@ -122,12 +133,18 @@ class MarkReader:
                 return
 
 
-def follow(open_log: Callable[[str], Any], is_over: Callable[[], bool], pause: Callable[[], None]) -> Iterator[bytes]:
+def follow(
+    open_log: Callable[[str], Any],
+    is_over: Callable[[], bool],
+    pause: Callable[[], None],
+    position: LogPosition | None = None,
+) -> Iterator[bytes]:
     """Yield the lines of a pod's log, each once; `open_log(since)` opens it, `is_over` says whether more can come.
 
-    `pause` waits between two connections, and raises where nobody wants to go on.
+    `pause` waits between two connections, and raises where nobody wants to go on.  `position` is where it is: at each
+    line its time is that line's.
     """
-    position, failed = LogPosition(), 0
+    position, failed = position or LogPosition(), 0
     while failed < _TRIES:
         over = is_over()  # asked before the log is read: what it printed until then is in it
         before, rest = position.count, None

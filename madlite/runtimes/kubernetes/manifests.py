@@ -56,6 +56,11 @@ def job_name(run_id: str) -> str:
     return f"madlite-{name[: _NAME - 17].strip('-')}-{digest}"
 
 
+def job_kind(settings: KubernetesSettings) -> str:
+    """Return the kind of object that a run is."""
+    return "JobSet" if settings.jobset else "Job"
+
+
 def label_value(run_id: str) -> str:
     """Return the run's id as the value of a label: at most 63 characters, as they must be there."""
     value = re.sub(r"[^A-Za-z0-9._-]+", "-", run_id)

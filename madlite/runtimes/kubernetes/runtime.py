@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from madlite.cancellation import check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.model import Cause, ImageUsed, JobOutcome, Json, Place, Problem, RunPlan, Say, Traits
-from madlite.runtimes.kubernetes.api import Api
+from madlite.runtimes.kubernetes.api import CONFLICT, Api, Refusal
 from madlite.runtimes.kubernetes.faults import (
     Fault,
     capacity_fault,
@@ -25,6 +26,8 @@ from madlite.runtimes.kubernetes.faults import (
 from madlite.runtimes.kubernetes.manifests import (
     Objects,
     gpu_resource,
+    job_kind,
+    job_name,
     label_value,
     make_objects,
     shown,
@@ -32,7 +35,6 @@ from madlite.runtimes.kubernetes.manifests import (
     yaml_of,
 )
 from madlite.runtimes.kubernetes.session import (
-    POLL_S,
     KubernetesSession,
     access_of,
     ordered,
@@ -40,20 +42,28 @@ from madlite.runtimes.kubernetes.session import (
     read_handle,
 )
 from madlite.runtimes.kubernetes.settings import RUNTIME, KubernetesSettings
+from madlite.runtimes.kubernetes.watch import POLL_S, PodWatch
+from madlite.workspace.folder import RUN_LABEL
 
 _LOG = logging.getLogger(__name__)
 _CERTAIN_S = 30.0  # for which a fault that lasts must stand: a registry may fail for a moment
-_OWNED = ("Job", "JobSet", "Service", "ConfigMap", "Secret")
+_OWNED = ("Service", "ConfigMap", "Secret")
+FOLLOWED = "MADLITE_KUBERNETES_JOB"
+"""The variable with the uid of a Job that is there already: it is followed, neither made nor removed."""
 
 
 class KubernetesRuntime:
-    """Runs plans in pods; `settings` say where and how."""
+    """Runs plans in pods; `settings` say where and how.  `followed` is the uid of the Job that a plan's run is."""
 
     name = RUNTIME
     traits = Traits(containerised=True, local=False, sees_processes=False, shares_files=False, manifests=True)
 
-    def __init__(self, settings: KubernetesSettings = KubernetesSettings()) -> None:  # noqa: B008 - frozen
-        self.settings = settings
+    def __init__(
+        self,
+        settings: KubernetesSettings = KubernetesSettings(),  # noqa: B008 - frozen
+        followed: str = "",
+    ) -> None:
+        self.settings, self._followed = settings, followed
 
     def supports(self, place: Place) -> bool:
         """Return whether plans for this place can run here."""
@@ -106,21 +116,38 @@ class KubernetesRuntime:
             Interrupted: a stop came before they had.
         """
         api = interruptible(lambda: Api(self.settings))
-        objects = make_objects(plan, workspace_files(plan), self.settings)
-        run, kind = label_value(plan.id), str(objects.job["kind"])
+        run, name, kind = label_value(plan.id), job_name(plan.id), job_kind(self.settings)
         session: KubernetesSession | None = None
+        pods: PodWatch | None = None
         try:
-            interruptible(lambda: _create(api, objects))
-            nodes = interruptible(lambda: _wait(api, plan, objects.name, self.settings))
+            interruptible(lambda: self._create(api, plan, kind, name))
+            pods = PodWatch(api, run)
+            nodes = interruptible(lambda: _wait(api, pods, plan, name, self.settings))
             access = (self.settings.kubeconfig, self.settings.context)
-            session = KubernetesSession(api, kind, objects.name, nodes, plan, access)
+            session = KubernetesSession(api, kind, name, nodes, plan, pods, access)
             yield session
         finally:
             if session is not None:
                 session.close()
-            if not plan.keep_alive or session is None:
-                _remove_logged(api, kind, objects.name, run)
+            if pods is not None:
+                pods.close()
+            if not self._followed and (not plan.keep_alive or session is None):
+                _remove_logged(api, kind, name, run)
             api.close()
+
+    def _create(self, api: Api, plan: RunPlan, kind: str, name: str) -> None:
+        """Make the run's objects, or find the Job that it is.
+
+        Raises:
+            RuntimeProblem: the cluster refuses them, or has the Job no more.
+        """
+        if not self._followed:
+            create(api, make_objects(plan, workspace_files(plan), self.settings))
+            return
+        found = api.get(kind, name)
+        if found is None or found["metadata"].get("uid") != self._followed:
+            text = f"{kind} {name} of namespace {api.namespace} is gone"
+            raise RuntimeProblem(text, "kubectl get events", cause=Cause.PREEMPTED)
 
     def attach(self, handle: str) -> KubernetesSession:
         """Refuse: a run's pods go on by themselves, and their log is `kubectl logs`.
@@ -184,31 +211,54 @@ def _outcome(found: list[tuple[str, int | None, Fault | None]]) -> JobOutcome | 
     )
 
 
-def _create(api: Api, objects: Objects) -> None:
-    """Make the Job, suspended, then what it owns, and let it start: no pod comes before its files.
+def create(api: Api, objects: Objects) -> str:
+    """Make a run's Job, suspended, then what it owns, and let it start: no pod comes before its files.  Return its uid.
 
-    Where a queue admits it the queue starts it.
+    Where a queue admits it the queue starts it.  What is there already, of this very run, stays as it is.
+
+    Raises:
+        RuntimeProblem: the cluster refuses one of them.
     """
     job = objects.job
     queued = bool(job["spec"].get("suspend"))
-    made = api.create({**job, "spec": {**job["spec"], "suspend": True}})
+    made = _made(api, {**job, "spec": {**job["spec"], "suspend": True}})
+    uid = str(made["metadata"]["uid"])
     owner = {
         "apiVersion": job["apiVersion"],
         "kind": job["kind"],
         "name": objects.name,
-        "uid": made["metadata"]["uid"],
+        "uid": uid,
         "controller": False,
         "blockOwnerDeletion": False,
     }
     for one in objects.all():
         check()
         if one is not job:
-            api.create({**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}})
-    if not queued:
+            _made(api, {**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}})
+    if not queued and made["spec"].get("suspend"):
         api.resume(job["kind"], objects.name)
+    return uid
 
 
-def _wait(api: Api, plan: RunPlan, name: str, settings: KubernetesSettings) -> list[str]:
+def _made(api: Api, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object that is made now, or was by an earlier attempt, whose answer never came.
+
+    Raises:
+        Refusal: the cluster refuses it, or it is another run's.
+    """
+    try:
+        return api.create(body)
+    except Refusal as refusal:
+        if refusal.status != CONFLICT:
+            raise
+        found = api.get(body["kind"], body["metadata"]["name"])
+        labels = (found or {}).get("metadata", {}).get("labels") or {}
+        if found is None or labels.get(RUN_LABEL) != body["metadata"]["labels"][RUN_LABEL]:
+            raise
+        return found
+
+
+def _wait(api: Api, watch: PodWatch, plan: RunPlan, name: str, settings: KubernetesSettings) -> list[str]:
     """Return the names of the run's pods, once each has started; why they have not is told as it changes.
 
     Raises:
@@ -217,24 +267,26 @@ def _wait(api: Api, plan: RunPlan, name: str, settings: KubernetesSettings) -> l
     began, told = time.monotonic(), ""
     stands: dict[str, float] = {}
     resource, count = gpu_resource(plan, settings), plan.place.gpus_per_node
+    seen, looked_s = watch.wait(0, POLL_S), -math.inf
     while True:
         check()
-        pods = api.pods(label_value(plan.id))
+        pods, now = watch.now(), time.monotonic()
         if len(pods) >= plan.place.nodes and all(map(has_started, pods)):
             return ordered(pods, plan.place.nodes)
-        fault = _why_not(api, pods, name, plan, resource, count)
-        now = time.monotonic()
-        if fault is not None:
-            since = stands.setdefault(fault.state + fault.text, now)
-            if fault.lasting and now - since >= (0.0 if fault.cause is Cause.GPUS else _CERTAIN_S):
-                raise RuntimeProblem(fault.text, fault.hint, cause=fault.cause)
-            if fault.text != told:
-                told = fault.text
-                _LOG.warning("run %s waits: %s", plan.id, fault.text)
+        if (changes := watch.wait(seen, 0.0)) != seen or now - looked_s >= POLL_S:
+            seen, looked_s = changes, now
+            fault = _why_not(api, pods, name, plan, resource, count)
+            if fault is not None:
+                since = stands.setdefault(fault.state + fault.text, now)
+                if fault.lasting and now - since >= (0.0 if fault.cause is Cause.GPUS else _CERTAIN_S):
+                    raise RuntimeProblem(fault.text, fault.hint, cause=fault.cause)
+                if fault.text != told:
+                    told = fault.text
+                    _LOG.warning("run %s waits: %s", plan.id, fault.text)
         if settings.pending_limit_s and now - began > settings.pending_limit_s:
             text = f"the pods did not start within {settings.pending_limit_s:g} s" + (f": {told}" if told else "")
             raise RuntimeProblem(text, "k8s.pending_limit_s is how long they may wait", cause=Cause.GPUS)
-        time.sleep(POLL_S / 2)
+        watch.wait(seen, POLL_S / 4)
 
 
 def _why_not(api: Api, pods: list[dict[str, Any]], name: str, plan: RunPlan, resource: str, count: int) -> Fault | None:
@@ -253,9 +305,7 @@ def remove(api: Api, kind: str, name: str, run: str) -> None:
     """Remove a run's Job, with it what it owns, and what was made without an owner; what is gone is fine."""
     api.delete(kind, name)
     for other in _OWNED:
-        if other in ("Job", "JobSet"):
-            continue
-        for one in api.objects(other, run):
+        for one in api.objects(other, {RUN_LABEL: run}):
             api.delete(other, pod_name(one))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import logging
+import math
 import queue
 import threading
 import time
@@ -13,27 +14,32 @@ from pathlib import Path, PurePosixPath
 
 from madlite.cancellation import Interrupted
 from madlite.errors import RuntimeProblem
-from madlite.model import Action, Cause, Chunk, Completed, Exit, RunPlan, Sink
+from madlite.model import Action, Cause, Chunk, Completed, Exit, RunPlan, Sink, Value
 from madlite.runtimes.kubernetes.api import Api
-from madlite.runtimes.kubernetes.faults import Fault, ended_fault, exit_code, phase_of, pod_name
-from madlite.runtimes.kubernetes.log_stream import Mark, MarkReader, follow
+from madlite.runtimes.kubernetes.faults import Fault, ended_fault, exit_code, gone_fault, phase_of, pod_name
+from madlite.runtimes.kubernetes.log_stream import LogPosition, Mark, MarkReader, follow
 from madlite.runtimes.kubernetes.manifests import INDEX_LABEL, label_value, numbered
+from madlite.runtimes.kubernetes.watch import POLL_S, PodWatch
 from madlite.safe_files import Folder
 
 _LOG = logging.getLogger(__name__)
-POLL_S = 2.0
 _STOPPED = 130
 _AFTER_STOP_S = 20.0  # for pods that were told to end, beyond their graces
 
 
-class PodEnd:
+class PodEnd(Value, frozen=True):
     """A pod's log is over: its exit code, and what ended it other than its script."""
 
-    def __init__(self, code: int | None, fault: Fault | None) -> None:
-        self.code, self.fault = code, fault
+    code: int | None
+    fault: Fault | None
 
 
-_Said = tuple[int, "bytes | Mark | PodEnd"]
+class Said(Value, frozen=True):
+    """What a node said: output, a mark, or its end; `at_s` is its log's time of it, since 1970, None for no such."""
+
+    node: int
+    what: bytes | Mark | PodEnd
+    at_s: float | None = None
 
 
 class KubernetesSession:
@@ -48,39 +54,48 @@ class KubernetesSession:
         name: str,
         nodes: Sequence[str],
         plan: RunPlan,
+        pods: PodWatch,
         access: tuple[str, str] = ("", ""),
     ) -> None:
         self.handle = make_handle(api.namespace, kind, name, label_value(plan.id), access)
         self.nodes = tuple(nodes)
         self.notes: tuple[str, ...] = ()
         self._api, self._kind, self._name, self._plan = api, kind, name, plan
-        self._said: queue.Queue[_Said] = queue.Queue(maxsize=4096)
+        self._pods = pods
+        self._said: queue.Queue[Said] = queue.Queue(maxsize=4096)
         self._ends: dict[int, PodEnd] = {}
         self._files: dict[str, bytes] = {}
-        self._early: list[_Said] = []  # of nodes that are further than the others
+        self._early: list[Said] = []  # of nodes that are further than the others
+        self._first_s: float | None = None  # the time of the first output
         self._closed, self._left = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
 
     def run(self, action: Action, out: Sink) -> Exit:
         """Follow the action to its end on every node; the pods have begun it by themselves."""
         began = time.monotonic()
-        number = self._number(action)
-        if action.kind == "clean" or number is None:  # it goes with the pods
+        if action.kind == "clean":  # it goes with the pods
             return Exit(code=0, duration_s=0.0)
+        number = self._number(action)
         if self._closed.is_set():
             return Exit(code=_STOPPED, duration_s=0.0)
         self._start_following()
-        codes, first, expired = self._gather(number, out, began, action.timeout_s)
-        took_s = time.monotonic() - began
+        times = _Times()
+        codes, first, expired = self._gather(number, out, times, began, action.timeout_s)
+        took_s = times.took_s if times.took_s is not None else time.monotonic() - began
         if len(self.nodes) > 1:
             return Exit.of_nodes(codes, first, took_s, timed_out=expired)
         return Exit(code=codes[0] if codes[0] is not None else _STOPPED, duration_s=took_s, timed_out=expired)
 
-    def _number(self, action: Action) -> int | None:
+    def _number(self, action: Action) -> int:
+        """Return an action's number in the plan.
+
+        Raises:
+            RuntimeProblem: the pods were not given it.
+        """
         for number, one in numbered(self._plan.actions, skip_run=self._plan.skip_model_run):
             if (one.kind, one.argv, one.cwd) == (action.kind, action.argv, action.cwd):
                 return number
-        return None
+        raise RuntimeProblem(f"the pods were not given action '{action.kind}' ({' '.join(action.argv)[:80]})")
 
     def _start_following(self) -> None:
         if not self._threads:
@@ -91,36 +106,34 @@ class KubernetesSession:
 
     def _follow(self, node: int) -> None:
         """Read one pod's log to its end; everything of it goes to the thread that runs the action."""
-        pod, reader = self.nodes[node], MarkReader(self._plan.id)
-        last: list[dict[str, object]] = []
+        name, reader, position = self.nodes[node], MarkReader(self._plan.id), LogPosition()
 
         def is_over() -> bool:
-            found = self._api.get("Pod", pod)
-            if found is None:
-                return True
-            last[:] = [found]
-            return phase_of(found) in ("Succeeded", "Failed")
+            pod, is_there = self._pods.get(name)
+            return not is_there or pod is None or phase_of(pod) in ("Succeeded", "Failed")
 
         try:
-            for line in follow(lambda since: self._api.log(pod, since), is_over, self._pause):
+            for line in follow(lambda since: self._api.log(name, since), is_over, self._pause, position):
                 for one in reader.feed(line):
-                    self._said.put((node, one))
+                    self._said.put(Said(node, one, position.seconds))
             if rest := reader.flush():
-                self._said.put((node, rest))
+                self._said.put(Said(node, rest, position.seconds))
+            end = self._end_of(name)
         except (RuntimeProblem, Interrupted, _Left) as problem:
-            _LOG.debug("log of %s: %s", pod, problem)
-        self._said.put((node, self._end_of(last[0] if last else None)))
+            _LOG.debug("log of %s: %s", name, problem)
+            lost = problem.message if isinstance(problem, RuntimeProblem) else ""
+            end = PodEnd(None, Fault(text=lost, hint="kubectl cluster-info", cause=Cause.ENGINE) if lost else None)
+        self._said.put(Said(node, end))
 
-    def _end_of(self, pod: dict[str, object] | None) -> PodEnd:
+    def _end_of(self, name: str) -> PodEnd:
+        """Return how a pod ended, as it was seen last."""
+        pod, _ = self._pods.get(name)
         if pod is None:
-            gone = Fault(
-                text="a pod of the run is gone", hint="kubectl get events", cause=Cause.PREEMPTED, state="gone"
-            )
-            return PodEnd(None, gone)
+            what, hint = "a pod of the run is gone", "kubectl get events"
+            return PodEnd(None, Fault(text=what, hint=hint, cause=Cause.PREEMPTED, state="gone"))
         fault = ended_fault(pod)
         if fault is None and phase_of(pod) not in ("Succeeded", "Failed"):
-            text = f"pod {pod_name(pod)} was removed while it ran"
-            fault = Fault(text=text, hint="kubectl get events", cause=Cause.PREEMPTED, state="removed")
+            fault = gone_fault(pod)
         return PodEnd(exit_code(pod), fault)
 
     def _pause(self) -> None:
@@ -128,7 +141,7 @@ class KubernetesSession:
             raise _Left
 
     def _gather(
-        self, number: int, out: Sink, began: float, limit_s: float | None
+        self, number: int, out: Sink, times: _Times, began: float, limit_s: float | None
     ) -> tuple[list[int | None], int | None, bool]:
         """Pass output on until every node has ended the action; return codes, who failed first, whether it expired.
 
@@ -145,14 +158,14 @@ class KubernetesSession:
                 self.stop(self._plan.stop_grace_s)
             said = waiting.pop(0) if waiting else self._next()
             if said is not None:
-                self._take(said, number, codes, out)
+                self._take(said, number, codes, out, times)
             first = next((node for node, code in codes.items() if code), None) if first is None else first
         self._early += waiting
         return [codes.get(node) for node in range(len(self.nodes))], first, expired
 
-    def _take(self, said: _Said, number: int, codes: dict[int, int | None], out: Sink) -> None:
-        """Take what a node said: output, a mark, or its end."""
-        node, what = said
+    def _take(self, said: Said, number: int, codes: dict[int, int | None], out: Sink, times: _Times) -> None:
+        """Take what a node said."""
+        node, what = said.node, said.what
         if isinstance(what, Mark) and what.kind == "file":
             self._files.setdefault(what.name, what.data)
         elif node in codes:  # further than the others: it has begun the next action, or ended
@@ -161,9 +174,18 @@ class KubernetesSession:
             self._ends[node] = what
             codes[node] = self._code_of(what)
         elif isinstance(what, bytes):
-            out(Chunk(data=what, node=node))
-        elif what.kind == "end" and what.number == number:
-            codes[node] = what.code
+            out(Chunk(data=what, node=node, t_s=self._since_first(said.at_s)))
+        elif what.number == number:
+            times.note(said.at_s)
+            if what.kind == "end":
+                codes[node] = what.code
+
+    def _since_first(self, at_s: float | None) -> float | None:
+        """Return when output was written, on a clock that begins with the first: it may be read much later."""
+        if at_s is None:
+            return None
+        self._first_s = at_s if self._first_s is None else self._first_s
+        return 1.0 + at_s - self._first_s
 
     def _code_of(self, end: PodEnd) -> int | None:
         """Return the code of a pod that ended without a word of its action.
@@ -175,7 +197,7 @@ class KubernetesSession:
             raise RuntimeProblem(end.fault.text, end.fault.hint, cause=end.fault.cause)
         return end.code if end.code is not None else _STOPPED
 
-    def _next(self) -> _Said | None:
+    def _next(self) -> Said | None:
         try:
             return self._said.get(timeout=0.2)
         except queue.Empty:
@@ -226,6 +248,23 @@ class KubernetesSession:
     def close(self) -> None:
         """Read no log any more."""
         self._left.set()
+
+
+class _Times:
+    """When an action began and ended, by the nodes' logs: whoever follows them may have come late."""
+
+    def __init__(self) -> None:
+        self._first_s, self._last_s = math.inf, -math.inf
+
+    def note(self, at_s: float | None) -> None:
+        """Take the time of a mark."""
+        if at_s is not None:
+            self._first_s, self._last_s = min(self._first_s, at_s), max(self._last_s, at_s)
+
+    @property
+    def took_s(self) -> float | None:
+        """How long it took; None where no time is known."""
+        return self._last_s - self._first_s if self._last_s >= self._first_s else None
 
 
 class _Left(Exception):

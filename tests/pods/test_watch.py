@@ -1,0 +1,108 @@
+"""Pods that are watched: resumed where a watch broke off, listed anew when the version is gone, else polled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from madlite.errors import RuntimeProblem
+from madlite.runtimes.kubernetes import watch
+from madlite.runtimes.kubernetes.api import Refusal
+from madlite.runtimes.kubernetes.watch import PodWatch
+from tests.waiting import wait_until
+
+
+def pod(name: str, version: int, phase: str = "Running") -> dict:
+    return {"metadata": {"name": name, "resourceVersion": str(version)}, "status": {"phase": phase}}
+
+
+class Server:
+    """Answers lists and watches in the order in which they were planned; the last watch stays open until `end`."""
+
+    def __init__(self, lists: list, watches: list) -> None:
+        self.lists, self.watches = lists, watches
+        self.listed, self.watched = 0, []
+
+    def list_pods(self, run: str) -> tuple[list[dict], str]:
+        self.listed += 1
+        answer = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def watch_pods(self, run: str, version: str) -> Iterator[tuple[str, dict]]:
+        self.watched.append(version)
+        for one in self.watches.pop(0) if self.watches else [Refusal("nothing more", status=503)]:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(watch, "POLL_S", 0.01)
+
+
+@pytest.fixture
+def watched():
+    """Return what watches the pods of a server until the test ends."""
+    made = []
+
+    def start(*args, **named) -> PodWatch:
+        made.append(PodWatch(*args, **named))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def test_a_watch_that_breaks_goes_on_from_the_last_version_without_a_list(watched):
+    broken = Refusal("connection reset")
+    server = Server(
+        [([pod("a", 5, "Pending")], "7")],
+        [[("MODIFIED", pod("a", 8)), ("BOOKMARK", pod("", 20)), broken], [("DELETED", pod("a", 21, "Failed"))]],
+    )
+    pods = watched(server, "r")
+    wait_until(lambda: pods.get("a")[1] is False and pods.get("a")[0], "the pod's end")
+    assert server.watched[:2] == ["7", "20"] and server.listed == 1
+    assert pods.get("a")[0]["status"]["phase"] == "Failed" and pods.now() == []
+
+
+def test_a_version_that_is_gone_is_listed_anew_and_what_went_meanwhile_is_known(watched):
+    server = Server(
+        [([pod("a", 5), pod("b", 6)], "7"), ([pod("b", 30, "Succeeded")], "31")], [[Refusal("too old", status=410)]]
+    )
+    pods = watched(server, "r")
+    wait_until(lambda: server.listed == 2 and len(pods.now()) == 1, "the second list")
+    assert pods.get("a") == (pod("a", 5), False)
+    assert pods.get("b")[0]["status"]["phase"] == "Succeeded"
+    wait_until(lambda: "31" in server.watched, "a watch from the new version")
+
+
+def test_pods_that_may_not_be_watched_are_polled(watched):
+    lists = [([pod("a", n, "Pending")], str(n)) for n in (5, 6)] + [([pod("a", 9)], "9")]
+    server = Server(lists, [[Refusal("cannot watch", status=403)]])
+    pods = watched(server, "r")
+    wait_until(lambda: pods.get("a")[0] and pods.get("a")[0]["status"]["phase"] == "Running", "the third list")
+    assert server.watched == ["5"]
+
+
+def test_a_list_that_is_refused_is_a_problem_at_once_and_one_without_an_answer_after_minutes(watched):
+    with pytest.raises(RuntimeProblem, match="not yours"):
+        pods = watched(Server([Refusal("not yours", status=403)], []), "r")
+        pods.wait(0, 60)
+        pods.now()
+    now = [0.0]
+    server = Server([Refusal("no answer")], [])
+
+    def clock() -> float:
+        now[0] += 40
+        return now[0]
+
+    pods = watched(server, "r", clock)
+    pods.wait(0, 60)
+    with pytest.raises(RuntimeProblem, match="no answer"):
+        pods.now()
+    assert server.listed > 2
