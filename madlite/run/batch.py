@@ -19,9 +19,10 @@ from madlite.plan.plan_file import plan_digest
 from madlite.results.batch_journal import BatchJournal, RequestedRun
 from madlite.run.attempts import Attempts, NextAttempt, RetryPolicy, Standing
 from madlite.run.batch_jobs import bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
+from madlite.run.gpu_pool import Start
 from madlite.run.one import Run, secrets_for
 from madlite.run.result_writer import RelativeChange, ResultWriter, SideFiles
-from madlite.run.scheduler import Scheduler, Start
+from madlite.run.scheduler import Scheduler
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog.watchdog import StopReason

@@ -272,12 +272,16 @@ def test_what_a_killed_madlite_left_keeps_its_gpus_until_clean_ends_it(machine, 
     with machine.start("--tags", "t", *QUICK) as one:
         wait_until(lambda: machine.events("begin"), "the first run")
         one.kill()
+    (run,) = machine.events("begin")
     gpus = other.madlite("gpus").stdout
-    assert gpus.count("which was killed; madlite clean --everywhere --yes ends it") == 2 and gpus.count("free") == 6
+    assert (
+        gpus.count(f"left by run {run} of user") == gpus.count("; madlite clean --everywhere --yes ends it") == 2
+        and gpus.count("free") == 6
+    )
     assert "SUCCESS" in succeeded(other.run("--tags", "six", *QUICK)), "the others are free"
     with other.start("--tags", "all", *QUICK) as two:
         line = next(line for line in two.stdout if "waiting for GPUs" in line)
-        assert "which was killed (madlite gpus)" in line
+        assert f"left by run {run} of user" in line and "(madlite gpus)" in line
         assert "removed process" in machine.madlite("clean", "--yes").stdout
         assert "SUCCESS" in two.stdout.read()
     assert two.returncode == 0
@@ -332,6 +336,7 @@ def test_options_that_do_not_go_together_and_a_bad_folder_of_leases_are_sentence
     for words, said in (
         (("--parallel", "2", "--repeat", "3"), "--parallel beside --repeat: the runs of a series would disturb"),
         (("--parallel", "2", "--exclusive"), "--parallel beside --exclusive"),
+        (("--parallel", "auto", "--keep-alive"), "--parallel beside --keep-alive"),
         (("--parallel", "none"), "'none' is neither a number of runs nor auto"),
         (("--fail-fast", "--max-failures", "2"), "--fail-fast is --max-failures 1, not 2"),
     ):
