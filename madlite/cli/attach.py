@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ import msgspec
 
 from madlite.cli import setup
 from madlite.cli.options import Command, interrupt_option, verbose_option
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode, UsageProblem
 from madlite.study.summary import SCALING
 
@@ -55,7 +56,7 @@ def command(submission: tuple[str, ...], on_interrupt: str | None) -> int:
 
     stored = open_submissions(submission)
     if not stored:
-        echo("no job is open here")
+        echo_on("no job is open here")
         return int(ExitCode.OK)
     attached = attach(stored, on_interrupt or "")
     opened = [OpenSubmission.reopen(one.folder, submitting=True) for one in stored if not one.is_submitting()]
@@ -194,12 +195,12 @@ class Attached:
         if text != self._shown:
             self._shown = text
             if text:
-                echo(text)
+                echo_on(text)
         if time.monotonic() - self._steps_s >= _STEPS_S:
             self._steps_s = time.monotonic()
             for state in states[:_SHOWN]:
                 if state.progress is not None and state.progress.step is not None:
-                    echo(f"  {state_line(state)}")
+                    echo_on(f"  {state_line(state)}")
 
     def cancel(self) -> None:
         """End the jobs of all open runs.
@@ -231,7 +232,7 @@ class Attached:
             return
         self.study = msgspec.to_builtins(summary)
         for text in (*study_lines(summary), f"  madlite runs --of {study_id}"):
-            echo(text)
+            echo_on(text)
         if problem := save_summary(summary, workspace):
             setup.warn(problem)
 
@@ -246,7 +247,7 @@ class Attached:
         problems = save_scaling(study_id, scalings, workspace)
         self.study = {"id": study_id, "kind": SCALING, "scalings": msgspec.to_builtins(scalings)}
         for text in study_lines(study_id, scalings, workspace):
-            echo(text)
+            echo_on(text)
         for text in problems:
             setup.warn(text)
 
@@ -270,9 +271,9 @@ class Attached:
             self.results.append(result)
         status = f"{status_text(result.status.value, result.suspect)}, " if result is not None else ""
         why = f" ({result.reason})" if result is not None and result.reason else ""
-        echo(f"{done.run_id}: {status}{done.message}{why}")
+        echo_on(f"{done.run_id}: {status}{done.message}{why}")
         if result is not None and result.diagnosis is not None and result.diagnosis.hint:
-            echo(f"  try: {result.diagnosis.hint}")
+            echo_on(f"  try: {result.diagnosis.hint}")
         for text in done.warnings:
             setup.warn(text)
 
@@ -303,10 +304,12 @@ def state_line(one: RunState) -> str:
 
 
 class _Stop:
-    """The signals that came while jobs are followed."""
+    """The signals that came while jobs are followed; one that comes while the user is asked ends the question."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
+        self.asks = False
+        self._came = threading.Event()
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -322,6 +325,14 @@ class _Stop:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
+        self._came.set()
+        if self.asks:
+            raise KeyboardInterrupt
+
+    def wait(self, limit_s: float) -> None:
+        """Wait so long, or until a signal comes."""
+        self._came.wait(limit_s)
+        self._came.clear()
 
     def __call__(self) -> bool:
         return bool(self.received)
@@ -350,7 +361,7 @@ def _print_jobs(stored: Stored) -> None:
     count = len(stored.submission.runs)
     runs = f"{count} run{'s' if count > 1 else ''}"
     if jobs:
-        echo(f"submission {stored.submission.id}: {runs}, job{'s' if len(jobs) > 1 else ''} {' '.join(jobs)}")
+        echo_on(f"submission {stored.submission.id}: {runs}, job{'s' if len(jobs) > 1 else ''} {' '.join(jobs)}")
 
 
 def _follow(attached: Attached, stop: _Stop) -> int:
@@ -373,7 +384,7 @@ def _follow(attached: Attached, stop: _Stop) -> int:
         attached.settle()
         attached.show()
         if attached.is_open:
-            time.sleep(_TICK_S)
+            stop.wait(_TICK_S)
     return _end(attached, first)
 
 
@@ -395,7 +406,12 @@ def _cancels(on_interrupt: str, number: int, stop: _Stop) -> bool:
         return False
     if number != signal.SIGINT or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    return len(stop.received) == 1 and _is_asked_to_cancel(stop)
+
+
+def _is_asked_to_cancel(stop: _Stop) -> bool:
+    """Ask whether to end the jobs; another signal and an end of the input leave them running."""
+    stop.asks = True
     try:
         answer = click.prompt(
             "\nthe jobs go on: leave them running, or cancel them",
@@ -403,18 +419,16 @@ def _cancels(on_interrupt: str, number: int, stop: _Stop) -> bool:
             default="leave",
         )
     except (KeyboardInterrupt, click.Abort):
-        echo("")
         return False
     finally:
-        signal.signal(signal.SIGINT, before)
-    del stop.received[1:]
+        stop.asks = False
     return bool(answer == "cancel")
 
 
 def _cancel(attached: Attached) -> None:
     from madlite.cluster.schedulers import Unreachable
 
-    echo("the jobs are cancelled; their rows are written")
+    echo_on("the jobs are cancelled; their rows are written")
     try:
         attached.poll()
         attached.cancel()
@@ -435,7 +449,7 @@ def settle_now(attached: Attached) -> None:
     attached.finish()
     for one in attached.settlings:
         if one.stored.open_runs:
-            echo(f"submission {one.stored.submission.id}: {summary_text(one.states())}; madlite jobs lists them")
+            echo_on(f"submission {one.stored.submission.id}: {summary_text(one.states())}; madlite jobs lists them")
 
 
 def cancel_and_collect(attached: Attached) -> int:
@@ -459,4 +473,4 @@ def cancel_and_collect(attached: Attached) -> int:
 def _say_left(attached: Attached) -> None:
     ids = " ".join(one.stored.submission.id for one in attached.settlings if one.stored.open_runs)
     if ids:
-        echo(f"what is open stays so; madlite attach {ids} follows it, madlite collect writes the rows of what is over")
+        echo_on(f"what is open stays so; madlite attach {ids} follows it, madlite collect writes rows of what is over")
