@@ -440,6 +440,8 @@ def _parts(name: str) -> list[str]:
     Raises:
         OSError: it is none, or leads out of its folder.
     """
+    if "/" not in name and "\0" not in name and name not in ("", ".", ".."):
+        return [name]
     path = PurePosixPath(name)
     if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name:
         raise OSError(errno.EINVAL, "it would be outside of its folder", name)
