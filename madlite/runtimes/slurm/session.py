@@ -26,6 +26,7 @@ from madlite.errors import RuntimeProblem
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, Sink
 from madlite.runtimes.slurm.allocation import Allocation
 from madlite.runtimes.slurm.containers import RANK, Container, NoContainer
+from madlite.runtimes.slurm.keeper import Keeper
 from madlite.safe_files import Folder, write_all
 from madlite.secrets import reveal
 from madlite.workspace.mounts import copy_matching
@@ -37,6 +38,7 @@ AGENT, ENVIRONMENT, RUN = "agent.sh", "environment", "run"
 _AGENT_TEXT = Path(__file__).with_name(AGENT)
 _READ_BYTES = 1 << 18
 _POLL_S = 0.1
+_START_S = 600.0  # for an engine to start a container of an image that it has
 _SIGNAL_S = 30.0  # of a step that signals; a node that is gone does not answer
 _RETURN_S = 10.0  # for a step to end after its command was killed
 _DRAIN_S = 5.0
@@ -80,6 +82,7 @@ class SlurmSession:
         self._cwd_of, self._grace_s = cwd_of or {}, grace_s
         self._on_first = on_first
         self._steps: dict[int, subprocess.Popen[bytes]] = {}
+        self._keeper = Keeper()
         self._gate = ActionGate()
         self._environ = allocation.environment()
 
@@ -100,18 +103,20 @@ class SlurmSession:
             raise RuntimeProblem(what, cause=Cause.PREPARE) from error
         self._write_environment({})
         if command := self._container.start():
-            self._call_all(command, f"container of {self._folder.name} cannot be started")
+            self._keep(command)
         if self._container.enter() or self._container.step_options():
             self._check_inside()
 
     def close(self) -> None:
         """End what still runs, and remove the containers and the environment."""
         self._stop(self._grace_s)
-        if command := self._container.remove():
+        if (command := self._container.remove()) and not self._keeper.is_over():
             try:
                 self._call_all(command, "the container is left")
             except RuntimeProblem as problem:
-                self.notes = (*self.notes, problem.message)
+                if not self._keeper.is_over(_RETURN_S):  # no step starts in a job that is ended, and it was told so
+                    self.notes = (*self.notes, problem.message)
+        self._keeper.end()
         with suppress(OSError), self._home() as home:
             home.remove(ENVIRONMENT)
 
@@ -262,6 +267,20 @@ class SlurmSession:
         """
         return call_nodes(self._allocation, self.nodes, [*self._agent(), "-", "call", *command], problem)
 
+    def _keep(self, command: Sequence[str]) -> None:
+        """Start a container on every node, by a step that lives as long as they do.
+
+        Raises:
+            RuntimeProblem: a node cannot start it.
+        """
+        step = self._allocation.step(self.nodes)
+        words = [*step, *self._agent(), "-", "keep", *self._container.remove(), "--", *command]
+        try:
+            said, errors = self._keeper.start(words, len(self.nodes), self._environ, _START_S)
+        except OSError as error:
+            raise RuntimeProblem(f"srun cannot be started: {error}", cause=Cause.ENGINE) from error
+        _answers(self.nodes, said, errors, f"container of {self._folder.name} cannot be started")
+
     def _check_inside(self) -> None:
         """Check that a command on each node runs in the container: only there is the agent where it is looked for.
 
@@ -323,14 +342,18 @@ def call_nodes(allocation: Allocation, nodes: Sequence[str], command: Sequence[s
     """
     limit_s = 3600.0  # an image may have to be pulled
     done = process.capture([*allocation.step(nodes), *command], limit_s=limit_s, env=allocation.environment())
+    return _answers(nodes, done.stdout, done.stderr, problem)
+
+
+def _answers(nodes: Sequence[str], said_all: str, errors: str, problem: str) -> list[str]:
     found: dict[int, tuple[str, str]] = {}
-    for line in done.stdout.splitlines():
+    for line in said_all.splitlines():
         rank, _, rest = line.partition(" ")
         code, _, said = rest.partition(" ")
         if rank.isdecimal() and int(rank) < len(nodes):
             found[int(rank)] = (code, said.strip())
     for number, name in enumerate(nodes):
-        code, said = found.get(number, ("", done.stderr.strip().replace("\n", "; ")))
+        code, said = found.get(number, ("", errors.strip().replace("\n", "; ")))
         if code != "0":
             raise RuntimeProblem(f"node {name}: {problem}: {said or 'no answer'}", cause=Cause.PREPARE)
     return [found[number][1] for number in range(len(nodes))]
