@@ -192,8 +192,8 @@ def _options(params: dict[str, Any], to: Translation, touch: bool) -> Options:
     options = setup.make_options(params, touch)
     from madlite.runtimes.slurm.containers import ON_STEPS, VARIABLE
 
-    if cluster.container:
-        options = replace(options, environ={**options.environ, VARIABLE: cluster.container})
+    environ = {**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler}
+    options = replace(options, environ=environ | ({VARIABLE: cluster.container} if cluster.container else {}))
     if not options.runtime and (nodes > 1 or cluster.container in ON_STEPS):
         options = replace(options, runtime=_RUNTIME)
     return replace(options, nodes=nodes, elsewhere=True)

@@ -21,6 +21,7 @@ NAME = "cluster.toml"
 VARIABLE = "MADLITE_CLUSTER"
 _HINT = "docs/cluster.md lists the keys; madlite cluster init writes a file"
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+TIME = r"^([0-9]+-)?[0-9]+(:[0-9]{1,2}){0,2}\Z|^\Z"  # of a job, as Slurm has it
 _LINE = r"^[^\n\r\x00]*\Z"  # what stands on a line of a script
 
 _Line = Annotated[str, Meta(pattern=_LINE)]
@@ -35,7 +36,7 @@ class SlurmSettings(Value, frozen=True):
     qos: _Line = ""
     reservation: _Line = ""
     constraint: _Line = ""
-    time: Annotated[str, Meta(pattern=r"^([0-9]+-)?[0-9]+(:[0-9]{1,2}){0,2}$|^$")] = ""
+    time: Annotated[str, Meta(pattern=TIME)] = ""
     gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     gres: _Line = ""
     cpus_per_task: Annotated[int, Meta(ge=0)] = 0

@@ -39,7 +39,17 @@ from madlite.model import (
     Variant,
     to_json,
 )
-from madlite.model.results import AdaptiveLength, Attempt, Check, Compute, Diagnosis, Provenance, Telemetry, Window
+from madlite.model.results import (
+    AdaptiveLength,
+    Attempt,
+    Check,
+    Compute,
+    Diagnosis,
+    NodeUse,
+    Provenance,
+    Telemetry,
+    Window,
+)
 from madlite.plan.caches import CacheState, cache_state
 from madlite.secrets import Redactor
 from madlite.workspace.folder import LOCK, PROGRESS, RECORD, RESULT
@@ -107,6 +117,7 @@ class Record(Value, frozen=True):
     findings: tuple[str, ...] = ()
     exit_code: int | None = None
     node_codes: tuple[int | None, ...] = ()
+    nodes: tuple[NodeUse, ...] = ()
     outcome: JobOutcome | None = None
     steps: int = 0
     adaptive: AdaptiveLength | None = None
@@ -242,7 +253,7 @@ _PLAN_FIELDS = (
 # free text of users, workloads, engines and results files
 _FREE_TEXT = (
     *("url", "command", "settings", "args", "overrides", "origins", "reason", "evidence", "diagnosis", "suspect"),
-    *("checks", "findings", "config", "provenance", "telemetry", "study"),
+    *("checks", "findings", "config", "provenance", "telemetry", "nodes", "study"),
 )
 
 

@@ -19,9 +19,10 @@ from madlite.plan.plan_file import plan_digest
 from madlite.results.batch_journal import BatchJournal, RequestedRun
 from madlite.run.attempts import Attempts, NextAttempt, RetryPolicy, Standing
 from madlite.run.batch_jobs import bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
+from madlite.run.gpu_pool import Start
 from madlite.run.one import Run, secrets_for
 from madlite.run.result_writer import RelativeChange, ResultWriter, SideFiles
-from madlite.run.scheduler import Scheduler, Start
+from madlite.run.scheduler import Scheduler
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog.watchdog import StopReason
@@ -89,7 +90,7 @@ class Batch:
         self._results: dict[int, Result] = {}
         self._pending: list[int] = []
         self._bug: Exception | None = None
-        self._failures = 0
+        self._failed: set[int] = set()
         self._took_s = 0.0  # by all that ended, together
 
     def run(self, signals: Signals | None = None) -> RunOutcome:
@@ -192,7 +193,7 @@ class Batch:
         self._screen.finished(one.plan, result)
         if following is None:
             self._plugins.notify("madlite_run_finished", plan=one.plan, result=result)
-        self._note(position, result, saved, bug)
+        self._note(scheduler, position, result, saved, bug)
         return None
 
     def _bound(self, one: Planned, start: Start) -> Planned:
@@ -204,15 +205,10 @@ class Batch:
         return replace(one, plan=plan)
 
     def _after(self, scheduler: Scheduler) -> None:
-        """Start no other run after too many failures; show how far the batch is where runs go on at the same time."""
-        settings = self._settings
+        """Show how far the batch is where runs go on at the same time."""
         with self._lock:
             ended, took_s = len(self._results), self._took_s
-            too_many = settings.max_failures is not None and self._failures >= settings.max_failures
-            is_over = too_many or self._bug is not None
-        if is_over:
-            scheduler.stop()
-        elif settings.at_once != 1 and len(self._planned) > 1:
+        if not scheduler.is_over and self._settings.at_once != 1 and len(self._planned) > 1:
             self._screen.overall(ended, len(self._planned), scheduler.left_s(took_s / ended))
 
     @contextmanager
@@ -248,7 +244,7 @@ class Batch:
         ):
             scheduler.note(start, one.plan.id, str(one.plan.folder))
             run.on_open = partial(scheduler.note, start, one.plan.id, str(one.plan.folder))
-            run.on_end = partial(scheduler.beside if retries else scheduler.end, start)
+            run.on_end = (lambda _: scheduler.beside(start)) if retries else partial(self._ended, scheduler, start)
             writer = ResultWriter(
                 one,
                 self._options,
@@ -285,13 +281,27 @@ class Batch:
         attempts.set_aside(one, result, writer, run.release_folder(), following[0])
         return following
 
-    def _note(self, position: int, result: Result, saved: bool, bug: Exception | None) -> None:
+    def _ended(self, scheduler: Scheduler, start: Start, status: Status) -> tuple[str, ...]:
+        """Give back what a run had, once it is counted: one too many that failed leaves its GPUs to no other."""
+        self._count(scheduler, start.job.position, status)
+        return scheduler.end(start)
+
+    def _count(self, scheduler: Scheduler, position: int, status: Status) -> None:
+        """Count a run that failed, and start no other one after too many of them."""
+        with self._lock:
+            self._failed |= {position} if status is Status.FAILURE else set()
+            too_many = self._settings.max_failures is not None and len(self._failed) >= self._settings.max_failures
+            is_over = too_many or self._bug is not None
+        if is_over:
+            scheduler.stop()
+
+    def _note(self, scheduler: Scheduler, position: int, result: Result, saved: bool, bug: Exception | None) -> None:
         with self._lock:
             self._results[position] = result
             self._pending += [] if saved else [position]
             self._bug = self._bug or bug
-            self._failures += result.status is Status.FAILURE
             self._took_s += result.durations_s.get("total", 0.0)
+        self._count(scheduler, position, result.status)
 
     def _outcome(self, code: ExitCode | None) -> RunOutcome:
         results = tuple(self._results[position] for position in sorted(self._results))

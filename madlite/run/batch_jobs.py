@@ -19,7 +19,7 @@ from madlite.model import Machine, RunPlan, Status
 from madlite.plan.container import bind_gpus, bind_numa
 from madlite.plan.inputs import RUNS
 from madlite.results.stored import read_record
-from madlite.run.scheduler import GpuPool, Job, Start
+from madlite.run.gpu_pool import GpuPool, Job, Start
 from madlite.run.screen import Planned
 from madlite.safe_read import read_inside
 from madlite.workspace.folder import new_run_id, real_folders
@@ -55,6 +55,7 @@ def make_jobs(
             keys=frozenset(_keys(one.plan, ports, images)) if several else frozenset(),
             expected_s=known.get(one.plan.id),
             exclusive=exclusive,
+            keeps=one.plan.keep_alive,
         )
         for position, one in enumerate(planned)
     ]

@@ -217,7 +217,8 @@ class Run:
         self.stage: SessionRunner | None = None  # once its session can be opened
         self._claims = ExitStack()
         self.on_open: Callable[[str], None] = lambda handle: None  # gets the handle of its session
-        self.on_end: Callable[[], tuple[str, ...]] = tuple  # once it is closed; returns the runs that were beside it
+        # gets how it ended, once its session is closed; returns the runs that were beside it
+        self.on_end: Callable[[Status], tuple[str, ...]] = lambda status: ()
 
     def run(self) -> Result:
         """Run the plan to its verdict; a workload's failure is a result, never an exception."""
@@ -420,7 +421,7 @@ class Run:
 
     def _result(self, verdict: Verdict) -> Result:
         self.state.durations_s["total"] = self.clock() - self.began
-        beside = self.on_end() if self.plan.blocked is None else ()
+        beside = self.on_end(verdict.status) if self.plan.blocked is None else ()
         result = replace(self.state.result(self.plan, verdict, self.started), beside=beside)
         return masked(self.instrumentation.annotate(with_diagnosis(self.plan, result, self.state)), self.mask)
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from madlite.machine.host_facts import count_oom_kills
 from madlite.measure.monitor import LogMonitor
+from madlite.measure.nodes import node_uses
 from madlite.measure.verdict import Verdict
 from madlite.model import AdaptiveLength, Chunk, Exit, FailureRule, ImageUsed, JobOutcome, Result, RunPlan
 
@@ -64,6 +65,7 @@ class RunProgress:
         self._oom_kills = count_oom_kills()
         self.image = ImageUsed()
         self.notes: tuple[str, ...] = ()  # of the session
+        self.node_names: tuple[str, ...] = ()  # of the session
         self.missing: tuple[str, ...] = ()  # what was not brought from where it ran
         self.durations_s: dict[str, float] = {}
         self.git_commit = ""
@@ -160,6 +162,7 @@ class RunProgress:
             config=self.monitor.config,
             exit_code=self.ran.code if self.ran else None,
             node_codes=self.ran.codes if self.ran else (),
+            nodes=node_uses(self.monitor.node_speeds, verdict.window, self.node_names),
             outcome=self.outcome,
             shell=self.shell if plan.keep_alive else "",
             image=self.image,

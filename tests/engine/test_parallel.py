@@ -10,10 +10,13 @@ import subprocess
 import sys
 import sysconfig
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from madlite.results.locked import locked
+from madlite.workspace.gpu_leases import LeaseFolder
 from tests.engine.checkout import Checkout
 from tests.waiting import wait_until
 
@@ -174,6 +177,28 @@ def test_too_many_failures_start_no_other_run_and_the_summary_names_those(machin
 
 
 @pytest.mark.host
+def test_no_run_gets_the_gpus_of_one_that_failed_too_much_however_long_its_row_takes(machine):
+    machine.gpu_card("bad", 8, f"{until('go')}; exit 7")
+    machine.gpu_card("x", 8)
+    perf = machine.folder / "perf.csv"
+    perf.write_text("model,performance,metric,status\n")
+
+    def is_decided() -> bool:
+        """Whether the GPUs of the first are free again, or the second has them."""
+        with closing(LeaseFolder(machine.seen.parent / "leases")) as leases:
+            return not any(one.locked for one in leases.states(leases.names())) or len(machine.events("begin")) > 1
+
+    with machine.start("--tags", "bad,x", "--parallel", "auto", "--fail-fast", *QUICK) as one:
+        wait_until(lambda: machine.events("begin"), "the first run")
+        with locked(perf):
+            (machine.seen / "go").touch()
+            wait_until(is_decided, "the end of the first run")
+        said = one.stdout.read()
+    assert one.returncode == 3 and "never started: x" in said, said
+    assert [row["model"] for row in machine.rows] == ["bad"]
+
+
+@pytest.mark.host
 @pytest.mark.parametrize(
     ("hiding", "expected"),
     [
@@ -247,12 +272,16 @@ def test_what_a_killed_madlite_left_keeps_its_gpus_until_clean_ends_it(machine, 
     with machine.start("--tags", "t", *QUICK) as one:
         wait_until(lambda: machine.events("begin"), "the first run")
         one.kill()
+    (run,) = machine.events("begin")
     gpus = other.madlite("gpus").stdout
-    assert gpus.count("which was killed; madlite clean --everywhere --yes ends it") == 2 and gpus.count("free") == 6
+    assert (
+        gpus.count(f"left by run {run} of user") == gpus.count("; madlite clean --everywhere --yes ends it") == 2
+        and gpus.count("free") == 6
+    )
     assert "SUCCESS" in succeeded(other.run("--tags", "six", *QUICK)), "the others are free"
     with other.start("--tags", "all", *QUICK) as two:
         line = next(line for line in two.stdout if "waiting for GPUs" in line)
-        assert "which was killed (madlite gpus)" in line
+        assert f"left by run {run} of user" in line and "(madlite gpus)" in line
         assert "removed process" in machine.madlite("clean", "--yes").stdout
         assert "SUCCESS" in two.stdout.read()
     assert two.returncode == 0
@@ -307,6 +336,7 @@ def test_options_that_do_not_go_together_and_a_bad_folder_of_leases_are_sentence
     for words, said in (
         (("--parallel", "2", "--repeat", "3"), "--parallel beside --repeat: the runs of a series would disturb"),
         (("--parallel", "2", "--exclusive"), "--parallel beside --exclusive"),
+        (("--parallel", "auto", "--keep-alive"), "--parallel beside --keep-alive"),
         (("--parallel", "none"), "'none' is neither a number of runs nor auto"),
         (("--fail-fast", "--max-failures", "2"), "--fail-fast is --max-failures 1, not 2"),
     ):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from madlite.model import Gpu
-from madlite.run.scheduler import GpuPool, Job, Scheduler
+from madlite.run.gpu_pool import GpuPool, Job
+from madlite.run.recovery.dead_leases import lease_states
+from madlite.run.scheduler import Scheduler
+from madlite.workspace.folder import RUN_MARK
 from madlite.workspace.gpu_leases import LeaseFolder, lease_names
 from tests.waiting import wait_until
 
@@ -142,6 +147,44 @@ def test_what_another_process_has_is_waited_for_and_whoever_waits_for_many_is_no
         assert other.take(job(8, 1), passes=False) == (0,)
 
 
+def test_gpus_of_another_process_are_none_that_a_waiting_run_is_passed_for(folder):
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        other.take(job(90, 4), passes=False), other.take(job(91, 1), passes=False)
+        machine = Machine([job(0, 4), *(job(n, 1) for n in range(1, 9))], pool)
+        assert machine.fill() == [], "three are free, and another process has the others for as long as it likes"
+        other.give_back((4,))
+        assert machine.fill() == [0]
+
+
+def test_what_a_waiting_run_keeps_is_for_nobody_else_but_who_ends_before_it_begins(folder):
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        other.take(job(90, 2), passes=False), other.take(job(91, 1), passes=False)
+        machine = Machine([job(0, 2, 100)], pool)
+        assert machine.fill() == [0]
+        machine.scheduler._waiting = [job(1, 4, 50), job(2, 1, 200)]
+        assert machine.fill() == [], "three are kept; two more will be there in 100 s, unless another process is sooner"
+        machine.scheduler._waiting.append(job(3, 1, 60))
+        assert machine.fill() == [3]
+        machine.end(3)
+        other.give_back((2,))
+        assert machine.fill() == [1]
+
+
+def test_a_run_that_a_killed_one_keeps_waiting_is_passed_until_that_is_gone(folder):
+    left = {"r9": "pid 99"}
+    with closing(pool_of(folder, remains=lambda holder: left.get(holder.run, ""))) as pool:
+        killed = pool_of(folder)
+        killed.take(job(9, 1), passes=False)
+        for lease in killed._mine.values():
+            lease.leave()  # as the kernel does
+        machine = Machine([job(0, 8), job(1, 4), job(2, 4), job(3, 4)], pool)
+        assert machine.fill() == [1]
+        left.clear()
+        assert machine.fill() == [], "nothing but the batch's own runs keeps the first now"
+        machine.end(1)
+        assert machine.fill() == [0]
+
+
 def test_what_a_killed_run_left_keeps_its_gpu_and_nothing_else(folder):
     left = {"r7": "pid 99"}
     with closing(pool_of(folder, remains=lambda holder: left.get(holder.run, ""))) as pool:
@@ -150,11 +193,30 @@ def test_what_a_killed_run_left_keeps_its_gpu_and_nothing_else(folder):
         for lease in killed._mine.values():
             lease.leave()  # as the kernel does
         assert pool.take(job(0, 8), passes=False) is None
-        assert pool.waiting.text.startswith("GPU 0: pid 99 of run r7") and "madlite gpus" in pool.waiting.text
+        assert pool.waiting.text.startswith("GPU 0: pid 99, left by run r7") and "madlite gpus" in pool.waiting.text
         assert pool.take(job(1, 7), passes=False) == ALL[1:]
         pool.give_back(ALL[1:])
         left.clear()
         assert pool.take(job(0, 8), passes=False) == ALL
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_an_ended_run_could_not_end_keeps_its_gpus_until_it_is_gone(folder, keeps):
+    marked = {**os.environ, RUN_MARK: "r0"}
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        scheduler = Scheduler([job(0, 2, keeps=keeps)], pool, 1)
+        start = scheduler.take()
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=marked) as left:
+            wait_until(lambda: "cat" in Path(f"/proc/{left.pid}/cmdline").read_text())
+            scheduler.end(start)
+            assert other.take(job(1, 8), passes=False) == (ALL if keeps else None)
+            if not keeps:
+                assert other.waiting.text.startswith(f"GPU 0, 1: pid {left.pid}, left by run r0 of user")
+                assert [text for _, text in lease_states(folder, EIGHT).values()] == [f"pid {left.pid}"] * 2 + [""] * 6
+            left.stdin.close()
+        if not keeps:
+            assert other.take(job(1, 8), passes=False) == ALL
 
 
 def test_gpus_with_foreign_processes_are_left_alone_until_those_are_gone(folder):
