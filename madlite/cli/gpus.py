@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def command(as_json: bool) -> int:
     """List the GPUs of this machine, and which run has each of them.
 
-    A GPU that a killed madlite had is held as long as its container or processes are there: the line names them, and
-    the command that ends them.
+    A GPU on which a run that is over left its container or processes, as a killed one does, is held until they are
+    gone: the line names them, and the command that ends them.
     """
     from madlite.machine.detect import detect_machine
     from madlite.machine.host import Host
@@ -58,7 +58,7 @@ def _rows(gpus: tuple[Gpu, ...], states: dict[int, tuple[LeaseState, str]]) -> I
 
 
 def _text(state: LeaseState, left: str) -> str:
-    from madlite.run.scheduler import holder_text
+    from madlite.run.gpu_pool import holder_text
 
     if state.problem:
         return state.problem
@@ -67,5 +67,5 @@ def _text(state: LeaseState, left: str) -> str:
         return f"held by {holder_text(state.holder)}{since}"
     if left and state.holder is not None:
         ends = "madlite clean --everywhere --yes ends it"
-        return f"held by {left} of {holder_text(state.holder)}, which was killed; {ends}"
+        return f"held by {left}, left by {holder_text(state.holder)}; {ends}"
     return "free"

@@ -440,12 +440,13 @@ def _check_several(params: dict[str, Any]) -> None:
         raise UsageProblem(f"--fail-fast is --max-failures 1, not {params['max_failures']}", "leave one of them out")
     if params["parallel"] in (None, 1):
         return
-    why = "each run is to have the machine to itself" if params["exclusive"] else ""
-    if params["repeat"] is not None:
-        why = "the runs of a series would disturb each other"
-    if why:
-        option = "--repeat" if params["repeat"] is not None else "--exclusive"
-        raise UsageProblem(f"--parallel beside {option}: {why}", f"leave --parallel or {option} out")
+    for option, is_there, why in (
+        ("--repeat", params["repeat"] is not None, "the runs of a series would disturb each other"),
+        ("--exclusive", params["exclusive"], "each run is to have the machine to itself"),
+        ("--keep-alive", params["keep_alive"], "what a run leaves running would be on the GPUs of the next one"),
+    ):
+        if is_there:
+            raise UsageProblem(f"--parallel beside {option}: {why}", f"leave --parallel or {option} out")
 
 
 def _make_settle(params: dict[str, Any]) -> Settle | None:

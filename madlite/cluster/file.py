@@ -16,11 +16,13 @@ from msgspec import Meta
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import is_file, read_text, wrong_key
 from madlite.model import Json, Value
+from madlite.runtimes.kubernetes.settings import KubernetesSettings
 
 NAME = "cluster.toml"
 VARIABLE = "MADLITE_CLUSTER"
 _HINT = "docs/cluster.md lists the keys; madlite cluster init writes a file"
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+TIME = r"^([0-9]+-)?[0-9]+(:[0-9]{1,2}){0,2}\Z|^\Z"  # of a job, as Slurm has it
 _LINE = r"^[^\n\r\x00]*\Z"  # what stands on a line of a script
 
 _Line = Annotated[str, Meta(pattern=_LINE)]
@@ -35,7 +37,7 @@ class SlurmSettings(Value, frozen=True):
     qos: _Line = ""
     reservation: _Line = ""
     constraint: _Line = ""
-    time: Annotated[str, Meta(pattern=r"^([0-9]+-)?[0-9]+(:[0-9]{1,2}){0,2}$|^$")] = ""
+    time: Annotated[str, Meta(pattern=TIME)] = ""
     gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     gres: _Line = ""
     cpus_per_task: Annotated[int, Meta(ge=0)] = 0
@@ -72,6 +74,7 @@ class Cluster(Value, frozen=True):
     mounts: tuple[_Line, ...] = ()  # SOURCE:TARGET
     prologue: tuple[_Line, ...] = ()
     slurm: SlurmSettings = SlurmSettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
 
     @property
     def machine(self) -> str:
@@ -136,6 +139,10 @@ def _cluster(name: str, table: Mapping[str, Json], file: Path, schedulers: Seque
     except msgspec.ValidationError as error:
         raise UsageProblem(f"{where}: {wrong_key(error)[1]}", _accepted(wrong_key(error)[0]) or _HINT) from None
     _check(cluster, where, schedulers)
+    for other in schedulers:
+        if table.get(other) and other != cluster.scheduler:
+            what = f"{where}: table '{other}' with scheduler '{cluster.scheduler}'"
+            raise UsageProblem(what, f'scheduler = "{other}" in [clusters.{name}], or leave the table out')
     return cluster
 
 

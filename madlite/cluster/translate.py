@@ -6,12 +6,13 @@ does not have is named; one that means nothing here too, with why.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from madlite.cluster.file import Cluster
+from madlite.cluster.file import TIME, Cluster
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.machine.products import find_product
 from madlite.model import Json, Value
@@ -35,8 +36,9 @@ DONE = (
     *("distributed.primus", "distributed.vllm_disagg"),
 )
 """Keys of the context that are done with once it is translated."""
-_DISTRIBUTED = ("launcher", "nnodes", "nproc_per_node", "backend", "port", "enabled")
-_DISTRIBUTED_LATER = ("sglang_disagg", "primus", "vllm_disagg")  # of serving, and of madengine's own wrappers
+_DISTRIBUTED = ("launcher", "nnodes", "nproc_per_node", "backend", "port", "enabled", "primus")
+_DISTRIBUTED_LATER = ("sglang_disagg", "vllm_disagg")  # of serving
+_PRIMUS = {"config_path": "PRIMUS_CONFIG_PATH", "cli_extra": "PRIMUS_CLI_EXTRA", "backend": "BACKEND"}
 
 
 class Translation(Value, frozen=True):
@@ -55,6 +57,15 @@ def wants_slurm(context: Context, deployment: Mapping[str, Json]) -> bool:
     keys = context.typed
     target = keys.deployment_config.get("target") or deployment.get("target")
     return bool(keys.slurm) or target == "slurm" or keys.deploy.get("target") == "slurm"
+
+
+def named_nodes(context: Context) -> int:
+    """Return the nodes of each run that a context names; 0 where it names none.
+
+    Raises:
+        UsageProblem: it is no number.
+    """
+    return _count(context.typed.distributed.get("nnodes") or 0, "distributed.nnodes")
 
 
 def translate(context: Context, deployment: Mapping[str, Json], base: Cluster | None) -> Translation:
@@ -90,7 +101,11 @@ def _over(cluster: Cluster, slurm: Mapping[str, Any]) -> Cluster:
     asked = cluster.slurm
     changed: dict[str, Any] = {name: _text(slurm[name], name) for name in _SAME if slurm.get(name)}
     if "exclusive" in slurm:
-        changed["exclusive"] = bool(slurm["exclusive"])
+        changed["exclusive"] = slurm["exclusive"]
+        if not isinstance(slurm["exclusive"], bool):
+            raise UsageProblem(f"context key 'slurm.exclusive' is {slurm['exclusive']!r}, no true or false")
+    if not re.fullmatch(TIME, changed.get("time", "")):
+        raise UsageProblem(f"context key 'slurm.time' is {changed['time']!r}, no time", "12:00:00, or 1-00:00:00")
     for name in ("nodelist", "exclude"):
         if slurm.get(name):
             changed[name] = (*(asked.exclude if name == "exclude" else ()), *_list(slurm[name]))
@@ -126,6 +141,8 @@ def _variables(distributed: Mapping[str, Any], variables: Mapping[str, Any]) -> 
         found["DISTRIBUTED_BACKEND"] = _text(distributed["backend"], "distributed.backend")
     if distributed.get("port"):
         found["MASTER_PORT"] = str(_count(distributed["port"], "distributed.port"))
+    primus = _table(distributed.get("primus"), "distributed.primus")
+    found |= {name: _text(primus[key], f"distributed.primus.{key}") for key, name in _PRIMUS.items() if primus.get(key)}
     found |= {name: str(value) for name, value in variables.items()}
     return {"docker_env_vars": found} if found else {}
 

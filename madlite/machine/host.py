@@ -20,20 +20,6 @@ TOOL_FOLDERS = ("usr/bin", "usr/local/bin", "usr/lib/wsl/lib")
 Report = TypeVar("Report")
 
 
-class Host(Value, frozen=True):
-    """The machine to inspect; `root` other than `/` is a copy of a machine's files.
-
-    `path` is searched for tools before the usual folders below `root`; `limit_s` bounds each call of a tool;
-    `env` is the tools' environment, the caller's own where empty; `rocm_path` is the ROCm root a context names.
-    """
-
-    root: Path = Path("/")
-    path: str = ""
-    limit_s: float = 10.0
-    env: dict[str, str] = {}
-    rocm_path: str = ""
-
-
 class ToolOutput(Value, frozen=True):
     """What a tool printed, and what was wrong: `absent` it is not installed, `hung` it had to be ended."""
 
@@ -41,6 +27,22 @@ class ToolOutput(Value, frozen=True):
     problem: str = ""
     absent: bool = False
     hung: bool = False
+
+
+class Host(Value, frozen=True):
+    """The machine to inspect; `root` other than `/` is a copy of a machine's files.
+
+    `path` is searched for tools before the usual folders below `root`; `limit_s` bounds each call of a tool;
+    `env` is the tools' environment, the caller's own where empty; `rocm_path` is the ROCm root a context names.  Of a
+    machine elsewhere `call` runs a tool with its arguments within a limit in seconds; its files are not seen.
+    """
+
+    root: Path = Path("/")
+    path: str = ""
+    limit_s: float = 10.0
+    env: dict[str, str] = {}
+    rocm_path: str = ""
+    call: Callable[[Sequence[str], float], ToolOutput] | None = None
 
 
 def find_tool(host: Host, name: str) -> str | None:
@@ -73,6 +75,8 @@ def run_tool(host: Host, *command: str, cancelled: Event | None = None) -> ToolO
 
     It is ended soon after `cancelled` is set by another thread.
     """
+    if host.call is not None:
+        return host.call(command, host.limit_s)
     tool = find_tool(host, command[0])
     if tool is None:
         return ToolOutput(problem="not installed", absent=True)

@@ -18,6 +18,7 @@ from madlite.measure.failure_scan import FOLLOWER, FailureCandidate, FailureScan
 from madlite.measure.launchers import FirstFailure
 from madlite.measure.lines import Block, LineSplitter, rank_of
 from madlite.measure.memory import MemoryScan
+from madlite.measure.nodes import NodeSpeeds
 from madlite.measure.performance import PerformanceScan
 from madlite.measure.rules import plain
 from madlite.measure.steps import Steps
@@ -164,6 +165,7 @@ class LogMonitor:
         self._highest: int | None = None  # of the training steps
         self.last_step = 0  # the highest of the training that goes on
         self.restarted_at: int | None = None  # the step to which the training went back last
+        self.node_speeds = NodeSpeeds(nodes)
         self._on_step, self._on_event, self._now, self._nodes = on_step, on_event, now, nodes
         self._written_s: float | None = None
         self.config_lines: dict[str, str] = {}  # key of `config` → the line that reports it
@@ -333,7 +335,7 @@ class LogMonitor:
     def _note(self, event: Event, line: Line | None, whole: bool) -> None:
         text = line.text if line is not None else ""
         if isinstance(event, Step):
-            self._note_step(event, text)
+            self._note_step(event, line)
         elif isinstance(event, Summary):
             self._note_summary(event, whole)
         elif isinstance(event, EffectiveConfig):
@@ -348,12 +350,15 @@ class LogMonitor:
         elif isinstance(event, Unread) and len(self.unread) < _MOST_UNREAD:
             self.unread = tuple(dict.fromkeys((*self.unread, event.text[:_LONGEST_UNREAD])))
 
-    def _note_step(self, step: Step, text: str) -> None:
+    def _note_step(self, step: Step, line: Line | None) -> None:
+        text = line.text if line is not None else ""
         if text and self._is_another(step):
             self._begin_again()
         self._note_again(step, text)
         self.steps.add(self.training.stamped(step, text))
         if step.phase == "train":
+            if line is not None and self._nodes > 1:
+                self.node_speeds.note(step, line.node)
             self._note_training(step, text)
         else:
             self.training.is_aside = True
@@ -417,6 +422,7 @@ class LogMonitor:
         self.nan_loss, self.nan_norm, self.missed_mark, self.ended = "", "", "", False
         self._repeated = RepeatedSteps()
         self.last_step, self._highest, self.restarted_at = 0, None, None
+        self.node_speeds = NodeSpeeds(self._nodes)
 
     def _note_loss(self, step: Step, text: str) -> None:
         """Check a step's loss and gradient: a Trainer prints 0 for a loss that is NaN, and the norm shows it."""

@@ -54,6 +54,7 @@ from madlite.model.results import (
     ImageUsed,
     Line,
     Metric,
+    NodeUse,
     Phase,
     Provenance,
     Reference,

@@ -297,7 +297,7 @@ class Place(Value, frozen=True):
     A plan that runs here on more `nodes` than one is this machine's part: each of the others has a madlite of its own.
     """
 
-    where: str = "local"  # else the runtime that has the machines; perf.csv's deployment_type
+    where: str = "local"  # else the runtime that has the machines
     nodes: Annotated[int, Meta(ge=1)] = 1
     gpus_per_node: Annotated[int, Meta(ge=0)] = 0
     gpu_ids: tuple[int, ...] = ()
@@ -408,6 +408,7 @@ class RunPlan(Value, frozen=True):
     templates: tuple[FileTemplate, ...] = ()
     actions: tuple[Action, ...] = ()
     launcher: str = ""
+    deployment: str = ""  # what gave the run its machines, where the place does not say it: perf.csv's deployment_type
     result_rule: ResultRule = ResultRule()
     args: str = ""  # the card's args with the tag's additions, as perf.csv shows them
     model_args: str | None = None  # the context's, which replace args at the run

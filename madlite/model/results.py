@@ -174,6 +174,31 @@ class Telemetry(Value, frozen=True):
         return max((one.temperature_c for one in self.start if one.temperature_c is not None), default=None)
 
 
+class NodeUse(Value, frozen=True):
+    """One node of several: what its own lines and its GPUs told over the steady window; None is what they do not tell.
+
+    `speed` is the median of the window's quantity over the `steps` of the node's lines, `noise` its standard error.
+    `slow` is why the node is slower than the others, "" where it is not.
+    """
+
+    node: int
+    name: str = ""
+    steps: int = 0
+    speed: float | None = None
+    noise: float | None = None
+    clock_mhz: float | None = None  # mean of its GPUs, as the others
+    power_w: float | None = None
+    utilization_percent: float | None = None
+    temperature_c: float | None = None  # the highest
+    samples: int = 0
+    slow: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its number and name, as text."""
+        return f"node {self.node} ({self.name})" if self.name else f"node {self.node}"
+
+
 class Line(Value, frozen=True):
     """One line of a log; `t_s` seconds since the start of the run, NaN for a foreign log."""
 
@@ -367,6 +392,7 @@ class Result(Value, frozen=True):
     provenance: Provenance = Provenance()
     exit_code: int | None = None
     node_codes: tuple[int | None, ...] = ()  # of a run on several nodes, each one's exit code in their order
+    nodes: tuple[NodeUse, ...] = ()  # of a run on several nodes
     outcome: JobOutcome | None = None  # of a failure, what the engine itself says of its end
     shell: str = ""  # the command that opens a shell in what was kept
     image: ImageUsed = ImageUsed()

@@ -251,6 +251,7 @@ def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:
         templates=(*spec.templates, *_tool_files(inputs, parts.tools)),
         actions=_actions(inputs, parts),
         launcher=parts.launcher,
+        deployment=options.environ.get("MAD_DEPLOYMENT_TYPE", ""),
         result_rule=spec.result_rule,
         error_scan=make_error_scan(card, inputs.context, spec),
         args=inputs.args,

@@ -39,7 +39,17 @@ from madlite.model import (
     Variant,
     to_json,
 )
-from madlite.model.results import AdaptiveLength, Attempt, Check, Compute, Diagnosis, Provenance, Telemetry, Window
+from madlite.model.results import (
+    AdaptiveLength,
+    Attempt,
+    Check,
+    Compute,
+    Diagnosis,
+    NodeUse,
+    Provenance,
+    Telemetry,
+    Window,
+)
 from madlite.plan.caches import CacheState, cache_state
 from madlite.secrets import Redactor
 from madlite.workspace.folder import LOCK, PROGRESS, RECORD, RESULT
@@ -107,6 +117,7 @@ class Record(Value, frozen=True):
     findings: tuple[str, ...] = ()
     exit_code: int | None = None
     node_codes: tuple[int | None, ...] = ()
+    nodes: tuple[NodeUse, ...] = ()
     outcome: JobOutcome | None = None
     steps: int = 0
     adaptive: AdaptiveLength | None = None
@@ -197,19 +208,19 @@ def sanitized(value: Any, mask: Callable[[str], str]) -> Any:
 
 
 def _sanitized(value: Any, mask: Callable[[str], str]) -> Any:
-    if isinstance(value, Enum) or value is None:
+    if value is None:
         return value
     if isinstance(value, str):
-        return mask(value)
+        return value if isinstance(value, Enum) else mask(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else _LEFT_OUT
     if isinstance(value, msgspec.Struct):
         return _struct(value, mask)
+    if isinstance(value, (tuple, list)):
+        return tuple(item for one in value if (item := _sanitized(one, mask)) is not _LEFT_OUT)
     if isinstance(value, Mapping):
         pairs = ((mask(key) if type(key) is str else key, _sanitized(item, mask)) for key, item in value.items())
         return {key: item for key, item in pairs if item is not _LEFT_OUT}
-    if isinstance(value, (tuple, list)):
-        return tuple(item for one in value if (item := _sanitized(one, mask)) is not _LEFT_OUT)
     return value
 
 
@@ -242,7 +253,7 @@ _PLAN_FIELDS = (
 # free text of users, workloads, engines and results files
 _FREE_TEXT = (
     *("url", "command", "settings", "args", "overrides", "origins", "reason", "evidence", "diagnosis", "suspect"),
-    *("checks", "findings", "config", "provenance", "telemetry", "study"),
+    *("checks", "findings", "config", "provenance", "telemetry", "nodes", "study"),
 )
 
 

@@ -174,7 +174,7 @@ def _common(plan: RunPlan, result: Result, pipeline: str, build_number: str) -> 
             "tags": ",".join(plan.card.tags),
             "git_commit": result.git_commit,
             "machine_name": plan.machine.hostname,
-            "deployment_type": place.where,
+            "deployment_type": plan.deployment or place.where,
             "launcher": _launcher(plan) if "run" in result.durations_s else "",
             "gpu_architecture": plan.machine.architecture,
             "build_duration": _seconds(result.image.build_duration_s),
@@ -203,7 +203,7 @@ def _data(plan: RunPlan, result: Result) -> dict[str, str]:
 
 def _launcher(plan: RunPlan) -> str:
     in_what = "docker" if plan.traits.containerised else "host"
-    return plan.launcher or _LAUNCHERS.get(plan.place.where, in_what)
+    return plan.launcher or _LAUNCHERS.get(plan.deployment or plan.place.where, in_what)
 
 
 def _image(plan: RunPlan, result: Result) -> dict[str, str]:

@@ -83,7 +83,7 @@ def _holds_secret(value: Json, mask: Callable[[str], str]) -> bool:
 _TEXT_LIMITS = {
     **dict.fromkeys(("evidence", "diagnosis"), LINE_BYTES),
     **dict.fromkeys(
-        ("reason", "findings", "suspect", "checks", "config", "provenance", "telemetry", "outcome"), CELL_BYTES
+        ("reason", "findings", "suspect", "checks", "config", "provenance", "telemetry", "nodes", "outcome"), CELL_BYTES
     ),
 }
 _MOST_CONFIG = 1000  # keys of the configuration that a log reports

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from madlite.machine.host import Host
 from madlite.machine.host_facts import host_facts, host_warnings
 from madlite.machine.telemetry.sampler import Sampler, SamplingTarget, used_gpus
 from madlite.machine.telemetry.summary import TelemetrySummary, packages, summarise, telemetry_findings
+from madlite.measure.nodes import slow_findings, with_slow
 from madlite.model import (
     Action,
     Chunk,
@@ -41,6 +42,7 @@ from madlite.model import (
     Window,
 )
 from madlite.run import probe_inside
+from madlite.run.node_telemetry import NodeSampler
 from madlite.run.probe_inside import shortened
 from madlite.run.screen import Planned
 from madlite.safe_files import Folder
@@ -380,6 +382,7 @@ class Instrumentation:
         self._one, self._plugins = planned, plugins
         self._settle = None if planned.plan.study is not None and planned.plan.study.warm_up else settle
         self._telemetry = TelemetryRecorder(planned.plan, host, now)
+        self._nodes = NodeSampler(planned.plan, now)
         self._inside: ProbedFacts | None = None
 
     def probe(self, session: Session, action: Action) -> None:
@@ -391,9 +394,11 @@ class Instrumentation:
         """Note what the GPUs are like right before the model's own step, once they have settled if that is wanted."""
         self._telemetry.begin(stop, self._settle, say)
 
-    def sampling(self, session: Session, folder: Folder) -> AbstractContextManager[None]:
+    @contextmanager
+    def sampling(self, session: Session, folder: Folder) -> Iterator[None]:
         """Sample the GPUs while the model's own step runs."""
-        return self._telemetry.sampling(session, folder)
+        with self._telemetry.sampling(session, folder), self._nodes.sampling(session):
+            yield
 
     @property
     def foreign_processes(self) -> tuple[str, ...] | None:
@@ -403,6 +408,8 @@ class Instrumentation:
     def annotate(self, result: Result) -> Result:
         """Return the result with what was noted."""
         telemetry = self._telemetry.telemetry(result.window)
+        quantity = result.window.quantity if result.window is not None else None
+        nodes = with_slow(self._nodes.over(result.nodes, result.window), quantity)
         labels = result.image.labels
         inside = self._inside or ProbedFacts()
         provenance = make_provenance(self._one, self._plugins, labels, inside, self._telemetry.facts)
@@ -411,7 +418,14 @@ class Instrumentation:
         return replace(
             result,
             telemetry=telemetry,
+            nodes=nodes,
             provenance=provenance,
             image=replace(result.image, labels={}),
-            findings=(*result.findings, *self._telemetry.notes, *telemetry_findings(telemetry), *doubts),
+            findings=(
+                *result.findings,
+                *slow_findings(nodes),
+                *self._telemetry.notes,
+                *telemetry_findings(telemetry),
+                *doubts,
+            ),
         )

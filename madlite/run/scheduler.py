@@ -7,259 +7,17 @@ before the first could begin, as far as their durations are known, or where the 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import datetime, timezone
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
 
-from msgspec.structs import replace
-
-from madlite.model import Gpu, Value
-from madlite.run.recovery.dead_leases import remains_of
-from madlite.runtimes.process_table import opened, user_name
-from madlite.workspace.gpu_leases import GpuLease, LeaseFolder, LeaseHolder, lease_names
+from madlite.errors import UsageProblem
+from madlite.run.gpu_pool import GpuPool, Job, Outlook, Start, Waiting
 
 _LOOK_AHEAD = 64  # of the waiting runs: with ten thousand of them not each is tried each time
-_POLL_S = 1.0  # for GPUs of other processes to be free
-_POLL_DEAD_S = 5.0  # for what a killed run left on them to be gone
 MOST_BESIDE = 64  # runs at the same time that are named
-
-
-class Job(Value, frozen=True):
-    """What the scheduler knows of a run: how many GPUs of the `allowed` ones it needs, and how long it may take.
-
-    Runs that have one of their `keys` in common do not run at the same time.  An `exclusive` one gets all GPUs of the
-    machine to itself, and uses some of them.
-    """
-
-    position: int
-    run_id: str
-    folder: str = ""
-    gpus: int = 0
-    allowed: tuple[int, ...] = ()
-    keys: frozenset[str] = frozenset()
-    expected_s: float | None = None
-    exclusive: bool = False
-
-
-class Start(Value, frozen=True):
-    """A run that starts now, and the GPUs that it keeps others off: none where it needs none."""
-
-    job: Job
-    leased: tuple[int, ...] = ()
-
-    @property
-    def gpu_ids(self) -> tuple[int, ...]:
-        """The GPUs that it uses."""
-        return tuple(index for index in self.job.allowed if index in self.leased)[: self.job.gpus]
-
-
-class Outlook(Value, frozen=True):
-    """The GPUs that a waiting run can count on: those of its batch, and those that nobody has.
-
-    `is_blocked` says that what may be there for long keeps so many of the others that it cannot start before that goes:
-    a killed run's remains, or foreign processes that are left alone.
-    """
-
-    usable: frozenset[int]
-    is_blocked: bool
-
-
-class Waiting(Value, frozen=True):
-    """Why a run gets no GPUs from outside of this batch: a sentence, and seconds after which that may have changed."""
-
-    text: str
-    poll_s: float = _POLL_S
-
-
-class GpuPool:
-    """The GPUs of this machine as one batch has them; its leases keep other processes off them.
-
-    A run that waits for several GPUs keeps those that became free, and the turn to take leases.  Not safe by itself
-    between threads: the scheduler's lock is held.
-    """
-
-    def __init__(
-        self,
-        gpus: Sequence[Gpu],
-        leases: LeaseFolder,
-        in_use: Callable[[], Mapping[int, str]] | None = None,
-        remains: Callable[[LeaseHolder], str] = remains_of,
-    ) -> None:
-        """Make a pool; `in_use` returns GPUs with processes that are no run's, and those processes as text."""
-        self.waiting: Waiting | None = None  # of the last attempt
-        self._names = lease_names(gpus)
-        self._leases = leases
-        self._remains = remains
-        self._in_use, self._foreign, self._foreign_at_s = in_use, dict[int, str](), -_POLL_DEAD_S
-        self._taken: set[int] = set()
-        self._mine: dict[int, GpuLease] = {}  # of taken GPUs, and of those kept for who waits
-        self._turn: int | None = None
-        self._owner = _this_process()
-
-    @property
-    def every(self) -> tuple[int, ...]:
-        """All GPUs of the machine."""
-        return tuple(self._names)
-
-    def free(self, allowed: Iterable[int]) -> list[int]:
-        """Return the GPUs that no run of this batch has."""
-        return [index for index in allowed if index not in self._taken]
-
-    def foreign(self) -> dict[int, str]:
-        """Return the GPUs that are left alone, for foreign processes are on them, and those processes as text."""
-        if self._in_use is not None and time.monotonic() - self._foreign_at_s >= _POLL_DEAD_S:
-            self._foreign, self._foreign_at_s = dict(self._in_use()), time.monotonic()
-        return self._foreign
-
-    def outlook(self, job: Job) -> Outlook:
-        """Return what a run that waits can count on, so that others pass it without being what it waits for."""
-        others = [index for index in job.allowed if index not in self._mine]
-        states = dict(zip(others, self._leases.states([self._names[index] for index in others]), strict=True))
-        held = {index for index, state in states.items() if state.locked}
-        stays = {index for index in others if index in self._foreign and index not in held}
-        stays |= {
-            index
-            for index, state in states.items()
-            if not state.locked and state.holder is not None and self._remains(state.holder)
-        }
-        return Outlook(
-            usable=frozenset(job.allowed) - held - stays, is_blocked=len(job.allowed) - len(stays) < job.gpus
-        )
-
-    def take(self, job: Job, *, passes: bool, spared: Collection[int] = ()) -> tuple[int, ...] | None:
-        """Return GPUs for a run, leased; None where there are not enough.
-
-        Where a run `passes` another one, that one keeps the turn and what it has so far, and this one nothing.  Of
-        the `spared` it gets none that are kept.
-
-        Raises:
-            UsageProblem: the folder of leases cannot be used.
-        """
-        self.waiting = None
-        wanted = len(self.every) if job.exclusive else job.gpus
-        free = self.free(self.every if job.exclusive else job.allowed)
-        free = [index for index in free if index not in spared or index not in self._mine]
-        had_turn = self._turn is not None
-        if len(free) < wanted or len(free := self._without_foreign(free, wanted)) < wanted or not self._have_turn():
-            return None
-        stuck = self._lease(free, wanted)
-        have = [index for index in free if index in self._mine][:wanted]
-        if len(have) == wanted:
-            self._give(job, have)
-        elif not passes and not stuck:  # it waits with what it has; what is stuck may be so for long
-            return None
-        if not (passes and had_turn):
-            self.let_go()
-        return tuple(have) if len(have) == wanted else None
-
-    def give_back(self, gpu_ids: Iterable[int]) -> None:
-        """Take back the GPUs of a run that ended."""
-        for index in gpu_ids:
-            self._taken.discard(index)
-            self._mine.pop(index).release()
-
-    def let_go(self) -> None:
-        """Give back what no run has."""
-        for index in [index for index in self._mine if index not in self._taken]:
-            self._mine.pop(index).release()
-        if self._turn is not None:
-            os.close(self._turn)
-            self._turn = None
-
-    def note(self, gpu_ids: Iterable[int], run_id: str, folder: str, handle: str = "") -> None:
-        """Write into leases which run has them, and the handle of its session: by them others find what it left."""
-        holder = replace(self._owner, since=_utc(), run=run_id, folder=folder, handle=handle)
-        for index in gpu_ids:
-            self._mine[index].note(holder)
-
-    def beside(self) -> set[str]:
-        """Return the ids of the runs that other processes have on GPUs of this machine."""
-        names = [name for index, name in self._names.items() if index not in self._mine]
-        held = (one.holder for one in self._leases.states(names) if one.locked and one.holder is not None)
-        return {holder.run for holder in held if holder.run}
-
-    def close(self) -> None:
-        """Give back all of it."""
-        self._taken.clear()
-        self.let_go()
-        self._leases.close()
-
-    def _lease(self, free: Sequence[int], wanted: int) -> bool:
-        """Lease free GPUs up to so many; note who has the others, and return whether that is a killed run."""
-        texts: dict[str, list[int]] = {}
-        stuck = False
-        for index in free:
-            if sum(one in self._mine for one in free) >= wanted:
-                return False
-            if index in self._mine:
-                continue
-            taken = self._leases.take(self._names[index])
-            if taken is None:
-                (state,) = self._leases.states([self._names[index]])
-                texts.setdefault(holder_text(state.holder), []).append(index)
-                continue
-            lease, dead = taken
-            left = self._remains(dead) if dead is not None else ""
-            if dead is not None and left:
-                lease.leave()
-                stuck = True
-                texts.setdefault(f"{left} of {holder_text(dead)}, which was killed (madlite gpus)", []).append(index)
-            else:
-                lease.note(self._owner)
-                self._mine[index] = lease
-        listed = (f"GPU {', '.join(map(str, indexes))}: {text}" for text, indexes in texts.items())
-        self.waiting = Waiting(text="; ".join(listed), poll_s=_POLL_DEAD_S if stuck else _POLL_S)
-        return stuck
-
-    def _give(self, job: Job, gpu_ids: Sequence[int]) -> None:
-        self.waiting = None
-        self._taken.update(gpu_ids)
-        self.note(gpu_ids, job.run_id, job.folder)
-
-    def _have_turn(self) -> bool:
-        if self._turn is None:
-            self._turn = self._leases.take_turn()
-        if self._turn is None:
-            self.waiting = Waiting(text="another madlite waits for GPUs, and is first")
-        return self._turn is not None
-
-    def _without_foreign(self, free: Sequence[int], wanted: int) -> list[int]:
-        """Return the free GPUs that no foreign process uses, where those are to be left alone."""
-        left = [index for index in free if index not in self._foreign]
-        if len(left) < wanted:
-            foreign = self.foreign()
-            left = [index for index in free if index not in foreign]
-        if len(left) < wanted:
-            used = "; ".join(f"GPU {index}: {text}" for index, text in self._foreign.items() if index in free)
-            self.waiting = Waiting(text=f"{used} (--parallel N shares them)", poll_s=_POLL_DEAD_S)
-        return left
-
-
-def holder_text(holder: LeaseHolder | None) -> str:
-    """Return who has a GPU, as text."""
-    if holder is None:
-        return "a process that does not say who it is"
-    what = f"run {holder.run}" if holder.run else "a madlite that waits for more"
-    return f"{what} of user {holder.user or holder.uid} (pid {holder.pid})"
-
-
-def _this_process() -> LeaseHolder:
-    started = 0
-    try:
-        with opened(os.getpid()) as own:
-            started = own.facts().started
-    except OSError:  # no /proc
-        pass
-    uid = os.getuid()
-    return LeaseHolder(user=user_name(uid), uid=uid, pid=os.getpid(), started=started, since=_utc())
-
-
-def _utc() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 class _Running:
@@ -305,14 +63,14 @@ class Scheduler:
         self._condition = threading.Condition()
         self._running: dict[int, _Running] = {}
         self._in_order = in_order
-        self.is_over = self._is_polling = False
+        self.is_over = self._is_polling = self._has_begun = False
         self._shown = ""
 
     def take(self) -> Start | None:
         """Return the next run as soon as one can start; None once none is to start any more.
 
         Raises:
-            UsageProblem: the folder of leases cannot be used.
+            UsageProblem: the leases cannot be used, and no run has started yet; later it is that of a `Start`.
         """
         with self._condition:
             while self._waiting and not self.is_over:
@@ -341,11 +99,14 @@ class Scheduler:
     def end(self, start: Start) -> tuple[str, ...]:
         """Take back what an ended run had, and return the runs that went on beside it; a second time nothing."""
         with self._condition:
-            if (ended := self._running.pop(start.job.position, None)) is None:
+            if start.job.position not in self._running:
                 return ()
+        left = self._pool.left_on(start.leased) if self._pool is not None and not start.job.keeps else ""
+        with self._condition:
+            ended = self._running.pop(start.job.position)
             if self._pool is not None:
                 ended.beside.update(dict.fromkeys(self._pool.beside()))
-                self._pool.give_back(start.leased)
+                self._pool.give_back(start.leased, left=left)
             self._condition.notify_all()
             return tuple(islice(ended.beside, MOST_BESIDE))
 
@@ -398,8 +159,8 @@ class Scheduler:
         for at, job in enumerate(self._waiting[: 1 if self._in_order else _LOOK_AHEAD]):
             if keys & job.keys:
                 keys |= job.keys  # nobody gets past it with one of them
-            elif (leased := self._room_for(job, first)) is not None:
-                return self._start(at, leased, first)
+            elif (start := self._start_of(job, first)) is not None:
+                return self._begin(at, start, first)
             elif self._needs_gpus(job):
                 waited = waited or (self._pool.waiting if self._pool is not None else None)
                 first = first or _First(job, self._pool)
@@ -423,10 +184,20 @@ class Scheduler:
             return self._pool.take(job, passes=True, spared=first.job.allowed)
         return None
 
-    def _start(self, at: int, leased: tuple[int, ...], first: _First | None) -> Start:
+    def _start_of(self, job: Job, first: _First | None) -> Start | None:
+        """Return the start of a run, also of one that cannot have GPUs any more; None where it waits."""
+        try:
+            leased = self._room_for(job, first)
+        except UsageProblem as problem:
+            if not self._has_begun:
+                raise
+            return Start(job=job, problem=problem)
+        return Start(job=job, leased=leased) if leased is not None else None
+
+    def _begin(self, at: int, start: Start, first: _First | None) -> Start:
         job = self._waiting.pop(at)
-        start = Start(job=job, leased=leased)
-        begun = _Running(start, self._clock(), first.job.position if first is not None and leased else None)
+        self._has_begun = True
+        begun = _Running(start, self._clock(), first.job.position if first is not None and start.leased else None)
         if self._pool is not None:
             begun.beside.update(dict.fromkeys(self._pool.beside()))
         for one in self._running.values():

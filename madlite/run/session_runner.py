@@ -99,7 +99,7 @@ class SessionRunner:
             with border(self.one.runtime), self.one.runtime.open(self.plan) as session, self.stop.guard(session):
                 folder.write_text(HANDLE, session.handle)
                 self._on_open(session.handle)
-                self.state.shell = session.shell
+                self.state.shell, self.state.node_names = session.shell, session.nodes
                 self.session = session
                 observed = self._act(session, folder, log, results)
                 collect_problem = self._collect_files(session, folder)

@@ -17,13 +17,26 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from madlite.measure.statistics import Interval, ratio_interval
-from madlite.model import Metric, Result, Status, Value
+from madlite.model import Metric, NodeUse, Result, Status, Value
 from madlite.study.summary import CONFIDENCE, Sample
 
 GPUS: Final = "n_gpus"
 NODES: Final = "nnodes"
 """What varies in the runs of a scaling study, by the names of `--set`; with both, `n_gpus` is of each node."""
 _PER_GPU = ("per_gpu", "/s/gpu", "/gpu")  # in the name or unit of a metric that is of one GPU
+
+
+class NodeFigure(Value, frozen=True):
+    """One node over the runs of a point: medians of what its lines and its GPUs told, None where they do not tell.
+
+    `slow` is why it was slower than the others in one of the runs, the last that says so.
+    """
+
+    name: str
+    runs: int = 0
+    speed: float | None = None
+    clock_mhz: float | None = None
+    slow: str = ""
 
 
 class ScalingPoint(Value, frozen=True):
@@ -45,6 +58,7 @@ class ScalingPoint(Value, frozen=True):
     speedup: float | None = None
     efficiency: float | None = None
     interval: Interval | None = None  # of the efficiency
+    per_node: tuple[NodeFigure, ...] = ()  # of a point of several nodes, where runs tell of them
 
     @property
     def size(self) -> int:
@@ -160,12 +174,35 @@ def _point(gpus: int, nodes: int, samples: Sequence[Sample], name: str, kind: st
         requested=samples[0].study.count or len(samples),
         succeeded=sum(1 for one in samples if one.result is not None and one.result.status is Status.SUCCESS),
         failed=dict(Counter(failed)),
+        per_node=tuple(_per_node(samples)),
     )
     values = tuple(metric.value for metric in found if metric.value is not None)
     if not values:
         return point
     per_gpu = median(_per_gpu(found[0], values, point.size, kind))
     return replace(point, values=values, figure=median(values), per_gpu=per_gpu, total=point.size * per_gpu)
+
+
+def _per_node(samples: Iterable[Sample]) -> Iterator[NodeFigure]:
+    """Yield what the runs tell of each node, by its name: a job may have had others than the one before."""
+    found: dict[str, list[NodeUse]] = {}
+    for one in samples:
+        for node in one.result.nodes if one.result is not None else ():
+            if node.speed is not None or node.clock_mhz is not None:
+                found.setdefault(node.name or f"node {node.node}", []).append(node)
+    for name, nodes in found.items():
+        yield NodeFigure(
+            name=name,
+            runs=len(nodes),
+            speed=_median(node.speed for node in nodes),
+            clock_mhz=_median(node.clock_mhz for node in nodes),
+            slow=next((node.slow for node in reversed(nodes) if node.slow), ""),
+        )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _per_gpu(metric: Metric, values: Sequence[float], gpus: int, kind: str) -> list[float]:
@@ -211,6 +248,26 @@ def scaling_lines(one: Scaling, width: int = _WIDE) -> Iterator[str]:
         yield f"  efficiency is against {against}: no run of {first} succeeded"
     if len(one.points) > 1 and one.base:
         yield from _plot(one, width)
+    for point in one.points:
+        yield from (f"  {line}" for line in node_lines(point))
+
+
+_NAMED = 8  # nodes, of more the range
+
+
+def node_lines(point: ScalingPoint) -> Iterator[str]:
+    """Yield what the nodes of a point reported, and each that is slow."""
+    for field, unit in (("speed", ""), ("clock_mhz", " MHz")):
+        told = [(one.name, value) for one in point.per_node if (value := getattr(one, field)) is not None]
+        if not told:
+            continue
+        values = [value for _, value in told]
+        if len(told) > _NAMED:
+            text = f"{_figure(min(values))} to {_figure(max(values))}, median {_figure(median(values))}"
+        else:
+            text = ", ".join(f"{name} {_figure(value)}" for name, value in told)
+        yield f"{point.nodes} nodes, each one's {'number' if field == 'speed' else 'GPU clock'}: {text}{unit}"
+    yield from (f"  {one.name} is slow: {one.slow}" for one in point.per_node if one.slow)
 
 
 def _metric(one: Scaling) -> str:

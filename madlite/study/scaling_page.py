@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from madlite.model import Value
-from madlite.study.efficiency import Scaling, scaling_cells, scaling_heads
+from madlite.study.efficiency import Scaling, node_lines, scaling_cells, scaling_heads
 
 # of the drawing, in its own units
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 440.0, 20.0, 230.0
@@ -45,6 +45,7 @@ def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
             "scaling": one,
             "heads": scaling_heads(),
             "rows": [scaling_cells(point) for point in one.points],
+            "nodes": [line.strip() for point in one.points for line in node_lines(point)],
             "plots": (efficiency_plot(one), total_plot(one)) if one.base else (),
         }
         for one in scalings

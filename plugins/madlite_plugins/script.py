@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from madlite import (
     Action,
@@ -78,13 +79,14 @@ class Script:
         rule = ResultRule(kind="performance_line")
         if card.multiple_results:
             rule = ResultRule(kind="multiple_results", file=card.multiple_results)
-        launcher = card.extra.get("distributed", {}) if isinstance(card.extra.get("distributed"), dict) else {}
+        launcher = str(_table(card, "distributed").get("launcher", ""))
+        variables = _table(card, "env_vars") if _starts_steps(launcher) else {}
         return [
             RunSpec(
                 actions=tuple(_actions(card)),
                 image=card.image,
-                env=dict(_GIT),
-                launcher=str(launcher.get("launcher", "")),
+                env=_GIT | {name: str(value) for name, value in variables.items()},
+                launcher=launcher,
                 result_rule=rule,
                 readers=(self.name,),
                 origin="card",
@@ -94,8 +96,23 @@ class Script:
         ]
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
-        """Find nothing: a script that is not there keeps the plan from starting."""
-        return ()
+        """Find what keeps a script from working that starts the steps on the nodes of its job itself."""
+        if not _starts_steps(plan.launcher):
+            return
+        if plan.traits.containerised:
+            yield Finding(
+                fatal=True,
+                message="the script starts steps of Slurm and containers itself, so it has to run on a node itself",
+                hint='container = "none" in the cluster file; DOCKER_IMAGE_NAME in env_vars names its image',
+            )
+        card = plan.card
+        nodes = _table(card, "slurm").get("nodes") or _table(card, "distributed").get("nnodes") or plan.place.nodes
+        if str(nodes) != str(plan.place.nodes):
+            yield Finding(
+                fatal=True,
+                message=f"the card is for {nodes} nodes, and the run has {plan.place.nodes}",
+                hint=f"madlite run --cluster NAME --nodes {nodes}, or salloc -N{nodes}",
+            )
 
     def assets(self, plan: RunPlan) -> Iterable[Asset]:
         """Need nothing beyond what the script fetches itself."""
@@ -108,6 +125,16 @@ class Script:
     def reader(self, plan: RunPlan | None) -> Reader:
         """Return a reader that finds no steps."""
         return NoSteps()
+
+
+def _table(card: Card, key: str) -> dict[str, Any]:
+    found = card.extra.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _starts_steps(launcher: str) -> bool:
+    """Return whether a card's script starts the steps on its nodes itself, as madengine 2's `slurm_multi`."""
+    return launcher.replace("-", "_") == "slurm_multi"
 
 
 def _actions(card: Card) -> Iterable[Action]:

@@ -111,7 +111,7 @@ def test_two_cards_are_an_array_and_each_has_its_row(site):
     code, out = site.call("run", "--cluster", "lab", "--tags", "t")
     assert code == 0, out
     assert sorted(row["model"] for row in site.rows()) == ["a", "b"]
-    assert {row["status"] for row in site.rows()} == {"SUCCESS"}
+    assert {(row["status"], row["deployment_type"]) for row in site.rows()} == {("SUCCESS", "slurm")}
     assert site.call("jobs")[1].strip() == "no job is open here"
     assert not (site.folder / f"madlite_runs/jobs-{site.submission()}/environment").exists()
 
@@ -303,7 +303,11 @@ def test_a_controller_that_is_down_is_waited_for(tmp_path, own_slurm):
 
 
 def test_a_run_of_two_nodes_is_one_job_with_one_row(site):
-    script = 'echo "on $NODE_RANK of $NNODES"; [ "$NODE_RANK" != 0 ] || echo performance: 12.5 tok\n'
+    script = (
+        'echo "rank $MAD_NODE_RANK=$NODE_RANK of $MAD_TOTAL_NODES=$NNODES, '
+        'job $MAD_SLURM_JOB_ID $MAD_COLLECT_METRICS"\n'
+        '[ "$MAD_COLLECT_METRICS" != true ] || echo performance: 12.5 tok\n'
+    )
     (site.folder / "scripts/a/run.sh").write_text(script)
     code, out = site.call("run", "--cluster", "lab", "--nodes", "2", "--tags", "a")
     assert code == 0, out
@@ -311,6 +315,28 @@ def test_a_run_of_two_nodes_is_one_job_with_one_row(site):
     assert (row["performance"], row["nnodes"], row["deployment_type"]) == ("12.5", "2", "slurm")
     (record,) = site.records()
     assert record["node_codes"] == [0, 0]
+    log = (site.folder / f"madlite_runs/{record['id']}/run.log").read_text()
+    assert re.search(r"rank 0=0 of 2=2, job \d+ true", log) and re.search(r"rank 1=1 of 2=2, job \d+ false", log), log
+
+
+def test_a_card_that_starts_its_steps_itself_runs_once_on_the_first_node(site):
+    (site.folder / "scripts/a/run.sh").write_text(
+        'echo "script on $SLURMD_NODENAME with $DOCKER_IMAGE_NAME"\n'
+        "srun --ntasks-per-node=1 bash -c 'echo step on $SLURMD_NODENAME'\n"
+        "echo performance: 3 tok\n"
+    )
+    card = {"name": "a", "scripts": "scripts/a/run.sh", "args": "", "tags": ["t"], "runtimes": ["host"]}
+    own = {"distributed": {"launcher": "slurm_multi"}, "slurm": {"nodes": 2}, "env_vars": {"DOCKER_IMAGE_NAME": "i:1"}}
+    (site.folder / "models.json").write_text(json.dumps([{**card, **own}]))
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a")
+    assert code == 3 and "the card is for 2 nodes, and the run has 1" in out and "--nodes 2" in out
+    code, out = site.call("run", "--cluster", "lab", "--nodes", "2", "--tags", "a")
+    assert code == 0, out
+    row = site.rows()[-1]
+    assert (row["performance"], row["nnodes"], row["launcher"]) == ("3", "2", "slurm_multi")
+    log = (site.folder / f"madlite_runs/{site.records()[-1]['id']}/run.log").read_text()
+    assert len(re.findall(r"script on n\d with i:1", log)) == 1
+    assert len(set(re.findall(r"step on (n\d)", log))) == 2, log
 
 
 @pytest.mark.full

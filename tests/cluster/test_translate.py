@@ -71,6 +71,17 @@ def test_variables_of_the_runs_come_from_env_vars_and_distributed():
     }
 
 
+def test_what_distributed_says_of_primus_becomes_its_variables():
+    primus = {"config_path": "examples/x.yaml", "cli_extra": "--a 1", "backend": "megatron"}
+    to = translate(context(slurm={"gpus_per_node": 0}, distributed={"primus": primus}), {}, None)
+    assert to.values["docker_env_vars"] == {
+        "PRIMUS_CONFIG_PATH": "examples/x.yaml",
+        "PRIMUS_CLI_EXTRA": "--a 1",
+        "BACKEND": "megatron",
+    }
+    assert to.notes == ()
+
+
 def test_a_manifest_s_deployment_is_below_the_context():
     deployment = {"target": "slurm", "slurm": {"partition": "m", "nodes": 4}, "env_vars": {"A": "m"}}
     assert wants_slurm(context(), deployment)
@@ -93,6 +104,8 @@ def test_keys_without_a_meaning_are_named():
         ({"slurm": {"nodes": 2}}, "nothing names their GPUs"),
         ({"slurm": {"nodes": "two"}, "device": "MI300X"}, "'slurm.nodes' is 'two'"),
         ({"slurm": {"modules": ["a\nb"]}, "device": "MI300X"}, "several lines"),
+        ({"slurm": {"exclusive": "false"}, "device": "MI300X"}, "'slurm.exclusive' is 'false', no true or false"),
+        ({"slurm": {"time": 3.5}, "device": "MI300X"}, "'slurm.time' is '3.5'"),
     ],
 )
 def test_what_cannot_be_used_is_refused(values, words):

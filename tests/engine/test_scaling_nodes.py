@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.test_scaling import ELSEWHERE
 from tests.csv_rows import csv_rows
+from tests.machine.stand_in import Bench, amd_list, amd_static
 from tests.slurm_fixture import SlurmCluster
 
 pytestmark = pytest.mark.engine
 # 100 a node, of which each node beyond the first takes 5 away
 SCRIPT = """nodes=${NNODES:-1}
-[ "$nodes" = 2 ] && [ -e fail_on_two ] && exit 7
+[ "$nodes" = 2 ] && [ -e FOLDER/fail_on_two ] && exit 7
 [ "${NODE_RANK:-0}" = 0 ] && echo "performance: $((100 * nodes - 5 * (nodes - 1))) samples_per_second"
 echo "node ${NODE_RANK:-0} is $SLURMD_NODENAME"
 """
@@ -23,7 +26,7 @@ echo "node ${NODE_RANK:-0} is $SLURMD_NODENAME"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/run.sh").write_text(SCRIPT)
+    (tmp_path / "scripts/run.sh").write_text(SCRIPT.replace("FOLDER", str(tmp_path)))
     card = {"name": "a", "scripts": "scripts/run.sh", "tags": [], "runtimes": ["host"], "n_gpus": "0"}
     (tmp_path / "models.json").write_text(json.dumps([card]))
     (tmp_path / "cluster.toml").write_text("[clusters.lab.slurm]\nexclusive = false\n")
@@ -87,3 +90,35 @@ def test_a_cluster_without_so_many_nodes_gets_no_job(slurm: SlurmCluster, folder
     code, out = scaling(slurm, folder, "--nodes", "2,8", "--cluster", "lab", inside=False)
     assert code == 4 and "--nodes 8: cluster 'lab' has 4 nodes" in out, out
     assert not [*folder.glob("madlite_runs/jobs-*")]
+
+
+# of two GPUs on each node; those of n3 are slow
+METRIC = """touch "FOLDER/asked.$SLURMD_NODENAME"
+case "$SLURMD_NODENAME" in n3) mhz=1300 ;; *) mhz=2100 ;; esac
+printf '[{"gpu": 0, "clock": {"gfx_0": {"clk": %s}}}, {"gpu": 1, "clock": {"gfx_0": {"clk": %s}}}]' $mhz $mhz
+"""
+# the run goes on until each node was asked
+WAIT = """for _ in $(seq 600); do [ -e FOLDER/asked.n3 ] && break; sleep 0.1; done
+"""
+
+
+def test_the_node_whose_gpus_are_slow_is_named_by_their_clocks(slurm: SlurmCluster, folder: Path, tmp_path: Path):
+    bench = Bench(tmp_path)
+    bench.node(0)
+    bench.mi300x(2)
+    bench.file("dev/kfd")
+    bench.file("opt/rocm/.info/version", "6.4.1-83\n")
+    bench.tool("amd-smi", ("*static*", amd_static([0, 1])), ("*list*", amd_list([1, 2])))
+    tool, script = bench.bin / "amd-smi", folder / "scripts/run.sh"
+    tool.write_text(tool.read_text().replace("\n", f'\nif [ "$1" = metric ]; then\n{METRIC}exit\nfi\n', 1))
+    tool.write_text(tool.read_text().replace("FOLDER", str(folder)))
+    script.write_text(WAIT.replace("FOLDER", str(folder)) + script.read_text())
+    (folder / "models.json").write_text((folder / "models.json").read_text().replace('"n_gpus": "0"', '"n_gpus": "2"'))
+    command = [sys.executable, "-c", ELSEWHERE, str(bench.root), "scaling", "a", "--nodes", "4"]
+    shell = ["bash", "-c", 'cd "$1" && shift && exec "$@"', "bash", str(folder), "salloc", "--quiet", "-N4", *command]
+    path = f"{bench.bin}:{slurm.environ['PATH']}"
+    done = slurm.run(*shell, USER="root", PATH=path, PYTHONPATH=os.getcwd())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 nodes, each one's GPU clock: n1 2,100, n2 2,100, n3 1,300, n4 2,100 MHz" in done.stdout
+    assert "n3 is slow: 1,300 MHz, 38 % below the median of the other nodes', 2,100" in done.stdout
+    assert csv_rows(folder / "perf.csv")[0]["n_gpus"] == "8"

@@ -98,6 +98,16 @@ def test_our_own_lines_silence_the_trainer_s_but_not_its_summary():
     assert summaries == ["37.35", "37.349"]
 
 
+def test_the_trainer_of_another_node_prints_no_step_beside_our_own_lines():
+    log = LogMonitor([HuggingFaceReader()], nodes=2)
+    log.feed(b'madlite-config {"steps": 2, "micro_batch": 4}\n')
+    for n in (1, 2):  # each node's Trainer prints its line, that of the other one first
+        log.feed(b"{'loss': '7.6', 'learning_rate': '0.0005', 'epoch': '0.1'}\n", 1, 1)
+        log.feed(b'madlite-step {"n": %d, "loss": 7.6, "tokens_per_s_per_gpu": 100.0}\n' % n, 1, 0)
+    log.finish()
+    assert [(step.n, step.rank) for step in log.steps] == [(1, 0), (2, 0)]
+
+
 def test_a_nan_in_our_own_line_is_read():
     (step,) = read(HuggingFaceReader(), 'madlite-step {"n": 2, "loss": NaN, "grad_norm": Infinity}')
     assert math.isnan(step.values[Quantity.LOSS]) and math.isinf(step.values[Quantity.GRAD_NORM])

@@ -13,7 +13,7 @@ from madlite.model import Action, Card, Gpu, Image, Machine, Place, ResultRule, 
 from madlite.model import Result as RunResult
 from madlite.results.record import make_record, record_json
 from madlite.run.batch_jobs import bound_plan, known_durations, make_jobs, with_own_port
-from madlite.run.scheduler import Job, Start
+from madlite.run.gpu_pool import Job, Start
 from madlite.run.screen import Planned
 from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.workspace.folder import new_run_id

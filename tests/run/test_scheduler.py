@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from madlite.model import Gpu
-from madlite.run.scheduler import GpuPool, Job, Scheduler
+from madlite.run.gpu_pool import GpuPool, Job
+from madlite.run.recovery.dead_leases import lease_states
+from madlite.run.scheduler import Scheduler
+from madlite.workspace.folder import RUN_MARK
 from madlite.workspace.gpu_leases import LeaseFolder, lease_names
 from tests.waiting import wait_until
 
@@ -188,11 +193,30 @@ def test_what_a_killed_run_left_keeps_its_gpu_and_nothing_else(folder):
         for lease in killed._mine.values():
             lease.leave()  # as the kernel does
         assert pool.take(job(0, 8), passes=False) is None
-        assert pool.waiting.text.startswith("GPU 0: pid 99 of run r7") and "madlite gpus" in pool.waiting.text
+        assert pool.waiting.text.startswith("GPU 0: pid 99, left by run r7") and "madlite gpus" in pool.waiting.text
         assert pool.take(job(1, 7), passes=False) == ALL[1:]
         pool.give_back(ALL[1:])
         left.clear()
         assert pool.take(job(0, 8), passes=False) == ALL
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_an_ended_run_could_not_end_keeps_its_gpus_until_it_is_gone(folder, keeps):
+    marked = {**os.environ, RUN_MARK: "r0"}
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        scheduler = Scheduler([job(0, 2, keeps=keeps)], pool, 1)
+        start = scheduler.take()
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=marked) as left:
+            wait_until(lambda: "cat" in Path(f"/proc/{left.pid}/cmdline").read_text())
+            scheduler.end(start)
+            assert other.take(job(1, 8), passes=False) == (ALL if keeps else None)
+            if not keeps:
+                assert other.waiting.text.startswith(f"GPU 0, 1: pid {left.pid}, left by run r0 of user")
+                assert [text for _, text in lease_states(folder, EIGHT).values()] == [f"pid {left.pid}"] * 2 + [""] * 6
+            left.stdin.close()
+        if not keeps:
+            assert other.take(job(1, 8), passes=False) == ALL
 
 
 def test_gpus_with_foreign_processes_are_left_alone_until_those_are_gone(folder):

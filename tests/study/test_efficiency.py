@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from madlite.model import Cause, Metric, Result, Status, Study, Variant
+from madlite.model import Cause, Metric, NodeUse, Result, Status, Study, Variant
 from madlite.study.efficiency import scaling_lines, scalings_of
 from madlite.study.scaling_page import efficiency_plot, render_page, total_plot
 from madlite.study.summary import Sample
@@ -96,6 +97,28 @@ def test_the_gpus_of_a_node_are_those_of_its_place():
     (one,) = scalings_of(runs)
     assert [(point.gpus, point.nodes, point.total) for point in one.points] == [(8, 1, 80), (16, 2, 160)]
     assert one.points[1].speedup == pytest.approx(2.0)
+
+
+def test_each_node_s_number_and_the_slow_node_are_told():
+    def run(names: str, slow: str = "") -> Sample:
+        told = tuple(
+            NodeUse(
+                node=at,
+                name=name,
+                steps=30,
+                speed=80.0 if name == slow else 100.0 + at,
+                slow="20 % below" * (name == slow),
+            )
+            for at, name in enumerate(names.split())
+        )
+        one = sample(8, 90.0, varied={"nnodes": len(told)})
+        return msgspec.structs.replace(one, result=msgspec.structs.replace(one.result, nodes=told))
+
+    (one,) = scalings_of([run("a b c", "c"), run("a b c"), run(" ".join(f"n{at}" for at in range(12)))])
+    text = "\n".join(scaling_lines(one))
+    assert "3 nodes, each one's number: a 100, b 101, c 91" in text and "    c is slow: 20 % below" in text
+    assert "12 nodes, each one's number: 100 to 111, median 105.5" in text
+    assert "c is slow: 20 % below" in render_page("20260101T000000-abcdef", [one])
 
 
 def test_the_page_draws_what_the_table_has_and_runs_no_script():

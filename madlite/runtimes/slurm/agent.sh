@@ -29,7 +29,8 @@ case $what in
     # shellcheck source=/dev/null # written by madlite, readable by the run's owner alone
     . "$folder/environment" || exit 127
     eval "$slurm_gpus" # the GPUs that Slurm gives the step on this node
-    export NODE_RANK=$rank
+    export NODE_RANK=$rank MAD_NODE_RANK=$rank MAD_COLLECT_METRICS=false
+    [ "$rank" != 0 ] || MAD_COLLECT_METRICS=true
     if [ -n "${MAD_MULTI_NODE_RUNNER-}" ]; then # a MAD script does not expand what is in it
       for name in NODE_RANK MASTER_ADDR MASTER_PORT; do
         MAD_MULTI_NODE_RUNNER=${MAD_MULTI_NODE_RUNNER//"\$$name"/"${!name-}"}

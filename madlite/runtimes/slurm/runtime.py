@@ -32,6 +32,7 @@ from madlite.secrets import mask_values
 from madlite.workspace.folder import RUN_MARK
 from madlite.workspace.mounts import make_mounts
 
+ON_FIRST = "slurm_multi"  # a card's launcher: its script starts the steps on the nodes itself (madengine 2)
 _QUERY_S = 30.0
 _ENDINGS = {"pyxis": ".sqsh", "apptainer": ".sif"}
 _STATE = re.compile(r"\bJobState=(\S+)(?:\s+Reason=(\S+))?")
@@ -116,10 +117,11 @@ class SlurmRuntime:
             allocation,
             nodes,
             self._container(plan),
-            {**self._base(), **plan.env, RUN_MARK: plan.id},
+            {**self._base(), **_counts(plan), **plan.env, RUN_MARK: plan.id},
             plan.workspace,
             {"folder": folder, "workspace": plan.inside if self.traits.containerised else str(plan.workspace)},
             plan.stop_grace_s,
+            on_first=plan.launcher.replace("-", "_") == ON_FIRST,
         )
         try:
             session.open()
@@ -232,6 +234,11 @@ def _with_nodes_mount(plan: RunPlan) -> RunPlan:
         Mount(source=str(home / STATE), target=f"{INSIDE}/{STATE}", create=True),
     )
     return replace(plan, mounts=(*plan.mounts, *added))
+
+
+def _counts(plan: RunPlan) -> dict[str, EnvValue]:
+    count = str(plan.place.gpus_per_node)
+    return {"GPUS_PER_NODE": count, "NPROC_PER_NODE": count} if plan.place.gpus_per_node else {}
 
 
 def _parsed(handle: str) -> tuple[str, list[str], Path]:

@@ -40,6 +40,12 @@ _POLL_S = 0.1
 _SIGNAL_S = 30.0  # of a step that signals; a node that is gone does not answer
 _RETURN_S = 10.0  # for a step to end after its command was killed
 _DRAIN_S = 5.0
+# what a step has of itself would be options of the steps that are started in it
+_AS_JOB = (
+    "unset $(compgen -v | grep -E '^(SLURM|SPUR)_(STEP|STEPID|NTASKS|NPROCS|TASKS_PER_NODE|DISTRIBUTION|PROCID|LOCALID"
+    "|NODEID|TASK_PID|GTIDS|LAUNCH|SRUN|CPU_BIND|OVERLAP|KILL)')\n"
+    "export SLURM_NNODES={nodes} SLURM_JOB_NUM_NODES={nodes} SLURM_NODELIST=${{SLURM_JOB_NODELIST-}}\n"
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -58,8 +64,13 @@ class SlurmSession:
         workspace: Path = Path(),
         cwd_of: dict[str, str] | None = None,
         grace_s: float = 10.0,
+        *,
+        on_first: bool = False,
     ) -> None:
-        """Make a session of the run whose folder this is; `cwd_of` has what stands for `{folder}` and the workspace."""
+        """Make a session of the run whose folder this is; `cwd_of` has what stands for `{folder}` and the workspace.
+
+        `on_first` runs every action on the first node alone, as in the job's own script: what it starts are steps.
+        """
         self.nodes = tuple(nodes)
         self.notes: tuple[str, ...] = ()
         self.handle = json.dumps({"job": allocation.job_id, "nodes": list(nodes), "folder": str(folder)})
@@ -67,6 +78,7 @@ class SlurmSession:
         self._container = container or NoContainer()
         self._env, self._workspace = dict(env or {}), workspace
         self._cwd_of, self._grace_s = cwd_of or {}, grace_s
+        self._on_first = on_first
         self._steps: dict[int, subprocess.Popen[bytes]] = {}
         self._gate = ActionGate()
         self._environ = allocation.environment()
@@ -110,7 +122,7 @@ class SlurmSession:
             RuntimeProblem: no step can be started.
         """
         begun = time.monotonic()
-        ranks = range(len(self.nodes)) if action.kind == "run" else range(1)
+        ranks = range(len(self.nodes)) if action.kind == "run" and not self._on_first else range(1)
         with self._gate.take(action.timeout_s, partial(self._stop, self._grace_s)) as expired:
             if self._gate.closed.is_set():
                 return Exit(code=STOPPED, duration_s=0.0)
@@ -277,9 +289,15 @@ class SlurmSession:
             "NNODES": str(len(self.nodes)),
             "MASTER_ADDR": self._allocation.address,
             "MASTER_PORT": self._allocation.port,
+            # madengine 2's names
+            "MAD_DEPLOYMENT_TYPE": "slurm",
+            "MAD_IN_SLURM_JOB": "1",
+            "MAD_SLURM_JOB_ID": self._allocation.job_id,
+            "MAD_TOTAL_NODES": str(len(self.nodes)),
         }
         values = {**ranks, **reveal(self._env), **reveal(env)}
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items() if name.isidentifier()]
+        lines += [_AS_JOB.format(nodes=len(self.nodes))] if self._on_first else []
         try:
             with self._home() as home:
                 home.remove(ENVIRONMENT)

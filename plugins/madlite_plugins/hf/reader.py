@@ -75,6 +75,7 @@ class HuggingFaceReader:
     def __init__(self, accumulation: int = ACCUMULATION) -> None:
         self._llama = train_llama.TrainLlamaReader(accumulation)
         self._own: int | None = None  # the last step of our own lines
+        self._is_own = False  # whether the log is our script's: the Trainer of each node prints its own lines beside
         self._own_first = 0
         self._own_ended = False
         self._sizes = Sizes()
@@ -109,6 +110,7 @@ class HuggingFaceReader:
             if kind == "summary" and values:
                 yield from self._end(values, None)
             elif kind == "config" and values:
+                self._is_own = True
                 yield Phase(name="train", t_s=line.t_s, starts=True)
                 yield EffectiveConfig(values=values)
             elif kind == "step" and 0 <= n < 1e12:
@@ -141,7 +143,7 @@ class HuggingFaceReader:
     def _read_dictionaries(self, line: Line) -> Iterator[Event]:
         for found in _DICTIONARY.finditer(line.text):
             texts = dict(_ITEM.findall(found[0]))
-            if "loss" in texts and self._own is None:
+            if "loss" in texts and self._own is None and not self._is_own:
                 yield from self._read_step(found, _Figures(texts), line)
             elif "train_runtime" in texts and "loss" not in texts:
                 yield from self._read_end(found[0], _Figures(texts), line)

@@ -1,0 +1,126 @@
+"""What each node of a run reports of the training, and which of them is slow.
+
+A node is slow where its number is below the median of the other nodes' by more than `FLOOR` of it and by more than
+`Z_SCORE` standard deviations, those of the others' numbers and of its own and theirs from step to step together.  All
+are robust: medians, and of deviations the median absolute one (Iglewicz and Hoaglin's score, as for outliers of a
+window), so that a slow node does not hide itself or another.  The floor is above what is ordinary: identical GPUs of
+one cluster differ by 8 % on average (Sinha et al., Not All GPUs Are Created Equal, SC22, arXiv:2208.11035).  Of two
+nodes the slower one is named, by the same limits.
+
+Where each step waits for all nodes, as with gradients that are reduced, their speeds are alike whoever is slow: then
+the clock of its GPUs is what tells (docs/scaling.md).
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from msgspec.structs import replace
+
+from madlite.measure.window import FEWEST, Z_SCORE
+from madlite.model import NodeUse, Quantity, Step, Value, Window
+
+FLOOR = 0.10  # of the others' median
+_TO_SIGMA = 0.6745  # the normal distribution's third quartile
+_OF_MEDIAN = 1.2533  # its median's standard error ÷ its mean's, sqrt(pi / 2)
+_MOST = 262144  # values of all nodes that are kept, the last ones of each
+_LEAST = 64
+
+
+class NodeSpeeds:
+    """The last values of each quantity that could be a training's speed, by the node whose line had them."""
+
+    def __init__(self, nodes: int) -> None:
+        self._most = max(_LEAST, _MOST // max(1, nodes))
+        self._values: dict[tuple[int, Quantity], tuple[array[int], array[float]]] = {}
+
+    def note(self, step: Step, node: int) -> None:
+        """Take a training step in."""
+        for quantity, value in step.values.items():
+            if quantity.direction == "neutral" or quantity == Quantity.LOSS:
+                continue
+            ns, values = self._values.setdefault((node, quantity), (array("q"), array("d")))
+            if len(ns) >= 2 * self._most:
+                del ns[: -self._most], values[: -self._most]
+            ns.append(step.n)
+            values.append(value)
+
+    def over(self, window: Window) -> dict[int, list[float]]:
+        """Return the values of a window's quantity and steps, by node."""
+        found: dict[int, list[float]] = {}
+        for (node, quantity), (ns, values) in self._values.items():
+            if quantity == window.quantity:
+                within = (
+                    value
+                    for n, value in zip(ns, values, strict=True)
+                    if window.first_step <= n <= window.last_step and math.isfinite(value)
+                )
+                found[node] = list(within)
+        return found
+
+
+def node_uses(speeds: NodeSpeeds, window: Window | None, names: Sequence[str]) -> tuple[NodeUse, ...]:
+    """Return what is known of each node of a run; nothing of one node."""
+    if len(names) < 2:
+        return ()
+    found = speeds.over(window) if window is not None else {}
+    return tuple(_use(node, name, found.get(node, ())) for node, name in enumerate(names))
+
+
+def _use(node: int, name: str, values: Sequence[float]) -> NodeUse:
+    if not values:
+        return NodeUse(node=node, name=name)
+    noise = _OF_MEDIAN * _sigma(values) / math.sqrt(len(values))
+    return NodeUse(node=node, name=name, steps=len(values), speed=median(values), noise=noise)
+
+
+def with_slow(nodes: Sequence[NodeUse], quantity: Quantity | None) -> tuple[NodeUse, ...]:
+    """Return the nodes, each slow one with why: by the numbers that their lines report, else by their GPUs' clocks."""
+    told = [one for one in nodes if one.speed and one.steps >= FEWEST]
+    clocked = [one for one in nodes if one.clock_mhz]
+    slow: dict[int, str] = {}
+    if quantity is not None and quantity.direction != "neutral":
+        numbers = [_Number(node=one.node, value=one.speed or 0.0, noise=one.noise or 0.0) for one in told]
+        slow |= _slow(numbers, quantity.label, lower_is_better=quantity.direction == "lower")
+    clocks = [_Number(node=one.node, value=one.clock_mhz or 0.0) for one in clocked]
+    slow = _slow(clocks, "MHz", lower_is_better=False) | slow
+    return tuple(replace(one, slow=slow.get(one.node, "")) for one in nodes)
+
+
+def slow_findings(nodes: Iterable[NodeUse]) -> tuple[str, ...]:
+    """Return the slow nodes as sentences."""
+    return tuple(f"{one.label} is slow: {one.slow}" for one in nodes if one.slow)
+
+
+class _Number(Value, frozen=True):
+    """A node's number, and the standard error of it."""
+
+    node: int
+    value: float
+    noise: float = 0.0
+
+
+def _slow(numbers: Sequence[_Number], unit: str, *, lower_is_better: bool) -> dict[int, str]:
+    """Return the slow ones, each with why."""
+    found: dict[int, str] = {}
+    for at, one in enumerate(numbers):
+        others = [*numbers[:at], *numbers[at + 1 :]]
+        if not others:
+            break
+        usual = median(other.value for other in others)
+        behind = one.value - usual if lower_is_better else usual - one.value
+        spread = (_sigma([other.value for other in others]), one.noise, median(other.noise for other in others))
+        if usual > 0 and behind > max(FLOOR * usual, Z_SCORE * math.hypot(*spread)):
+            what = "the other node's" if len(others) == 1 else "the median of the other nodes'"
+            beyond = "above" if lower_is_better else "below"
+            found[one.node] = f"{one.value:,.4g} {unit}, {100 * behind / usual:.0f} % {beyond} {what}, {usual:,.4g}"
+    return found
+
+
+def _sigma(values: Sequence[float]) -> float:
+    """Return the standard deviation by the median absolute one."""
+    middle = median(values)
+    return median(abs(value - middle) for value in values) / _TO_SIGMA

@@ -1,0 +1,277 @@
+"""The GPUs of this machine as one batch has them: which it can get, and what keeps it from the others."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+
+from msgspec.structs import replace
+
+from madlite.errors import UsageProblem
+from madlite.model import Gpu, Value
+from madlite.run.recovery.dead_leases import remains_of
+from madlite.runtimes.process_table import opened, user_name
+from madlite.workspace.gpu_leases import GpuLease, LeaseFolder, LeaseHolder, lease_names
+
+_POLL_S = 1.0  # for GPUs of other processes to be free
+_POLL_DEAD_S = 5.0  # for what a run left on them to be gone
+
+
+class Job(Value, frozen=True):
+    """What the scheduler knows of a run: how many GPUs of the `allowed` ones it needs, and how long it may take.
+
+    Runs that have one of their `keys` in common do not run at the same time.  An `exclusive` one gets all GPUs of the
+    machine to itself, and uses some of them.  What a run that `keeps` leaves running is meant to stay, and has no GPU.
+    """
+
+    position: int
+    run_id: str
+    folder: str = ""
+    gpus: int = 0
+    allowed: tuple[int, ...] = ()
+    keys: frozenset[str] = frozenset()
+    expected_s: float | None = None
+    exclusive: bool = False
+    keeps: bool = False
+
+
+class Start(Value, frozen=True):
+    """A run that starts now, and the GPUs that it keeps others off: none where it needs none."""
+
+    job: Job
+    leased: tuple[int, ...] = ()
+    problem: UsageProblem | None = None  # why it cannot have any: it fails
+
+    @property
+    def gpu_ids(self) -> tuple[int, ...]:
+        """The GPUs that it uses."""
+        return tuple(index for index in self.job.allowed if index in self.leased)[: self.job.gpus]
+
+
+class Outlook(Value, frozen=True):
+    """The GPUs that a waiting run can count on: those of its batch, and those that nobody has.
+
+    `is_blocked` says that what may be there for long keeps so many of the others that it cannot start before that goes:
+    what a run left running, foreign processes that are left alone, or a lease that cannot be used.
+    """
+
+    usable: frozenset[int]
+    is_blocked: bool
+
+
+class Waiting(Value, frozen=True):
+    """Why a run gets no GPUs from outside of this batch: a sentence, and seconds after which that may have changed."""
+
+    text: str
+    poll_s: float = _POLL_S
+
+
+class GpuPool:
+    """The GPUs of this machine as one batch has them; its leases keep other processes off them.
+
+    A run that waits for several GPUs keeps those that became free, and the turn to take leases.  Not safe by itself
+    between threads: the scheduler's lock is held.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[Gpu],
+        leases: LeaseFolder,
+        in_use: Callable[[], Mapping[int, str]] | None = None,
+        remains: Callable[[LeaseHolder], str] = remains_of,
+    ) -> None:
+        """Make a pool; `in_use` returns GPUs with processes that are no run's, and those processes as text."""
+        self.waiting: Waiting | None = None  # of the last attempt
+        self._names = lease_names(gpus)
+        self._leases = leases
+        self._remains = remains
+        self._in_use, self._foreign, self._foreign_at_s = in_use, dict[int, str](), -_POLL_DEAD_S
+        self._taken: set[int] = set()
+        self._mine: dict[int, GpuLease] = {}  # of taken GPUs, and of those kept for who waits
+        self._noted: dict[int, LeaseHolder] = {}  # of taken GPUs, as their leases say
+        self._broken: dict[int, UsageProblem] = {}  # of GPUs whose leases could not be used
+        self._turn: int | None = None
+        self._owner = _this_process()
+
+    @property
+    def every(self) -> tuple[int, ...]:
+        """All GPUs of the machine."""
+        return tuple(self._names)
+
+    def free(self, allowed: Iterable[int]) -> list[int]:
+        """Return the GPUs that no run of this batch has."""
+        return [index for index in allowed if index not in self._taken]
+
+    def foreign(self) -> dict[int, str]:
+        """Return the GPUs that are left alone, for foreign processes are on them, and those processes as text."""
+        if self._in_use is not None and time.monotonic() - self._foreign_at_s >= _POLL_DEAD_S:
+            self._foreign, self._foreign_at_s = dict(self._in_use()), time.monotonic()
+        return self._foreign
+
+    def outlook(self, job: Job) -> Outlook:
+        """Return what a run that waits can count on, so that others pass it without being what it waits for."""
+        others = [index for index in job.allowed if index not in self._mine]
+        states = dict(zip(others, self._leases.states([self._names[index] for index in others]), strict=True))
+        held = {index for index, state in states.items() if state.locked}
+        stays = {index for index in others if index in self._foreign and index not in held}
+        stays |= {
+            index
+            for index, state in states.items()
+            if state.problem or (not state.locked and state.holder is not None and self._remains(state.holder))
+        }
+        return Outlook(
+            usable=frozenset(job.allowed) - held - stays, is_blocked=len(job.allowed) - len(stays) < job.gpus
+        )
+
+    def take(self, job: Job, *, passes: bool, spared: Collection[int] = ()) -> tuple[int, ...] | None:
+        """Return GPUs for a run, leased; None where there are not enough.
+
+        Where a run `passes` another one, that one keeps the turn and what it has so far, and this one nothing.  Of
+        the `spared` it gets none that are kept.
+
+        Raises:
+            UsageProblem: too many of the leases cannot be used.
+        """
+        self.waiting = None
+        allowed = self.every if job.exclusive else job.allowed
+        wanted = len(allowed) if job.exclusive else job.gpus
+        free = [index for index in self.free(allowed) if index not in spared or index not in self._mine]
+        had_turn = self._turn is not None
+        if len(free) < wanted or len(free := self._without_foreign(free, wanted)) < wanted or not self._have_turn():
+            return None
+        stuck = self._lease(free, wanted)
+        have = [index for index in free if index in self._mine][:wanted]
+        if len(have) == wanted:
+            self._give(job, have)
+        elif not passes and not stuck:  # it waits with what it has; what is stuck may be so for long
+            return None
+        if not (passes and had_turn):
+            self.let_go()
+        if len(allowed) - len(broken := [index for index in allowed if index in self._broken]) < wanted:
+            raise self._broken[broken[0]]
+        return tuple(have) if len(have) == wanted else None
+
+    def left_on(self, gpu_ids: Iterable[int]) -> str:
+        """Return what a run that ended still has running, as text; it reads the table of processes."""
+        holder = next((self._noted[index] for index in gpu_ids if index in self._noted), None)
+        return self._remains(holder) if holder is not None else ""
+
+    def give_back(self, gpu_ids: Iterable[int], *, left: str = "") -> None:
+        """Take back the GPUs of a run that ended; nobody gets them before what is `left` of it ends."""
+        for index in gpu_ids:
+            self._taken.discard(index)
+            self._noted.pop(index, None)
+            lease = self._mine.pop(index)
+            (lease.leave if left else lease.release)()
+
+    def let_go(self) -> None:
+        """Give back what no run has."""
+        for index in [index for index in self._mine if index not in self._taken]:
+            self._mine.pop(index).release()
+        if self._turn is not None:
+            os.close(self._turn)
+            self._turn = None
+
+    def note(self, gpu_ids: Iterable[int], run_id: str, folder: str, handle: str = "") -> None:
+        """Write into leases which run has them, and the handle of its session: by them others find what it left."""
+        holder = replace(self._owner, since=_utc(), run=run_id, folder=folder, handle=handle)
+        for index in gpu_ids:
+            self._noted[index] = holder
+            self._mine[index].note(holder)
+
+    def beside(self) -> set[str]:
+        """Return the ids of the runs that other processes have on GPUs of this machine."""
+        names = [name for index, name in self._names.items() if index not in self._mine]
+        held = (one.holder for one in self._leases.states(names) if one.locked and one.holder is not None)
+        return {holder.run for holder in held if holder.run}
+
+    def close(self) -> None:
+        """Give back all of it."""
+        self._taken.clear()
+        self.let_go()
+        self._leases.close()
+
+    def _lease(self, free: Sequence[int], wanted: int) -> bool:
+        """Lease free GPUs up to so many; note who has the others, and return whether that may be so for long."""
+        texts: dict[str, list[int]] = {}
+        stuck = False
+        for index in free:
+            if sum(one in self._mine for one in free) >= wanted:
+                return False
+            if index in self._mine:
+                continue
+            try:
+                taken = self._leases.take(self._names[index])
+                self._broken.pop(index, None)
+            except UsageProblem as problem:
+                self._broken[index] = problem
+                stuck = True
+                texts.setdefault(problem.message, []).append(index)
+                continue
+            if taken is None:
+                (state,) = self._leases.states([self._names[index]])
+                texts.setdefault(holder_text(state.holder), []).append(index)
+                continue
+            lease, dead = taken
+            left = self._remains(dead) if dead is not None else ""
+            if dead is not None and left:
+                lease.leave()
+                stuck = True
+                texts.setdefault(f"{left}, left by {holder_text(dead)} (madlite gpus)", []).append(index)
+            else:
+                lease.note(self._owner)
+                self._mine[index] = lease
+        listed = (f"GPU {', '.join(map(str, indexes))}: {text}" for text, indexes in texts.items())
+        self.waiting = Waiting(text="; ".join(listed), poll_s=_POLL_DEAD_S if stuck else _POLL_S)
+        return stuck
+
+    def _give(self, job: Job, gpu_ids: Sequence[int]) -> None:
+        self.waiting = None
+        self._taken.update(gpu_ids)
+        self.note(gpu_ids, job.run_id, job.folder)
+
+    def _have_turn(self) -> bool:
+        if self._turn is not None and not self._leases.has_turn(self._turn):
+            os.close(self._turn)
+            self._turn = None
+        if self._turn is None:
+            self._turn = self._leases.take_turn()
+        if self._turn is None:
+            self.waiting = Waiting(text="another madlite waits for GPUs, and is first")
+        return self._turn is not None
+
+    def _without_foreign(self, free: Sequence[int], wanted: int) -> list[int]:
+        """Return the free GPUs that no foreign process uses, where those are to be left alone."""
+        left = [index for index in free if index not in self._foreign]
+        if len(left) < wanted:
+            foreign = self.foreign()
+            left = [index for index in free if index not in foreign]
+        if len(left) < wanted:
+            used = "; ".join(f"GPU {index}: {text}" for index, text in self._foreign.items() if index in free)
+            self.waiting = Waiting(text=f"{used} (--parallel N shares them)", poll_s=_POLL_DEAD_S)
+        return left
+
+
+def holder_text(holder: LeaseHolder | None) -> str:
+    """Return who has a GPU, as text."""
+    if holder is None:
+        return "a process that does not say who it is"
+    what = f"run {holder.run}" if holder.run else "a madlite that waits for more"
+    return f"{what} of user {holder.user or holder.uid} (pid {holder.pid})"
+
+
+def _this_process() -> LeaseHolder:
+    started = 0
+    try:
+        with opened(os.getpid()) as own:
+            started = own.facts().started
+    except OSError:  # no /proc
+        pass
+    uid = os.getuid()
+    return LeaseHolder(user=user_name(uid), uid=uid, pid=os.getpid(), started=started, since=_utc())
+
+
+def _utc() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,137 @@
+"""What the GPUs of a run's nodes do meanwhile, by their tools, asked through the run's session.
+
+It can neither delay the run nor fail it: a node that does not answer has no samples.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from statistics import fmean
+
+from msgspec.structs import replace
+
+from madlite.errors import MadliteError
+from madlite.machine.host import Host, ToolOutput
+from madlite.machine.sources.amd_smi import AmdSmi
+from madlite.machine.sources.base import Sample, ToolSource
+from madlite.machine.sources.nvidia_smi import NvidiaSmi
+from madlite.machine.sources.rocm_smi import RocmSmi
+from madlite.machine.telemetry.summary import packages, summarise
+from madlite.model import GpuUse, NodeUse, RunPlan, Session, Window
+
+LEAST_INTERVAL_S = 10.0  # a question is a step of the scheduler on each node
+REST = 9  # times as long as a round of questions took, in which none is asked
+MOST_NODES = 64  # that are asked: each is a process of this machine
+_LIMIT_S = 30.0  # for a tool to answer
+_AT_ONCE = 16
+_LEAVE_S = 2.0  # for the thread to end
+_LOG = logging.getLogger(__name__)
+_TOOLS: dict[str, tuple[type[ToolSource], ...]] = {"AMD": (AmdSmi, RocmSmi), "NVIDIA": (NvidiaSmi,)}
+
+
+class NodeSampler:
+    """Samples the GPUs of several nodes while `sampling`; elsewhere, and where sampling is off, it does nothing."""
+
+    def __init__(self, plan: RunPlan, now: Callable[[], float]) -> None:
+        self._plan, self._now = plan, now
+        place = plan.place
+        several = 1 < place.spanned <= MOST_NODES and place.gpus_per_node > 0
+        self._is_on = several and plan.telemetry_s > 0 and plan.traits.sees_processes
+        self._samples: list[list[Sample]] = []
+        self._over = threading.Event()
+
+    @contextmanager
+    def sampling(self, session: Session) -> Iterator[None]:
+        """Sample while the block runs."""
+        if not self._is_on:
+            yield
+            return
+        thread = threading.Thread(target=self._run, args=(session,), name="madlite-node-telemetry", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join(_LEAVE_S)
+
+    def over(self, nodes: Sequence[NodeUse], window: Window | None) -> tuple[NodeUse, ...]:
+        """Return the nodes with what their GPUs did over the steady window, else over the run."""
+        return tuple(self._with_gpus(one, list(of), window) for one, of in zip(nodes, self._of(nodes), strict=True))
+
+    def _of(self, nodes: Sequence[NodeUse]) -> Iterator[Sequence[Sample]]:
+        known = list(self._samples)
+        return (known[one.node] if one.node < len(known) else () for one in nodes)
+
+    def _with_gpus(self, one: NodeUse, samples: list[Sample], window: Window | None) -> NodeUse:
+        if not samples:
+            return one
+        began_s, ended_s = (window.began_s, window.ended_s) if window else (None, None)
+        machine, ids = self._plan.machine, self._plan.place.gpu_ids
+        found = summarise(samples, ids, began_s, ended_s, machine.vendor, packages(machine.gpus))
+        return replace(
+            one,
+            samples=found.samples,
+            clock_mhz=_mean(found.gpus, "clock_mhz"),
+            power_w=found.power_w,
+            utilization_percent=_mean(found.gpus, "utilization_percent"),
+            temperature_c=max((gpu.temperature_c for gpu in found.gpus if gpu.temperature_c is not None), default=None),
+        )
+
+    def _run(self, session: Session) -> None:
+        nodes = [_Node(session, number, self._plan, self._over) for number in range(len(session.nodes))]
+        self._samples = [[] for _ in nodes]
+        interval_s = max(LEAST_INTERVAL_S, self._plan.telemetry_s)
+        with ThreadPoolExecutor(min(_AT_ONCE, len(nodes))) as pool:
+            while True:
+                begun_s = time.monotonic()
+                for number, sample in enumerate(pool.map(lambda one: one.read(self._now), nodes)):
+                    self._samples[number] += [] if sample is None else [sample]
+                if all(one.is_silent for one in nodes):
+                    return
+                if self._over.wait(max(interval_s, REST * (time.monotonic() - begun_s))):
+                    return
+
+
+class _Node:
+    """One node's GPUs, by the first tool that is there."""
+
+    def __init__(self, session: Session, number: int, plan: RunPlan, over: threading.Event) -> None:
+        self._session, self._number, self._over = session, number, over
+        host = Host(limit_s=_LIMIT_S, call=self._call)
+        ids = list(plan.place.gpu_ids)
+        self._tools = [tool(host, ids, over) for tool in _TOOLS.get(plan.machine.vendor, ())]
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no tool of it answers."""
+        return not self._tools
+
+    def read(self, now: Callable[[], float]) -> Sample | None:
+        """Return a sample; None where it does not answer."""
+        while self._tools and not self._over.is_set():
+            found = self._tools[0].read()
+            if found.readings:
+                return Sample(t_s=round(now(), 3), gpus=found.readings)
+            self._tools = self._tools[1:]
+        return None
+
+    def _call(self, command: Sequence[str], limit_s: float) -> ToolOutput:
+        if self._over.is_set():
+            return ToolOutput(problem="the run is over")
+        try:
+            done = self._session.probe(command, self._number, limit_s)
+        except MadliteError as problem:
+            _LOG.debug("node %s: %s", self._number, problem.message)
+            return ToolOutput(problem=problem.message)
+        text = done.stdout.decode("utf-8", "replace")
+        return ToolOutput(text=text, problem="" if done.code == 0 else f"exit code {done.code}", hung=done.code is None)
+
+
+def _mean(gpus: Sequence[GpuUse], field: str) -> float | None:
+    values = [value for one in gpus if (value := getattr(one, field)) is not None]
+    return fmean(values) if values else None

@@ -1,0 +1,73 @@
+"""What the GPUs of nodes do, asked through the session; nodes that do not answer cost nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from madlite.measure.nodes import with_slow
+from madlite.model import Completed, Gpu, Machine, NodeUse, Place
+from madlite.run.node_telemetry import NodeSampler
+from tests.factories import SLURM, make_plan
+from tests.waiting import wait_until
+
+MACHINE = Machine(vendor="AMD", device="MI300X", gpus=tuple(Gpu(index=n) for n in range(2)))
+
+
+class Nodes:
+    """A session whose nodes answer `amd-smi metric` with these clocks; of one without, nothing is there."""
+
+    def __init__(self, *clocks: float | None) -> None:
+        self.clocks, self.asked = clocks, [0] * len(clocks)
+        self.nodes = tuple(f"n{at}" for at in range(len(clocks)))
+
+    def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
+        self.asked[node] += 1
+        clock = self.clocks[node]
+        if argv[0] != "amd-smi" or clock is None:
+            return Completed(code=127, stderr=b"amd-smi: command not found")
+        gpus = [
+            {
+                "gpu": index,
+                "clock": {"gfx_0": {"clk": {"value": clock, "unit": "MHz"}}},
+                "power": {"socket_power": {"value": 700, "unit": "W"}},
+                "usage": {"gfx_activity": {"value": 99, "unit": "%"}},
+                "temperature": {"hotspot": {"value": 80, "unit": "C"}},
+            }
+            for index in range(2)
+        ]
+        return Completed(code=0, stdout=json.dumps(gpus).encode())
+
+
+def sampled(folder: Path, session: Nodes, asked: int = 1, **fields: object) -> list[NodeUse]:
+    place = Place(where="slurm", nodes=len(session.nodes), gpus_per_node=2, gpu_ids=(0, 1))
+    plan = make_plan(folder, place=place, traits=SLURM, machine=MACHINE, **fields)
+    sampler = NodeSampler(plan, lambda: 1.0)
+    with sampler.sampling(session):  # type: ignore[arg-type]
+        wait_until(lambda: min(session.asked) >= asked, "every node was asked")
+    return list(sampler.over([NodeUse(node=at, name=name) for at, name in enumerate(session.nodes)], None))
+
+
+def test_the_node_whose_gpus_are_slow_is_named(tmp_path):
+    found = sampled(tmp_path, Nodes(2100.0, 2095.0, 1300.0))
+    assert [one.clock_mhz for one in found] == [2100.0, 2095.0, 1300.0]
+    assert (found[0].power_w, found[0].utilization_percent, found[0].temperature_c, found[0].samples) == (
+        700,
+        99,
+        80,
+        1,
+    )
+    assert [one.name for one in with_slow(found, None) if one.slow] == ["n2"]
+
+
+def test_a_node_that_does_not_answer_has_no_samples(tmp_path):
+    found = sampled(tmp_path, Nodes(2100.0, None))
+    assert [(one.samples, one.clock_mhz) for one in found] == [(1, 2100.0), (0, None)]
+    assert not any(one.slow for one in with_slow(found, None))
+
+
+def test_without_telemetry_or_on_one_node_nothing_is_asked(tmp_path):
+    for session, fields in ((Nodes(2100.0, 2100.0), {"telemetry_s": 0.0}), (Nodes(2100.0), {})):
+        assert [one.samples for one in sampled(tmp_path, session, asked=0, **fields)] == [0] * len(session.nodes)
+        assert sum(session.asked) == 0
