@@ -3,9 +3,10 @@
 The number is the median of the steady steps.  Its 95 % interval is that of order statistics (binomial, without an
 assumption about the distribution, so that single slow steps widen it little), with as many independent steps as an
 AR(1) series of the same autocorrelation has: n (1 − ρ) ÷ (1 + ρ).  ρ is the lag-1 autocorrelation of the ranks, with
-the first-order correction of its bias in short series.  Fewer than 10 independent steps say nothing: a stretch of a slowly
-wandering series looks narrow, and its ρ is estimated too low.  It is looked at after 20 steady steps and then each time that
-there are 1.22 times as many; look k may err with probability 0.05 · 6 ÷ (π k)², which adds up to 0.05 over all looks.
+the first-order correction of its bias in short series.  Fewer than 10 independent steps say nothing: a stretch of a
+slowly wandering series looks narrow, and its ρ is estimated too low.  It is looked at after 20 steady steps and then
+each time that there are 1.22 times as many; look k may err with probability 0.05 · 6 ÷ (π k)², which adds up to 0.05
+over all looks.
 """
 
 from __future__ import annotations
