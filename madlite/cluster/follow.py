@@ -84,6 +84,7 @@ class Settling:
         self._polls = 0
         self._again: dict[str, int] = {}  # the poll at which the job of a run that had begun was seen to wait
         self.polled = False  # whether the scheduler has answered, so that what it does not list is over
+        self.follows = False  # whether somebody waits for runs that go on
         self.notices: list[str] = []  # for people, once each
 
     @property
@@ -129,6 +130,8 @@ class Settling:
     def settle(self) -> Iterator[Collected]:
         """Write the rows of the runs that are over, note them, and yield what became of each."""
         self._tell_waiting()
+        jobs = {job: run for run in self.stored.open_runs if (job := self.stored.job_of(run))}
+        self.scheduler.fetch(self.stored.folder, jobs, ended=not self.follows)
         settled: dict[str, str] = {}
         there = _names(self.workspace / RUNS)
         try:
@@ -144,6 +147,8 @@ class Settling:
             if settled:  # after the rows: of a run that is not noted its record says that it has them
                 with suppress(OSError), OpenSubmission.reopen(self.stored.folder) as opened:
                     opened.settle(settled)
+                with suppress(Unreachable):
+                    self.scheduler.release([job for job, run in jobs.items() if run.id in settled])
                 self.reload()
 
     def _is_waiting(self, run: JobRun) -> bool:

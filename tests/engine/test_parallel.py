@@ -331,6 +331,30 @@ def test_two_users_share_no_gpu(machine, tmp_path):
 
 
 @pytest.mark.host
+def test_a_lease_that_breaks_in_the_middle_fails_the_runs_that_need_it_and_no_other(machine):
+    machine.gpu_card("first", 1, until("go"))
+    machine.gpu_card("eight", 8)
+    machine.gpu_card("one", 1)
+    leases = machine.seen.parent / "leases"
+    with machine.start("--tags", "first,eight,one", "--summary-output", "s.json", *QUICK) as one:
+        wait_until(lambda: machine.events("begin"), "the first run")
+        broken = leases / "gpu-0000:01:00.0"
+        (leases / "other name").hardlink_to(broken)
+        broken.unlink()
+        os.mkfifo(broken)
+        (machine.seen / "go").touch()
+        said = one.stdout.read()
+    assert one.returncode == 3 and "Traceback" not in said, said
+    assert [(row["model"], row["status"]) for row in machine.rows] == [
+        ("first", "SUCCESS"), ("eight", "FAILURE"), ("one", "SUCCESS"),
+    ]  # fmt: skip
+    assert f"the leases of GPUs cannot be used: {broken}: it is no plain file" in said
+    phase = json.loads((machine.folder / "s.json").read_text())["run_phase"]
+    assert [one["model"] for one in phase["failed_runs"]] == ["eight"]
+    assert "0000:01:00.0  the leases of GPUs cannot be used" in machine.madlite("gpus").stdout
+
+
+@pytest.mark.host
 def test_options_that_do_not_go_together_and_a_bad_folder_of_leases_are_sentences(machine):
     machine.gpu_card("a", 1)
     for words, said in (

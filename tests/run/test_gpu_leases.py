@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -10,7 +11,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Gpu
@@ -177,7 +180,6 @@ def plant_hard_link(place: Path) -> None:
 
 PLANTED = {
     "link": plant_link,
-    "hard link": plant_hard_link,
     "pipe": os.mkfifo,
     "folder": Path.mkdir,
 }
@@ -196,6 +198,74 @@ def test_what_lies_in_the_place_of_a_file_is_told_and_not_touched(folder, kind, 
             assert not state.locked and state.holder is None and str(folder / NAME) in state.problem
     victim = folder / "victim"
     assert not victim.exists() or victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [NAME, "turn"])
+def test_a_file_with_another_name_is_locked_like_any_and_neither_read_nor_written(folder, name):
+    LeaseFolder(folder).close()
+    plant_hard_link(folder / name)
+    victim = folder / "victim"
+    victim.chmod(0o600)
+    text = msgspec.json.encode(ME).decode()
+    victim.write_text(text)
+    with closing(LeaseFolder(folder)) as one, closing(LeaseFolder(folder)) as other:
+        if name == NAME:
+            lease, dead = one.take(NAME)
+            lease.note(ME)
+            (state,) = other.states([NAME])
+            assert dead is None and state.locked and state.holder is None and not state.problem
+            assert other.take(NAME) is None
+            lease.release()
+            assert other.take(NAME) is not None
+        else:
+            assert one.take_turn() is not None and other.take_turn() is None
+    assert victim.read_text() == text and stat.S_IMODE(victim.stat().st_mode) == 0o600
+
+
+def test_the_turn_is_one_s_also_where_its_file_was_removed(folder):
+    with closing(LeaseFolder(folder)) as one, closing(LeaseFolder(folder)) as other:
+        first = one.take_turn()
+        real, done = other._locked, []
+
+        def locked(name):
+            fd = real(name)
+            if not done:  # between the lock and what follows
+                done.append((folder / "turn").unlink())
+            return fd
+
+        os.close(first)
+        other._locked = locked
+        second = other.take_turn()
+        assert second is not None and other.has_turn(second) and one.take_turn() is None
+        (folder / "turn").unlink()
+        assert not other.has_turn(second)
+
+
+def test_a_folder_in_use_is_locked_against_who_cleans_by_age(folder):
+    with closing(LeaseFolder(folder)), closing(LeaseFolder(folder)):
+        fd = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert LeaseFolder(folder).take(NAME) is not None, "and who cleans keeps nobody from it"
+    os.close(fd)
+
+
+def test_a_folder_whose_maker_was_killed_is_opened_to_others_by_the_next_command(folder, monkeypatch):
+    monkeypatch.setattr("madlite.workspace.gpu_leases._OTHERWISE", folder)
+    monkeypatch.setattr("madlite.workspace.gpu_leases._SHARED", folder / "none")
+    place = lease_folder({})
+    place.mkdir(parents=True, mode=0o755)
+    LeaseFolder(place).close()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o1777
+
+
+def test_texts_of_a_holder_are_lines_of_their_own_and_move_no_cursor(folder):
+    forged = replace(ME, user="me\nGPU 1   0000:c2:00.0  free\x1b[2K", run="r1\r")
+    with closing(LeaseFolder(folder)) as leases:
+        leases.take(NAME)[0].note(forged)
+        (state,) = leases.states([NAME])
+    assert state.holder.user == "me GPU 1   0000:c2:00.0  free [2K" and state.holder.run == "r1 "
 
 
 def test_a_link_or_a_file_in_the_place_of_the_folder_is_told_and_not_followed(folder):
@@ -231,6 +301,14 @@ def test_each_gpu_has_its_own_name_partitions_too():
     gpus = [Gpu(index=0, bus="0000:01:00.0"), Gpu(index=1, bus="0000:01:00.0"), Gpu(index=2, unique_id="GPU-a/../b")]
     names = lease_names([*gpus, Gpu(index=3)])
     assert names == {0: "gpu-0000:01:00.0-0", 1: "gpu-0000:01:00.0-1", 2: "gpu-GPU-a_.._b", 3: "gpu-3"}
+
+
+def test_a_lease_has_the_same_name_whatever_else_is_seen_and_by_which_tool():
+    parts = [Gpu(index=n, bus="0000:01:00.0", unique_id="8", render_minor=128 + n) for n in range(2)]
+    assert lease_names(parts) == {0: "gpu-0000:01:00.0-128", 1: "gpu-0000:01:00.0-129"}
+    assert lease_names([replace(parts[1], index=0)]) == {0: "gpu-0000:01:00.0-129"}, "a container sees one of them"
+    by_library, by_tool = Gpu(index=0, bus="0000:07:00.0", unique_id="GPU-5f"), Gpu(index=0, unique_id="GPU-5f")
+    assert lease_names([by_library]) == lease_names([by_tool])
 
 
 def test_the_folder_is_named_by_the_environment_or_where_all_users_come(tmp_path):
