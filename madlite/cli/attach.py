@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.options import Command, interrupt_option, verbose_option
@@ -89,18 +90,13 @@ def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[S
 
 
 def scheduler_for(stored: Stored) -> Scheduler:
-    """Return the scheduler of a submission; a cluster file that is gone is not needed for it."""
+    """Return the scheduler of a submission, as the cluster file was then."""
     import os
 
-    from madlite.cli.submit import open_cluster
-    from madlite.cluster.file import Cluster
     from madlite.cluster.schedulers import scheduler_of
 
     named = stored.submission
-    try:
-        cluster = open_cluster(named.cluster)
-    except UsageProblem:
-        cluster = Cluster(name=named.cluster, scheduler=named.scheduler)
+    cluster = replace(named.description, name=named.cluster, scheduler=named.scheduler)
     return scheduler_of(cluster, dict(os.environ))
 
 
@@ -135,6 +131,7 @@ class Attached:
         self.on_interrupt = on_interrupt
         self.results: list[Result] = []
         self.failed = False
+        self.follows = False  # whether runs that go on are waited for
         self.study: Json = None  # what the last study that came to its end did
         self._shown: str = ""
         self._told: set[str] = set()
@@ -143,8 +140,6 @@ class Attached:
         runtimes = setup.make_runtimes(plugins)
         self.settlings: list[Settling] = []
         for one, scheduler in zip(stored, schedulers, strict=True):
-            from msgspec.structs import replace
-
             own = replace(options, columns=one.submission.columns, strict_header=one.submission.strict_header)
             begin = new_columns(options.contract)
             self.settlings.append(Settling(one, scheduler, own, screen, runtimes, begin))
@@ -162,6 +157,11 @@ class Attached:
     def has_ended(self) -> bool:
         """Return whether the job of an open run is over, as far as the schedulers say."""
         return any(state.word == "over" and one.polled for one in self.settlings for state in one.states())
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a run is being brought to the working folder."""
+        return any(one.scheduler.is_fetching for one in self.settlings)
 
     def poll(self) -> None:
         """Ask each scheduler; one that does not answer is told once and asked again later."""
@@ -182,6 +182,7 @@ class Attached:
         from madlite.cluster.schedulers import Unreachable
 
         for one in self.settlings:
+            one.follows = self.follows
             with suppress(Unreachable):
                 for done in one.settle():
                     self._print(done)
@@ -367,6 +368,7 @@ def _print_jobs(stored: Stored) -> None:
 def _follow(attached: Attached, stop: _Stop) -> int:
     from madlite.cluster.follow import POLL_S
 
+    attached.follows = True
     polled_s, deadline_s = -POLL_S, float("inf")
     first: int | None = None
     while attached.is_open:
@@ -443,7 +445,8 @@ def settle_now(attached: Attached) -> None:
     attached.poll()
     attached.settle()
     until_s = time.monotonic() + GRACE_S + _TICK_S
-    while attached.has_ended() and time.monotonic() < until_s:  # its files may be seen here a moment later
+    # its files may be seen here a moment later, and what fetches them takes as long as it takes
+    while attached.is_fetching or (attached.has_ended() and time.monotonic() < until_s):
         time.sleep(_TICK_S)
         attached.settle()
     attached.finish()
