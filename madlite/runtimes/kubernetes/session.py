@@ -178,7 +178,12 @@ class KubernetesSession:
         elif what.number == number:
             times.note(said.at_s)
             if what.kind == "end":
-                codes[node] = what.code
+                codes[node] = what.code if not what.code else self._code_of(PodEnd(what.code, self._fault_of(node)))
+
+    def _fault_of(self, node: int) -> Fault | None:
+        """Return why the cluster is ending a pod, which its script tells as the exit code of a signal."""
+        pod, _ = self._pods.get(self.nodes[node])
+        return ended_fault(pod) if pod is not None else None
 
     def _since_first(self, at_s: float | None) -> float | None:
         """Return when output was written, on a clock that begins with the first: it may be read much later."""
@@ -188,7 +193,7 @@ class KubernetesSession:
         return 1.0 + at_s - self._first_s
 
     def _code_of(self, end: PodEnd) -> int | None:
-        """Return the code of a pod that ended without a word of its action.
+        """Return the code of a pod, or of its action.
 
         Raises:
             RuntimeProblem: the cluster ended it, and nobody asked for that.
