@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TUNE := $(dir $(VENV)).venv-torchtune
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt
 
-.PHONY: demo demo-torchtune setup fast test test-all coverage lint chaos bench clean
+.PHONY: demo demo-torchtune setup fast test test-all coverage lint kubernetes chaos bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/madlite run --tags demo
@@ -35,6 +35,11 @@ coverage: setup
 
 lint: setup
 	scripts/lint.sh $(BIN)
+
+# a real control plane: a quarter of an hour to build it, once, then three minutes
+kubernetes: setup
+	scripts/kubernetes.sh "$${XDG_CACHE_HOME:-$$HOME/.cache}/madlite-tests/kubernetes"
+	$(BIN)/python -m pytest -q -n 0 -m kubernetes tests/control_plane
 
 # attacks runs at random moments; SEED=… RUNS=1 repeats a round
 chaos: setup

@@ -19,14 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from madlite.backends.loader import load_plugins
-from madlite.model import Action, Card, Exit, ImageUsed, Machine, Place, Request, RunPlan, Traits
-from madlite.plan.context import Context, Options
-from madlite.run.batch import Batch, BatchSettings
-from madlite.run.planning import BatchInputs, plan_runs
 from tests.engine.test_parallel import AMD_SMI
 from tests.golden.machines import h100s
 from tests.golden.runs import Bed, fulfils_gpu_requests
+from tests.run.nothing import batch_of
 
 BASE = "madlite-test/base:latest"
 TURNS = 3
@@ -104,76 +100,19 @@ def short() -> None:
             print(f"| 200 cards of one line, --parallel 8 | {took_s:.1f} | {cpu_s:.1f} s of processor |")
 
 
-class Nothing:
-    """A session in which nothing starts."""
-
-    nodes: tuple[str, ...] = ("",)
-    shell = handle = ""
-    notes: tuple[str, ...] = ()
-
-    def run(self, action: Action, out: object) -> Exit:
-        return Exit(code=0, duration_s=0.0)
-
-    def stop(self, grace_s: float) -> None:
-        pass
-
-    def collect(self, patterns: object, into: Path) -> None:
-        pass
-
-
-class StartsNothing:
-    """A runtime whose sessions are empty."""
-
-    name = "nothing"
-    traits = Traits(containerised=False, local=False, sees_processes=False)
-
-    def supports(self, place: Place) -> bool:
-        return True
-
-    def available(self) -> None:
-        return None
-
-    def prepare(self, plan: RunPlan, say: object) -> ImageUsed:
-        return ImageUsed()
-
-    @contextmanager
-    def open(self, plan: RunPlan) -> Iterator[Nothing]:
-        yield Nothing()
-
-    def outcome(self, handle: str) -> None:
-        return None
-
-
 def many(count: int = MANY, at_once: int = 1) -> None:
     """Run in this process; the memory after the first thousand and at the end is that of plans and of all else."""
     with tempfile.TemporaryDirectory() as name:
-        folder, runtime = Path(name), StartsNothing()
-        (folder / "go.sh").write_text("echo 'performance: 1 x'\n")
-        environ = {"PATH": os.environ["PATH"]}
-        options = Options(workspace=folder, output=folder / "perf.csv", runtime="nothing", environ=environ)
-        plugins = load_plugins(only_built_in=True)
-        inputs = BatchInputs(
-            options=options,
-            context=Context(),
-            machine=Machine(),
-            plugins=plugins,
-            runtimes={"nothing": runtime},
-            template_root=Path(),
-            new_run_id=lambda name: f"20260101T000000-{name}",
-        )
-        cards = [Card(name=f"c{n:05d}", root=folder, source="models.json", scripts="go.sh") for n in range(count)]
-        planned = plan_runs([Request(card=card, tag=card.name) for card in cards], inputs)
         sizes: list[int] = []
-
         ended = 0
 
-        def finished(plan: object, result: object) -> None:
+        def note_size() -> None:
             nonlocal ended
             ended += 1
             if ended % 1000 == 0:
                 sizes.append(resident())
 
-        batch = Batch(planned, options, plugins, Finishing(finished), settings=BatchSettings(at_once=at_once))
+        batch = batch_of(Path(name), count, note_size, at_once)
         begun_s = time.process_time()
         batch.run()
         cost_ms = 1000 * (time.process_time() - begun_s) / count
@@ -181,16 +120,6 @@ def many(count: int = MANY, at_once: int = 1) -> None:
         print(
             f"| {count:,} runs that start nothing | {cost_ms * count / 1000:.1f} | {cost_ms:.2f} ms a run; {growth} |"
         )
-
-
-class Finishing:
-    """A screen that shows nothing, and says that a run has ended."""
-
-    def __init__(self, finished: object) -> None:
-        self.finished = finished
-
-    def __getattr__(self, name: str) -> object:
-        return lambda *arguments, **named: None
 
 
 def resident() -> int:

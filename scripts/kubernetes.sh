@@ -2,7 +2,7 @@
 # kubernetes.sh FOLDER: build Kubernetes' control plane of Debian's source package into FOLDER, once; nothing is installed.
 #
 # FOLDER has kube-apiserver, kube-controller-manager, kube-scheduler and etcd afterwards.  Needs apt-get and dpkg of
-# Debian 12 (no root, and apt's own sources stay as they are), 4 GiB of disk while it builds, and some ten minutes of
+# Debian 12 (no root, and apt's own sources stay as they are), 4 GiB of disk while it builds, and some six minutes of
 # processor time.  The package has one file that Debian's own build, of kubectl alone, does not need: it is generated.
 set -euo pipefail
 into=${1:?folder for the programs}
@@ -12,6 +12,8 @@ for program in apt-get dpkg tar; do
 done
 mkdir -p "$(dirname "$into")"
 work=$into.building
+free=$(df --output=avail -k "$(dirname "$into")" | tail -1)
+[ "$free" -gt $((4 << 20)) ] || { echo "error: $((free >> 10)) MiB are free in $(dirname "$into"), and the build needs 4096" >&2; exit 1; }
 exec 9>"$into.lock"
 flock 9
 [ -x "$into/kube-apiserver" ] && exit 0 # another one was faster

@@ -45,10 +45,11 @@ class Plugins:
         self._broken: set[tuple[str, str]] = set()
         self._callers: dict[tuple[str, str], Callable[..., list[Any]]] = {}
         self._backends: dict[str, tuple[Backend, Plugin]] | None = None  # once they were collected
+        self._rules: tuple[FailureRule, ...] | None = None  # the same
 
     def register(self, name: str, module: object, distribution: str, version: str, *, built_in: bool = False) -> None:
         """Take a plugin in; what is wrong with it is noted, not raised."""
-        self._backends = None
+        self._backends = self._rules = None
         if self.manager.has_plugin(name):
             self.problems.append(Problem(where=f"plugin {name}", what=f"{distribution} brings a second one; left out"))
             return
@@ -156,6 +157,11 @@ class Plugins:
 
     def failure_rules(self) -> tuple[FailureRule, ...]:
         """Return the rules that plugins bring, without those whose pattern cannot be used."""
+        if self._rules is None:
+            self._rules = self._collect_rules()
+        return self._rules
+
+    def _collect_rules(self) -> tuple[FailureRule, ...]:
         rules = []
         for plugin, rule in self.collect("madlite_failure_rules"):
             try:

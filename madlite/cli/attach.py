@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.options import Command, interrupt_option, verbose_option
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode, UsageProblem
 from madlite.study.summary import SCALING
 
@@ -55,7 +57,7 @@ def command(submission: tuple[str, ...], on_interrupt: str | None) -> int:
 
     stored = open_submissions(submission)
     if not stored:
-        echo("no job is open here")
+        echo_on("no job is open here")
         return int(ExitCode.OK)
     attached = attach(stored, on_interrupt or "")
     opened = [OpenSubmission.reopen(one.folder, submitting=True) for one in stored if not one.is_submitting()]
@@ -88,18 +90,13 @@ def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[S
 
 
 def scheduler_for(stored: Stored) -> Scheduler:
-    """Return the scheduler of a submission; a cluster file that is gone is not needed for it."""
+    """Return the scheduler of a submission, as the cluster file was then."""
     import os
 
-    from madlite.cli.submit import open_cluster
-    from madlite.cluster.file import Cluster
     from madlite.cluster.schedulers import scheduler_of
 
     named = stored.submission
-    try:
-        cluster = open_cluster(named.cluster)
-    except UsageProblem:
-        cluster = Cluster(name=named.cluster, scheduler=named.scheduler)
+    cluster = replace(named.description, name=named.cluster, scheduler=named.scheduler)
     return scheduler_of(cluster, dict(os.environ))
 
 
@@ -134,6 +131,7 @@ class Attached:
         self.on_interrupt = on_interrupt
         self.results: list[Result] = []
         self.failed = False
+        self.follows = False  # whether runs that go on are waited for
         self.study: Json = None  # what the last study that came to its end did
         self._shown: str = ""
         self._told: set[str] = set()
@@ -142,8 +140,6 @@ class Attached:
         runtimes = setup.make_runtimes(plugins)
         self.settlings: list[Settling] = []
         for one, scheduler in zip(stored, schedulers, strict=True):
-            from msgspec.structs import replace
-
             own = replace(options, columns=one.submission.columns, strict_header=one.submission.strict_header)
             begin = new_columns(options.contract)
             self.settlings.append(Settling(one, scheduler, own, screen, runtimes, begin))
@@ -161,6 +157,11 @@ class Attached:
     def has_ended(self) -> bool:
         """Return whether the job of an open run is over, as far as the schedulers say."""
         return any(state.word == "over" and one.polled for one in self.settlings for state in one.states())
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a run is being brought to the working folder."""
+        return any(one.scheduler.is_fetching for one in self.settlings)
 
     def poll(self) -> None:
         """Ask each scheduler; one that does not answer is told once and asked again later."""
@@ -181,6 +182,7 @@ class Attached:
         from madlite.cluster.schedulers import Unreachable
 
         for one in self.settlings:
+            one.follows = self.follows
             with suppress(Unreachable):
                 for done in one.settle():
                     self._print(done)
@@ -194,12 +196,12 @@ class Attached:
         if text != self._shown:
             self._shown = text
             if text:
-                echo(text)
+                echo_on(text)
         if time.monotonic() - self._steps_s >= _STEPS_S:
             self._steps_s = time.monotonic()
             for state in states[:_SHOWN]:
                 if state.progress is not None and state.progress.step is not None:
-                    echo(f"  {state_line(state)}")
+                    echo_on(f"  {state_line(state)}")
 
     def cancel(self) -> None:
         """End the jobs of all open runs.
@@ -231,7 +233,7 @@ class Attached:
             return
         self.study = msgspec.to_builtins(summary)
         for text in (*study_lines(summary), f"  madlite runs --of {study_id}"):
-            echo(text)
+            echo_on(text)
         if problem := save_summary(summary, workspace):
             setup.warn(problem)
 
@@ -246,7 +248,7 @@ class Attached:
         problems = save_scaling(study_id, scalings, workspace)
         self.study = {"id": study_id, "kind": SCALING, "scalings": msgspec.to_builtins(scalings)}
         for text in study_lines(study_id, scalings, workspace):
-            echo(text)
+            echo_on(text)
         for text in problems:
             setup.warn(text)
 
@@ -270,9 +272,9 @@ class Attached:
             self.results.append(result)
         status = f"{status_text(result.status.value, result.suspect)}, " if result is not None else ""
         why = f" ({result.reason})" if result is not None and result.reason else ""
-        echo(f"{done.run_id}: {status}{done.message}{why}")
+        echo_on(f"{done.run_id}: {status}{done.message}{why}")
         if result is not None and result.diagnosis is not None and result.diagnosis.hint:
-            echo(f"  try: {result.diagnosis.hint}")
+            echo_on(f"  try: {result.diagnosis.hint}")
         for text in done.warnings:
             setup.warn(text)
 
@@ -303,10 +305,12 @@ def state_line(one: RunState) -> str:
 
 
 class _Stop:
-    """The signals that came while jobs are followed."""
+    """The signals that came while jobs are followed; one that comes while the user is asked ends the question."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
+        self.asks = False
+        self._came = threading.Event()
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -322,6 +326,14 @@ class _Stop:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
+        self._came.set()
+        if self.asks:
+            raise KeyboardInterrupt
+
+    def wait(self, limit_s: float) -> None:
+        """Wait so long, or until a signal comes."""
+        self._came.wait(limit_s)
+        self._came.clear()
 
     def __call__(self) -> bool:
         return bool(self.received)
@@ -350,12 +362,13 @@ def _print_jobs(stored: Stored) -> None:
     count = len(stored.submission.runs)
     runs = f"{count} run{'s' if count > 1 else ''}"
     if jobs:
-        echo(f"submission {stored.submission.id}: {runs}, job{'s' if len(jobs) > 1 else ''} {' '.join(jobs)}")
+        echo_on(f"submission {stored.submission.id}: {runs}, job{'s' if len(jobs) > 1 else ''} {' '.join(jobs)}")
 
 
 def _follow(attached: Attached, stop: _Stop) -> int:
     from madlite.cluster.follow import POLL_S
 
+    attached.follows = True
     polled_s, deadline_s = -POLL_S, float("inf")
     first: int | None = None
     while attached.is_open:
@@ -373,7 +386,7 @@ def _follow(attached: Attached, stop: _Stop) -> int:
         attached.settle()
         attached.show()
         if attached.is_open:
-            time.sleep(_TICK_S)
+            stop.wait(_TICK_S)
     return _end(attached, first)
 
 
@@ -395,7 +408,12 @@ def _cancels(on_interrupt: str, number: int, stop: _Stop) -> bool:
         return False
     if number != signal.SIGINT or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    return len(stop.received) == 1 and _is_asked_to_cancel(stop)
+
+
+def _is_asked_to_cancel(stop: _Stop) -> bool:
+    """Ask whether to end the jobs; another signal and an end of the input leave them running."""
+    stop.asks = True
     try:
         answer = click.prompt(
             "\nthe jobs go on: leave them running, or cancel them",
@@ -403,18 +421,16 @@ def _cancels(on_interrupt: str, number: int, stop: _Stop) -> bool:
             default="leave",
         )
     except (KeyboardInterrupt, click.Abort):
-        echo("")
         return False
     finally:
-        signal.signal(signal.SIGINT, before)
-    del stop.received[1:]
+        stop.asks = False
     return bool(answer == "cancel")
 
 
 def _cancel(attached: Attached) -> None:
     from madlite.cluster.schedulers import Unreachable
 
-    echo("the jobs are cancelled; their rows are written")
+    echo_on("the jobs are cancelled; their rows are written")
     try:
         attached.poll()
         attached.cancel()
@@ -429,13 +445,14 @@ def settle_now(attached: Attached) -> None:
     attached.poll()
     attached.settle()
     until_s = time.monotonic() + GRACE_S + _TICK_S
-    while attached.has_ended() and time.monotonic() < until_s:  # its files may be seen here a moment later
+    # its files may be seen here a moment later, and what fetches them takes as long as it takes
+    while attached.is_fetching or (attached.has_ended() and time.monotonic() < until_s):
         time.sleep(_TICK_S)
         attached.settle()
     attached.finish()
     for one in attached.settlings:
         if one.stored.open_runs:
-            echo(f"submission {one.stored.submission.id}: {summary_text(one.states())}; madlite jobs lists them")
+            echo_on(f"submission {one.stored.submission.id}: {summary_text(one.states())}; madlite jobs lists them")
 
 
 def cancel_and_collect(attached: Attached) -> int:
@@ -459,4 +476,4 @@ def cancel_and_collect(attached: Attached) -> int:
 def _say_left(attached: Attached) -> None:
     ids = " ".join(one.stored.submission.id for one in attached.settlings if one.stored.open_runs)
     if ids:
-        echo(f"what is open stays so; madlite attach {ids} follows it, madlite collect writes the rows of what is over")
+        echo_on(f"what is open stays so; madlite attach {ids} follows it, madlite collect writes rows of what is over")

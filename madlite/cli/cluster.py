@@ -103,7 +103,8 @@ def check(
         raise UsageProblem("which cluster?", f"madlite cluster check NAME, or set {VARIABLE}")
     cluster, here = open_cluster(named), Path.cwd()
     if cluster.scheduler != "slurm":
-        raise UsageProblem(f"cluster '{named}' is no Slurm: its nodes cannot be checked by a job of madlite")
+        what = f"cluster '{named}' has scheduler '{cluster.scheduler}': only nodes of Slurm are checked by a job"
+        raise UsageProblem(what, f"madlite run --cluster {named} --tags TAG --dry-run shows what is asked for")
     check_shared(cluster, here)
     slurm = Slurm(cluster, dict(os.environ))
     slurm.check_here()
@@ -113,7 +114,7 @@ def check(
         raise UsageProblem("no node is idle", "--nodes N waits for N nodes")
     folder = here / RUNS / f"check-{new_submission_id()}"
     request = write_request(folder, cluster, image)
-    job = slurm.submit(_write_script(cluster, folder, count, left_out))
+    job = slurm.submit_file(_write_script(cluster, folder, count, left_out))
     echo(f"job {job}: {count} node{'s' if count > 1 else ''}")
     asked = _wait(slurm, job, timeout)
     return _report(folder, request, asked, count, good_nodes)

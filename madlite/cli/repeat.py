@@ -16,7 +16,7 @@ from madlite.study.repeat import KIND, Repeat, plan_repeat, run_repeat
 from madlite.study.scaling import KIND as SCALING
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary, samples_of_records, summarise
 from madlite.study.sweep import KIND as SWEEP
-from madlite.study.sweep import point_text, sweep_lines
+from madlite.study.sweep import point_text, series_text, sweep_lines
 from madlite.workspace.study import SUMMARY, study_path
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def summary_lines(summary: StudySummary) -> Iterator[str]:
     if summary.failed_warm_ups:
         yield f"  the warm-up failed: {', '.join(summary.failed_warm_ups)}; nothing was repeated"
     for one in summary.series:
-        parts = (one.card, one.mode, one.precision, one.image, point_text(one.varied))
+        parts = (one.card, one.mode, one.precision, one.image, series_text(one))
         yield f"  {' · '.join(filter(None, parts))}  ({_counts(one)})"
         yield from (f"    {_metric_line(metric)}" for metric in one.metrics)
         yield from (f"    {text}" for text in _differences(one))

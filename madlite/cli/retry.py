@@ -10,6 +10,7 @@ import click
 
 from madlite.cli.options import is_given
 from madlite.errors import UsageProblem
+from madlite.plan.values import canonical_key
 from madlite.run.screen import Planned
 
 if TYPE_CHECKING:
@@ -65,12 +66,16 @@ def unfinished(workspace: Path) -> UnfinishedBatch:
     Raises:
         UsageProblem: there is none.
     """
-    from madlite.results.batch_journal import open_unfinished
+    from madlite.cli.terminal import shell_line
+    from madlite.results.batch_journal import interrupted_batches, open_unfinished
 
-    batch = open_unfinished(workspace)
-    if batch is None:
-        raise UsageProblem("--resume: no batch of this folder was killed or interrupted", "madlite runs")
-    return batch
+    if (batch := open_unfinished(workspace)) is not None:
+        return batch
+    what = "--resume: no batch of this folder was killed or interrupted"
+    if others := [one.command for one in interrupted_batches(workspace) if not one.is_resumable]:
+        said = shell_line(("madlite", *others[-1]))
+        raise UsageProblem(f"{what}, only {said}", f"it goes on by its own command: madlite {others[-1][0]} --help")
+    raise UsageProblem(what, "madlite runs")
 
 
 def make_retry(params: dict[str, Any]) -> RetryPolicy:
@@ -97,6 +102,10 @@ def check_retry(params: dict[str, Any]) -> None:
         raise click.UsageError("--resume goes on with a batch, and --dry-run touches nothing: leave one of them out")
     if params["oom_fallback"] and params["plan_file"] is not None:
         raise UsageProblem("--oom-fallback beside --plan: a plan is frozen", "leave one of them out")
+    swept = {canonical_key(text.partition("=")[0].strip()) for text in params["sweep"]}
+    if params["oom_fallback"] and "micro_batch" in swept:
+        what = "--oom-fallback beside --sweep micro_batch: a smaller one would be taken for the point that did not fit"
+        raise UsageProblem(what, "leave --oom-fallback out: the table tells what does not fit")
 
 
 def note_fallback(planned: Sequence[Planned], params: dict[str, Any]) -> Iterator[str]:

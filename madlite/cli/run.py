@@ -238,7 +238,7 @@ def run_planned(
     from madlite.cli.summary import BatchFiles, against_baseline
     from madlite.results.locked import make_folder
     from madlite.run.checks import check_plans
-    from madlite.run.resume import inputs_of_all
+    from madlite.run.resume import inputs_of_all, refuse_other_study, series_of
 
     batch_before = unfinished(options.workspace) if params.get("resume") else None
     against = against_baseline(params, options)
@@ -249,6 +249,8 @@ def run_planned(
     if options.rows:
         make_folder(options.output_target or options.output)
     own = _make_batch(planned, params, journal, batch_before) if make_batch is None else None
+    if batch_before is not None and own is not None:
+        refuse_other_study(batch_before, own.planned)
     runs = own or cast("_MakeBatch", make_batch)(planned, params, journal)
     planned = runs.planned
     batch = BatchFiles(planned, options, params)
@@ -264,7 +266,11 @@ def run_planned(
             batch = BatchFiles(planned, options, params)
         for text in _recovery_report(options):
             screen.warn(text)
-        journal.note(study=own.study_id if own is not None else "", inputs=inputs_of_all(planned, options.workspace))
+        journal.note(
+            study=own.study_id if own is not None else "",
+            series=series_of(own.planned) if own is not None else (),
+            inputs=inputs_of_all(planned, options.workspace),
+        )
         batch.begin()
         run = runs.run if before is None or own is None else partial(own.run, resumed=before)
         outcome = run(options, plugins, screen, _make_settings(params, against, before))

@@ -17,7 +17,7 @@ from madlite.backends.loader import Plugins, load_plugins
 from madlite.catalog.cards import Catalog
 from madlite.cli.arguments import contract, named_values
 from madlite.cli.main import mask
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo_on
 from madlite.errors import UsageProblem
 from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
 from madlite.plan.context import GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
@@ -99,7 +99,7 @@ def print_problems(problems: Sequence[Problem]) -> None:
 
 def warn(text: str) -> None:
     """Print a warning on stderr, secrets masked."""
-    echo(f"warning: {mask(text)}", err=True)
+    echo_on(f"warning: {mask(text)}", err=True)
 
 
 def warn_of(texts: Iterable[str]) -> None:

@@ -52,9 +52,6 @@ _REFUSED_DETACHED = {
 }
 
 
-_RUNTIME = "slurm"  # of a run on several nodes, which a card need not name
-
-
 def config_folders() -> list[Path]:
     """Return where cluster files are looked for: the working folder, then the user's configuration folder."""
     return [Path.cwd(), Path(click.get_app_dir("madlite"))]
@@ -103,7 +100,7 @@ def translated(name: str, params: dict[str, Any]) -> Translation | None:
     Raises:
         UsageProblem: there is no such cluster, or the context does not describe one.
     """
-    from madlite.cluster.translate import Translation, translate, wants_slurm
+    from madlite.cluster.translate import Translation, named_nodes, translate, wants_slurm
 
     if params.get("plan_file") is not None or params.get("machine"):
         return None
@@ -112,7 +109,7 @@ def translated(name: str, params: dict[str, Any]) -> Translation | None:
     base = open_cluster(name) if name else None
     if wants_slurm(context, deployment):
         return translate(context, deployment, base)
-    return Translation(cluster=base) if base is not None else None
+    return Translation(cluster=base, nodes=named_nodes(context)) if base is not None else None
 
 
 def _deployment(params: dict[str, Any]) -> dict[str, Json]:
@@ -145,12 +142,13 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     _refuse(params)
     for text in to.notes:
         setup.warn(text)
-    cluster = replace(to.cluster, slurm=_with_excluded(to.cluster, params))
+    cluster = to.cluster
     params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
-    options = _options(params, to, touch)
+    scheduler = scheduler_of(cluster, dict(os.environ))
+    scheduler.exclude([node.strip() for text in params["exclude"] for node in text.split(",") if node.strip()])
+    options = _options(params, to, scheduler, touch)
     check_shared(cluster, options.workspace)
-    scheduler = scheduler_of(cluster, options.environ)
     if touch:
         scheduler.check_here()
         if study is not None:
@@ -171,32 +169,26 @@ def _refuse(params: dict[str, Any]) -> None:
             raise UsageProblem(f"{option} beside {beside}: {why}", f"leave {option} out")
 
 
-def _with_excluded(cluster: Cluster, params: dict[str, Any]) -> Any:
-    named = [node for text in params["exclude"] for node in text.split(",") if node.strip()]
-    return replace(cluster.slurm, exclude=(*cluster.slurm.exclude, *named))
-
-
-def _options(params: dict[str, Any], to: Translation, touch: bool) -> Options:
+def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touch: bool) -> Options:
     """Return the options of the plans, after the cluster's values went below the context."""
     from madlite.cluster.file import context_values
     from madlite.cluster.translate import DONE
     from madlite.plan.context import merge
 
     cluster = to.cluster
-    values = merge(context_values(cluster), to.values)
+    own = scheduler.context()
+    if clash := [key for key in own if key in setup.context_of(params).values]:
+        what = f"context key '{clash[0]}' beside --cluster {cluster.name}: the cluster file has it"
+        raise UsageProblem(what, f"change [clusters.{cluster.name}.{clash[0]}] of {cluster.source}")
+    values = merge(merge(context_values(cluster), to.values), own)
     if not cluster.gpu:
         values["gpu_vendor"] = "CPU"
     setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]", DONE)
     params["machine"] = cluster.machine
     nodes = params["nodes"] or to.nodes or 1
     options = setup.make_options(params, touch)
-    from madlite.runtimes.slurm.containers import ON_STEPS, VARIABLE
-
-    environ = {**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler}
-    options = replace(options, environ=environ | ({VARIABLE: cluster.container} if cluster.container else {}))
-    if not options.runtime and (nodes > 1 or cluster.container in ON_STEPS):
-        options = replace(options, runtime=_RUNTIME)
-    return replace(options, nodes=nodes, elsewhere=True)
+    options = replace(options, environ={**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler})
+    return scheduler.adjust(replace(options, nodes=nodes, elsewhere=True))
 
 
 def _plans(

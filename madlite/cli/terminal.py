@@ -90,6 +90,16 @@ def echo(text: str, *, err: bool = False) -> None:
     click.echo(printable_lines(without_secrets(text)), err=err)
 
 
+def echo_on(text: str, *, err: bool = False) -> None:
+    """Print lines as `echo`; where nobody reads them any more they are discarded, and the command goes on."""
+    try:
+        echo(text, err=err)
+    except OSError:  # the terminal was closed, or the reader of a pipe is gone
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 2 if err else 1)
+        os.close(nothing)
+
+
 def without_secrets(text: str) -> str:
     """Return text without what is a secret by its shape: for what is printed that others wrote, cards or records."""
     from madlite.secrets import Redactor

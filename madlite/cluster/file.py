@@ -16,6 +16,7 @@ from msgspec import Meta
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import is_file, read_text, wrong_key
 from madlite.model import Json, Value
+from madlite.runtimes.kubernetes.settings import KubernetesSettings
 
 NAME = "cluster.toml"
 VARIABLE = "MADLITE_CLUSTER"
@@ -73,6 +74,7 @@ class Cluster(Value, frozen=True):
     mounts: tuple[_Line, ...] = ()  # SOURCE:TARGET
     prologue: tuple[_Line, ...] = ()
     slurm: SlurmSettings = SlurmSettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
 
     @property
     def machine(self) -> str:
@@ -137,6 +139,10 @@ def _cluster(name: str, table: Mapping[str, Json], file: Path, schedulers: Seque
     except msgspec.ValidationError as error:
         raise UsageProblem(f"{where}: {wrong_key(error)[1]}", _accepted(wrong_key(error)[0]) or _HINT) from None
     _check(cluster, where, schedulers)
+    for other in schedulers:
+        if table.get(other) and other != cluster.scheduler:
+            what = f"{where}: table '{other}' with scheduler '{cluster.scheduler}'"
+            raise UsageProblem(what, f'scheduler = "{other}" in [clusters.{name}], or leave the table out')
     return cluster
 
 

@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Protocol
 
 from madlite.cluster.file import Cluster
-from madlite.cluster.submission import JobScript, Submission
+from madlite.cluster.submission import JobRun, JobScript, Submission
 from madlite.errors import RuntimeProblem
-from madlite.model import Value
+from madlite.model import Json, Value
+from madlite.plan.context import Options
+from madlite.run.screen import Planned
 
 
 class JobState(Value, frozen=True):
     """What a scheduler says of a job; `state` is one of Slurm's, in capitals, "" where it does not know the job.
 
     `code` is the exit code of its script, `signal` what ended it, `derived` the highest exit code of its steps.
-    `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again.
+    `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again, and `earlier`
+    the state in which it ended before that, "" where nobody knows.
     """
 
     state: str = ""
@@ -27,6 +30,7 @@ class JobState(Value, frozen=True):
     nodes: str = ""
     ends: str = ""
     restarts: int = 0
+    earlier: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -52,11 +56,36 @@ class Scheduler(Protocol):
     """What gives jobs to nodes.  Jobs are named by the ids that it gave them; those of an array as `ARRAY_INDEX`."""
 
     name: str
+    ending: str  # of the names of scripts
+    reads_credentials: bool  # whether a job reads credential.json of the working folder by itself
+
+    def context(self) -> dict[str, Json]:
+        """Return what of the cluster file goes below the context of all plans."""
+        ...
+
+    def adjust(self, options: Options) -> Options:
+        """Return the options of plans with what the cluster decides, such as the runtime.
+
+        Raises:
+            UsageProblem: they ask for something else.
+        """
+        ...
+
+    def exclude(self, nodes: Sequence[str]) -> None:
+        """Leave nodes out of the scripts that are made from now on."""
+        ...
 
     def script(
-        self, submission: Submission, script: JobScript, workspace: Path, search: Sequence[Path], *, secrets: bool
+        self,
+        submission: Submission,
+        script: JobScript,
+        planned: Sequence[Planned],
+        workspace: Path,
+        search: Sequence[Path],
+        *,
+        secrets: bool,
     ) -> str:
-        """Return the text of a job, as `--dry-run` prints it.
+        """Return the text of a job of these plans, as `--dry-run` prints it.
 
         Raises:
             MadliteError: it cannot be made.
@@ -83,8 +112,8 @@ class Scheduler(Protocol):
         """
         ...
 
-    def submit(self, file: Path) -> str:
-        """Give a job to the cluster, and return its id.
+    def submit(self, folder: Path, script: JobScript) -> str:
+        """Give a script of the submission in `folder` to the cluster, and return the job's id.
 
         Raises:
             Refused: the cluster does not take it.
@@ -116,6 +145,26 @@ class Scheduler(Protocol):
         """
         ...
 
+    def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
+        """Begin to bring the runs of jobs to the working folder, where the jobs themselves do not write to it.
+
+        `runs` are those of the submission in `folder` by their jobs; with `ended` only of those jobs that are over.
+        """
+        ...
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a run is being brought."""
+        ...
+
+    def release(self, jobs: Sequence[str]) -> None:
+        """Forget jobs whose runs have their rows.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        ...
+
     def cancel(self, jobs: Sequence[str]) -> None:
         """End jobs, whether they wait or run; those that are over are no error.
 
@@ -131,10 +180,20 @@ def _slurm(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
     return Slurm(cluster, environ)
 
 
-SCHEDULERS: dict[str, Callable[[Cluster, Mapping[str, str]], Scheduler]] = {"slurm": _slurm}
+def _kubernetes(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
+    from madlite.cluster.kubernetes import Kubernetes
+
+    return Kubernetes(cluster, environ)
+
+
+SCHEDULERS: dict[str, Callable[[Cluster, Mapping[str, str]], Scheduler]] = {"slurm": _slurm, "kubernetes": _kubernetes}
 """What makes the scheduler of a cluster, by the name that the cluster file has for it."""
 
 
 def scheduler_of(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
-    """Return the scheduler of a cluster; nothing is asked of it yet."""
+    """Return the scheduler of a cluster; nothing is asked of it yet.
+
+    Raises:
+        UsageProblem: the cluster's description has what says nothing to it.
+    """
     return SCHEDULERS[cluster.scheduler](cluster, environ)

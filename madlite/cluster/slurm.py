@@ -12,17 +12,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.cluster.file import Cluster, nodes_in
 from madlite.cluster.schedulers import JobState, Refused, Unreachable
 from madlite.cluster.script import slurm_script
-from madlite.cluster.submission import JobScript, Submission
+from madlite.cluster.submission import JobRun, JobScript, Submission
 from madlite.errors import UsageProblem
+from madlite.model import Json
+from madlite.plan.context import Options
 from madlite.process import Finished, capture
+from madlite.run.screen import Planned
+from madlite.runtimes.slurm.containers import ON_STEPS, VARIABLE
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 LIMIT_S = 20.0  # of one command
 TRIES = 3
 _PAUSE_S = 1.0  # before the second try, then twice as long each
+REQUEUED = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")  # states after which Slurm queues a job again
 DEFAULT_ARRAY = 1001  # Slurm's MaxArraySize
 _NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
 # environment of the commands: a job gets it, so that nothing secret may be in it
@@ -43,6 +50,9 @@ class Slurm:
     """Slurm or SPUR, whichever is here; SPUR comes first, for it may bring Slurm's names."""
 
     name = "slurm"
+    ending = "sh"
+    reads_credentials = True
+    is_fetching = False  # jobs write to the working folder
 
     def __init__(
         self,
@@ -56,8 +66,38 @@ class Slurm:
         self._spur: bool | None = None
         self.excluded: tuple[str, ...] = ()  # nodes that a command leaves out
 
+    def context(self) -> dict[str, Json]:
+        """Return nothing: scripts have what jobs ask for."""
+        return {}
+
+    def adjust(self, options: Options) -> Options:
+        """Return options by which runs on several nodes, and containers that srun starts, are steps of the job."""
+        container = self._cluster.container
+        if container:
+            options = replace(options, environ={**options.environ, VARIABLE: container})
+        if not options.runtime and (options.nodes > 1 or container in ON_STEPS):
+            options = replace(options, runtime=self.name)
+        return options
+
+    def exclude(self, nodes: Sequence[str]) -> None:
+        """Leave nodes out of jobs."""
+        self.excluded = (*self.excluded, *nodes)
+
+    def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
+        """Do nothing: jobs write to the working folder."""
+
+    def release(self, jobs: Sequence[str]) -> None:
+        """Do nothing: Slurm forgets jobs by itself."""
+
     def script(
-        self, submission: Submission, script: JobScript, workspace: Path, search: Sequence[Path], *, secrets: bool
+        self,
+        submission: Submission,
+        script: JobScript,
+        planned: Sequence[Planned],
+        workspace: Path,
+        search: Sequence[Path],
+        *,
+        secrets: bool,
     ) -> str:
         """Return the script of a job."""
         exclude = (*self.excluded, *self.not_good())
@@ -89,8 +129,16 @@ class Slurm:
             size = int(found[1]) if found else 0
         return max(1, (size or DEFAULT_ARRAY) - 1)
 
-    def submit(self, file: Path) -> str:
+    def submit(self, folder: Path, script: JobScript) -> str:
         """Give a script to sbatch, once: an answer that did not come says nothing of the job."""
+        return self.submit_file(folder / script.file)
+
+    def submit_file(self, file: Path) -> str:
+        """Give a file to sbatch, and return the job's id.
+
+        Raises:
+            Refused, Unreachable: sbatch does not take it, or does not answer.
+        """
         done = self._call(["sbatch", "--parsable", str(file)], tries=1)
         job = done.stdout.strip().partition(";")[0]
         if done.ok and (found := re.fullmatch(r"(?:Submitted batch job )?([0-9]+)", job)):
@@ -185,7 +233,18 @@ class Slurm:
             if not done.ok and not _GONE.search(_words(done)):
                 raise Unreachable(f"scontrol: {_words(done)}")
             found |= _of_blocks(done.stdout, array, jobs)
-        return found
+        return {job: self._with_earlier(job, state) for job, state in found.items()}
+
+    def _with_earlier(self, job: str, state: JobState) -> JobState:
+        """Return the state of a job that was queued again with how it ended before that, as accounting has it."""
+        if not state.restarts or not state.is_over:
+            return state
+        done = self._call(["sacct", "-n", "-P", "-D", "-j", job, "-o", "JobID,State,NodeList"], tries=1)
+        for line in done.stdout.splitlines():
+            name, word, nodes = [*line.split("|"), "", ""][:3]
+            if job in elements(name) and _state(word) in REQUEUED:
+                return replace(state, earlier=_state(word), nodes=state.nodes or nodes)
+        return state
 
     def _of_accounting(self, jobs: Sequence[str]) -> dict[str, JobState]:
         ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))

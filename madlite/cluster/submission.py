@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from madlite.cluster.file import Cluster
 from madlite.errors import UsageProblem
 from madlite.model import Value, json_line, to_json
 from madlite.plan.inputs import RUNS
@@ -52,11 +53,12 @@ class JobScript(Value, frozen=True):
     count: int
     nodes: int
     gpus: int  # of each node
+    ending: str = "sh"
 
     @property
     def file(self) -> str:
         """The script's name in the submission's folder."""
-        return f"{SCRIPTS}/{self.number}.sh"
+        return f"{SCRIPTS}/{self.number}.{self.ending}"
 
 
 class Retries(Value, frozen=True):
@@ -70,6 +72,7 @@ class Submission(Value, frozen=True):
     """The runs that one command gave to a cluster, and the scripts of their jobs; `output` is the results file.
 
     `study` is the kind of the study that the runs are, which has the submission's id; "" where they are none.
+    `description` is the cluster as its file had it then.
     """
 
     id: str
@@ -84,6 +87,7 @@ class Submission(Value, frozen=True):
     strict_header: bool = False
     study: str = ""
     retries: Retries = Retries()
+    description: Cluster = Cluster()
     version: int = VERSION
 
 

@@ -73,17 +73,18 @@ def prepare(
         command=options.command,
         output=str(options.output),
         runs=runs,
-        scripts=tuple(_scripts(ordered, submission_id, limit)),
+        scripts=tuple(_scripts(ordered, submission_id, limit, scheduler.ending)),
         columns=options.columns,
         strict_header=options.strict_header,
         study=next((one.plan.study.kind for one in ordered if one.plan.study is not None), ""),
         retries=retries,
+        description=cluster,
     )
-    environment = _environment(ordered, options, sources)
-    texts = {
-        one.number: scheduler.script(submission, one, options.workspace, search, secrets=bool(environment))
-        for one in submission.scripts
-    }
+    environment = _environment(ordered, options, sources, with_credentials=not scheduler.reads_credentials)
+    texts = {}
+    for one in submission.scripts:
+        own = ordered[one.first - 1 : one.first - 1 + one.count]
+        texts[one.number] = scheduler.script(submission, one, own, options.workspace, search, secrets=bool(environment))
     return Prepared(submission=submission, planned=tuple(ordered), scripts=texts, environment=environment)
 
 
@@ -92,25 +93,29 @@ def _request(one: Planned) -> tuple[int, int]:
     return one.plan.place.nodes, one.plan.place.gpus_per_node
 
 
-def _scripts(ordered: Sequence[Planned], submission_id: str, limit: int) -> Iterator[JobScript]:
+def _scripts(ordered: Sequence[Planned], submission_id: str, limit: int, ending: str) -> Iterator[JobScript]:
     first, number = 1, 0
     for (nodes, gpus), group in groupby(ordered, key=_request):
         left = sum(1 for _ in group)
         while left:
             number, count = number + 1, min(left, limit)
             name = job_name(submission_id, number)
-            yield JobScript(number=number, name=name, first=first, count=count, nodes=nodes, gpus=gpus)
+            yield JobScript(number=number, name=name, first=first, count=count, nodes=nodes, gpus=gpus, ending=ending)
             first, left = first + count, left - count
 
 
-def _environment(planned: Iterable[Planned], options: Options, sources: Mapping[str, str]) -> dict[str, str]:
-    """Return the values that the plans name, of the environment; those of credential.json are in the working folder."""
+def _environment(
+    planned: Iterable[Planned], options: Options, sources: Mapping[str, str], *, with_credentials: bool
+) -> dict[str, str]:
+    """Return the values that the plans name, of the environment, and `with_credentials` of credential.json.
+
+    What else starts a run in the working folder reads that file by itself.
+    """
     found: dict[str, str] = {}
     for one in planned:
         for text, name in name_secrets(one.plan, sources).items():
-            if name and options.environ.get(name) != text and sources.get(name) == text:
-                continue  # credential.json has it
-            if name:
+            of_file = options.environ.get(name) != text and sources.get(name) == text
+            if name and (with_credentials or not of_file):
                 found[name] = text
     return found
 
@@ -153,7 +158,7 @@ def submit_all(
             continue
         opened.note(Note(at=now(), script=script.number))
         # an earlier attempt may have been cut off behind its sbatch
-        note = patience.submit(script, stored.folder / script.file, look_first=state is not None)
+        note = patience.submit(script, stored.folder, look_first=state is not None)
         if note is not None:
             opened.note(note)
         else:
@@ -177,13 +182,13 @@ class _Patience:
         self._scheduler, self._say, self._sleep, self._clock, self._stopped = scheduler, say, sleep, clock, stopped
         self._deadline = clock() + WAIT_S
 
-    def submit(self, script: JobScript, file: Path, *, look_first: bool) -> Note | None:
+    def submit(self, script: JobScript, folder: Path, *, look_first: bool) -> Note | None:
         """Return the note of a script's job or of its refusal; None where the cluster does not answer in time."""
         pause_s = _PAUSE_S
         while True:
             try:
                 job = self._scheduler.find([script.name]).get(script.name, "") if look_first else ""
-                return Note(at=now(), script=script.number, job=job or self._scheduler.submit(file))
+                return Note(at=now(), script=script.number, job=job or self._scheduler.submit(folder, script))
             except Refused as problem:
                 text = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
                 return Note(at=now(), script=script.number, refused=text)

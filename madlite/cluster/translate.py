@@ -59,6 +59,15 @@ def wants_slurm(context: Context, deployment: Mapping[str, Json]) -> bool:
     return bool(keys.slurm) or target == "slurm" or keys.deploy.get("target") == "slurm"
 
 
+def named_nodes(context: Context) -> int:
+    """Return the nodes of each run that a context names; 0 where it names none.
+
+    Raises:
+        UsageProblem: it is no number.
+    """
+    return _count(context.typed.distributed.get("nnodes") or 0, "distributed.nnodes")
+
+
 def translate(context: Context, deployment: Mapping[str, Json], base: Cluster | None) -> Translation:
     """Return the cluster of a context and a manifest's deployment, over a cluster of the cluster file.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from signal import SIGABRT
 
 from msgspec.structs import replace
@@ -364,7 +365,6 @@ class FailureScan:
     def __init__(self, rules: Iterable[FailureRule], relabel: Callable[[Iterable[str]], list[str]] = list) -> None:
         self.step_line = ""  # of the last training step
         self._relabel, self._rules = relabel, tuple(rules) or read_failure_rules(COMMON)
-        self._scan = CandidateScan(self._rules)
         self._buffer: deque[Block] = deque()
         self._last: deque[str] = deque(maxlen=KEPT)
         self._since = 0  # lines since the last training step
@@ -386,6 +386,10 @@ class FailureScan:
         while sum(len(one.text) for one in self._buffer) > _BUFFER_SIZE:
             self._scan_block(self._buffer.popleft(), every_rule=self._scan.size < _HEAD_SIZE)
 
+    @cached_property
+    def _scan(self) -> CandidateScan:
+        return CandidateScan(self._rules)
+
     def end(self, line: str) -> None:
         """Take the line by which a launcher reports that it failed."""
         self._reported = self._reported or line
@@ -394,7 +398,7 @@ class FailureScan:
         """Forget what was found: the training went on."""
         self._reported = ""
         if self._scan.size:  # not at each of millions of steps
-            self._scan = CandidateScan(self._rules)
+            del self._scan
 
     def finish(self) -> None:
         """Look at what is held: no more comes."""

@@ -119,7 +119,7 @@ class RuleScan:
 
     def __init__(self, rules: Iterable[FailureRule]) -> None:
         self._rules, self._needed = _compiled(tuple(rules))
-        self._found: list[dict[int | None, RuleMatch]] = [{} for _ in self._rules]
+        self._found: dict[int, dict[int | None, RuleMatch]] = {}  # by the rule's index
 
     def feed(self, block: Block, begin: int = 0) -> None:
         """Take lines in, which begin at a place of the log."""
@@ -129,7 +129,8 @@ class RuleScan:
 
     def hits(self) -> list[RuleMatch]:
         """Return what was found in the order of the log, and of a line in the order of the rules."""
-        return sorted((hit for found in self._found for hit in found.values()), key=lambda hit: hit.at)
+        in_order = (self._found[index] for index in sorted(self._found))
+        return sorted((hit for found in in_order for hit in found.values()), key=lambda hit: hit.at)
 
     def match(self, line: str, at: int, rank: int | None) -> RuleMatch | None:
         """Return what the rule that explains a line best makes of it, of a rank that is known."""
@@ -139,7 +140,7 @@ class RuleScan:
 
     def _query(self, index: int, lines: Iterable[tuple[int, str]], begin: int) -> None:
         pattern, rule = self._rules[index]
-        found = self._found[index]
+        found = self._found.setdefault(index, {})
         for at, line in lines:
             if not line or (match := pattern.search(line)) is None:
                 continue

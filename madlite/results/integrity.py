@@ -23,7 +23,7 @@ from madlite.workspace import journal
 from madlite.workspace.folder import open_runs
 from madlite.workspace.journal import Entry, Stamp
 
-_PIECE_BYTES, _TAIL_BYTES = 1 << 20, 1 << 16
+_PIECE_BYTES, _TAILS_BYTES = 1 << 20, (1 << 11, 1 << 16)
 _REMOVED = "it was removed, or another file is in its place"
 _REWRITTEN = "rows that madlite wrote are changed or gone"
 _log = logging.getLogger(__name__)
@@ -144,8 +144,10 @@ class Integrity:
 
     def _is_untouched(self, fd: int) -> bool:
         """Return whether the file has the stamp of the last entry."""
-        last = self._entries(_TAIL_BYTES)[-1:]
-        return bool(last) and last[0].stamp == _stamp(fd)
+        for tail_bytes in _TAILS_BYTES:  # the last entry is near the end, unless many others write there
+            if last := self._entries(tail_bytes)[-1:]:
+                return last[0].stamp == _stamp(fd)
+        return False
 
     def _entries(self, tail_bytes: int = 0) -> list[Entry]:
         return [entry for entry in journal.read(self._workspace / RUNS, tail_bytes) if entry.file == self.name]

@@ -208,19 +208,19 @@ def sanitized(value: Any, mask: Callable[[str], str]) -> Any:
 
 
 def _sanitized(value: Any, mask: Callable[[str], str]) -> Any:
-    if isinstance(value, Enum) or value is None:
+    if value is None:
         return value
     if isinstance(value, str):
-        return mask(value)
+        return value if isinstance(value, Enum) else mask(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else _LEFT_OUT
     if isinstance(value, msgspec.Struct):
         return _struct(value, mask)
+    if isinstance(value, (tuple, list)):
+        return tuple(item for one in value if (item := _sanitized(one, mask)) is not _LEFT_OUT)
     if isinstance(value, Mapping):
         pairs = ((mask(key) if type(key) is str else key, _sanitized(item, mask)) for key, item in value.items())
         return {key: item for key, item in pairs if item is not _LEFT_OUT}
-    if isinstance(value, (tuple, list)):
-        return tuple(item for one in value if (item := _sanitized(one, mask)) is not _LEFT_OUT)
     return value
 
 

@@ -297,7 +297,7 @@ class Batch:
 
     def _note(self, scheduler: Scheduler, position: int, result: Result, saved: bool, bug: Exception | None) -> None:
         with self._lock:
-            self._results[position] = result
+            self._results[position] = _kept(result)
             self._pending += [] if saved else [position]
             self._bug = self._bug or bug
             self._took_s += result.durations_s.get("total", 0.0)
@@ -313,6 +313,14 @@ class Batch:
             bug=self._bug,
             pending=tuple(names[position] for position in sorted(self._pending)),
         )
+
+
+_IN_RECORD = Result(plan_id="", status=Status.SKIPPED)  # whose fields are empty
+
+
+def _kept(result: Result) -> Result:
+    """Return what is needed of a result once it is written; of thousands the rest, which the records have, is large."""
+    return replace(result, provenance=_IN_RECORD.provenance, config=_IN_RECORD.config, checks=(), compute=None)
 
 
 def requested_run(one: Planned) -> RequestedRun:

@@ -20,6 +20,7 @@ from madlite.plan.container import bind_gpus, bind_numa
 from madlite.plan.inputs import RUNS
 from madlite.results.stored import read_record
 from madlite.run.gpu_pool import GpuPool, Job, Start
+from madlite.run.planning import failed
 from madlite.run.screen import Planned
 from madlite.safe_read import read_inside
 from madlite.workspace.folder import new_run_id, real_folders
@@ -80,7 +81,9 @@ def open_pool(
 
 
 def bound_plan(plan: RunPlan, start: Start, environ: Mapping[str, str], *, numa: bool) -> RunPlan:
-    """Return the plan of a run on the GPUs that it gets; with `numa` near them."""
+    """Return the plan of a run on the GPUs that it gets; with `numa` near them.  Without any it will fail."""
+    if start.problem is not None:
+        return replace(plan, blocked=failed(start.problem))
     if not start.gpu_ids:
         return plan
     plan = bind_gpus(plan, start.gpu_ids, environ)

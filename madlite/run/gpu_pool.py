@@ -9,8 +9,9 @@ from datetime import datetime, timezone
 
 from msgspec.structs import replace
 
+from madlite.errors import UsageProblem
 from madlite.model import Gpu, Value
-from madlite.run.recovery.dead_leases import remains_of
+from madlite.run.recovery.dead_leases import process_table, remains_of
 from madlite.runtimes.process_table import opened, user_name
 from madlite.workspace.gpu_leases import GpuLease, LeaseFolder, LeaseHolder, lease_names
 
@@ -41,6 +42,7 @@ class Start(Value, frozen=True):
 
     job: Job
     leased: tuple[int, ...] = ()
+    problem: UsageProblem | None = None  # why it cannot have any: it fails
 
     @property
     def gpu_ids(self) -> tuple[int, ...]:
@@ -52,7 +54,7 @@ class Outlook(Value, frozen=True):
     """The GPUs that a waiting run can count on: those of its batch, and those that nobody has.
 
     `is_blocked` says that what may be there for long keeps so many of the others that it cannot start before that goes:
-    what a run left running, or foreign processes that are left alone.
+    what a run left running, foreign processes that are left alone, or a lease that cannot be used.
     """
 
     usable: frozenset[int]
@@ -89,6 +91,7 @@ class GpuPool:
         self._taken: set[int] = set()
         self._mine: dict[int, GpuLease] = {}  # of taken GPUs, and of those kept for who waits
         self._noted: dict[int, LeaseHolder] = {}  # of taken GPUs, as their leases say
+        self._broken: dict[int, UsageProblem] = {}  # of GPUs whose leases could not be used
         self._turn: int | None = None
         self._owner = _this_process()
 
@@ -116,7 +119,7 @@ class GpuPool:
         stays |= {
             index
             for index, state in states.items()
-            if not state.locked and state.holder is not None and self._remains(state.holder)
+            if state.problem or (not state.locked and state.holder is not None and self._remains(state.holder))
         }
         return Outlook(
             usable=frozenset(job.allowed) - held - stays, is_blocked=len(job.allowed) - len(stays) < job.gpus
@@ -129,12 +132,12 @@ class GpuPool:
         the `spared` it gets none that are kept.
 
         Raises:
-            UsageProblem: the folder of leases cannot be used.
+            UsageProblem: too many of the leases cannot be used.
         """
         self.waiting = None
-        wanted = len(self.every) if job.exclusive else job.gpus
-        free = self.free(self.every if job.exclusive else job.allowed)
-        free = [index for index in free if index not in spared or index not in self._mine]
+        allowed = self.every if job.exclusive else job.allowed
+        wanted = len(allowed) if job.exclusive else job.gpus
+        free = [index for index in self.free(allowed) if index not in spared or index not in self._mine]
         had_turn = self._turn is not None
         if len(free) < wanted or len(free := self._without_foreign(free, wanted)) < wanted or not self._have_turn():
             return None
@@ -146,6 +149,8 @@ class GpuPool:
             return None
         if not (passes and had_turn):
             self.let_go()
+        if len(allowed) - len(broken := [index for index in allowed if index in self._broken]) < wanted:
+            raise self._broken[broken[0]]
         return tuple(have) if len(have) == wanted else None
 
     def left_on(self, gpu_ids: Iterable[int]) -> str:
@@ -189,7 +194,7 @@ class GpuPool:
         self._leases.close()
 
     def _lease(self, free: Sequence[int], wanted: int) -> bool:
-        """Lease free GPUs up to so many; note who has the others, and return whether that is what a run left."""
+        """Lease free GPUs up to so many; note who has the others, and return whether that may be so for long."""
         texts: dict[str, list[int]] = {}
         stuck = False
         for index in free:
@@ -197,7 +202,14 @@ class GpuPool:
                 return False
             if index in self._mine:
                 continue
-            taken = self._leases.take(self._names[index])
+            try:
+                taken = self._leases.take(self._names[index])
+                self._broken.pop(index, None)
+            except UsageProblem as problem:
+                self._broken[index] = problem
+                stuck = True
+                texts.setdefault(problem.message, []).append(index)
+                continue
             if taken is None:
                 (state,) = self._leases.states([self._names[index]])
                 texts.setdefault(holder_text(state.holder), []).append(index)
@@ -221,6 +233,9 @@ class GpuPool:
         self.note(gpu_ids, job.run_id, job.folder)
 
     def _have_turn(self) -> bool:
+        if self._turn is not None and not self._leases.has_turn(self._turn):
+            os.close(self._turn)
+            self._turn = None
         if self._turn is None:
             self._turn = self._leases.take_turn()
         if self._turn is None:
@@ -255,7 +270,8 @@ def _this_process() -> LeaseHolder:
     except OSError:  # no /proc
         pass
     uid = os.getuid()
-    return LeaseHolder(user=user_name(uid), uid=uid, pid=os.getpid(), started=started, since=_utc())
+    table = process_table()
+    return LeaseHolder(user=user_name(uid), uid=uid, pid=os.getpid(), started=started, table=table, since=_utc())
 
 
 def _utc() -> str:

@@ -73,7 +73,7 @@ class RunProgress:
         self.data_s: float | None = None
         self.ran: Exit | None = None
         self._kind, self._began_s = "", 0.0
-        self._aside = LogMonitor((), self._rules, nodes=nodes)
+        self._log_aside: LogMonitor | None = None
         self._output = b""
         self.is_complete = False  # the steps are enough: what the model's step prints while it is ended is not read
         self.adaptive: AdaptiveLength | None = None
@@ -84,6 +84,13 @@ class RunProgress:
         whole = self.monitor if self._kind == "run" else self._aside
         own = self._of_failed
         return own if own is not None and own.lines else whole
+
+    @property
+    def _aside(self) -> LogMonitor:
+        """The output of the action that runs, of any but the model's own step; most print nothing."""
+        if self._log_aside is None:
+            self._log_aside = LogMonitor((), self._rules, nodes=self._nodes)
+        return self._log_aside
 
     @property
     def failed_log(self) -> LogMonitor | None:
@@ -99,7 +106,7 @@ class RunProgress:
     def begin(self, kind: str, now_s: float) -> None:
         """Note that an action of this kind starts."""
         self._kind, self._began_s = kind, now_s
-        self._aside = LogMonitor((), self._rules, nodes=self._nodes)
+        self._log_aside = None
         self._tails, self._of_failed = {}, None
         self._output = b""
         self.ended = None
@@ -136,7 +143,8 @@ class RunProgress:
         if self._kind == "data":  # of several sets the last one is reported
             size = _SIZE.search(self._output)
             self.data_size, self.data_s = (size[1].decode() if size else ""), ended.duration_s
-        self._aside.finish()
+        if self._log_aside is not None:
+            self._log_aside.finish()
         tail = self._tails.get(ended.failed_node) if ended.failed_node is not None else None
         if tail is not None:
             self._of_failed = LogMonitor((), self._rules)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
 
+from madlite.errors import UsageProblem
 from madlite.run.gpu_pool import GpuPool, Job, Outlook, Start, Waiting
 
 _LOOK_AHEAD = 64  # of the waiting runs: with ten thousand of them not each is tried each time
@@ -62,14 +63,14 @@ class Scheduler:
         self._condition = threading.Condition()
         self._running: dict[int, _Running] = {}
         self._in_order = in_order
-        self.is_over = self._is_polling = False
+        self.is_over = self._is_polling = self._has_begun = False
         self._shown = ""
 
     def take(self) -> Start | None:
         """Return the next run as soon as one can start; None once none is to start any more.
 
         Raises:
-            UsageProblem: the folder of leases cannot be used.
+            UsageProblem: the leases cannot be used, and no run has started yet; later it is that of a `Start`.
         """
         with self._condition:
             while self._waiting and not self.is_over:
@@ -158,8 +159,8 @@ class Scheduler:
         for at, job in enumerate(self._waiting[: 1 if self._in_order else _LOOK_AHEAD]):
             if keys & job.keys:
                 keys |= job.keys  # nobody gets past it with one of them
-            elif (leased := self._room_for(job, first)) is not None:
-                return self._start(at, leased, first)
+            elif (start := self._start_of(job, first)) is not None:
+                return self._begin(at, start, first)
             elif self._needs_gpus(job):
                 waited = waited or (self._pool.waiting if self._pool is not None else None)
                 first = first or _First(job, self._pool)
@@ -183,10 +184,20 @@ class Scheduler:
             return self._pool.take(job, passes=True, spared=first.job.allowed)
         return None
 
-    def _start(self, at: int, leased: tuple[int, ...], first: _First | None) -> Start:
+    def _start_of(self, job: Job, first: _First | None) -> Start | None:
+        """Return the start of a run, also of one that cannot have GPUs any more; None where it waits."""
+        try:
+            leased = self._room_for(job, first)
+        except UsageProblem as problem:
+            if not self._has_begun:
+                raise
+            return Start(job=job, problem=problem)
+        return Start(job=job, leased=leased) if leased is not None else None
+
+    def _begin(self, at: int, start: Start, first: _First | None) -> Start:
         job = self._waiting.pop(at)
-        start = Start(job=job, leased=leased)
-        begun = _Running(start, self._clock(), first.job.position if first is not None and leased else None)
+        self._has_begun = True
+        begun = _Running(start, self._clock(), first.job.position if first is not None and start.leased else None)
         if self._pool is not None:
             begun.beside.update(dict.fromkeys(self._pool.beside()))
         for one in self._running.values():

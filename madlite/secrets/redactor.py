@@ -18,6 +18,7 @@ from madlite.secrets.shapes import meanings
 from madlite.secrets.spellings import SHORTEST, as_it_stands, encoded, errors_of, spellings
 
 MASK = b"***"
+_SHORT, _MOST_SHORT = 1024, 8192  # characters of a text that is looked through once only, and how many of those
 
 
 class Redactor:
@@ -27,7 +28,9 @@ class Redactor:
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._searches = _searches(tuple(dict.fromkeys(secrets)))
+        known = tuple(dict.fromkeys(secrets))
+        self._searches = _searches(known)
+        self._masked = _masked_texts(known)
         self._pending = b""
         self._out = 0  # so many bytes of what is held have been returned: they are kept for what comes after them
         self._covered = 0  # so many of them belong to a mask that is out
@@ -52,7 +55,19 @@ class Redactor:
         return data
 
     def text(self, text: str) -> str:
-        """Return the text with every secret masked; never raises."""
+        """Return the text with every secret masked; never raises.
+
+        The short texts of a batch's plans and records are the same from run to run.
+        """
+        if len(text) > _SHORT:
+            return self._whole(text)
+        if (masked := self._masked.get(text)) is None:
+            if len(self._masked) >= _MOST_SHORT:
+                self._masked.clear()
+            masked = self._masked[text] = self._whole(text)
+        return masked
+
+    def _whole(self, text: str) -> str:
         errors = errors_of(text)
         data = text.encode("utf-8", errors)
         spans = self._spans(data)
@@ -77,6 +92,12 @@ class Redactor:
 def masked_json(value: object, secrets: Iterable[str]) -> str:
     """Return a value as `to_json` does, secrets masked; text by text, for a masked number would be no JSON."""
     return to_json(_masked(value, Redactor(secrets).text))
+
+
+@lru_cache(maxsize=8)
+def _masked_texts(secrets: tuple[str, ...]) -> dict[str, str]:
+    """Return what is known of short texts, by these secrets: text → masked."""
+    return {}
 
 
 @lru_cache(maxsize=8)
@@ -106,30 +127,30 @@ def _mask(data: bytes, spans: Iterable[shapes.Span], at: int, out: int, cut: int
 
 def texts_of(value: object) -> Iterator[str]:
     """Yield all texts of a value but those that are wrapped as secrets, names of a table too."""
-    if isinstance(value, msgspec.Struct):
+    if isinstance(value, (str, Path)):
+        yield str(value)
+    elif isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
             yield from texts_of(getattr(value, name))
-    elif isinstance(value, Mapping):
-        for item in (*value, *value.values()):
-            yield from texts_of(item)
     elif isinstance(value, (list, tuple, set, frozenset)):
         for item in value:
             yield from texts_of(item)
-    elif isinstance(value, (str, Path)):
-        yield str(value)
+    elif isinstance(value, Mapping):
+        for item in (*value, *value.values()):
+            yield from texts_of(item)
 
 
 def _masked(value: object, mask: Callable[[str], str]) -> object:
     """Return a value's parts with their texts masked; names of fields stay."""
+    if isinstance(value, (str, Path)):
+        return value.value if isinstance(value, Enum) else mask(str(value))
     if isinstance(value, msgspec.Struct):
         return {name: _masked(getattr(value, name), mask) for name in value.__struct_fields__}
-    if isinstance(value, Mapping):
-        return {_masked(key, mask): _masked(item, mask) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_masked(item, mask) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    return mask(str(value)) if isinstance(value, (str, Path)) else value
+    if isinstance(value, Mapping):
+        return {_masked(key, mask): _masked(item, mask) for key, item in value.items()}
+    return value.value if isinstance(value, Enum) else value
 
 
 # Which values of the environment, of settings and of command lines are secret.
@@ -225,6 +246,15 @@ def shaped(text: str) -> tuple[str, ...]:
 
     Of text below SHORTEST characters, and of a URL's user who is a plain word, nothing is known elsewhere.
     """
+    return _shaped_short(text) if len(text) <= _SHORT else _shaped(text)
+
+
+@lru_cache(maxsize=_MOST_SHORT)
+def _shaped_short(text: str) -> tuple[str, ...]:
+    return _shaped(text)
+
+
+def _shaped(text: str) -> tuple[str, ...]:
     found = [part.decode("utf-8", "surrogateescape") for part in meanings(encoded(text))]
     if "@" in text:
         found += [match["password"] for match in _PASSWORD.finditer(text) if "/" in match["password"]]

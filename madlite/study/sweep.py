@@ -65,6 +65,12 @@ def point_text(values: Mapping[str, object]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
+def series_text(one: SeriesSummary) -> str:
+    """Return the point that a series is of, and its micro batch where that is not the planned one."""
+    fallback = f"(ran with micro batch {one.micro_batch})" if one.micro_batch is not None else ""
+    return f"{point_text(one.varied)} {fallback}".strip()
+
+
 def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Planned]:
     """Return the runs of each point in their order, as those of a study that has no id yet.
 
@@ -109,13 +115,13 @@ def sweep_lines(summary: StudySummary) -> Iterator[str]:
 
 
 def _table(series: Sequence[SeriesSummary]) -> Iterator[str]:
-    metrics = {one.series: one.metrics[-1] for one in series if one.metrics}
+    metrics = {at: one.metrics[-1] for at, one in enumerate(series) if one.metrics}
     best = _best(metrics)
-    rows = [(point_text(one.varied), *_cells(one, metrics.get(one.series))) for one in series]
+    rows = [(series_text(one), *_cells(one, metrics.get(at))) for at, one in enumerate(series)]
     widths = [max(len(row[at]) for row in rows) for at in range(3)]
-    for one, row in zip(series, rows, strict=True):
+    for at, row in enumerate(rows):
         line = f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<{widths[2]}}".rstrip()
-        yield f"{line}  <- best" if one.series == best else line
+        yield f"{line}  <- best" if at == best else line
 
 
 def _cells(one: SeriesSummary, metric: MetricSummary | None) -> tuple[str, str]:
@@ -129,9 +135,9 @@ def _cells(one: SeriesSummary, metric: MetricSummary | None) -> tuple[str, str]:
 
 
 def _best(metrics: Mapping[int, MetricSummary]) -> int | None:
-    """Return the series with the best mean; None where fewer than two have one of the same metric."""
+    """Return the place of the best mean; None where fewer than two have one of the same metric."""
     if len(metrics) < 2 or len({(one.metric, one.label) for one in metrics.values()}) > 1:
         return None
     first = next(iter(metrics.values()))
     sign = -1 if first.lower_is_better else 1
-    return max(metrics, key=lambda number: sign * metrics[number].mean)
+    return max(metrics, key=lambda at: sign * metrics[at].mean)

@@ -27,7 +27,8 @@ from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals
 from madlite.safe_read import read_regular
 from madlite.secrets import masked_json
-from madlite.study.tune_search import Budget, Choice, Point, Space, Stop, Trial, TrialStatus, next_run
+from madlite.study.tune_models import Choice, Point, Space, Trial, TrialStatus
+from madlite.study.tune_search import Budget, Stop, next_run
 from madlite.workspace.folder import real_folders
 from madlite.workspace.study import StudyFolder, study_path
 
@@ -131,6 +132,7 @@ def _space(plan: RunPlan, knobs: Sequence[Knob]) -> Space:
         default=Point(batch=micro or 0, group=tuple(plan.settings[one.key] for one in choices)),
         choices=choices,
         most=batch.most if batch is not None else 0,
+        global_batch=(plan.variant.global_batch or 0) if plan.variant else 0,
         memory_gib=min(memory) / 2**30 if memory else None,
     )
 

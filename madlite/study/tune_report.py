@@ -11,7 +11,8 @@ from madlite.measure.statistics import Interval
 from madlite.model import RunPlan, Scalar, Value
 from madlite.plan.recipe_file import recipe_text
 from madlite.study.tune import KIND, TuneOutcome, Tuning, point_text
-from madlite.study.tune_search import Point, Seen, gain_interval
+from madlite.study.tune_models import Point, Seen
+from madlite.study.tune_search import gain_interval
 
 PAGE, RECIPE = "tune.html", "recipe.toml"
 _WIDTH, _HEIGHT = 56, 12  # of the plot on the screen, in characters

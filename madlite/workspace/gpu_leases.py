@@ -7,7 +7,10 @@ would share a GPU.
 
 The folder is like /tmp, in which the kernel keeps users from opening each other's files with O_CREAT
 (fs.protected_regular) and from following their links (fs.protected_symlinks): a file that is there is opened without
-O_CREAT, a link is never followed, and only a plain file with one name is used.
+O_CREAT, a link is never followed, and only a plain file is used.  One that has other names too, which everybody can
+give it, is locked like any, but nothing is read from it or written to it: it may be a file of somebody's.
+
+What cleans /tmp by age leaves a folder alone as long as somebody has it locked (tmpfiles.d(5)), as we do.
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from madlite.errors import UsageProblem
 from madlite.model import Gpu, Value
 from madlite.safe_files import Folder, check_plain, open_plain
+from madlite.text import printable
 
 VARIABLE = "MADLITE_GPU_LEASES"
 """The variable that names the folder; processes of containers share leases where they are given one folder."""
@@ -44,13 +49,15 @@ _TURN = "turn"
 class LeaseHolder(Value, frozen=True):
     """Who has a GPU: a process, since when, and for which run; `handle` is that of the run's session, once it is open.
 
-    `started` tells the process from a later one of its number, in clock ticks since the machine started.
+    `started` tells the process from a later one of its number, in clock ticks since the machine started; `table` is the
+    table of processes that has it.
     """
 
     user: str = ""
     uid: int = -1
     pid: int = 0
     started: int = 0
+    table: str = ""
     since: str = ""  # UTC
     run: str = ""
     folder: str = ""
@@ -78,16 +85,22 @@ def lease_folder(environ: Mapping[str, str]) -> Path:
         return Path(named)
     with suppress(OSError):
         if stat.S_IMODE(_SHARED.stat().st_mode) == _FOR_ALL:
-            return _SHARED / _NAME
-    return _OTHERWISE / f"{_NAME}-leases"
+            return _places()[0]
+    return _places()[1]
+
+
+def _places() -> tuple[Path, Path]:
+    """Return the folders that all users come to without naming one."""
+    return _SHARED / _NAME, _OTHERWISE / f"{_NAME}-leases"
 
 
 def lease_names(gpus: Sequence[Gpu]) -> dict[int, str]:
-    """Return the name of each GPU's lease by its id: its PCI address, else its unique id, else its id.
+    """Return the name of each GPU's lease by its id, the same whatever else a process sees, and by which tool.
 
-    Partitions of a GPU that share an address are told apart by their order.
+    AMD's is its PCI address with its render node, for partitions of a GPU share an address; NVIDIA's its UUID, which
+    each of its tools has.  Where those are not known it is what is, and then partitions are told apart by their order.
     """
-    keys = {gpu.index: gpu.bus or gpu.unique_id or str(gpu.index) for gpu in gpus}
+    keys = {gpu.index: _key(gpu) for gpu in gpus}
     counts = Counter(keys.values())
     seen: Counter[str] = Counter()
     names = {}
@@ -98,29 +111,39 @@ def lease_names(gpus: Sequence[Gpu]) -> dict[int, str]:
     return names
 
 
+def _key(gpu: Gpu) -> str:
+    if gpu.render_minor is not None:
+        return f"{gpu.bus}-{gpu.render_minor}"
+    of_nvidia = gpu.unique_id if gpu.unique_id.startswith(("GPU-", "MIG-")) else ""
+    return of_nvidia or gpu.bus or gpu.unique_id or str(gpu.index)
+
+
 class GpuLease:
     """The lease of one GPU, held until `release` or the end of the process."""
 
     def __init__(self, name: str, fd: int) -> None:
         self.name = name
         self._fd = fd
+        self._has_text = not _is_linked(fd)
 
     def note(self, holder: LeaseHolder) -> None:
         """Write who holds it.  On a full disk it is held all the same, by a process that nothing is known of."""
-        data = msgspec.json.encode(holder) + b"\n"
-        with suppress(OSError):
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, data, 0)
+        self._write(msgspec.json.encode(holder) + b"\n")
 
     def release(self) -> None:
         """Give it back: nothing of the owner is left on the GPU."""
-        with suppress(OSError):
-            os.ftruncate(self._fd, 0)
+        self._write(b"")
         self.leave()
 
     def leave(self) -> None:
         """Unlock it, and leave the text of who had it."""
         os.close(self._fd)
+
+    def _write(self, data: bytes) -> None:
+        if self._has_text:
+            with suppress(OSError):
+                os.ftruncate(self._fd, 0)
+                os.pwrite(self._fd, data, 0)
 
 
 class LeaseFolder:
@@ -137,6 +160,8 @@ class LeaseFolder:
             self._folder = _open_folder(path)
         except OSError as error:
             raise self._unusable(path, error) from error
+        with suppress(OSError):
+            fcntl.flock(self._folder.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def take(self, name: str) -> tuple[GpuLease, LeaseHolder | None] | None:
         """Lock a GPU's file; return the lease, with the owner that died without giving it back, or None if it is held.
@@ -144,12 +169,8 @@ class LeaseFolder:
         Raises:
             UsageProblem: something else is in the place of the file.
         """
-        while (fd := self._locked(name)) is not None:
-            with suppress(FileNotFoundError):  # removed by hand: who comes next would lock another file
-                if os.path.samestat(os.fstat(fd), self._folder.status(name)):
-                    return GpuLease(name, fd), _read(fd)
-            os.close(fd)
-        return None
+        fd = self._take(name)
+        return None if fd is None else (GpuLease(name, fd), _read(fd))
 
     def take_turn(self) -> int | None:
         """Lock the right to take leases, which who waits for several GPUs keeps meanwhile; None where another has it.
@@ -160,7 +181,11 @@ class LeaseFolder:
         Raises:
             UsageProblem: something else is in the place of its file.
         """
-        return self._locked(_TURN)
+        return self._take(_TURN)
+
+    def has_turn(self, fd: int) -> bool:
+        """Return whether what `take_turn` gave is still the turn: somebody may have removed its file."""
+        return self._is_named(_TURN, fd)
 
     def states(self, names: Iterable[str]) -> Iterator[LeaseState]:
         """Yield the state of GPUs' leases, without taking any."""
@@ -174,7 +199,7 @@ class LeaseFolder:
                 yield LeaseState(name=name, problem=self._unusable(self.path / name, error).message)
                 continue
             try:
-                check_plain(fd, str(self.path / name))
+                check_plain(fd, str(self.path / name), linked=True)
                 yield LeaseState(name=name, locked=_is_locked(fd), holder=_read(fd))
             except OSError as error:
                 yield LeaseState(name=name, problem=self._unusable(self.path / name, error).message)
@@ -197,6 +222,19 @@ class LeaseFolder:
     def close(self) -> None:
         """Let go of the folder."""
         self._folder.close()
+
+    def _take(self, name: str) -> int | None:
+        while (fd := self._locked(name)) is not None:
+            if self._is_named(name, fd):
+                return fd
+            os.close(fd)  # removed by hand: who comes next would lock another file
+        return None
+
+    def _is_named(self, name: str, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), self._folder.status(name))
+        except FileNotFoundError:
+            return False
 
     def _locked(self, name: str) -> int | None:
         try:
@@ -232,8 +270,9 @@ class LeaseFolder:
         except FileNotFoundError:
             fd = open_plain(self._folder, name, os.O_RDWR | os.O_EXCL, mode=_FILE_FOR_ALL)
         try:
-            facts = check_plain(fd, str(self.path / name))
-            if facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) != _FILE_FOR_ALL:
+            facts = check_plain(fd, str(self.path / name), linked=True)
+            is_ours = facts.st_uid == os.geteuid() and facts.st_nlink == 1
+            if is_ours and stat.S_IMODE(facts.st_mode) != _FILE_FOR_ALL:
                 os.fchmod(fd, _FILE_FOR_ALL)  # the umask took rights, or its maker was killed
         except BaseException:
             os.close(fd)
@@ -256,15 +295,21 @@ def _open_folder(path: Path) -> Folder:
         made = False
     for left in reversed(range(_TRIES)):
         folder = Folder(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
-        if made:
-            os.fchmod(folder.fd, _FOR_ALL)  # the umask took rights
+        facts = os.fstat(folder.fd)
+        is_for_all = made or (path in _places() and facts.st_uid == os.geteuid())
+        if is_for_all and stat.S_IMODE(facts.st_mode) != _FOR_ALL:
+            os.fchmod(folder.fd, _FOR_ALL)  # the umask took rights, or its maker was killed
         if os.access(path, os.W_OK | os.X_OK):
             return folder
-        owner = os.fstat(folder.fd).st_uid
+        owner = facts.st_uid
         folder.close()
         if left:
             time.sleep(_TRY_S)
     raise PermissionError(errno.EACCES, f"it belongs to user {owner}, and others may not write to it")
+
+
+def _is_linked(fd: int) -> bool:
+    return os.fstat(fd).st_nlink > 1
 
 
 def _is_locked(fd: int) -> bool:
@@ -277,8 +322,15 @@ def _is_locked(fd: int) -> bool:
 
 
 def _read(fd: int) -> LeaseHolder | None:
-    """Return who a file names; None where it is empty, or holds something else, which anybody can write there."""
+    """Return who a file names; None where it is empty, or holds something else, which anybody can write there.
+
+    So its texts have no end of a line and nothing that moves a terminal's cursor.
+    """
+    if _is_linked(fd):
+        return None
     try:
-        return msgspec.json.decode(os.pread(fd, _LIMIT_BYTES, 0), type=LeaseHolder)
+        holder = msgspec.json.decode(os.pread(fd, _LIMIT_BYTES, 0), type=LeaseHolder)
+        texts = {name: text for name, text in structs.asdict(holder).items() if isinstance(text, str)}
+        return structs.replace(holder, **{name: printable(text) for name, text in texts.items()})
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

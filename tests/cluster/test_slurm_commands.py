@@ -106,7 +106,7 @@ def test_a_command_that_hangs_is_given_up(site, tmp_path):
     slurm = Slurm(Cluster(), {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, sleep=pauses.append, limit_s=0.3)
     command("sbatch", "sleep 60; echo 5")
     with pytest.raises(Unreachable, match="no answer in time"):
-        slurm.submit(Path("job.sh"))
+        slurm.submit_file(Path("job.sh"))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_refusal_names_the_key_to_change(site, code, text, hint):
     command, slurm, _, _ = site
     command("sbatch", f'echo "{text}" >&2; exit {code}')
     with pytest.raises(Refused) as caught:
-        slurm.submit(Path("job.sh"))
+        slurm.submit_file(Path("job.sh"))
     assert f"exit code {code}" in caught.value.message
     assert hint in caught.value.hint
 
@@ -153,7 +153,7 @@ def test_spur_is_found_before_slurm_and_cancels_whole_arrays(site):
 def test_spur_s_answer_to_sbatch_is_a_sentence(site):
     command, slurm, _, _ = site
     command("sbatch", "echo Submitted batch job 42")
-    assert slurm.submit(Path("job.sh")) == "42"
+    assert slurm.submit_file(Path("job.sh")) == "42"
 
 
 def test_jobs_that_are_over_are_no_error_to_cancel(site):

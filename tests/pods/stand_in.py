@@ -67,7 +67,7 @@ class Cluster:
         self._seen: dict[str, str] = {}
         self.lock = threading.RLock()
         self.closed = threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), make_handler(self))
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
@@ -118,6 +118,12 @@ class Cluster:
         return 201, made
 
     def patch(self, plural: str, name: str, body: dict) -> tuple[int, dict]:
+        if plural == "pods":
+            if name not in self.pods:
+                return 404, _status(404, f'pods "{name}" not found')
+            found = self.pods[name].body
+            found["metadata"]["annotations"] = body["metadata"]["annotations"]
+            return 200, found
         found = self.objects[plural, name]
         found["spec"] = {**found["spec"], **body.get("spec", {})}
         if plural in ("jobs", "jobsets") and not found["spec"].get("suspend"):
@@ -225,8 +231,8 @@ class Cluster:
         return text
 
     def _value(self, one: dict) -> str:
-        if "value" in one:
-            return one["value"].replace("$$(", "$(")
+        if "valueFrom" not in one:  # a server leaves an empty value out
+            return one.get("value", "").replace("$$(", "$(")
         reference = one["valueFrom"]["secretKeyRef"]
         return base64.b64decode(self.objects["secrets", reference["name"]]["data"][reference["key"]]).decode()
 
@@ -236,6 +242,18 @@ class Cluster:
         status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [{"state": state}]}
         pod.body["status"] = {**status, **pod.body["status"].pop("after", {})}
         pod.over.set()
+        self._end_job(pod.body["metadata"]["ownerReferences"][0])
+
+    def _end_job(self, owner: dict) -> None:
+        """Note at a Job that it is over, as its controller does."""
+        with self.lock:
+            job = self.objects.get(("jobs", owner["name"]))
+            own = [one.body for one in self.pods.values() if one.body["metadata"]["ownerReferences"] == [owner]]
+            phases = {one["status"]["phase"] for one in own}
+            if job is None or not phases <= {"Succeeded", "Failed"}:
+                return
+            kind = "Failed" if "Failed" in phases else "Complete"
+            job["status"] = {"conditions": [{"type": kind, "status": "True"}]}
 
     def _end(self, pod: Pod, grace_s: int | None) -> None:
         grace = pod.body["spec"]["terminationGracePeriodSeconds"] if grace_s is None else grace_s
@@ -279,7 +297,9 @@ def _selected(query: dict[str, str], body: dict) -> bool:
     )
 
 
-def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
+def make_handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
+    """Return what answers for a cluster, and for the logs of its kubelets."""
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -304,6 +324,8 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                 if planned[0] in f"{self.command} {url.path}":
                     cluster.answers.remove(planned)
                     return self.answer(planned[1], _status(planned[1], planned[2]))
+            if url.path.startswith("/containerLogs/"):  # as an API server asks a kubelet
+                return self.log(url.path.split("/")[3], query)
             if self.headers.get("Authorization") != "Bearer t0ken":
                 return self.answer(401, _status(401, "Unauthorized"))
             if url.path == "/version":

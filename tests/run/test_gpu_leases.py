@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -10,11 +11,13 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Gpu
-from madlite.run.recovery.dead_leases import lease_states, remains_of
+from madlite.run.recovery.dead_leases import UNSEEN, clear_leases, lease_states, remains_of
 from madlite.workspace.folder import RUN_MARK
 from madlite.workspace.gpu_leases import LeaseFolder, LeaseHolder, lease_folder, lease_names
 
@@ -177,7 +180,6 @@ def plant_hard_link(place: Path) -> None:
 
 PLANTED = {
     "link": plant_link,
-    "hard link": plant_hard_link,
     "pipe": os.mkfifo,
     "folder": Path.mkdir,
 }
@@ -196,6 +198,74 @@ def test_what_lies_in_the_place_of_a_file_is_told_and_not_touched(folder, kind, 
             assert not state.locked and state.holder is None and str(folder / NAME) in state.problem
     victim = folder / "victim"
     assert not victim.exists() or victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [NAME, "turn"])
+def test_a_file_with_another_name_is_locked_like_any_and_neither_read_nor_written(folder, name):
+    LeaseFolder(folder).close()
+    plant_hard_link(folder / name)
+    victim = folder / "victim"
+    victim.chmod(0o600)
+    text = msgspec.json.encode(ME).decode()
+    victim.write_text(text)
+    with closing(LeaseFolder(folder)) as one, closing(LeaseFolder(folder)) as other:
+        if name == NAME:
+            lease, dead = one.take(NAME)
+            lease.note(ME)
+            (state,) = other.states([NAME])
+            assert dead is None and state.locked and state.holder is None and not state.problem
+            assert other.take(NAME) is None
+            lease.release()
+            assert other.take(NAME) is not None
+        else:
+            assert one.take_turn() is not None and other.take_turn() is None
+    assert victim.read_text() == text and stat.S_IMODE(victim.stat().st_mode) == 0o600
+
+
+def test_the_turn_is_one_s_also_where_its_file_was_removed(folder):
+    with closing(LeaseFolder(folder)) as one, closing(LeaseFolder(folder)) as other:
+        first = one.take_turn()
+        real, done = other._locked, []
+
+        def locked(name):
+            fd = real(name)
+            if not done:  # between the lock and what follows
+                done.append((folder / "turn").unlink())
+            return fd
+
+        os.close(first)
+        other._locked = locked
+        second = other.take_turn()
+        assert second is not None and other.has_turn(second) and one.take_turn() is None
+        (folder / "turn").unlink()
+        assert not other.has_turn(second)
+
+
+def test_a_folder_in_use_is_locked_against_who_cleans_by_age(folder):
+    with closing(LeaseFolder(folder)), closing(LeaseFolder(folder)):
+        fd = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert LeaseFolder(folder).take(NAME) is not None, "and who cleans keeps nobody from it"
+    os.close(fd)
+
+
+def test_a_folder_whose_maker_was_killed_is_opened_to_others_by_the_next_command(folder, monkeypatch):
+    monkeypatch.setattr("madlite.workspace.gpu_leases._OTHERWISE", folder)
+    monkeypatch.setattr("madlite.workspace.gpu_leases._SHARED", folder / "none")
+    place = lease_folder({})
+    place.mkdir(parents=True, mode=0o755)
+    LeaseFolder(place).close()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o1777
+
+
+def test_texts_of_a_holder_are_lines_of_their_own_and_move_no_cursor(folder):
+    forged = replace(ME, user="me\nGPU 1   0000:c2:00.0  free\x1b[2K", run="r1\r")
+    with closing(LeaseFolder(folder)) as leases:
+        leases.take(NAME)[0].note(forged)
+        (state,) = leases.states([NAME])
+    assert state.holder.user == "me GPU 1   0000:c2:00.0  free [2K" and state.holder.run == "r1 "
 
 
 def test_a_link_or_a_file_in_the_place_of_the_folder_is_told_and_not_followed(folder):
@@ -233,6 +303,14 @@ def test_each_gpu_has_its_own_name_partitions_too():
     assert names == {0: "gpu-0000:01:00.0-0", 1: "gpu-0000:01:00.0-1", 2: "gpu-GPU-a_.._b", 3: "gpu-3"}
 
 
+def test_a_lease_has_the_same_name_whatever_else_is_seen_and_by_which_tool():
+    parts = [Gpu(index=n, bus="0000:01:00.0", unique_id="8", render_minor=128 + n) for n in range(2)]
+    assert lease_names(parts) == {0: "gpu-0000:01:00.0-128", 1: "gpu-0000:01:00.0-129"}
+    assert lease_names([replace(parts[1], index=0)]) == {0: "gpu-0000:01:00.0-129"}, "a container sees one of them"
+    by_library, by_tool = Gpu(index=0, bus="0000:07:00.0", unique_id="GPU-5f"), Gpu(index=0, unique_id="GPU-5f")
+    assert lease_names([by_library]) == lease_names([by_tool])
+
+
 def test_the_folder_is_named_by_the_environment_or_where_all_users_come(tmp_path):
     assert lease_folder({"MADLITE_GPU_LEASES": str(tmp_path)}) == tmp_path
     assert lease_folder({}) in (Path("/run/lock/madlite"), Path("/tmp/madlite-leases"))
@@ -244,7 +322,23 @@ def process(proc: Path, pid: int, *, cmdline: str = "", environ: str = "", cgrou
         (proc / str(pid) / name).write_text(text)
 
 
+def see(proc: Path, table: str, boot: str = "b1", first: bool = True) -> str:
+    """Make what shows a process its own table; return how a lease names that."""
+    (proc / "self/ns").mkdir(parents=True)
+    (proc / "self/ns/pid").symlink_to(table)
+    (proc / "sys/kernel/random").mkdir(parents=True)
+    (proc / "sys/kernel/random/boot_id").write_text(f"{boot}\n")
+    if first:  # which hidepid hides
+        (proc / "1").mkdir()
+        (proc / "1/stat").write_text("1 (init) S 0 1 1")
+    return f"{boot} {table}"
+
+
+FIRST_TABLE = "pid:[4026531836]"
+
+
 def test_what_a_dead_owner_left_is_found_by_everybody(tmp_path):
+    see(tmp_path, FIRST_TABLE)
     container = "0123456789ab" * 5
     process(tmp_path, 7, cmdline="/usr/bin/python3\0-I\0/opt/lib/host/supervisor.py\0" + "5\0r1")
     process(tmp_path, 8, environ=f"A=b\0{RUN_MARK}=r2\0")
@@ -255,6 +349,40 @@ def test_what_a_dead_owner_left_is_found_by_everybody(tmp_path):
     assert remains_of(LeaseHolder(run="r3", handle=container), tmp_path) == "container 0123456789ab"
     assert remains_of(LeaseHolder(run="r3", handle="docker"), tmp_path) == ""
     assert remains_of(LeaseHolder(), tmp_path) == ""
+
+
+def test_who_does_not_see_a_dead_owner_s_processes_does_not_take_its_gpus(tmp_path):
+    table = see(tmp_path, "pid:[4026532000]")
+    me = LeaseHolder(run="r1", uid=os.geteuid(), pid=1, table=table)
+    assert remains_of(me, tmp_path) == remains_of(replace(me, uid=NOBODY), tmp_path) == "", "of the same container"
+    elsewhere = replace(me, table="b1 pid:[4026532111]")
+    assert remains_of(elsewhere, tmp_path) == remains_of(replace(me, table=""), tmp_path) == UNSEEN
+    beside = replace(me, handle="0123456789ab" * 5)
+    assert remains_of(beside, tmp_path) == UNSEEN, "its engine may be that of the machine"
+    assert remains_of(replace(beside, pid=os.getpid()), tmp_path) == "", "whose own runtime has ended it"
+    assert remains_of(replace(elsewhere, table="b0 pid:[4026532111]"), tmp_path) == "", "the machine has started anew"
+    process(tmp_path, 8, environ=f"{RUN_MARK}=r1\0")
+    assert remains_of(elsewhere, tmp_path) == "pid 8"
+
+
+def test_where_processes_of_others_are_hidden_only_one_s_own_are_known_to_be_gone(tmp_path):
+    table = see(tmp_path, FIRST_TABLE, first=False)
+    mine = LeaseHolder(run="r1", uid=os.geteuid(), pid=1, table=table)
+    assert remains_of(mine, tmp_path) == "" and remains_of(replace(mine, uid=NOBODY), tmp_path) == UNSEEN
+    assert remains_of(replace(mine, handle="0123456789ab" * 5), tmp_path) == UNSEEN, "root has a container's"
+
+
+def test_a_run_whose_remains_were_ended_has_no_lease_any_more(folder):
+    with closing(LeaseFolder(folder)) as leases:
+        for name, run in ((NAME, "r1"), ("gpu-1", "r2"), ("gpu-2", "r1")):
+            lease, _ = leases.take(name)
+            lease.note(replace(ME, run=run))
+            if name != "gpu-2":
+                lease.leave()
+        clear_leases(folder, "r1")
+        assert [one.holder and one.holder.run for one in leases.states([NAME, "gpu-1", "gpu-2"])] == [None, "r2", "r1"]
+    clear_leases(folder / "none", "r1")
+    assert not (folder / "none").exists()
 
 
 def test_states_of_a_machine_make_nothing(folder):

@@ -24,8 +24,8 @@ _ANSWER_S = (10.0, 30.0)  # to connect, and for an answer
 _QUIET_S = 60.0  # a log that is silent for so long is asked for again: its connection may be dead
 AGAIN = (429, 500, 502, 503, 504)
 """Answers of a server that is too busy: it is asked again."""
-CONFLICT, GONE = 409, 410
-"""The answers to what is there already, and to a watch from a version that the server has forgotten."""
+NOT_FOUND, CONFLICT, GONE = 404, 409, 410
+"""The answers to what is not there, to what is there already, and to a watch from a version that is forgotten."""
 _WATCH_S = 60  # how long the server leaves a watch open
 _HINT = "pip install 'madlite[kubernetes]'"
 _KINDS = {
@@ -70,7 +70,7 @@ class Api:
         try:
             return self._call("GET", f"{_KINDS[kind]}/{name}")
         except Refusal as refusal:
-            if refusal.status == 404:
+            if refusal.status == NOT_FOUND:
                 return None
             raise
 
@@ -78,6 +78,17 @@ class Api:
         """Let a suspended Job start."""
         patch = {"spec": {"suspend": False}}
         self._call("PATCH", f"{_KINDS[kind]}/{name}", body=patch, content="application/merge-patch+json")
+
+    def annotate_pods(self, run: str, annotations: Mapping[str, str]) -> None:
+        """Add annotations to the pods of a run; one that is gone meanwhile is fine."""
+        patch = {"metadata": {"annotations": dict(annotations)}}
+        for pod in self.pods(run):
+            try:
+                path = f"{_KINDS['Pod']}/{pod['metadata']['name']}"
+                self._call("PATCH", path, body=patch, content="application/merge-patch+json")
+            except Refusal as refusal:
+                if refusal.status != NOT_FOUND:
+                    raise
 
     def delete(self, kind: str, name: str, grace_s: int | None = None) -> bool:
         """Remove an object and what it owns; return False where it is gone already."""
@@ -87,7 +98,7 @@ class Api:
         try:
             self._call("DELETE", f"{_KINDS[kind]}/{name}", body=options)
         except Refusal as refusal:
-            if refusal.status in (404, CONFLICT):
+            if refusal.status in (NOT_FOUND, CONFLICT):
                 return False
             raise
         return True
@@ -209,6 +220,10 @@ def _client(settings: KubernetesSettings) -> tuple[Any, str]:
         from kubernetes import client, config
     except ImportError:
         raise RuntimeProblem("the client of Kubernetes is not installed", _HINT, cause=Cause.ENGINE) from None
+    from urllib3 import disable_warnings
+    from urllib3.exceptions import InsecureRequestWarning
+
+    disable_warnings(InsecureRequestWarning)  # of each call, where the kubeconfig says that it is wanted
     file, context = settings.kubeconfig or None, settings.context or None
     try:
         made = config.new_client_from_config(config_file=file, context=context, persist_config=False)
@@ -282,9 +297,9 @@ def _refusal(error: Any, what: str, namespace: str) -> Refusal:
     if status == 403:
         hint = f"kubectl auth can-i --list --namespace {namespace}"
         return Refusal(f"the cluster does not allow {what} in namespace {namespace}: {message}", hint, status=status)
-    if status == 404 and "namespaces" in message:
+    if status == NOT_FOUND and "namespaces" in message:
         return Refusal(f"there is no namespace {namespace}", "k8s.namespace names another one", status=status)
-    if status == 404 and "jobsets" in what:
+    if status == NOT_FOUND and "jobsets" in what:
         return Refusal("the cluster has no JobSet", "install JobSet, or leave k8s.jobset out", status=status)
     if status == CONFLICT:
         return Refusal(f"it is there already: {message}", "madlite clean", status=status)

@@ -32,7 +32,8 @@ _ACTIONS = "actions.sh"
 _LIMIT_MORE_S = 600  # of the Job's own limit beyond the run's: madlite's comes first
 _DEADLINE_S = 7 * 86400  # of a run without a limit
 _NAME = 52  # of a Job: its pods add an index and five characters, and a name of a label has 63
-_RESOURCES = {"AMD": "amd.com/gpu", "NVIDIA": "nvidia.com/gpu"}
+GPU_RESOURCES = {"AMD": "amd.com/gpu", "NVIDIA": "nvidia.com/gpu"}
+"""What the device plugins call a GPU, by its vendor."""
 
 
 class Objects(Value, frozen=True):
@@ -74,8 +75,7 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
         RuntimeProblem: the files are more than a ConfigMap holds, or there is no image.
     """
     name = job_name(plan.id)
-    values = {**plan.env, **_secret_actions(plan.actions)}
-    secrets = {key: value.reveal() for key, value in values.items() if isinstance(value, Secret)}
+    secrets = _secrets_of(plan)
     content: dict[str, str | bytes] = {_SCRIPT: pod_script(), _ACTIONS: actions_script(plan), **_keys(files)}
     _check_size(content, plan.id)
     metadata = {"name": name, "labels": _labels(plan, settings)}
@@ -93,6 +93,11 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
         config={"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **_content(content)},
         secret=_secret(metadata, secrets) if secrets else None,
     )
+
+
+def _secrets_of(plan: RunPlan) -> dict[str, str]:
+    values = {**plan.env, **_secret_actions(plan.actions)}
+    return {key: value.reveal() for key, value in values.items() if isinstance(value, Secret)}
 
 
 def _labels(plan: RunPlan, settings: KubernetesSettings) -> dict[str, str]:
@@ -177,8 +182,14 @@ def _content(content: Mapping[str, str | bytes]) -> dict[str, dict[str, str]]:
 
 
 def _secret(metadata: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
-    data = {key: b64encode(text.encode()).decode() for key, text in secrets.items()}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": dict(metadata), "type": "Opaque", "data": data}
+    return {
+        **{"apiVersion": "v1", "kind": "Secret", "metadata": dict(metadata), "type": "Opaque"},
+        "data": _encoded(secrets),
+    }
+
+
+def _encoded(secrets: Mapping[str, str]) -> dict[str, str]:
+    return {key: b64encode(text.encode("utf-8", "surrogateescape")).decode() for key, text in secrets.items()}
 
 
 # Scripts.
@@ -307,6 +318,7 @@ def _placement(settings: KubernetesSettings) -> dict[str, Any]:
     ]
     given = {
         "nodeSelector": dict(settings.node_selector),
+        "affinity": _affinity(settings.exclude),
         "tolerations": tolerations,
         "priorityClassName": settings.priority_class,
         "serviceAccountName": settings.service_account,
@@ -318,9 +330,18 @@ def _placement(settings: KubernetesSettings) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value}
 
 
+def _affinity(excluded: Sequence[str]) -> dict[str, Any]:
+    """Return that a pod is on none of these nodes."""
+    if not excluded:
+        return {}
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in dict.fromkeys(excluded)]
+    terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
 def gpu_resource(plan: RunPlan, settings: KubernetesSettings) -> str:
     """Return the resource that the device plugin of the plan's GPUs has; "" for a run without GPUs."""
-    return settings.gpu_resource or _RESOURCES.get(plan.machine.vendor, "") if plan.place.gpus_per_node else ""
+    return settings.gpu_resource or GPU_RESOURCES.get(plan.machine.vendor, "") if plan.place.gpus_per_node else ""
 
 
 def _resources(plan: RunPlan, settings: KubernetesSettings) -> dict[str, Any]:
@@ -496,3 +517,29 @@ def yaml_of(objects: Objects) -> str:
     Dumper.add_representer(str, text)
     documents = (yaml.dump(one, Dumper=Dumper, sort_keys=False, width=120) for one in shown(objects))
     return "---\n".join(documents)
+
+
+def read_objects(text: str, plan: RunPlan) -> Objects:
+    """Return the objects that `yaml_of` wrote for a plan, with the values of its secrets.
+
+    Raises:
+        RuntimeProblem: the text is something else.
+    """
+    import yaml
+
+    try:
+        found = {str(one["kind"]): dict(one) for one in yaml.safe_load_all(text) if one}
+        job = found.get("JobSet") or found["Job"]
+        if "Secret" in found:
+            found["Secret"].pop("stringData", None)
+            found["Secret"] |= {"data": _encoded(_secrets_of(plan))}
+        return Objects(
+            name=str(job["metadata"]["name"]),
+            job=job,
+            service=found["Service"],
+            config=found["ConfigMap"],
+            secret=found.get("Secret"),
+        )
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        what = f"what was to be submitted for run {plan.id} cannot be read: {type(error).__name__}: {error}"
+        raise RuntimeProblem(what, cause=Cause.PREPARE) from None

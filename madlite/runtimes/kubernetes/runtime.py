@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +37,7 @@ from madlite.runtimes.kubernetes.manifests import (
 from madlite.runtimes.kubernetes.session import (
     KubernetesSession,
     access_of,
+    is_followed,
     ordered,
     outcomes_of,
     read_handle,
@@ -124,7 +125,7 @@ class KubernetesRuntime:
             pods = PodWatch(api, run)
             nodes = interruptible(lambda: _wait(api, pods, plan, name, self.settings))
             access = (self.settings.kubeconfig, self.settings.context)
-            session = KubernetesSession(api, kind, name, nodes, plan, pods, access)
+            session = KubernetesSession(api, kind, name, nodes, plan, pods, access, followed=bool(self._followed))
             yield session
         finally:
             if session is not None:
@@ -175,7 +176,7 @@ class KubernetesRuntime:
             api.close()
 
     def outcome(self, handle: str) -> JobOutcome | None:
-        """Return what the cluster says of a run; None of one that is gone.
+        """Return what the cluster says of a run; None of one that is gone, or whose Job is not the run's own.
 
         Raises:
             RuntimeProblem: the cluster does not answer, or the handle is none.
@@ -183,6 +184,8 @@ class KubernetesRuntime:
         try:
             namespace, _, _, run = read_handle(handle)
         except RuntimeProblem:
+            return None
+        if is_followed(handle) and not self._followed:
             return None
         api = self._api_of(namespace, handle)
         try:
@@ -275,7 +278,7 @@ def _wait(api: Api, watch: PodWatch, plan: RunPlan, name: str, settings: Kuberne
             return ordered(pods, plan.place.nodes)
         if (changes := watch.wait(seen, 0.0)) != seen or now - looked_s >= POLL_S:
             seen, looked_s = changes, now
-            fault = _why_not(api, pods, name, plan, resource, count)
+            fault = why_not_started(api, pods, name, plan.place.nodes, resource, count)
             if fault is not None:
                 since = stands.setdefault(fault.state + fault.text, now)
                 if fault.lasting and now - since >= (0.0 if fault.cause is Cause.GPUS else _CERTAIN_S):
@@ -289,13 +292,18 @@ def _wait(api: Api, watch: PodWatch, plan: RunPlan, name: str, settings: Kuberne
         watch.wait(seen, POLL_S / 4)
 
 
-def _why_not(api: Api, pods: list[dict[str, Any]], name: str, plan: RunPlan, resource: str, count: int) -> Fault | None:
-    """Return the gravest reason why pods have not started."""
+def why_not_started(
+    api: Api, pods: Sequence[dict[str, Any]], name: str, nodes: int, resource: str, count: int
+) -> Fault | None:
+    """Return the gravest reason why the pods of a Job have not started, one for each of so many `nodes`.
+
+    `count` is how many of the GPU `resource` each has.
+    """
     found = [fault for pod in pods if not has_started(pod) and (fault := pending_fault(pod)) is not None]
     if any(fault.state == "Unschedulable" for fault in found) and resource:
-        lacking = capacity_fault(api.nodes(), resource, count, plan.place.nodes)
+        lacking = capacity_fault(api.nodes(), resource, count, nodes)
         found += [lacking] if lacking is not None else []
-    if len(pods) < plan.place.nodes:
+    if len(pods) < nodes:
         refused = creation_fault(api.events(name))
         found += [refused] if refused is not None else []
     return max(found, key=lambda fault: fault.lasting, default=None)

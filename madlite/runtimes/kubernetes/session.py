@@ -56,8 +56,10 @@ class KubernetesSession:
         plan: RunPlan,
         pods: PodWatch,
         access: tuple[str, str] = ("", ""),
+        *,
+        followed: bool = False,
     ) -> None:
-        self.handle = make_handle(api.namespace, kind, name, label_value(plan.id), access)
+        self.handle = make_handle(api.namespace, kind, name, label_value(plan.id), access, followed=followed)
         self.nodes = tuple(nodes)
         self.notes: tuple[str, ...] = ()
         self._api, self._kind, self._name, self._plan = api, kind, name, plan
@@ -178,7 +180,12 @@ class KubernetesSession:
         elif what.number == number:
             times.note(said.at_s)
             if what.kind == "end":
-                codes[node] = what.code
+                codes[node] = what.code if not what.code else self._code_of(PodEnd(what.code, self._fault_of(node)))
+
+    def _fault_of(self, node: int) -> Fault | None:
+        """Return why the cluster is ending a pod, which its script tells as the exit code of a signal."""
+        pod, _ = self._pods.get(self.nodes[node])
+        return ended_fault(pod) if pod is not None else None
 
     def _since_first(self, at_s: float | None) -> float | None:
         """Return when output was written, on a clock that begins with the first: it may be read much later."""
@@ -188,7 +195,7 @@ class KubernetesSession:
         return 1.0 + at_s - self._first_s
 
     def _code_of(self, end: PodEnd) -> int | None:
-        """Return the code of a pod that ended without a word of its action.
+        """Return the code of a pod, or of its action.
 
         Raises:
             RuntimeProblem: the cluster ended it, and nobody asked for that.
@@ -282,10 +289,20 @@ def _matches(name: str, patterns: Sequence[str], home: str) -> bool:
 # Handles.
 
 
-def make_handle(namespace: str, kind: str, name: str, run: str, access: tuple[str, str]) -> str:
-    """Return what names a run's Job in another process; `access` are the kubeconfig and the context that were named."""
+def make_handle(
+    namespace: str, kind: str, name: str, run: str, access: tuple[str, str], *, followed: bool = False
+) -> str:
+    """Return what names a run's Job in another process; `access` are the kubeconfig and the context that were named.
+
+    One that is `followed` has another owner than the run, which is no leftover when that ends.
+    """
     values = {"namespace": namespace, "kind": kind, "name": name, "run": run}
-    return json.dumps({**values, "kubeconfig": access[0], "context": access[1]})
+    return json.dumps({**values, "kubeconfig": access[0], "context": access[1], "followed": followed})
+
+
+def is_followed(handle: str) -> bool:
+    """Return whether a Job, whose handle `read_handle` can read, has another owner."""
+    return bool(json.loads(handle).get("followed"))
 
 
 def access_of(handle: str) -> tuple[str, str]:

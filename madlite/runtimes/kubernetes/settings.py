@@ -72,6 +72,7 @@ class KubernetesSettings(Value, frozen=True, forbid_unknown_fields=True):
     capabilities: tuple[str, ...] = ()
     privileged: bool = False
     node_selector: dict[str, str] = {}
+    exclude: tuple[_Name, ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     priority_class: _Name = ""
     queue: _Name = ""
@@ -135,7 +136,7 @@ def read_settings(table: Mapping[str, Any], where: str) -> tuple[KubernetesSetti
         settings = msgspec.convert(own, KubernetesSettings)
     except msgspec.ValidationError as error:
         raise UsageProblem(f"{where}: {wrong_key(error)[1]}", "docs/kubernetes.md lists the keys") from None
-    _check(settings, where)
+    check_settings(settings, where)
     return settings, tuple(notes)
 
 
@@ -163,7 +164,12 @@ def _refuse_unknown(table: Mapping[str, Json], where: str) -> None:
 _RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
-def _check(settings: KubernetesSettings, where: str) -> None:
+def check_settings(settings: KubernetesSettings, where: str) -> None:
+    """Refuse values that go together with nothing; `where` names their table.
+
+    Raises:
+        UsageProblem: there are such.
+    """
     from madlite.machine.products import PRODUCTS, find_product
 
     if bool(settings.gpu) != bool(settings.gpus_per_node):

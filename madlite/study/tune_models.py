@@ -1,0 +1,342 @@
+"""What the runs of `madlite tune` tell: the configurations that ran, and models of their throughput and memory.
+
+* throughput: `speed(group) x m / (c + m)` of micro batch m, where `c` is the fixed cost of a step in sequences; the
+  speed of a group that never ran is that of its nearest one that did, times what the backend declares of its values;
+* memory: `a + b(group) x m`, where `a` (weights, gradients, optimizer states) is the same for all groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from statistics import fmean
+from typing import Literal, TypeAlias
+
+from madlite.model import Scalar, Value
+
+UNTRIED, TRIED = 1.1, 1.02  # how much better than declared, or than beside other values, a value may be
+_SIGMA = 0.01  # assumed noise of one short run
+_PRIOR = 0.2  # the fixed cost of a step, as a part of the default's work, before anything is known of it
+_WELL_POSSIBLE = 2.0  # by how much a fixed cost may fit worse than the most probable one
+_MOST_STATES = 0.95  # the part of a run's memory that may be of what does not grow with the micro batch
+_MOST_DOUBLINGS = 4.0  # in one run, of which nothing tells the memory
+MOST_BATCH = 4096
+
+Group: TypeAlias = tuple[Scalar, ...]
+
+
+class Point(Value, frozen=True):
+    """One configuration: the micro batch (0 where that is not tuned) and a value of each choice, in their order."""
+
+    batch: int
+    group: Group = ()
+
+
+class Choice(Value, frozen=True):
+    """A knob other than the micro batch: its values, and what is declared of each, relative to each other."""
+
+    key: str
+    values: tuple[Scalar, ...]
+    memory: tuple[float, ...] = ()
+    speed: tuple[float, ...] = ()
+
+    def ratio(self, table: tuple[float, ...], before: Scalar, after: Scalar) -> float:
+        """Return what changes by another value, by a declared table; 1 where none is declared."""
+        known = dict(zip(self.values, table, strict=False))
+        return known.get(after, 1.0) / known.get(before, 1.0)
+
+
+class Space(Value, frozen=True):
+    """What may be changed: the choices, and the micro batch where the default has one; `memory_gib` is of one GPU."""
+
+    default: Point
+    choices: tuple[Choice, ...] = ()
+    most: int = 0  # the largest micro batch; 0: any that fits
+    global_batch: int = 0  # of which a micro batch has to be a divisor; 0: none is fixed
+    memory_gib: float | None = None
+
+    def offers(self, batch: int) -> bool:
+        """Return whether a micro batch may be run at all."""
+        return 0 < batch <= (self.most or MOST_BATCH) and not self.global_batch % batch
+
+    def named(self, point: Point) -> dict[str, Scalar]:
+        """Return the values of a point by their keys."""
+        batch: dict[str, Scalar] = {"micro_batch": point.batch} if point.batch else {}
+        return {**batch, **{one.key: value for one, value in zip(self.choices, point.group, strict=True)}}
+
+    def varied(self, point: Point) -> dict[str, Scalar]:
+        """Return the values in which a point differs from the default."""
+        default = self.named(self.default)
+        return {key: value for key, value in self.named(point).items() if value != default[key]}
+
+    def point(self, varied: dict[str, Scalar]) -> Point:
+        """Return the point that differs from the default in these values."""
+        values = {**self.named(self.default), **varied}
+        return Point(batch=int(values.get("micro_batch", 0)), group=tuple(values[one.key] for one in self.choices))
+
+
+TrialStatus: TypeAlias = Literal["ok", "out_of_memory", "failed", "refused"]
+
+
+class Trial(Value, frozen=True):
+    """One run of a point: `speed` is its throughput, more is better; `full` of a run that is a result, no short one.
+
+    `memory_gib` is the peak of a GPU, None where nobody tells.  A `refused` one was never started, and cost nothing.
+    """
+
+    point: Point
+    status: TrialStatus
+    full: bool = False
+    speed: float = 0.0
+    memory_gib: float | None = None
+    duration_s: float = 0.0
+    reason: str = ""
+    run: str = ""
+
+
+class Seen:
+    """What the trials tell; everything of it is computed once, when it is first used."""
+
+    def __init__(self, space: Space, trials: Sequence[Trial]) -> None:
+        self.space, self.trials = space, trials
+
+    @cached_property
+    def ok(self) -> dict[Point, float]:
+        """The throughput of each point that ran, by its full runs where there are any; none that failed once."""
+        bad = {one.point for one in self.trials if one.status != "ok"}
+        found: dict[Point, list[Trial]] = {}
+        for one in self.trials:
+            if one.status == "ok" and (one.point not in bad or one.point == self.space.default):
+                found.setdefault(one.point, []).append(one)
+        return {point: fmean(one.speed for one in _counted(trials)) for point, trials in found.items()}
+
+    @cached_property
+    def best(self) -> Point:
+        """The point with the highest throughput; the default comes first where another is no better."""
+        return max(self.ok, key=lambda point: (self.ok[point], point == self.space.default))
+
+    def full(self, point: Point) -> list[float]:
+        """Return the throughputs of a point's full runs."""
+        return [one.speed for one in self.trials if one.point == point and one.full and one.status == "ok"]
+
+    @property
+    def is_confirming(self) -> bool:
+        """Whether a full run after the default's first one was made: then the search is over."""
+        return len([one for one in self.trials if one.full]) > 1
+
+    @cached_property
+    def batches(self) -> dict[Group, dict[int, float]]:
+        """The throughputs of each group that ran, by micro batch."""
+        found: dict[Group, dict[int, float]] = {}
+        for point, speed in self.ok.items():
+            found.setdefault(point.group, {})[point.batch] = speed
+        return found
+
+    @cached_property
+    def banned(self) -> set[Group]:
+        """Groups that failed, for another reason than memory, before they ever ran."""
+        return {one.point.group for one in self.trials if one.status == "failed"} - self.batches.keys()
+
+    def too_large(self, group: Group) -> float:
+        """Return the least micro batch of a group that did not fit, or failed where smaller ones ran."""
+        sizes = [
+            one.point.batch
+            for one in self.trials
+            if one.status in ("out_of_memory", "failed") and one.point.group == group
+        ]
+        return min(sizes, default=math.inf)
+
+
+def _counted(trials: Sequence[Trial]) -> Sequence[Trial]:
+    return [one for one in trials if one.full] or trials
+
+
+# Throughput: speed(group) x m / (c + m).
+
+
+class SpeedModel:
+    """Predicts the throughput of points by a fixed cost of a step, from those that ran and from what is declared."""
+
+    def __init__(self, seen: Seen, cost: float) -> None:
+        self._seen, self._choices, self._cost = seen, seen.space.choices, cost
+        self._speeds = {group: self._highest(found, max(found)) for group, found in seen.batches.items()}
+
+    def shape(self, batch: int) -> float:
+        """Return which part of its highest throughput a group has with a micro batch."""
+        return batch / (self._cost + batch) if batch else 1.0
+
+    def optimistic(self, point: Point) -> float:
+        """Return the highest throughput that the point may be hoped to have."""
+        return self._hope(point.group, point.batch) * self.shape(point.batch)
+
+    def _highest(self, found: Mapping[int, float], batch: int) -> float:
+        """Return the throughput that a group comes near to, by its run with the micro batch nearest to one."""
+        near = min(found, key=lambda other: abs(math.log((other or 1) / (batch or 1))))
+        return found[near] / self.shape(near)
+
+    def _hope(self, group: Group, batch: int) -> float:
+        if group in self._speeds:
+            return self._highest(self._seen.batches[group], batch)
+        base = nearest(group, self._speeds)
+        speed = self._highest(self._seen.batches[base], batch)
+        for at, choice in enumerate(self._choices):
+            if base[at] != group[at]:
+                learned = _learned(self._speeds, at, base[at], group[at])
+                declared = choice.ratio(choice.speed, base[at], group[at])
+                speed *= declared * UNTRIED if learned is None else learned * TRIED
+        return speed
+
+
+def nearest(group: Group, known: dict[Group, float]) -> Group:
+    """Return the known group that differs in the fewest values, of several the one with the larger number."""
+    return min(known, key=lambda other: (sum(a != b for a, b in zip(group, other, strict=True)), -known[other]))
+
+
+def _learned(known: dict[Group, float], at: int, before: Scalar, after: Scalar) -> float | None:
+    """Return the ratio that another value of one choice made where all else was the same; None where none ran so."""
+    ratios = [
+        known[other] / number
+        for group, number in known.items()
+        if group[at] == before and (other := (*group[:at], after, *group[at + 1 :])) in known
+    ]
+    return fmean(ratios) if ratios else None
+
+
+_PARTS = (0.0, *(0.01 * 1.2**power for power in range(41)))  # to 15
+
+
+def fixed_costs(seen: Seen) -> tuple[float, float]:
+    """Return the fixed cost of a step, in sequences: the most probable one, and the highest that may well be.
+
+    Groups with several micro batches tell it, the better the further those are apart.
+    """
+    default = seen.space.default.batch
+    groups = [found for found in seen.batches.values() if len(found) > 1]
+
+    def misfit(part: float) -> float:
+        cost = part * default
+        total = (math.log((part + 0.03) / (_PRIOR + 0.03)) / 1.2) ** 2
+        for found in groups:
+            speeds = [speed * (cost + batch) / batch for batch, speed in found.items()]
+            total += sum((speed / fmean(speeds) - 1) ** 2 for speed in speeds) / _SIGMA**2
+        return total
+
+    misfits = {part: misfit(part) for part in _PARTS}
+    likely = min(misfits, key=lambda part: misfits[part])
+    high = max(part for part in _PARTS if misfits[part] <= misfits[likely] + _WELL_POSSIBLE)
+    return default * likely, default * high
+
+
+# Memory: a + b(group) x m.
+
+
+class MemoryModel:
+    """Predicts whether points fit, from the peaks of those that ran and from those that did not fit."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._seen, self._choices, self._limit = seen, seen.space.choices, seen.space.memory_gib
+        self._peaks: dict[Group, dict[int, float]] = {}
+        for one in seen.trials:
+            if one.status == "ok" and one.memory_gib is not None:
+                of_group = self._peaks.setdefault(one.point.group, {})
+                of_group[one.point.batch] = max(one.memory_gib, of_group.get(one.point.batch, 0.0))
+        self._known = self._limit is not None and bool(self._peaks)
+        # out of memory is a run lost, but all that bounds the micro batch where no run tells its memory
+        self.caution = 2 if self._known else 1
+        self._states = self._fixed()
+        self._slopes = {group: self._slope(peaks) for group, peaks in self._peaks.items()}
+
+    def chance(self, point: Point) -> float:
+        """Return how likely a point fits, from 0 to 1."""
+        group, batch = point.group, point.batch
+        if batch and batch >= self._seen.too_large(group):
+            return 0.0
+        ran = self._seen.batches.get(group, {})
+        if batch <= max(ran, default=-1):
+            return 1.0
+        if not self._known:
+            return self._unknown(batch, max(ran, default=0), self._seen.too_large(group))
+        return self._predicted(group, batch)
+
+    def _unknown(self, batch: int, largest: int, too_large: float) -> float:
+        """Expect less of each further doubling while nothing is known, and halve the gap once one did not fit."""
+        reference = largest or self._seen.space.default.batch
+        if math.isfinite(too_large) and largest:
+            return 0.5 if batch <= (largest + int(too_large)) // 2 else 0.0
+        doublings = max(0.0, math.log2(batch / reference)) + (not largest) if batch else 0.5
+        return 0.6**doublings if doublings <= _MOST_DOUBLINGS else 0.0
+
+    def _predicted(self, group: Group, batch: int) -> float:
+        if self._states is None:
+            return self._where_states_are_a_guess(group, batch)
+        if group in self._slopes:
+            needed = (self._states + self._slope_of(group) * batch) / (self._limit or 1.0)
+            return min(1.0, max(0.0, (1.02 - needed) / 0.1))
+        return self._where_slope_is_declared(group, batch)
+
+    def _where_states_are_a_guess(self, group: Group, batch: int) -> float:
+        """Return the chance where any part of the memory of what ran may be of what does not grow."""
+        base = nearest(group, self._slopes)
+        reference = max(self._peaks[base])
+        room = (self._limit or 0.0) / self._peaks[base][reference]
+        per_sequence = self._change(base, group) / max(1, reference)
+
+        def least(batch: float) -> float:
+            """Return the part that must not grow, so that the batch fits."""
+            more = per_sequence * batch
+            return (more - room) / (more - 1) if more > 1 else float(more > room)
+
+        too_large = self._seen.too_large(group)
+        most = min(_MOST_STATES, least(too_large)) if math.isfinite(too_large) else _MOST_STATES
+        return min(1.0, max(0.0, (most - least(batch)) / most)) if most > 0 else _halved(batch, too_large)
+
+    def _where_slope_is_declared(self, group: Group, batch: int) -> float:
+        """Return the chance where a sequence may need half or twice of what is declared."""
+        base = nearest(group, self._slopes)
+        slope = self._slopes[base] * self._change(base, group)
+        left = (self._limit or 0.0) - (self._states or 0.0)
+
+        def most(batch: float) -> float:
+            """Return how many times what is declared the batch may need, as a power of two from -1 to 1."""
+            return math.log2(max(1e-6, left / (slope * max(1.0, batch))))
+
+        too_large = self._seen.too_large(group)
+        least = max(-1.0, most(too_large)) if math.isfinite(too_large) else -1.0
+        return min(1.0, max(0.0, (most(batch) - least) / (1 - least))) if least < 1 else _halved(batch, too_large)
+
+    def _fixed(self) -> float | None:
+        """Return the memory that does not grow with the micro batch; None where no group ran with several of them."""
+        lines = [_line(peaks) for peaks in self._peaks.values() if len(peaks) > 1]
+        least = min((peak for peaks in self._peaks.values() for peak in peaks.values()), default=0.0)
+        return min(max(0.0, fmean(start for start, _ in lines)), least) if lines else None
+
+    def _slope(self, peaks: dict[int, float]) -> float:
+        return max(1e-6, fmean((peak - (self._states or 0.0)) / max(1, batch) for batch, peak in peaks.items()))
+
+    def _change(self, base: Group, group: Group) -> float:
+        """Return how much more a sequence of another group needs: what runs tell, else what is declared."""
+        change = 1.0
+        for at, choice in enumerate(self._choices):
+            if base[at] != group[at]:
+                learned = _learned(self._slopes, at, base[at], group[at]) if self._states is not None else None
+                change *= choice.ratio(choice.memory, base[at], group[at]) if learned is None else learned
+        return change
+
+    def _slope_of(self, group: Group) -> float:
+        """Return what a sequence needs in a group that ran; what did not fit needed at least all."""
+        too_large = self._seen.too_large(group)
+        least = ((self._limit or 0.0) - (self._states or 0.0)) / too_large
+        return max(self._slopes[group], least)
+
+
+def _halved(batch: int, too_large: float) -> float:
+    """Return the chance in a group that did not fit where all that is known said it would."""
+    return 0.5 if batch <= too_large / 2 else 0.0
+
+
+def _line(peaks: dict[int, float]) -> tuple[float, float]:
+    """Return start and slope of the line through peaks by micro batch, by least squares."""
+    x, y = fmean(peaks), fmean(peaks.values())
+    slope = sum((batch - x) * (peak - y) for batch, peak in peaks.items()) / sum((batch - x) ** 2 for batch in peaks)
+    return y - slope * x, slope

@@ -1,0 +1,282 @@
+"""Kubernetes in cluster.toml: jobs that go on whatever becomes of who submitted or follows them, each with one row."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate
+import psutil
+import pytest
+import yaml
+
+from tests.cluster.test_real_slurm import KILLS
+from tests.csv_rows import perf_rows
+from tests.pods.stand_in import Cluster
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.host
+SECRET = "hf_thisIsNoRealTokenButLooksLikeOne1234"
+SCRIPT = """
+i=0
+while [ $((i += 1)) -le 40 ]; do echo "line $i"; sleep 0.05; done
+while [ -e {folder}/hold ]; do sleep 0.1; done
+[ "$NODE_RANK" != 0 ] || echo performance: 12.5 tok
+"""
+CLUSTERS = """
+[clusters.lab]
+scheduler = "kubernetes"
+gpu = "MI300X"
+gpus_per_node = 8
+interface = "eth0"
+
+[clusters.lab.kubernetes]
+kubeconfig = "{kubeconfig}"
+namespace = "bench"
+node_selector = {{pool = "mi300"}}
+tolerations = [{{key = "amd.com/gpu", operator = "Exists", effect = "NoSchedule"}}]
+priority_class = "high"
+rdma = {{"rdma/hca" = 8}}
+image_pull_secrets = ["registry"]
+volumes = [{{mount = "/data", claim = "data", read_only = true}}]
+"""
+
+
+class Site:
+    """A working folder, with a card whose script goes on while the file `hold` is there."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        self.folder, self.cluster = folder, cluster
+        (folder / "scripts/a").mkdir(parents=True)
+        (folder / "scripts/a/run.sh").write_text(SCRIPT.format(folder=folder))
+        (folder / "cluster.toml").write_text(CLUSTERS.format(kubeconfig=cluster.kubeconfig()))
+        card = {"name": "a", "scripts": "scripts/a/run.sh", "image": "rocm/a:1", "n_gpus": "-1", "args": "", "tags": []}
+        (folder / "models.json").write_text(json.dumps([card]))
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAD", "KUBE"))}
+        self.environ = {**kept, "HF_TOKEN": SECRET, "XDG_CONFIG_HOME": str(folder)}
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return self._popen([sys.executable, "-m", "madlite", *words])
+
+    def start_killed(self, target: str, when: str, *words: str) -> subprocess.Popen[str]:
+        return self._popen([sys.executable, "-c", KILLS, target, when, *words])
+
+    def submit_killed(self, target: str, when: str) -> None:
+        started = self.start_killed(target, when, "run", "--cluster", "lab", "--tags", "a")
+        started.communicate(timeout=120)
+        assert started.returncode == -signal.SIGKILL
+
+    def call(self, *words: str) -> tuple[int, str]:
+        started = self.start(*words)
+        out, _ = started.communicate(timeout=280)
+        return started.returncode, out
+
+    def rows(self) -> list[dict[str, str]]:
+        return perf_rows(self.folder) if (self.folder / "perf.csv").exists() else []
+
+    def hold(self) -> None:
+        (self.folder / "hold").touch()
+
+    def let_go(self) -> None:
+        (self.folder / "hold").unlink()
+
+    def submission(self) -> Path:
+        return next(self.folder.glob("madlite_runs/jobs-*"))
+
+    def log(self) -> str:
+        (log,) = self.folder.glob("madlite_runs/*/run.log")
+        return log.read_text()
+
+    def followers(self) -> list[psutil.Process]:
+        words = ["run", "--plan", str(self.submission() / "plans/1.json")]
+        found = (one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[3:6] == words)
+        return [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
+
+    def has_one_row(self, status: str = "SUCCESS") -> None:
+        """Collect once more, and look that there is one row, its whole log, and nothing left in the cluster."""
+        self.call("collect")
+        (row,) = self.rows()
+        assert row["status"] == status
+        if status == "SUCCESS":
+            assert row["performance"] == "12.5"
+            assert re.findall(r"line (\d+)\n", self.log()) == [str(n) for n in range(1, 41)]
+        wait_until(lambda: not self.cluster.objects and not self.cluster.pods, "the removal of all objects")
+        assert self.cluster.invalid == [] and not (self.submission() / "environment").exists()
+        made = [path for method, path in self.cluster.requests if method == "POST" and path.endswith("/jobs")]
+        assert len(made) <= 2
+
+    def _popen(self, argv: list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            argv,
+            cwd=self.folder,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+
+@pytest.fixture
+def site(tmp_path, cluster, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mad").mkdir()
+    made = Site(tmp_path / "mad", cluster)
+    yield made
+    for one in made.followers() if list(made.folder.glob("madlite_runs/jobs-*")) else []:
+        one.kill()
+
+
+def test_a_run_on_two_nodes_has_its_row_and_pods_as_the_cluster_file_has_them(site):
+    pods: list[dict] = []
+    site.cluster.pod_status = pods.append
+    code, out = site.call("run", "--cluster", "lab", "--nodes", "2", "--exclude", "n3", "--tags", "a")
+    assert code == 0, out
+    (row,) = site.rows()
+    assert (row["performance"], row["nnodes"], row["n_gpus"]) == ("12.5", "2", "16")
+    spec = pods[0]["spec"]
+    assert len(pods) == 2 and spec["nodeSelector"] == {"pool": "mi300"} and spec["priorityClassName"] == "high"
+    assert spec["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    limits = spec["containers"][0]["resources"]["limits"]
+    assert (limits["amd.com/gpu"], limits["rdma/hca"]) == ("8", "8")
+    assert {"name": "volume-0", "persistentVolumeClaim": {"claimName": "data"}} in spec["volumes"]
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms == [{"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n3"]}]}]
+    wait_until(lambda: not site.cluster.objects and not site.cluster.pods, "the removal of all objects")
+    assert site.cluster.invalid == []
+
+
+def test_a_dry_run_prints_what_kubectl_applies_and_touches_nothing(site):
+    code, out = site.call("run", "--cluster", "lab", "--nodes", "2", "--tags", "a", "--dry-run")
+    assert code == 0 and SECRET not in out, out
+    documents = [one for one in yaml.safe_load_all(out) if one]
+    assert [one["kind"] for one in documents] == ["Secret", "ConfigMap", "Service", "Job"]
+    for one in documents:
+        kubernetes_validate.validate(one, "1.37", strict=True)
+    assert site.cluster.requests == [] and not (site.folder / "madlite_runs").exists()
+
+
+def test_detached_jobs_are_listed_and_their_rows_collected_once(site):
+    site.hold()
+    assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
+    assert "1 running" in site.call("jobs")[1]
+    assert not site.rows() and site.call("collect")[0] == 0 and not site.rows()
+    for file in site.submission().rglob("*"):
+        assert not file.is_file() or file.name == "environment" or SECRET not in file.read_text(), file
+    site.let_go()
+    wait_until(lambda: all(pod.over.is_set() for pod in site.cluster.pods.values()), "the pod's end")
+    code, out = site.call("collect")
+    assert code == 0 and len(site.rows()) == 1, out
+    site.has_one_row()
+
+
+@pytest.mark.parametrize(
+    ("target", "when"),
+    [
+        ("madlite.cluster.kubernetes.create", "before"),
+        ("madlite.runtimes.kubernetes.api.Api.resume", "before"),
+        ("madlite.cluster.kubernetes.create", "after"),
+    ],
+)
+def test_a_submission_that_is_killed_at_any_moment_is_finished_by_attach(site, target, when):
+    site.submit_killed(target, when)
+    assert site.call("attach")[0] == 0
+    site.has_one_row()
+
+
+def test_a_killed_submitter_and_a_killed_follower_lose_nothing(site):
+    site.hold()
+    started = site.start("run", "--cluster", "lab", "--tags", "a")
+    wait_until(lambda: list(site.folder.glob("madlite_runs/*/run.log")) and "line 40" in site.log(), "output")
+    started.kill()
+    started.communicate()
+    (follower,) = site.followers()
+    again = site.start("attach")
+    follower.kill()
+    wait_until(lambda: (found := site.followers()) and found != [follower], "another one")
+    site.let_go()
+    out, _ = again.communicate(timeout=120)
+    assert again.returncode == 0, out
+    site.has_one_row()
+
+
+def test_what_is_cancelled_after_its_submitter_was_killed_has_its_row_with_the_reason(site):
+    site.hold()
+    started = site.start("run", "--cluster", "lab", "--tags", "a")
+    wait_until(lambda: list(site.folder.glob("madlite_runs/*/run.log")) and "line 40" in site.log(), "output")
+    started.kill()
+    started.communicate()
+    code, out = site.call("cancel", site.submission().name.removeprefix("jobs-"))
+    assert code == 0 and "the run was cancelled" in out, out
+    site.has_one_row("FAILURE")
+    (record,) = site.folder.glob("madlite_runs/*/record.json")
+    assert json.loads(record.read_text())["cause"] == "interrupted"
+
+
+def test_clean_removes_the_job_of_a_killed_run_and_none_of_a_submission(site):
+    site.hold()
+    context = json.dumps({"k8s": {"kubeconfig": str(site.cluster.kubeconfig())}})
+    started = site.start("run", "--tags", "a", "-c", context)
+    wait_until(lambda: list(site.folder.glob("madlite_runs/*/run.log")) and "line 40" in site.log(), "output")
+    started.kill()
+    started.communicate()
+    assert [kind for kind, _ in site.cluster.objects].count("jobs") == 1
+    code, out = site.call("clean", "--yes")
+    assert code == 0 and "a session of runtime kubernetes, Running" in out, out
+    wait_until(lambda: not site.cluster.objects and not site.cluster.pods, "the removal of all objects")
+
+    started = site.start("run", "--cluster", "lab", "--tags", "a")
+    wait_until(lambda: len(list(site.folder.glob("madlite_runs/*/handle*"))) == 2, "the follower")
+    started.kill()
+    started.communicate()
+    (follower,) = site.followers()
+    follower.kill()
+    follower.wait()
+    assert site.call("clean", "--yes")[0] == 0
+    site.let_go()
+    code, out = site.call("attach")
+    assert code == 0 and [row["performance"] for row in site.rows()] == ["12.5"], out
+
+
+def test_a_job_that_is_gone_has_a_row_that_says_so(site):
+    site.hold()
+    assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
+    (name,) = [name for kind, name in site.cluster.objects if kind == "jobs"]
+    site.cluster.delete("jobs", name, 0)
+    code, out = site.call("collect")
+    assert code == 3 and "does not know job" in out, out
+    site.has_one_row("FAILURE")
+
+
+def test_an_image_that_cannot_be_pulled_ends_the_run(site):
+    message = 'failed to pull: manifest for "rocm/a:1" not found'
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": message}}
+    site.cluster.pod_status = lambda pod: {"phase": "Pending", "containerStatuses": [{"state": waiting}]}
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a")
+    assert code == 3 and "image rocm/a:1 cannot be pulled" in out, out
+    site.has_one_row("FAILURE")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("namespace", "namspace", "key 'kubernetes.namspace' is unknown"),
+        ('interface = "eth0"', 'prologue = ["module load rocm"]', "key 'prologue' has no effect"),
+        ('namespace = "bench"', 'gpu = "MI300X"', "key 'kubernetes.gpu' is not known here"),
+        ('claim = "data"', 'claim = "data", nfs = "x:/y"', "the volume at /data has 2 sources"),
+        ('scheduler = "kubernetes"', "", "table 'kubernetes' with scheduler 'slurm'"),
+    ],
+)
+def test_a_mistake_in_the_cluster_file_is_refused_with_its_place(site, old, new, message):
+    file = site.folder / "cluster.toml"
+    file.write_text(file.read_text().replace(old, new, 1))
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a")
+    assert code == 4 and message in out and "cluster.toml: [clusters.lab]" in out, out
+    assert site.cluster.requests == []

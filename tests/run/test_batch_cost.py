@@ -1,0 +1,52 @@
+"""A run of a batch costs what the first one did, however many came before it: counted in bytes, not in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from madlite.results import sidefiles
+from madlite.workspace.folder import RECORD
+from tests.csv_rows import perf_rows
+from tests.run.nothing import batch_of
+
+COUNT, PART = 320, 40
+
+
+def passed_bytes() -> int:
+    """Return the bytes that this process has read and written so far; format: proc(5), io."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["rchar"]) + int(fields["wchar"])
+
+
+@pytest.mark.host
+def test_the_last_runs_of_a_batch_read_and_write_as_much_as_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(sidefiles, "_EVERY_S", 1e9)  # when the list is written depends on the time
+    sizes: list[int] = []
+    batch = batch_of(tmp_path, COUNT, lambda: sizes.append(passed_bytes()))
+    outcome = batch.run()
+    assert outcome.exit_code == 3, "no script was run, so there is no number"
+    first, last = sizes[2 * PART] - sizes[PART], sizes[-1] - sizes[-1 - PART]
+    assert last < 1.2 * first, f"{first // PART} bytes a run became {last // PART}"
+    names = [f"c{n:05d}" for n in range(COUNT)]
+    assert [row["model"] for row in perf_rows(tmp_path)] == names
+    assert [one["model"] for one in json.loads((tmp_path / "perf_super.json").read_text())] == names
+    assert len(list(tmp_path.glob(f"madlite_runs/*/{RECORD}"))) == COUNT
+
+
+@pytest.mark.parametrize(("size", "age_s", "due_s"), [(0, 0.1, 0.15), (10_000_000, 1, 4.25), (10_000_000, 6, 0)])
+def test_the_longer_the_list_is_the_longer_it_is_left_alone(tmp_path, monkeypatch, size, age_s, due_s):
+    (tmp_path / "perf_super.json").write_bytes(b" " * size)
+    os.utime(tmp_path / "perf_super.json", (1000, 1000))
+    monkeypatch.setattr(sidefiles.time, "time", lambda: 1000 + age_s)
+    assert sidefiles.due_in_s(tmp_path) == pytest.approx(due_s)
+
+
+def test_a_list_that_is_not_there_or_is_of_the_future_is_written_at_once(tmp_path):
+    assert sidefiles.due_in_s(tmp_path) == 0
+    (tmp_path / "perf_super.json").write_text("[]")
+    os.utime(tmp_path / "perf_super.json", (2**33, 2**33))
+    assert sidefiles.due_in_s(tmp_path) == 0
