@@ -174,6 +174,7 @@ class _Study:
             echo(
                 f"{one.key}  {scalar(value) or 'unset'} by default; "
                 + ", ".join(scalar(other) or "unset" for other in one.values)
+                + ("; later, where the budget leaves room" if one.later else "")
             )
         for key, why in self._tuning.left.items():
             echo(f"{key}  left alone: {why}")

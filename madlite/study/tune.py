@@ -108,6 +108,8 @@ def _why_not(knob: Knob, plan: RunPlan) -> str:
             return f"only with {key} {' or '.join(str(one) or repr('') for one in values)}"
     if knob.vendors and plan.machine.vendor not in knob.vendors:
         return f"only on {', '.join(knob.vendors)}"
+    if knob.parts and plan.architecture is None:
+        return "how many layers the model has is not known"
     if plan.place.gpus_per_node < knob.least_gpus:
         return f"only with {knob.least_gpus} GPU{'s' if knob.least_gpus > 1 else ''} or more"
     return _why_no_batch(plan) if knob.key == _BATCH else ""
@@ -127,7 +129,7 @@ def _value(plan: RunPlan, key: str) -> Scalar:
 
 
 def _space(plan: RunPlan, knobs: Sequence[Knob]) -> Space:
-    choices = tuple(_choice(knob, plan.settings[knob.key]) for knob in knobs if knob.key != _BATCH)
+    choices = tuple(_choice(knob, plan) for knob in knobs if knob.key != _BATCH)
     batch = next((knob for knob in knobs if knob.key == _BATCH), None)
     micro = (plan.variant.micro_batch if plan.variant else 0) if batch is not None else 0
     memory = [gpu.memory_bytes for gpu in plan.machine.gpus if gpu.memory_bytes]
@@ -157,12 +159,15 @@ def _steps(plan: RunPlan) -> RunSteps | None:
     return steps if steps.short < steps.full else None
 
 
-def _choice(knob: Knob, default: Scalar) -> Choice:
+def _choice(knob: Knob, plan: RunPlan) -> Choice:
     """Return a knob as the search has it; a default that is none of its values is one more."""
-    known = default in knob.values
-    values = knob.values if known else (default, *knob.values)
+    layers = plan.architecture.layers if plan.architecture else 0
+    offered = knob.values or tuple(round(part * layers) for part in knob.parts)
+    default = plan.settings[knob.key]
+    known = default in offered
+    values = offered if known else (default, *offered)
     memory, speed = ((1.0,) * (not known) + table if table else () for table in (knob.memory, knob.speed))
-    return Choice(key=knob.key, values=values, memory=memory, speed=speed)
+    return Choice(key=knob.key, values=values, memory=memory, speed=speed, later=knob.later)
 
 
 # A point → its plan.

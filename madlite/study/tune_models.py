@@ -34,12 +34,16 @@ class Point(Value, frozen=True):
 
 
 class Choice(Value, frozen=True):
-    """A knob other than the micro batch: its values, and what is declared of each, relative to each other."""
+    """A knob other than the micro batch: its values, and what is declared of each, relative to each other.
+
+    A `later` one is tried once the others are done, where the budget leaves room for it.
+    """
 
     key: str
     values: tuple[Scalar, ...]
     memory: tuple[float, ...] = ()
     speed: tuple[float, ...] = ()
+    later: bool = False
 
     def ratio(self, table: tuple[float, ...], before: Scalar, after: Scalar) -> float:
         """Return what changes by another value, by a declared table; 1 where none is declared."""
@@ -143,6 +147,13 @@ class Seen:
     def is_confirming(self) -> bool:
         """Whether a full run after the default's first one was made: then the search is over."""
         return len([one for one in self.trials if one.full]) > 1
+
+    @property
+    def has_later(self) -> bool:
+        """Whether another value of a later choice was tried."""
+        later = [at for at, choice in enumerate(self.space.choices) if choice.later]
+        default = self.space.default.group
+        return any(one.point.group[at] != default[at] for one in self.trials for at in later)
 
     @cached_property
     def batches(self) -> dict[Group, dict[int, float]]:
@@ -311,18 +322,29 @@ class MemoryModel:
         return min(1.0, max(0.0, (most - least(batch)) / most)) if most > 0 else _halved(batch, too_large)
 
     def _where_slope_is_declared(self, group: Group, batch: int) -> float:
-        """Return the chance where a sequence may need half or twice of what is declared."""
+        """Return the chance where a sequence may need half or twice of what is declared, or about what runs tell."""
         base = nearest(group, self._slopes)
         slope = self._slopes[base] * self._change(base, group)
         left = (self._limit or 0.0) - (self._states or 0.0)
+        highest = 0.1 if self._tells_change(base, group) else 1.0
 
         def most(batch: float) -> float:
-            """Return how many times what is declared the batch may need, as a power of two from -1 to 1."""
+            """Return how many times what is expected the batch may need, as a power of two."""
             return math.log2(max(1e-6, left / (slope * max(1.0, batch))))
 
         too_large = self._seen.too_large(group)
-        least = max(-1.0, most(too_large)) if math.isfinite(too_large) else -1.0
-        return min(1.0, max(0.0, (most(batch) - least) / (1 - least))) if least < 1 else _halved(batch, too_large)
+        least = max(-highest, most(too_large)) if math.isfinite(too_large) else -highest
+        if least >= highest:
+            return _halved(batch, too_large)
+        return min(1.0, max(0.0, (most(batch) - least) / (highest - least)))
+
+    def _tells_change(self, base: Group, group: Group) -> bool:
+        """Return whether runs tell, or no table declares, how the memory of two groups differs."""
+        changed = [at for at in range(len(group)) if base[at] != group[at]]
+        return all(
+            not self._choices[at].memory or _learned(self._slopes, at, base[at], group[at]) is not None
+            for at in changed
+        )
 
     def _fixed(self) -> float | None:
         """Return the memory that does not grow with the micro batch; None where no group ran with several of them."""

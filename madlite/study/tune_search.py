@@ -58,10 +58,9 @@ def next_run(space: Space, trials: Sequence[Trial], budget: Budget) -> NextRun |
     if not any(one.status == "ok" for one in tried):
         return Stop(why="default_failed")
     costs = Costs(seen, budget)
-    if not seen.is_confirming and costs.allow_search():
-        promising = best_candidate(seen)
-        if promising is not None:
-            return NextRun(point=promising, full=False, steps=costs.short_steps(promising))
+    promising = None if seen.is_confirming else _promising(seen, costs)
+    if promising is not None:
+        return NextRun(point=promising, full=False, steps=costs.short_steps(promising))
     return _confirm(seen, costs)
 
 
@@ -83,6 +82,26 @@ def best_candidate(seen: Seen) -> Point | None:
         if found is None and all(len(batches) < 2 for batches in seen.batches.values()):
             found = _smallest(again[group] for group in groups if group in seen.batches)
     return found
+
+
+def _promising(seen: Seen, costs: Costs) -> Point | None:
+    """Return the point that is worth a short run, for which the budget leaves a full run of the best and the default.
+
+    Later choices leave each of them two in all.
+    """
+    ample = costs.allow_search(3)
+    if ample or (costs.allow_search(2) and not seen.has_later):
+        return best_candidate(seen) or (_later(seen) if ample else None)
+    return None
+
+
+def _later(seen: Seen) -> Point | None:
+    """Return the point with another value of a later choice, at the best one's micro batch, that promises most."""
+    speed, memory = SpeedModel(seen, fixed_costs(seen)[0]), MemoryModel(seen)
+    done = {one.point for one in seen.trials}
+    points = [Point(batch=seen.best.batch, group=group) for group in _neighbours(seen, later=True)]
+    scores = {point: (speed.optimistic(point) / seen.ok[seen.best] - 1) * memory.chance(point) for point in points}
+    return _most_promising({point.group: {point: scores[point]} for point in points if point not in done})
 
 
 def _most_promising(of_groups: Mapping[Group, dict[Point, float]]) -> Point | None:
@@ -115,12 +134,18 @@ def _scores(seen: Seen, group: Group, speed: SpeedModel, memory: MemoryModel) ->
 
 
 def _groups(seen: Seen) -> Iterator[Group]:
-    """Yield the groups that ran, and those beside the best point's that differ in one value."""
-    found = dict.fromkeys(seen.batches)
+    """Yield the groups that ran, and those beside the best point's."""
+    yield from dict.fromkeys((*seen.batches, *_neighbours(seen)))
+
+
+def _neighbours(seen: Seen, *, later: bool = False) -> Iterator[Group]:
+    """Yield the groups that differ from the best point's in one value, of a later choice or of another one."""
     best = seen.best.group
     for at, choice in enumerate(seen.space.choices):
-        found.update(dict.fromkeys((*best[:at], value, *best[at + 1 :]) for value in choice.values))
-    return (group for group in found if group not in seen.banned and not _has_failing_value(seen, group))
+        for value in choice.values if choice.later == later else ():
+            group = (*best[:at], value, *best[at + 1 :])
+            if group not in seen.banned and not _has_failing_value(seen, group):
+                yield group
 
 
 def _has_failing_value(seen: Seen, group: Group) -> bool:
@@ -166,7 +191,7 @@ def _where_it_falls(found: dict[int, float]) -> tuple[int, int, int] | None:
 
 def _confirm(seen: Seen, costs: Costs) -> NextRun | Stop:
     default = seen.space.default
-    finalists = _finalists(seen)
+    finalists = _finalists(seen, costs)
     if not finalists:
         return Stop(why="default_best")
     runs = {point: len(seen.full(point)) for point in (*finalists, default)}
@@ -181,12 +206,18 @@ def _confirm(seen: Seen, costs: Costs) -> NextRun | Stop:
     return NextRun(point=fewest, full=True, steps=steps) if steps is not None else Stop(why="budget")
 
 
-def _finalists(seen: Seen) -> list[Point]:
-    """Return the points to confirm, the best first: those that are close to the best one, at most two."""
+def _finalists(seen: Seen, costs: Costs) -> list[Point]:
+    """Return the points to confirm, the best first: those that are close to the best one, at most two.
+
+    It is one where the budget lacks two full runs of each: two points that ran twice tell more than three of which one
+    ran once.
+    """
     default = seen.space.default
     ranked = sorted((point for point in seen.ok if point != default), key=lambda point: -seen.ok[point])
     ranked = [point for point in ranked if seen.ok[point] > seen.ok[default] or seen.full(point)]
-    return [point for point in ranked[:2] if seen.ok[point] >= seen.ok[ranked[0]] * (1 - CLOSE)]
+    close = [point for point in ranked if seen.ok[point] >= seen.ok[ranked[0]] * (1 - CLOSE)]
+    missing = sum(max(0, 2 - len(seen.full(point))) for point in (*close[:2], default))
+    return close[:2] if costs.allow_full(missing) else sorted(close, key=lambda point: -len(seen.full(point)))[:1]
 
 
 def gain_interval(seen: Seen, point: Point) -> Interval | None:

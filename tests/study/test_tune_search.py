@@ -68,6 +68,48 @@ def test_the_measured_landscape_is_won_within_eight_minutes(noise: float, least:
     assert won >= least
 
 
+LATER = Space(
+    default=Point(batch=2, group=("selective", True, "default", 1)),
+    choices=(
+        CHECKPOINTING,
+        COMPILE,
+        Choice(key="reshard", values=("default", "never"), speed=(0.97, 1.0), later=True),
+        Choice(key="dp_replicate", values=(1, 2), later=True),
+    ),
+    memory_gib=141.0,
+)
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.03])
+def test_later_knobs_come_once_the_others_are_done_and_leave_the_budget_its_confirmation(gain: float):
+    def speed(point: Point) -> float:
+        return llama_speed(Point(batch=point.batch, group=point.group[:2])) * (gain if "never" in point.group else 1)
+
+    def memory(point: Point) -> float:
+        return llama_memory(Point(batch=point.batch, group=point.group[:2])) + 8.0 * ("never" in point.group)
+
+    for seed in range(20):
+        trainer = Trainer(space=LATER, speed=speed, memory_gib=memory, limit_gib=137.0, noise=0.003, seed=seed)
+        stop = trainer.tune(USUAL)
+        short = [one.point for one in trainer.trials if not one.full]
+        changed = [point.group[2:] != ("default", 1) for point in short]
+        assert changed == sorted(changed) and any(changed), "the others come first"
+        best = Seen(LATER, trainer.trials).best
+        assert speed(best) >= 0.995 * 553 * gain, trainer.trials
+        assert stop.why == "confirmed" and trainer.spent_s <= 480
+
+
+def test_later_knobs_are_left_out_where_no_budget_is_left():
+    trainer = Trainer(
+        space=LATER,
+        speed=lambda point: llama_speed(Point(batch=point.batch, group=point.group[:2])),
+        memory_gib=lambda point: llama_memory(Point(batch=point.batch, group=point.group[:2])),
+        limit_gib=137.0,
+    )
+    trainer.tune(Budget(runs=5))
+    assert {one.point.group[2:] for one in trainer.trials} == {("default", 1)}
+
+
 def test_the_runs_after_a_kill_are_those_that_would_have_come():
     whole = llama(noise=0.003, seed=7)
     whole.tune(USUAL)
