@@ -377,6 +377,7 @@ def _words(done: Finished) -> str:
 
 
 _REFUSALS = (
+    ("node name", "nodelist and exclude of the cluster file, --exclude: sinfo -N lists the nodes"),
     ("account", "account of the cluster file: sacctmgr show assoc user=$USER lists yours"),
     ("partition", "partition of the cluster file: sinfo -s lists them"),
     ("qos", "qos of the cluster file: sacctmgr show qos lists them"),
