@@ -112,6 +112,9 @@ class Slurm:
                 "log in there, or module load slurm; --dry-run prints the scripts anywhere",
             )
 
+    def examine(self, nodes: int) -> None:
+        """Return nothing: a job on the nodes says more."""
+
     @property
     def is_spur(self) -> bool:
         """Whether the commands are SPUR's."""
