@@ -40,6 +40,7 @@ from madlite.study.tune import (
     scalar,
     trials_of,
 )
+from madlite.study.tune_costs import Budget
 from madlite.study.tune_models import Trial
 from madlite.study.tune_report import (
     PAGE,
@@ -51,7 +52,7 @@ from madlite.study.tune_report import (
     render_page,
     table_lines,
 )
-from madlite.study.tune_search import Budget, NextRun, next_run
+from madlite.study.tune_search import NextRun, next_run
 from madlite.workspace.study import SUMMARY, StudyFolder, study_path
 
 if TYPE_CHECKING:
