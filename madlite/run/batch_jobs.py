@@ -64,9 +64,11 @@ def make_jobs(
 
 @contextmanager
 def open_pool(
-    jobs: Sequence[Job], planned: Sequence[Planned], environ: Mapping[str, str], at_once: int
+    jobs: Sequence[Job], planned: Sequence[Planned], environ: Mapping[str, str], at_once: int, cancelled: Event
 ) -> Iterator[GpuPool | None]:
     """Yield the GPUs of this machine, where a run uses some; what processes of others use is left alone with AUTO.
+
+    `cancelled` ends the tools that list those.
 
     Raises:
         UsageProblem: the folder of the leases cannot be used.
@@ -75,7 +77,7 @@ def open_pool(
     if machine is None:
         yield None
         return
-    in_use = None if at_once else foreign_on_gpus(machine, environ)
+    in_use = None if at_once else foreign_on_gpus(machine, environ, cancelled)
     with closing(GpuPool(machine.gpus, LeaseFolder(lease_folder(environ)), in_use)) as pool:
         yield pool
 
@@ -224,8 +226,8 @@ def _free_port(taken: set[str]) -> str:
             return port
 
 
-def foreign_on_gpus(machine: Machine, environ: Mapping[str, str]) -> Callable[[], Mapping[int, str]]:
-    """Return what lists the GPUs with processes that are not this madlite's, with those processes as text."""
+def foreign_on_gpus(machine: Machine, environ: Mapping[str, str], cancelled: Event) -> Callable[[], Mapping[int, str]]:
+    """Return what lists the GPUs with processes that this madlite did not start, with those processes as text."""
 
     def listed() -> Mapping[int, str]:
         from madlite.machine.foreign_processes import OwnProcesses, find_foreign, sees_all_processes
@@ -235,8 +237,8 @@ def foreign_on_gpus(machine: Machine, environ: Mapping[str, str]) -> Callable[[]
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
         if not sees_all_processes():
             return {}
-        found = list_processes(machine.vendor, machine.gpus, here, Event())
-        own = OwnProcesses(mark=f"MADLITE_PID={os.getpid()}", ancestor=os.getpid())
+        found = list_processes(machine.vendor, machine.gpus, here, cancelled)
+        own = OwnProcesses(ancestor=os.getpid())
         by_gpu: dict[int, str] = {}
         for process in find_foreign(found, own):
             for gpu in process.memory:
