@@ -104,7 +104,7 @@ def _without_effect(plan: RunPlan, start: Start, *, numa: bool) -> Iterator[str]
     if numa:
         yield "--bind numa has no effect: the run uses no GPU of this machine"
     if start.job.exclusive and not start.leased:
-        yield "--exclusive has no effect: no run of this command uses a GPU of this machine, so others may go on beside it"
+        yield "--exclusive has no effect: no run of this command uses a GPU of this machine, and others may run beside"
 
 
 def uses_gpus(plan: RunPlan) -> bool:
