@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from madlite.cli import setup
+from madlite.cli.batches import BatchStart, runs_of_text
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -25,8 +26,9 @@ from madlite.cli.options import (
     turn_options,
 )
 from madlite.cli.planning import planner
+from madlite.cli.preview import preview
 from madlite.cli.run import command as run_command
-from madlite.cli.run import preview, run_planned
+from madlite.cli.run import run_planned
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
@@ -42,14 +44,11 @@ from madlite.study.scaling import (
     plan_points,
     run_scaling,
 )
-from madlite.workspace.study import SUMMARY, study_path
+from madlite.workspace.study import SUMMARY
 
 if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-    from madlite.cli.screens import PlainScreen
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
-    from madlite.run.batch import BatchSettings
     from madlite.run.screen import RunOutcome
 
 _REFUSED = {
@@ -179,10 +178,10 @@ class ScalingBatch:
         self.problems: tuple[str, ...] = ()
         self.lines: list[str] = []
 
-    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
+    def run(self, start: BatchStart) -> RunOutcome:
         """Run all of them, as `run_scaling` does."""
-        study_id = self._journal.id
-        ended = run_scaling(self.planned, study_id, options, plugins, screen, self._journal, settings)
+        study_id, options = self._journal.id, start.options
+        ended = run_scaling(self.planned, study_id, options, start.plugins, start.screen, self._journal, start.settings)
         self.problems = ended.problems
         self.study = {"id": study_id, "kind": "scaling", "scalings": msgspec.to_builtins(ended.scalings)}
         self.lines = [*study_lines(study_id, ended.scalings, options.workspace)]
@@ -217,7 +216,6 @@ class ClusterScaling:
 
 def study_lines(study_id: str, scalings: Sequence[Scaling], workspace: Path) -> Iterator[str]:
     """Yield what a study came to, and where more of it is."""
-    where = study_path(workspace, study_id).relative_to(workspace)
     yield f"scaling {study_id}"
     yield from (f"  {text}" for one in scalings for text in scaling_lines(one))
-    yield f"  madlite runs --of {study_id}; {where / SUMMARY}; {where / PAGE}"
+    yield runs_of_text(workspace, study_id, SUMMARY, PAGE)

@@ -13,10 +13,12 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import whole_number
+from madlite.cli.batches import runs_of_text
 from madlite.cli.options import TagsCommand, common_options, live_option, plan_options, tag_words, tags_option
 from madlite.cli.planning import check_start, planner
+from madlite.cli.preview import preview
 from madlite.cli.run import command as run_command
-from madlite.cli.run import preview, recovery_warnings
+from madlite.cli.run import recovery_warnings
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
@@ -38,6 +40,7 @@ from madlite.study.tune import (
     scalar,
     trials_of,
 )
+from madlite.study.tune_costs import Budget
 from madlite.study.tune_models import Trial
 from madlite.study.tune_report import (
     PAGE,
@@ -49,7 +52,7 @@ from madlite.study.tune_report import (
     render_page,
     table_lines,
 )
-from madlite.study.tune_search import Budget, NextRun, next_run
+from madlite.study.tune_search import NextRun, next_run
 from madlite.workspace.study import SUMMARY, StudyFolder, study_path
 
 if TYPE_CHECKING:
@@ -173,6 +176,7 @@ class _Study:
             echo(
                 f"{one.key}  {scalar(value) or 'unset'} by default; "
                 + ", ".join(scalar(other) or "unset" for other in one.values)
+                + ("; later, where the budget leaves room" if one.later else "")
             )
         for key, why in self._tuning.left.items():
             echo(f"{key}  left alone: {why}")
@@ -255,7 +259,7 @@ class _Study:
             text = mask(make_recipe(report, plan.card.name, dict(self._recipe_values(mask)), plan))
             problems.append(folder.write(RECIPE, text))
             lines.append(f"  madlite run --recipe-file {where / RECIPE}")
-        lines.append(f"  madlite runs --of {study_id}; {where / SUMMARY}; {where / PAGE}")
+        lines.append(runs_of_text(options.workspace, study_id, SUMMARY, PAGE))
         for problem in filter(None, problems):
             screen.warn(problem)
         screen.end(mask(line) for line in lines)

@@ -18,7 +18,8 @@ class JobState(Value, frozen=True):
     """What a scheduler says of a job; `state` is one of Slurm's, in capitals, "" where it does not know the job.
 
     `code` is the exit code of its script, `signal` what ended it, `derived` the highest exit code of its steps.
-    `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again.
+    `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again, and `earlier`
+    the state in which it ended before that, "" where nobody knows.
     """
 
     state: str = ""
@@ -29,11 +30,20 @@ class JobState(Value, frozen=True):
     nodes: str = ""
     ends: str = ""
     restarts: int = 0
+    earlier: str = ""
 
     @property
     def is_over(self) -> bool:
         """Whether the job will do nothing any more, as far as the scheduler knows."""
         return self.state not in LIVE
+
+
+class Examined(Value, frozen=True):
+    """What is known of a cluster in one respect; `passed` None where it could not be asked, or does no harm."""
+
+    text: str
+    passed: bool | None
+    hint: str = ""
 
 
 LIVE = (
@@ -95,6 +105,14 @@ class Scheduler(Protocol):
 
         Raises:
             UsageProblem: its commands are not here, say.
+        """
+        ...
+
+    def examine(self, nodes: int) -> Sequence[Examined] | None:
+        """Return what questions alone tell of runs on so many nodes; None where a job has to check the nodes.
+
+        Raises:
+            Unreachable: the cluster did not answer.
         """
         ...
 

@@ -44,6 +44,7 @@ class _Line(Value, frozen=True, omit_defaults=True):
     command: tuple[str, ...] = ()
     madlite: str = ""
     study: str = ""
+    series: tuple[str, ...] = ()  # of the study, as `series_of` has them
     inputs: dict[str, str] = {}  # files of the working folder that its runs use → SHA-256
     requested: tuple[RequestedRun, ...] | None = msgspec.field(name="asked", default=None)
     began: str = ""
@@ -66,6 +67,11 @@ class InterruptedBatch(Value, frozen=True):
     requested: tuple[RequestedRun, ...] = ()
 
     @property
+    def is_resumable(self) -> bool:
+        """Whether `madlite run --resume` goes on with it."""
+        return _is_of_run(self.command)
+
+    @property
     def messages(self) -> tuple[str, ...]:
         """The warnings that the next command shows."""
         if not self.planned:
@@ -79,6 +85,11 @@ class InterruptedBatch(Value, frozen=True):
         return tuple(messages)
 
 
+def _is_of_run(command: Sequence[str]) -> bool:
+    """Return whether a batch is one of `madlite run`: a study that another command makes is not resumed by that."""
+    return tuple(command[:1]) in ((), ("run",))
+
+
 class BatchJournal:
     """The file of the running command; an error while writing it costs no run.
 
@@ -87,6 +98,7 @@ class BatchJournal:
 
     def __init__(self, workspace: Path | None = None, command: Sequence[str] = ()) -> None:
         self._runs = (workspace or Path()) / RUNS
+        self._is_of_run = _is_of_run(command)
         self._made = False
         self._fd: int | None = None
         self._end = 0  # of the lines
@@ -121,9 +133,9 @@ class BatchJournal:
         """Go on with another batch, of which these runs are finished: its file is removed once this has all runs."""
         self._resumed, self._carried = resumed, tuple(finished)
 
-    def note(self, *, study: str, inputs: dict[str, str]) -> None:
-        """Record the study that the runs belong to, and the files that they use."""
-        self._add(_Line(study=study, inputs=inputs))
+    def note(self, *, study: str, series: tuple[str, ...], inputs: dict[str, str]) -> None:
+        """Record the study that the runs belong to with its series, and the files that they use."""
+        self._add(_Line(study=study, series=series, inputs=inputs))
 
     def begin(self, run_id: str) -> None:
         """Record that a run begins."""
@@ -138,13 +150,13 @@ class BatchJournal:
     def close(self, *, interrupted: bool = False) -> None:
         """Remove the file: all runs have ended, or were reported as never started.
 
-        It stays where it is the only trace of a run, which has neither a row nor a folder on the disk.  Of a batch that
-        was `interrupted` it is kept under another name, in the place of an earlier one.
+        It stays where it is the only trace of a run, which has neither a row nor a folder on the disk.  Of a batch
+        of `madlite run` that was `interrupted` it is kept under another name, in the place of an earlier one.
         """
         if self._fd is None:
             return
         lost = tuple(one for one in self._open_runs.values() if not _has_folder(self._runs, one.id))
-        if not (interrupted and not lost and self._keep()):
+        if not (interrupted and self._is_of_run and not lost and self._keep()):
             self._add(_Line(requested=lost))  # a file that cannot be removed lists only these
         if not lost and self._folder is not None:
             self._folder.remove(self._path.name)
@@ -225,6 +237,7 @@ class UnfinishedBatch:
         self.command = next((line.command for line in lines if line.command), ())
         self.madlite = next((line.madlite for line in lines if line.madlite), "")
         self.study = next((line.study for line in lines if line.study), "")
+        self.series = next((line.series for line in lines if line.series), ())
         self.inputs = next((line.inputs for line in lines if line.inputs), {})
         every = {one.id: one for line in lines for one in line.requested or ()}
         self.requested = tuple(every.values())
@@ -243,14 +256,14 @@ class UnfinishedBatch:
 
 
 def open_unfinished(workspace: Path) -> UnfinishedBatch | None:
-    """Return the last batch of a workspace that did not come to its end and that no command goes on with."""
+    """Return the last batch of `madlite run` that did not come to its end and that no command goes on with."""
     found = [one for path in (*dead_files(workspace), workspace / RUNS / _INTERRUPTED) if (one := _claimed(path))]
-    for one in (planned := sorted((one for one in found if one.requested), key=lambda one: one.started))[:-1]:
-        one.close()
+    fitting = [one for one in found if one.requested and _is_of_run(one.command)]
+    last = max(fitting, key=lambda one: one.started, default=None)
     for one in found:
-        if not one.requested:
+        if one is not last:
             one.close()
-    return planned[-1] if planned else None
+    return last
 
 
 def _claimed(path: Path) -> UnfinishedBatch | None:

@@ -123,6 +123,10 @@ def next_attempt(
     return None
 
 
+def _micro_batch(plan: RunPlan) -> int | None:
+    return plan.variant.micro_batch if plan.variant is not None else None
+
+
 def smaller(plan: RunPlan) -> int | None:
     """Return the next smaller micro batch of a plan, half of its own; None where there is none that madlite sets."""
     micro_batch = plan.variant.micro_batch if plan.variant is not None and not plan.own_script else None
@@ -188,8 +192,18 @@ class Attempts:
         """Return the result of an attempt with what came before it."""
         if not self._policy.is_active and not self._earlier:
             return result
-        attempt = Attempt(number=1 + len(self._earlier), retries=self._policy.retries, earlier=self._earlier)
+        attempt = Attempt(
+            number=1 + len(self._earlier),
+            retries=self._policy.retries,
+            earlier=self._earlier,
+            micro_batch=self._fallback(one.plan),
+        )
         return replace(result, attempt=attempt, findings=(*result.findings, *self._findings(one.plan)))
+
+    def _fallback(self, plan: RunPlan) -> int | None:
+        """Return the micro batch of an attempt; None where it is the planned one."""
+        ran, planned = (_micro_batch(each) for each in (plan, self._planned or plan))
+        return None if ran == planned else ran
 
     def _findings(self, plan: RunPlan) -> list[str]:
         failed = ", ".join(f"{one.run} [{one.cause}]" for one in self._earlier)
@@ -211,8 +225,7 @@ class Attempts:
         if again is None:
             return None
         planned = _in_place_of(one, again, new_run_id(one.plan.card.name), was_begun="run" in result.durations_s)
-        micro_batch = planned.plan.variant.micro_batch if planned.plan.variant is not None else None
-        return planned, replace(found, micro_batch=None if found.micro_batch is None else micro_batch)
+        return planned, replace(found, micro_batch=None if found.micro_batch is None else _micro_batch(planned.plan))
 
     def _smaller(self, one: Planned, micro_batch: int) -> Planned | None:
         """Return the run with the next smaller micro batch that its backend can train with."""

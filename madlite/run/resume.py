@@ -122,6 +122,33 @@ def resume(
     return Resumption(finished=finished, requested=requested, standing=adopted, notes=notes)
 
 
+def series_of(planned: Sequence[Planned]) -> tuple[str, ...]:
+    """Return the digests of the first runs of a study's series, in their order; "" where it must not start."""
+    firsts = {
+        one.plan.study.series or 0: "" if one.plan.blocked is not None else plan_digest(one.plan)
+        for one in planned
+        if one.plan.study is not None and one.plan.study.index == 1
+    }
+    return tuple(firsts[number] for number in sorted(firsts))
+
+
+def refuse_other_study(batch: UnfinishedBatch, planned: Sequence[Planned]) -> None:
+    """Keep runs of another configuration out of the series of the study that a batch is of; more series may follow.
+
+    Raises:
+        UsageProblem: a series is of other runs, or missing.
+    """
+    now = series_of(planned)
+    same = len(now) >= len(batch.series) and all(
+        not before or not this or before == this for before, this in zip(batch.series, now, strict=False)
+    )
+    if batch.study and not same:
+        raise UsageProblem(
+            f"--resume: study {batch.study}, the last unfinished batch, was begun with other cards or options",
+            "madlite run --resume goes on with it by its own command; without --resume a new study begins",
+        )
+
+
 def inputs_of_all(planned: Iterable[Planned], workspace: Path) -> dict[str, str]:
     """Return the files of the working folder that runs use, relative to it, with their SHA-256."""
     names = dict.fromkeys(name for one in planned for name in input_names(one.plan, workspace))

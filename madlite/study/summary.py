@@ -34,6 +34,11 @@ class Sample(Value, frozen=True):
     nodes: int = 1
     gpus_per_node: int = 0
 
+    @property
+    def micro_batch(self) -> int | None:
+        """The micro batch that it ran with where the planned one did not fit."""
+        return self.result.attempt.micro_batch if self.result is not None and self.result.attempt is not None else None
+
 
 class MetricSummary(Value, frozen=True):
     """One metric of a series over its runs; `interval` and `cv` are None of fewer than two values.
@@ -58,7 +63,11 @@ class MetricSummary(Value, frozen=True):
 
 
 class SeriesSummary(Value, frozen=True):
-    """The runs of one card, variant and image: how many came to each outcome, and the statistics of each metric."""
+    """The runs of one card, variant and image: how many came to each outcome, and the statistics of each metric.
+
+    `micro_batch` is the one that they ran with where the planned one did not fit; runs of the series that it did fit
+    are a summary of their own.
+    """
 
     series: int
     card: str
@@ -77,6 +86,7 @@ class SeriesSummary(Value, frozen=True):
     start_c: tuple[float, float] | None  # the coolest and the hottest start of a run, by its hottest GPU
     images: tuple[str, ...]  # digests or ids of the images that its runs had
     metrics: tuple[MetricSummary, ...]
+    micro_batch: int | None = None
 
 
 class StudySummary(Value, frozen=True):
@@ -133,14 +143,27 @@ def summarise(study_id: str, kind: str, samples: Iterable[Sample], failed_warm_u
     by_series: dict[int, list[Sample]] = {}
     for one in samples:
         by_series.setdefault(one.study.series or 0, []).append(one)
-    series = tuple(_series(number, by_series[number]) for number in sorted(by_series))
+    series = tuple(one for number in sorted(by_series) for one in _by_micro_batch(number, by_series[number]))
     return StudySummary(id=study_id, kind=kind, series=series, failed_warm_ups=tuple(failed_warm_ups))
 
 
-def _series(number: int, samples: Sequence[Sample]) -> SeriesSummary:
+def _by_micro_batch(number: int, samples: Sequence[Sample]) -> Iterator[SeriesSummary]:
+    """Yield a series; where a micro batch did not fit, a summary of each that ran, the last one with what is left."""
+    left = samples[0].study.count or 0
+    groups: dict[int | None, list[Sample]] = {}
+    for one in samples:
+        if one.result is not None:
+            groups.setdefault(one.micro_batch, []).append(one)
+    *earlier, last = groups.values() or [list(samples)]
+    for group in earlier:
+        yield _series(number, group, len(group))
+        left -= len(group)
+    yield _series(number, last, max(left, len(last)))
+
+
+def _series(number: int, samples: Sequence[Sample], requested: int) -> SeriesSummary:
     first, ended = samples[0], [one.result for one in samples if one.result is not None]
     good = [one for one in ended if one.status is Status.SUCCESS]
-    requested = first.study.count or len(ended)
     begun_c = [one.telemetry.start_c for one in ended if one.telemetry is not None]
     known_c = [value for value in begun_c if value is not None]
     return SeriesSummary(
@@ -161,6 +184,7 @@ def _series(number: int, samples: Sequence[Sample]) -> SeriesSummary:
         start_c=(min(known_c), max(known_c)) if known_c else None,
         images=tuple(dict.fromkeys(name for one in ended if (name := one.image.id or one.image.digest))),
         metrics=tuple(_metrics(good)),
+        micro_batch=first.micro_batch,
     )
 
 

@@ -20,8 +20,8 @@ KIND = "sweep"
 MOST_POINTS = 1000  # more are a slip
 _HOW = "--sweep micro_batch=1,2,4"
 
-PlanPoint = Callable[[Mapping[str, str]], Sequence[Planned]]
-"""Plans the runs of a command with more values of `--set`."""
+PlanPoint = Callable[[Mapping[str, str], str], Sequence[Planned]]
+"""Plans the runs of a command with more values of `--set`; with a name of them, refused ones are blocked."""
 
 
 def sweep_points(texts: Iterable[str], *, zipped: bool = False) -> tuple[dict[str, str], ...]:
@@ -65,25 +65,44 @@ def point_text(values: Mapping[str, object]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
+def series_text(one: SeriesSummary) -> str:
+    """Return the point that a series is of, and its micro batch where that is not the planned one."""
+    fallback = f"(ran with micro batch {one.micro_batch})" if one.micro_batch is not None else ""
+    return f"{point_text(one.varied)} {fallback}".strip()
+
+
 def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Planned]:
     """Return the runs of each point in their order, as those of a study that has no id yet.
 
+    A point that cannot be planned where others can has runs that are blocked: it is a failure of the sweep.
+
     Raises:
-        MadliteError: a point cannot be planned; the message names it.
+        MadliteError: no point can be planned, or none by a defect of a plugin; the message names the first.
     """
+    tried = [_plan_point(values, plan) for values in points]
+    problems = [one for one in tried if isinstance(one, UsageProblem)]
+    if len(problems) == len(points):
+        raise problems[0]
     found: list[Planned] = []
-    for values in points:
-        for one in _plan_point(values, plan):
+    for values, made in zip(points, tried, strict=True):
+        for one in plan(values, _named(values)) if isinstance(made, UsageProblem) else made:
             study = Study(id="", kind=KIND, varied=dict(values), series=len(found) + 1, index=1, count=1)
             found.append(replace(one, plan=replace(one.plan, study=study)))
     return found
 
 
-def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[Planned]:
+def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[Planned] | UsageProblem:
     try:
-        return plan(values)
+        return plan(values, "")
     except MadliteError as problem:
-        raise type(problem)(f"--sweep {point_text(values)}: {problem.message}", problem.hint) from None
+        named = type(problem)(f"{_named(values)}: {problem.message}", problem.hint)
+        if isinstance(named, UsageProblem):
+            return named
+        raise named from None
+
+
+def _named(values: Mapping[str, str]) -> str:
+    return f"--sweep {point_text(values)}"
 
 
 def with_study_id(planned: Sequence[Planned], study_id: str) -> list[Planned]:
@@ -99,23 +118,29 @@ def with_study_id(planned: Sequence[Planned], study_id: str) -> list[Planned]:
 
 def sweep_lines(summary: StudySummary) -> Iterator[str]:
     """Yield a table of each card, variant and image: a line per point, the best one marked."""
+    names = [_group_name(one) for one in summary.series]
     groups: dict[tuple[str, ...], list[SeriesSummary]] = {}
-    for one in summary.series:
-        precision = "" if "precision" in one.varied else one.precision
-        groups.setdefault((one.card, one.mode, precision, one.image), []).append(one)
+    for name, one in zip(names, summary.series, strict=True):
+        # a point that could not be planned has neither variant nor image: it stands with the others of its card
+        whole = next((other for other in names if other[0] == name[0] and any(other[1:])), name)
+        groups.setdefault(name if any(name[1:]) else whole, []).append(one)
     for name, series in groups.items():
         yield " · ".join(filter(None, name))
         yield from (f"  {line}" for line in _table(series))
 
 
+def _group_name(one: SeriesSummary) -> tuple[str, ...]:
+    return one.card, one.mode, "" if "precision" in one.varied else one.precision, one.image
+
+
 def _table(series: Sequence[SeriesSummary]) -> Iterator[str]:
-    metrics = {one.series: one.metrics[-1] for one in series if one.metrics}
+    metrics = {at: one.metrics[-1] for at, one in enumerate(series) if one.metrics}
     best = _best(metrics)
-    rows = [(point_text(one.varied), *_cells(one, metrics.get(one.series))) for one in series]
+    rows = [(series_text(one), *_cells(one, metrics.get(at))) for at, one in enumerate(series)]
     widths = [max(len(row[at]) for row in rows) for at in range(3)]
-    for one, row in zip(series, rows, strict=True):
+    for at, row in enumerate(rows):
         line = f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<{widths[2]}}".rstrip()
-        yield f"{line}  <- best" if one.series == best else line
+        yield f"{line}  <- best" if at == best else line
 
 
 def _cells(one: SeriesSummary, metric: MetricSummary | None) -> tuple[str, str]:
@@ -129,9 +154,9 @@ def _cells(one: SeriesSummary, metric: MetricSummary | None) -> tuple[str, str]:
 
 
 def _best(metrics: Mapping[int, MetricSummary]) -> int | None:
-    """Return the series with the best mean; None where fewer than two have one of the same metric."""
+    """Return the place of the best mean; None where fewer than two have one of the same metric."""
     if len(metrics) < 2 or len({(one.metric, one.label) for one in metrics.values()}) > 1:
         return None
     first = next(iter(metrics.values()))
     sign = -1 if first.lower_is_better else 1
-    return max(metrics, key=lambda number: sign * metrics[number].mean)
+    return max(metrics, key=lambda at: sign * metrics[at].mean)

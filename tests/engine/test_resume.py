@@ -139,6 +139,40 @@ def test_a_study_goes_on_with_its_other_samples(three):
     assert not [path for path in three.folder.glob("madlite_runs/study-*/*") if path.name != "study.json"]
 
 
+@pytest.mark.parametrize(
+    ("study", "other"),
+    [
+        (("--tags", "a", "--repeat", "3"), ("--tags", "b", "--repeat", "2")),
+        (("--tags", "a", "--sweep", "env.L=1,2,3"), ("--tags", "a", "--sweep", "env.L=5,6,7")),
+        (("--tags", "a", "--sweep", "env.L=1,2,3"), ("--tags", "a", "--sweep", "env.L=1,2")),
+        (("--tags", "a", "--sweep", "env.L=1,2,3"), ("--tags", "a")),
+    ],
+)
+def test_a_study_takes_in_no_runs_of_another_configuration(three, study, other):
+    started = three.start(*study)
+    three.wait_for("begun")
+    kill(started)
+    before = three.records()
+    done = three.run(*other, "--resume")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "was begun with other cards or options" in done.stderr and three.records() == before
+    done = three.madlite("run", "--resume")
+    assert done.returncode == 0 and "3 runs" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_sweep_goes_on_with_more_points(three):
+    started = three.start("--tags", "a", "--sweep", "env.L=1,2")
+    three.wait_for("begun")
+    kill(started)
+    done = three.run("--tags", "a", "--sweep", "env.L=1,2,3", "--resume")
+    assert done.returncode == 0 and "1 of 3 runs is finished" in done.stdout, done.stdout + done.stderr
+    records = three.records()
+    assert len({one["study"]["id"] for one in records}) == 1
+    assert sorted((one["study"]["series"], one["study"]["varied"]["env.L"]) for one in records) == [
+        (1, "1"), (2, "2"), (3, "3")
+    ]  # fmt: skip
+
+
 def test_a_retry_that_was_killed_in_its_wait_goes_on(checkout):  # noqa: F811
     checkout.card(
         "a",

@@ -167,7 +167,10 @@ def test_out_of_memory_is_followed_by_smaller_micro_batches(training):
     ran = [one for one in records if one["status"] == "SUCCESS"]
     assert {one["origins"]["variant.micro_batch"] for one in ran} == {"--oom-fallback"}
     assert all(any("did not fit" in text and "ran with 2" in text for text in one["findings"]) for one in ran)
-    assert "2 of 2 runs, caches warm" in done.stdout
+    assert "(ran with micro batch 2)  (2 of 2 runs, caches warm)" in done.stdout
+    assert {one["attempt"]["micro_batch"] for one in ran} == {2}
+    again = training.madlite("runs", "--of", ran[0]["study"]["id"])
+    assert "(ran with micro batch 2)  (2 of 2 runs, caches warm)" in again.stdout
 
 
 def test_a_script_of_the_cards_own_is_refused_alone_and_noted_beside_others(training):
@@ -184,6 +187,7 @@ def test_a_script_of_the_cards_own_is_refused_alone_and_noted_beside_others(trai
     [
         (("--retry-wait", "3"), "--retry-wait without --retry"),
         (("--retry", "-1"), "--retry"),
+        (("--sweep", "batch_size=2,8", "--oom-fallback"), "--oom-fallback beside --sweep micro_batch"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(checkout, words, said):

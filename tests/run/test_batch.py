@@ -10,9 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from madlite.cli.batches import unfinished
+from madlite.errors import UsageProblem
 from madlite.results import batch_journal as batches
-from madlite.results.batch_journal import BatchJournal, RequestedRun, dead_files, interrupted_batches, requested_cards
+from madlite.results.batch_journal import (
+    BatchJournal,
+    RequestedRun,
+    dead_files,
+    interrupted_batches,
+    open_unfinished,
+    requested_cards,
+)
 from madlite.run.recovery.leftovers import find_leftovers, remove
+from madlite.run.recovery.unfinished import recovery_report
 from madlite.workspace.folder import PLAN, acquire
 
 THREE = [RequestedRun(id="r1", card="m1"), RequestedRun(id="r2", card="m2"), RequestedRun(id="r3", card="m3")]
@@ -192,3 +202,34 @@ def test_a_batch_that_ends_while_it_is_asked_about_left_nothing(tmp_path, monkey
     with BatchJournal(tmp_path, ("run",)) as batch:
         monkeypatch.setattr(batches, "is_locked", lambda path, **unknown: bool(batch.close()))
         assert dead_files(tmp_path) == ()
+
+
+def interrupt(workspace: Path, *command: str) -> None:
+    with BatchJournal(workspace, command) as batch:
+        batch.request(THREE)
+        batch.begin("r1")
+        batch.end("r1")
+        batch.close(interrupted=True)
+
+
+def test_the_interrupted_batch_of_run_outlives_the_studies_of_other_commands(tmp_path):
+    interrupt(tmp_path, "run", "--tags", "demo")
+    for command in ("bisect", "scaling"):
+        interrupt(tmp_path, command, "demo")
+    with BatchJournal(tmp_path, ("tune", "demo")) as tune:
+        tune.request(THREE)  # and is killed: the file stays, and nobody holds it
+    found = open_unfinished(tmp_path)
+    assert found is not None and found.command == ("run", "--tags", "demo")
+    found.close()
+    again = open_unfinished(tmp_path)
+    assert again is not None, "the locks of those that are not resumed are released"
+
+
+def test_a_study_of_another_command_is_not_resumed_and_named(tmp_path):
+    with BatchJournal(tmp_path, ("tune", "demo")) as tune:
+        tune.request(THREE)
+    with pytest.raises(UsageProblem, match="only madlite tune demo") as refused:
+        unfinished(tmp_path)
+    assert "madlite tune --help" in refused.value.hint
+    (text,) = recovery_report(tmp_path)
+    assert "3 runs of an earlier batch never started" in text and "run --resume" not in text

@@ -6,6 +6,7 @@ import pytest
 
 from madlite.cli.repeat import statistics_of, summary_lines
 from madlite.model import Cause, GpuStart, ImageUsed, Metric, Result, Status, Study, Telemetry
+from madlite.model.results import Attempt
 from madlite.results.record import Record
 from madlite.study.summary import Sample, samples_of_records, summarise
 from tests.factories import WINDOW
@@ -99,3 +100,16 @@ def test_the_same_statistics_come_from_records_without_the_warm_up():
 def test_a_failed_warm_up_says_why_there_is_nothing():
     lines = list(summary_lines(summarise(ID, "repeat", [sample(None)], ["a"])))
     assert lines[1] == "  the warm-up failed: a; nothing was repeated"
+
+
+def test_runs_with_a_smaller_micro_batch_are_no_samples_of_the_planned_one():
+    small = Attempt(number=2, micro_batch=4)
+    ends = [good(10), good(12), good(5, attempt=small), None]
+    full, fallback = summarise(ID, "repeat", [sample(end, count=4) for end in ends]).series
+    assert (full.metrics[0].values, full.requested, full.not_started) == ((10.0, 12.0), 2, 0)
+    assert (fallback.metrics[0].values, fallback.requested, fallback.not_started) == ((5.0,), 2, 1)
+    _, _, _, line, number = summary_lines(summarise(ID, "repeat", [sample(end, count=4) for end in ends]))
+    assert line == "  a · (ran with micro batch 4)  (1 of 2 runs, 1 not started, caches warm)"
+    assert number == "    samples/s: 5, of one run: no interval"
+    (one,) = summarise(ID, "repeat", [sample(good(5, attempt=small), count=3)] * 3).series
+    assert (one.micro_batch, one.requested, one.succeeded) == (4, 3, 3)

@@ -292,11 +292,11 @@ def incomplete_text(runs: Iterable[IncompleteRun]) -> list[str]:
 
 def recovery_report(workspace: Path) -> list[str]:
     """Return messages about all unfinished work of earlier commands."""
-    batches = [message for batch in interrupted_batches(workspace) for message in batch.messages]
+    batches = [(text, one.is_resumable) for one in interrupted_batches(workspace) for text in one.messages]
     return [
         *incomplete_text(find_incomplete(workspace)),
         *running_text(workspace),
-        *(f"{message}. {RESUME}, {ACKNOWLEDGE}" for message in batches),
+        *(f"{text}. {f'{RESUME}, ' if resumable else ''}{ACKNOWLEDGE}" for text, resumable in batches),
         *(f"study {one} was cut off and its caches are left. {ACKNOWLEDGE}" for one, _ in cut_off_studies(workspace)),
         *uncollected_text(workspace),
         *planted_text(workspace),

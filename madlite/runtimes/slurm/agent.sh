@@ -24,6 +24,13 @@ marked() { # processes of this user on this node that carry the run's mark
   done
 }
 
+remove() { # until Slurm kills this
+  for _ in {1..50}; do
+    "${removal[@]}" </dev/null >/dev/null 2>&1 && break
+    sleep 0.1
+  done
+}
+
 case $what in
   run)
     slurm_gpus=$(export -p | grep -E '^declare -x (ROCR|HIP|CUDA)_VISIBLE_DEVICES=')
@@ -78,15 +85,15 @@ case $what in
     printf '%s %s %s\n' "$rank" "$?" "${said//$'\n'/; }"
     ;;
   keep)
-    remove=()
+    removal=()
     while [ "$1" != -- ]; do
-      remove+=("${1//\{rank\}/$rank}")
+      removal+=("${1//\{rank\}/$rank}")
       shift
     done
     shift
-    # Slurm ends the job by TERM, sent twice at a time limit: the removal, which docker ends at TERM, is in another group
+    # Slurm ends the job by TERM to all processes of it, at a time limit twice: docker, which ends at that, is called again
     trap 'exit 143' TERM INT HUP
-    trap 'trap "" TERM INT HUP; kill "$(jobs -p)" 2>/dev/null; setsid --wait "${remove[@]}" </dev/null >/dev/null 2>&1' EXIT
+    trap 'trap "" TERM INT HUP; kill "$(jobs -p)" 2>/dev/null; remove' EXIT
     said=$("${@//\{rank\}/$rank}" </dev/null 2>&1)
     code=$?
     printf '%s %s %s\n' "$rank" "$code" "${said//$'\n'/; }"

@@ -50,7 +50,7 @@ class Keeper:
         return said[1].decode("utf-8", "replace"), said[2].decode("utf-8", "replace")
 
     def is_over(self, limit_s: float = 0.0) -> bool:
-        """Return whether the step ends by itself within a time, as with its job: then it has removed what it started."""
+        """Return whether the step has ended by itself within a time, as with its job, and removed what it started."""
         if self._step is None:
             return False
         with suppress(subprocess.TimeoutExpired):
