@@ -78,7 +78,9 @@ parallel_options = group(
         metavar="N|auto",
         help="Run so many at the same time, each on GPUs of its own; docs/parallel.md.  [default: 1]",
     ),
-    click.option("--exclusive", is_flag=True, help="Give each run all GPUs of the machine: no run beside it."),
+    click.option(
+        "--exclusive", is_flag=True, help="Give each run all GPUs of the machine: no other run with GPUs beside it."
+    ),
     click.option(
         "--bind",
         type=click.Choice(("off", "numa")),

@@ -87,7 +87,7 @@ def bound_plan(plan: RunPlan, start: Start, environ: Mapping[str, str], *, numa:
     if start.problem is not None:
         return replace(plan, blocked=failed(start.problem))
     if not start.gpu_ids:
-        return plan
+        return replace(plan, notes=(*plan.notes, *_without_effect(plan, start, numa=numa)))
     plan = bind_gpus(plan, start.gpu_ids, environ)
     if not numa:
         return plan
@@ -95,6 +95,16 @@ def bound_plan(plan: RunPlan, start: Start, environ: Mapping[str, str], *, numa:
     if near is not None:
         return bind_numa(plan, near)
     return replace(plan, notes=(*plan.notes, "--bind numa: this machine does not say which NUMA node its GPUs are at"))
+
+
+def _without_effect(plan: RunPlan, start: Start, *, numa: bool) -> Iterator[str]:
+    """Yield why options that are about GPUs do nothing for a run that has none of this machine."""
+    if plan.blocked is not None or plan.skip_model_run:
+        return
+    if numa:
+        yield "--bind numa has no effect: the run uses no GPU of this machine"
+    if start.job.exclusive and not start.leased:
+        yield "--exclusive has no effect: no run of this command uses a GPU of this machine, and others may run beside"
 
 
 def uses_gpus(plan: RunPlan) -> bool:
