@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import whole_number
+from madlite.cli.batch_options import NOT_MEASURED, refuse, retry_options, settle_options
 from madlite.cli.batches import BatchStart, runs_of_text
 from madlite.cli.compare import Percent
 from madlite.cli.main import mask
@@ -22,8 +23,6 @@ from madlite.cli.options import (
     common_options,
     live_option,
     plan_options,
-    retry_options,
-    settle_options,
     tag_words,
     tags_option,
 )
@@ -49,8 +48,7 @@ if TYPE_CHECKING:
     from madlite.run.screen import Planned, RunOutcome
 
 _REFUSED = {
-    "skip_model_run": ("--skip-model-run", "no run has a number, so there is nothing to compare"),
-    "keep_alive": ("--keep-alive", "what each run leaves running would slow down the next one"),
+    **NOT_MEASURED,
     "oom_fallback": ("--oom-fallback", "runs with another micro batch measure something else"),
     "manifest_file": ("--manifest-file", "the runs are those of one tag"),
 }
@@ -160,9 +158,7 @@ def command(**params: Any) -> int:
 
 
 def _refuse(params: dict[str, Any]) -> None:
-    for name, (option, why) in _REFUSED.items():
-        if params[name]:
-            raise UsageProblem(f"{option} in a bisect: {why}", f"leave {option} out")
+    refuse(params, _REFUSED, "in a bisect")
     if bool(params["between"]) == bool(params["repository"]):
         what = (
             "--between beside --repository: one list at a time" if params["between"] else "there is no list to bisect"
