@@ -19,7 +19,8 @@ class JobState(Value, frozen=True):
 
     `code` is the exit code of its script, `signal` what ended it, `derived` the highest exit code of its steps.
     `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again, and `earlier`
-    the state in which it ended before that, "" where nobody knows.
+    the state in which it ended before that, "" where nobody knows.  `ended_s` is when it ended, in seconds since
+    1970, 0 where that is not known.
     """
 
     state: str = ""
@@ -31,11 +32,20 @@ class JobState(Value, frozen=True):
     ends: str = ""
     restarts: int = 0
     earlier: str = ""
+    ended_s: float = 0.0
 
     @property
     def is_over(self) -> bool:
         """Whether the job will do nothing any more, as far as the scheduler knows."""
         return self.state not in LIVE
+
+
+class Examined(Value, frozen=True):
+    """What is known of a cluster in one respect; `passed` None where it could not be asked, or does no harm."""
+
+    text: str
+    passed: bool | None
+    hint: str = ""
 
 
 LIVE = (
@@ -97,6 +107,14 @@ class Scheduler(Protocol):
 
         Raises:
             UsageProblem: its commands are not here, say.
+        """
+        ...
+
+    def examine(self, nodes: int) -> Sequence[Examined] | None:
+        """Return what questions alone tell of runs on so many nodes; None where a job has to check the nodes.
+
+        Raises:
+            Unreachable: the cluster did not answer.
         """
         ...
 

@@ -51,14 +51,27 @@ class Choice(Value, frozen=True):
         return known.get(after, 1.0) / known.get(before, 1.0)
 
 
+class RunSteps(Value, frozen=True):
+    """How many steps runs make: full and short ones, and the least of them that tell a throughput."""
+
+    full: int
+    least_full: int
+    short: int
+    least_short: int
+
+
 class Space(Value, frozen=True):
-    """What may be changed: the choices, and the micro batch where the default has one; `memory_gib` is of one GPU."""
+    """What may be changed: the choices, and the micro batch where the default has one; `memory_gib` is of one GPU.
+
+    `steps` is None where the number of steps cannot be set.
+    """
 
     default: Point
     choices: tuple[Choice, ...] = ()
     most: int = 0  # the largest micro batch; 0: any that fits
     global_batch: int = 0  # of which a micro batch has to be a divisor; 0: none is fixed
     memory_gib: float | None = None
+    steps: RunSteps | None = None
 
     def offers(self, batch: int) -> bool:
         """Return whether a micro batch may be run at all."""
@@ -80,6 +93,7 @@ class Space(Value, frozen=True):
         return Point(batch=int(values.get("micro_batch", 0)), group=tuple(values[one.key] for one in self.choices))
 
 
+_FAILED = ("failed", "out_of_memory")
 TrialStatus: TypeAlias = Literal["ok", "out_of_memory", "failed", "refused"]
 
 
@@ -95,6 +109,7 @@ class Trial(Value, frozen=True):
     speed: float = 0.0
     memory_gib: float | None = None
     duration_s: float = 0.0
+    steps: int = 0  # that it made; 0: nobody knows
     reason: str = ""
     run: str = ""
 
@@ -123,6 +138,10 @@ class Seen:
     def full(self, point: Point) -> list[float]:
         """Return the throughputs of a point's full runs."""
         return [one.speed for one in self.trials if one.point == point and one.full and one.status == "ok"]
+
+    def failed(self, point: Point) -> int:
+        """Return how many full runs of a point failed."""
+        return sum(1 for one in self.trials if one.point == point and one.full and one.status in _FAILED)
 
     @property
     def is_confirming(self) -> bool:

@@ -12,11 +12,11 @@ the budget is needed for it, the best points are confirmed by full runs in turns
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import fmean
 from typing import Literal
 
 from madlite.measure.statistics import Interval, ratio_of_means
 from madlite.model import Value
+from madlite.study.tune_costs import Budget, Costs
 from madlite.study.tune_models import (
     MOST_BATCH,
     Group,
@@ -32,27 +32,16 @@ from madlite.study.tune_models import (
 
 GAIN = 0.004  # what a run has to promise over the best one
 CLOSE = 0.01  # points as near to each other as this are both confirmed
-MOST_REPEATS = 5  # full runs of one point
-
-
-class Budget(Value, frozen=True):
-    """How much may be spent: seconds, runs, both; with `either` it is enough that one of them is left."""
-
-    seconds: float | None = None
-    runs: int | None = None
-    either: bool = False
-
-    def allows(self, runs: int, seconds: float) -> bool:
-        """Return whether so many runs may have been made, in this time, all together."""
-        within = [self.seconds is None or seconds <= self.seconds, self.runs is None or runs <= self.runs]
-        return any(within) if self.either else all(within)
+LEVELS = {2: 0.97, 3: 0.99, 4: 0.995, 5: 0.995}  # of the interval, by full runs of each; what they miss adds up to 5 %
+MOST_REPEATS = max(LEVELS)  # full runs of one point
 
 
 class NextRun(Value, frozen=True):
-    """The run that comes next: a full one is a result, any other a short one."""
+    """The run that comes next: a full one is a result, any other a short one; `steps` 0: as many as such a run has."""
 
     point: Point
     full: bool
+    steps: int = 0
 
 
 class Stop(Value, frozen=True):
@@ -68,9 +57,11 @@ def next_run(space: Space, trials: Sequence[Trial], budget: Budget) -> NextRun |
         return NextRun(point=space.default, full=True)
     if not any(one.status == "ok" for one in tried):
         return Stop(why="default_failed")
-    costs = _Costs(seen, budget)
+    costs = Costs(seen, budget)
     promising = None if seen.is_confirming else _promising(seen, costs)
-    return NextRun(point=promising, full=False) if promising is not None else _confirm(seen, costs)
+    if promising is not None:
+        return NextRun(point=promising, full=False, steps=costs.short_steps(promising))
+    return _confirm(seen, costs)
 
 
 # Candidates.
@@ -93,7 +84,7 @@ def best_candidate(seen: Seen) -> Point | None:
     return found
 
 
-def _promising(seen: Seen, costs: _Costs) -> Point | None:
+def _promising(seen: Seen, costs: Costs) -> Point | None:
     """Return the point that is worth a short run, for which the budget leaves a full run of the best and the default.
 
     Later choices leave each of them two in all.
@@ -198,44 +189,24 @@ def _where_it_falls(found: dict[int, float]) -> tuple[int, int, int] | None:
 # Confirmation, and what there is left for it.
 
 
-class _Costs:
-    """What further runs would cost, by those that were made."""
-
-    def __init__(self, seen: Seen, budget: Budget) -> None:
-        self._budget = budget
-        started = [one for one in seen.trials if one.status != "refused"]
-        self._runs, self._spent_s = len(started), sum(one.duration_s for one in started)
-        full = [one.duration_s for one in started if one.full and one.status == "ok"]
-        short = [one.duration_s for one in started if not one.full and one.status == "ok"]
-        self._full_s = fmean(full) if full else 0.0
-        self._short_s = fmean(short) if short else self._full_s
-
-    def allow_search(self, full: int) -> bool:
-        """Return whether one more short run leaves enough for so many full ones."""
-        return self._budget.allows(self._runs + 1 + full, self._spent_s + self._short_s + full * self._full_s)
-
-    def allow_full(self, count: int = 1) -> bool:
-        """Return whether there is enough left for so many more full runs."""
-        return self._budget.allows(self._runs + count, self._spent_s + count * self._full_s)
-
-
-def _confirm(seen: Seen, costs: _Costs) -> NextRun | Stop:
+def _confirm(seen: Seen, costs: Costs) -> NextRun | Stop:
     default = seen.space.default
     finalists = _finalists(seen, costs)
     if not finalists:
         return Stop(why="default_best")
     runs = {point: len(seen.full(point)) for point in (*finalists, default)}
+    if (interval := gain_interval(seen, finalists[0])) is not None and (interval.low > 1 or interval.high < 1):
+        return Stop(why="confirmed" if interval.low > 1 else "default_best")
     fewest = min(runs, key=lambda point: runs[point])  # of several the best one first, the default last
-    if min(runs.values()) > 1:
-        ratio = gain_interval(seen, finalists[0])
-        if ratio is not None and (ratio.low > 1 or ratio.high < 1):
-            return Stop(why="confirmed" if ratio.low > 1 else "default_best")
-    if runs[fewest] >= MOST_REPEATS:
+    if runs[fewest] >= MOST_REPEATS or seen.failed(fewest) > 1:
         return Stop(why="undecided")
-    return NextRun(point=fewest, full=True) if costs.allow_full() else Stop(why="budget")
+    enough = max(min(LEVELS), runs[fewest] + 1)
+    others = [point for point in runs for _ in range(enough - runs[point] - (point == fewest))]
+    steps = costs.full_steps(fewest, others)
+    return NextRun(point=fewest, full=True, steps=steps) if steps is not None else Stop(why="budget")
 
 
-def _finalists(seen: Seen, costs: _Costs) -> list[Point]:
+def _finalists(seen: Seen, costs: Costs) -> list[Point]:
     """Return the points to confirm, the best first: those that are close to the best one, at most two.
 
     It is one where the budget lacks two full runs of each: two points that ran twice tell more than three of which one
@@ -250,5 +221,11 @@ def _finalists(seen: Seen, costs: _Costs) -> list[Point]:
 
 
 def gain_interval(seen: Seen, point: Point) -> Interval | None:
-    """Return the interval of a point's throughput ÷ the default's, over their full runs; None of too few."""
-    return ratio_of_means(seen.full(seen.space.default), seen.full(point))
+    """Return the interval of a point's throughput ÷ the default's, over as many full runs of each; None of too few.
+
+    It is looked at again with each further pair of runs: all looks together miss with at most 5 %.
+    """
+    base, new = seen.full(seen.space.default), seen.full(point)
+    pairs = min(len(base), len(new))
+    level = LEVELS.get(pairs)
+    return ratio_of_means(base[:pairs], new[:pairs], level) if level is not None else None
