@@ -14,6 +14,18 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.arguments import closing_lines
+from madlite.cli.batch_options import (
+    NOT_MEASURED,
+    check_pretended,
+    cluster_options,
+    parallel_options,
+    pretend_options,
+    refuse,
+    repeat_options,
+    resume_option,
+    retry_options,
+    sweep_options,
+)
 from madlite.cli.batches import (
     BatchStart,
     StudyBatch,
@@ -31,17 +43,11 @@ from madlite.cli.format import may_have_reference
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
-    cluster_options,
     common_options,
     decides_plan,
     is_given,
     live_option,
-    parallel_options,
     plan_options,
-    repeat_options,
-    resume_option,
-    retry_options,
-    sweep_options,
     tag_words,
     tags_option,
 )
@@ -82,9 +88,8 @@ if TYPE_CHECKING:
 )
 @click.option("--again", is_flag=True, hidden=True, help="With --plan: in place of its run that was cut off.")
 @click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite collect`.")
-@click.option("-n", "--dry-run", is_flag=True, help="Print script and container request, and touch nothing.")
+@pretend_options("script and container request")
 @live_option
-@click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
 @check_option
 @click.option("--baseline", default="", metavar="NAME", help="Compare with this at the end: a BASE of `compare`.")
 @click.option("--fail-on", multiple=True, metavar="GATE", help="With --baseline: exit with 5 on 'regression>3%', …")
@@ -137,8 +142,7 @@ def _check_options(params: dict[str, Any]) -> None:
     Raises:
         UsageProblem, click.UsageError: they do not.
     """
-    if params["machine"] and not params["dry_run"]:
-        raise click.UsageError("--machine only pretends: use it with --dry-run")
+    check_pretended(params)
     if params["check"] and not params["dry_run"]:
         raise click.UsageError("--check starts nothing: use it with --dry-run")
     if params["no_rows"] and is_given("output"):
@@ -325,12 +329,6 @@ def _make_settings(
     )
 
 
-_NO_REPEAT = {
-    "skip_model_run": ("--skip-model-run", "no run has a number"),
-    "keep_alive": ("--keep-alive", "what each run leaves running would slow down the next one"),
-}
-
-
 def _check_repeat(params: dict[str, Any]) -> None:
     """Refuse options of repeated runs that do not go together.
 
@@ -343,9 +341,8 @@ def _check_repeat(params: dict[str, Any]) -> None:
     if params["repeat"] is None and params["cold"]:
         raise UsageProblem("--cold without --repeat: it is about the caches of repeated runs", "add --repeat N")
     study = "--repeat" if params["repeat"] is not None else "--sweep" if params["sweep"] else ""
-    for name, (option, why) in _NO_REPEAT.items():
-        if study and params[name]:
-            raise UsageProblem(f"{option} beside {study}: {why}", f"leave {option} or {study} out")
+    if study:
+        refuse(params, NOT_MEASURED, f"beside {study}", study)
 
 
 def _check_several(params: dict[str, Any]) -> None:

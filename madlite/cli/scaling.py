@@ -13,17 +13,23 @@ import click
 import msgspec
 
 from madlite.cli import setup
+from madlite.cli.batch_options import (
+    NOT_MEASURED,
+    check_pretended,
+    cluster_study_options,
+    pretend_options,
+    refuse,
+    turn_options,
+)
 from madlite.cli.batches import BatchStart, runs_of_text
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
-    cluster_study_options,
     common_options,
     live_option,
     scaling_options,
     tag_words,
     tags_option,
-    turn_options,
 )
 from madlite.cli.planning import planner
 from madlite.cli.preview import preview
@@ -51,11 +57,6 @@ if TYPE_CHECKING:
     from madlite.results.batch_journal import BatchJournal
     from madlite.run.screen import RunOutcome
 
-_REFUSED = {
-    "skip_model_run": ("--skip-model-run", "no run has a number, so there is nothing to compare"),
-    "keep_alive": ("--keep-alive", "what each run leaves running would slow down the next one"),
-}
-
 
 @click.command("scaling", cls=TagsCommand)
 @tag_words
@@ -64,9 +65,8 @@ _REFUSED = {
 @click.option("--gpus", "counts", default="", metavar="LIST", help="Numbers of GPUs to run on: 1,2,4,8.")
 @click.option("--nodes", "node_counts", default="", metavar="LIST", help="Numbers of nodes to run on: 1,2,4.")
 @click.option("--strong", is_flag=True, help="Keep the global batch; else each GPU keeps its work (weak scaling).")
-@click.option("-n", "--dry-run", is_flag=True, help="Print script and container request of each, and touch nothing.")
+@pretend_options("script and container request of each")
 @live_option
-@click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
 @scaling_options
 @batch_options
 @turn_options
@@ -87,11 +87,8 @@ def command(**params: Any) -> int:
 
     over, counts = _wanted(params)
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
-    for name, (option, why) in _REFUSED.items():
-        if params[name]:
-            raise UsageProblem(f"{option} in a scaling study: {why}", f"leave {option} out")
-    if params["machine"] and not params["dry_run"]:
-        raise click.UsageError("--machine only pretends: use it with --dry-run")
+    refuse(params, NOT_MEASURED, "in a scaling study")
+    check_pretended(params)
     _refuse_set(params["sets"], over)
     plugins = setup.load(params["no_plugins"], params["verbose"])
     if (to := translated(named_cluster(params), params)) is not None:
