@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import whole_number
+from madlite.cli.batch_options import NOT_MEASURED, refuse, retry_options, settle_options
+from madlite.cli.batches import BatchStart, runs_of_text
 from madlite.cli.compare import Percent
 from madlite.cli.main import mask
 from madlite.cli.options import (
@@ -21,14 +23,13 @@ from madlite.cli.options import (
     common_options,
     live_option,
     plan_options,
-    retry_options,
-    settle_options,
     tag_words,
     tags_option,
 )
 from madlite.cli.planning import planner
+from madlite.cli.preview import preview
 from madlite.cli.run import command as run_command
-from madlite.cli.run import preview, run_planned
+from madlite.cli.run import run_planned
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 from madlite.errors import CheckFailed, ExitCode, UsageProblem, did_you_mean
@@ -37,20 +38,18 @@ from madlite.model import Json
 from madlite.study.bisect import Bisection, Judge, NextItem
 from madlite.study.bisect_runs import KIND, STATE, BisectFolder, BisectItem, BisectRunner, batch_start, known_samples
 from madlite.study.bisect_summary import BisectSummary, summarise_bisection
-from madlite.workspace.study import SUMMARY, study_path
+from madlite.workspace.study import SUMMARY
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.cli.screens import PlainScreen
     from madlite.measure.statistics import Interval
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
-    from madlite.run.batch import BatchSettings
     from madlite.run.screen import Planned, RunOutcome
+    from madlite.study.commits import Commit
 
 _REFUSED = {
-    "skip_model_run": ("--skip-model-run", "no run has a number, so there is nothing to compare"),
-    "keep_alive": ("--keep-alive", "what each run leaves running would slow down the next one"),
+    **NOT_MEASURED,
     "oom_fallback": ("--oom-fallback", "runs with another micro batch measure something else"),
     "manifest_file": ("--manifest-file", "the runs are those of one tag"),
 }
@@ -77,7 +76,7 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
     "--clone",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="A clone of it here, from which the commits are read.",
+    help="A clone of it here, from which the commits are read.  [default: git in a container of the image]",
 )
 @click.option("--good", default="", metavar="ITEM", help="The item that is good.  [default: the first of the list]")
 @click.option("--bad", default="", metavar="ITEM", help="The item that is bad.  [default: the last of the list]")
@@ -133,7 +132,7 @@ def command(**params: Any) -> int:
     madlite bisect my_model --between rocm/primus:v25.8,rocm/primus:v25.9,rocm/primus:v25.10
     madlite bisect my_model --between images.txt --good rocm/primus:v25.8 --fail-on 'regression>3%'
     madlite bisect my_model --between a.toml,b.toml,c.toml
-    madlite bisect my_model --repository /workspace/torchtitan --clone ../torchtitan --good v0.2.0 --bad main
+    madlite bisect my_model --repository /workspace/torchtitan --good v0.2.0 --bad main
     """
     from madlite.results.batch_journal import BatchJournal
 
@@ -160,9 +159,7 @@ def command(**params: Any) -> int:
 
 
 def _refuse(params: dict[str, Any]) -> None:
-    for name, (option, why) in _REFUSED.items():
-        if params[name]:
-            raise UsageProblem(f"{option} in a bisect: {why}", f"leave {option} out")
+    refuse(params, _REFUSED, "in a bisect")
     if bool(params["between"]) == bool(params["repository"]):
         what = (
             "--between beside --repository: one list at a time" if params["between"] else "there is no list to bisect"
@@ -228,31 +225,60 @@ def _recipe_items(names: Sequence[str], plugins: Plugins, params: dict[str, Any]
 
 
 def _commit_items(plugins: Plugins, options: Options, params: dict[str, Any], touch: bool) -> list[BisectItem]:
-    from madlite.study.commits import at_commit, list_commits
+    from madlite.study.commits import at_commit
 
     for end in ("good", "bad"):
         if not params[end]:
             raise UsageProblem(f"--repository needs --{end}, a commit", "--good v0.2.0 --bad main")
     one = _only(planner(plugins, options, params, touch)(options), "")
     clone, repository = params["clone"], params["repository"]
-    if clone is None and one.plan.traits.containerised and one.plan.blocked is None:
-        what = f"the commits of {repository} are in an image, where they cannot be listed before a run"
-        raise UsageProblem(what, "--clone DIR names a clone of it on this machine")
+    if clone is None and one.plan.traits.containerised:
+        commits, where = _commits_in_image(one, params, touch), repository
+    else:
+        folder, commits = _commits_here(options, params)
+        where = repository if one.plan.traits.containerised else str(folder)
+        clone = folder if clone is not None else None
+    return [
+        BisectItem(
+            key="commit", name=commit.name[:12], note=commit.subject, planned=at_commit(one, where, commit.name, clone)
+        )
+        for commit in commits
+    ]
+
+
+def _commits_here(options: Options, params: dict[str, Any]) -> tuple[Path, Sequence[Commit]]:
+    """Return the folder of a clone on this machine, and its commits from good to bad."""
+    from madlite.study.commits import git_here, list_commits
+
+    clone, repository = params["clone"], params["repository"]
     folder = (options.workspace / (clone or repository)).resolve()
     if not is_folder(folder):
         option = "--clone" if clone else "--repository"
         raise UsageProblem(f"{option} {clone or repository}: there is no such folder", "name a clone of the repository")
-    commits = list_commits(folder, params["good"], params["bad"], options.environ)
-    where = repository if one.plan.traits.containerised else str(folder)
-    return [
-        BisectItem(
-            key="commit",
-            name=commit.name[:12],
-            note=commit.subject,
-            planned=at_commit(one, where, commit.name, folder if clone else None),
-        )
-        for commit in commits
-    ]
+    return folder, list_commits(git_here(folder, options.environ), str(folder), params["good"], params["bad"])
+
+
+def _commits_in_image(one: Planned, params: dict[str, Any], touch: bool) -> Sequence[Commit]:
+    """Return the commits from good to bad that git lists in a container of the run's image."""
+    from madlite.study.commits import git_inside, list_commits
+
+    plan, repository = one.plan, params["repository"]
+    why = ""
+    if plan.blocked is not None:
+        raise UsageProblem(f"{plan.card.name} would not start: {plan.blocked.reason}", plan.blocked.hint)
+    if not plan.traits.local:
+        why = "which is on other machines"
+    elif not repository.startswith("/"):
+        why = "where a relative path has no place"
+    elif not touch:
+        why = "and --dry-run starts no container to list them"
+    if why:
+        what = f"the commits of --repository {repository} are in an image, {why}"
+        raise UsageProblem(what, "--clone DIR names a clone of it on this machine")
+    where = f"{repository} of image {plan.image.ref if plan.image is not None else ''}"
+    echo(f"# the commits are listed in a container: {where}")
+    with git_inside(one, repository, lambda text: echo(f"# {text}")) as git:
+        return list_commits(git, where, params["good"], params["bad"])
 
 
 def _names(given: Sequence[str], workspace: Path) -> list[str]:
@@ -379,10 +405,12 @@ class BisectBatch:
         self.problems: tuple[str, ...] = ()
         self.lines: list[str] = []
 
-    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
+    def run(self, start: BatchStart) -> RunOutcome:
         """Run until the search has ended, or a signal came."""
         from madlite.run.one import secrets_for
         from madlite.secrets import masked_json
+
+        options, screen = start.options, start.screen
 
         def tell(upcoming: NextItem) -> None:
             if self._told != (upcoming.item, upcoming.purpose):
@@ -396,16 +424,15 @@ class BisectBatch:
         known = [*known_samples(options.workspace, self._folder.state, metric, retried=retried)]
         if self._params["resume_bisect"] is not None:
             screen.end([f"bisect {self._folder.id} goes on after {len(known)} run{'s' if len(known) != 1 else ''}"])
-        start = batch_start(self._journal, settings, options=options, plugins=plugins, screen=screen)
-        runner.run(bisection, known, start)
+        begin = batch_start(self._journal, start.settings, options=options, plugins=start.plugins, screen=screen)
+        runner.run(bisection, known, begin)
         summary = summarise_bisection(self._folder.id, KIND, self._items, bisection)
         self.study, self.lines = msgspec.to_builtins(summary), [*summary_lines(summary)]
         if bisection.found is not None:
             secrets = [text for item in self._items for text in secrets_for(item.planned, options.environ)]
             self.problems = self._folder.end(masked_json(summary, secrets))
-        where = study_path(options.workspace, self._folder.id).relative_to(options.workspace)
         name = SUMMARY if bisection.found is not None else STATE
-        self.lines.append(f"  madlite runs --of {self._folder.id}; {where / name}")
+        self.lines.append(runs_of_text(options.workspace, self._folder.id, name))
         return replace(runner.outcome, exit_code=_exit_code(runner.outcome, bisection))
 
     def _next_text(self, upcoming: NextItem) -> str:

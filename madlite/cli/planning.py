@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from madlite.backends.loader import Plugins
 from madlite.catalog.datasets import DataSets, read_data_sets
 from madlite.cli import setup
+from madlite.cli.credentials import read_credentials, read_services
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import exists, is_file, template_root
 from madlite.machine.fabric import find_fabric
@@ -151,7 +152,7 @@ def _data_sets(options: Options, context: Context, params: dict[str, Any]) -> Da
 
 def local_secret_sources(options: Options) -> dict[str, str]:
     """Return the values that plan files may name as secrets: the environment and credential.json."""
-    credentials, services = setup.read_credentials(options.workspace), setup.read_services(options.workspace)
+    credentials, services = read_credentials(options.workspace), read_services(options.workspace)
     return secret_sources(options.environ, credentials, services)
 
 
@@ -211,13 +212,24 @@ def plan_points(plugins: Plugins, options: Options, params: dict[str, Any], touc
             raise UsageProblem(f"--set {key} beside --sweep, which sets it", f"leave --set {key} out")
     plan = planner(plugins, options, params, touch)
     return plan_sweep(
-        points, lambda values: plan(msgspec.structs.replace(options, sets=(*options.sets, *values.items())))
+        points,
+        lambda values, refused_as: plan(
+            msgspec.structs.replace(options, sets=(*options.sets, *values.items())), refused_as
+        ),
     )
+
+
+class Planner(Protocol):
+    """Plans the runs of a command with options; with `refused_as` cards that are refused for that are blocked."""
+
+    def __call__(self, options: Options, refused_as: str = "") -> list[Planned]:
+        """Return the plans, or raise MadliteError."""
+        ...
 
 
 def planner(
     plugins: Plugins, options: Options, params: dict[str, Any], touch: bool = False, probe: bool = False
-) -> Callable[[Options], list[Planned]]:
+) -> Planner:
     """Return what plans the runs of a command with options of a plan, again and again; else as `plan_all`.
 
     The machine is looked at and the cards are selected once.
@@ -241,7 +253,7 @@ def planner(
     requests = () if manifest is not None else setup.select_requests(plugins, tags, options.workspace, trees)
     if recipe is not None:
         refuse_other_cards(recipe, requests)
-    credentials = setup.read_credentials(options.workspace)
+    credentials = read_credentials(options.workspace)
     inputs = BatchInputs(
         options=options,
         context=context,
@@ -251,7 +263,7 @@ def planner(
         template_root=root,
         new_run_id=new_run_id,
         credentials=credentials,
-        services=setup.read_services(options.workspace),
+        services=read_services(options.workspace),
         data_sets=_data_sets(options, context, params),
         tools=make_toolset(context, options, root / TOOLS),
         tool_files=list_tools(root / TOOLS),
@@ -260,9 +272,9 @@ def planner(
     )
     setup.print_problems(inputs.machine.problems)
 
-    def plan(options: Options) -> list[Planned]:
+    def plan(options: Options, refused_as: str = "") -> list[Planned]:
         options = _for_kubernetes(kubernetes, context, options) if kubernetes is not None else options
-        again = msgspec.structs.replace(inputs, options=options)
+        again = msgspec.structs.replace(inputs, options=options, refused_as=refused_as)
         return plan_manifest(manifest, again) if manifest is not None else plan_runs(requests, again)
 
     return plan
