@@ -20,6 +20,7 @@ from madlite.run.screen import Planned
 VARIABLE = "MADLITE_REPOSITORY"
 _CLONE_INSIDE = "/madlite_clone"
 _LIMIT_S = 60.0
+_FORMAT = "--format=%H %s"
 _CHECKOUT_LIMIT_S = 1800.0  # of a commit that fetches from a slow disk
 # a container's root may use git in folders of the caller's
 _SAFE: dict[str, EnvValue] = {
@@ -89,14 +90,14 @@ def _is_ancestor(folder: Path, environ: Mapping[str, str], one: str, other: str)
 
 
 def _between(folder: Path, environ: Mapping[str, str], older: str, newer: str) -> tuple[Commit, ...]:
-    order = ("--first-parent", "--topo-order", "--reverse", "--format=%H%x00%s")
-    after = _git(folder, environ, "log", *order, f"{older}..{newer}")
-    itself = _git(folder, environ, "log", "--format=%H%x00%s", "--max-count=1", older)
+    order = ("--first-parent", "--topo-order", "--reverse", _FORMAT)
+    after = _git(folder, environ, "log", "-z", *order, f"{older}..{newer}")
+    itself = _git(folder, environ, "log", "-z", _FORMAT, "--max-count=1", older)
     for done in (after, itself):
         if not done.ok:
             raise UsageProblem(f"the commits of {folder} cannot be listed: {_last_line(done)}")
-    pairs = (line.partition("\0") for done in (itself, after) for line in done.stdout.splitlines())
-    return tuple(Commit(name=name, subject=subject) for name, _, subject in pairs)
+    commits = (text.partition(" ") for done in (itself, after) for text in done.stdout.split("\0") if text)
+    return tuple(Commit(name=name, subject=" ".join(subject.split())) for name, _, subject in commits)
 
 
 def at_commit(one: Planned, repository: str, commit: str, clone: Path | None) -> Planned:
