@@ -18,6 +18,7 @@ from madlite.cli.arguments import (
     NAMED,
     RESULTS,
     SUMMARY,
+    FiniteRange,
     complete,
     contract_option,
     whole_number,
@@ -439,7 +440,7 @@ _SETTLE = (
     ),
     click.option(
         "--settle-timeout",
-        type=click.FloatRange(0),
+        type=FiniteRange(0),
         default=300.0,
         metavar="SECONDS",
         help="The longest wait of --settle.  [default: 300]",
@@ -497,7 +498,7 @@ retry_options = _group(
     ),
     click.option(
         "--retry-wait",
-        type=click.FloatRange(0, 86400),
+        type=FiniteRange(0, 86400),
         default=10.0,
         metavar="SECONDS",
         help="The wait before the first retry, doubled for each later one.  [default: 10]",
