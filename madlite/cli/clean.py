@@ -29,15 +29,18 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     """List, and with --yes remove, what a killed madlite left behind.
 
     Touched are only containers with madlite's label, processes with its mark, and in this folder unfinished runs and
-    batches, sessions of plugin runtimes and incomplete files; nothing that belongs to a running madlite. What runs of
-    other folders left running is listed, and ended only with --everywhere. Changes that another program made to results
-    files are listed; --yes acknowledges them: they are not reported again, and the files stay as they are.
+    batches, sessions of plugin runtimes, Jobs of Kubernetes that no submission has, and incomplete files; nothing that
+    belongs to a running madlite. What runs of other folders left running is listed, and ended only with --everywhere.
+    Changes that another program made to results files are listed; --yes acknowledges them: they are not reported again,
+    and the files stay as they are.
     """
     from madlite.results.integrity import changed_files
     from madlite.run.recovery.leftovers import NO_RUN, remove
     from madlite.run.recovery.unfinished import find_all
+    from madlite.runtimes.registry import outliving_runtimes
 
-    environ, runtimes = dict(os.environ), load(no_plugins, verbose).runtimes()
+    environ = dict(os.environ)
+    runtimes = {**load(no_plugins, verbose).runtimes(), **outliving_runtimes(environ)}
     warn_of(_completed(yes))
     found = find_all(Path.cwd(), environ, runtimes)
     for note in found.notes:

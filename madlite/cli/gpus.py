@@ -13,18 +13,29 @@ from madlite.cli.setup import print_problems
 from madlite.cli.terminal import echo
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from madlite.model import Gpu
     from madlite.workspace.gpu_leases import LeaseState
 
 
 @click.command("gpus", cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--clear",
+    type=int,
+    metavar="GPU",
+    multiple=True,
+    help="Free this GPU of a run that is over and whose processes cannot be seen from here, once it is known that they "
+    "have ended.  Repeatable.",
+)
 @verbose_option
-def command(as_json: bool) -> int:
+def command(as_json: bool, clear: tuple[int, ...]) -> int:
     """List the GPUs of this machine, and which run has each of them.
 
     A GPU on which a run that is over left its container or processes, as a killed one does, is held until they are
-    gone: the line names them, and the command that ends them.
+    gone: the line names them, and the command that ends them.  Where its processes cannot be seen from here, as from a
+    container or with hidepid, it is held until a madlite sees that they are gone, or --clear says so.
     """
     from madlite.machine.detect import detect_machine
     from madlite.machine.host import Host
@@ -36,6 +47,9 @@ def command(as_json: bool) -> int:
     print_problems(machine.problems)
     folder = lease_folder(environ)
     states = lease_states(folder, machine.gpus)
+    if clear:
+        _clear(folder, clear, states)
+        states = lease_states(folder, machine.gpus)
     if as_json:
         import json
 
@@ -45,6 +59,31 @@ def command(as_json: bool) -> int:
         echo(f"GPU {gpu.index:<3} {gpu.bus or gpu.unique_id:13} {_text(*states[gpu.index])}")
     echo(f"leases: {folder}" if machine.gpus else "no GPU here")
     return 0
+
+
+def _clear(folder: Path, gpus: tuple[int, ...], states: dict[int, tuple[LeaseState, str]]) -> None:
+    """Free GPUs of dead owners.
+
+    Raises:
+        UsageProblem: one is not there, is held, or what keeps it can be seen.
+    """
+    from contextlib import closing
+
+    from madlite.errors import UsageProblem
+    from madlite.run.recovery.dead_leases import UNSEEN
+    from madlite.workspace.gpu_leases import LeaseFolder
+
+    for gpu in gpus:
+        if gpu not in states:
+            raise UsageProblem(f"--clear {gpu}: there is no GPU {gpu} here", "madlite gpus lists those that are")
+        state, left = states[gpu]
+        if state.locked or state.problem or left not in ("", UNSEEN):
+            raise UsageProblem(f"--clear {gpu}: it is {_text(state, left)}", "only what cannot be seen is cleared")
+    names = [states[gpu][0].name for gpu in gpus if states[gpu][1]]
+    if names:
+        with closing(LeaseFolder(folder)) as leases:
+            for name in names:
+                leases.clear(name)
 
 
 def _rows(gpus: tuple[Gpu, ...], states: dict[int, tuple[LeaseState, str]]) -> Iterator[dict[str, object]]:
@@ -59,6 +98,7 @@ def _rows(gpus: tuple[Gpu, ...], states: dict[int, tuple[LeaseState, str]]) -> I
 
 def _text(state: LeaseState, left: str) -> str:
     from madlite.run.gpu_pool import holder_text
+    from madlite.run.recovery.dead_leases import UNSEEN
 
     if state.problem:
         return state.problem
@@ -67,5 +107,7 @@ def _text(state: LeaseState, left: str) -> str:
         return f"held by {holder_text(state.holder)}{since}"
     if left and state.holder is not None:
         ends = "madlite clean --everywhere --yes ends it"
+        if left == UNSEEN:
+            ends = "the same command where it ran, or --clear GPU once they have ended"
         return f"held by {left}, left by {holder_text(state.holder)}; {ends}"
     return "free"

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from madlite.cluster.failed_run import name_end, write_failure
-from madlite.cluster.outcomes import JobEnd, end_of, refused_end, waits_for_limit, why_never
+from madlite.cluster.outcomes import JobEnd, end_of, refused_end, why_never, why_waits
 from madlite.cluster.schedulers import JobState, Scheduler, Unreachable
 from madlite.cluster.submission import OUTPUT, PLANS, JobRun, Note, OpenSubmission, ScriptState, Stored, read_stored
 from madlite.errors import RecordError, UsageProblem
@@ -44,7 +44,7 @@ LOST_S = 120.0  # after which a script that was about to be submitted, and is in
 _NEVER_S = 25.0  # how long a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
 _LIMIT_BYTES = 1 << 20
-_ERROR = re.compile(rb"^(?:error|slurmstepd: error|srun: error|sbatch: error):\s*(.+)$", re.MULTILINE)
+_ERROR = re.compile(rb"^(?:error|slurmstepd(?:-[\w.-]+)?: error|srun: error|sbatch: error):\s*(.+)$", re.MULTILINE)
 
 
 class RunState(Value, frozen=True):
@@ -81,6 +81,8 @@ class Settling:
         self._failures: Counter[str] = Counter()  # of collecting a run
         self._ends: dict[str, JobState] = {}
         self.queue: dict[str, JobState] = {}
+        self._polls = 0
+        self._again: dict[str, int] = {}  # the poll at which the job of a run that had begun was seen to wait
         self.polled = False  # whether the scheduler has answered, so that what it does not list is over
         self.follows = False  # whether somebody waits for runs that go on
         self.notices: list[str] = []  # for people, once each
@@ -119,6 +121,7 @@ class Settling:
         jobs = [job for run in self.stored.open_runs if (job := self.stored.job_of(run))]
         self.queue = self.scheduler.queue(jobs) if jobs else {}
         self.polled = True
+        self._polls += 1
 
     def states(self) -> tuple[RunState, ...]:
         """Return how far each open run is, by the last answer of the scheduler."""
@@ -195,7 +198,7 @@ class Settling:
     def _tell_waiting(self) -> None:
         for run in self.stored.open_runs:
             state = self.queue.get(self.stored.job_of(run), JobState())
-            if hint := waits_for_limit(state):
+            if hint := why_waits(state):
                 text = f"job {self.stored.job_of(run).partition('_')[0]} waits: {state.reason}; {hint}"
                 if text not in self.notices:
                     self.notices.append(text)
@@ -216,7 +219,7 @@ class Settling:
         if not job or not self.polled:
             return None
         if job in self.queue:
-            return self._cancel_never(run, job)
+            return None if exists(folder) and self._cancel_queued_again(run) else self._cancel_never(run, job)
         return self._fail_over(run, job, attempts)
 
     def _attempts(self, run: JobRun) -> tuple[Path, ...]:
@@ -229,11 +232,12 @@ class Settling:
         with suppress(RecordError, OSError):
             record = load_result(folder).record
             if record.status is Status.FAILURE and record.ended_by is Cause.INTERRUPTED and self.stored.job_of(run):
+                self._cancel_queued_again(run)
                 state = self._end(self.stored.job_of(run))
                 if state is None:
                     return None  # it is not over yet, or the cluster does not answer
                 if state.restarts or state.state not in ("", "COMPLETED", "FAILED"):
-                    name_end(folder, end_of(state, self.stored.job_of(run), started=True))
+                    name_end(folder, end_of(state, self.stored.job_of(run), self._last_error(run), started=True))
         done = self._rows(folder)
         for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place
             self._rows(earlier)
@@ -241,6 +245,18 @@ class Settling:
 
     def _rows(self, folder: Path) -> Collected:
         return next(iter(collect_all([folder], self.workspace, self._options.output, self._begin)))
+
+    def _cancel_queued_again(self, run: JobRun) -> bool:
+        """End a job that the scheduler queued again after its run had begun, which is not to be repeated.
+
+        A run may have begun, and ended, since the scheduler was asked: what waits still at the next time is meant.
+        """
+        job = self.stored.job_of(run)
+        if self.stored.submission.retries.count or self.queue.get(job, JobState()).state != "PENDING":
+            return False
+        if self._again.setdefault(run.id, self._polls) < self._polls:
+            self.scheduler.cancel([job])
+        return True
 
     def _cancel_never(self, run: JobRun, job: str) -> Collected | None:
         end = why_never(self.queue[job])

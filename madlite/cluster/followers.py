@@ -25,13 +25,13 @@ class Followers:
     """
 
     def __init__(self) -> None:
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
         self._failed: Counter[str] = Counter()
 
     def follow(self, folder: Path, job: str, run: JobRun, environ: Mapping[str, str]) -> None:
         """Start to follow the job of a run of the submission in `folder`, unless that is done, or somebody does it."""
         home = folder.parent / run.id
-        self._reap(job, home)
+        self._reap()
         if job in self._running or self.gave_up(job) or len(self._running) >= _MOST:
             return
         if exists(home / RESULT) or exists(home / RECORD):
@@ -42,7 +42,7 @@ class Followers:
             )
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._running[job] = _start(folder, run, environ, lock)
+                self._running[job] = _start(folder, run, environ, lock), home
             finally:
                 os.close(lock)
         except BlockingIOError:
@@ -56,13 +56,13 @@ class Followers:
 
     def are_busy(self) -> bool:
         """Return whether one of them runs."""
-        return any(process.poll() is None for process in self._running.values())
+        return any(process.poll() is None for process, _ in self._running.values())
 
-    def _reap(self, job: str, home: Path) -> None:
-        process = self._running.get(job)
-        if process is not None and process.poll() is not None:
-            del self._running[job]
-            self._failed[job] += not exists(home / RESULT)
+    def _reap(self) -> None:
+        for job, (process, home) in list(self._running.items()):
+            if process.poll() is not None:
+                del self._running[job]
+                self._failed[job] += not (exists(home / RESULT) or exists(home / RECORD))
 
 
 def _start(folder: Path, run: JobRun, environ: Mapping[str, str], lock: int) -> subprocess.Popen[bytes]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from msgspec.structs import replace
+
 from madlite.cluster.schedulers import JobState
 from madlite.model import Cause, Value
 
@@ -33,10 +35,13 @@ _NEVER = {
     "AccountNotAllowed": "account or partition of the cluster file: scontrol show partition",
     "DependencyNeverSatisfied": "directives of the cluster file: the job that it waits for has failed",
     "ReservationDeleted": "reservation of the cluster file: scontrol show reservation",
-    "JobHeldAdmin": "ask who runs the cluster; scontrol release",
-    "JobHeldUser": "scontrol release",
     "JobLaunchFailure": "slurmd's log of the node; madlite cluster check finds bad nodes",
     "launch_failed_requeued_held": "slurmd's log of the node; madlite cluster check finds bad nodes",
+}
+# Reasons that somebody has to end, each with how.
+_HELD = {
+    "JobHeldUser": "it is held: scontrol release starts it, madlite cancel ends it",
+    "JobHeldAdmin": "who runs the cluster holds it: ask; madlite cancel ends it",
 }
 _NEVER_PATTERN = re.compile(r"(?:Assoc|QOS)Max\w*Per(?:Job|Node)\w*|QOSMin\w+|AssocMaxWallDurationPerJobLimit")
 _LIMIT = re.compile(r"(?:Assoc|QOS)\w*(?:Limit|GRES|Grp\w+|CPUs|Node|Jobs)")  # which others of the group use up
@@ -57,10 +62,11 @@ def why_never(state: JobState) -> JobEnd | None:
     )
 
 
-def waits_for_limit(state: JobState) -> str:
-    """Return a hint where a job waits for a limit of its group, and may do so for ever; "" for any other."""
-    held = state.state == "PENDING" and _LIMIT.fullmatch(state.reason) and not why_never(state)
-    return _LIMIT_HINT if held else ""
+def why_waits(state: JobState) -> str:
+    """Return a hint where a job is held, or waits for a limit of its group, and may do so for ever; "" for others."""
+    if state.state != "PENDING" or why_never(state):
+        return ""
+    return _HELD.get(state.reason) or (_LIMIT_HINT if _LIMIT.fullmatch(state.reason) else "")
 
 
 def refused_end(message: str, hint: str) -> JobEnd:
@@ -73,17 +79,9 @@ def end_of(state: JobState, job: str, last_error: str = "", *, started: bool = F
 
     `last_error` is the last error line of the job's output; `started` whether the run had begun.
     """
-    on = f" on {state.nodes}" if state.nodes else ""
-    what = {
-        "TIMEOUT": (Cause.TIMEOUT, f"the job's time was over{on}", "a longer time in the cluster file, or fewer steps"),
-        "DEADLINE": (Cause.TIMEOUT, "the job's deadline was over", "directives of the cluster file"),
-        "NODE_FAIL": (Cause.NODE, f"a node of the job failed{on}", f"madlite run --exclude {state.nodes or 'NODE'}"),
-        "BOOT_FAIL": (Cause.NODE, f"a node of the job did not boot{on}", "madlite run --exclude NODE"),
-        "PREEMPTED": (Cause.PREEMPTED, f"the job was preempted{on}", "submit it again, or another qos"),
-        "OUT_OF_MEMORY": (Cause.HOST_MEMORY, f"the job ran out of memory{on}", "mem of the cluster file"),
-        "CANCELLED": (Cause.INTERRUPTED, f"the job was cancelled{on}", ""),
-        "REVOKED": (Cause.INTERRUPTED, "the job was revoked", ""),
-    }.get(state.state)
+    if state.restarts and started:
+        return _queued_again(state, job, last_error)
+    what = _ended_by(state)
     if what is not None:
         cause, reason, hint = what
         return JobEnd(cause=cause, reason=f"{reason} ({_facts(state, job)})", hint=hint)
@@ -93,13 +91,36 @@ def end_of(state: JobState, job: str, last_error: str = "", *, started: bool = F
             reason=f"the cluster does not know job {job} any more, and the run left no result",
             hint="the job's output in the submission's folder",
         )
-    if state.restarts and started:
-        return JobEnd(
-            cause=Cause.PREEMPTED,
-            reason=f"the job was queued again after the run had begun, which is not repeated ({_facts(state, job)})",
-            hint="submit it again",
-        )
     return _failed(state, job, last_error)
+
+
+# What slurmstepd writes into a job's output: `CANCELLED AT … DUE TO NODE FAILURE, SEE …`.
+_DUE_TO = {"NODE FAILURE": "NODE_FAIL", "PREEMPTION": "PREEMPTED", "JOB REQUEUE": "REQUEUED"}
+
+
+def _queued_again(state: JobState, job: str, last_error: str) -> JobEnd:
+    earlier = state.earlier or next((name for words, name in _DUE_TO.items() if f"DUE TO {words}" in last_error), "")
+    what = _ended_by(replace(state, state=earlier))
+    again = "--retry N tries a run again whose job is queued again"
+    if what is None:
+        reason = f"the job was queued again after the run had begun ({_facts(state, job)})"
+        return JobEnd(cause=Cause.PREEMPTED, reason=reason, hint=again)
+    return JobEnd(cause=what[0], reason=f"{what[1]}, and the job was queued again ({_facts(state, job)})", hint=again)
+
+
+def _ended_by(state: JobState) -> tuple[Cause, str, str] | None:
+    """Return cause, reason and hint of a job that its scheduler ended; None of others."""
+    on = f" on {state.nodes}" if state.nodes else ""
+    return {
+        "TIMEOUT": (Cause.TIMEOUT, f"the job's time was over{on}", "a longer time in the cluster file, or fewer steps"),
+        "DEADLINE": (Cause.TIMEOUT, "the job's deadline was over", "directives of the cluster file"),
+        "NODE_FAIL": (Cause.NODE, f"a node of the job failed{on}", f"madlite run --exclude {state.nodes or 'NODE'}"),
+        "BOOT_FAIL": (Cause.NODE, f"a node of the job did not boot{on}", "madlite run --exclude NODE"),
+        "PREEMPTED": (Cause.PREEMPTED, f"the job was preempted{on}", "submit it again, or another qos"),
+        "OUT_OF_MEMORY": (Cause.HOST_MEMORY, f"the job ran out of memory{on}", "mem of the cluster file"),
+        "CANCELLED": (Cause.INTERRUPTED, f"the job was cancelled{on}", ""),
+        "REVOKED": (Cause.INTERRUPTED, "the job was revoked", ""),
+    }.get(state.state)
 
 
 def _failed(state: JobState, job: str, last_error: str) -> JobEnd:

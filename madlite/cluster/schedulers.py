@@ -18,7 +18,8 @@ class JobState(Value, frozen=True):
     """What a scheduler says of a job; `state` is one of Slurm's, in capitals, "" where it does not know the job.
 
     `code` is the exit code of its script, `signal` what ended it, `derived` the highest exit code of its steps.
-    `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again.
+    `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again, and `earlier`
+    the state in which it ended before that, "" where nobody knows.
     """
 
     state: str = ""
@@ -29,6 +30,7 @@ class JobState(Value, frozen=True):
     nodes: str = ""
     ends: str = ""
     restarts: int = 0
+    earlier: str = ""
 
     @property
     def is_over(self) -> bool:

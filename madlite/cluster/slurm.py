@@ -29,6 +29,7 @@ _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 LIMIT_S = 20.0  # of one command
 TRIES = 3
 _PAUSE_S = 1.0  # before the second try, then twice as long each
+REQUEUED = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")  # states after which Slurm queues a job again
 DEFAULT_ARRAY = 1001  # Slurm's MaxArraySize
 _NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
 # environment of the commands: a job gets it, so that nothing secret may be in it
@@ -232,7 +233,18 @@ class Slurm:
             if not done.ok and not _GONE.search(_words(done)):
                 raise Unreachable(f"scontrol: {_words(done)}")
             found |= _of_blocks(done.stdout, array, jobs)
-        return found
+        return {job: self._with_earlier(job, state) for job, state in found.items()}
+
+    def _with_earlier(self, job: str, state: JobState) -> JobState:
+        """Return the state of a job that was queued again with how it ended before that, as accounting has it."""
+        if not state.restarts or not state.is_over:
+            return state
+        done = self._call(["sacct", "-n", "-P", "-D", "-j", job, "-o", "JobID,State,NodeList"], tries=1)
+        for line in done.stdout.splitlines():
+            name, word, nodes = [*line.split("|"), "", ""][:3]
+            if job in elements(name) and _state(word) in REQUEUED:
+                return replace(state, earlier=_state(word), nodes=state.nodes or nodes)
+        return state
 
     def _of_accounting(self, jobs: Sequence[str]) -> dict[str, JobState]:
         ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))

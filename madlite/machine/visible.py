@@ -2,7 +2,8 @@
 
 Sources: ROCm, "GPU isolation techniques" (ROCR_VISIBLE_DEVICES counts the machine's GPUs, HIP_VISIBLE_DEVICES those
 that it leaves, and CUDA_VISIBLE_DEVICES is the same where that is not set); CUDA C++ Programming Guide, "CUDA
-Environment Variables" (numbers or GPU-… ids; what follows a word that names none is hidden).
+Environment Variables" (numbers or GPU-… ids; what follows a word that names none is hidden; numbers count from the
+fastest GPU on unless CUDA_DEVICE_ORDER is PCI_BUS_ID, in which NVIDIA's tools count, and only CUDA knows what is fast).
 """
 
 from __future__ import annotations
@@ -17,6 +18,17 @@ _HIDING: dict[Vendor, tuple[tuple[str, ...], ...]] = {
     "NVIDIA": (("CUDA_VISIBLE_DEVICES",),),
     "CPU": (),
 }
+
+
+CUDA_ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+
+
+def is_uncertain(vendor: Vendor, gpus: Sequence[Gpu], env: Mapping[str, str]) -> bool:
+    """Return whether numbers of an environment leave some of GPUs that are not all alike, and nobody knows which."""
+    words = [word.strip() for word in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    counts = vendor == "NVIDIA" and env.get(CUDA_ORDER, "").strip() != BY_BUS and any(map(str.isdecimal, words))
+    left = visible_gpus(vendor, gpus, env) or ()
+    return counts and len(left) < len(gpus) and len({gpu.product for gpu in gpus}) > 1
 
 
 def hiding_variables(vendor: Vendor) -> tuple[str, ...]:

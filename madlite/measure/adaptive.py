@@ -3,8 +3,10 @@
 The number is the median of the steady steps.  Its 95 % interval is that of order statistics (binomial, without an
 assumption about the distribution, so that single slow steps widen it little), with as many independent steps as an
 AR(1) series of the same autocorrelation has: n (1 − ρ) ÷ (1 + ρ).  ρ is the lag-1 autocorrelation of the ranks, with
-the first-order correction of its bias in short series.  It is looked at after 10 steady steps and then each time that
-there are 1.3 times as many; look k may err with probability 0.05 · 6 ÷ (π k)², which adds up to 0.05 over all looks.
+the first-order correction of its bias in short series.  Fewer than 10 independent steps say nothing: a stretch of a
+slowly wandering series looks narrow, and its ρ is estimated too low.  It is looked at after 20 steady steps and then
+each time that there are 1.22 times as many; look k may err with probability 0.05 · 6 ÷ (π k)², which adds up to 0.05
+over all looks.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import NormalDist, median
 
+from msgspec.structs import replace
+
 from madlite.measure.steps import Steps
 from madlite.measure.window import count_outliers, find_drift, steady_values
 from madlite.model import AdaptiveLength, Quantity, Step, Value
 
-FIRST_LOOK = 10  # steady steps: fewer say nothing about their autocorrelation
-GROWTH = 1.3
+FIRST_LOOK = 20  # steady steps: fewer say nothing about their autocorrelation
+LEAST_INDEPENDENT = 10  # steps
+GROWTH = 1.22
 ERROR = 0.05  # of all looks together
 SURE_Z = 3.0  # of a drift: without one, independent steps seem to have one in 3 of 1000 looks
 AFTER_STALL = 3  # steady steps that must follow one far from the median
@@ -53,12 +58,19 @@ def autocorrelation(values: Sequence[float]) -> float:
     return min(_MOST_RHO, max(0.0, rho + (1 + 3 * rho) / n))
 
 
+def _independent(n: int, rho: float) -> float:
+    """Return how many independent values tell as much as n with this autocorrelation."""
+    return n * (1 - rho) / (1 + rho)
+
+
 def median_interval(values: Sequence[float], error: float = ERROR) -> MedianInterval | None:
     """Return the interval that misses the median with a probability of `error`; None where it needs more values."""
     n = len(values)
     if n < FIRST_LOOK:
         return None
     rho = autocorrelation(values)
+    if _independent(n, rho) < LEAST_INDEPENDENT:
+        return None
     half = NormalDist().inv_cdf(1 - error / 2) * math.sqrt(n * (1 + rho) / (1 - rho)) / 2
     low, high = math.floor(n / 2 - half), math.ceil(n / 2 + half + 1)  # counted from 1
     middle = median(values)
@@ -91,6 +103,7 @@ class ConvergenceMonitor:
         self._new = 0  # lines since the last look
         self._look = 0  # looks so far
         self._reached: AdaptiveLength | None = None
+        self._error = ERROR  # of the last look
 
     def check(self, step: Step, steps: Steps) -> AdaptiveLength | None:
         """Return how the run ended its length, the first time that it is enough; `steps` has the step already.
@@ -109,17 +122,18 @@ class ConvergenceMonitor:
         while len(values) >= _LOOKS[self._look]:
             self._look += 1
         self._new = 0
-        found = self._decide(steps, step.n - 1, ERROR * 6 / (math.pi * self._look) ** 2)
+        self._error = ERROR * 6 / (math.pi * self._look) ** 2
+        found = self._decide(steps, step.n - 1, self._error)
         self._reached = found if found.reached else None
         return self._reached
 
     def outcome(self, steps: Steps) -> AdaptiveLength:
-        """Return how the run ended its length: when it was enough, or why it never was."""
+        """Return how the run ended its length, by all steps that ran: when it was enough, or why it never was."""
         reach = steps.reach()
         last = reach[1] if reach is not None else 0
         if self._reached is not None:
-            return self._reached
-        return self._decide(steps, last, ERROR)
+            return replace(self._decide(steps, last, self._error), reached=True, why="")
+        return replace(self._decide(steps, last, ERROR), reached=False)
 
     def _values(self, steps: Steps, last: int) -> tuple[Sequence[int], Sequence[float]]:
         return steady_values(steps, self._quantity, self._warmup_steps, last)
@@ -148,7 +162,9 @@ class ConvergenceMonitor:
             way = "rises" if drift.part > 0 else "falls"
             return f"{self._quantity.label} {way} by {percent(abs(drift.part))} over the steady steps"
         if interval is None:
-            return f"{len(values)} steady steps are too few for an interval of their median"
+            count, alone = len(values), _independent(len(values), autocorrelation(values)) if values else 0.0
+            said = f", for they count as {alone:.1f} independent ones" if count >= FIRST_LOOK else ""
+            return f"{count} steady steps are too few for an interval of their median{said}"
         if interval.part > self._target:
             return f"the 95 % interval of the median is ±{percent(interval.part)} wide"
         if count_outliers(values, middle) > count_outliers(values[:-AFTER_STALL], middle):
@@ -161,7 +177,7 @@ def adaptive_text(length: AdaptiveLength) -> str:
     until = f"--until {percent(length.target)}"
     of = f" of {length.steps_planned}" if length.steps_planned else ""
     if not length.reached:
-        return f"{until} did not end the run: {length.why}"
+        return f"{until} did not end the run: {length.why or f'its last step came first, with ±{_interval_of(length)}'}"
     interval = _interval_of(length)
     return f"{until} ended the run after {length.steps_run}{of} steps: the 95 % interval of the median is ±{interval}"
 

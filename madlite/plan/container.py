@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from madlite.files import is_file
 from madlite.machine.numa import NumaPlace
-from madlite.machine.visible import hiding_variables
+from madlite.machine.visible import BY_BUS, CUDA_ORDER, hiding_variables
 from madlite.model import Card, EngineOptions, EnvValue, Image, Machine, Mount, RunPlan, Value
 from madlite.plan.context import Context, Options
 from madlite.plan.images import built_image, credential_env, flat, image_name, secret_args
@@ -290,7 +290,7 @@ def visible_devices(machine: Machine, gpu_ids: tuple[int, ...], environ: Mapping
         return {}
     ids = ",".join(map(str, gpu_ids))
     if machine.vendor == "NVIDIA":
-        return {"CUDA_VISIBLE_DEVICES": ids}
+        return {CUDA_ORDER: BY_BUS, "CUDA_VISIBLE_DEVICES": ids}  # as what listed them counts
     if "ROCR_VISIBLE_DEVICES" not in inherited:
         return dict.fromkeys(("HIP_VISIBLE_DEVICES", *inherited), ids)
     counted = ",".join(map(str, range(len(gpu_ids))))  # of those that the first one leaves
@@ -364,7 +364,8 @@ def bind_gpus(plan: RunPlan, gpu_ids: tuple[int, ...], environ: Mapping[str, str
     hiding: dict[str, EnvValue] = {}
     if not plan.traits.containerised:
         hiding.update(visible_devices(plan.machine, gpu_ids, environ))
-    names = hiding_variables(plan.machine.vendor)
+    names = {*hiding_variables(plan.machine.vendor)}
+    names |= {CUDA_ORDER} if plan.origins.get(f"env.{CUDA_ORDER}") == _BY_US else set()
     rest = {name: value for name, value in plan.env.items() if name not in names}
     return replace(
         plan,

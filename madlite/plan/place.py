@@ -12,7 +12,7 @@ import msgspec
 
 from madlite.backends.recipe_book import read_architectures
 from madlite.errors import UsageProblem, one_hint
-from madlite.machine.visible import hiding_variables, visible_gpus
+from madlite.machine.visible import BY_BUS, CUDA_ORDER, hiding_variables, is_uncertain, visible_gpus
 from madlite.model import (
     Architecture,
     Blocked,
@@ -126,12 +126,18 @@ def usable_gpus(machine: Machine, context: Context, environ: Mapping[str, str]) 
     nothing.  A GPU of `docker_gpus` that is not here stays, for the message about it.
 
     Raises:
-        UsageProblem: `docker_gpus` is no list of GPU numbers.
+        UsageProblem: `docker_gpus` is no list of GPU numbers, or which GPUs the environment hides is not known.
     """
     named = expand_ids(context.typed.docker_gpus) or tuple(gpu.index for gpu in machine.gpus)
     left = None if machine.pretended else visible_gpus(machine.vendor, machine.gpus, environ, empty=True)
     if left is None:
         return named
+    if is_uncertain(machine.vendor, machine.gpus, environ):
+        raise UsageProblem(
+            f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']} of the environment counts from the fastest on, "
+            "and the GPUs here are not all alike",
+            f"export {CUDA_ORDER}={BY_BUS} to count as nvidia-smi does, or name them by their ids (nvidia-smi -L)",
+        )
     hidden = {gpu.index for gpu in machine.gpus} - {gpu.index for gpu in left}
     return tuple(index for index in named if index not in hidden)
 

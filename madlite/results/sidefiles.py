@@ -12,10 +12,13 @@ import io
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias, cast
+
+import msgspec
 
 from madlite.errors import RecordError
 from madlite.model import Json, Result, Row, RunPlan, Value
@@ -29,6 +32,7 @@ from madlite.results.header import (
     plain,
     plain_name,
     read_json,
+    spelled_objects,
 )
 from madlite.results.locked import as_record_error, check_side_file, plain_target, write_atomically
 from madlite.results.perfcsv import append_rows
@@ -41,6 +45,7 @@ from madlite.workspace.folder import open_runs
 # Callers hold the lock of `sidefiles`.  A list that cannot be read is renamed, never overwritten.
 
 _LIMIT_BYTES = 1 << 30
+_Listed: TypeAlias = JsonObject | msgspec.Raw
 _log = logging.getLogger(__name__)
 
 
@@ -51,8 +56,8 @@ class Addition(Value, frozen=True):
     again: bool = False
 
 
-def add_to_list(path: Path, runs: Sequence[Addition]) -> list[JsonObject]:
-    """Add the entries of runs to the list and return all it holds now.
+def add_to_list(path: Path, runs: Sequence[Addition]) -> list[_Listed]:
+    """Add the entries of runs to the list and return all it holds now, earlier ones as they are spelled.
 
     Raises:
         RecordError: it is no plain file.
@@ -69,7 +74,7 @@ def add_to_list(path: Path, runs: Sequence[Addition]) -> list[JsonObject]:
     return every
 
 
-def add_to_table(path: Path, runs: Sequence[Addition], every: Sequence[JsonObject]) -> None:
+def add_to_table(path: Path, runs: Sequence[Addition], every: Sequence[_Listed]) -> None:
     """Add the entries of runs to the table; a new one is written from `every` of the list.
 
     Raises:
@@ -77,7 +82,8 @@ def add_to_table(path: Path, runs: Sequence[Addition], every: Sequence[JsonObjec
         OSError: it cannot be written.
     """
     if not path.exists() or not path.stat().st_size:
-        write_table(path, table_of(every or [one for run in runs for one in run.entries.superset]))
+        listed = every or [one for run in runs for one in run.entries.superset]
+        write_table(path, table_of(map(_read, listed)))
         return
     tables = [(run.again, table_of(run.entries.superset)) for run in runs]
     append_rows(
@@ -112,16 +118,20 @@ def write_table(path: Path, rows: Sequence[dict[str, str]]) -> None:
     write_atomically(path, "".join(csv_line(map(plain, cells), "\n") for cells in lines).encode())
 
 
-def table_of(entries: Sequence[JsonObject]) -> list[dict[str, str]]:
+def table_of(entries: Iterable[JsonObject]) -> list[dict[str, str]]:
     """Return entries as rows of text."""
     return [_cells(entry) for entry in entries]
+
+
+def _read(entry: _Listed) -> JsonObject:
+    return cast("JsonObject", read_json(bytes(entry))) if isinstance(entry, msgspec.Raw) else entry
 
 
 def _cells(entry: JsonObject) -> dict[str, str]:
     return {plain_name(name): plain(as_cell(value)) for name, value in entry.items()}
 
 
-def _earlier(path: Path) -> list[JsonObject]:
+def _earlier(path: Path) -> list[_Listed]:
     try:
         with folder_of(plain_target(path)) as (folder, name):
             data = folder.read(name, _LIMIT_BYTES)
@@ -137,9 +147,11 @@ def _earlier(path: Path) -> list[JsonObject]:
         return []
 
 
-def _entries(data: bytes) -> list[JsonObject]:
+def _entries(data: bytes) -> list[_Listed]:
     if not data.strip():
         return []
+    if (spelled := spelled_objects(data)) is not None:
+        return [*spelled]
     entries = read_json(data)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError("JSON, but no list of objects")
@@ -294,7 +306,7 @@ class _Waiting:
 
 def _write_all(folder: Path, runs: Sequence[Addition]) -> Iterator[str]:
     """Write the list first, for its entries are in no other file; an error of one file does not stop the others."""
-    every: list[JsonObject] = []
+    every: list[_Listed] = []
     last = runs[-1].entries
     several = [run.entries.common for run in runs if run.entries.common is not None]
     steps: list[tuple[str, Callable[[Path], None]]] = [

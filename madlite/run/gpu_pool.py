@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Gpu, Value
-from madlite.run.recovery.dead_leases import remains_of
+from madlite.run.recovery.dead_leases import process_table, remains_of
 from madlite.runtimes.process_table import opened, user_name
 from madlite.workspace.gpu_leases import GpuLease, LeaseFolder, LeaseHolder, lease_names
 
@@ -270,7 +270,8 @@ def _this_process() -> LeaseHolder:
     except OSError:  # no /proc
         pass
     uid = os.getuid()
-    return LeaseHolder(user=user_name(uid), uid=uid, pid=os.getpid(), started=started, since=_utc())
+    table = process_table()
+    return LeaseHolder(user=user_name(uid), uid=uid, pid=os.getpid(), started=started, table=table, since=_utc())
 
 
 def _utc() -> str:

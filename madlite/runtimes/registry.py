@@ -12,6 +12,11 @@ from madlite.runtimes.kubernetes.settings import KubernetesSettings
 from madlite.runtimes.slurm.runtime import SlurmRuntime
 
 
+def outliving_runtimes(environ: Mapping[str, str]) -> dict[str, Runtime]:
+    """Return those whose sessions go on where nothing of this machine ends them."""
+    return {name: runtime for name, runtime in builtin_runtimes(environ).items() if not runtime.traits.shares_files}
+
+
 def builtin_runtimes(
     environ: Mapping[str, str],
     kubernetes: KubernetesSettings = KubernetesSettings(),  # noqa: B008 - frozen

@@ -49,13 +49,15 @@ _TURN = "turn"
 class LeaseHolder(Value, frozen=True):
     """Who has a GPU: a process, since when, and for which run; `handle` is that of the run's session, once it is open.
 
-    `started` tells the process from a later one of its number, in clock ticks since the machine started.
+    `started` tells the process from a later one of its number, in clock ticks since the machine started; `table` is the
+    table of processes that has it.
     """
 
     user: str = ""
     uid: int = -1
     pid: int = 0
     started: int = 0
+    table: str = ""
     since: str = ""  # UTC
     run: str = ""
     folder: str = ""

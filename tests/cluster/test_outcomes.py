@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from madlite.cluster.outcomes import end_of, waits_for_limit, why_never
+from madlite.cluster.outcomes import end_of, why_never, why_waits
 from madlite.cluster.schedulers import JobState
 from madlite.model import Cause
 
@@ -40,11 +41,20 @@ def test_a_run_that_had_begun_before_its_job_was_queued_again_is_preempted():
     again = JobState(state="COMPLETED", code=0, restarts=1)
     assert end_of(again, "7", started=True).cause is Cause.PREEMPTED
     assert end_of(again, "7", started=False).cause is Cause.JOB
+    assert end_of(replace(again, earlier="NODE_FAIL"), "7", started=True).cause is Cause.NODE
+    said = "*** JOB 7 ON n1 CANCELLED AT 2026-11-27T00:45:59 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"
+    assert end_of(again, "7", said, started=True).cause is Cause.NODE
+
+
+@pytest.mark.parametrize("reason", ["JobHeldUser", "JobHeldAdmin"])
+def test_a_job_that_is_held_is_told_and_not_cancelled(reason):
+    assert why_never(JobState(state="PENDING", reason=reason)) is None
+    assert "madlite cancel ends it" in why_waits(JobState(state="PENDING", reason=reason))
 
 
 @pytest.mark.parametrize(
     "reason",
-    ["PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "BadConstraints", "QOSMaxGRESPerJob", "JobHeldUser"],
+    ["PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "BadConstraints", "QOSMaxGRESPerJob"],
 )
 def test_a_reason_that_no_other_job_s_end_changes_is_for_ever(reason):
     end = why_never(JobState(state="PENDING", reason=reason))
@@ -61,5 +71,5 @@ def test_other_reasons_are_waited_for(reason):
 
 
 def test_a_limit_of_the_group_is_told():
-    assert "sacctmgr" in waits_for_limit(JobState(state="PENDING", reason="AssocGrpGRES"))
-    assert waits_for_limit(JobState(state="PENDING", reason="Resources")) == ""
+    assert "sacctmgr" in why_waits(JobState(state="PENDING", reason="AssocGrpGRES"))
+    assert why_waits(JobState(state="PENDING", reason="Resources")) == ""

@@ -281,6 +281,87 @@ def test_a_job_tries_its_run_again_after_a_failure_that_passes(site):
 
 
 @pytest.mark.full
+def test_an_array_is_cut_where_the_cluster_takes_no_longer_one(site):
+    with (site.folder / "cluster.toml").open("a") as file:
+        file.write("[clusters.cut.slurm]\nexclusive = false\nmax_array_size = 3\n")
+    code, out = site.call("run", "--cluster", "cut", "--tags", "a", "--repeat", "5")
+    assert code == 0, out
+    assert len(re.findall(r"jobs \d+ \d+ \d+$", out, re.MULTILINE)) == 1, out
+    assert [row["status"] for row in site.rows()] == ["SUCCESS"] * 5
+
+
+@pytest.mark.full
+def test_an_element_that_somebody_cancels_costs_the_others_nothing(site):
+    words = ("run", "--cluster", "lab", "--tags", "a", "--sweep", "env.SLEEP=300,1")
+    started = site.start(*words)
+    wait_until(lambda: [*site.folder.glob("madlite_runs/2*-a-*/progress.json")], "a run")
+    array = site.jobs()[0].partition("_")[0]
+    site.slurm.checked("scancel", f"{array}_1")
+    out, _ = started.communicate(timeout=280)
+    assert started.returncode == 3, out
+    assert sorted(row["status"] for row in site.rows()) == ["FAILURE", "SUCCESS"]
+    (failed,) = [record for record in site.records() if record["status"] == "FAILURE"]
+    assert failed["cause"] == "interrupted" and "cancelled" in failed["reason"], failed["reason"]
+    assert re.search(r"env\.SLEEP=300 +- +FAILURE interrupted", out), out
+
+
+@pytest.mark.full
+def test_a_job_that_is_held_is_told_and_waited_for(site):
+    with (site.folder / "cluster.toml").open("a") as file:
+        file.write('[clusters.held.slurm]\nexclusive = false\ndirectives = ["--hold"]\n')
+    started = site.start("run", "--cluster", "held", "--tags", "a")
+    assert started.stdout is not None
+    wait_until(lambda: "scontrol release starts it" in started.stdout.readline(), "the hold is told")
+    site.slurm.checked("scontrol", "release", *site.jobs())
+    out, _ = started.communicate(timeout=280)
+    assert started.returncode == 0, out
+    assert [row["status"] for row in site.rows()] == ["SUCCESS"]
+
+
+@pytest.mark.full
+def test_a_full_queue_is_waited_for_and_jobs_says_why(tmp_path, own_slurm):
+    site = Site(tmp_path, own_slurm)
+    with (site.folder / "cluster.toml").open("a") as file:
+        file.write("[clusters.whole.slurm]\nexclusive = true\n")
+    blocker = own_slurm.checked("sbatch", "--parsable", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 900")
+    own_slurm.wait_for(blocker.strip(), "RUNNING")
+    started = site.start("run", "--cluster", "whole", "--tags", "t")
+    wait_until(lambda: re.search(r"PENDING \((Resources|Priority)\)", site.call("jobs")[1]), "a reason to wait")
+    assert site.rows() == [] and started.poll() is None
+    own_slurm.checked("scancel", blocker.strip())
+    out, _ = started.communicate(timeout=280)
+    assert started.returncode == 0, out
+    assert re.search(r"2 pending \(\w+\)", out), out
+    assert [row["status"] for row in site.rows()] == ["SUCCESS", "SUCCESS"]
+
+
+@pytest.mark.full
+def test_a_node_of_several_that_dies_is_the_cause(tmp_path, own_slurm):
+    site = Site(tmp_path, own_slurm)
+    started = site.start("run", "--cluster", "lab", "--nodes", "2", "--tags", "a", "--set", "env.SLEEP=600")
+    wait_until(lambda: [*site.folder.glob("madlite_runs/2*/nodes/state/1.group")], "the second node's part")
+    (job,) = site.jobs()
+    second = own_slurm.checked("scontrol", "show", "hostnames", own_slurm.job(job)["NodeList"]).split()[1]
+    own_slurm.kill(f"slurmd-{second}")
+    out, _ = started.communicate(timeout=280)
+    assert started.returncode == 3, out
+    (record,) = site.records()
+    assert record["cause"] == "node_failed", (record["cause"], record["reason"])
+    assert "a node of the job failed on n[1-2], and the job was queued again" in record["reason"]
+    assert site.jobs() == []
+    assert [row["status"] for row in site.rows()] == ["FAILURE"]
+
+
+def test_a_rank_that_is_killed_is_named_with_its_node(site):
+    (site.folder / "scripts/a/run.sh").write_text('[ "$NODE_RANK" = 1 ] && kill -9 $$\nsleep 600\n')
+    code, out = site.call("run", "--cluster", "lab", "--nodes", "2", "--tags", "a")
+    assert code == 3, out
+    (record,) = site.records()
+    assert record["node_codes"][1] in (-9, 137), record["node_codes"]
+    assert "node 1" in record["reason"] or "n2" in record["reason"], record["reason"]
+
+
+@pytest.mark.full
 def test_a_dead_slurmd_loses_no_run(tmp_path, own_slurm):
     site = Site(tmp_path, own_slurm)
     assert site.call("run", "--cluster", "lab", "--tags", "a", "--set", "env.SLEEP=40", "--detach")[0] == 0
@@ -346,6 +427,7 @@ def test_a_job_that_is_queued_again_does_not_measure_a_second_time(site):
     (job,) = site.jobs()
     site.slurm.checked("scontrol", "requeue", job)
     out, _ = started.communicate(timeout=280)
+    assert site.jobs() == []
     assert started.returncode == 3, out
     (row,) = site.rows()
     (record,) = site.records()

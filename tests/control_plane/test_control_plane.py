@@ -15,13 +15,16 @@ import urllib.error
 from contextlib import suppress
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, Secret
+from madlite.runtimes.kubernetes import api
 from madlite.runtimes.kubernetes.api import Api, Refusal
 from madlite.runtimes.kubernetes.manifests import job_name, label_value, make_objects
 from madlite.runtimes.kubernetes.runtime import create
+from madlite.runtimes.kubernetes.settings import Toleration
 from tests.pods.test_session import Output, run
 from tests.waiting import wait_until
 
@@ -73,10 +76,10 @@ def test_the_scheduler_gives_each_run_a_node_with_its_gpus_and_the_third_waits(p
     assert sorted(running().values()) == ["n1", "n2"]
     threads.append(start(2))
     wait_until(lambda: "2 Insufficient amd.com/gpu" in caplog.text, "the scheduler's reason")
-    api = api_of(place)
+    client = api_of(place)
     for number in range(3):
         wait_until(lambda number=number: label_value(second(first, number).id) in running(), f"run {number}")
-        api.delete("Job", job_name(second(first, number).id))
+        client.delete("Job", job_name(second(first, number).id))
     for thread in threads:
         thread.join(120)
     place.is_left_empty()
@@ -106,8 +109,6 @@ def test_a_taint_keeps_runs_away_and_a_toleration_lets_them_in(place, plane, gpu
             run(place.runtime(node_selector=selector, pending_limit_s=5.0), gpu_plan("true"))
         assert "had taint" in caplog.text
         place.is_left_empty()
-        from madlite.runtimes.kubernetes.settings import Toleration
-
         tolerated = (Toleration(key="amd.com/gpu", operator="Exists"),)
         (ended,), _ = run(place.runtime(node_selector=selector, tolerations=tolerated), gpu_plan("true"))
         assert ended.code == 0
@@ -143,52 +144,48 @@ def test_rights_to_watch_pods_and_to_see_nodes_and_events_are_not_needed(place, 
     place.is_left_empty()
 
 
-def test_a_version_that_etcd_has_forgotten_is_gone_and_a_later_watch_goes_on(place, plan):
-    api, made = api_of(place), plan("true")
-    _, old = api.list_pods("r")
-    statuses: list[int] = []
+def test_a_version_that_etcd_has_forgotten_is_gone_and_a_later_watch_goes_on(place, plan, monkeypatch):
+    client, made = api_of(place), plan("true")
+    run_label = label_value(made.id)
+    _, old = client.list_pods(run_label)
+    monkeypatch.setattr(api, "_WATCH_S", 1)
+    tried: list[int] = []
 
-    def gone() -> bool:
-        place.plane.call("PATCH", "/api/v1/nodes/n1", {"metadata": {"annotations": {"n": str(len(statuses))}}},
-                         "application/merge-patch+json")  # fmt: skip
+    def is_gone() -> bool:
+        tried.append(0)
+        place.plane.patch("/api/v1/nodes/n1", {"metadata": {"annotations": {"n": str(len(tried))}}})
         try:
-            for _ in api.watch_pods("r", old):
-                return False
+            for _ in client.watch_pods(run_label, old):
+                pass
         except Refusal as refusal:
-            statuses.append(refusal.status)
-        return statuses[-1:] == [410]
+            return refusal.status == api.GONE
+        return False
 
-    import madlite.runtimes.kubernetes.api as module
-
-    limit, module._WATCH_S = module._WATCH_S, 1
-    try:
-        wait_until(gone, "410 Gone")
-        _, version = api.list_pods(label_value(made.id))
-        module._WATCH_S = 30
-        create(api, make_objects(made, {}, place.runtime().settings))
-        kinds = []
-        for kind, pod in api.watch_pods(label_value(made.id), version):
-            kinds.append(kind)
-            if pod.get("status", {}).get("phase") == "Succeeded":
-                break
-    finally:
-        module._WATCH_S = limit
+    wait_until(is_gone, "410 Gone")
+    monkeypatch.setattr(api, "_WATCH_S", 60)
+    _, version = client.list_pods(run_label)
+    create(client, make_objects(made, {}, place.runtime().settings))
+    kinds = []
+    for kind, pod in client.watch_pods(run_label, version):
+        kinds.append(kind)
+        if pod.get("status", {}).get("phase") == "Succeeded":
+            break
     assert kinds[0] == "ADDED" and set(kinds[1:]) <= {"MODIFIED", "BOOKMARK"}
-    api.delete("Job", job_name(made.id))
+    client.delete("Job", job_name(made.id))
     place.is_left_empty()
 
 
 def test_what_an_earlier_attempt_made_is_taken_up_and_another_run_s_is_not(place, plan):
-    made, api = plan("sleep 60"), api_of(place)
+    made, client = plan("sleep 60"), api_of(place)
     objects = make_objects(made, {}, place.runtime().settings)
-    uid = create(api, objects)
-    api.delete("ConfigMap", objects.name)  # as if the attempt had been cut off
-    assert create(api, objects) == uid and api.get("ConfigMap", objects.name) is not None
+    uid = create(client, objects)
+    client.delete("ConfigMap", objects.name)  # as if the attempt had been cut off
+    assert create(client, objects) == uid and client.get("ConfigMap", objects.name) is not None
     other = make_objects(made, {}, place.runtime().settings)
     other.job["metadata"]["labels"]["madlite.run"] = "another"
     with pytest.raises(RuntimeProblem, match="it is there already"):
-        create(api, other)
-    api.delete("Job", objects.name)
+        create(client, other)
+    client.delete("Job", objects.name)
     place.is_left_empty()
 
 
@@ -303,12 +300,8 @@ def test_detached_jobs_are_cancelled_with_a_row(checkout, place):
 
 
 def test_the_dry_run_is_taken_by_the_server(checkout, place):
-    from madlite.files import read_text
-
     code, out = checkout.call("run", "--cluster", "lab", "--tags", "a", "--dry-run")
     assert code == 0, out
-    import yaml
-
     paths = {"Job": "/apis/batch/v1/namespaces/{0}/jobs", "Service": "/api/v1/namespaces/{0}/services"}
     for one in filter(None, yaml.safe_load_all(out)):
         path = paths.get(one["kind"], f"/api/v1/namespaces/{{0}}/{one['kind'].lower()}s").format(place.name)
@@ -316,4 +309,4 @@ def test_the_dry_run_is_taken_by_the_server(checkout, place):
             place.plane.call("POST", f"{path}?dryRun=All", one)
         except urllib.error.HTTPError as error:
             raise AssertionError(error.read().decode()) from error
-    assert place.own() == [] and read_text(checkout.folder / "models.json")
+    assert place.own() == []

@@ -289,6 +289,36 @@ def test_what_a_killed_madlite_left_keeps_its_gpus_until_clean_ends_it(machine, 
     machine.assert_nothing_left()
 
 
+IN_A_CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc")
+
+
+@pytest.mark.host
+@pytest.mark.skipif(
+    subprocess.run([*IN_A_CONTAINER, "true"], capture_output=True).returncode != 0,
+    reason="makes a namespace of processes",
+)
+def test_who_cannot_see_what_a_killed_madlite_left_leaves_its_gpus_alone_until_told(machine, tmp_path):
+    other = Machine(tmp_path / "other", machine.seen)
+    other.before = IN_A_CONTAINER
+    machine.gpu_card("first", 2, "sleep 600")
+    other.gpu_card("all", 8)
+    with machine.start("--tags", "t", *QUICK) as one:
+        wait_until(lambda: machine.events("begin"), "the first run")
+        assert "it is held by run" in other.madlite("gpus", "--clear", "0").stderr
+        one.kill()
+    gpus = other.madlite("gpus").stdout
+    assert gpus.count("held by perhaps processes that cannot be seen from here, left by run") == 2, gpus
+    assert "--clear 0: it is held by pid" in machine.madlite("gpus", "--clear", "0").stderr, "it is seen there"
+    assert "there is no GPU 8 here" in other.madlite("gpus", "--clear", "8").stderr
+    assert other.madlite("gpus", "--clear", "0").stdout.count("perhaps") == 1, "whoever says so answers for it"
+    with other.start("--tags", "all", *QUICK) as two:
+        line = next(line for line in two.stdout if "waiting for GPUs" in line)
+        assert "GPU 1: perhaps processes that cannot be seen from here" in line
+        assert "removed process" in machine.madlite("clean", "--yes").stdout
+        assert "SUCCESS" in two.stdout.read()
+    assert two.returncode == 0
+
+
 def python_for_all(become: tuple[str, ...]) -> tuple[str, str]:
     """Return an interpreter that another user can start, and where it finds madlite and what that needs."""
     checkout = Path(__file__).parents[2]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.images.buildkit import build_command
@@ -253,6 +254,34 @@ def test_a_refused_run_still_says_how_many_gpus_it_wanted():
     refused = allocate_gpus(CARD, eight_mi300x(), Context(), 64)
     assert (refused.wanted, refused.gpu_ids) == (64, ()) and refused.blocked is not None
     assert allocate_gpus(CARD, Machine(), Context(), None).wanted == 0, "a CPU run uses none"
+
+
+@pytest.mark.parametrize(
+    ("environ", "ids"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "1"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, (1,)),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, (1,)),
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, (0, 1)),
+    ],
+)
+def test_numbers_of_gpus_that_only_cuda_can_order_are_refused(environ, ids):
+    gpus = (
+        Gpu(index=0, product="NVIDIA L4", unique_id="GPU-a"),
+        Gpu(index=1, product="NVIDIA H100", unique_id="GPU-b"),
+    )
+
+    def allocated(found: tuple[Gpu, ...]) -> tuple[int, ...]:
+        return allocate_gpus(CARD, Machine(vendor="NVIDIA", gpus=found), Context(), -1, environ).gpu_ids
+
+    if ids is None:
+        with pytest.raises(UsageProblem, match="CUDA_VISIBLE_DEVICES=1 of the environment counts") as no:
+            allocated(gpus)
+        assert "export CUDA_DEVICE_ORDER=PCI_BUS_ID" in no.value.hint
+    else:
+        assert allocated(gpus) == ids
+    assert allocated(tuple(replace(gpu, product="NVIDIA H100") for gpu in gpus)) == (ids or (1,)), "alike in any order"
 
 
 def test_a_count_below_minus_one_is_refused():

@@ -220,6 +220,31 @@ def test_what_is_cancelled_after_its_submitter_was_killed_has_its_row_with_the_r
     assert json.loads(record.read_text())["cause"] == "interrupted"
 
 
+def test_clean_removes_the_job_of_a_killed_run_and_none_of_a_submission(site):
+    site.hold()
+    context = json.dumps({"k8s": {"kubeconfig": str(site.cluster.kubeconfig())}})
+    started = site.start("run", "--tags", "a", "-c", context)
+    wait_until(lambda: list(site.folder.glob("madlite_runs/*/run.log")) and "line 40" in site.log(), "output")
+    started.kill()
+    started.communicate()
+    assert [kind for kind, _ in site.cluster.objects].count("jobs") == 1
+    code, out = site.call("clean", "--yes")
+    assert code == 0 and "a session of runtime kubernetes, Running" in out, out
+    wait_until(lambda: not site.cluster.objects and not site.cluster.pods, "the removal of all objects")
+
+    started = site.start("run", "--cluster", "lab", "--tags", "a")
+    wait_until(lambda: len(list(site.folder.glob("madlite_runs/*/handle*"))) == 2, "the follower")
+    started.kill()
+    started.communicate()
+    (follower,) = site.followers()
+    follower.kill()
+    follower.wait()
+    assert site.call("clean", "--yes")[0] == 0
+    site.let_go()
+    code, out = site.call("attach")
+    assert code == 0 and [row["performance"] for row in site.rows()] == ["12.5"], out
+
+
 def test_a_job_that_is_gone_has_a_row_that_says_so(site):
     site.hold()
     assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0

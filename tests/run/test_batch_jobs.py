@@ -100,6 +100,16 @@ def test_a_run_gets_the_devices_or_the_variables_of_its_gpus(tmp_path):
     assert outside.env == {"HIP_VISIBLE_DEVICES": "5,7", "X": "y"} and outside.devices == ()
 
 
+def test_a_run_with_some_of_nvidia_s_gpus_counts_them_as_the_tools_do_that_listed_them(tmp_path):
+    machine = replace(EIGHT, vendor="NVIDIA")
+    values = {"traits": HOST, "machine": machine, "place": Place(gpus_per_node=1, gpu_ids=(0,))}
+    start = Start(job=Job(position=0, run_id="r", gpus=1, allowed=tuple(range(8))), leased=(5,))
+    bound = bound_plan(planned(tmp_path, **values).plan, start, {}, numa=False)
+    assert bound.env == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "5"}
+    every = Start(job=Job(position=0, run_id="r", gpus=8, allowed=tuple(range(8))), leased=tuple(range(8)))
+    assert bound_plan(bound, every, {}, numa=False).env == {}, "all of them are those of any order"
+
+
 def test_where_the_machine_does_not_name_the_numa_node_a_note_says_so(tmp_path):
     start = Start(job=Job(position=0, run_id="r", gpus=1, allowed=(0,)), leased=(0,))
     plan = planned(tmp_path, machine=EIGHT, place=Place(gpus_per_node=1, gpu_ids=(0,))).plan

@@ -1,13 +1,19 @@
-"""What a killed run still has on its GPUs, found by anybody on the machine: also where it was another user's."""
+"""What a dead owner of a lease still has on its GPUs, found by anybody on the machine: also where it is another user.
+
+Who does not see its processes cannot know: in another container than the owner's, or where /proc shows others' to
+nobody (hidepid).  Then the lease is the owner's until somebody says that nothing is left.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 from madlite.files import exists
+from madlite.machine.foreign_processes import sees_all_processes
 from madlite.machine.host import list_folder, read_file
 from madlite.model import Gpu
 from madlite.runtimes.host import supervisor
@@ -15,6 +21,8 @@ from madlite.workspace.folder import RUN_MARK
 from madlite.workspace.gpu_leases import LeaseFolder, LeaseHolder, LeaseState, lease_names
 
 _SUPERVISOR = "/".join(Path(supervisor.__file__).parts[-2:])  # of whatever installation
+_BOOT = "sys/kernel/random/boot_id"
+UNSEEN = "perhaps processes that cannot be seen from here"
 _CONTAINER = re.compile(r"[0-9a-f]{12,64}")  # an id of docker's or podman's
 
 
@@ -38,14 +46,59 @@ def _left_by(state: LeaseState) -> str:
     return remains_of(state.holder) if state.holder is not None and not state.locked else ""
 
 
+def clear_leases(folder: Path, run_id: str) -> None:
+    """Take the name of a run that is known to have nothing running any more out of leases that nobody holds.
+
+    Raises:
+        UsageProblem: the folder, or a file of it, cannot be used.
+    """
+    if not folder.is_symlink() and not exists(folder):
+        return
+    with closing(LeaseFolder(folder)) as leases:
+        for state in leases.states(leases.names()):
+            if not state.locked and state.holder is not None and state.holder.run == run_id:
+                leases.clear(state.name)
+
+
+def process_table(proc: Path = Path("/proc")) -> str:
+    """Return which table of processes is seen here: of this start of the machine and this namespace; "" if unknown."""
+    try:
+        namespace = str((proc / "self/ns/pid").readlink())
+    except OSError:
+        return ""
+    return f"{read_file(proc / _BOOT)} {namespace}"
+
+
 def remains_of(holder: LeaseHolder, proc: Path = Path("/proc")) -> str:
     """Return what a lease's dead owner still has running, as text; "" where nothing is left, and the GPU is free.
+
+    Where its processes would not be seen from here that is `UNSEEN`.
+    """
+    if not holder.run or _is_of_an_earlier_start(holder, proc):
+        return ""
+    return _found(holder, proc) or ("" if _would_be_seen(holder, proc) else UNSEEN)
+
+
+def _is_of_an_earlier_start(holder: LeaseHolder, proc: Path) -> bool:
+    boot = holder.table.partition(" ")[0]
+    return bool(boot) and boot != read_file(proc / _BOOT)
+
+
+def _would_be_seen(holder: LeaseHolder, proc: Path) -> bool:
+    is_same_table = bool(holder.table) and holder.table == process_table(proc)
+    if sees_all_processes(proc) or (is_same_table and holder.pid == os.getpid()):  # whose runtime has ended them
+        return True
+    is_container = bool(_CONTAINER.fullmatch(holder.handle))  # its engine may be outside of the one that we are in
+    shows_others = bool(read_file(proc / "1/stat"))
+    return is_same_table and not is_container and (shows_others or holder.uid == os.geteuid())
+
+
+def _found(holder: LeaseHolder, proc: Path) -> str:
+    """Return what is seen of a run, as text.
 
     A run's processes are below a supervisor, whose command line everybody sees, and carry the run's mark in their
     environment, which their own user sees.  A container's are in a control group of its id, which everybody sees.
     """
-    if not holder.run:
-        return ""
     container = holder.handle if _CONTAINER.fullmatch(holder.handle) else ""
     mark = f"{RUN_MARK}={holder.run}"
     found = []

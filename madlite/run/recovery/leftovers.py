@@ -14,11 +14,12 @@ from typing import Literal
 
 import msgspec
 
-from madlite.errors import RuntimeProblem
+from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.model import JobOutcome, Runtime, Value
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import dead_files, interrupted_batches
 from madlite.results.stored import UNREADABLE
+from madlite.run.recovery.dead_leases import clear_leases
 from madlite.run.recovery.dead_processes import (
     LOCKED,
     DeadRun,
@@ -45,6 +46,7 @@ from madlite.workspace.folder import (
     real_folders,
     unfinished,
 )
+from madlite.workspace.gpu_leases import lease_folder
 from madlite.workspace.journal import RunEntry
 from madlite.workspace.study import cut_off_studies, remove_study
 
@@ -237,8 +239,16 @@ def remove(
     """Remove one leftover; return why that failed, or None.
 
     An unfinished run keeps its folder and log, with a mark in its journal; its files in the workspace are
-    removed.
+    removed.  What was ended has its GPUs no more, whoever else can see that.
     """
+    problem = _remove(leftover, environ, runtimes)
+    if problem is None and leftover.kind in ("container", "session", "process"):
+        with suppress(UsageProblem):  # another command tells it
+            clear_leases(lease_folder(environ), leftover.run_id)
+    return problem
+
+
+def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> str | None:
     try:
         if leftover.kind == "container":
             _remove_container(leftover, environ)

@@ -69,7 +69,7 @@ class HostAction:
         self.is_lost = False  # the supervisor was killed: what it kept together is so no more
         self.stdout, self.stderr = started.stdout, started.stderr
         self._supervisor = started
-        self._report = os.fdopen(report, "rb", buffering=0)
+        self.report = os.fdopen(report, "rb", buffering=0)  # readable once the command has ended
         self._code: int | None = None
         self._lock = threading.Lock()
 
@@ -129,7 +129,7 @@ class HostAction:
         with self._lock:
             self._code = -signal.SIGKILL if self._code is None else self._code
             self._let_go()
-        for pipe in filter(None, (self.stdout, self.stderr, self._report)):
+        for pipe in filter(None, (self.stdout, self.stderr, self.report)):
             pipe.close()
         with suppress(subprocess.TimeoutExpired):
             self._supervisor.wait(limit_s)
@@ -144,12 +144,12 @@ class HostAction:
 
     def _has_report(self, limit_s: float) -> bool:
         waiting = select.poll()  # one for each thread that asks
-        waiting.register(self._report, select.POLLIN)
+        waiting.register(self.report, select.POLLIN)
         return bool(waiting.poll(int(limit_s * 1000)))
 
     def _read_report(self) -> tuple[str, int]:
         """Return what the supervisor reports next, nothing where it has ended."""
-        word, _, number = self._report.readline().decode().partition(" ")
+        word, _, number = self.report.readline().decode().partition(" ")
         return word, int(number or 0)
 
     def _let_go(self) -> None:
@@ -177,6 +177,8 @@ def _invalid_reason(argv: Sequence[str], env: Mapping[str, str]) -> str:
 
 READ_BYTES = 1 << 18
 POLL_S = 0.1
+IDLE_S = 0.5  # between two looks at whether a command is abandoned: its output and its end are told at once
+_REPORT = 0  # in the place of a stream's number
 DRAIN_QUIET_S = 2.0  # after the process ended: no output this long, and a child that holds the pipe is left alone
 DRAIN_LIMIT_S = 10.0
 RETURN_LIMIT_S = 5.0
@@ -330,9 +332,10 @@ class HostSession:
         with selectors.DefaultSelector() as pipes:
             for pipe, stream in ((running.stdout, 1), (running.stderr, 2)):
                 pipes.register(pipe or -1, selectors.EVENT_READ, stream)
-            while pipes.get_map() and not self._gate.abandoned.is_set():
-                ready = pipes.select(POLL_S)
-                for key, _ in ready:
+            pipes.register(running.report, selectors.EVENT_READ, _REPORT)
+            while _is_open(pipes) and not self._gate.abandoned.is_set():
+                ready = [key for key, _ in pipes.select(POLL_S if ended_s else IDLE_S) if key.data != _REPORT]
+                for key in ready:
                     if data := os.read(key.fd, READ_BYTES):
                         out(Chunk(data=data, stream=key.data))
                     else:
@@ -340,7 +343,9 @@ class HostSession:
                 now_s = time.monotonic()
                 last_s = now_s if ready else last_s
                 if running.poll() is not None:
-                    ended_s = ended_s or now_s
+                    if not ended_s:
+                        ended_s = now_s
+                        pipes.unregister(running.report)
                     if now_s - max(last_s, ended_s) > DRAIN_QUIET_S or now_s - ended_s > DRAIN_LIMIT_S:
                         return
 
@@ -368,6 +373,11 @@ class HostSession:
         deadline = time.monotonic() + limit_s
         while running.poll() is None and time.monotonic() < deadline and not self._gate.hurried.is_set():
             time.sleep(POLL_S)
+
+
+def _is_open(pipes: selectors.BaseSelector) -> bool:
+    """Return whether output can still come."""
+    return any(key.data != _REPORT for key in pipes.get_map().values())
 
 
 def _reap(action: HostAction) -> str:

@@ -37,6 +37,7 @@ from madlite.runtimes.kubernetes.manifests import (
 from madlite.runtimes.kubernetes.session import (
     KubernetesSession,
     access_of,
+    is_followed,
     ordered,
     outcomes_of,
     read_handle,
@@ -124,7 +125,7 @@ class KubernetesRuntime:
             pods = PodWatch(api, run)
             nodes = interruptible(lambda: _wait(api, pods, plan, name, self.settings))
             access = (self.settings.kubeconfig, self.settings.context)
-            session = KubernetesSession(api, kind, name, nodes, plan, pods, access)
+            session = KubernetesSession(api, kind, name, nodes, plan, pods, access, followed=bool(self._followed))
             yield session
         finally:
             if session is not None:
@@ -175,7 +176,7 @@ class KubernetesRuntime:
             api.close()
 
     def outcome(self, handle: str) -> JobOutcome | None:
-        """Return what the cluster says of a run; None of one that is gone.
+        """Return what the cluster says of a run; None of one that is gone, or whose Job is not the run's own.
 
         Raises:
             RuntimeProblem: the cluster does not answer, or the handle is none.
@@ -183,6 +184,8 @@ class KubernetesRuntime:
         try:
             namespace, _, _, run = read_handle(handle)
         except RuntimeProblem:
+            return None
+        if is_followed(handle) and not self._followed:
             return None
         api = self._api_of(namespace, handle)
         try:

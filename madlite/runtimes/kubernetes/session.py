@@ -56,8 +56,10 @@ class KubernetesSession:
         plan: RunPlan,
         pods: PodWatch,
         access: tuple[str, str] = ("", ""),
+        *,
+        followed: bool = False,
     ) -> None:
-        self.handle = make_handle(api.namespace, kind, name, label_value(plan.id), access)
+        self.handle = make_handle(api.namespace, kind, name, label_value(plan.id), access, followed=followed)
         self.nodes = tuple(nodes)
         self.notes: tuple[str, ...] = ()
         self._api, self._kind, self._name, self._plan = api, kind, name, plan
@@ -287,10 +289,20 @@ def _matches(name: str, patterns: Sequence[str], home: str) -> bool:
 # Handles.
 
 
-def make_handle(namespace: str, kind: str, name: str, run: str, access: tuple[str, str]) -> str:
-    """Return what names a run's Job in another process; `access` are the kubeconfig and the context that were named."""
+def make_handle(
+    namespace: str, kind: str, name: str, run: str, access: tuple[str, str], *, followed: bool = False
+) -> str:
+    """Return what names a run's Job in another process; `access` are the kubeconfig and the context that were named.
+
+    One that is `followed` has another owner than the run, which is no leftover when that ends.
+    """
     values = {"namespace": namespace, "kind": kind, "name": name, "run": run}
-    return json.dumps({**values, "kubeconfig": access[0], "context": access[1]})
+    return json.dumps({**values, "kubeconfig": access[0], "context": access[1], "followed": followed})
+
+
+def is_followed(handle: str) -> bool:
+    """Return whether a Job, whose handle `read_handle` can read, has another owner."""
+    return bool(json.loads(handle).get("followed"))
 
 
 def access_of(handle: str) -> tuple[str, str]:
