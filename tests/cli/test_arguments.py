@@ -295,3 +295,11 @@ def test_no_option_takes_a_number_that_is_none(capsys, words, text):
     assert call([*words, text]) == 4
     error = capsys.readouterr().err
     assert words[-1] in error and ("is no finite number" in error or "not in the range" in error)
+
+
+def test_a_batch_that_goes_on_with_other_options_needs_its_tags(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(["run", "--resume", "--parallel", "2"]) == 4
+    error = capsys.readouterr().err
+    assert "--resume beside other options" in error and "add the tags of the batch" in error
+    assert not [*tmp_path.iterdir()]
