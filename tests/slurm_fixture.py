@@ -91,6 +91,16 @@ class SlurmCluster:
         with suppress(psutil.TimeoutExpired):
             process.wait(30)
 
+    def kill_node(self, node: str) -> None:
+        """Kill a node's slurmd and what it has of each step there, as a machine that loses its power does."""
+        self.kill(f"slurmd-{node}")
+        for process in psutil.process_iter(["name"]):
+            with suppress(psutil.Error):
+                if process.info["name"] == "slurmstepd" and any(
+                    str(one.laddr).startswith(f"{self.home}/spool/{node}/") for one in process.net_connections("unix")
+                ):
+                    process.kill()
+
     def restart(self, daemon: str) -> None:
         """Start a daemon that was killed, and wait until all nodes are up again."""
         (self.home / "start" / daemon).touch()

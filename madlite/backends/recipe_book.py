@@ -51,6 +51,9 @@ What `madlite tune` may change of its runs (docs/tune.md): the fields of Knob, b
     memory = [1.0, 0.3]           # first guesses, relative to each other: of a sequence's memory, of the throughput
     speed = [1.0, 0.8]
     requires = { fsdp = [false] }
+    [tune.recompute_layers]
+    parts = [0, 0.5, 1]           # of the model's layers, in place of values
+    later = true                  # tried only where the budget leaves room
 
 `book` may be a folder: its files are read as one, in the order of their names.  What several of them have under one
 name is merged: tables key by key, the later file's value replacing the earlier one's, and lists one after another.  A
@@ -330,7 +333,8 @@ def _check_knobs(book: RecipeBook, known: Mapping[str, type], path: Path) -> Non
         needed = {*({knob.key} - {"micro_batch"}), *knob.requires}
         if unset := sorted(needed - book.defaults.keys()):
             raise PluginError(f"{where} names {', '.join(unset)}, which defaults lacks")
-        for key, values in ((knob.key, knob.values), *knob.requires.items()):
+        whole = (0,) if knob.parts else ()
+        for key, values in ((knob.key, (*knob.values, *whole)), *knob.requires.items()):
             for value in values:
                 _check_keys({key: value}, known, where)
 

@@ -259,7 +259,7 @@ class Attached:
         return int(ExitCode.RUN_FAILED if self.failed else exit_code(self.results))
 
     def _print(self, done: Collected) -> None:
-        from madlite.cli.format import status_text
+        from madlite.cli.format import outcome_text, short_reason
 
         if done.failed:
             if f"{done.run_id} {done.message}" not in self._told:
@@ -270,9 +270,8 @@ class Attached:
         result = done.result
         if result is not None:
             self.results.append(result)
-        status = f"{status_text(result.status.value, result.suspect)}, " if result is not None else ""
-        why = f" ({result.reason})" if result is not None and result.reason else ""
-        echo_on(f"{done.run_id}: {status}{done.message}{why}")
+        why = f" ({short_reason(result)})" if result is not None and result.reason else ""
+        echo_on(f"{done.run_id}: {outcome_text(result)}{done.message}{why}")
         if result is not None and result.diagnosis is not None and result.diagnosis.hint:
             echo_on(f"  try: {result.diagnosis.hint}")
         for text in done.warnings:
@@ -353,6 +352,8 @@ def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) ->
         if detach and not stop():
             attached.settle()  # what was refused has its row
             attached.finish()
+            if attached.has_left:
+                echo_on("madlite jobs shows how far they are, madlite attach follows them, madlite collect writes rows")
             return attached.exit_code()
         return _follow(attached, stop)
 

@@ -20,6 +20,7 @@ from madlite.errors import ExitCode, UsageProblem
 if TYPE_CHECKING:
     from madlite.cluster.file import Cluster
     from madlite.cluster.node_check import CheckRequest
+    from madlite.cluster.schedulers import Examined
     from madlite.cluster.slurm import Slurm
 
 _POLL_S = 2.0
@@ -89,7 +90,8 @@ def check(
 ) -> int:
     """Check nodes by one short job: shared folder, clock, interface, RDMA devices, GPUs, container, image.
 
-    Names the nodes that fail, and then ends with exit code 6.
+    Names the nodes that fail, and then ends with exit code 6.  Of Kubernetes no job is made: the API server is asked
+    about rights, nodes with GPUs, and the secrets, claims and classes that the cluster file names.
     """
     from madlite.cli.submit import open_cluster
     from madlite.cluster.file import VARIABLE, check_shared
@@ -102,12 +104,15 @@ def check(
     if not named:
         raise UsageProblem("which cluster?", f"madlite cluster check NAME, or set {VARIABLE}")
     cluster, here = open_cluster(named), Path.cwd()
-    if cluster.scheduler != "slurm":
-        what = f"cluster '{named}' has scheduler '{cluster.scheduler}': only nodes of Slurm are checked by a job"
-        raise UsageProblem(what, f"madlite run --cluster {named} --tags TAG --dry-run shows what is asked for")
+    examined = _examine(cluster, nodes or 1, exclude)
+    if examined is not None:
+        for option, value in (("--image", image), ("--good-nodes", good_nodes)):
+            if value:
+                what = f"{option} with scheduler '{cluster.scheduler}': no job is made on its nodes"
+                raise UsageProblem(what, f"leave {option} out")
+        return _print_examined(examined)
     check_shared(cluster, here)
     slurm = Slurm(cluster, dict(os.environ))
-    slurm.check_here()
     left_out = [node for text in exclude for node in text.split(",") if node]
     count = nodes or len(slurm.idle_nodes(left_out))
     if not count:
@@ -118,6 +123,32 @@ def check(
     echo(f"job {job}: {count} node{'s' if count > 1 else ''}")
     asked = _wait(slurm, job, timeout)
     return _report(folder, request, asked, count, good_nodes)
+
+
+def _examine(cluster: Cluster, nodes: int, exclude: Sequence[str]) -> Sequence[Examined] | None:
+    """Return what the cluster says by itself; None where a job has to check its nodes.
+
+    Raises:
+        UsageProblem: the cluster's scheduler cannot be asked from here.
+        Unreachable: it does not answer.
+    """
+    from madlite.cluster.schedulers import scheduler_of
+
+    scheduler = scheduler_of(cluster, dict(os.environ))
+    scheduler.check_here()
+    scheduler.exclude([node for text in exclude for node in text.split(",") if node])
+    return scheduler.examine(nodes)
+
+
+_WORDS = {True: "ok", False: "fail", None: "unknown"}
+
+
+def _print_examined(found: Sequence[Examined]) -> int:
+    for one in found:
+        echo(f"{_WORDS[one.passed]:8} {one.text}")
+        if one.hint:
+            echo(f"         try: {one.hint}")
+    return int(ExitCode.DOCTOR if any(one.passed is False for one in found) else ExitCode.OK)
 
 
 def _write_script(cluster: Cluster, folder: Path, count: int, left_out: Sequence[str]) -> Path:

@@ -88,14 +88,12 @@ def _settle_jobs(output: Path) -> Attached | None:
 
 def _print(one: Collected) -> None:
     from madlite.cli import setup
-    from madlite.cli.format import status_text
+    from madlite.cli.format import outcome_text
 
-    result = one.result
-    status = f"{status_text(result.status.value, result.suspect)}, " if result is not None else ""
     if one.failed:
         setup.warn(f"{one.run_id}: {one.message}")
     else:
-        echo(f"{one.run_id}: {status}{one.message}")
+        echo(f"{one.run_id}: {outcome_text(one.result)}{one.message}")
     setup.warn_of(one.warnings)
 
 

@@ -118,6 +118,16 @@ def figures(result: Result) -> str:
     return ", ".join(shown[:3]) + more
 
 
+def outcome_text(result: Result | None) -> str:
+    """Return how a run ended, before what became of its rows: `SUCCESS 12.5 tok, `; "" of one that has none."""
+    if result is None:
+        return ""
+    more = f" {figures(result)}" if result.status is Status.SUCCESS and result.metrics else ""
+    if result.status is Status.FAILURE and result.diagnosis is not None:
+        more = f" [{result.diagnosis.cause}]"
+    return f"{status_text(result.status.value, result.suspect)}{more}, "
+
+
 def _unit(metric: Metric) -> str:
     """Return the unit of a plugin's own metric; those of the built-in ones are in their names."""
     built_in = {one.unit for one in QUANTITIES.values()}

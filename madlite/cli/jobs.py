@@ -31,7 +31,11 @@ def command(submission: tuple[str, ...], everything: bool) -> int:
     for one in attached.settlings:
         named, states = one.stored.submission, one.states()
         done = len(named.runs) - len(states)
-        ended = f"{done} of {len(named.runs)} ended" if done else f"{len(named.runs)} runs"
+        ended = (
+            f"{done} of {len(named.runs)} ended"
+            if done
+            else f"{len(named.runs)} run{'s' if len(named.runs) > 1 else ''}"
+        )
         count = f", {text}" if (text := summary_text(states)) else ""
         echo(f"{named.id}  cluster {named.cluster}: {ended}{count}")
         for state in states:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 import msgspec
@@ -210,7 +210,10 @@ def plan_points(plugins: Plugins, options: Options, params: dict[str, Any], touc
     refuse_given(points[0], "--sweep", params)
     plan = planner(plugins, options, params, touch)
     return plan_sweep(
-        points, lambda values: plan(msgspec.structs.replace(options, sets=(*options.sets, *values.items())))
+        points,
+        lambda values, refused_as: plan(
+            msgspec.structs.replace(options, sets=(*options.sets, *values.items())), refused_as
+        ),
     )
 
 
@@ -232,9 +235,17 @@ def refuse_given(keys: Collection[str], by: str, params: dict[str, Any]) -> None
             raise UsageProblem(f"{what} beside {by}, which sets it", f"leave {what} out")
 
 
+class Planner(Protocol):
+    """Plans the runs of a command with options; with `refused_as` cards that are refused for that are blocked."""
+
+    def __call__(self, options: Options, refused_as: str = "") -> list[Planned]:
+        """Return the plans, or raise MadliteError."""
+        ...
+
+
 def planner(
     plugins: Plugins, options: Options, params: dict[str, Any], touch: bool = False, probe: bool = False
-) -> Callable[[Options], list[Planned]]:
+) -> Planner:
     """Return what plans the runs of a command with options of a plan, again and again; else as `plan_all`.
 
     The machine is looked at and the cards are selected once.
@@ -277,9 +288,9 @@ def planner(
     )
     setup.print_problems(inputs.machine.problems)
 
-    def plan(options: Options) -> list[Planned]:
+    def plan(options: Options, refused_as: str = "") -> list[Planned]:
         options = _for_kubernetes(kubernetes, context, options) if kubernetes is not None else options
-        again = msgspec.structs.replace(inputs, options=options)
+        again = msgspec.structs.replace(inputs, options=options, refused_as=refused_as)
         return plan_manifest(manifest, again) if manifest is not None else plan_runs(requests, again)
 
     return plan

@@ -49,7 +49,8 @@ def place_text(one: Planned) -> str:
     names = (plan.card.name, *((plan.variant.mode, plan.variant.precision) if plan.variant else ()))
     parts = (*names, varied)
     which = f"run {study.index} of {study.count}, caches {study.caches or 'of the user'}" if study else ""
-    return f"{' · '.join(filter(None, parts))}  ({'would not start' if plan.blocked else which})"
+    note = "would not start" if plan.blocked else which
+    return f"{' · '.join(filter(None, parts))}{f'  ({note})' if note else ''}"
 
 
 class RepeatBatch:

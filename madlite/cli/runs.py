@@ -16,7 +16,7 @@ from madlite.cli.completion import complete_run_fields, complete_run_values, com
 from madlite.cli.format import duration, status_text
 from madlite.cli.options import TagsCommand, dir_option, read_filters, tags_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, without_secrets
-from madlite.errors import ExitCode
+from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Json, Status
 from madlite.text import printable, shortened
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from madlite.reports.run_groups import RunGroup
     from madlite.reports.runs import StoredRun
 
+_LAST = "last"
 _LONGEST = 60  # characters of a cell
 
 
@@ -36,7 +37,12 @@ _LONGEST = 60  # characters of a cell
     shell_complete=complete_status,
     help="Only success, suspect, failure, skipped, not-collected, running, cut-off, or a cause.",
 )
-@click.option("--of", default="", metavar="ID", help="Only those of a batch or of a study: the beginning of its id.")
+@click.option(
+    "--of",
+    default="",
+    metavar="ID",
+    help="Only those of a batch or of a study: the beginning of its id, or last: the newest study.",
+)
 @click.option("--limit", type=click.IntRange(min=0), default=0, metavar="N", help="Only the newest N; 0 all.")
 @click.option(
     "--where",
@@ -101,6 +107,7 @@ def command(
 
     folder = runs_folder(directory)
     words = [word for text in tags for word in text.split(",")]
+    of = _last_study(folder) if of == _LAST else of
     if any((where, columns, sort, since, until, group_by)):  # they may need any field of a record
         times = _utc(since), _utc(until)
         found = _of_records(folder, (status, words, of, limit), where, _parts(columns), _parts(sort), times)
@@ -116,6 +123,21 @@ def command(
     for text in (*found.notes, *listing.problems(found.in_doubt), *recovery_report(folder.parent), *changed):
         setup.warn(text)
     return int(ExitCode.OK)
+
+
+def _last_study(folder: Path) -> str:
+    """Return the id of the newest study.
+
+    Raises:
+        UsageProblem: there is none.
+    """
+    from madlite.reports.ledger import Ledger
+
+    with Ledger.open(folder) as ledger:
+        ledger.refresh()
+        if study := ledger.last_study():
+            return study
+    raise UsageProblem(f"--of {_LAST}: no run in {folder} is of a study", "madlite runs --group study")
 
 
 class _Found(NamedTuple):

@@ -38,6 +38,7 @@ from madlite.study.tune import (
     scalar,
     trials_of,
 )
+from madlite.study.tune_costs import Budget
 from madlite.study.tune_models import Trial
 from madlite.study.tune_report import (
     PAGE,
@@ -49,7 +50,7 @@ from madlite.study.tune_report import (
     render_page,
     table_lines,
 )
-from madlite.study.tune_search import Budget, NextRun, next_run
+from madlite.study.tune_search import NextRun, next_run
 from madlite.workspace.study import SUMMARY, StudyFolder, study_path
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ class _Study:
             echo(
                 f"{one.key}  {scalar(value) or 'unset'} by default; "
                 + ", ".join(scalar(other) or "unset" for other in one.values)
+                + ("; later, where the budget leaves room" if one.later else "")
             )
         for key, why in self._tuning.left.items():
             echo(f"{key}  left alone: {why}")

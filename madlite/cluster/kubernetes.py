@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from madlite.cluster.file import Cluster
 from madlite.cluster.followers import Followers
-from madlite.cluster.schedulers import JobState, Refused, Unreachable
+from madlite.cluster.schedulers import Examined, JobState, Refused, Unreachable
 from madlite.cluster.submission import ENVIRONMENT, PLANS, JobRun, JobScript, Submission
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import read_text
@@ -142,6 +142,12 @@ class Kubernetes:
             self._opened()
         except RuntimeProblem as problem:
             raise UsageProblem(f"cluster '{self._cluster.name}': {problem.message}", problem.hint) from None
+
+    def examine(self, nodes: int) -> Sequence[Examined]:
+        """Return what the API server says of rights, nodes, and what the settings name."""
+        from madlite.cluster.kubernetes_check import examine
+
+        return _reached(lambda: tuple(examine(self._opened(), self._settings, nodes)))
 
     def array_limit(self) -> int:
         """Return that each run has a Job of its own."""

@@ -38,6 +38,14 @@ class JobState(Value, frozen=True):
         return self.state not in LIVE
 
 
+class Examined(Value, frozen=True):
+    """What is known of a cluster in one respect; `passed` None where it could not be asked, or does no harm."""
+
+    text: str
+    passed: bool | None
+    hint: str = ""
+
+
 LIVE = (
     *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STAGE_OUT"),
     *("RESIZING", "SIGNALING", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
@@ -97,6 +105,14 @@ class Scheduler(Protocol):
 
         Raises:
             UsageProblem: its commands are not here, say.
+        """
+        ...
+
+    def examine(self, nodes: int) -> Sequence[Examined] | None:
+        """Return what questions alone tell of runs on so many nodes; None where a job has to check the nodes.
+
+        Raises:
+            Unreachable: the cluster did not answer.
         """
         ...
 

@@ -112,6 +112,9 @@ class Slurm:
                 "log in there, or module load slurm; --dry-run prints the scripts anywhere",
             )
 
+    def examine(self, nodes: int) -> None:
+        """Return nothing: a job on the nodes says more."""
+
     @property
     def is_spur(self) -> bool:
         """Whether the commands are SPUR's."""
@@ -377,6 +380,7 @@ def _words(done: Finished) -> str:
 
 
 _REFUSALS = (
+    ("node name", "nodelist and exclude of the cluster file, --exclude: sinfo -N lists the nodes"),
     ("account", "account of the cluster file: sacctmgr show assoc user=$USER lists yours"),
     ("partition", "partition of the cluster file: sinfo -s lists them"),
     ("qos", "qos of the cluster file: sacctmgr show qos lists them"),

@@ -110,10 +110,10 @@ class Knob(Value, frozen=True):
     """A setting that `madlite tune` may change: it decides how fast a model trains, and never what is trained.
 
     `key` is a setting of the spec, or `micro_batch`, of which any number up to `most` is tried (0: any that fits).  Any
-    other has `values`; for each, relative to each other, `memory` is a first guess of what a sequence needs and `speed`
-    one of the throughput.  It is offered where each setting in `requires` has one of the values there, on `vendors`
-    Of the micro batch, `shared_by` are settings whose product is the
-    number of GPUs that share a sequence, and `times` those by which a step has more sequences, such as accumulation.
+    other has `values`, or `parts` of the model's layers from 0 to 1; for each, relative to each other, `memory` is a
+    first guess of what a sequence needs and `speed` one of the throughput.  It is offered where each setting in
+    `requires` has one of the values there, on `vendors` (any, where there is none), from `least_gpus` of a node on.  A
+    `later` one is tried at the best micro batch, once nothing else promises a gain and the budget leaves room.
 
     Raises:
         ValueError: it is none.
@@ -121,21 +121,25 @@ class Knob(Value, frozen=True):
 
     key: str
     values: tuple[Scalar, ...] = ()
+    parts: tuple[float, ...] = ()
     memory: tuple[float, ...] = ()
     speed: tuple[float, ...] = ()
     requires: dict[str, tuple[Scalar, ...]] = {}
     vendors: tuple[str, ...] = ()
     least_gpus: int = 0
     most: int = 0
+    later: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what would change what is trained, and tables that do not fit."""
         if self.key in _TRAINED:
             raise ValueError(f"knob '{self.key}' decides what is trained")
-        if (self.key == "micro_batch") == bool(self.values):
-            raise ValueError(f"knob '{self.key}' needs values, micro_batch has none")
+        if (self.key == "micro_batch") == bool(self.values or self.parts) or (self.values and self.parts):
+            raise ValueError(f"knob '{self.key}' needs values, or parts of the layers; micro_batch has none")
+        if any(not 0 <= part <= 1 for part in self.parts):
+            raise ValueError(f"knob '{self.key}': parts of the layers are from 0 to 1")
         for name, table in (("memory", self.memory), ("speed", self.speed)):
-            if table and (len(table) != len(self.values) or min(table) <= 0):
+            if table and (len(table) != len(self.values or self.parts) or min(table) <= 0):
                 raise ValueError(f"knob '{self.key}': {name} needs a number above 0 for each value")
 
 

@@ -49,6 +49,9 @@ class _Recipe(msgspec.Struct, forbid_unknown_fields=True):
     set: dict[str, Json]
 
 
+_WRITTEN = "madlite tune TAG writes one: ls madlite_runs/study-*/recipe.toml"
+
+
 class _Content(msgspec.Struct, forbid_unknown_fields=True):
     recipe: _Recipe
     about: dict[str, Json] = {}
@@ -61,7 +64,10 @@ def read_recipe_file(path: Path) -> RecipeFile:
         UsageProblem: it cannot be read or has another format; one key is there twice, in two spellings.
     """
     where = f"recipe file {path}"
-    text = read_text(path, where, given=True)
+    try:
+        text = read_text(path, where, given=True)
+    except UsageProblem as problem:
+        raise UsageProblem(problem.message, problem.hint or _WRITTEN) from None
     table = _table(text, where)
     _refuse_unknown(table, where)
     try:

@@ -88,7 +88,8 @@ def resolve(
             if key in locked_keys and not str(value).strip():
                 raise UsageProblem(f"{layer.origin} {given}= is empty", "leave it out, or name a value")
             if key not in locked_keys:
-                chosen[key] = _fit(key, value, settings, f"{layer.origin} {given}={value}")
+                said = f"{value}" if has_own_option(layer.origin) else f"{given}={value}"
+                chosen[key] = _fit(key, value, settings, f"{layer.origin} {said}")
             origins[_dotted(key, settings)] = layer.origin
     short = base_origin.partition(" (")[0]  # a recipe's publication is shown once, beside its name
     base = {f"variant.{name}": short for name in VARIANT_KEYS} if variant else {}

@@ -144,6 +144,11 @@ class Ledger:
         where, values = self._where(filters)
         return int(self._kept(f"SELECT count(*) FROM runs WHERE {where}", values)[0][0])  # noqa: S608
 
+    def last_study(self) -> str:
+        """Return the id of the study that the newest run of one belongs to, "" where there is none."""
+        found = self._kept(f"SELECT study FROM runs WHERE study != '' ORDER BY {_order('when', True)} LIMIT 1")  # noqa: S608
+        return str(found[0][0]) if found else ""
+
     def ids(self, filters: RunFilter = EVERY, limit: int = 0) -> list[str]:
         """Return the ids of runs, the newest last; with a limit the newest.
 

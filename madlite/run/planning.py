@@ -43,12 +43,16 @@ from madlite.runtimes.docker.request import host_access
 
 
 class BatchInputs(PlanInputs, frozen=True, kw_only=True):
-    """What a command plans with: the inputs of every plan, and what makes runs of cards: plugins, runtimes, ids."""
+    """What a command plans with: the inputs of every plan, and what makes runs of cards: plugins, runtimes, ids.
+
+    `refused_as` names what a command was asked for; with it a card that is refused for that is blocked, too.
+    """
 
     plugins: Plugins
     runtimes: dict[str, Runtime]
     template_root: Path
     new_run_id: Callable[[str], str]
+    refused_as: str = ""
 
 
 PlanCard = Callable[[Request, BatchInputs], list[Planned]]
@@ -91,6 +95,9 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
         except MadliteError as problem:
             if _is_card_problem(problem, without_options):
                 planned.append(_blocked_plan(request, problem, inputs))
+            elif isinstance(problem, UsageProblem) and inputs.refused_as:
+                named = UsageProblem(f"{inputs.refused_as}: {problem.message}", problem.hint)
+                planned.append(_blocked_plan(request, named, inputs))
             elif isinstance(problem, UsageProblem):
                 refused.append((request.card.name, problem))
             else:

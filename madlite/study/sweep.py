@@ -20,8 +20,8 @@ KIND = "sweep"
 MOST_POINTS = 1000  # more are a slip
 _HOW = "--sweep micro_batch=1,2,4"
 
-PlanPoint = Callable[[Mapping[str, str]], Sequence[Planned]]
-"""Plans the runs of a command with more values of `--set`."""
+PlanPoint = Callable[[Mapping[str, str], str], Sequence[Planned]]
+"""Plans the runs of a command with more values of `--set`; with a name of them, refused ones are blocked."""
 
 
 def sweep_points(texts: Iterable[str], *, zipped: bool = False) -> tuple[dict[str, str], ...]:
@@ -74,22 +74,35 @@ def series_text(one: SeriesSummary) -> str:
 def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Planned]:
     """Return the runs of each point in their order, as those of a study that has no id yet.
 
+    A point that cannot be planned where others can has runs that are blocked: it is a failure of the sweep.
+
     Raises:
-        MadliteError: a point cannot be planned; the message names it.
+        MadliteError: no point can be planned, or none by a defect of a plugin; the message names the first.
     """
+    tried = [_plan_point(values, plan) for values in points]
+    problems = [one for one in tried if isinstance(one, UsageProblem)]
+    if len(problems) == len(points):
+        raise problems[0]
     found: list[Planned] = []
-    for values in points:
-        for one in _plan_point(values, plan):
+    for values, made in zip(points, tried, strict=True):
+        for one in plan(values, _named(values)) if isinstance(made, UsageProblem) else made:
             study = Study(id="", kind=KIND, varied=dict(values), series=len(found) + 1, index=1, count=1)
             found.append(replace(one, plan=replace(one.plan, study=study)))
     return found
 
 
-def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[Planned]:
+def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[Planned] | UsageProblem:
     try:
-        return plan(values)
+        return plan(values, "")
     except MadliteError as problem:
-        raise type(problem)(f"--sweep {point_text(values)}: {problem.message}", problem.hint) from None
+        named = type(problem)(f"{_named(values)}: {problem.message}", problem.hint)
+        if isinstance(named, UsageProblem):
+            return named
+        raise named from None
+
+
+def _named(values: Mapping[str, str]) -> str:
+    return f"--sweep {point_text(values)}"
 
 
 def with_study_id(planned: Sequence[Planned], study_id: str) -> list[Planned]:
@@ -105,13 +118,19 @@ def with_study_id(planned: Sequence[Planned], study_id: str) -> list[Planned]:
 
 def sweep_lines(summary: StudySummary) -> Iterator[str]:
     """Yield a table of each card, variant and image: a line per point, the best one marked."""
+    names = [_group_name(one) for one in summary.series]
     groups: dict[tuple[str, ...], list[SeriesSummary]] = {}
-    for one in summary.series:
-        precision = "" if "precision" in one.varied else one.precision
-        groups.setdefault((one.card, one.mode, precision, one.image), []).append(one)
+    for name, one in zip(names, summary.series, strict=True):
+        # a point that could not be planned has neither variant nor image: it stands with the others of its card
+        whole = next((other for other in names if other[0] == name[0] and any(other[1:])), name)
+        groups.setdefault(name if any(name[1:]) else whole, []).append(one)
     for name, series in groups.items():
         yield " · ".join(filter(None, name))
         yield from (f"  {line}" for line in _table(series))
+
+
+def _group_name(one: SeriesSummary) -> tuple[str, ...]:
+    return one.card, one.mode, "" if "precision" in one.varied else one.precision, one.image
 
 
 def _table(series: Sequence[SeriesSummary]) -> Iterator[str]:

@@ -27,8 +27,9 @@ from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals
 from madlite.safe_read import read_regular
 from madlite.secrets import masked_json
-from madlite.study.tune_models import Choice, Point, Space, Trial, TrialStatus
-from madlite.study.tune_search import Budget, Stop, next_run
+from madlite.study.tune_costs import Budget
+from madlite.study.tune_models import Choice, Point, RunSteps, Space, Trial, TrialStatus
+from madlite.study.tune_search import Stop, next_run
 from madlite.workspace.folder import real_folders
 from madlite.workspace.study import StudyFolder, study_path
 
@@ -41,7 +42,9 @@ KIND = "tune"
 STATE = "tune.json"
 UNTIL = "0.5%"  # a full run ends once its number is as sure as this
 _BATCH = "micro_batch"
-_WARMUP, _STEADY = 5, 8  # steps of a short run, at most
+_WARMUP, _STEADY = 5, 8  # steps of a short run
+_LEAST_WARMUP, _LEAST_STEADY = 3, 4  # where they are long
+_LEAST_FULL = 10  # steady steps of a full run where the budget is not enough for all
 _PEAKS = ("GiB reserved", "GiB used on the device", "GiB allocated")  # labels of quantities, the best first
 _STATE_LIMIT_BYTES = 1 << 20
 
@@ -105,6 +108,8 @@ def _why_not(knob: Knob, plan: RunPlan) -> str:
             return f"only with {key} {' or '.join(str(one) or repr('') for one in values)}"
     if knob.vendors and plan.machine.vendor not in knob.vendors:
         return f"only on {', '.join(knob.vendors)}"
+    if knob.parts and plan.architecture is None:
+        return "how many layers the model has is not known"
     if plan.place.gpus_per_node < knob.least_gpus:
         return f"only with {knob.least_gpus} GPU{'s' if knob.least_gpus > 1 else ''} or more"
     return _why_no_batch(plan) if knob.key == _BATCH else ""
@@ -124,7 +129,7 @@ def _value(plan: RunPlan, key: str) -> Scalar:
 
 
 def _space(plan: RunPlan, knobs: Sequence[Knob]) -> Space:
-    choices = tuple(_choice(knob, plan.settings[knob.key]) for knob in knobs if knob.key != _BATCH)
+    choices = tuple(_choice(knob, plan) for knob in knobs if knob.key != _BATCH)
     batch = next((knob for knob in knobs if knob.key == _BATCH), None)
     micro = (plan.variant.micro_batch if plan.variant else 0) if batch is not None else 0
     memory = [gpu.memory_bytes for gpu in plan.machine.gpus if gpu.memory_bytes]
@@ -134,15 +139,35 @@ def _space(plan: RunPlan, knobs: Sequence[Knob]) -> Space:
         most=batch.most if batch is not None else 0,
         global_batch=(plan.variant.global_batch or 0) if plan.variant else 0,
         memory_gib=min(memory) / 2**30 if memory else None,
+        steps=_steps(plan),
     )
 
 
-def _choice(knob: Knob, default: Scalar) -> Choice:
+def _steps(plan: RunPlan) -> RunSteps | None:
+    """Return how many steps the runs make, more where a line of the log covers several; None where that is fixed."""
+    variant = plan.variant
+    every = plan.settings.get("log_freq", 1)
+    every = max(1, every) if isinstance(every, int) else 1
+    if variant is None or not variant.steps:
+        return None
+    steps = RunSteps(
+        full=variant.steps,
+        least_full=min(variant.steps, variant.warmup_steps + _LEAST_FULL * every),
+        short=min(variant.warmup_steps, _WARMUP) + _STEADY * every,
+        least_short=min(variant.warmup_steps, _LEAST_WARMUP) + _LEAST_STEADY * every,
+    )
+    return steps if steps.short < steps.full else None
+
+
+def _choice(knob: Knob, plan: RunPlan) -> Choice:
     """Return a knob as the search has it; a default that is none of its values is one more."""
-    known = default in knob.values
-    values = knob.values if known else (default, *knob.values)
+    layers = plan.architecture.layers if plan.architecture else 0
+    offered = knob.values or tuple(round(part * layers) for part in knob.parts)
+    default = plan.settings[knob.key]
+    known = default in offered
+    values = offered if known else (default, *offered)
     memory, speed = ((1.0,) * (not known) + table if table else () for table in (knob.memory, knob.speed))
-    return Choice(key=knob.key, values=values, memory=memory, speed=speed)
+    return Choice(key=knob.key, values=values, memory=memory, speed=speed, later=knob.later)
 
 
 # A point → its plan.
@@ -154,10 +179,10 @@ class PointPlanner:
     def __init__(self, tuning: Tuning, plan: PlanWith, plugins: Plugins, *, lint: bool = True) -> None:
         self._tuning, self._plan, self._plugins, self._lint = tuning, plan, plugins, lint
 
-    def make(self, point: Point, *, full: bool) -> Planned | str:
-        """Return the plan of a point that can start, or why it cannot."""
+    def make(self, point: Point, *, full: bool, steps: int = 0) -> Planned | str:
+        """Return the plan of a point that can start, or why it cannot; `steps` 0: as many as such a run has."""
         space = self._tuning.space
-        values = {**space.varied(point), **(self._full() if full else self._short())}
+        values = {**space.varied(point), **(self._full(steps) if full else self._short(steps))}
         try:
             planned, _ = check_plans(self._plan(values), self._plugins, self._lint)
         except MadliteError as problem:
@@ -171,21 +196,23 @@ class PointPlanner:
             return one.plan.blocked.reason
         return one if self._is_same(one.plan) else "it would train something else"
 
-    def _full(self) -> dict[str, Scalar]:
+    def _full(self, steps: int) -> dict[str, Scalar]:
         """Return what ends a full run once its number is known, unless the user decided about that."""
         plan = self._tuning.default.plan
         decided = plan.until or plan.origins.get("until", "default") != "default"
-        return {} if decided or plan.result_rule.kind != "steps" else {"until": UNTIL}
+        until: dict[str, Scalar] = {} if decided or plan.result_rule.kind != "steps" else {"until": UNTIL}
+        return {**until, "steps": steps} if steps else until
 
-    def _short(self) -> dict[str, Scalar]:
+    def _short(self, steps: int) -> dict[str, Scalar]:
         """Return what makes a run short: as few steps as a steady window needs."""
-        variant, settings = self._tuning.default.plan.variant, self._tuning.default.plan.settings
-        every = settings.get("log_freq", 1)
-        warmup = min(variant.warmup_steps, _WARMUP) if variant else _WARMUP
-        steps = warmup + _STEADY * max(1, every if isinstance(every, int) else 1)
-        if variant is None or not variant.steps or steps >= variant.steps:
+        variant, usual = self._tuning.default.plan.variant, self._tuning.space.steps
+        if variant is None or usual is None:
             return {}
-        return {"steps": steps, "warmup_steps": warmup}
+        steps = steps or usual.short
+        return {
+            "steps": steps,
+            "warmup_steps": min(variant.warmup_steps, _WARMUP if steps >= usual.short else _LEAST_WARMUP),
+        }
 
     def _is_same(self, plan: RunPlan) -> bool:
         """Return whether a plan trains the same model in the same precision on the same sequences."""
@@ -203,7 +230,7 @@ def trial_of(result: Result, folder: Path, point: Point, *, full: bool) -> Trial
     """Return what a run tells of its point; None of one that was interrupted, which tells nothing."""
     if result.cause is Cause.INTERRUPTED or result.status is Status.SKIPPED:
         return None
-    speed = _speed(result)
+    speed, curves = _speed(result), read_steps(folder)
     status: TrialStatus = "ok" if result.status is Status.SUCCESS and speed else "failed"
     if result.status is Status.FAILURE and result.code == Cause.GPU_MEMORY.value:
         status = "out_of_memory"
@@ -212,8 +239,9 @@ def trial_of(result: Result, folder: Path, point: Point, *, full: bool) -> Trial
         status=status,
         full=full,
         speed=speed if status == "ok" else 0.0,
-        memory_gib=_peak_gib(result, folder),
+        memory_gib=_peak_gib(result, curves),
         duration_s=result.durations_s.get("total", 0.0),
+        steps=max((max(curve, default=0) for curve in curves.values()), default=0),
         reason="" if status == "ok" else result.reason or result.code,
         run=result.plan_id,
     )
@@ -227,12 +255,11 @@ def _speed(result: Result) -> float:
     return 1 / found.value if found.lower_is_better else found.value
 
 
-def _peak_gib(result: Result, folder: Path) -> float | None:
+def _peak_gib(result: Result, curves: Mapping[str, Mapping[int, float]]) -> float | None:
     """Return the peak of a GPU's memory: the trainer's own, else what the GPUs reported."""
-    steps = read_steps(folder)
     for label in _PEAKS:
-        if label in steps:
-            return max(steps[label].values())
+        if label in curves:
+            return max(curves[label].values())
     used = [gpu.memory_used_gib for gpu in result.telemetry.gpus if gpu.memory_used_gib] if result.telemetry else []
     return max(used, default=None)
 
@@ -302,7 +329,7 @@ def find_study(workspace: Path, named: str, state: TuneState) -> str:
             f"study {named or (found.id if found else '')} is of {different}", "tune without --resume begins anew"
         )
     what = f"there is no study {named} of tune" if named else f"there is no study of {state.card} to go on with"
-    raise UsageProblem(f"{what} in {workspace / RUNS}", "madlite runs --group-by study lists them")
+    raise UsageProblem(f"{what} in {workspace / RUNS}", "madlite runs --group study lists them")
 
 
 def _read_state(folder: Path) -> TuneState | None:
@@ -362,10 +389,10 @@ class TuneRunner:
         say: Callable[[str], None],
     ) -> TuneOutcome:
         """Run until the search stops, or a signal comes."""
-        rows = 0
+        rows, is_all_written = 0, True
         with Signals() as signals:
             while not isinstance(what := next_run(self._tuning.space, self.trials, self._budget), Stop):
-                one = self._planner.make(what.point, full=what.full)
+                one = self._planner.make(what.point, full=what.full, steps=what.steps)
                 if isinstance(one, str):
                     self.trials.append(Trial(point=what.point, status="refused", full=what.full, reason=one))
                     continue
@@ -375,11 +402,12 @@ class TuneRunner:
                 outcome = batch.run(signals)
                 trial = self._note(outcome, one, what.point, full=what.full)
                 rows += one.plan.writes_row
+                is_all_written &= not outcome.pending
                 if outcome.bug is not None or trial is None or signals.exit_code is not None:
                     code = signals.exit_code or outcome.exit_code
                     trials = tuple(self.trials)
                     return TuneOutcome(trials=trials, stop=None, exit_code=code, rows=rows, bug=outcome.bug)
-        code = ExitCode.RUN_FAILED if what.why == "default_failed" else ExitCode.OK
+        code = ExitCode.OK if is_all_written and what.why != "default_failed" else ExitCode.RUN_FAILED
         return TuneOutcome(trials=tuple(self.trials), stop=what, exit_code=code, rows=rows)
 
     def _member(self, one: Planned, point: Point, *, full: bool) -> Planned:

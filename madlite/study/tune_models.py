@@ -34,12 +34,16 @@ class Point(Value, frozen=True):
 
 
 class Choice(Value, frozen=True):
-    """A knob other than the micro batch: its values, and what is declared of each, relative to each other."""
+    """A knob other than the micro batch: its values, and what is declared of each, relative to each other.
+
+    A `later` one is tried once the others are done, where the budget leaves room for it.
+    """
 
     key: str
     values: tuple[Scalar, ...]
     memory: tuple[float, ...] = ()
     speed: tuple[float, ...] = ()
+    later: bool = False
 
     def ratio(self, table: tuple[float, ...], before: Scalar, after: Scalar) -> float:
         """Return what changes by another value, by a declared table; 1 where none is declared."""
@@ -47,14 +51,27 @@ class Choice(Value, frozen=True):
         return known.get(after, 1.0) / known.get(before, 1.0)
 
 
+class RunSteps(Value, frozen=True):
+    """How many steps runs make: full and short ones, and the least of them that tell a throughput."""
+
+    full: int
+    least_full: int
+    short: int
+    least_short: int
+
+
 class Space(Value, frozen=True):
-    """What may be changed: the choices, and the micro batch where the default has one; `memory_gib` is of one GPU."""
+    """What may be changed: the choices, and the micro batch where the default has one; `memory_gib` is of one GPU.
+
+    `steps` is None where the number of steps cannot be set.
+    """
 
     default: Point
     choices: tuple[Choice, ...] = ()
     most: int = 0  # the largest micro batch; 0: any that fits
     global_batch: int = 0  # of which a micro batch has to be a divisor; 0: none is fixed
     memory_gib: float | None = None
+    steps: RunSteps | None = None
 
     def offers(self, batch: int) -> bool:
         """Return whether a micro batch may be run at all."""
@@ -76,6 +93,7 @@ class Space(Value, frozen=True):
         return Point(batch=int(values.get("micro_batch", 0)), group=tuple(values[one.key] for one in self.choices))
 
 
+_FAILED = ("failed", "out_of_memory")
 TrialStatus: TypeAlias = Literal["ok", "out_of_memory", "failed", "refused"]
 
 
@@ -91,6 +109,7 @@ class Trial(Value, frozen=True):
     speed: float = 0.0
     memory_gib: float | None = None
     duration_s: float = 0.0
+    steps: int = 0  # that it made; 0: nobody knows
     reason: str = ""
     run: str = ""
 
@@ -120,10 +139,21 @@ class Seen:
         """Return the throughputs of a point's full runs."""
         return [one.speed for one in self.trials if one.point == point and one.full and one.status == "ok"]
 
+    def failed(self, point: Point) -> int:
+        """Return how many full runs of a point failed."""
+        return sum(1 for one in self.trials if one.point == point and one.full and one.status in _FAILED)
+
     @property
     def is_confirming(self) -> bool:
         """Whether a full run after the default's first one was made: then the search is over."""
         return len([one for one in self.trials if one.full]) > 1
+
+    @property
+    def has_later(self) -> bool:
+        """Whether another value of a later choice was tried."""
+        later = [at for at, choice in enumerate(self.space.choices) if choice.later]
+        default = self.space.default.group
+        return any(one.point.group[at] != default[at] for one in self.trials for at in later)
 
     @cached_property
     def batches(self) -> dict[Group, dict[int, float]]:
@@ -292,18 +322,29 @@ class MemoryModel:
         return min(1.0, max(0.0, (most - least(batch)) / most)) if most > 0 else _halved(batch, too_large)
 
     def _where_slope_is_declared(self, group: Group, batch: int) -> float:
-        """Return the chance where a sequence may need half or twice of what is declared."""
+        """Return the chance where a sequence may need half or twice of what is declared, or about what runs tell."""
         base = nearest(group, self._slopes)
         slope = self._slopes[base] * self._change(base, group)
         left = (self._limit or 0.0) - (self._states or 0.0)
+        highest = 0.1 if self._tells_change(base, group) else 1.0
 
         def most(batch: float) -> float:
-            """Return how many times what is declared the batch may need, as a power of two from -1 to 1."""
+            """Return how many times what is expected the batch may need, as a power of two."""
             return math.log2(max(1e-6, left / (slope * max(1.0, batch))))
 
         too_large = self._seen.too_large(group)
-        least = max(-1.0, most(too_large)) if math.isfinite(too_large) else -1.0
-        return min(1.0, max(0.0, (most(batch) - least) / (1 - least))) if least < 1 else _halved(batch, too_large)
+        least = max(-highest, most(too_large)) if math.isfinite(too_large) else -highest
+        if least >= highest:
+            return _halved(batch, too_large)
+        return min(1.0, max(0.0, (most(batch) - least) / (highest - least)))
+
+    def _tells_change(self, base: Group, group: Group) -> bool:
+        """Return whether runs tell, or no table declares, how the memory of two groups differs."""
+        changed = [at for at in range(len(group)) if base[at] != group[at]]
+        return all(
+            not self._choices[at].memory or _learned(self._slopes, at, base[at], group[at]) is not None
+            for at in changed
+        )
 
     def _fixed(self) -> float | None:
         """Return the memory that does not grow with the micro batch; None where no group ran with several of them."""

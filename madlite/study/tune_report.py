@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from madlite.model import RunPlan, Scalar, Value
 from madlite.plan.recipe_file import recipe_text
 from madlite.study.tune import KIND, TuneOutcome, Tuning, point_text
 from madlite.study.tune_models import Point, Seen
-from madlite.study.tune_search import gain_interval
+from madlite.study.tune_search import LEVELS, gain_interval
 
 PAGE, RECIPE = "tune.html", "recipe.toml"
 _WIDTH, _HEIGHT = 56, 12  # of the plot on the screen, in characters
@@ -36,7 +37,7 @@ class TunedPoint(Value, frozen=True):
 class TuneReport(Value, frozen=True):
     """The outcome of a study: its points, the fastest first, and the best against the default.
 
-    `ratio` is throughput of the best ÷ that of the default, `interval` its 95 % interval over full runs (None of too
+    `ratio` is throughput of the best ÷ that of the default, the middle of its `interval` over full runs (None of too
     few).  `confirmed` says whether the whole interval is above 1.  `best` is None where the default failed.
     """
 
@@ -53,6 +54,7 @@ class TuneReport(Value, frozen=True):
     confirmed: bool = False
     why: str = ""
     memory_gib: float | None = None
+    runs: int = 0
     spent_s: float = 0.0
     kind: str = KIND
 
@@ -74,13 +76,21 @@ def make_report(study_id: str, tuning: Tuning, outcome: TuneOutcome) -> TuneRepo
         points=tuple(sorted(points.values(), key=lambda one: -(one.speed or 0.0))),
         best=points[best] if best is not None else None,
         default=points.get(space.default),
-        ratio=seen.ok[best] / seen.ok[space.default] if best is not None else None,
+        ratio=_ratio(seen, best, interval) if best is not None else None,
         interval=interval,
         confirmed=interval is not None and interval.low > 1,
         why=outcome.stop.why if outcome.stop is not None else "interrupted",
         memory_gib=space.memory_gib,
+        runs=sum(1 for one in outcome.trials if one.status != "refused"),
         spent_s=sum(one.duration_s for one in outcome.trials),
     )
+
+
+def _ratio(seen: Seen, best: Point, interval: Interval | None) -> float:
+    """Return throughput of the best ÷ that of the default; of logarithms, as the interval is, where there is one."""
+    if interval is not None:
+        return math.sqrt(interval.low * interval.high)
+    return seen.ok[best] / seen.ok[seen.space.default]
 
 
 def _chosen(seen: Seen) -> Point:
@@ -117,6 +127,14 @@ def _global_batch(plan: RunPlan, point: Point) -> int | None:
 
 # In words.
 
+_WHY = {
+    "default_failed": "stopped, the default failed",
+    "default_best": "stopped, nothing else was faster or promised to be",
+    "confirmed": "stopped, the gain is confirmed by full runs",
+    "undecided": "stopped, further full runs would not tell the best one from the default",
+    "budget": "stopped, the rest of the budget is too little for another run",
+    "interrupted": "interrupted",
+}
 _HEADS = ("configuration", "throughput", "against default", "memory", "global batch", "runs", "outcome")
 
 
@@ -157,6 +175,9 @@ def table_lines(report: TuneReport) -> Iterator[str]:
 def conclusion_lines(report: TuneReport) -> Iterator[str]:
     """Yield what is the fastest, how sure that is, and what else it changes."""
     best, default = report.best, report.default
+    count = f"{report.runs} run{'s' if report.runs != 1 else ''}"
+    took = f"{report.spent_s / 60:.1f} min" if report.spent_s >= 60 else f"{report.spent_s:.1f} s"
+    yield f"  {count} in {took}: {_WHY.get(report.why, report.why)}"
     if best is None or default is None or report.ratio is None:
         if default is not None and report.why == "default_failed":
             yield f"  the default itself failed ({default.outcome}: {default.reason}): there is nothing to compare with"
@@ -167,12 +188,15 @@ def conclusion_lines(report: TuneReport) -> Iterator[str]:
     gain = f"{100 * (report.ratio - 1):+.2f} %"
     if report.interval is not None:
         low, high = (100 * (end - 1) for end in (report.interval.low, report.interval.high))
-        gain += f" (95 % interval {low:+.2f} to {high:+.2f} %, Student's t, {best.full} and {default.full} full runs)"
+        pairs = min(best.full, default.full)
+        gain += (
+            f" ({100 * LEVELS[pairs]:g} % interval {low:+.2f} to {high:+.2f} %, Student's t, {pairs} full runs each)"
+        )
     sure = "" if report.confirmed else ", not told from noise" if best.full else ", not confirmed by a full run"
     yield f"  fastest: {best.text}: {gain}{sure}"
     yield from _batch_lines(report, best, default)
-    if not report.confirmed:
-        yield f"  madlite tune --resume {report.id} with a larger --minutes or --runs goes on"
+    if report.why in ("budget", "interrupted"):
+        yield f"  the same command with --resume={report.id} goes on, and --minutes or --runs gives it more"
 
 
 def _batch_lines(report: TuneReport, best: TunedPoint, default: TunedPoint) -> Iterator[str]:

@@ -12,11 +12,11 @@ the budget is needed for it, the best points are confirmed by full runs in turns
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import fmean
 from typing import Literal
 
 from madlite.measure.statistics import Interval, ratio_of_means
 from madlite.model import Value
+from madlite.study.tune_costs import Budget, Costs
 from madlite.study.tune_models import (
     MOST_BATCH,
     Group,
@@ -32,27 +32,16 @@ from madlite.study.tune_models import (
 
 GAIN = 0.004  # what a run has to promise over the best one
 CLOSE = 0.01  # points as near to each other as this are both confirmed
-MOST_REPEATS = 5  # full runs of one point
-
-
-class Budget(Value, frozen=True):
-    """How much may be spent: seconds, runs, both; with `either` it is enough that one of them is left."""
-
-    seconds: float | None = None
-    runs: int | None = None
-    either: bool = False
-
-    def allows(self, runs: int, seconds: float) -> bool:
-        """Return whether so many runs may have been made, in this time, all together."""
-        within = [self.seconds is None or seconds <= self.seconds, self.runs is None or runs <= self.runs]
-        return any(within) if self.either else all(within)
+LEVELS = {2: 0.97, 3: 0.99, 4: 0.995, 5: 0.995}  # of the interval, by full runs of each; what they miss adds up to 5 %
+MOST_REPEATS = max(LEVELS)  # full runs of one point
 
 
 class NextRun(Value, frozen=True):
-    """The run that comes next: a full one is a result, any other a short one."""
+    """The run that comes next: a full one is a result, any other a short one; `steps` 0: as many as such a run has."""
 
     point: Point
     full: bool
+    steps: int = 0
 
 
 class Stop(Value, frozen=True):
@@ -68,11 +57,10 @@ def next_run(space: Space, trials: Sequence[Trial], budget: Budget) -> NextRun |
         return NextRun(point=space.default, full=True)
     if not any(one.status == "ok" for one in tried):
         return Stop(why="default_failed")
-    costs = _Costs(seen, budget)
-    if not seen.is_confirming and costs.allow_search():
-        promising = best_candidate(seen)
-        if promising is not None:
-            return NextRun(point=promising, full=False)
+    costs = Costs(seen, budget)
+    promising = None if seen.is_confirming else _promising(seen, costs)
+    if promising is not None:
+        return NextRun(point=promising, full=False, steps=costs.short_steps(promising))
     return _confirm(seen, costs)
 
 
@@ -94,6 +82,26 @@ def best_candidate(seen: Seen) -> Point | None:
         if found is None and all(len(batches) < 2 for batches in seen.batches.values()):
             found = _smallest(again[group] for group in groups if group in seen.batches)
     return found
+
+
+def _promising(seen: Seen, costs: Costs) -> Point | None:
+    """Return the point that is worth a short run, for which the budget leaves a full run of the best and the default.
+
+    Later choices leave each of them two in all.
+    """
+    ample = costs.allow_search(3)
+    if ample or (costs.allow_search(2) and not seen.has_later):
+        return best_candidate(seen) or (_later(seen) if ample else None)
+    return None
+
+
+def _later(seen: Seen) -> Point | None:
+    """Return the point with another value of a later choice, at the best one's micro batch, that promises most."""
+    speed, memory = SpeedModel(seen, fixed_costs(seen)[0]), MemoryModel(seen)
+    done = {one.point for one in seen.trials}
+    points = [Point(batch=seen.best.batch, group=group) for group in _neighbours(seen, later=True)]
+    scores = {point: (speed.optimistic(point) / seen.ok[seen.best] - 1) * memory.chance(point) for point in points}
+    return _most_promising({point.group: {point: scores[point]} for point in points if point not in done})
 
 
 def _most_promising(of_groups: Mapping[Group, dict[Point, float]]) -> Point | None:
@@ -126,12 +134,18 @@ def _scores(seen: Seen, group: Group, speed: SpeedModel, memory: MemoryModel) ->
 
 
 def _groups(seen: Seen) -> Iterator[Group]:
-    """Yield the groups that ran, and those beside the best point's that differ in one value."""
-    found = dict.fromkeys(seen.batches)
+    """Yield the groups that ran, and those beside the best point's."""
+    yield from dict.fromkeys((*seen.batches, *_neighbours(seen)))
+
+
+def _neighbours(seen: Seen, *, later: bool = False) -> Iterator[Group]:
+    """Yield the groups that differ from the best point's in one value, of a later choice or of another one."""
     best = seen.best.group
     for at, choice in enumerate(seen.space.choices):
-        found.update(dict.fromkeys((*best[:at], value, *best[at + 1 :]) for value in choice.values))
-    return (group for group in found if group not in seen.banned and not _has_failing_value(seen, group))
+        for value in choice.values if choice.later == later else ():
+            group = (*best[:at], value, *best[at + 1 :])
+            if group not in seen.banned and not _has_failing_value(seen, group):
+                yield group
 
 
 def _has_failing_value(seen: Seen, group: Group) -> bool:
@@ -175,51 +189,43 @@ def _where_it_falls(found: dict[int, float]) -> tuple[int, int, int] | None:
 # Confirmation, and what there is left for it.
 
 
-class _Costs:
-    """What further runs would cost, by those that were made."""
-
-    def __init__(self, seen: Seen, budget: Budget) -> None:
-        self._budget = budget
-        started = [one for one in seen.trials if one.status != "refused"]
-        self._runs, self._spent_s = len(started), sum(one.duration_s for one in started)
-        full = [one.duration_s for one in started if one.full and one.status == "ok"]
-        short = [one.duration_s for one in started if not one.full and one.status == "ok"]
-        self._full_s = fmean(full) if full else 0.0
-        self._short_s = fmean(short) if short else self._full_s
-
-    def allow_search(self) -> bool:
-        """Return whether one more short run leaves enough for a full run of the best point and of the default."""
-        return self._budget.allows(self._runs + 3, self._spent_s + self._short_s + 2 * self._full_s)
-
-    def allow_full(self) -> bool:
-        """Return whether there is enough left for one more full run."""
-        return self._budget.allows(self._runs + 1, self._spent_s + self._full_s)
-
-
-def _confirm(seen: Seen, costs: _Costs) -> NextRun | Stop:
+def _confirm(seen: Seen, costs: Costs) -> NextRun | Stop:
     default = seen.space.default
-    finalists = _finalists(seen)
+    finalists = _finalists(seen, costs)
     if not finalists:
         return Stop(why="default_best")
     runs = {point: len(seen.full(point)) for point in (*finalists, default)}
+    if (interval := gain_interval(seen, finalists[0])) is not None and (interval.low > 1 or interval.high < 1):
+        return Stop(why="confirmed" if interval.low > 1 else "default_best")
     fewest = min(runs, key=lambda point: runs[point])  # of several the best one first, the default last
-    if min(runs.values()) > 1:
-        ratio = gain_interval(seen, finalists[0])
-        if ratio is not None and (ratio.low > 1 or ratio.high < 1):
-            return Stop(why="confirmed" if ratio.low > 1 else "default_best")
-    if runs[fewest] >= MOST_REPEATS:
+    if runs[fewest] >= MOST_REPEATS or seen.failed(fewest) > 1:
         return Stop(why="undecided")
-    return NextRun(point=fewest, full=True) if costs.allow_full() else Stop(why="budget")
+    enough = max(min(LEVELS), runs[fewest] + 1)
+    others = [point for point in runs for _ in range(enough - runs[point] - (point == fewest))]
+    steps = costs.full_steps(fewest, others)
+    return NextRun(point=fewest, full=True, steps=steps) if steps is not None else Stop(why="budget")
 
 
-def _finalists(seen: Seen) -> list[Point]:
-    """Return the points to confirm, the best first: those that are close to the best one, at most two."""
+def _finalists(seen: Seen, costs: Costs) -> list[Point]:
+    """Return the points to confirm, the best first: those that are close to the best one, at most two.
+
+    It is one where the budget lacks two full runs of each: two points that ran twice tell more than three of which one
+    ran once.
+    """
     default = seen.space.default
     ranked = sorted((point for point in seen.ok if point != default), key=lambda point: -seen.ok[point])
     ranked = [point for point in ranked if seen.ok[point] > seen.ok[default] or seen.full(point)]
-    return [point for point in ranked[:2] if seen.ok[point] >= seen.ok[ranked[0]] * (1 - CLOSE)]
+    close = [point for point in ranked if seen.ok[point] >= seen.ok[ranked[0]] * (1 - CLOSE)]
+    missing = sum(max(0, 2 - len(seen.full(point))) for point in (*close[:2], default))
+    return close[:2] if costs.allow_full(missing) else sorted(close, key=lambda point: -len(seen.full(point)))[:1]
 
 
 def gain_interval(seen: Seen, point: Point) -> Interval | None:
-    """Return the interval of a point's throughput ÷ the default's, over their full runs; None of too few."""
-    return ratio_of_means(seen.full(seen.space.default), seen.full(point))
+    """Return the interval of a point's throughput ÷ the default's, over as many full runs of each; None of too few.
+
+    It is looked at again with each further pair of runs: all looks together miss with at most 5 %.
+    """
+    base, new = seen.full(seen.space.default), seen.full(point)
+    pairs = min(len(base), len(new))
+    level = LEVELS.get(pairs)
+    return ratio_of_means(base[:pairs], new[:pairs], level) if level is not None else None

@@ -126,7 +126,7 @@ def _knobs(spec: RunSpec, where: str) -> Iterator[Flaw]:
         own = spec.settings.get(knob.key)
         if knob.key == "micro_batch" or own is None:  # a setting that other runs of the backend have
             continue
-        if odd := [value for value in knob.values if type(value) is not type(own)]:
+        if odd := [value for value in (*knob.values, *((0,) if knob.parts else ())) if type(value) is not type(own)]:
             kind = type(own).__name__
             yield _flaw(
                 where, f"knob {knob.key} has {odd[0]!r}, and the setting is {kind}", "values as the setting has them"

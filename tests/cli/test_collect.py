@@ -93,7 +93,7 @@ def test_a_result_is_all_that_a_run_without_rows_leaves_until_it_is_collected(ch
     assert call(["show", "last"]) == 0 and "1 row, not collected yet: madlite collect" in capfd.readouterr().out
     assert call(["clean"]) == 0 and "nothing is left behind" in capfd.readouterr().out
     assert call(["collect"]) == 0
-    assert f"{folder.name}: SUCCESS, its row was added to perf.csv" in capfd.readouterr().out
+    assert f"{folder.name}: SUCCESS 12.5 tok, its row was added to perf.csv" in capfd.readouterr().out
     assert [row["performance"] for row in perf_rows(checkout)] == ["12.5"]
     assert {"perf_super.json", "perf_super.csv", "perf_entry.json", "perf_entry.csv"} <= set(outputs(checkout))
     assert listed(capfd)[0]["collected"] is True and not (folder / RUN_JOURNAL).exists()

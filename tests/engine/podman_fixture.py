@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -42,6 +43,11 @@ def podman() -> Iterator[str]:
         service.wait(timeout=START_LIMIT_S)
         _end_monitors(home)
         remove_home(home)
+
+
+def command_line(address: str) -> str:
+    """Return the beginning of a shell's command for the podman behind an address: program, folders and settings."""
+    return (Path(address.removeprefix("unix://")).parent / "command").read_text()
 
 
 def _end_monitors(home: Path) -> None:
@@ -87,9 +93,12 @@ def _serve(home: Path, address: str, driver: str) -> subprocess.Popen[bytes]:
         "CONTAINERS_REGISTRIES_CONF": f"{home}/registries.conf",
         "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin",
     }
+    program = [shutil.which("podman") or "podman", *places, *options]
+    own = [f"{name}={value}" for name, value in settings.items()]
+    (home / "command").write_text(shlex.join(["env", *own, *program]))
     with (home / "log").open("wb") as log:
         return subprocess.Popen(
-            ["podman", *places, *options, "system", "service", "--time=0", address],
+            [*program, "system", "service", "--time=0", address],
             stdout=log,
             stderr=log,
             env={**os.environ, **settings},

@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.csv_rows import csv_rows
+from tests.engine.podman_fixture import command_line, podman
+from tests.factories import BASE_IMAGE
 from tests.slurm_fixture import SlurmCluster
 from tests.waiting import wait_until
 
+__all__ = ["podman"]
 pytestmark = pytest.mark.engine
 SECRET = "hf_thisIsNoRealTokenButLooksLikeOne5678"
 SCRIPT = """
@@ -204,6 +207,69 @@ def test_containers_of_docker_hold_the_run_on_each_node(site, engine, base_image
         check=True,
     )
     assert listed.stdout == "", "a container is left"
+
+
+@pytest.fixture
+def in_podman(site, podman, tmp_path) -> Path:
+    """The podman of all nodes, in whose containers the site's runs are; a card names no runtime then."""
+    program = tmp_path / "bin/podman"  # with the folders of the one that the test has
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {command_line(podman)} "$@"\n')
+    program.chmod(0o755)
+    site.environ |= {"PATH": f"{program.parent}:{site.environ['PATH']}", "MADLITE_CONTAINER": "podman"}
+    card = json.loads((site.folder / "models.json").read_text())[0]
+    (site.folder / "models.json").write_text(json.dumps([{**card, "runtimes": []}]))
+    return program
+
+
+def containers_of(program: Path) -> str:
+    done = subprocess.run([program, "ps", "--all", "--quiet"], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_containers_of_podman_hold_the_run_on_each_node(site, in_podman):
+    (site.folder / "scripts/a/run.sh").write_text(SCRIPT + 'test -e /run/.containerenv && echo "in a container"\n')
+    code, out = site.call(2, "--image", BASE_IMAGE)
+    assert code == 0, out + site.log()
+    record = site.record()
+    assert site.log().count("in a container") == 2 and record["image"]["id"], record["image"]
+    assert record["node_codes"] == [0, 0] and csv_rows(site.folder / "perf.csv")[0]["performance"] == "12.5"
+    assert containers_of(in_podman) == "", "a container is left"
+
+
+def test_what_fails_in_a_container_of_podman_ends_the_others(site, in_podman):
+    script = SCRIPT.replace("python3 -c 'raise RuntimeError(\"lost on purpose\")'; ", "")
+    (site.folder / "scripts/a/run.sh").write_text(script)
+    fails = ["--set", "env.FAILS=1", "--set", "env.SLEEP=600", "--set", "stop_grace_s=2"]
+    code, out = site.call(2, "--image", BASE_IMAGE, *fails)
+    assert code == 3 and "exit code 7 on node 1 (n" in out, out
+    assert containers_of(in_podman) == "", "a container is left"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("early", [False, True])
+def test_a_node_that_dies_is_named_by_the_one_row_and_nothing_hangs(tmp_path, own_slurm, early):
+    """Slurm notices it first; or, `early`, another node's training does, which loses its connection to it."""
+    site = Site(tmp_path, own_slurm)
+    waits = f'until [ -e {tmp_path}/die ]; do sleep 0.1; done; echo "RuntimeError: Connection closed by peer"; exit 1'
+    script = SCRIPT.replace('sleep "$SLEEP" & wait;', f"if [ $NODE_RANK = 0 ]; then {waits}; fi; sleep $SLEEP & wait;")
+    (site.folder / "scripts/a/run.sh").write_text(script)
+    started = site.start(3, "--set", "env.SLEEP=600", "--set", "stop_grace_s=2")
+    try:
+        wait_until(lambda: len([*site.folder.glob("**/begun.*")]) == 3, "the nodes have begun")
+        own_slurm.kill_node("n2")
+        if early:
+            (tmp_path / "die").touch()
+        out, _ = started.communicate(timeout=200)
+    finally:
+        started.kill()
+    assert started.returncode == 3 and "Traceback" not in out, out
+    (row,) = csv_rows(site.folder / "perf.csv")
+    record = site.record()
+    assert (row["status"], record["cause"]) == ("FAILURE", "node_failed"), out
+    assert "node 1 (n2) failed: it does not answer Slurm any more" in record["reason"]
+    assert ("node 0 ended with exit code 1" in record["reason"]) is early
+    assert "n1" not in record["reason"] and "n3" not in record["reason"]
 
 
 def test_an_image_that_a_node_cannot_have_is_one_sentence(site, engine):

@@ -47,7 +47,17 @@ def test_each_point_has_its_row_and_the_table_marks_the_best(place, capfd) -> No
     out = capfd.readouterr().out
     assert "env.SIZE=3  30  tok  <- best" in out and "env.SIZE=8   -  FAILURE" in out
     assert call(["runs", "--of", found[0]["id"]]) == 0
-    assert capfd.readouterr().out.count("env.SIZE=") >= 3
+    listed = capfd.readouterr().out
+    assert listed.count("env.SIZE=") >= 3
+    assert call(["run", "--tags", "a"]) == 0, "a run of no study comes after it"
+    capfd.readouterr()
+    assert call(["runs", "--of", "last"]) == 0
+    assert capfd.readouterr().out == listed
+
+
+def test_there_is_no_last_study_where_no_run_is_of_one(place, capfd) -> None:
+    assert call(["runs", "--of", "last"]) == 4
+    assert capfd.readouterr().err.startswith("error: --of last: no run in madlite_runs is of a study\n hint: ")
 
 
 def test_points_are_repeated_in_turns(place, capfd) -> None:
@@ -60,6 +70,19 @@ def test_points_are_repeated_in_turns(place, capfd) -> None:
         *[("3", 1), ("3", 2)],
     ]
     assert "env.SIZE=3" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("more", [(), ("--repeat", "2"), ("--parallel", "2")])
+def test_a_point_that_cannot_be_planned_is_a_failed_run_and_the_others_run(place, capfd, monkeypatch, more) -> None:
+    monkeypatch.setenv("SIZE", "3")
+    assert call(["run", "--tags", "a", "--sweep", "timeout_s=50,soon,60", *more]) == 3
+    out = capfd.readouterr().out
+    assert "FAILURE a [prepare_failed] --sweep timeout_s=soon: --set timeout_s=soon: timeout_s takes a number" in out
+    times = 2 if "--repeat" in more else 1
+    ends = sorted((row["timeout_s"], row["performance"], row["status"]) for row in csv_rows(place / "perf.csv"))
+    assert [end for end in ends if end[0] != "soon"] == sorted([(t, "30", "SUCCESS") for t in ("50", "60")] * times)
+    assert {end for end in ends if end[0] == "soon"} == {("soon", "", "FAILURE")}
+    assert "timeout_s=soon   -  FAILURE prepare_failed" in out
 
 
 @pytest.mark.parametrize(

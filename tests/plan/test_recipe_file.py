@@ -53,6 +53,12 @@ def test_what_is_wrong_is_one_sentence_with_the_file(tmp_path, text, words) -> N
     assert "\n" not in refused.value.message
 
 
+def test_a_file_that_is_not_there_is_told_with_what_writes_one(tmp_path) -> None:
+    with pytest.raises(UsageProblem) as refused:
+        read_recipe_file(tmp_path / "mine.toml")
+    assert "mine.toml cannot be read: No such file" in refused.value.message and "madlite tune" in refused.value.hint
+
+
 def explained(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     assert call(["explain", *words]) == code
     captured = capsys.readouterr()
@@ -98,6 +104,12 @@ def test_a_value_that_is_nothing_to_the_run_is_named_with_its_key(tmp_path, caps
     assert "--recipe-file mine.toml has no key 'micro_bach' to set" in explained(
         capsys, "--recipe-file", "mine.toml", code=4
     )
+
+
+def test_a_wrong_value_of_an_option_of_its_own_is_told_as_it_was_typed(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = explained(capsys, "demo_hf_lora_tiny", "--until", "50%", code=4)
+    assert "error: --until 50%: until takes a percentage from 0.001% to 20%" in out
 
 
 def test_another_backend_in_the_command_is_refused(tmp_path, capsys, monkeypatch) -> None:

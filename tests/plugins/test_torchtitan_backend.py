@@ -155,6 +155,7 @@ def test_the_script_is_good_shell_and_ends_with_the_card_s_args(tmp_path):
         ({"global_batch": 12}, "global batch 12"),
         ({"precision": "INT4"}, "precision 'INT4'"),
         ({"activation_checkpoint": "some"}, "activation_checkpoint 'some'"),
+        ({"reshard": "sometimes"}, "reshard 'sometimes'"),
         ({"converters": "float8"}, "quantize.linear.float8"),
         ({"dataset_path": "data/c4"}, "dataset_path 'data/c4' is relative"),
         ({"converters": "quantize.linear.float8"}, "the result's row would have BF16"),

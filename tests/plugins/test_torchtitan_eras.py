@@ -112,6 +112,12 @@ def test_gradient_accumulation_is_rendered_where_it_is_known():
     assert fatal(llama("0.0", global_batch=16)) == [], "2 sequences of 8 ranks, without accumulation"
 
 
+@pytest.mark.parametrize("era", ERAS[1:])
+def test_when_weights_are_freed_is_left_to_torchtitan_unless_it_is_set(era):
+    never = dotted(tomli.loads(files(llama(era, precision="FP8", reshard="never"))["train.toml"]))
+    assert never == {**EXPECTED[era], "parallelism.fsdp_reshard_after_forward": "never"}
+
+
 def test_the_made_up_tokenizer_of_an_old_era_has_as_many_tokens_as_the_model():
     assert "--tokenizer assets/tokenizer --tiktoken 128256 " in files(llama("0.0"))["run.sh"]
     assert "--tiktoken" not in files(llama("0.2"))["run.sh"]
@@ -132,6 +138,7 @@ def test_an_old_era_takes_the_tokenizer_of_the_image_before_that_of_the_hub():
         ("0.1", {"dtype": "bfloat16"}, "0.1.0 has no dtype bfloat16"),
         ("0.0", {"activation_checkpoint": "memory_budget"}, "has no memory_budget"),
         ("0.1", {"ep": 2}, "has no expert parallelism"),
+        ("0.0", {"reshard": "never"}, "before 0.1 has no reshard never"),
         ("0.1", {"converters": "quantize.linear.float8", "precision": "FP8"}, "it calls FP8's float8"),
         ("0.2.0", {"converters": "float8", "precision": "FP8"}, "it calls FP8's quantize.linear.float8"),
         ("0.4", {}, "era '0.4' cannot be rendered: its configuration is Python"),

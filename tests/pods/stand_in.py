@@ -58,6 +58,7 @@ class Cluster:
         self.answers: list[tuple[str, int, str]] = []  # (path part, status, message) to refuse with, each once
         self.pod_status: Callable[[dict], dict | None] = lambda pod: None
         self.cut_logs_after = 0  # bytes of a log that one connection gives; 0 all
+        self.denied: list[str] = []  # such as `create jobs`, of what a user may do
         self.watches: list[str] = []  # the version from which each began
         self.cut_watches_after = 0  # events that one connection gives; 0 all
         self.may_watch = True
@@ -247,12 +248,12 @@ class Cluster:
     def _end_job(self, owner: dict) -> None:
         """Note at a Job that it is over, as its controller does."""
         with self.lock:
-            job = self.objects.get(("jobs", owner["name"]))
+            job = self.objects.get(("jobs", owner["name"])) or self.objects.get(("jobsets", owner["name"]))
             own = [one.body for one in self.pods.values() if one.body["metadata"]["ownerReferences"] == [owner]]
             phases = {one["status"]["phase"] for one in own}
             if job is None or not phases <= {"Succeeded", "Failed"}:
                 return
-            kind = "Failed" if "Failed" in phases else "Complete"
+            kind = "Failed" if "Failed" in phases else "Complete" if job["kind"] == "Job" else "Completed"
             job["status"] = {"conditions": [{"type": kind, "status": "True"}]}
 
     def _end(self, pod: Pod, grace_s: int | None) -> None:
@@ -330,6 +331,11 @@ def make_handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                 return self.answer(401, _status(401, "Unauthorized"))
             if url.path == "/version":
                 return self.answer(200, {"gitVersion": "v1.37.0"})
+            if url.path.endswith("/selfsubjectaccessreviews"):
+                asked = body["spec"]["resourceAttributes"]
+                return self.answer(
+                    201, {"status": {"allowed": f"{asked['verb']} {asked['resource']}" not in cluster.denied}}
+                )
             if url.path == "/api/v1/nodes":
                 return self.answer(200, {"items": cluster.nodes})
             return self.namespaced(_PATH.fullmatch(url.path), query, body)

@@ -153,6 +153,31 @@ def test_a_run_on_two_nodes_has_its_row_and_pods_as_the_cluster_file_has_them(si
     assert site.cluster.invalid == []
 
 
+def test_a_jobset_of_as_many_nodes_as_the_context_names_has_its_row(site):
+    file = site.folder / "cluster.toml"
+    file.write_text(file.read_text() + "jobset = true\n")
+    nodes = json.dumps({"distributed": {"nnodes": 2}})
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", "-c", nodes)
+    assert code == 0, out
+    assert [(row["performance"], row["nnodes"]) for row in site.rows()] == [("12.5", "2")]
+    assert any(path.endswith("/jobsets") for method, path in site.cluster.requests if method == "POST")
+    wait_until(lambda: not site.cluster.objects and not site.cluster.pods, "the removal of all objects")
+
+
+def test_what_a_queue_holds_waits_until_the_queue_lets_it_start(site):
+    file = site.folder / "cluster.toml"
+    file.write_text(file.read_text() + 'queue = "gpus"\n')
+    assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
+    assert "1 pending (Suspended)" in site.call("jobs")[1]
+    (job,) = [one for (kind, _), one in site.cluster.objects.items() if kind == "jobs"]
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus" and not site.cluster.pods
+    started = site.start("attach")
+    site.cluster.patch("jobs", job["metadata"]["name"], {"spec": {"suspend": False}})
+    out, _ = started.communicate(timeout=120)
+    assert started.returncode == 0, out
+    site.has_one_row()
+
+
 def test_a_dry_run_prints_what_kubectl_applies_and_touches_nothing(site):
     code, out = site.call("run", "--cluster", "lab", "--nodes", "2", "--tags", "a", "--dry-run")
     assert code == 0 and SECRET not in out, out
@@ -262,6 +287,23 @@ def test_an_image_that_cannot_be_pulled_ends_the_run(site):
     code, out = site.call("run", "--cluster", "lab", "--tags", "a")
     assert code == 3 and "image rocm/a:1 cannot be pulled" in out, out
     site.has_one_row("FAILURE")
+
+
+def test_a_check_names_what_is_missing_and_makes_nothing(site):
+    site.cluster.objects["secrets", "registry"] = {"metadata": {"name": "registry"}}
+    site.cluster.denied += ["create jobs", "watch pods"]
+    for node in site.cluster.nodes[:3]:
+        node["metadata"]["labels"] = {"pool": "mi300"}
+    site.cluster.nodes[0]["status"]["allocatable"]["rdma/hca"] = "8"
+    code, out = site.call("cluster", "check", "lab", "--nodes", "2", "--exclude", "n2")
+    lines = {line.strip() for line in out.splitlines()}
+    assert code == 6, out
+    assert "ok       v1.37.0, namespace bench" in lines and "ok       2 of 2 nodes have 8 amd.com/gpu" in lines
+    assert "fail     may not create jobs" in lines and "unknown  may not watch pods: pods are polled" in lines
+    assert any(line.startswith("fail     2 pods of 8 rdma/hca each") for line in lines)
+    assert "ok       Secret registry (image_pull_secrets) is there" in lines
+    assert "fail     PersistentVolumeClaim data (volumes) is not there" in lines
+    assert not [path for method, path in site.cluster.requests if method == "POST" and "reviews" not in path]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from madlite.study.tune_costs import Budget
 from madlite.study.tune_models import Point, Space, Trial
-from madlite.study.tune_search import Budget, NextRun, Stop, next_run
+from madlite.study.tune_search import NextRun, Stop, next_run
 
 LIMIT = 40  # runs after which a search counts as one without end
 
@@ -25,6 +26,7 @@ class Trainer:
     fails: Callable[[Point], str] = lambda point: ""
     refuses: Callable[[Point], str] = lambda point: ""
     run_s: float = 45.0
+    step_s: Callable[[Point], float] | None = None  # else a run takes `run_s`; with it that, and its steps
     seed: int = 0
     trials: list[Trial] = field(default_factory=list)
     random: random.Random = field(init=False)
@@ -39,12 +41,22 @@ class Trainer:
             return Trial(point=point, status="refused", full=full, reason=why)
         if why := self.fails(point):
             return Trial(point=point, status="failed", full=full, reason=why, duration_s=self.run_s)
+        steps, duration_s = self._length(next_one)
         memory = self.memory_gib(point)
         if memory > self.limit_gib:
             return Trial(point=point, status="out_of_memory", full=full, duration_s=self.run_s)
         speed = self.speed(point) * self.random.gauss(1, self.noise)
         told = memory if self.tells_memory else None
-        return Trial(point=point, status="ok", full=full, speed=speed, memory_gib=told, duration_s=self.run_s)
+        return Trial(
+            point=point, status="ok", full=full, speed=speed, memory_gib=told, duration_s=duration_s, steps=steps
+        )
+
+    def _length(self, next_one: NextRun) -> tuple[int, float]:
+        """Return how many steps a run makes, and how long it takes."""
+        if self.step_s is None or self.space.steps is None:
+            return 0, self.run_s
+        steps = next_one.steps or (self.space.steps.full if next_one.full else self.space.steps.short)
+        return steps, self.run_s + steps * self.step_s(next_one.point)
 
     def tune(self, budget: Budget) -> Stop:
         """Run until the search stops; `trials` has all of them."""

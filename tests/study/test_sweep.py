@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary
@@ -86,3 +87,12 @@ def test_where_less_is_better_the_least_is_best() -> None:
         id="i", kind="sweep", series=(series(1, 9, less=True, b="1"), series(2, 8, less=True, b="2"))
     )
     assert [line for line in sweep_lines(summary) if "best" in line] == ["  b=2  8  tps  <- best"]
+
+
+def test_a_point_that_could_not_be_planned_stands_beside_those_of_its_card() -> None:
+    """It has neither a variant nor an image."""
+    blocked = replace(series(2, None, b="x"), mode="", precision="", image="")
+    other = replace(series(3, None, b="x"), card="other", mode="", precision="", image="")
+    lines = list(sweep_lines(StudySummary(id="i", kind="sweep", series=(blocked, series(1, 9, b="1"), other))))
+    assert [line.split(" ")[0] for line in lines if not line.startswith(" ")] == ["card", "other"]
+    assert [line.split()[0] for line in lines if line.startswith(" ")] == ["b=x", "b=1", "b=x"]

@@ -14,6 +14,7 @@ from madlite.model import Cause
 _QUERY_S = 30.0  # a controller that is busy answers late
 _TRIES = 4
 _FIRST_PORT = 20000  # of ten thousand, below those that systems give to clients
+_DOWN = re.compile(r"(?:down|fail|error|unknown)\b|.*\*$", re.IGNORECASE)  # sinfo(1): with * it does not respond
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
 
@@ -66,10 +67,18 @@ class Allocation:
             *(f"--nodelist={','.join(names)}", "--overlap", *own, *options),
         ]
 
+    def lost(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return which of some nodes are down or do not respond; none where Slurm does not answer."""
+        done = process.capture(["sinfo", "-h", "-N", "-o", "%N|%T"], limit_s=_QUERY_S, env=self._environ)
+        pairs = (line.strip().partition("|") for line in done.stdout.splitlines())
+        down = {name for name, _, state in pairs if _DOWN.match(state)}
+        return tuple(name for name in names if name in down)
+
     def environment(self) -> dict[str, str]:
         """Return what srun needs of this process's environment: it would hand the rest on to the nodes."""
         kept = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "DOCKER_HOST")
-        found = {name: self._environ[name] for name in kept if name in self._environ}
+        podman = ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "CONTAINERS_REGISTRIES_CONF")
+        found = {name: self._environ[name] for name in (*kept, *podman) if name in self._environ}
         # the options of the job's own tasks are not those of a step on one node
         of_job = {
             name: value for name, value in self._environ.items() if name.startswith(("SLURM_", "SPUR_", "MUNGE_"))

@@ -3,6 +3,9 @@
 Each node's step runs `agent.sh` (in the run's container where it has one).  One srun per node keeps the output of the
 nodes, their streams and their exit codes apart, which no option does that Slurm and SPUR have in common.  A run is
 ended through steps beside it, as its processes are on other machines.
+
+Of a node that dies srun says so and exits with 0, and Slurm ends the job, which is seen on the other nodes first: what
+counts is that a node was lost.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import selectors
 import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -37,9 +42,15 @@ AGENT, ENVIRONMENT, RUN = "agent.sh", "environment", "run"
 _AGENT_TEXT = Path(__file__).with_name(AGENT)
 _READ_BYTES = 1 << 18
 _POLL_S = 0.1
+CALL_S = 3600.0  # of a command on all nodes: an image may have to be pulled
 _SIGNAL_S = 30.0  # of a step that signals; a node that is gone does not answer
 _RETURN_S = 10.0  # for a step to end after its command was killed
 _DRAIN_S = 5.0
+_REMOVE_S = 120.0  # for containers to be removed
+_AT_ONCE = 64
+_BY_SIGNAL = 128  # an exit code above it is that of a signal
+_LOST = re.compile(r"srun: error: (?:Node failure on|Task launch for .{1,80} failed on node) ([\w.-]+)")
+_LINE = 200  # bytes of a line that tells of it, at most
 # what a step has of itself would be options of the steps that are started in it
 _AS_JOB = (
     "unset $(compgen -v | grep -E '^(SLURM|SPUR)_(STEP|STEPID|NTASKS|NPROCS|TASKS_PER_NODE|DISTRIBUTION|PROCID|LOCALID"
@@ -80,6 +91,8 @@ class SlurmSession:
         self._cwd_of, self._grace_s = cwd_of or {}, grace_s
         self._on_first = on_first
         self._steps: dict[int, subprocess.Popen[bytes]] = {}
+        self._lost: set[str] = set()  # nodes that died, as far as srun has told
+        self._heads: dict[int, bytes] = {}  # the last output of each step's srun
         self._gate = ActionGate()
         self._environ = allocation.environment()
 
@@ -107,11 +120,16 @@ class SlurmSession:
     def close(self) -> None:
         """End what still runs, and remove the containers and the environment."""
         self._stop(self._grace_s)
-        if command := self._container.remove():
+        if (command := self._container.remove()) and self._lost:
+            self._on_living(["call", *command], _REMOVE_S)
+        elif command:
             try:
-                self._call_all(command, "the container is left")
+                self._call_all(command, "the container is left", _REMOVE_S)
             except RuntimeProblem as problem:
                 self.notes = (*self.notes, problem.message)
+        if self._lost:
+            names = ", ".join(name for name in self.nodes if name in self._lost)
+            self.notes = (*self.notes, f"what ran on {names} may be left there: madlite clean ends it")
         with suppress(OSError), self._home() as home:
             home.remove(ENVIRONMENT)
 
@@ -119,7 +137,7 @@ class SlurmSession:
         """Run the action to its end; where one node fails, the others are ended.
 
         Raises:
-            RuntimeProblem: no step can be started.
+            RuntimeProblem: no step can be started, or a node was lost.
         """
         begun = time.monotonic()
         ranks = range(len(self.nodes)) if action.kind == "run" and not self._on_first else range(1)
@@ -128,6 +146,8 @@ class SlurmSession:
                 return Exit(code=STOPPED, duration_s=0.0)
             self._write_environment(action.env)
             codes, first = self._run(action, ranks, out)
+        if first is not None and not expired.is_set() and not self._gate.closed.is_set():
+            self._refuse_lost(codes)
         return Exit.of_nodes(codes, first, time.monotonic() - begun, timed_out=expired.is_set())
 
     def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
@@ -180,17 +200,60 @@ class SlurmSession:
                 for stream, pipe in ((1, step.stdout), (2, step.stderr)):
                     pipes.register(pipe or -1, selectors.EVENT_READ, (rank, stream))
             while left and not self._gate.abandoned.is_set():
-                _pass_on(pipes, out)
-                for rank, code in [(rank, step.poll()) for rank, step in left.items()]:
-                    if code is None or not self._is_drained(rank, pipes, ended_s):
+                for chunk in _read(pipes):
+                    self._note_lost(chunk)
+                    out(chunk)
+                for rank, ended in [(rank, step.poll()) for rank, step in left.items()]:
+                    if ended is None or not self._is_drained(rank, pipes, ended_s):
                         continue
-                    codes[rank] = code
+                    codes[rank] = self._code_of(rank, ended)
                     del left[rank]
-                    if code and first is None and left:
+                    if codes[rank] != 0 and first is None:
                         first = rank
-                        enders.append(_started(partial(self._stop, self._grace_s)))
+                        enders += [_started(partial(self._stop, self._grace_s))] if left else []
         self._kill_steps()
         return codes, first
+
+    def _note_lost(self, chunk: Chunk) -> None:
+        """Note the nodes that srun tells have died."""
+        if chunk.stream != 2:
+            return
+        text = self._heads.get(chunk.node, b"") + chunk.data
+        if b"srun: error:" in text:
+            self._find_lost(text.decode("utf-8", "replace"))
+        self._heads[chunk.node] = text[-_LINE:]
+
+    def _find_lost(self, said: str) -> None:
+        """Note the nodes that srun cannot reach; nothing is waited for of what it had started there."""
+        self._lost |= {*_LOST.findall(said)} & {*self.nodes}
+        for rank, step in list(self._steps.items()):
+            if self.nodes[rank] in self._lost and step.poll() is None:
+                process.kill_group(step.pid, 9)
+
+    def _code_of(self, rank: int, code: int) -> int | None:
+        """Return the exit code of a node's step; None of one that died."""
+        return None if self.nodes[rank] in self._lost else code
+
+    def _refuse_lost(self, codes: Sequence[int | None]) -> None:
+        """Report the nodes that were lost; Slurm is asked where a signal, and no failure, ended every other one.
+
+        Raises:
+            RuntimeProblem: there are any.
+        """
+        if not self._lost and all(code in (None, 0) or code > _BY_SIGNAL for code in codes):
+            self._lost |= {*self._allocation.lost(self.nodes)}
+        lost = [f"{rank} ({name})" for rank, name in enumerate(self.nodes) if name in self._lost]
+        if lost:
+            are, they = ("nodes", "they do") if len(lost) > 1 else ("node", "it does")
+            what = f"{are} {', '.join(lost)} failed: {they} not answer Slurm any more"
+            others = (
+                f"node {rank} ended with exit code {code}"
+                for rank, code in enumerate(codes)
+                if 0 < (code or 0) <= _BY_SIGNAL
+            )
+            what = "; ".join(filter(None, (what, next(others, ""))))
+            names = ",".join(name for name in self.nodes if name in self._lost)
+            raise RuntimeProblem(what, f"sinfo -R tells why; salloc --exclude={names} takes others", cause=Cause.NODE)
 
     def _is_drained(self, rank: int, pipes: selectors.BaseSelector, ended_s: dict[int, float]) -> bool:
         """Return whether nothing more comes of a step that has ended."""
@@ -235,10 +298,28 @@ class SlurmSession:
     def _signal(self, name: str) -> None:
         """Send a signal to the command's process group on every node; a node that does not answer is not waited for."""
         enter = self._container.enter() if self._container.signals_inside else []
+        if self._lost:  # a step with a dead node does not start
+            self._on_living(["signal", name, *enter], _SIGNAL_S)
+            return
         command = [*self._allocation.step(self.nodes), *self._agent(), "-", "signal", name, *enter]
         done = process.capture(command, limit_s=_SIGNAL_S, env=self._environ)
         if not done.ok:
+            self._find_lost(done.stderr)
+            if self._lost:
+                self._signal(name)
+                return
             _LOG.debug("signal %s: exit code %s: %s", name, done.code, done.stderr.strip())
+
+    def _on_living(self, words: Sequence[str], limit_s: float) -> None:
+        """Run the agent on each node that is left, whatever comes of it."""
+        living = [(rank, name) for rank, name in enumerate(self.nodes) if name not in self._lost]
+
+        def call(one: tuple[int, str]) -> None:
+            command = [*self._allocation.step([one[1]]), *self._agent(), str(one[0]), *words]
+            process.capture(command, limit_s=limit_s, env=self._environ)
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(call, living))
 
     def _agent(self) -> list[str]:
         """Return the command of the agent on a node itself, without its rank."""
@@ -254,13 +335,14 @@ class SlurmSession:
         enter = [word.replace(RANK, str(rank)) for word in container.enter()]
         return [*step, *enter, "bash", f"{INSIDE}/{AGENT}", INSIDE, str(rank), *words]
 
-    def _call_all(self, command: Sequence[str], problem: str) -> list[str]:
+    def _call_all(self, command: Sequence[str], problem: str, limit_s: float = CALL_S) -> list[str]:
         """Run a command on every node itself, and return what each printed.
 
         Raises:
             RuntimeProblem: it fails on one of them; `problem` says what that means.
         """
-        return call_nodes(self._allocation, self.nodes, [*self._agent(), "-", "call", *command], problem)
+        words = [*self._agent(), "-", "call", *command]
+        return call_nodes(self._allocation, self.nodes, words, problem, limit_s)
 
     def _check_inside(self) -> None:
         """Check that a command on each node runs in the container: only there is the agent where it is looked for.
@@ -315,13 +397,14 @@ class SlurmSession:
         return str(PurePosixPath(inside, action.cwd.replace("{folder}", self._cwd_of.get("folder", ""))))
 
 
-def call_nodes(allocation: Allocation, nodes: Sequence[str], command: Sequence[str], problem: str) -> list[str]:
+def call_nodes(
+    allocation: Allocation, nodes: Sequence[str], command: Sequence[str], problem: str, limit_s: float = CALL_S
+) -> list[str]:
     """Run an agent's command once on each node; return what each printed after its number and exit code.
 
     Raises:
         RuntimeProblem: a node fails, or does not answer.
     """
-    limit_s = 3600.0  # an image may have to be pulled
     done = process.capture([*allocation.step(nodes), *command], limit_s=limit_s, env=allocation.environment())
     found: dict[int, tuple[str, str]] = {}
     for line in done.stdout.splitlines():
@@ -336,15 +419,15 @@ def call_nodes(allocation: Allocation, nodes: Sequence[str], command: Sequence[s
     return [found[number][1] for number in range(len(nodes))]
 
 
-def _pass_on(pipes: selectors.BaseSelector, out: Sink) -> None:
-    """Hand on what the steps have printed, waiting a moment for it."""
+def _read(pipes: selectors.BaseSelector) -> Iterator[Chunk]:
+    """Yield what the steps have printed, waiting a moment for it."""
     if not pipes.get_map():
         time.sleep(_POLL_S)
         return
     for key, _ in pipes.select(_POLL_S):
         rank, stream = key.data
         if data := os.read(key.fd, _READ_BYTES):
-            out(Chunk(data=data, stream=stream, node=rank))
+            yield Chunk(data=data, stream=stream, node=rank)
         else:
             pipes.unregister(key.fileobj)
 

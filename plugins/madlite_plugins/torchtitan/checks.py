@@ -16,6 +16,7 @@ from madlite_plugins.torchtitan.eras import BEFORE, ERAS, OLD, converter_fits, f
 PRECISIONS = ("BF16", "FP8", "FP32")
 _NUMBER = re.compile("[0-9]{1,4}")
 _CHECKPOINTING = ("none", "selective", "full", "memory_budget")
+_RESHARD = ("default", "always", "never")
 _WITHOUT_FP8 = ("A100", "A800", "V100", "MI100", "MI210", "MI250", "MI250X")
 # what an image's own script is given, besides sizes
 _PASSED_ON = ("log_freq", "recipe", "recipe_device", "script", "tokenizer_repo")
@@ -118,6 +119,7 @@ def _era(plan: RunPlan, variant: Variant) -> Iterator[Finding]:
         "dtype bfloat16": settings["dtype"] != "float32" and era in OLD,
         "memory_budget": settings["activation_checkpoint"] == "memory_budget" and era in OLD,
         "expert parallelism": int(settings["ep"]) > 1 and era in OLD,
+        f"reshard {settings['reshard']}": settings["reshard"] != "default" and era == BEFORE,
         "gradient accumulation": era == BEFORE and _accumulates(plan, variant),
     }
     for what in (what for what, wanted in requested.items() if wanted):
@@ -179,6 +181,7 @@ def _settings(plan: RunPlan) -> Iterator[Finding]:
     settings = plan.settings
     mode = settings["activation_checkpoint"]
     yield from unknown_choice("activation_checkpoint", mode, _CHECKPOINTING)
+    yield from unknown_choice("reshard", settings["reshard"], _RESHARD)
     if settings["script"]:
         yield Finding(message="script comes from an image release alone", hint="--image-release v25.2", fatal=True)
     if settings["dataset"] and (settings["mock_data"] or settings["dataset_path"]):

@@ -40,6 +40,7 @@ OPTIONS = (
     Option("training.deterministic", frozenset(ERAS) - {"0.2"}, "deterministic=true"),
     Option("debug.", frozenset({"0.2"}), "seed=N or deterministic=true"),
     Option("parallelism.expert_parallel_degree", NEW, "ep=N"),
+    Option("parallelism.fsdp_reshard_after_forward", frozenset(ERAS) - {BEFORE}, "reshard=never"),
 )
 CONVERTERS = {"float8": OLD, "mx": OLD, "quantize.": NEW}
 

@@ -1,0 +1,113 @@
+"""What further runs of `madlite tune` take, and what the budget allows of them.
+
+A run takes `start + steps x k x m / v`, with its micro batch m and throughput v: `start` (imports, weights,
+compilation) and `k` are fitted to the runs so far.  So a large micro batch, whose steps are long, gets fewer of them:
+in a short run, and in a full one where the budget would not be enough for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from statistics import fmean
+
+from madlite.model import Value
+from madlite.study.tune_models import Point, Seen
+
+SHORT_S = 25.0  # of the steps of a short run, where fewer than usual will do
+_START = 0.5  # the part of a run that is no steps, before two runs tell
+
+
+class Budget(Value, frozen=True):
+    """How much may be spent: seconds, runs, both; with `either` it is enough that one of them is left."""
+
+    seconds: float | None = None
+    runs: int | None = None
+    either: bool = False
+
+    def allows(self, runs: int, seconds: float) -> bool:
+        """Return whether so many runs may have been made, in this time, all together."""
+        within = [self.seconds is None or seconds <= self.seconds, self.runs is None or runs <= self.runs]
+        return any(within) if self.either else all(within)
+
+
+class Costs:
+    """What runs cost, by those that were made."""
+
+    def __init__(self, seen: Seen, budget: Budget) -> None:
+        self._seen, self._space, self._budget = seen, seen.space, budget
+        started = [one for one in seen.trials if one.status != "refused"]
+        self._runs, self._spent_s = len(started), sum(one.duration_s for one in started)
+        self._ok = [one for one in started if one.status == "ok"]
+
+    def allow_search(self, full: int = 2) -> bool:
+        """Return whether one more short run, near the best point, leaves enough for so many full ones."""
+        best = self._seen.best
+        short_s = self._seconds(best, self.short_steps(best), full=False)
+        return self._budget.allows(self._runs + 1 + full, self._spent_s + short_s + full * self._usual_s())
+
+    def allow_full(self, count: int = 1) -> bool:
+        """Return whether there is enough left for so many more full runs."""
+        return self._budget.allows(self._runs + count, self._spent_s + count * self._usual_s())
+
+    def short_steps(self, point: Point) -> int:
+        """Return how many steps a short run of a point makes; 0: as many as usual."""
+        steps, step_s = self._space.steps, self._step_s(point)
+        return 0 if steps is None or not step_s else max(steps.least_short, min(steps.short, int(SHORT_S / step_s)))
+
+    def full_steps(self, point: Point, others: Sequence[Point]) -> int | None:
+        """Return how many steps one more full run of a point makes: 0 for all of them, None where it is too much.
+
+        `others` are the points of the full runs that should follow it: as far as there is enough for all, some is left
+        for them.
+        """
+        least_s = self._least_s(point)
+        if not self._budget.allows(self._runs + 1, self._spent_s + least_s):
+            return None
+        steps, step_s = self._space.steps, self._step_s(point)
+        if steps is None or not step_s or self._budget.seconds is None:
+            return 0
+        left_s = self._budget.seconds - self._spent_s
+        later_s = sum(self._least_s(one) for one in others)
+        fitting = int((left_s - (later_s if left_s - later_s >= least_s else 0.0) - self._fit[0]) / step_s)
+        return 0 if fitting >= steps.full else max(steps.least_full, fitting)
+
+    def _usual_s(self) -> float:
+        """Return what a full run takes: on average as the default's, and as the shortest one of the best point."""
+        default, best = self._space.default, self._seen.best
+        made = [one.duration_s for one in self._ok if one.full and one.point == default]
+        of_default = fmean(made) if made else self._least_s(default)
+        return of_default if best == default else fmean((of_default, self._least_s(best)))
+
+    def _least_s(self, point: Point) -> float:
+        return self._seconds(point, self._space.steps.least_full if self._space.steps else 0, full=True)
+
+    def _seconds(self, point: Point, steps: int, *, full: bool) -> float:
+        if steps and (step_s := self._step_s(point)):
+            return self._fit[0] + steps * step_s
+        alike = [one.duration_s for one in self._ok if one.full == full] or [one.duration_s for one in self._ok]
+        return fmean(alike) if alike else 0.0
+
+    def _step_s(self, point: Point) -> float:
+        """Return how long a step of a point takes, one that never ran as fast as the best; 0 if no run tells."""
+        speed = self._seen.ok.get(point) or self._seen.ok[self._seen.best]
+        return self._fit[1] * max(1, point.batch) / speed
+
+    @cached_property
+    def _fit(self) -> tuple[float, float]:
+        """Return `start` in seconds and `k`, by least squares of the relative error; zeros where no run tells."""
+        runs = [(one.steps * max(1, one.point.batch) / one.speed, one.duration_s) for one in self._ok if one.steps]
+        if not (runs := [(work, seconds) for work, seconds in runs if work > 0 and seconds > 0]):
+            return 0.0, 0.0
+        ones = [1 / seconds for _, seconds in runs]
+        works = [work / seconds for work, seconds in runs]
+        squares = sum(one * one for one in ones), sum(work * work for work in works)
+        mixed = sum(one * work for one, work in zip(ones, works, strict=True))
+        determinant = squares[0] * squares[1] - mixed * mixed
+        if determinant > 1e-3 * squares[0] * squares[1]:  # else they are alike, and tell no more than one run
+            start = (sum(ones) * squares[1] - sum(works) * mixed) / determinant
+            k = (sum(works) * squares[0] - sum(ones) * mixed) / determinant
+            if start > 0 and k > 0:
+                return start, k
+        mean_s = fmean(seconds for _, seconds in runs)
+        return _START * mean_s, (1 - _START) * mean_s / fmean(work for work, _ in runs)

@@ -1,0 +1,48 @@
+"""`madlite tune --dry-run`: what the built-in backends declare, on machines that are not here."""
+
+from __future__ import annotations
+
+import pytest
+
+from madlite.cli.main import call
+
+LATER = "; later, where the budget leaves room"
+TITAN = ("pyt_train_llama-3.1-8b", "--mode", "pretrain", "--precision", "BF16")
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (
+            (*TITAN, "--machine", "8xH200"),
+            [
+                "micro_batch  2 by default; any that fits",
+                "activation_checkpoint  selective by default; none, selective, full",
+                f"reshard  default by default; default, never{LATER}",
+                f"dp_replicate  1 by default; 1, 2{LATER}",
+            ],
+        ),
+        # with as many replicas as GPUs nothing is sharded, and torchtitan computes in another mixed precision
+        ((*TITAN, "--machine", "2xH200"), ["dp_replicate  left alone: only with 4 GPUs or more"]),
+        ((*TITAN, "--machine", "1xH200"), ["reshard  left alone: only with 2 GPUs or more"]),
+        (
+            ("primus_pyt_megatron_lm_train_llama-3.1-70b", "--precision", "BF16", "--machine", "8xMI300X"),
+            ["recompute_layers  80 by default; 0, 20, 40, 60, 80"],
+        ),
+        (
+            ("pyt_megatron_lm_train_qwen2.5-7b", "--precision", "BF16", "--machine", "8xMI300X"),
+            ["recompute_activations  unset by default; unset, none, sel, full"],
+        ),
+        (("pyt_megatron_lm_train_mixtral-8x7b", "--machine", "8xMI300X"), ["ac  none by default; none, sel"]),
+        (
+            ("demo_hf_lora_tiny", "--machine", "2xH200"),
+            [f"attention  sdpa by default; sdpa, flash_attention_2, flex_attention{LATER}"],
+        ),
+    ],
+)
+def test_what_may_be_changed_of_a_tag(words, lines, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert call(["tune", *words, "--dry-run"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert set(lines) <= set(out), out[:12]
+    assert not [*tmp_path.iterdir()]
