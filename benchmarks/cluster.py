@@ -145,12 +145,10 @@ class Site:
         submitted = self.start("run", "--cluster", "lab", "--tags", "m1", "--repeat", str(COLLECTED), "--detach")
         assert submitted.wait() == 0
         self.command("squeue", "exit 0")
-        self.command("sacct", f"echo '77_[1-{COLLECTED}]|FAILED|1:0|n1|1:0'")
+        self.command("sacct", f"echo '77_[1-{COLLECTED}]|FAILED|1:0|n1|1:0|2026-01-01T00:00:00'")
         began = time.perf_counter()
         assert self.start("collect").wait() == 3
-        print(
-            f"| collect {COLLECTED} failed jobs, 5 s grace among it | {time.perf_counter() - began:.2f} |", flush=True
-        )
+        print(f"| collect {COLLECTED} failed jobs | {time.perf_counter() - began:.2f} |", flush=True)
         rows = (self.folder / "perf.csv").read_text().splitlines()
         assert len(rows) == COLLECTED + 1, len(rows)
 

@@ -11,6 +11,7 @@ import click
 from madlite.cli import setup
 from madlite.cli.amounts import SIZE, counted
 from madlite.cli.completion import complete_runs, complete_status
+from madlite.cli.credentials import read_credentials
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
@@ -114,6 +115,6 @@ def _secrets(workspace: Path) -> tuple[str, ...]:
     """Return the secrets of the environment, and of the working folder's credential.json."""
     from madlite.secrets import collect, is_secret
 
-    tables = setup.read_credentials(workspace) or {}
+    tables = read_credentials(workspace) or {}
     known = (text for table in tables.values() for name, text in table.items() if is_secret(name, text))
     return tuple(dict.fromkeys((*collect(os.environ), *known)))

@@ -18,7 +18,8 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.options import Command, interrupt_option, verbose_option
+from madlite.cli.batch_options import interrupt_option
+from madlite.cli.options import Command, verbose_option
 from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode, UsageProblem
 from madlite.study.summary import SCALING

@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
+from madlite.cli.batch_options import NOT_MEASURED, refuse, retry_options, settle_options
+from madlite.cli.batches import BatchStart, runs_of_text
 from madlite.cli.compare import Percent
 from madlite.cli.main import mask
 from madlite.cli.options import (
@@ -21,14 +23,13 @@ from madlite.cli.options import (
     common_options,
     live_option,
     plan_options,
-    retry_options,
-    settle_options,
     tag_words,
     tags_option,
 )
 from madlite.cli.planning import planner
+from madlite.cli.preview import preview
 from madlite.cli.run import command as run_command
-from madlite.cli.run import preview, run_planned
+from madlite.cli.run import run_planned
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 from madlite.errors import CheckFailed, ExitCode, UsageProblem, did_you_mean
@@ -37,20 +38,17 @@ from madlite.model import Json
 from madlite.study.bisect import Bisection, Judge, NextItem
 from madlite.study.bisect_runs import KIND, STATE, BisectFolder, BisectItem, BisectRunner, batch_start, known_samples
 from madlite.study.bisect_summary import BisectSummary, summarise_bisection
-from madlite.workspace.study import SUMMARY, study_path
+from madlite.workspace.study import SUMMARY
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.cli.screens import PlainScreen
     from madlite.measure.statistics import Interval
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
-    from madlite.run.batch import BatchSettings
     from madlite.run.screen import Planned, RunOutcome
 
 _REFUSED = {
-    "skip_model_run": ("--skip-model-run", "no run has a number, so there is nothing to compare"),
-    "keep_alive": ("--keep-alive", "what each run leaves running would slow down the next one"),
+    **NOT_MEASURED,
     "oom_fallback": ("--oom-fallback", "runs with another micro batch measure something else"),
     "manifest_file": ("--manifest-file", "the runs are those of one tag"),
 }
@@ -160,9 +158,7 @@ def command(**params: Any) -> int:
 
 
 def _refuse(params: dict[str, Any]) -> None:
-    for name, (option, why) in _REFUSED.items():
-        if params[name]:
-            raise UsageProblem(f"{option} in a bisect: {why}", f"leave {option} out")
+    refuse(params, _REFUSED, "in a bisect")
     if bool(params["between"]) == bool(params["repository"]):
         what = (
             "--between beside --repository: one list at a time" if params["between"] else "there is no list to bisect"
@@ -379,10 +375,12 @@ class BisectBatch:
         self.problems: tuple[str, ...] = ()
         self.lines: list[str] = []
 
-    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
+    def run(self, start: BatchStart) -> RunOutcome:
         """Run until the search has ended, or a signal came."""
         from madlite.run.one import secrets_for
         from madlite.secrets import masked_json
+
+        options, screen = start.options, start.screen
 
         def tell(upcoming: NextItem) -> None:
             if self._told != (upcoming.item, upcoming.purpose):
@@ -396,16 +394,15 @@ class BisectBatch:
         known = [*known_samples(options.workspace, self._folder.state, metric, retried=retried)]
         if self._params["resume_bisect"] is not None:
             screen.end([f"bisect {self._folder.id} goes on after {len(known)} run{'s' if len(known) != 1 else ''}"])
-        start = batch_start(self._journal, settings, options=options, plugins=plugins, screen=screen)
-        runner.run(bisection, known, start)
+        begin = batch_start(self._journal, start.settings, options=options, plugins=start.plugins, screen=screen)
+        runner.run(bisection, known, begin)
         summary = summarise_bisection(self._folder.id, KIND, self._items, bisection)
         self.study, self.lines = msgspec.to_builtins(summary), [*summary_lines(summary)]
         if bisection.found is not None:
             secrets = [text for item in self._items for text in secrets_for(item.planned, options.environ)]
             self.problems = self._folder.end(masked_json(summary, secrets))
-        where = study_path(options.workspace, self._folder.id).relative_to(options.workspace)
         name = SUMMARY if bisection.found is not None else STATE
-        self.lines.append(f"  madlite runs --of {self._folder.id}; {where / name}")
+        self.lines.append(runs_of_text(options.workspace, self._folder.id, name))
         return replace(runner.outcome, exit_code=_exit_code(runner.outcome, bisection))
 
     def _next_text(self, upcoming: NextItem) -> str:

@@ -12,6 +12,7 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.arguments import SUMMARY
+from madlite.cli.credentials import read_credentials
 from madlite.cli.format import duration
 from madlite.cli.options import (
     TagsCommand,
@@ -139,7 +140,7 @@ def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
         options=options,
         target=target,
         machine=machine,
-        credentials=setup.read_credentials(options.workspace) or {},
+        credentials=read_credentials(options.workspace) or {},
         registry=params["registry"],
         use_image=params["use_image"],
     )

@@ -41,6 +41,7 @@ def command(run: tuple[str, ...], output: Path) -> int:
     from madlite.results.header import new_columns
     from madlite.results.locked import make_folder
     from madlite.results.perfcsv import check_appendable
+    from madlite.results.sidefiles import write_waiting
     from madlite.run.batch import exit_code
     from madlite.run.collect import collect_all
     from madlite.run.recovery.unfinished import complete_side_files
@@ -57,6 +58,8 @@ def command(run: tuple[str, ...], output: Path) -> int:
     done = [*collect_all(folders, here, file, new_columns(contract()))]  # all of it, whoever stops reading
     for one in done:
         _print(one)
+    for text in write_waiting(here):
+        setup.warn(text)
     if not folders and (jobs is None or not jobs.results):
         echo("nothing to collect")
     of_jobs = jobs.results if jobs is not None else []

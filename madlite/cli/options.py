@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +17,6 @@ from madlite.cli.arguments import (
     NAMED,
     RESULTS,
     SUMMARY,
-    FiniteRange,
     complete,
     contract_option,
     whole_number,
@@ -257,7 +255,7 @@ verbose_option = click.option(
 """Add --verbose to a command without plugins."""
 
 
-def _group(*options: Callable[[F], F]) -> Callable[[F], F]:
+def group(*options: Callable[[F], F]) -> Callable[[F], F]:
     """Return one decorator that adds several options, in order."""
 
     def add(function: F) -> F:
@@ -283,12 +281,12 @@ registry_option = click.option(
     "-r", "--registry", default="", metavar="HOST", help="Registry that images are pushed to, and pulled from."
 )
 clean_cache_option = click.option("--clean-docker-cache", is_flag=True, help="Build images without Docker's cache.")
-common_options = _group(
+common_options = group(
     click.option("--no-plugins", is_flag=True, help="Leave every plugin out that is not part of madlite."),
     click.option("-v", "--verbose", is_flag=True, help="Say more on stderr."),
 )
 """Add the options that every command with plugins has."""
-context_options = _group(
+context_options = group(
     click.option("-c", "--additional-context", default="", metavar="JSON", help="Context; options win over it."),
     click.option("-f", "--additional-context-file", type=_FILE, metavar="FILE", help="Context from a file."),
 )
@@ -374,7 +372,7 @@ _DATA = (
 _FROM_MANIFEST = click.option(
     "-m", "--manifest-file", type=_FILE, metavar="FILE", help="Run what this manifest of `madlite build` names."
 )
-batch_options = _group(
+batch_options = group(
     _FROM_MANIFEST,
     click.option(
         "--manifest-output",
@@ -390,133 +388,9 @@ batch_options = _group(
     CLEANUP,
 )
 """Add the options of a run beyond its plans: manifests, registry, summary."""
-
-
-class _AtOnce(click.types.IntParamType):
-    """A number of runs at the same time, or `auto`, which is 0."""
-
-    name = "N|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number."""
-        number = 0
-        if value == "auto":
-            return number
-        with suppress(ValueError):
-            number = int(value)
-        if number < 1:
-            self.fail(f"{value!r} is neither a number of runs nor auto", param, ctx)
-        return number
-
-
-parallel_options = _group(
-    click.option(
-        "--parallel",
-        type=_AtOnce(),
-        metavar="N|auto",
-        help="Run so many at the same time, each on GPUs of its own; docs/parallel.md.  [default: 1]",
-    ),
-    click.option("--exclusive", is_flag=True, help="Give each run all GPUs of the machine: no run beside it."),
-    click.option(
-        "--bind",
-        type=click.Choice(("off", "numa")),
-        default="off",
-        help="Keep a run to the CPUs and memory of its GPUs' NUMA nodes: numa.  [default: off]",
-    ),
-    click.option("--fail-fast", is_flag=True, help="Start no other run once one failed."),
-    click.option("--max-failures", type=whole_number(1), metavar="N", help="Start no other run once N failed."),
-)
-"""Add the options of several runs."""
-_REPEAT = click.option(
-    "--repeat", type=whole_number(1), metavar="N", help="Run each of them N times, in turns; docs/repeat.md."
-)
-_SETTLE = (
-    click.option(
-        "--settle",
-        is_flag=False,
-        flag_value="first",
-        metavar="[=CELSIUS]",
-        help="Wait before each run until the GPUs are as cool as this, or as at the first run's start.",
-    ),
-    click.option(
-        "--settle-timeout",
-        type=FiniteRange(0),
-        default=300.0,
-        metavar="SECONDS",
-        help="The longest wait of --settle.  [default: 300]",
-    ),
-)
-repeat_options = _group(
-    _REPEAT,
-    click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
-    *_SETTLE,
-)
-"""Add the options of runs that are repeated, and of how each of them begins."""
-settle_options = _group(*_SETTLE)
-"""Add the options of how each of several runs begins."""
-turn_options = _group(_REPEAT, *_SETTLE)
-"""Add the same without those of caches."""
-interrupt_option = click.option(
-    "--on-interrupt",
-    type=click.Choice(["leave", "cancel"]),
-    help="What a signal does with the jobs.  [default: a terminal asks; else INT, TERM cancel, HUP leaves]",
-)
-"""Add --on-interrupt."""
-_CLUSTER = click.option(
-    "--cluster", default="", metavar="NAME", help="Run as jobs of this cluster of cluster.toml.  [$MADLITE_CLUSTER]"
-)
-_JOBS = (
-    click.option("--exclude", multiple=True, metavar="NODE,…", help="With --cluster: no job on these nodes."),
-    click.option("--detach", is_flag=True, help="With --cluster: print the jobs and do not wait; madlite attach does."),
-    interrupt_option,
-)
-cluster_options = _group(
-    _CLUSTER,
-    click.option("--nodes", type=whole_number(1), metavar="N", help="With --cluster: nodes of each run.  [default: 1]"),
-    *_JOBS,
-)
-"""Add the options of runs that are jobs of a cluster."""
-cluster_study_options = _group(_CLUSTER, *_JOBS)
-"""Add the same of a study that varies the nodes."""
-sweep_options = _group(
-    click.option(
-        "--sweep",
-        multiple=True,
-        metavar="KEY=A,B",
-        help="Run once with each of these values of --set; several: every combination; docs/sweep.md.",
-    ),
-    click.option("--zip", "zip_values", is_flag=True, help="Pair the values of several --sweep instead."),
-)
-"""Add the options of a sweep."""
-retry_options = _group(
-    click.option(
-        "--retry",
-        type=whole_number(0),
-        default=0,
-        metavar="N",
-        help="Try a run up to N times again that a server, the hub, a port or a preemption ended; docs/resume.md.",
-    ),
-    click.option(
-        "--retry-wait",
-        type=FiniteRange(0, 86400),
-        default=10.0,
-        metavar="SECONDS",
-        help="The wait before the first retry, doubled for each later one.  [default: 10]",
-    ),
-    click.option(
-        "--oom-fallback", is_flag=True, help="Run with the next smaller micro batch where a GPU's memory ran out."
-    ),
-)
-"""Add the options of runs that are tried again."""
-resume_option = click.option(
-    "--resume",
-    is_flag=True,
-    help="Go on with the last batch of this folder that was killed or interrupted; alone: with its own command.",
-)
-"""Add --resume."""
-plan_options = _group(context_options, *_PLAN, *RESULTS, *_DATA)
+plan_options = group(context_options, *_PLAN, *RESULTS, *_DATA)
 """Add the options that decide a plan, and those of its results."""
-scaling_options = _group(context_options, *(one for one in _PLAN if one is not _GPU_IDS), *RESULTS, *_DATA)
+scaling_options = group(context_options, *(one for one in _PLAN if one is not _GPU_IDS), *RESULTS, *_DATA)
 """Add the same without --gpus, which is there what varies."""
-frozen_options = _group(context_options, *_PLAN, *_DATA, _FROM_MANIFEST, registry_option)
+frozen_options = group(context_options, *_PLAN, *_DATA, _FROM_MANIFEST, registry_option)
 """Add the options that decide a plan and nothing else, for one that is written down."""

@@ -14,6 +14,7 @@ from madlite.backends.loader import Plugins
 from madlite.catalog.datasets import DataSets, read_data_sets
 from madlite.cli import setup
 from madlite.cli.arguments import named_values
+from madlite.cli.credentials import read_credentials, read_services
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import exists, is_file, template_root
 from madlite.machine.fabric import find_fabric
@@ -152,7 +153,7 @@ def _data_sets(options: Options, context: Context, params: dict[str, Any]) -> Da
 
 def local_secret_sources(options: Options) -> dict[str, str]:
     """Return the values that plan files may name as secrets: the environment and credential.json."""
-    credentials, services = setup.read_credentials(options.workspace), setup.read_services(options.workspace)
+    credentials, services = read_credentials(options.workspace), read_services(options.workspace)
     return secret_sources(options.environ, credentials, services)
 
 
@@ -269,7 +270,7 @@ def planner(
     requests = () if manifest is not None else setup.select_requests(plugins, tags, options.workspace, trees)
     if recipe is not None:
         refuse_other_cards(recipe, requests)
-    credentials = setup.read_credentials(options.workspace)
+    credentials = read_credentials(options.workspace)
     inputs = BatchInputs(
         options=options,
         context=context,
@@ -279,7 +280,7 @@ def planner(
         template_root=root,
         new_run_id=new_run_id,
         credentials=credentials,
-        services=setup.read_services(options.workspace),
+        services=read_services(options.workspace),
         data_sets=_data_sets(options, context, params),
         tools=make_toolset(context, options, root / TOOLS),
         tool_files=list_tools(root / TOOLS),

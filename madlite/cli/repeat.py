@@ -6,28 +6,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from madlite.cli.format import span_text
-from madlite.model import Json, Status
+from madlite.model import Status
 from madlite.plan.inputs import RUNS
 from madlite.study.efficiency import scaling_lines, scalings_of
-from madlite.study.repeat import KIND, Repeat, plan_repeat, run_repeat
+from madlite.study.repeat import KIND, plan_repeat
 from madlite.study.scaling import KIND as SCALING
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary, samples_of_records, summarise
 from madlite.study.sweep import KIND as SWEEP
 from madlite.study.sweep import point_text, series_text, sweep_lines
-from madlite.workspace.study import SUMMARY, study_path
 
 if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-    from madlite.cli.screens import PlainScreen
-    from madlite.plan.context import Options
-    from madlite.results.batch_journal import BatchJournal
     from madlite.results.record import Record
-    from madlite.run.batch import BatchSettings
-    from madlite.run.resume import Resumption
-    from madlite.run.screen import Planned, RunOutcome
+    from madlite.run.screen import Planned
 
 APART_C = 5.0  # between the starts of a series' runs: from there on the difference is shown
 
@@ -51,39 +42,6 @@ def place_text(one: Planned) -> str:
     which = f"run {study.index} of {study.count}, caches {study.caches or 'of the user'}" if study else ""
     note = "would not start" if plan.blocked else which
     return f"{' · '.join(filter(None, parts))}{f'  ({note})' if note else ''}"
-
-
-class RepeatBatch:
-    """The runs of a repeat; after `run`, what they came to."""
-
-    def __init__(
-        self, planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal, study_id: str = ""
-    ) -> None:
-        """Plan the runs, of an earlier study where that is resumed."""
-        self.study_id = study_id or journal.id
-        self._repeat: Repeat = plan_repeat(planned, self.study_id, params["repeat"], cold=params["cold"])
-        self._journal = journal
-        self.every: Sequence[Planned] = (*self._repeat.warm_ups, *self._repeat.runs)
-        self.planned: Sequence[Planned] = self._repeat.runs
-        self.study: Json = None
-        self.problems: tuple[str, ...] = ()
-        self.lines: list[str] = []
-
-    def run(
-        self,
-        options: Options,
-        plugins: Plugins,
-        screen: PlainScreen,
-        settings: BatchSettings,
-        resumed: Resumption | None = None,
-    ) -> RunOutcome:
-        """Run all of them, as `run_repeat` does."""
-        ended = run_repeat(self._repeat, options, plugins, screen, self._journal, settings, resumed)
-        self.study, self.problems = msgspec.to_builtins(ended.summary), ended.problems
-        self.lines = [*summary_lines(ended.summary)]
-        where = study_path(self._repeat.workspace, self._repeat.id).relative_to(self._repeat.workspace)
-        self.lines.append(f"  madlite runs --of {self._repeat.id}; {where / SUMMARY}")
-        return ended.runs
 
 
 # The statistics as lines.

@@ -2,66 +2,69 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import click
-import msgspec
 
 from madlite.cli import setup
 from madlite.cli.arguments import closing_lines
-from madlite.cli.format import may_have_reference
-from madlite.cli.options import (
-    TagsCommand,
-    batch_options,
+from madlite.cli.batch_options import (
+    NOT_MEASURED,
+    check_pretended,
     cluster_options,
-    common_options,
-    decides_plan,
-    is_given,
-    live_option,
     parallel_options,
-    plan_options,
+    pretend_options,
+    refuse,
     repeat_options,
     resume_option,
     retry_options,
     sweep_options,
-    tag_words,
-    tags_option,
 )
-from madlite.cli.planning import check, check_option, check_start
-from madlite.cli.retry import (
+from madlite.cli.batches import (
+    BatchStart,
+    StudyBatch,
     check_retry,
     is_alone,
     left_by,
+    make_batch,
     make_retry,
     note_fallback,
     resume_last,
     resumed,
     unfinished,
 )
+from madlite.cli.format import may_have_reference
+from madlite.cli.options import (
+    TagsCommand,
+    batch_options,
+    common_options,
+    decides_plan,
+    is_given,
+    live_option,
+    plan_options,
+    tag_words,
+    tags_option,
+)
+from madlite.cli.planning import check, check_option, check_start
+from madlite.cli.preview import preview
 from madlite.cli.screens import Sink
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Result, RunPlan
-from madlite.plan.actions import bind_model_dir
-from madlite.run.one import secrets_for
 from madlite.run.screen import Planned
-from madlite.secrets import Redactor
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import PlainScreen
-    from madlite.model import Json, Runtime
-    from madlite.model.protocols import ManifestRuntime
+    from madlite.model import Runtime
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal, UnfinishedBatch
     from madlite.run.batch import BatchSettings
@@ -85,9 +88,8 @@ if TYPE_CHECKING:
 )
 @click.option("--again", is_flag=True, hidden=True, help="With --plan: in place of its run that was cut off.")
 @click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite collect`.")
-@click.option("-n", "--dry-run", is_flag=True, help="Print script and container request, and touch nothing.")
+@pretend_options("script and container request")
 @live_option
-@click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
 @check_option
 @click.option("--baseline", default="", metavar="NAME", help="Compare with this at the end: a BASE of `compare`.")
 @click.option("--fail-on", multiple=True, metavar="GATE", help="With --baseline: exit with 5 on 'regression>3%', …")
@@ -140,8 +142,7 @@ def _check_options(params: dict[str, Any]) -> None:
     Raises:
         UsageProblem, click.UsageError: they do not.
     """
-    if params["machine"] and not params["dry_run"]:
-        raise click.UsageError("--machine only pretends: use it with --dry-run")
+    check_pretended(params)
     if params["check"] and not params["dry_run"]:
         raise click.UsageError("--check starts nothing: use it with --dry-run")
     if params["no_rows"] and is_given("output"):
@@ -228,42 +229,30 @@ def run_planned(
     plugins: Plugins,
     params: dict[str, Any],
     journal: BatchJournal,
-    make_batch: _MakeBatch | None = None,
+    make: _MakeBatch | None = None,
 ) -> int:
     """Run plans to their rows with all that is printed meanwhile, and return the exit code.
 
-    `make_batch` makes the batch of them once they were checked, else the options decide.
+    `make` makes the batch of them once they were checked, else the options decide.
     """
-    from madlite.cli.screens import make_screen
     from madlite.cli.summary import BatchFiles, against_baseline
-    from madlite.results.locked import make_folder
-    from madlite.run.checks import check_plans
     from madlite.run.resume import inputs_of_all, refuse_other_study, series_of
 
     batch_before = unfinished(options.workspace) if params.get("resume") else None
     against = against_baseline(params, options)
-    check_start(planned, options)
     notes = len(plugins.problems)
-    planned, warnings = check_plans(planned, plugins, options.lint)
-    warnings = (*warnings, *note_fallback(planned, params))
-    if options.rows:
-        make_folder(options.output_target or options.output)
-    own = _make_batch(planned, params, journal, batch_before) if make_batch is None else None
+    planned, warnings = _checked(planned, options, plugins, params)
+    own = make_batch(planned, params, journal, batch_before) if make is None else None
     if batch_before is not None and own is not None:
         refuse_other_study(batch_before, own.planned)
-    runs = own or cast("_MakeBatch", make_batch)(planned, params, journal)
-    planned = runs.planned
-    batch = BatchFiles(planned, options, params)
-    sink = Sink(sys.stdout.fileno())
-    compare = partial(_compare, plugins)
-    screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract), compare=compare)
-    try:
+    runs = own or cast("_MakeBatch", make)(planned, params, journal)
+    batch = BatchFiles(runs.planned, options, params)
+    with _shown(options, plugins) as screen:
         for text in (*warnings, *_recover(options, plugins.runtimes(), batch_before)):
             screen.warn(text)
         before = resumed(batch_before, own, options, journal, screen) if batch_before is not None and own else None
-        if before is not None:
-            planned = before.with_ids(planned)
-            batch = BatchFiles(planned, options, params)
+        planned = before.with_ids(runs.planned) if before is not None else runs.planned
+        batch = BatchFiles(planned, options, params) if before is not None else batch
         for text in _recovery_report(options):
             screen.warn(text)
         journal.note(
@@ -272,8 +261,7 @@ def run_planned(
             inputs=inputs_of_all(planned, options.workspace),
         )
         batch.begin()
-        run = runs.run if before is None or own is None else partial(own.run, resumed=before)
-        outcome = run(options, plugins, screen, _make_settings(params, against, before))
+        outcome = runs.run(BatchStart(options, plugins, screen, _make_settings(params, against, before), before))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         screen.total(outcome, options.output if options.rows else None)
@@ -282,117 +270,45 @@ def run_planned(
         journal.close(interrupted=bool(outcome.not_started) or outcome.exit_code in _BY_SIGNAL)
         if outcome.bug is not None:
             raise outcome.bug
+    return batch.exit_code(outcome, against)
+
+
+def _checked(
+    planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any]
+) -> tuple[Sequence[Planned], tuple[str, ...]]:
+    """Return the plans as checks leave them, and warnings, once their rows have a place."""
+    from madlite.results.locked import make_folder
+    from madlite.run.checks import check_plans
+
+    check_start(planned, options)
+    planned, warnings = check_plans(planned, plugins, options.lint)
+    warnings = (*warnings, *note_fallback(planned, params))
+    if options.rows:
+        make_folder(options.output_target or options.output)
+    return planned, warnings
+
+
+@contextmanager
+def _shown(options: Options, plugins: Plugins) -> Iterator[PlainScreen]:
+    """Yield the screen of the runs, closed after the block; at its end it says what nobody read."""
+    from madlite.cli.screens import make_screen
+
+    sink = Sink(sys.stdout.fileno())
+    compare = partial(_compare, plugins)
+    screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract), compare=compare)
+    try:
+        yield screen
         if sink.dropped_bytes:
             screen.warn(f"{sink.dropped_bytes} bytes were not shown: the output was not read; the log has them")
     finally:
         screen.close()
         sink.close()
-    return batch.exit_code(outcome, against)
 
 
 _BY_SIGNAL = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP)
 
 
-class StudyBatch(Protocol):
-    """The runs of a command, and after `run` what they came to together: data, problems and lines to print."""
-
-    planned: Sequence[Planned]
-    study: Json
-    problems: tuple[str, ...]
-    lines: list[str]
-
-    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
-        """Run all of them."""
-
-
 _MakeBatch: TypeAlias = Callable[[Sequence[Planned], dict[str, Any], "BatchJournal"], StudyBatch]
-
-
-class OwnBatch(StudyBatch, Protocol):
-    """The runs of `madlite run`, which can be resumed: `every` one with its warm-ups, and the id of their study."""
-
-    every: Sequence[Planned]
-    study_id: str
-
-    def run(
-        self,
-        options: Options,
-        plugins: Plugins,
-        screen: PlainScreen,
-        settings: BatchSettings,
-        resumed: Resumption | None = None,
-    ) -> RunOutcome:
-        """Run all of them, of an earlier batch those that are not finished."""
-
-
-class _PlainBatch:
-    """The runs of a command that makes no study of them."""
-
-    study_id = ""
-
-    def __init__(self, planned: Sequence[Planned], journal: BatchJournal) -> None:
-        self._journal = journal
-        self.planned = self.every = planned
-        self.study: Json = None
-        self.problems: tuple[str, ...] = ()
-        self.lines: list[str] = []
-
-    def run(
-        self,
-        options: Options,
-        plugins: Plugins,
-        screen: PlainScreen,
-        settings: BatchSettings,
-        resumed: Resumption | None = None,
-    ) -> RunOutcome:
-        from madlite.run.batch import run_batch
-
-        left = resumed.left(self.planned) if resumed is not None else self.planned
-        outcome = run_batch(left, options, plugins, screen, journal=self._journal, settings=settings)
-        return resumed.whole(self.planned, outcome) if resumed is not None else outcome
-
-
-class _SweepBatch(_PlainBatch):
-    """The runs of a sweep whose points are not repeated."""
-
-    def __init__(self, planned: Sequence[Planned], journal: BatchJournal, study_id: str = "") -> None:
-        from madlite.study.sweep import with_study_id
-
-        self.study_id = study_id or journal.id
-        super().__init__(with_study_id(planned, self.study_id), journal)
-
-    def run(
-        self,
-        options: Options,
-        plugins: Plugins,
-        screen: PlainScreen,
-        settings: BatchSettings,
-        resumed: Resumption | None = None,
-    ) -> RunOutcome:
-        from madlite.cli.repeat import swept_lines
-        from madlite.study.summary import samples_of, summarise
-        from madlite.study.sweep import KIND
-
-        outcome = super().run(options, plugins, screen, settings, resumed)
-        planned = resumed.with_ids(self.planned) if resumed is not None else self.planned
-        summary = summarise(self.study_id, KIND, samples_of(planned, outcome.results))
-        self.study = msgspec.to_builtins(summary)
-        self.lines = [*swept_lines(summary), f"  madlite runs --of {summary.id}"]
-        return outcome
-
-
-def _make_batch(
-    planned: Sequence[Planned],
-    params: dict[str, Any],
-    journal: BatchJournal,
-    before: UnfinishedBatch | None = None,
-) -> OwnBatch:
-    study_id = before.study if before is not None else ""
-    if params["repeat"] is None:
-        return _SweepBatch(planned, journal, study_id) if params["sweep"] else _PlainBatch(planned, journal)
-    from madlite.cli.repeat import RepeatBatch
-
-    return RepeatBatch(planned, params, journal, study_id)
 
 
 def _make_settings(
@@ -413,12 +329,6 @@ def _make_settings(
     )
 
 
-_NO_REPEAT = {
-    "skip_model_run": ("--skip-model-run", "no run has a number"),
-    "keep_alive": ("--keep-alive", "what each run leaves running would slow down the next one"),
-}
-
-
 def _check_repeat(params: dict[str, Any]) -> None:
     """Refuse options of repeated runs that do not go together.
 
@@ -431,9 +341,8 @@ def _check_repeat(params: dict[str, Any]) -> None:
     if params["repeat"] is None and params["cold"]:
         raise UsageProblem("--cold without --repeat: it is about the caches of repeated runs", "add --repeat N")
     study = "--repeat" if params["repeat"] is not None else "--sweep" if params["sweep"] else ""
-    for name, (option, why) in _NO_REPEAT.items():
-        if study and params[name]:
-            raise UsageProblem(f"{option} beside {study}: {why}", f"leave {option} or {study} out")
+    if study:
+        refuse(params, NOT_MEASURED, f"beside {study}", study)
 
 
 def _check_several(params: dict[str, Any]) -> None:
@@ -511,75 +420,3 @@ def _recovery_report(options: Options) -> list[str]:
 def recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
     """Recover what interrupted earlier runs left, and return warnings about it and about what is unfinished."""
     return [*_recover(options, runtimes), *_recovery_report(options)]
-
-
-# What `--dry-run` prints: the request to the engine, the commands, and every rendered file.
-
-_SHOWN = (".sh", ".toml", ".yaml", ".yml", ".json")
-
-
-def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) -> str:
-    """Return everything one run would do, secrets masked; `refused` is what would keep it from being started."""
-    plan = one.plan
-    parts = [f"# {plan.card.name} · backend {plan.backend or 'none'} · runtime {plan.known_runtime or 'none'}"]
-    if plan.study is not None and plan.study.varied:
-        varied = ", ".join(f"{key}={value}" for key, value in plan.study.varied.items())
-        parts.append(f"# {plan.study.kind}: {varied}")
-    if plan.blocked:
-        parts.append(f"# would not start: {plan.blocked.status.value} {plan.blocked.reason}")
-        parts += [f"# hint: {plan.blocked.hint}"] if plan.blocked.hint else []
-    parts += [f"# would be refused: {text}" for text in refused]
-    parts += [f"# {note}" for note in plan.notes]
-    if plan.traits.manifests and plan.image is not None:  # all of it can be piped into the engine's own tool
-        parts.append(_manifest(one))
-        return Redactor(secrets_for(one, environ)).text("\n".join(parts))
-    if (plan.image is not None or not plan.traits.containerised) and (request := _request(one)):
-        parts.append(_section(f"{plan.runtime} request", request))
-    parts.append(_section("commands", "\n".join(_commands(plan))))
-    for file in one.files:
-        if file.path.endswith(_SHOWN):
-            parts.append(_section(file.path, file.data.decode("utf-8", "replace").rstrip("\n")))
-        else:
-            parts.append(f"# --- {file.path} ({len(file.data)} bytes, copied from {file.template})")
-    return Redactor(secrets_for(one, environ)).text("\n".join(parts)) + "\n"
-
-
-def _request(one: Planned) -> str:
-    """Return the request to the runtime as JSON; "" where building it fails for the reason that blocks the plan."""
-    from madlite.run.session_runner import border
-
-    try:
-        with border(one.runtime):
-            plan = bind_model_dir(one.plan, one.plan.model_dir)
-            return json.dumps(one.runtime.request(plan), indent=2, default=str)
-    except UsageProblem:
-        if one.plan.blocked is None:
-            raise
-        return ""
-
-
-def _manifest(one: Planned) -> str:
-    """Return the request as the engine's own tool takes it; a comment where it cannot be made."""
-    from madlite.errors import RuntimeProblem
-    from madlite.run.session_runner import border
-
-    try:
-        with border(one.runtime):
-            plan = bind_model_dir(one.plan, one.plan.model_dir)
-            runtime = cast("ManifestRuntime", one.runtime)
-            return "---\n" + runtime.manifest(plan, {file.path: file.data for file in one.files})
-    except RuntimeProblem as problem:
-        return f"# would not start: {problem.message}\n# hint: {problem.hint}\n"
-
-
-def _section(title: str, text: str) -> str:
-    return f"# --- {title}\n{text}"
-
-
-def _commands(plan: RunPlan) -> list[str]:
-    """Return the actions as shell commands, in order."""
-    lines = []
-    for action in bind_model_dir(plan, plan.model_dir).actions:
-        where = action.cwd.replace("{folder}", plan.folder_inside)
-        lines.append(f"{action.kind:8} (in {where}) {shlex.join(action.argv)}")
-    return lines

@@ -13,20 +13,28 @@ import click
 import msgspec
 
 from madlite.cli import setup
+from madlite.cli.batch_options import (
+    NOT_MEASURED,
+    check_pretended,
+    cluster_study_options,
+    pretend_options,
+    refuse,
+    turn_options,
+)
+from madlite.cli.batches import BatchStart, runs_of_text
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
-    cluster_study_options,
     common_options,
     live_option,
     scaling_options,
     tag_words,
     tags_option,
-    turn_options,
 )
 from madlite.cli.planning import planner, refuse_given
+from madlite.cli.preview import preview
 from madlite.cli.run import command as run_command
-from madlite.cli.run import preview, run_planned
+from madlite.cli.run import run_planned
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
@@ -42,20 +50,12 @@ from madlite.study.scaling import (
     plan_points,
     run_scaling,
 )
-from madlite.workspace.study import SUMMARY, study_path
+from madlite.workspace.study import SUMMARY
 
 if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-    from madlite.cli.screens import PlainScreen
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
-    from madlite.run.batch import BatchSettings
     from madlite.run.screen import RunOutcome
-
-_REFUSED = {
-    "skip_model_run": ("--skip-model-run", "no run has a number, so there is nothing to compare"),
-    "keep_alive": ("--keep-alive", "what each run leaves running would slow down the next one"),
-}
 
 
 def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) -> str:
@@ -74,9 +74,8 @@ def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) ->
     "--nodes", "node_counts", multiple=True, callback=_joined, metavar="LIST", help="Numbers of nodes to run on: 1,2,4."
 )
 @click.option("--strong", is_flag=True, help="Keep the global batch; else each GPU keeps its work (weak scaling).")
-@click.option("-n", "--dry-run", is_flag=True, help="Print script and container request of each, and touch nothing.")
+@pretend_options("script and container request of each")
 @live_option
-@click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
 @scaling_options
 @batch_options
 @turn_options
@@ -97,11 +96,8 @@ def command(**params: Any) -> int:
 
     over, counts = _wanted(params)
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
-    for name, (option, why) in _REFUSED.items():
-        if params[name]:
-            raise UsageProblem(f"{option} in a scaling study: {why}", f"leave {option} out")
-    if params["machine"] and not params["dry_run"]:
-        raise click.UsageError("--machine only pretends: use it with --dry-run")
+    refuse(params, NOT_MEASURED, "in a scaling study")
+    check_pretended(params)
     refuse_given({over}, "--nodes" if over == NODES else "--gpus", params)
     plugins = setup.load(params["no_plugins"], params["verbose"])
     if (to := translated(named_cluster(params), params)) is not None:
@@ -182,10 +178,10 @@ class ScalingBatch:
         self.problems: tuple[str, ...] = ()
         self.lines: list[str] = []
 
-    def run(self, options: Options, plugins: Plugins, screen: PlainScreen, settings: BatchSettings) -> RunOutcome:
+    def run(self, start: BatchStart) -> RunOutcome:
         """Run all of them, as `run_scaling` does."""
-        study_id = self._journal.id
-        ended = run_scaling(self.planned, study_id, options, plugins, screen, self._journal, settings)
+        study_id, options = self._journal.id, start.options
+        ended = run_scaling(self.planned, study_id, options, start.plugins, start.screen, self._journal, start.settings)
         self.problems = ended.problems
         self.study = {"id": study_id, "kind": "scaling", "scalings": msgspec.to_builtins(ended.scalings)}
         self.lines = [*study_lines(study_id, ended.scalings, options.workspace)]
@@ -220,7 +216,6 @@ class ClusterScaling:
 
 def study_lines(study_id: str, scalings: Sequence[Scaling], workspace: Path) -> Iterator[str]:
     """Yield what a study came to, and where more of it is."""
-    where = study_path(workspace, study_id).relative_to(workspace)
     yield f"scaling {study_id}"
     yield from (f"  {text}" for one in scalings for text in scaling_lines(one))
-    yield f"  madlite runs --of {study_id}; {where / SUMMARY}; {where / PAGE}"
+    yield runs_of_text(workspace, study_id, SUMMARY, PAGE)

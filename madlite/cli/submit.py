@@ -11,6 +11,7 @@ import click
 from msgspec.structs import replace
 
 from madlite.cli import setup
+from madlite.cli.batch_options import refuse
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 
@@ -163,10 +164,9 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
 
 
 def _refuse(params: dict[str, Any]) -> None:
-    for name, (option, why) in {**_REFUSED, **(_REFUSED_DETACHED if params["detach"] else {})}.items():
-        if params.get(name):
-            beside = "--cluster" if name in _REFUSED else "--detach"
-            raise UsageProblem(f"{option} beside {beside}: {why}", f"leave {option} out")
+    refuse(params, _REFUSED, "beside --cluster")
+    if params["detach"]:
+        refuse(params, _REFUSED_DETACHED, "beside --detach")
 
 
 def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touch: bool) -> Options:

@@ -13,10 +13,13 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
+from madlite.cli.batch_options import NOT_MEASURED, check_pretended, pretend_options, refuse
+from madlite.cli.batches import runs_of_text
 from madlite.cli.options import TagsCommand, common_options, live_option, plan_options, tag_words, tags_option
 from madlite.cli.planning import check_start, planner
+from madlite.cli.preview import preview
 from madlite.cli.run import command as run_command
-from madlite.cli.run import preview, recovery_warnings
+from madlite.cli.run import recovery_warnings
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 from madlite.errors import UsageProblem
@@ -60,10 +63,6 @@ if TYPE_CHECKING:
     from madlite.results.batch_journal import BatchJournal
 
 _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows more
-_REFUSED = {
-    "skip_model_run": ("--skip-model-run", "no run has a number"),
-    "keep_alive": ("--keep-alive", "what each run leaves running would slow down the next one"),
-}
 
 
 @click.command("tune", cls=TagsCommand)
@@ -85,9 +84,8 @@ _REFUSED = {
     metavar="[=ID]",
     help="Go on with this study, or the newest of the tag; no run is repeated.",
 )
-@click.option("-n", "--dry-run", is_flag=True, help="Print what may be changed and the first run, and touch nothing.")
+@pretend_options("what may be changed and the first run")
 @live_option
-@click.option("--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X.")
 @plan_options
 @common_options
 def command(**params: Any) -> int:
@@ -103,11 +101,8 @@ def command(**params: Any) -> int:
 
     given = params
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
-    for name, (option, why) in _REFUSED.items():
-        if params[name]:
-            raise UsageProblem(f"{option} beside tune: {why}", f"leave {option} out")
-    if params["machine"] and not params["dry_run"]:
-        raise click.UsageError("--machine only pretends: use it with --dry-run")
+    refuse(params, NOT_MEASURED, "beside tune")
+    check_pretended(params)
     plugins = setup.load(params["no_plugins"], params["verbose"])
     touch = not params["dry_run"]
     options = setup.make_options(params, touch)
@@ -257,7 +252,7 @@ class _Study:
             text = mask(make_recipe(report, plan.card.name, dict(self._recipe_values(mask)), plan))
             problems.append(folder.write(RECIPE, text))
             lines.append(f"  madlite run --recipe-file {where / RECIPE}")
-        lines.append(f"  madlite runs --of {study_id}; {where / SUMMARY}; {where / PAGE}")
+        lines.append(runs_of_text(options.workspace, study_id, SUMMARY, PAGE))
         for problem in filter(None, problems):
             screen.warn(problem)
         screen.end(mask(line) for line in lines)

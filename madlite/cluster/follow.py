@@ -22,6 +22,7 @@ from madlite.errors import RecordError, UsageProblem
 from madlite.model import Cause, Runtime, Status, Value
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
+from madlite.results.sidefiles import write_waiting
 from madlite.results.stored import load_result
 from madlite.run.collect import Collected, attempts_of, collect_all
 from madlite.run.screen import Screen
@@ -40,6 +41,7 @@ from madlite.workspace.journal import now, read_run
 UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
 POLL_S = 10.0  # between two questions to the scheduler
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
+LONG_S = 60.0  # after it, by the cluster's clock, they certainly are
 LOST_S = 120.0  # after which a script that was about to be submitted, and is in no queue, never was
 _NEVER_S = 25.0  # how long a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
@@ -80,6 +82,7 @@ class Settling:
         self._never: dict[str, float] = {}
         self._failures: Counter[str] = Counter()  # of collecting a run
         self._ends: dict[str, JobState] = {}
+        self._known: set[str] = set()  # jobs that are over and were asked about at once
         self.queue: dict[str, JobState] = {}
         self._polls = 0
         self._again: dict[str, int] = {}  # the poll at which the job of a run that had begun was seen to wait
@@ -134,6 +137,7 @@ class Settling:
         self.scheduler.fetch(self.stored.folder, jobs, ended=not self.follows)
         settled: dict[str, str] = {}
         there = _names(self.workspace / RUNS)
+        self._find_long_over(there)
         try:
             for run in self.stored.open_runs:
                 if run.id not in there and self._is_waiting(run):
@@ -144,6 +148,7 @@ class Settling:
                     self._failures[run.id] += done.failed
                     yield done
         finally:
+            self.notices += [text for text in write_waiting(self.workspace) if text not in self.notices]
             if settled:  # after the rows: of a run that is not noted its record says that it has them
                 with suppress(OSError), OpenSubmission.reopen(self.stored.folder) as opened:
                     opened.settle(settled)
@@ -271,7 +276,7 @@ class Settling:
 
     def _fail_over(self, run: JobRun, job: str, attempts: Sequence[Path]) -> Collected | None:
         since = self._over.setdefault(run.id, self._clock())
-        if self._clock() - since < GRACE_S:
+        if self._clock() - since < GRACE_S and job not in self._ends:
             return None
         if any(map(is_alive, attempts)):
             text = f"{run.id}: job {job} is over and the run's processes live on; it is waited for"
@@ -285,13 +290,33 @@ class Settling:
         started = exists(attempts[0])
         return self._fail(run, end_of(state, job, self._last_error(run), started=started))
 
+    def _find_long_over(self, there: frozenset[str]) -> None:
+        """Note the ends of jobs that ended a minute ago, once of each: their files certainly are seen here."""
+        if not self.polled:
+            return
+        jobs = [
+            job
+            for run in self.stored.open_runs
+            if (job := self.stored.job_of(run))
+            and not (job in self._known or job in self.queue)
+            and not (run.id in there and exists(self.workspace / RUNS / run.id / RESULT))
+        ]
+        self._known.update(jobs)
+        if not jobs:
+            return
+        with suppress(Unreachable):
+            found = self.scheduler.ended(jobs)
+            before_s = time.time() - LONG_S
+            self._ends |= {job: one for job, one in found.items() if one.is_over and 0 < one.ended_s < before_s}
+
     def _end(self, job: str) -> JobState | None:
         """Return how a job ended; None where it has not, or the cluster does not answer now."""
         if job in self._ends:
             return self._ends[job]
         if job in self.queue:
             return None
-        jobs = [job, *(other for run in self.stored.open_runs if (other := self.stored.job_of(run)) in self._waiting())]
+        waiting = self._waiting()
+        jobs = [job, *(other for run in self.stored.open_runs if (other := self.stored.job_of(run)) in waiting)]
         try:
             self._ends |= self.scheduler.ended(list(dict.fromkeys(jobs)))
         except Unreachable:

@@ -19,7 +19,8 @@ class JobState(Value, frozen=True):
 
     `code` is the exit code of its script, `signal` what ended it, `derived` the highest exit code of its steps.
     `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again, and `earlier`
-    the state in which it ended before that, "" where nobody knows.
+    the state in which it ended before that, "" where nobody knows.  `ended_s` is when it ended, in seconds since
+    1970, 0 where that is not known.
     """
 
     state: str = ""
@@ -31,6 +32,7 @@ class JobState(Value, frozen=True):
     ends: str = ""
     restarts: int = 0
     earlier: str = ""
+    ended_s: float = 0.0
 
     @property
     def is_over(self) -> bool:

@@ -10,6 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -31,6 +32,7 @@ TRIES = 3
 _PAUSE_S = 1.0  # before the second try, then twice as long each
 REQUEUED = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")  # states after which Slurm queues a job again
 DEFAULT_ARRAY = 1001  # Slurm's MaxArraySize
+_COLUMNS = "JobID,State,ExitCode,NodeList"  # of sacct
 _NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
 # environment of the commands: a job gets it, so that nothing secret may be in it
 _KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "KRB5CCNAME")
@@ -251,7 +253,7 @@ class Slurm:
 
     def _of_accounting(self, jobs: Sequence[str]) -> dict[str, JobState]:
         ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
-        for columns in ("JobID,State,ExitCode,NodeList,DerivedExitCode", "JobID,State,ExitCode,NodeList"):
+        for columns in (f"{_COLUMNS},DerivedExitCode,End", f"{_COLUMNS},DerivedExitCode", _COLUMNS):
             done = self._call(["sacct", "-n", "-P", "-j", ids, "-o", columns], tries=1)
             if done.ok:
                 break
@@ -259,10 +261,15 @@ class Slurm:
             return {}  # accounting is not everywhere
         found: dict[str, JobState] = {}
         for line in done.stdout.splitlines():
-            fields = [*line.split("|"), "", "", "", ""]
+            fields = [*line.split("|"), "", "", "", "", ""]
             code, signal = _code(fields[2])
             state = JobState(
-                state=_state(fields[1]), code=code, signal=signal, nodes=fields[3], derived=_code(fields[4])[0]
+                state=_state(fields[1]),
+                code=code,
+                signal=signal,
+                nodes=fields[3],
+                derived=_code(fields[4])[0],
+                ended_s=_seconds(fields[5]),
             )
             found |= {job: state for job in elements(fields[0]) if job in jobs}
         return found
@@ -347,7 +354,16 @@ def _of_fields(fields: Mapping[str, str]) -> JobState:
         derived=_code(fields.get("DerivedExitCode", ""))[0],
         nodes=_nodes(fields),
         restarts=int(fields["Restarts"]) if fields.get("Restarts", "").isdigit() else 0,
+        ended_s=_seconds(fields.get("EndTime", "")),
     )
+
+
+def _seconds(text: str) -> float:
+    """Return a time as Slurm's commands print it, which is of this machine's zone, in seconds since 1970; else 0."""
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _nodes(fields: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ _VSIZE = 20  # of the words of proc(5)'s stat behind the name: the size of a pro
 class OwnProcesses(Value, frozen=True):
     """How a run's processes are known: by a text in their environment, by their container, or by their ancestor."""
 
-    mark: str  # NAME=value, in the environment of each
+    mark: str = ""  # NAME=value, in the environment of each
     container: str = ""
     ancestor: int = 0
 
@@ -100,7 +100,7 @@ def is_own(proc: Path, pid: int, own: OwnProcesses) -> bool:
     family = _ancestors(proc, pid)
     if own.ancestor and own.ancestor in family:
         return True
-    return any(own.mark in read_file(proc / str(one) / "environ").split("\0") for one in family)
+    return bool(own.mark) and any(own.mark in read_file(proc / str(one) / "environ").split("\0") for one in family)
 
 
 def _ancestors(proc: Path, pid: int) -> list[int]:

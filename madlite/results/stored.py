@@ -305,7 +305,7 @@ def load_result(folder: Path) -> RunResult:
 
 def _doubt(folder: Path, data: bytes) -> str:
     """Return a message where a result file is not what madlite wrote; "" where it is."""
-    written = [entry for entry in journal.read(folder.parent) if entry.result and entry.run == folder.name]
+    written = [entry for entry in journal.read_of(folder.parent, folder.name) if entry.result]
     if not written:
         return f"{RESULT} is not in the journal of {RUNS}: madlite did not write it"
     if hashlib.sha256(data).hexdigest() not in [entry.result for entry in written]:

@@ -144,7 +144,7 @@ class Batch:
         """Yield what says which run starts when, and how many threads run them; GPUs are given back after the block."""
         settings = self._settings
         jobs = make_jobs(self._planned, self._plugins, self._options.environ, settings.at_once, settings.exclusive)
-        with open_pool(jobs, self._planned, self._options.environ, settings.at_once) as pool:
+        with open_pool(jobs, self._planned, self._options.environ, settings.at_once, self._stopped) as pool:
             for gpu, text in (pool.foreign() if pool is not None else {}).items():
                 self._screen.warn(f"GPU {gpu} is left alone: {text}")
             slots = settings.at_once or cpu_slots()

@@ -64,9 +64,11 @@ def make_jobs(
 
 @contextmanager
 def open_pool(
-    jobs: Sequence[Job], planned: Sequence[Planned], environ: Mapping[str, str], at_once: int
+    jobs: Sequence[Job], planned: Sequence[Planned], environ: Mapping[str, str], at_once: int, cancelled: Event
 ) -> Iterator[GpuPool | None]:
     """Yield the GPUs of this machine, where a run uses some; what processes of others use is left alone with AUTO.
+
+    `cancelled` ends the tools that list those.
 
     Raises:
         UsageProblem: the folder of the leases cannot be used.
@@ -75,7 +77,7 @@ def open_pool(
     if machine is None:
         yield None
         return
-    in_use = None if at_once else foreign_on_gpus(machine, environ)
+    in_use = None if at_once else foreign_on_gpus(machine, environ, cancelled)
     with closing(GpuPool(machine.gpus, LeaseFolder(lease_folder(environ)), in_use)) as pool:
         yield pool
 
@@ -85,7 +87,7 @@ def bound_plan(plan: RunPlan, start: Start, environ: Mapping[str, str], *, numa:
     if start.problem is not None:
         return replace(plan, blocked=failed(start.problem))
     if not start.gpu_ids:
-        return plan
+        return replace(plan, notes=(*plan.notes, *_without_effect(plan, start, numa=numa)))
     plan = bind_gpus(plan, start.gpu_ids, environ)
     if not numa:
         return plan
@@ -93,6 +95,16 @@ def bound_plan(plan: RunPlan, start: Start, environ: Mapping[str, str], *, numa:
     if near is not None:
         return bind_numa(plan, near)
     return replace(plan, notes=(*plan.notes, "--bind numa: this machine does not say which NUMA node its GPUs are at"))
+
+
+def _without_effect(plan: RunPlan, start: Start, *, numa: bool) -> Iterator[str]:
+    """Yield why options that are about GPUs do nothing for a run that has none of this machine."""
+    if plan.blocked is not None or plan.skip_model_run:
+        return
+    if numa:
+        yield "--bind numa has no effect: the run uses no GPU of this machine"
+    if start.job.exclusive and not start.leased:
+        yield "--exclusive has no effect: no run of this command uses a GPU of this machine, and others may run beside"
 
 
 def uses_gpus(plan: RunPlan) -> bool:
@@ -224,8 +236,8 @@ def _free_port(taken: set[str]) -> str:
             return port
 
 
-def foreign_on_gpus(machine: Machine, environ: Mapping[str, str]) -> Callable[[], Mapping[int, str]]:
-    """Return what lists the GPUs with processes that are not this madlite's, with those processes as text."""
+def foreign_on_gpus(machine: Machine, environ: Mapping[str, str], cancelled: Event) -> Callable[[], Mapping[int, str]]:
+    """Return what lists the GPUs with processes that this madlite did not start, with those processes as text."""
 
     def listed() -> Mapping[int, str]:
         from madlite.machine.foreign_processes import OwnProcesses, find_foreign, sees_all_processes
@@ -235,8 +247,8 @@ def foreign_on_gpus(machine: Machine, environ: Mapping[str, str]) -> Callable[[]
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
         if not sees_all_processes():
             return {}
-        found = list_processes(machine.vendor, machine.gpus, here, Event())
-        own = OwnProcesses(mark=f"MADLITE_PID={os.getpid()}", ancestor=os.getpid())
+        found = list_processes(machine.vendor, machine.gpus, here, cancelled)
+        own = OwnProcesses(ancestor=os.getpid())
         by_gpu: dict[int, str] = {}
         for process in find_foreign(found, own):
             for gpu in process.memory:

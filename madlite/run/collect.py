@@ -20,11 +20,11 @@ from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
 from madlite.results.pending import are_in_file, rows_path
 from madlite.results.record import Record, record_json, result_of
-from madlite.results.sidefiles import write_entries
+from madlite.results.sidefiles import leave_entries, write_entries, write_waiting
 from madlite.results.stored import RunResult, load_result, read_record, uncollected
 from madlite.run.recovery.unfinished import append_once, appended_rows, target_of
 from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, is_alive
-from madlite.workspace.journal import RunEntry, RunRows, now, own_folders, read, read_run
+from madlite.workspace.journal import RunEntry, RunRows, is_own, now, read_of, read_run
 
 
 class Collected(Value, frozen=True):
@@ -43,7 +43,10 @@ class Collected(Value, frozen=True):
 def collect_all(
     folders: Iterable[Path], workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS
 ) -> Iterator[Collected]:
-    """Collect runs one by one into a results file, a new one with the columns `begin`; yield the outcome of each."""
+    """Collect runs one by one into a results file, a new one with the columns `begin`; yield the outcome of each.
+
+    Their entries of the side files wait: the caller has them written at the end, by `write_waiting`.
+    """
     for folder in folders:
         try:
             yield _collect(folder, workspace, output, begin)
@@ -67,7 +70,7 @@ def collect_recoverable(
         if path is not None:
             for one in collect_all([folder], workspace, path, begin):
                 messages += [f"{one.run_id}: {one.message}", *one.warnings]
-    return messages
+    return [*messages, *(write_waiting(workspace) if messages else ())]
 
 
 def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
@@ -76,7 +79,7 @@ def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) 
     Raises:
         RecordError, OSError: it cannot be collected; it stays as it is.
     """
-    if folder.name not in own_folders(folder.parent):
+    if not is_own(folder):
         raise RecordError(f"madlite did not make it in this folder: it is not in the journal of {RUNS}")
     if exists(folder / RECORD):
         return Collected(run_id=folder.name, message=_collected_text(read_record(folder)))
@@ -117,7 +120,7 @@ def replaced_by(folder: Path) -> str:
     following = read_run(folder).next
     if not following or "/" in following:
         return ""
-    noted = [one for one in read(folder.parent) if one.run == following]  # a workload can write such files too
+    noted = read_of(folder.parent, following)  # a workload can write such files too
     there = (
         (RECORD, any(one.record for one in noted)),
         (RESULT, any(one.result for one in noted)),
@@ -155,11 +158,13 @@ def _write(result: RunResult, run_folder: RunFolder, workspace: Path, output: Pa
         attempt = replace(record.attempt or Attempt(), next=replaced)
         record, message = replace(record, rows=None, attempt=attempt), f"no row: it was tried again as {replaced}"
     if record.rows is not None:
+        is_first = read_run(run_folder.path).rows is None
         rows, message, reports = append_rows_of(record.rows, run_folder, workspace, output, begin)
         record = replace(record, rows=rows)
         warnings += reports
         if result.entries is not None:
-            warnings += write_entries(workspace, result.entries, again=True)
+            entries = result.entries
+            warnings += leave_entries(workspace, entries) if is_first else write_entries(workspace, entries, again=True)
     if problem := run_folder.write_record(record_json(record)):
         raise RecordError(f"{message}, but {problem}")
     run_folder.end_journal()

@@ -13,7 +13,7 @@ from madlite.errors import UsageProblem
 from madlite.model import Gpu, Value
 from madlite.run.recovery.dead_leases import process_table, remains_of
 from madlite.runtimes.process_table import opened, user_name
-from madlite.workspace.gpu_leases import GpuLease, LeaseFolder, LeaseHolder, lease_names
+from madlite.workspace.gpu_leases import GpuLease, LeaseFolder, LeaseHolder, LeaseState, lease_names
 
 _POLL_S = 1.0  # for GPUs of other processes to be free
 _POLL_DEAD_S = 5.0  # for what a run left on them to be gone
@@ -62,10 +62,14 @@ class Outlook(Value, frozen=True):
 
 
 class Waiting(Value, frozen=True):
-    """Why a run gets no GPUs from outside of this batch: a sentence, and seconds after which that may have changed."""
+    """Why a run gets no GPUs from outside of this batch: a sentence, and seconds after which that may have changed.
+
+    `for_foreign` says that foreign processes are to be listed anew then.
+    """
 
     text: str
     poll_s: float = _POLL_S
+    for_foreign: bool = False
 
 
 class GpuPool:
@@ -105,22 +109,36 @@ class GpuPool:
         return [index for index in allowed if index not in self._taken]
 
     def foreign(self) -> dict[int, str]:
-        """Return the GPUs that are left alone, for foreign processes are on them, and those processes as text."""
-        if self._in_use is not None and time.monotonic() - self._foreign_at_s >= _POLL_DEAD_S:
-            self._foreign, self._foreign_at_s = dict(self._in_use()), time.monotonic()
+        """Return the GPUs that are left alone, for foreign processes are on them, and those processes as text.
+
+        They are listed anew after a while, by tools that take long: without the scheduler's lock.  What is on a GPU
+        that a run has is taken for that run's, and its lease says more.
+        """
+        if self._in_use is not None and self.is_out_of_date:
+            found = self._in_use()
+            names = {index: self._names[index] for index in found if index in self._names}
+            states = dict(zip(names, self._leases.states(names.values()), strict=True))
+            free = {index for index, state in states.items() if not state.locked and not self._stays(state)}
+            self._foreign = {index: text for index, text in found.items() if index in free}
+            self._foreign_at_s = time.monotonic()
         return self._foreign
+
+    @property
+    def is_out_of_date(self) -> bool:
+        """Whether foreign processes were listed a while ago."""
+        return time.monotonic() - self._foreign_at_s >= _POLL_DEAD_S
+
+    def _stays(self, state: LeaseState) -> bool:
+        """Return whether a lease that nobody holds keeps its GPU from everybody: for what a run left, or a bad file."""
+        return bool(state.problem) or (state.holder is not None and bool(self._remains(state.holder)))
 
     def outlook(self, job: Job) -> Outlook:
         """Return what a run that waits can count on, so that others pass it without being what it waits for."""
         others = [index for index in job.allowed if index not in self._mine]
         states = dict(zip(others, self._leases.states([self._names[index] for index in others]), strict=True))
         held = {index for index, state in states.items() if state.locked}
-        stays = {index for index in others if index in self._foreign and index not in held}
-        stays |= {
-            index
-            for index, state in states.items()
-            if state.problem or (not state.locked and state.holder is not None and self._remains(state.holder))
-        }
+        not_held = {index: state for index, state in states.items() if index not in held}
+        stays = {index for index, state in not_held.items() if index in self._foreign or self._stays(state)}
         return Outlook(
             usable=frozenset(job.allowed) - held - stays, is_blocked=len(job.allowed) - len(stays) < job.gpus
         )
@@ -246,11 +264,8 @@ class GpuPool:
         """Return the free GPUs that no foreign process uses, where those are to be left alone."""
         left = [index for index in free if index not in self._foreign]
         if len(left) < wanted:
-            foreign = self.foreign()
-            left = [index for index in free if index not in foreign]
-        if len(left) < wanted:
             used = "; ".join(f"GPU {index}: {text}" for index, text in self._foreign.items() if index in free)
-            self.waiting = Waiting(text=f"{used} (--parallel N shares them)", poll_s=_POLL_DEAD_S)
+            self.waiting = Waiting(text=f"{used} (--parallel N shares them)", poll_s=_POLL_DEAD_S, for_foreign=True)
         return left
 
 

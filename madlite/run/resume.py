@@ -30,7 +30,7 @@ from madlite.run.recovery.unfinished import appended_rows, find_incomplete
 from madlite.run.screen import Planned, RunOutcome, pair
 from madlite.safe_read import digest_of
 from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, is_uncollected
-from madlite.workspace.journal import RunEntry, now, own_folders, read_run
+from madlite.workspace.journal import RunEntry, is_own, now, read_run
 
 
 class Resumption(Value, frozen=True):
@@ -184,7 +184,7 @@ def _result(asked: RequestedRun, batch: UnfinishedBatch, workspace: Path) -> Res
 
 
 def _stored_result(folder: Path, workspace: Path) -> Result | None:
-    if folder.name not in own_folders(folder.parent):
+    if not is_own(folder):
         return None
     record = read_record(folder)
     if record is not None:

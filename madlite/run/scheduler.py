@@ -139,12 +139,23 @@ class Scheduler:
         if waiting is None or self._is_polling:
             self._condition.wait()
             return
-        self._show(waiting.text)
         self._is_polling = True
         try:
+            if waiting.for_foreign and self._pool is not None and self._pool.is_out_of_date:
+                self._list_foreign(self._pool)
+                return
+            self._show(waiting.text)
             self._condition.wait(waiting.poll_s)
         finally:
             self._is_polling = False
+
+    def _list_foreign(self, pool: GpuPool) -> None:
+        """List foreign processes while others use the scheduler: it starts tools."""
+        self._condition.release()
+        try:
+            pool.foreign()
+        finally:
+            self._condition.acquire()
 
     def _show(self, text: str) -> None:
         if text != self._shown:

@@ -137,7 +137,7 @@ class RunFolder:
         try:
             with open_runs(path.parent.parent) as runs:
                 home = runs.below(path.name)
-                if begun and path.name not in journal.own_folders(path.parent):  # the disk was too full to record it
+                if begun and not journal.is_own(path):  # the disk was too full to record it
                     _note_made(runs, home, path.name)
             return cls._locked(home, begun=begun)
         except OSError as error:
@@ -390,7 +390,7 @@ def _has_result(folder: Path) -> bool:
     """Return whether madlite wrote a run's result; a workload may have a file of that name."""
     if not _has(folder, RESULT):
         return False
-    return any(entry.result and entry.run == folder.name for entry in journal.read(folder.parent))
+    return any(entry.result for entry in journal.read_of(folder.parent, folder.name))
 
 
 def _has(folder: Path, name: str) -> bool:

@@ -124,6 +124,27 @@ def read(runs: Path, tail_bytes: int = 0) -> tuple[Entry, ...]:
     return tuple(_decoded(data.splitlines()[1 if begin else 0 :], Entry))
 
 
+def read_of(runs: Path, run: str) -> tuple[Entry, ...]:
+    """Return the entries of one run; of those of others nothing is decoded, for a journal has some of each run."""
+    try:
+        with Folder.open(runs) as folder:
+            fd = folder.open_file(JOURNAL, os.O_RDONLY, make=False)
+    except OSError:
+        return ()
+    with os.fdopen(fd, "rb") as file:
+        data = file.read()
+    return tuple(entry for entry in _decoded(_lines_with(data, msgspec.json.encode(run)), Entry) if entry.run == run)
+
+
+def _lines_with(data: bytes, text: bytes) -> Iterator[bytes]:
+    at = data.find(text)
+    while at >= 0:
+        end = data.find(b"\n", at)
+        end = len(data) if end < 0 else end
+        yield data[data.rfind(b"\n", 0, at) + 1 : end]
+        at = data.find(text, end)
+
+
 class Added(Value, frozen=True):
     """Entries of a journal from a place on; `mark` tells a later `read_added` where to go on.
 
@@ -204,14 +225,22 @@ def result_entry(run_id: str, result: bytes) -> Entry:
 
 def own_folders(runs: Path, entries: Iterable[Entry] | None = None) -> frozenset[str]:
     """Return the names of the folders in a folder of runs that madlite made: of the recorded inode and owner."""
-    own = set()
-    for entry in read(runs) if entries is None else entries:
-        if entry.run and entry.inode and "/" not in entry.run:
-            with suppress(OSError):
-                facts = (runs / entry.run).lstat()
-                if (facts.st_ino, facts.st_uid) == (entry.inode, entry.uid):
-                    own.add(entry.run)
-    return frozenset(own)
+    return frozenset(entry.run for entry in (read(runs) if entries is None else entries) if _is_of(runs, entry))
+
+
+def is_own(folder: Path) -> bool:
+    """Return whether a folder of a run is one that madlite made, as `own_folders` has it."""
+    return any(_is_of(folder.parent, entry) for entry in read_of(folder.parent, folder.name))
+
+
+def _is_of(runs: Path, entry: Entry) -> bool:
+    if not (entry.run and entry.inode) or "/" in entry.run:
+        return False
+    try:
+        facts = (runs / entry.run).lstat()
+    except OSError:
+        return False
+    return (facts.st_ino, facts.st_uid) == (entry.inode, entry.uid)
 
 
 def _existing_records(runs: Folder) -> Iterator[Entry]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from madlite import CommandRuntime, RuntimeProblem, Traits
-from madlite.cli.run import preview
+from madlite.cli.preview import preview
 from madlite.cli.screens import PlainScreen, Sink
 from madlite.errors import ExitCode
 from madlite.run.batch import run_batch

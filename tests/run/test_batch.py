@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.cli.retry import unfinished
+from madlite.cli.batches import unfinished
 from madlite.errors import UsageProblem
 from madlite.results import batch_journal as batches
 from madlite.results.batch_journal import (

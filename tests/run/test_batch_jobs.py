@@ -180,4 +180,15 @@ def test_one_run_at_a_time_prepares_an_image():
 def test_actions_of_a_bound_plan_are_those_of_the_plan(tmp_path):
     one = planned(tmp_path, actions=(Action(kind="run", argv=("true",)),))
     start = Start(job=Job(position=0, run_id="r"))
-    assert bound_plan(one.plan, start, {}, numa=True) == one.plan
+    assert bound_plan(one.plan, start, {}, numa=False) == one.plan
+
+
+def test_options_about_gpus_say_so_where_they_do_nothing(tmp_path):
+    one = planned(tmp_path).plan
+    start = Start(job=Job(position=0, run_id="r", exclusive=True))
+    notes = bound_plan(one, start, {}, numa=True).notes[len(one.notes) :]
+    assert [note.partition(" has no effect: ")[0] for note in notes] == ["--bind numa", "--exclusive"]
+    with_all = replace(start, leased=(0, 1))  # for other runs of the same command use some
+    assert len(bound_plan(one, with_all, {}, numa=False).notes) == len(one.notes)
+    skipped = replace(one, skip_model_run=True)
+    assert bound_plan(skipped, start, {}, numa=True) == skipped, "it does not run at all"

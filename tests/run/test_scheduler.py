@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -228,7 +229,50 @@ def test_gpus_with_foreign_processes_are_left_alone_until_those_are_gone(folder)
         assert pool.take(job(1, 8), passes=False) is None and "GPU 3: pid 7 python" in pool.waiting.text
         foreign.clear()
         pool._foreign_at_s -= 60
+        assert pool.waiting.for_foreign and pool.is_out_of_date and pool.foreign() == {}
         assert pool.take(job(1, 8), passes=False) == ALL
+
+
+def test_what_is_on_a_gpu_that_some_run_has_is_not_foreign(folder):
+    listed = dict.fromkeys(range(4), "pid 7 python")
+    left = {"r9": "pid 9"}
+    remains = {"remains": lambda holder: left.get(holder.run, "")}
+    with closing(pool_of(folder, in_use=lambda: dict(listed), **remains)) as pool, closing(pool_of(folder)) as other:
+        killed = pool_of(folder)
+        killed.take(job(9, 1), passes=False)
+        other.take(job(8, 1), passes=False)
+        pool._foreign_at_s = time.monotonic()
+        assert pool.take(job(0, 1), passes=False) == (2,)
+        for lease in killed._mine.values():
+            lease.leave()  # as the kernel does
+        pool._foreign_at_s -= 60
+        assert pool.foreign() == {3: "pid 7 python"}, "0 is a dead run's, 1 another command's, 2 its own"
+
+
+def test_tools_that_list_foreign_processes_hold_up_nobody(folder):
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def in_use() -> dict[int, str]:
+        if threading.current_thread() is not threading.main_thread():
+            asked.set()
+            assert goes_on.wait(60)
+            return {}
+        return dict.fromkeys(ALL, "pid 7 python")
+
+    with closing(pool_of(folder, in_use=in_use)) as pool:
+        pool.foreign()
+        pool._foreign_at_s -= 60
+        scheduler, begun = Scheduler([job(0, 8)], pool, 1), []
+        takes = threading.Thread(target=lambda: begun.append(scheduler.take()))
+        takes.start()
+        assert asked.wait(60)
+        looks = threading.Thread(target=scheduler.left_s, args=(1.0,))
+        looks.start()
+        looks.join(10)
+        is_held_up = looks.is_alive()
+        goes_on.set()
+        takes.join(60), looks.join(60)
+        assert not is_held_up and begun[0].leased == ALL
 
 
 def test_the_leases_name_the_attempt_that_is_on_the_gpus_and_its_session(folder):

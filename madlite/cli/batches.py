@@ -1,12 +1,16 @@
-"""`madlite run --retry`, `--oom-fallback`, `--resume`: what they refuse, their settings, the batch that goes on."""
+"""The batches that `madlite run` makes of its plans: as they are, as a sweep, repeated; and how one goes on.
+
+`--retry`, `--oom-fallback` and `--resume` are here: what they refuse, and what they are for a batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import click
+import msgspec
 
 from madlite.cli.options import is_given
 from madlite.errors import UsageProblem
@@ -14,18 +18,133 @@ from madlite.plan.values import canonical_key
 from madlite.run.screen import Planned
 
 if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
     from madlite.cli.screens import PlainScreen
+    from madlite.model import Json
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal, UnfinishedBatch
     from madlite.run.attempts import RetryPolicy
+    from madlite.run.batch import BatchSettings
     from madlite.run.resume import Resumption
+    from madlite.run.screen import RunOutcome
 
 
-class RunsOfCommand(Protocol):
-    """The runs of a command: those that are results, and `every` one with its warm-ups."""
+class BatchStart(NamedTuple):
+    """What a batch is run with; `resumed` is an earlier one that it goes on with, of runs that can be resumed."""
+
+    options: Options
+    plugins: Plugins
+    screen: PlainScreen
+    settings: BatchSettings
+    resumed: Resumption | None = None
+
+
+class StudyBatch(Protocol):
+    """The runs of a command, and after `run` what they came to together: data, problems and lines to print."""
 
     planned: Sequence[Planned]
+    study: Json
+    problems: tuple[str, ...]
+    lines: list[str]
+
+    def run(self, start: BatchStart) -> RunOutcome:
+        """Run all of them, of an earlier batch those that are not finished."""
+
+
+class OwnBatch(StudyBatch, Protocol):
+    """The runs of `madlite run`, which can be resumed: `every` one with its warm-ups, and the id of their study."""
+
     every: Sequence[Planned]
+    study_id: str
+
+
+class _PlainBatch:
+    """The runs of a command that makes no study of them."""
+
+    study_id = ""
+
+    def __init__(self, planned: Sequence[Planned], journal: BatchJournal) -> None:
+        self._journal = journal
+        self.planned = self.every = planned
+        self.study: Json = None
+        self.problems: tuple[str, ...] = ()
+        self.lines: list[str] = []
+
+    def run(self, start: BatchStart) -> RunOutcome:
+        from madlite.run.batch import run_batch
+
+        options, plugins, screen, settings, resumed = start
+        left = resumed.left(self.planned) if resumed is not None else self.planned
+        outcome = run_batch(left, options, plugins, screen, journal=self._journal, settings=settings)
+        return resumed.whole(self.planned, outcome) if resumed is not None else outcome
+
+
+class _SweepBatch(_PlainBatch):
+    """The runs of a sweep whose points are not repeated."""
+
+    def __init__(self, planned: Sequence[Planned], journal: BatchJournal, study_id: str = "") -> None:
+        from madlite.study.sweep import with_study_id
+
+        self.study_id = study_id or journal.id
+        super().__init__(with_study_id(planned, self.study_id), journal)
+
+    def run(self, start: BatchStart) -> RunOutcome:
+        from madlite.cli.repeat import swept_lines
+        from madlite.study.summary import samples_of, summarise
+        from madlite.study.sweep import KIND
+
+        outcome = super().run(start)
+        planned = start.resumed.with_ids(self.planned) if start.resumed is not None else self.planned
+        summary = summarise(self.study_id, KIND, samples_of(planned, outcome.results))
+        self.study = msgspec.to_builtins(summary)
+        self.lines = [*swept_lines(summary), runs_of_text(start.options.workspace, self.study_id)]
+        return outcome
+
+
+class _RepeatBatch(_PlainBatch):
+    """The runs of a repeat."""
+
+    def __init__(
+        self, planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal, study_id: str = ""
+    ) -> None:
+        from madlite.study.repeat import plan_repeat
+
+        self.study_id = study_id or journal.id
+        self._repeat = plan_repeat(planned, self.study_id, params["repeat"], cold=params["cold"])
+        super().__init__(self._repeat.runs, journal)
+        self.every = (*self._repeat.warm_ups, *self._repeat.runs)
+
+    def run(self, start: BatchStart) -> RunOutcome:
+        from madlite.cli.repeat import summary_lines
+        from madlite.study.repeat import run_repeat
+        from madlite.workspace.study import SUMMARY
+
+        options, plugins, screen, settings, resumed = start
+        ended = run_repeat(self._repeat, options, plugins, screen, self._journal, settings, resumed)
+        self.study, self.problems = msgspec.to_builtins(ended.summary), ended.problems
+        self.lines = [*summary_lines(ended.summary), runs_of_text(self._repeat.workspace, self.study_id, SUMMARY)]
+        return ended.runs
+
+
+def runs_of_text(workspace: Path, study_id: str, *files: str) -> str:
+    """Return the last line of a study: what lists its runs, and where its `files` are."""
+    from madlite.workspace.study import study_path
+
+    where = study_path(workspace, study_id).relative_to(workspace)
+    return "; ".join((f"  madlite runs --of {study_id}", *(str(where / file) for file in files)))
+
+
+def make_batch(
+    planned: Sequence[Planned],
+    params: dict[str, Any],
+    journal: BatchJournal,
+    before: UnfinishedBatch | None = None,
+) -> OwnBatch:
+    """Return the runs as the options have them, of the study of an earlier batch where that is resumed."""
+    study_id = before.study if before is not None else ""
+    if params["repeat"] is not None:
+        return _RepeatBatch(planned, params, journal, study_id)
+    return _SweepBatch(planned, journal, study_id) if params["sweep"] else _PlainBatch(planned, journal)
 
 
 def is_alone(name: str) -> bool:
@@ -139,7 +258,7 @@ def note_fallback(planned: Sequence[Planned], params: dict[str, Any]) -> Iterato
 
 def resumed(
     before: UnfinishedBatch,
-    runs: RunsOfCommand,
+    runs: OwnBatch,
     options: Options,
     journal: BatchJournal,
     screen: PlainScreen,
