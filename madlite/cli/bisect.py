@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal
     from madlite.run.screen import Planned, RunOutcome
+    from madlite.study.commits import Commit
 
 _REFUSED = {
     **NOT_MEASURED,
@@ -75,7 +76,7 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
     "--clone",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="A clone of it here, from which the commits are read.",
+    help="A clone of it here, from which the commits are read.  [default: git in a container of the image]",
 )
 @click.option("--good", default="", metavar="ITEM", help="The item that is good.  [default: the first of the list]")
 @click.option("--bad", default="", metavar="ITEM", help="The item that is bad.  [default: the last of the list]")
@@ -131,7 +132,7 @@ def command(**params: Any) -> int:
     madlite bisect my_model --between rocm/primus:v25.8,rocm/primus:v25.9,rocm/primus:v25.10
     madlite bisect my_model --between images.txt --good rocm/primus:v25.8 --fail-on 'regression>3%'
     madlite bisect my_model --between a.toml,b.toml,c.toml
-    madlite bisect my_model --repository /workspace/torchtitan --clone ../torchtitan --good v0.2.0 --bad main
+    madlite bisect my_model --repository /workspace/torchtitan --good v0.2.0 --bad main
     """
     from madlite.results.batch_journal import BatchJournal
 
@@ -224,31 +225,60 @@ def _recipe_items(names: Sequence[str], plugins: Plugins, params: dict[str, Any]
 
 
 def _commit_items(plugins: Plugins, options: Options, params: dict[str, Any], touch: bool) -> list[BisectItem]:
-    from madlite.study.commits import at_commit, list_commits
+    from madlite.study.commits import at_commit
 
     for end in ("good", "bad"):
         if not params[end]:
             raise UsageProblem(f"--repository needs --{end}, a commit", "--good v0.2.0 --bad main")
     one = _only(planner(plugins, options, params, touch)(options), "")
     clone, repository = params["clone"], params["repository"]
-    if clone is None and one.plan.traits.containerised and one.plan.blocked is None:
-        what = f"the commits of {repository} are in an image, where they cannot be listed before a run"
-        raise UsageProblem(what, "--clone DIR names a clone of it on this machine")
+    if clone is None and one.plan.traits.containerised:
+        commits, where = _commits_in_image(one, params, touch), repository
+    else:
+        folder, commits = _commits_here(options, params)
+        where = repository if one.plan.traits.containerised else str(folder)
+        clone = folder if clone is not None else None
+    return [
+        BisectItem(
+            key="commit", name=commit.name[:12], note=commit.subject, planned=at_commit(one, where, commit.name, clone)
+        )
+        for commit in commits
+    ]
+
+
+def _commits_here(options: Options, params: dict[str, Any]) -> tuple[Path, Sequence[Commit]]:
+    """Return the folder of a clone on this machine, and its commits from good to bad."""
+    from madlite.study.commits import git_here, list_commits
+
+    clone, repository = params["clone"], params["repository"]
     folder = (options.workspace / (clone or repository)).resolve()
     if not is_folder(folder):
         option = "--clone" if clone else "--repository"
         raise UsageProblem(f"{option} {clone or repository}: there is no such folder", "name a clone of the repository")
-    commits = list_commits(folder, params["good"], params["bad"], options.environ)
-    where = repository if one.plan.traits.containerised else str(folder)
-    return [
-        BisectItem(
-            key="commit",
-            name=commit.name[:12],
-            note=commit.subject,
-            planned=at_commit(one, where, commit.name, folder if clone else None),
-        )
-        for commit in commits
-    ]
+    return folder, list_commits(git_here(folder, options.environ), str(folder), params["good"], params["bad"])
+
+
+def _commits_in_image(one: Planned, params: dict[str, Any], touch: bool) -> Sequence[Commit]:
+    """Return the commits from good to bad that git lists in a container of the run's image."""
+    from madlite.study.commits import git_inside, list_commits
+
+    plan, repository = one.plan, params["repository"]
+    why = ""
+    if plan.blocked is not None:
+        raise UsageProblem(f"{plan.card.name} would not start: {plan.blocked.reason}", plan.blocked.hint)
+    if not plan.traits.local:
+        why = "which is on other machines"
+    elif not repository.startswith("/"):
+        why = "where a relative path has no place"
+    elif not touch:
+        why = "and --dry-run starts no container to list them"
+    if why:
+        what = f"the commits of --repository {repository} are in an image, {why}"
+        raise UsageProblem(what, "--clone DIR names a clone of it on this machine")
+    where = f"{repository} of image {plan.image.ref if plan.image is not None else ''}"
+    echo(f"# the commits are listed in a container: {where}")
+    with git_inside(one, repository, lambda text: echo(f"# {text}")) as git:
+        return list_commits(git, where, params["good"], params["bad"])
 
 
 def _names(given: Sequence[str], workspace: Path) -> list[str]:

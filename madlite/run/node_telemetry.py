@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from statistics import fmean
 
@@ -86,22 +85,35 @@ class NodeSampler:
         nodes = [_Node(session, number, self._plan, self._over) for number in range(len(session.nodes))]
         self._samples = [[] for _ in nodes]
         interval_s = max(LEAST_INTERVAL_S, self._plan.telemetry_s)
-        with ThreadPoolExecutor(min(_AT_ONCE, len(nodes))) as pool:
-            while True:
-                begun_s = time.monotonic()
-                for number, sample in enumerate(pool.map(lambda one: one.read(self._now), nodes)):
-                    self._samples[number] += [] if sample is None else [sample]
-                if all(one.is_silent for one in nodes):
-                    return
-                if self._over.wait(max(interval_s, REST * (time.monotonic() - begun_s))):
-                    return
+        while True:
+            begun_s = time.monotonic()
+            for first in range(0, len(nodes), _AT_ONCE):
+                self._ask(nodes[first : first + _AT_ONCE])
+            if all(one.is_silent for one in nodes):
+                return
+            if self._over.wait(max(interval_s, REST * (time.monotonic() - begun_s))):
+                return
+
+    def _ask(self, nodes: Sequence[_Node]) -> None:
+        """Take a sample of some nodes; threads of a pool would keep madlite from ending where one does not answer."""
+
+        def read(one: _Node) -> None:
+            sample = one.read(self._now)
+            self._samples[one.number] += [] if sample is None else [sample]
+
+        threads = [threading.Thread(target=read, args=(one,), daemon=True) for one in nodes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 class _Node:
     """One node's GPUs, by the first tool that is there."""
 
     def __init__(self, session: Session, number: int, plan: RunPlan, over: threading.Event) -> None:
-        self._session, self._number, self._over = session, number, over
+        self.number = number
+        self._session, self._over = session, over
         host = Host(limit_s=_LIMIT_S, call=self._call)
         ids = list(plan.place.gpu_ids)
         self._tools = [tool(host, ids, over) for tool in _TOOLS.get(plan.machine.vendor, ())]
@@ -124,9 +136,9 @@ class _Node:
         if self._over.is_set():
             return ToolOutput(problem="the run is over")
         try:
-            done = self._session.probe(command, self._number, limit_s)
+            done = self._session.probe(command, self.number, limit_s)
         except MadliteError as problem:
-            _LOG.debug("node %s: %s", self._number, problem.message)
+            _LOG.debug("node %s: %s", self.number, problem.message)
             return ToolOutput(problem=problem.message)
         text = done.stdout.decode("utf-8", "replace")
         return ToolOutput(text=text, problem="" if done.code == 0 else f"exit code {done.code}", hung=done.code is None)

@@ -1,21 +1,27 @@
 """Commits of a git repository as what is bisected: their order, and a run at one of them.
 
 In a container the repository is the image's own, checked out at the commit before anything else of the run's; what it
-lacks it fetches from a clone of this machine.  On the host no folder of the user's is changed: the run has a clone of
+lacks it fetches from a clone of this machine, where there is one: its commits are listed from that, else by git in a
+container of the image.  On the host no folder of the user's is changed: the run has a clone of
 its own, which shares the objects.  Either way MADLITE_REPOSITORY is the folder with the commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.errors import UsageProblem
-from madlite.model import Action, EnvValue, Mount, RunPlan, Value
+from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.model import Action, Chunk, EnvValue, Mount, RunPlan, Say, Session, Value
+from madlite.plan.inputs import RUNS
 from madlite.process import Finished, capture
 from madlite.run.screen import Planned
+from madlite.run.session_runner import border
+from madlite.workspace.folder import HANDLE, RunFolder, new_run_id, open_runs
+from madlite.workspace.journal import RunEntry, now
 
 VARIABLE = "MADLITE_REPOSITORY"
 _CLONE_INSIDE = "/madlite_clone"
@@ -39,6 +45,11 @@ _INSIDE = (
 _OUTSIDE = 'git clone -q --shared --no-checkout -- "$1" "$3" && git -C "$3" checkout -q --detach "$2"'
 
 
+Git = Callable[..., Finished]
+"""Runs git with these words in a repository."""
+_CLONE = "--clone DIR names a clone of the repository on this machine"
+
+
 class Commit(Value, frozen=True):
     """A commit by its full name, and the first line of its message."""
 
@@ -46,31 +57,82 @@ class Commit(Value, frozen=True):
     subject: str = ""
 
 
-def list_commits(folder: Path, good: str, bad: str, environ: Mapping[str, str]) -> tuple[Commit, ...]:
-    """Return the commits of a clone from good to bad, both with them, along the first parents of the newer one.
+def git_here(folder: Path, environ: Mapping[str, str]) -> Git:
+    """Return git of this machine in a folder of it."""
+    env = {**environ, **{name: str(text) for name, text in _SAFE.items()}, "LC_ALL": "C"}
+    return lambda *words: capture(("git", "-C", str(folder), *words), limit_s=_LIMIT_S, env=env)
+
+
+@contextmanager
+def git_inside(one: Planned, repository: str, say: Say) -> Iterator[Git]:
+    """Yield git in a container of a run's image, which is made ready for it; the container has no GPU.
+
+    Raises:
+        UsageProblem: there is no image, container or git.
+    """
+    plan = one.plan
+    run_id = new_run_id(plan.card.name)
+    bare = replace(
+        plan,
+        id=run_id,
+        folder=plan.workspace / RUNS / run_id,
+        devices=(),
+        mounts=(),
+        keep_alive=False,
+        place=replace(plan.place, gpus_per_node=0, gpu_ids=()),
+        machine=replace(plan.machine, vendor="CPU", gpus=()),
+    )
+    try:
+        with border(one.runtime), closing(RunFolder.create(bare, ())) as folder:
+            try:
+                one.runtime.prepare(bare, say)
+                with one.runtime.open(bare) as session:
+                    folder.write(HANDLE, session.handle.encode())  # by which clean finds what a kill leaves
+                    yield lambda *words: _run_inside(session, ("git", "-C", repository, *words))
+            finally:
+                folder.note(RunEntry(at=now(), cleaned=""))
+                with open_runs(plan.workspace) as runs:  # it was no run, and none is listed
+                    runs.remove_tree(run_id)
+    except RuntimeProblem as problem:
+        image = plan.image.ref if plan.image is not None else ""
+        what = f"the commits of {repository} in image {image} cannot be listed: {problem.message}"
+        raise UsageProblem(what, problem.hint or _CLONE) from None
+
+
+def _run_inside(session: Session, argv: tuple[str, ...]) -> Finished:
+    output = {1: bytearray(), 2: bytearray()}
+
+    def collect(chunk: Chunk) -> None:
+        output[chunk.stream].extend(chunk.data)
+
+    action = Action(kind="prepare", argv=argv, cwd="/", env={**_SAFE, "LC_ALL": "C"}, timeout_s=_LIMIT_S)
+    ended = session.run(action, collect)
+    out, err = (bytes(data).decode(errors="replace") for data in output.values())
+    return Finished(code=ended.code, stdout=out, stderr=err, timed_out=ended.timed_out)
+
+
+def list_commits(git: Git, where: str, good: str, bad: str) -> tuple[Commit, ...]:
+    """Return the commits of a repository from good to bad, both with them, along the first parents of the newer one.
+
+    Messages call it `where`.
 
     Raises:
         UsageProblem: it is no repository, lacks one of them, or neither descends from the other.
     """
-    top = _git(folder, environ, "rev-parse", "--git-dir")
+    top = git("rev-parse", "--git-dir")
     if not top.ok:
         why = _last_line(top) or "git said nothing"
-        raise UsageProblem(f"{folder} is no git repository: {why}", "--clone DIR names a clone of the repository")
-    first, last = (_resolved(folder, environ, option, name) for option, name in (("--good", good), ("--bad", bad)))
+        raise UsageProblem(f"{where} is no git repository: {why}", _CLONE)
+    first, last = (_resolved(git, where, option, name) for option, name in (("--good", good), ("--bad", bad)))
     if first == last:
         raise UsageProblem(f"--good {good} and --bad {bad} are the same commit {first[:12]}", "name two")
-    if _is_ancestor(folder, environ, first, last):
-        return _between(folder, environ, first, last)
-    if _is_ancestor(folder, environ, last, first):
-        return tuple(reversed(_between(folder, environ, last, first)))
+    if _is_ancestor(git, first, last):
+        return _between(git, where, first, last)
+    if _is_ancestor(git, last, first):
+        return tuple(reversed(_between(git, where, last, first)))
     what = f"neither of --good {good} and --bad {bad} descends from the other: there is no order between them"
-    base = _git(folder, environ, "merge-base", first, last).stdout.strip()
+    base = git("merge-base", first, last).stdout.strip()
     raise UsageProblem(what, f"their common ancestor is {base[:12]}: name it as --good" if base else "name others")
-
-
-def _git(folder: Path, environ: Mapping[str, str], *words: str) -> Finished:
-    env = {**environ, **{name: str(text) for name, text in _SAFE.items()}, "LC_ALL": "C"}
-    return capture(("git", "-C", str(folder), *words), limit_s=_LIMIT_S, env=env)
 
 
 def _last_line(done: Finished) -> str:
@@ -78,24 +140,25 @@ def _last_line(done: Finished) -> str:
     return lines[-1].strip() if lines else "it took too long" if done.timed_out else ""
 
 
-def _resolved(folder: Path, environ: Mapping[str, str], option: str, name: str) -> str:
-    done = _git(folder, environ, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+def _resolved(git: Git, where: str, option: str, name: str) -> str:
+    done = git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if not done.ok:
-        raise UsageProblem(f"{option} {name}: {folder} has no such commit", f"git -C {folder} log --oneline")
+        hint = f"--good and --bad name commits that git log shows there, {_CLONE}"
+        raise UsageProblem(f"{option} {name}: {where} has no such commit", hint)
     return done.stdout.strip()
 
 
-def _is_ancestor(folder: Path, environ: Mapping[str, str], one: str, other: str) -> bool:
-    return _git(folder, environ, "merge-base", "--is-ancestor", one, other).ok
+def _is_ancestor(git: Git, one: str, other: str) -> bool:
+    return git("merge-base", "--is-ancestor", one, other).ok
 
 
-def _between(folder: Path, environ: Mapping[str, str], older: str, newer: str) -> tuple[Commit, ...]:
+def _between(git: Git, where: str, older: str, newer: str) -> tuple[Commit, ...]:
     order = ("--first-parent", "--topo-order", "--reverse", _FORMAT)
-    after = _git(folder, environ, "log", "-z", *order, f"{older}..{newer}")
-    itself = _git(folder, environ, "log", "-z", _FORMAT, "--max-count=1", older)
+    after = git("log", "-z", *order, f"{older}..{newer}")
+    itself = git("log", "-z", _FORMAT, "--max-count=1", older)
     for done in (after, itself):
         if not done.ok:
-            raise UsageProblem(f"the commits of {folder} cannot be listed: {_last_line(done)}")
+            raise UsageProblem(f"the commits of {where} cannot be listed: {_last_line(done)}")
     commits = (text.partition(" ") for done in (itself, after) for text in done.stdout.split("\0") if text)
     return tuple(Commit(name=name, subject=" ".join(subject.split())) for name, _, subject in commits)
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -202,37 +203,68 @@ def test_images_are_bisected_over_a_kill(tmp_path: Path, engine: str, built: lis
     checkout.assert_nothing_left()
 
 
-@pytest.mark.engine
-def test_commits_of_a_repository_in_the_image_come_from_a_clone_where_it_lacks_them(
-    tmp_path: Path, engine: str, base_image: str
-):
+@contextmanager
+def with_repository(engine: str, base_image: str, repo: Path, commit: str) -> Iterator[str]:
+    """Yield an image whose /workspace/repo has the repository up to a commit."""
     import docker
 
-    commits = repository(tmp_path / "repo")
     name, packed = f"madlite-test/bisect-repository{os.getpid()}", io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        text = (
-            f"FROM {base_image}\nCOPY repo /workspace/repo\nRUN cd /workspace/repo && git reset -q --hard {commits[1]}"
-        )
+        text = f"FROM {base_image}\nCOPY repo /workspace/repo\nRUN cd /workspace/repo && git reset -q --hard {commit}"
         text += " && git reflog expire --expire=now --all && git gc -q --prune=now\n"
         entry = tarfile.TarInfo("Dockerfile")
         entry.size = len(text)
         archive.addfile(entry, io.BytesIO(text.encode()))
-        archive.add(tmp_path / "repo", "repo")
+        archive.add(repo, "repo")
     packed.seek(0)
     with docker.APIClient(engine, timeout=120) as client:
         try:
             for line in client.build(fileobj=packed, custom_context=True, tag=name, rm=True, decode=True):
                 assert "error" not in line, line
-            checkout = Checkout(tmp_path / "mad", "docker", engine)
-            checkout.card("one", "NUMBER_FILE=$MADLITE_REPOSITORY/number\n" + RUN)
-            words = ("--image", name, "--repository", "/workspace/repo", "--clone", str(tmp_path / "repo"))
-            refused = bisect(checkout, *words[:4], "--good", "a", "--bad", "b")
-            assert refused.returncode == 4 and "--clone DIR" in refused.stderr
-            done = bisect(checkout, *words, "--good", commits[0], "--bad", commits[-1])
-            assert done.returncode == 0, done.stdout + done.stderr
-            found = summary(checkout)
-            assert (found["last_good"], found["first_bad"]) == (commits[2][:12], commits[4][:12])
+            yield name
         finally:
             client.remove_image(name, force=True)
+
+
+@pytest.mark.engine
+def test_commits_that_the_image_lacks_come_from_a_clone(tmp_path: Path, engine: str, base_image: str):
+    commits = repository(tmp_path / "repo")
+    with with_repository(engine, base_image, tmp_path / "repo", commits[1]) as name:
+        checkout = Checkout(tmp_path / "mad", "docker", engine)
+        checkout.card("one", "NUMBER_FILE=$MADLITE_REPOSITORY/number\n" + RUN)
+        words = ("--image", name, "--repository", "/workspace/repo", "--good", commits[0], "--bad", commits[-1])
+        lacking = bisect(checkout, *words)
+        assert lacking.returncode == 4 and "--clone DIR" in lacking.stderr
+        assert f"--bad {commits[-1]}: /workspace/repo of image {name} has no such commit" in lacking.stderr
+        done = bisect(checkout, *words, "--clone", str(tmp_path / "repo"))
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = summary(checkout)
+        assert (found["last_good"], found["first_bad"]) == (commits[2][:12], commits[4][:12])
+    checkout.assert_nothing_left()
+
+
+@pytest.mark.engine
+def test_commits_of_the_image_are_listed_in_a_container_of_it(tmp_path: Path, engine: str, base_image: str):
+    commits = repository(tmp_path / "repo")
+    with with_repository(engine, base_image, tmp_path / "repo", commits[-1]) as name:
+        checkout = Checkout(tmp_path / "mad", "docker", engine)
+        checkout.card("one", "NUMBER_FILE=$MADLITE_REPOSITORY/number\n" + RUN)
+        ends = ("--image", name, "--good", commits[2], "--bad", "HEAD~3")
+        for wrong, said in {
+            ("/nowhere",): "/nowhere of image",
+            ("repo",): "a relative path has no place",
+            ("/workspace/repo", "--dry-run"): "--dry-run starts no container",
+        }.items():
+            refused = bisect(checkout, *ends, "--repository", *wrong)
+            assert (refused.returncode, said in refused.stderr) == (4, True), refused.stderr
+            assert "--clone DIR" in refused.stderr and not checkout.records()
+            checkout.assert_nothing_left()
+        listed = checkout.madlite("runs")
+        assert (listed.stdout.strip(), listed.stderr) == ("no runs in madlite_runs", ""), "to list commits is no run"
+        done = bisect(checkout, *ends, "--repository", "/workspace/repo")
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = summary(checkout)
+        assert [one["name"] for one in found["items"]] == [commit[:12] for commit in commits[2:5]]
+        assert (found["last_good"], found["first_bad"]) == (commits[2][:12], commits[4][:12])
+        assert found["items"][1]["note"] == "number 3"
     checkout.assert_nothing_left()

@@ -203,7 +203,7 @@ KILLED_AT = (
     "madlite.workspace.folder.RunFolder.create",
     "madlite.run.result_writer.append_rows",
     "madlite.results.perfcsv._append",
-    "madlite.run.result_writer.write_entries",
+    "madlite.run.result_writer.SideFiles.add",
     "madlite.run.result_writer.make_record",
     "madlite.workspace.folder.RunFolder.end_journal",
     "madlite.results.batch_journal.BatchJournal.end",

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from madlite.results import sidefiles
+from madlite.results.entries import make_entries
+from madlite.run.recovery.unfinished import complete_side_files
+from madlite.run.result_writer import SideFiles
 from madlite.workspace.folder import RECORD
-from tests.csv_rows import perf_rows
+from tests.csv_rows import csv_rows, perf_rows
+from tests.results.golden import make_run, number
 from tests.run.nothing import batch_of
+from tests.waiting import wait_until
 
 COUNT, PART = 320, 40
 
@@ -50,3 +58,49 @@ def test_a_list_that_is_not_there_or_is_of_the_future_is_written_at_once(tmp_pat
     (tmp_path / "perf_super.json").write_text("[]")
     os.utime(tmp_path / "perf_super.json", (2**33, 2**33))
     assert sidefiles.due_in_s(tmp_path) == 0
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from madlite.results import sidefiles
+from madlite.results.entries import make_entries
+from madlite.run.recovery.unfinished import complete_side_files
+from madlite.run.result_writer import SideFiles
+from tests.run.nothing import batch_of
+sidefiles._EVERY_S = 1e9
+ended = []
+def count():
+    ended.append(1)
+    if len(ended) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+batch_of(Path(sys.argv[1]), 6, count).run()
+"""
+
+
+@pytest.mark.host
+def test_entries_that_wait_when_madlite_is_killed_are_written_by_the_next_command(tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    names = [f"c{n:05d}" for n in range(4)]
+    assert [row["model"] for row in perf_rows(tmp_path)] == names
+    assert len(json.loads((tmp_path / "perf_super.json").read_text())) == 1
+    for _ in range(2):
+        assert [*complete_side_files(tmp_path)] == []
+        assert [one["model"] for one in json.loads((tmp_path / "perf_super.json").read_text())] == names
+        assert [row["model"] for row in csv_rows(tmp_path / "perf_super.csv")] == names
+
+
+@pytest.mark.host
+def test_what_waits_is_written_while_the_other_runs_go_on(tmp_path, monkeypatch):
+    """A batch of long runs may have two that end together."""
+    monkeypatch.setattr(sidefiles, "_EVERY_S", 3.0)  # longer than a write takes on a busy machine
+    side_files = SideFiles(pytest.fail)
+    for name in ("one", "two"):
+        plan, result = make_run(tmp_path, name, metrics=(number("5"),))
+        assert side_files.add(tmp_path, make_entries(plan, result, pipeline="", build_number="0")) == ()
+    listed = tmp_path / "perf_super.json"
+    assert len(json.loads(listed.read_text())) == 1
+    wait_until(lambda: len(json.loads(listed.read_text())) == 2)
+    side_files.close()
+    assert [one["model"] for one in json.loads(listed.read_text())] == ["one", "two"]

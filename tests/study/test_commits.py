@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.study.commits import list_commits
+from madlite.study.commits import git_here, list_commits
 
 SUBJECTS = ("one", "two\x0cpages", "three\x85lines", "four \u2028 lines", "five")
 
@@ -25,6 +25,6 @@ def test_a_subject_with_any_line_end_in_it_is_one_commit(tmp_path: Path):
         git("commit", "-q", "--allow-empty", "-F", "-", text=subject)
     names = git("rev-list", "--reverse", "HEAD").split()
     for good, bad, order in ((names[0], "HEAD", 1), ("HEAD", names[0], -1)):
-        found = list_commits(tmp_path, good, bad, dict(os.environ))[::order]
+        found = list_commits(git_here(tmp_path, os.environ), "here", good, bad)[::order]
         assert [one.name for one in found] == names
         assert [one.subject for one in found] == ["one", "two pages", "three lines", "four lines", "five"]
