@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -199,14 +200,39 @@ def test_containers_of_docker_hold_the_run_on_each_node(site, engine, base_image
     record, log = site.record(), site.log()
     assert log.count("in a container") == 2 and record["image"]["id"].startswith("sha256:")
     assert record["node_codes"] == [0, 0]
+    assert not containers(engine, record["id"]), "a container is left"
+
+
+@pytest.mark.parametrize("end", ["scancel {job}", "scontrol update JobId={job} EndTime=now"], ids=["scancel", "limit"])
+def test_a_job_that_slurm_ends_leaves_no_container(site, engine, base_image, end):
+    site.environ |= {"DOCKER_HOST": engine, "MADLITE_CONTAINER": "docker"}
+    card = json.loads((site.folder / "models.json").read_text())[0]
+    (site.folder / "models.json").write_text(json.dumps([{**card, "runtimes": []}]))
+    command = [sys.executable, "-m", "madlite", "run", "--tags", "a", "--image", base_image, "--set", "env.SLEEP=600"]
+    script = site.folder / "job.sh"
+    script.write_text(f"#!/bin/bash\nexec {shlex.join(command)}\n")
+    output = site.folder / "job.out"
+    exported = ",".join(f"{name}={site.environ[name]}" for name in ("DOCKER_HOST", "MADLITE_CONTAINER"))
+    job = site.slurm.batch(
+        script, "-N2", f"--chdir={site.folder}", f"--output={output}", "--time=10", f"--export=ALL,{exported}"
+    )
+    wait_until(lambda: len([*site.folder.glob("**/begun.*")]) == 2, "both nodes have begun")
+    (run,) = [file.parent.name for file in site.folder.glob("madlite_runs/*/plan.json")]
+    assert len(containers(engine, run)) == 2
+    site.slurm.checked(*end.format(job=job).split())
+    site.slurm.wait_for(job, "CANCELLED", "TIMEOUT")
+    wait_until(lambda: not containers(engine, run), "the containers' end")
+
+
+def containers(engine: str, run: str) -> list[str]:
     listed = subprocess.run(
-        ["docker", "ps", "--all", "--quiet", "--filter", f"label=madlite.run={record['id']}"],
+        ["docker", "ps", "--all", "--quiet", "--filter", f"label=madlite.run={run}"],
         env={**os.environ, "DOCKER_HOST": engine},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert listed.stdout == "", "a container is left"
+    return listed.stdout.split()
 
 
 @pytest.fixture

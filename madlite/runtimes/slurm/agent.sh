@@ -6,6 +6,7 @@
 #   agent.sh FOLDER RANK signal NAME [ENTER…]    send a signal to that group; KILL also to what has left it
 #   agent.sh FOLDER RANK probe COMMAND…          run a short command beside it
 #   agent.sh FOLDER RANK call COMMAND…           the same, and print how it ended with the node's number
+#   agent.sh FOLDER RANK keep REMOVE… -- START…  start what the job's end has to remove, print how that ended, and wait
 #   agent.sh FOLDER RANK image ENGINE REF [TAR]  print the image's id on this node; it is loaded or pulled where missing
 #   agent.sh FOLDER RANK image-file KIND REF TO  make the image file TO, once for all nodes
 set -u
@@ -20,6 +21,13 @@ marked() { # processes of this user on this node that carry the run's mark
     if [ "${process#/proc/}" != "$$" ] && grep -qzx "MADLITE_RUN_ID=$run" "$process/environ" 2>/dev/null; then
       printf '%s\n' "${process#/proc/}"
     fi
+  done
+}
+
+remove() { # until Slurm kills this
+  for _ in {1..50}; do
+    "${removal[@]}" </dev/null >/dev/null 2>&1 && break
+    sleep 0.1
   done
 }
 
@@ -75,6 +83,23 @@ case $what in
   call)
     said=$("${@//\{rank\}/$rank}" </dev/null 2>&1)
     printf '%s %s %s\n' "$rank" "$?" "${said//$'\n'/; }"
+    ;;
+  keep)
+    removal=()
+    while [ "$1" != -- ]; do
+      removal+=("${1//\{rank\}/$rank}")
+      shift
+    done
+    shift
+    # Slurm ends the job by TERM to all processes of it, at a time limit twice: docker, which ends at that, is called again
+    trap 'exit 143' TERM INT HUP
+    trap 'trap "" TERM INT HUP; kill "$(jobs -p)" 2>/dev/null; remove' EXIT
+    said=$("${@//\{rank\}/$rank}" </dev/null 2>&1)
+    code=$?
+    printf '%s %s %s\n' "$rank" "$code" "${said//$'\n'/; }"
+    [ "$code" = 0 ] || exit "$code"
+    sleep infinity </dev/null >/dev/null 2>&1 &
+    wait
     ;;
   image)
     engine=$1 image=$2 archive=${3:-}

@@ -31,6 +31,7 @@ from madlite.errors import RuntimeProblem
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, Sink
 from madlite.runtimes.slurm.allocation import Allocation
 from madlite.runtimes.slurm.containers import RANK, Container, NoContainer
+from madlite.runtimes.slurm.keeper import Keeper
 from madlite.safe_files import Folder, write_all
 from madlite.secrets import reveal
 from madlite.workspace.mounts import copy_matching
@@ -43,6 +44,7 @@ _AGENT_TEXT = Path(__file__).with_name(AGENT)
 _READ_BYTES = 1 << 18
 _POLL_S = 0.1
 CALL_S = 3600.0  # of a command on all nodes: an image may have to be pulled
+_START_S = 600.0  # for an engine to start a container of an image that it has
 _SIGNAL_S = 30.0  # of a step that signals; a node that is gone does not answer
 _RETURN_S = 10.0  # for a step to end after its command was killed
 _DRAIN_S = 5.0
@@ -91,6 +93,7 @@ class SlurmSession:
         self._cwd_of, self._grace_s = cwd_of or {}, grace_s
         self._on_first = on_first
         self._steps: dict[int, subprocess.Popen[bytes]] = {}
+        self._keeper = Keeper()
         self._lost: set[str] = set()  # nodes that died, as far as srun has told
         self._heads: dict[int, bytes] = {}  # the last output of each step's srun
         self._gate = ActionGate()
@@ -113,20 +116,23 @@ class SlurmSession:
             raise RuntimeProblem(what, cause=Cause.PREPARE) from error
         self._write_environment({})
         if command := self._container.start():
-            self._call_all(command, f"container of {self._folder.name} cannot be started")
+            self._keep(command)
         if self._container.enter() or self._container.step_options():
             self._check_inside()
 
     def close(self) -> None:
         """End what still runs, and remove the containers and the environment."""
         self._stop(self._grace_s)
-        if (command := self._container.remove()) and self._lost:
+        command = self._container.remove()
+        if command and self._lost:
             self._on_living(["call", *command], _REMOVE_S)
-        elif command:
+        elif command and not self._keeper.is_over():
             try:
                 self._call_all(command, "the container is left", _REMOVE_S)
             except RuntimeProblem as problem:
-                self.notes = (*self.notes, problem.message)
+                if not self._keeper.is_over(_RETURN_S):  # no step starts in a job that is ended, and it was told so
+                    self.notes = (*self.notes, problem.message)
+        self._keeper.end()
         if self._lost:
             names = ", ".join(name for name in self.nodes if name in self._lost)
             self.notes = (*self.notes, f"what ran on {names} may be left there: madlite clean ends it")
@@ -344,6 +350,20 @@ class SlurmSession:
         words = [*self._agent(), "-", "call", *command]
         return call_nodes(self._allocation, self.nodes, words, problem, limit_s)
 
+    def _keep(self, command: Sequence[str]) -> None:
+        """Start a container on every node, by a step that lives as long as they do.
+
+        Raises:
+            RuntimeProblem: a node cannot start it.
+        """
+        step = self._allocation.step(self.nodes)
+        words = [*step, *self._agent(), "-", "keep", *self._container.remove(), "--", *command]
+        try:
+            said, errors = self._keeper.start(words, len(self.nodes), self._environ, _START_S)
+        except OSError as error:
+            raise RuntimeProblem(f"srun cannot be started: {error}", cause=Cause.ENGINE) from error
+        _answers(self.nodes, said, errors, f"container of {self._folder.name} cannot be started")
+
     def _check_inside(self) -> None:
         """Check that a command on each node runs in the container: only there is the agent where it is looked for.
 
@@ -406,14 +426,18 @@ def call_nodes(
         RuntimeProblem: a node fails, or does not answer.
     """
     done = process.capture([*allocation.step(nodes), *command], limit_s=limit_s, env=allocation.environment())
+    return _answers(nodes, done.stdout, done.stderr, problem)
+
+
+def _answers(nodes: Sequence[str], said_all: str, errors: str, problem: str) -> list[str]:
     found: dict[int, tuple[str, str]] = {}
-    for line in done.stdout.splitlines():
+    for line in said_all.splitlines():
         rank, _, rest = line.partition(" ")
         code, _, said = rest.partition(" ")
         if rank.isdecimal() and int(rank) < len(nodes):
             found[int(rank)] = (code, said.strip())
     for number, name in enumerate(nodes):
-        code, said = found.get(number, ("", done.stderr.strip().replace("\n", "; ")))
+        code, said = found.get(number, ("", errors.strip().replace("\n", "; ")))
         if code != "0":
             raise RuntimeProblem(f"node {name}: {problem}: {said or 'no answer'}", cause=Cause.PREPARE)
     return [found[number][1] for number in range(len(nodes))]
