@@ -287,7 +287,9 @@ class Settling:
         A run may have begun, and ended, since the scheduler was asked: what waits still at the next time is meant.
         """
         job = self.stored.job_of(run)
-        if self.stored.submission.retries.count or self.queue.get(job, JobState()).state != "PENDING":
+        if not self.scheduler.queues_again or self.stored.submission.retries.count:
+            return False
+        if self.queue.get(job, JobState()).state != "PENDING":
             return False
         if self._again.setdefault(run.id, self._polls) < self._polls:
             self.scheduler.cancel([job])
