@@ -63,6 +63,11 @@ def tag_names(tags: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_parts(tag)[0] for tag in tags))
 
 
+def tag_additions(tag: str) -> tuple[str, ...]:
+    """Return the names of what a tag adds: `n_gpus` of `card:n_gpus=8`."""
+    return tuple(_override(part)[0] for part in _parts(tag)[1:])
+
+
 def unmatched(catalog: Catalog, tags: Sequence[str]) -> tuple[str, ...]:
     """Return the tags that no card matches, each once; no computed card is completed."""
     return tuple(tag for tag in dict.fromkeys(tags) if not _matches(catalog, _parts(tag)[0]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections import deque
@@ -126,8 +127,19 @@ def whole_number(least: int | None = None) -> click.IntRange:
     return kind
 
 
+class FiniteRange(click.FloatRange):
+    """A number in a range, which NaN is in none of; infinity is no number that anything can be counted against."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number that a text is."""
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is no finite number.", param, ctx)
+        return found
+
+
 _WHOLE = whole_number(1)
-_TYPES: dict[type, click.IntRange | click.FloatRange] = {int: _WHOLE, float: click.FloatRange(0)}
+_TYPES: dict[type, click.IntRange | click.FloatRange] = {int: _WHOLE, float: FiniteRange(0)}
 
 
 def _own_option(field: PlanField, option: PlanOption) -> Callable[[F], F]:

@@ -82,12 +82,25 @@ def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[S
         return tuple(one for one in found if settled or one.open_runs)
     chosen = []
     for name in wanted:
-        matching = [one for one in found if name in one.submission.id or name in {s.job for s in one.scripts.values()}]
+        matching = [one for one in found if _has_job(one, name)] or [one for one in found if _has_id(one, name)]
         if len(matching) != 1:
             what = "is none" if not matching else "may be several"
             raise UsageProblem(f"'{name}' {what} of the submissions of this folder", "madlite jobs lists them")
         chosen += matching
     return tuple({one.submission.id: one for one in chosen}.values())
+
+
+def _has_job(stored: Stored, name: str) -> bool:
+    return name in {script.job for script in stored.scripts.values()} or name in stored.jobs.values()
+
+
+def _has_id(stored: Stored, name: str) -> bool:
+    """Return whether a name is a submission's id, its beginning with the day, or its end behind the time.
+
+    No part of it that is a number alone, which may be that of a job of somebody else.
+    """
+    own = stored.submission.id
+    return name in (own, own.rpartition("-")[2]) or ("T" in name and own.startswith(name))
 
 
 def scheduler_for(stored: Stored) -> Scheduler:
@@ -102,16 +115,15 @@ def scheduler_for(stored: Stored) -> Scheduler:
 
 
 def attach(stored: Sequence[Stored], on_interrupt: str = "", output: Path | None = None) -> Attached:
-    """Return submissions with what their rows are written with."""
+    """Return submissions with what their rows are written with, into `output` or the results file of each."""
     import os
 
     from madlite.plan.context import Options
 
     here = Path.cwd()
-    named = output or Path(stored[0].submission.output)
-    options = Options(workspace=here, output=here / named, environ=dict(os.environ))
+    options = Options(workspace=here, output=here / (output or "perf.csv"), environ=dict(os.environ))
     schedulers = tuple(map(scheduler_for, stored))
-    return Attached(stored, schedulers, options, setup.load(False, False), on_interrupt)
+    return Attached(stored, schedulers, options, setup.load(False, False), on_interrupt, output)
 
 
 class Attached:
@@ -124,6 +136,7 @@ class Attached:
         options: Options,
         plugins: Plugins,
         on_interrupt: str,
+        output: Path | None = None,
     ) -> None:
         from madlite.cli.screens import PlainScreen, Sink
         from madlite.cluster.follow import Settling
@@ -141,7 +154,9 @@ class Attached:
         runtimes = setup.make_runtimes(plugins)
         self.settlings: list[Settling] = []
         for one, scheduler in zip(stored, schedulers, strict=True):
-            own = replace(options, columns=one.submission.columns, strict_header=one.submission.strict_header)
+            named = one.submission
+            file = options.workspace / (output or named.output)
+            own = replace(options, output=file, columns=named.columns, strict_header=named.strict_header)
             begin = new_columns(options.contract)
             self.settlings.append(Settling(one, scheduler, own, screen, runtimes, begin))
 
@@ -205,7 +220,7 @@ class Attached:
                     echo_on(f"  {state_line(state)}")
 
     def cancel(self) -> None:
-        """End the jobs of all open runs.
+        """End the jobs of all open runs, and give up those that have none.
 
         Raises:
             Unreachable: a scheduler does not answer.
@@ -213,15 +228,33 @@ class Attached:
         from madlite.cluster.follow import jobs_of
 
         for one in self.settlings:
+            one.give_up()
             jobs = jobs_of(one.states())
             if jobs:
                 one.scheduler.cancel(jobs)
 
+    @property
+    def has_unsubmitted(self) -> bool:
+        """Whether a run has no job yet, and was not refused one."""
+        return any(
+            not (one.stored.job_of(run) or one.stored.state_of(run).refused)
+            for one in self.settlings
+            for run in one.stored.open_runs
+        )
+
     def finish(self) -> None:
-        """Print what the studies came to whose runs all have come to their end, and write it."""
+        """End jobs that are left of runs that all have their rows; print what studies came to, and write it."""
+        from madlite.cluster.schedulers import Unreachable
+
         for one in self.settlings:
             named = one.stored.submission
-            if named.study and not one.stored.open_runs:
+            if one.stored.open_runs:
+                continue
+            try:
+                one.cancel_left()
+            except Unreachable as problem:
+                setup.warn(f"{problem.message}: whether a job is left is not known (squeue --me)")
+            if named.study:
                 finish = self._finish_scaling if named.study == SCALING else self._finish_study
                 finish(named.id, one.workspace)
 
@@ -341,6 +374,7 @@ class _Stop:
 
 def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) -> int:
     """Submit what has no job yet, and follow all to their rows; return the exit code."""
+    from madlite.cluster.schedulers import Unreachable
     from madlite.cluster.submit import submit_all
 
     stop = _Stop()
@@ -348,6 +382,8 @@ def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) ->
         for one in attached.settlings:
             own = next((each for each in opened if each.path == one.stored.folder), None)
             if own is not None:
+                with suppress(Unreachable):
+                    one.find_jobs()  # an earlier command may have been cut off before it noted a job
                 one.stored = submit_all(own, one.stored, one.scheduler, setup.warn, stopped=stop)
             _print_jobs(one.stored)
         if detach and not stop():
@@ -355,7 +391,7 @@ def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) ->
             attached.finish()
             if attached.has_left:
                 echo_on("madlite jobs shows how far they are, madlite attach follows them, madlite collect writes rows")
-            return attached.exit_code()
+            return int(ExitCode.RUN_FAILED) if attached.has_unsubmitted else attached.exit_code()
         return _follow(attached, stop)
 
 
@@ -373,17 +409,21 @@ def _follow(attached: Attached, stop: _Stop) -> int:
     attached.follows = True
     polled_s, deadline_s = -POLL_S, float("inf")
     first: int | None = None
+    is_cancelled = True
     while attached.is_open:
         if stop.received and first is None:
             first = stop.received[0]
             if not _cancels(attached.on_interrupt, first, stop):
                 break
-            deadline_s, polled_s = time.monotonic() + _CANCEL_S, -POLL_S
-            _cancel(attached)
+            deadline_s, polled_s = time.monotonic() + _CANCEL_S, time.monotonic()
+            is_cancelled = _cancel(attached)
         elif len(stop.received) > 1 or time.monotonic() > deadline_s:
             break
         if time.monotonic() - polled_s >= POLL_S:
-            attached.poll()
+            if is_cancelled:
+                attached.poll()
+            else:
+                is_cancelled = _cancel(attached)
             polled_s = time.monotonic()
         attached.settle()
         attached.show()
@@ -429,7 +469,8 @@ def _is_asked_to_cancel(stop: _Stop) -> bool:
     return bool(answer == "cancel")
 
 
-def _cancel(attached: Attached) -> None:
+def _cancel(attached: Attached) -> bool:
+    """End the jobs, and return whether the clusters took it."""
     from madlite.cluster.schedulers import Unreachable
 
     echo_on("the jobs are cancelled; their rows are written")
@@ -437,7 +478,9 @@ def _cancel(attached: Attached) -> None:
         attached.poll()
         attached.cancel()
     except Unreachable as problem:
-        setup.warn(f"{problem.message}: cancel them with madlite cancel")
+        setup.warn(f"{problem.message}: it is asked again")
+        return False
+    return True
 
 
 def settle_now(attached: Attached) -> None:

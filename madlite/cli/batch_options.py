@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from madlite.cli.arguments import whole_number
+from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.options import F, group
 from madlite.errors import UsageProblem
 
@@ -104,7 +104,7 @@ _SETTLE = (
     ),
     click.option(
         "--settle-timeout",
-        type=click.FloatRange(0),
+        type=FiniteRange(0),
         default=300.0,
         metavar="SECONDS",
         help="The longest wait of --settle.  [default: 300]",
@@ -162,7 +162,7 @@ retry_options = group(
     ),
     click.option(
         "--retry-wait",
-        type=click.FloatRange(0, 86400),
+        type=FiniteRange(0, 86400),
         default=10.0,
         metavar="SECONDS",
         help="The wait before the first retry, doubled for each later one.  [default: 10]",

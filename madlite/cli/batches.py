@@ -219,6 +219,12 @@ def check_retry(params: dict[str, Any]) -> None:
         raise UsageProblem("--retry-wait without --retry: there is nothing to wait for", "add --retry N")
     if params.get("resume") and params["dry_run"]:
         raise click.UsageError("--resume goes on with a batch, and --dry-run touches nothing: leave one of them out")
+    named = ("tags", "plan_file", "recipe_file", "manifest_file")
+    if params.get("resume") and not any(params.get(name) for name in named):
+        raise UsageProblem(
+            "--resume beside other options: which runs go on with them? no tag is named",
+            "add the tags of the batch; madlite run --resume alone goes on by its own command",
+        )
     if params["oom_fallback"] and params["plan_file"] is not None:
         raise UsageProblem("--oom-fallback beside --plan: a plan is frozen", "leave one of them out")
     swept = {canonical_key(text.partition("=")[0].strip()) for text in params["sweep"]}

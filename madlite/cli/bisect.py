@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.arguments import whole_number
+from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import NOT_MEASURED, refuse, retry_options, settle_options
 from madlite.cli.batches import BatchStart, runs_of_text
 from madlite.cli.compare import Percent
@@ -92,7 +92,7 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
 @click.option("--noise", type=Percent(), help="Variation from run to run, std ÷ mean.  [default: from these runs]")
 @click.option(
     "--alpha",
-    type=click.FloatRange(0.001, 0.5),
+    type=FiniteRange(0.001, 0.5),
     default=0.05,
     show_default=True,
     metavar="P",

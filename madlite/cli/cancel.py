@@ -15,7 +15,8 @@ from madlite.errors import ExitCode
 def command(submission: tuple[str, ...]) -> int:
     """End the jobs of submissions, and write the rows of their runs.
 
-    SUBMISSION is an id that `madlite jobs` shows, a part of it, or the number of a job.
+    SUBMISSION is an id that `madlite jobs` shows, its beginning (20260102T03) or its last six
+    characters, or the number of a job.
 
     \b
     madlite cancel 20261126T195346-4f0c1a

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from madlite.cli.arguments import OUTPUT, contract, contract_option
 from madlite.cli.completion import complete_runs
@@ -48,7 +49,8 @@ def command(run: tuple[str, ...], output: Path) -> int:
 
     here = Path.cwd()
     file = here / output
-    jobs = None if run else _settle_jobs(output)
+    given = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
+    jobs = None if run else _settle_jobs(output if given else None)
     going_on = {folder for one in jobs.settlings for folder in one.open_folders()} if jobs is not None else set()
     folders = [folder for folder in _folders(run, here) if folder not in going_on]
     if folders:
@@ -68,8 +70,11 @@ def command(run: tuple[str, ...], output: Path) -> int:
     return int(ExitCode.RUN_FAILED if failed else code)
 
 
-def _settle_jobs(output: Path) -> Attached | None:
-    """Write the rows of the runs whose jobs are over, and name those that go on; None where there are no jobs."""
+def _settle_jobs(output: Path | None) -> Attached | None:
+    """Write the rows of the runs whose jobs are over, and name those that go on; None where there are no jobs.
+
+    They go to `output`, or to the results file of each command that submitted them.
+    """
     from madlite.cluster.submission import PREFIX
     from madlite.plan.inputs import RUNS
     from madlite.results.perfcsv import check_appendable
@@ -83,7 +88,8 @@ def _settle_jobs(output: Path) -> Attached | None:
     stored = open_submissions(())
     if not stored:
         return None
-    check_appendable(here / output, here)
+    for file in dict.fromkeys(here / (output or one.submission.output) for one in stored):
+        check_appendable(file, here)
     attached = attach(stored, output=output)
     settle_now(attached)
     return attached

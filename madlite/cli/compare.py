@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import click
 
+from madlite.cli.arguments import FiniteRange
 from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, dir_option, read_where, verbose_option
 from madlite.cli.terminal import echo, has_colour, printable_lines, without_secrets
@@ -60,7 +61,7 @@ _OPTIONS = (
     ),
     click.option(
         "--alpha",
-        type=click.FloatRange(0, 0.5, min_open=True),
+        type=FiniteRange(0, 0.5, min_open=True),
         default=0.05,
         show_default=True,
         metavar="P",
@@ -167,8 +168,6 @@ def make_settings(*, effect: float, noise: float | None, alpha: float, better: S
         if not metric or word not in get_args(Direction):
             raise UsageProblem(f"--better {text!r} names no direction", "--better 'score=higher', lower or neutral")
         directions[metric] = cast(Direction, word)
-    if not alpha < 1:  # NaN, which is in no range
-        raise UsageProblem(f"--alpha {alpha} is no probability", "--alpha 0.05")
     return Settings(effect=effect, noise=noise, alpha=alpha, better=directions)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +13,7 @@ import msgspec
 from madlite.backends.loader import Plugins
 from madlite.catalog.datasets import DataSets, read_data_sets
 from madlite.cli import setup
+from madlite.cli.arguments import named_values
 from madlite.cli.credentials import read_credentials, read_services
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import exists, is_file, template_root
@@ -207,9 +208,7 @@ def plan_points(plugins: Plugins, options: Options, params: dict[str, Any], touc
     from madlite.study.sweep import plan_sweep, sweep_points
 
     points = sweep_points(params["sweep"], zipped=params["zip_values"])
-    for key, _ in options.sets:
-        if canonical_key(key) in points[0]:
-            raise UsageProblem(f"--set {key} beside --sweep, which sets it", f"leave --set {key} out")
+    refuse_given(points[0], "--sweep", params)
     plan = planner(plugins, options, params, touch)
     return plan_sweep(
         points,
@@ -217,6 +216,24 @@ def plan_points(plugins: Plugins, options: Options, params: dict[str, Any], touc
             msgspec.structs.replace(options, sets=(*options.sets, *values.items())), refused_as
         ),
     )
+
+
+def refuse_given(keys: Collection[str], by: str, params: dict[str, Any]) -> None:
+    """Refuse a value of the command line for what a study varies, by the option `by`: it would be dropped.
+
+    Raises:
+        UsageProblem: there is one, of --set, of an option of its own or behind a tag.
+    """
+    from madlite.catalog.select import split_tags, tag_additions
+
+    given = [(f"--set {key}", key) for key in (text.partition("=")[0].strip() for text in params["sets"])]
+    given += [(option, key) for option, key, _ in named_values(params)]
+    given += [("--timeout", "timeout_s")] if params["timeout"] is not None else []
+    given += [("--image", "image")] if params["image"] else []
+    given += [(f":{key} of tag {tag}", key) for tag in split_tags(params["tags"]) for key in tag_additions(tag)]
+    for what, key in given:
+        if canonical_key(key) in keys:
+            raise UsageProblem(f"{what} beside {by}, which sets it", f"leave {what} out")
 
 
 class Planner(Protocol):

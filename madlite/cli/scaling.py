@@ -31,7 +31,7 @@ from madlite.cli.options import (
     tag_words,
     tags_option,
 )
-from madlite.cli.planning import planner
+from madlite.cli.planning import planner, refuse_given
 from madlite.cli.preview import preview
 from madlite.cli.run import command as run_command
 from madlite.cli.run import run_planned
@@ -58,12 +58,21 @@ if TYPE_CHECKING:
     from madlite.run.screen import RunOutcome
 
 
+def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) -> str:
+    """Return several lists as one: `--gpus 1,2 --gpus 4` is `--gpus 1,2,4`."""
+    return ",".join(lists)
+
+
 @click.command("scaling", cls=TagsCommand)
 @tag_words
 @tags_option
 @cards_option
-@click.option("--gpus", "counts", default="", metavar="LIST", help="Numbers of GPUs to run on: 1,2,4,8.")
-@click.option("--nodes", "node_counts", default="", metavar="LIST", help="Numbers of nodes to run on: 1,2,4.")
+@click.option(
+    "--gpus", "counts", multiple=True, callback=_joined, metavar="LIST", help="Numbers of GPUs to run on: 1,2,4,8."
+)
+@click.option(
+    "--nodes", "node_counts", multiple=True, callback=_joined, metavar="LIST", help="Numbers of nodes to run on: 1,2,4."
+)
 @click.option("--strong", is_flag=True, help="Keep the global batch; else each GPU keeps its work (weak scaling).")
 @pretend_options("script and container request of each")
 @live_option
@@ -89,7 +98,7 @@ def command(**params: Any) -> int:
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     refuse(params, NOT_MEASURED, "in a scaling study")
     check_pretended(params)
-    _refuse_set(params["sets"], over)
+    refuse_given({over}, "--nodes" if over == NODES else "--gpus", params)
     plugins = setup.load(params["no_plugins"], params["verbose"])
     if (to := translated(named_cluster(params), params)) is not None:
         params["nodes"] = max(counts) if over == NODES else None
@@ -123,12 +132,6 @@ def _wanted(params: dict[str, Any]) -> tuple[Axis, list[int]]:
     if not (gpus or nodes):
         raise UsageProblem("scaling over what? neither --gpus nor --nodes is there", "--gpus 1,2,4,8")
     return (NODES, _counts(nodes, "--nodes", "nodes")) if nodes else (GPUS, _counts(gpus, "--gpus", "GPUs"))
-
-
-def _refuse_set(sets: Sequence[str], over: Axis) -> None:
-    option = "--nodes" if over == NODES else "--gpus"
-    if any(text.partition("=")[0].strip() == over for text in sets):
-        raise UsageProblem(f"--set {over} beside {option}, which sets it", f"leave --set {over} out")
 
 
 def _counts(text: str, option: str, what: str) -> list[int]:

@@ -12,7 +12,7 @@ import click
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.arguments import whole_number
+from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import NOT_MEASURED, check_pretended, pretend_options, refuse
 from madlite.cli.batches import runs_of_text
 from madlite.cli.options import TagsCommand, common_options, live_option, plan_options, tag_words, tags_option
@@ -71,7 +71,7 @@ _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows 
 @cards_option
 @click.option(
     "--minutes",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     metavar="M",
     help=f"Spend at most so long in all.  [default: {_MINUTES:g}, or {_RUNS} runs where those take longer]",
 )

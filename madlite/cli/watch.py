@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from madlite.cli.arguments import FiniteRange
 from madlite.cli.format import duration, speed_text, status_text, study_text
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, without_secrets
@@ -31,7 +32,7 @@ _LONGEST = 48  # characters of a cell
 @click.option("--json", "as_json", is_flag=True, help="Print an object per line, for each change.")
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=FiniteRange(min=0.1),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

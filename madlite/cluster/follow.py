@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.cluster.failed_run import name_end, write_failure
 from madlite.cluster.outcomes import JobEnd, end_of, refused_end, why_never, why_waits
 from madlite.cluster.schedulers import JobState, Scheduler, Unreachable
@@ -22,8 +24,9 @@ from madlite.errors import RecordError, UsageProblem
 from madlite.model import Cause, Runtime, Status, Value
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
+from madlite.results.record import result_of
 from madlite.results.sidefiles import write_waiting
-from madlite.results.stored import load_result
+from madlite.results.stored import load_result, read_record
 from madlite.run.collect import Collected, attempts_of, collect_all
 from madlite.run.screen import Screen
 from madlite.safe_read import read_regular
@@ -38,11 +41,11 @@ from madlite.workspace.folder import (
 )
 from madlite.workspace.journal import now, read_run
 
+CANCELLED = "cancelled before it was submitted"  # in the place of a refusal
 UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
 POLL_S = 10.0  # between two questions to the scheduler
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
 LONG_S = 60.0  # after it, by the cluster's clock, they certainly are
-LOST_S = 120.0  # after which a script that was about to be submitted, and is in no queue, never was
 _NEVER_S = 25.0  # how long a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
 _LIMIT_BYTES = 1 << 20
@@ -109,6 +112,17 @@ class Settling:
         """Return the folders of the attempts of open runs."""
         return frozenset(folder for run in self.stored.open_runs for folder in self._attempts(run))
 
+    def cancel_left(self) -> None:
+        """End jobs that wait though all runs have their rows: a controller that was down queues such again.
+
+        Raises:
+            Unreachable: the scheduler does not answer.
+        """
+        jobs = [job for job in self.stored.jobs.values() if job and job != UNKNOWN_JOB]
+        states = self.scheduler.queue(jobs) if jobs else {}
+        if waiting := [job for job, state in states.items() if state.state == "PENDING"]:
+            self.scheduler.cancel(waiting)
+
     def reload(self) -> None:
         """Read the submission again: another process may have added to it."""
         again = read_stored(self.stored.folder)
@@ -120,7 +134,8 @@ class Settling:
         Raises:
             Unreachable: it does not answer; what was known stays.
         """
-        self._find_jobs()
+        if not self.stored.is_submitting():
+            self.find_jobs()
         jobs = [job for run in self.stored.open_runs if (job := self.stored.job_of(run))]
         self.queue = self.scheduler.queue(jobs) if jobs else {}
         self.polled = True
@@ -161,10 +176,29 @@ class Settling:
         state = self.queue.get(self.stored.job_of(run))
         return state is not None and state.state == "PENDING" and why_never(state) is None
 
-    def _find_jobs(self) -> None:
-        """Find the jobs of scripts whose submission was cut off between sbatch and its note."""
-        if self.stored.is_submitting():
+    def give_up(self) -> None:
+        """Note the runs that have no job as cancelled, unless another command is submitting them now.
+
+        Of a script that may have a job all the same only once the scheduler said that it has none.
+        """
+        missing = [
+            one.number
+            for one in self.stored.submission.scripts
+            if not (self._script(one.number).job or self._script(one.number).refused)
+            and (self.polled or not self._script(one.number).begun)
+        ]
+        if not missing:
             return
+        with suppress(OSError), OpenSubmission.reopen(self.stored.folder, submitting=True) as opened:
+            opened.note(*(Note(at=now(), script=number, refused=CANCELLED) for number in missing))
+        self.reload()
+
+    def find_jobs(self) -> None:
+        """Find the jobs of scripts whose submission was cut off between sbatch and its note.
+
+        Raises:
+            Unreachable: the scheduler does not answer.
+        """
         scripts = self.stored.submission.scripts
         lost = [one for one in scripts if self._script(one.number).begun and not self._script(one.number).job]
         lost = [one for one in lost if not self._script(one.number).refused]
@@ -213,11 +247,13 @@ class Settling:
         attempts = self._attempts(run)
         folder = attempts[-1]
         if exists(folder / RECORD):
-            return Collected(run_id=run.id, message="collected already")
+            return self._with_result(Collected(run_id=run.id, message="collected already"))
         if exists(folder / RESULT):
             waits = self.stored.job_of(run) in self.queue and bool(read_run(folder).next)  # for its next attempt
             return self._collect(run, attempts) if is_uncollected(folder) and not waits else None
         script = self.stored.state_of(run)
+        if script.refused == CANCELLED:
+            return self._fail(run, JobEnd(cause=Cause.INTERRUPTED, reason=CANCELLED))
         if script.refused:
             return self._fail(run, refused_end(*_message_and_hint(script.refused)))
         job = self.stored.job_of(run)
@@ -249,7 +285,12 @@ class Settling:
         return done
 
     def _rows(self, folder: Path) -> Collected:
-        return next(iter(collect_all([folder], self.workspace, self._options.output, self._begin)))
+        return self._with_result(next(iter(collect_all([folder], self.workspace, self._options.output, self._begin))))
+
+    def _with_result(self, done: Collected) -> Collected:
+        """Return what became of a run with its result, which another command may have collected."""
+        record = read_record(self.workspace / RUNS / done.run_id) if done.result is None and not done.failed else None
+        return replace(done, result=result_of(record)) if record is not None else done
 
     def _cancel_queued_again(self, run: JobRun) -> bool:
         """End a job that the scheduler queued again after its run had begun, which is not to be repeated.
@@ -257,7 +298,9 @@ class Settling:
         A run may have begun, and ended, since the scheduler was asked: what waits still at the next time is meant.
         """
         job = self.stored.job_of(run)
-        if self.stored.submission.retries.count or self.queue.get(job, JobState()).state != "PENDING":
+        if not self.scheduler.queues_again or self.stored.submission.retries.count:
+            return False
+        if self.queue.get(job, JobState()).state != "PENDING":
             return False
         if self._again.setdefault(run.id, self._polls) < self._polls:
             self.scheduler.cancel([job])

@@ -65,6 +65,7 @@ class Kubernetes:
 
     name = "kubernetes"
     ending = "yaml"
+    queues_again = False
     reads_credentials = False
 
     def __init__(self, cluster: Cluster, environ: Mapping[str, str]) -> None:
@@ -194,16 +195,20 @@ class Kubernetes:
         """Return the states of Jobs that are there; one that is over counts until its run is brought here."""
         there = {str(job["metadata"]["name"]): job for job in self._jobs()}
         pods = self._pods_by_run() if there else {}
+        evidence = _Evidence(_reached(self._opened))
         found: dict[str, JobState] = {}
         for name in jobs:
             job = there.get(name)
             if job is None or self._followers.gave_up(name):
                 continue
             self._uids[name] = str(job["metadata"]["uid"])
-            found[name] = self._state(name, job, pods.get(job["metadata"]["labels"].get(RUN_LABEL, ""), []))
+            own = pods.get(job["metadata"]["labels"].get(RUN_LABEL, ""), [])
+            found[name] = self._state(name, job, own, evidence)
         return found
 
-    def _state(self, name: str, job: Mapping[str, Any], pods: Sequence[dict[str, Any]]) -> JobState:
+    def _state(
+        self, name: str, job: Mapping[str, Any], pods: Sequence[dict[str, Any]], evidence: _Evidence
+    ) -> JobState:
         nodes = ",".join(sorted({str(pod["spec"]["nodeName"]) for pod in pods if pod["spec"].get("nodeName")}))
         if _condition(job) or job["metadata"].get("deletionTimestamp"):
             self._ready.add(name)
@@ -215,7 +220,7 @@ class Kubernetes:
             return JobState(state="RUNNING", nodes=nodes)
         if job["spec"].get("suspend"):
             return JobState(state="PENDING", reason="Suspended")
-        fault = _reached(lambda: why_not_started(self._opened(), pods, name, wanted, *_gpus(job, self._settings)))
+        fault = _reached(lambda: why_not_started(evidence, pods, name, wanted, *_gpus(job, self._settings)))
         if fault is not None and fault.lasting:  # who follows it says so, and that ends the run
             self._ready.add(name)
         return JobState(state="PENDING", reason=fault.state if fault is not None else "", nodes=nodes)
@@ -272,6 +277,29 @@ class Kubernetes:
         if self._api is None:
             self._api = Api(self._settings)
         return self._api
+
+
+class _Evidence:
+    """What is asked about Jobs that wait, once for all of them."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._nodes: list[dict[str, Any]] | None = None
+        self._events: dict[str, list[dict[str, Any]]] | None = None
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the cluster's nodes."""
+        if self._nodes is None:
+            self._nodes = self._api.nodes()
+        return self._nodes
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return why the pods of a Job could not be made."""
+        if self._events is None:
+            self._events = {}
+            for event in self._api.failed_creations():
+                self._events.setdefault(str((event.get("involvedObject") or {}).get("name", "")), []).append(event)
+        return self._events.get(name, [])
 
 
 def settings_of(cluster: Cluster) -> KubernetesSettings:

@@ -67,6 +67,7 @@ class Scheduler(Protocol):
 
     name: str
     ending: str  # of the names of scripts
+    queues_again: bool  # whether a job may wait again after it has begun
     reads_credentials: bool  # whether a job reads credential.json of the working folder by itself
 
     def context(self) -> dict[str, Json]:

@@ -53,6 +53,7 @@ class Slurm:
 
     name = "slurm"
     ending = "sh"
+    queues_again = True
     reads_credentials = True
     is_fetching = False  # jobs write to the working folder
 

@@ -18,6 +18,7 @@ from statistics import NormalDist, fmean, median
 from madlite.model import Value
 
 EXACT = 20  # values a side up to which distributions are exact
+FEWEST_RESAMPLED = 5  # values a side from which on the bootstrap's interval holds the confidence it names
 _NORMAL = NormalDist()
 
 
@@ -150,7 +151,10 @@ def _ways(n: int, m: int) -> tuple[int, ...]:
 
 
 def ratio_interval(base: Sequence[float], new: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """Return the bootstrap's percentile interval of median(new) ÷ median(base).
+    """Return the interval of median(new) ÷ median(base): the bootstrap's, by percentiles.
+
+    Of fewer than `FEWEST_RESAMPLED` values a side that is too narrow (of two and two a third of all true ratios lies
+    outside): there it is Student's, of `ratio_of_means`.
 
     Exact up to `EXACT` values a side: the distribution over all resamples, no random draws.  Above, the normal interval
     of the logarithm, with each median's error from its order statistics.  None of fewer than two values a side, or
@@ -158,6 +162,8 @@ def ratio_interval(base: Sequence[float], new: Sequence[float], confidence: floa
     """
     if min(len(base), len(new)) < 2 or min(*base, *new) <= 0:
         return None
+    if min(len(base), len(new)) < FEWEST_RESAMPLED:
+        return ratio_of_means(base, new, confidence)
     if max(len(base), len(new)) > EXACT:
         return _normal_ratio(base, new, confidence)
     share = _share_below(list(_resampled(base)), sorted(_resampled(new)))

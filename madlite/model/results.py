@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from madlite.model.plans import Attention
@@ -351,6 +352,12 @@ class AdaptiveLength(Value, frozen=True):
     why: str = ""
 
 
+def headline_of(metrics: Sequence[Metric], window: Window | None) -> Metric | None:
+    """Return the number that stands for all of a success: the steady window's, else the first one with a value."""
+    found = metrics if window is None else metrics[-1:]
+    return next((one for one in found if one.status is Status.SUCCESS and one.value is not None), None)
+
+
 class FailedAttempt(Value, frozen=True):
     """An attempt of a run that failed and was followed by another one: its id, its cause and its micro batch."""
 
@@ -412,6 +419,11 @@ class Result(Value, frozen=True):
     def code(self) -> str:
         """The cause as the record and a `cause` column have it: the diagnosed one, else what ended the run."""
         return self.diagnosis.cause if self.diagnosis else self.cause.value
+
+    @property
+    def headline(self) -> Metric | None:
+        """The number of a success, as studies and lists have it; None without any."""
+        return headline_of(self.metrics, self.window) if self.status is Status.SUCCESS else None
 
 
 class Row(Value, frozen=True):

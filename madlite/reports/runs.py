@@ -14,6 +14,7 @@ from msgspec.structs import asdict, replace
 
 from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
+from madlite.model.results import headline_of
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import interrupted_batches, requested_cards
 from madlite.results.pending import rows_path
@@ -44,11 +45,9 @@ class StoredRun(Value, frozen=True):
 
     @property
     def headline(self) -> Metric | None:
-        """The number of a success: the steady window's, else the first."""
+        """The number of a success."""
         record = self.record
-        if self.state != Status.SUCCESS.value or not record.metrics:
-            return None
-        return record.metrics[-1 if record.window is not None else 0]
+        return headline_of(record.metrics, record.window) if self.state == Status.SUCCESS.value else None
 
     @property
     def is_suspect(self) -> bool:

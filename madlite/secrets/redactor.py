@@ -163,6 +163,8 @@ _NAMES = re.compile(
     r"TOKEN(?!IZ|S(?![A-Z]))|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|_PAT$|^PAT$",
     re.IGNORECASE,
 )
+# keys of a context whose values name secrets of a cluster, and are none
+_REFERENCES = ("image_pull_secrets", "image_pull_secret_names", "runtime_secret", "runtime_secret_name")
 # names that mean nothing else: a number or a path under one of them is a secret too
 _ALWAYS_SECRET = re.compile(
     r"PASSWORD|PASSWD|^AWS_SECRET_ACCESS_KEY$|^AWS_SESSION_TOKEN$|^(GH|GITHUB|GITLAB|HF)_TOKEN$"
@@ -192,7 +194,7 @@ def is_secret_name(name: str) -> bool:
 
     MAX_NUM_BATCHED_TOKENS and TOKENIZERS_PARALLELISM count or set something.
     """
-    return _ALWAYS in name or bool(_NAMES.search(name))
+    return _ALWAYS in name or (name not in _REFERENCES and bool(_NAMES.search(name)))
 
 
 def is_secret(name: str, value: str) -> bool:

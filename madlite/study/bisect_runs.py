@@ -187,15 +187,15 @@ def known_samples(workspace: Path, state: BisectState, metric: str, *, retried: 
 
 
 def sample_of(run: StartedRun, result: Result, metric: str) -> Sample:
-    """Return what a run came to: the metric of a name, or its headline: that of the steady window, else the first."""
+    """Return what a run came to: the metric of a name, or its headline."""
     if result.status is not Status.SUCCESS:
         reason = f"{result.code}: {result.reason}" if result.reason else result.code
         return Sample(item=run.item, value=None, reason=reason, run=run.id)
-    named = [one for one in result.metrics if one.value is not None and (not metric or metric in _names_of(one))]
-    if not named:
+    named = (one for one in result.metrics if one.value is not None and metric in _names_of(one))
+    found = next(named, None) if metric else result.headline
+    if found is None:
         has = ", ".join(dict.fromkeys(_names_of(one)[-1] for one in result.metrics)) or "no number"
         return Sample(item=run.item, value=None, reason=f"no metric '{metric}' among {has}", run=run.id)
-    found = named[-1 if result.window is not None and not metric else 0]
     return Sample(
         item=run.item,
         value=float(found.value or 0.0),

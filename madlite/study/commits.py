@@ -26,6 +26,7 @@ from madlite.workspace.journal import RunEntry, now
 VARIABLE = "MADLITE_REPOSITORY"
 _CLONE_INSIDE = "/madlite_clone"
 _LIMIT_S = 60.0
+_FORMAT = "--format=%H %s"
 _CHECKOUT_LIMIT_S = 1800.0  # of a commit that fetches from a slow disk
 # a container's root may use git in folders of the caller's
 _SAFE: dict[str, EnvValue] = {
@@ -152,14 +153,14 @@ def _is_ancestor(git: Git, one: str, other: str) -> bool:
 
 
 def _between(git: Git, where: str, older: str, newer: str) -> tuple[Commit, ...]:
-    order = ("--first-parent", "--topo-order", "--reverse", "--format=%H%x00%s")
-    after = git("log", *order, f"{older}..{newer}")
-    itself = git("log", "--format=%H%x00%s", "--max-count=1", older)
+    order = ("--first-parent", "--topo-order", "--reverse", _FORMAT)
+    after = git("log", "-z", *order, f"{older}..{newer}")
+    itself = git("log", "-z", _FORMAT, "--max-count=1", older)
     for done in (after, itself):
         if not done.ok:
             raise UsageProblem(f"the commits of {where} cannot be listed: {_last_line(done)}")
-    pairs = (line.partition("\0") for done in (itself, after) for line in done.stdout.splitlines())
-    return tuple(Commit(name=name, subject=subject) for name, _, subject in pairs)
+    commits = (text.partition(" ") for done in (itself, after) for text in done.stdout.split("\0") if text)
+    return tuple(Commit(name=name, subject=" ".join(subject.split())) for name, _, subject in commits)
 
 
 def at_commit(one: Planned, repository: str, commit: str, clone: Path | None) -> Planned:

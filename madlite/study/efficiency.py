@@ -3,8 +3,8 @@
 Weak scaling keeps the micro batch of each GPU, so that the work grows with the GPUs; strong scaling keeps the global
 batch.  Base is the smallest number of GPUs of which a run succeeded.  With v(n) the throughput per GPU of n GPUs, the
 median of their runs, speedup is n·v(n) ÷ base·v(base) and efficiency v(n) ÷ v(base), the speedup as a part of the ideal
-one.  Their interval is the bootstrap's of a ratio of medians, which two runs of each number are needed for.  On nodes
-without GPUs each node counts as one.
+one.  Their interval, which two runs of each number are needed for, is `ratio_interval`'s.  On nodes without GPUs each
+node counts as one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from madlite.measure.statistics import Interval, ratio_interval
-from madlite.model import Metric, NodeUse, Result, Status, Value
+from madlite.model import Metric, NodeUse, Status, Value
 from madlite.study.summary import CONFIDENCE, Sample
 
 GPUS: Final = "n_gpus"
@@ -129,7 +129,7 @@ def _identity(one: Sample) -> tuple[str, ...]:
 
 def _scaling(samples: Sequence[Sample]) -> Scaling:
     first, kind = samples[0], _kind(samples)
-    metrics = [metric for one in samples if (metric := _headline(one.result)) is not None]
+    metrics = [metric for one in samples if (metric := _headline(one)) is not None]
     name, unit = (metrics[0].metric, metrics[0].unit) if metrics else ("", "")
     by_gpus: dict[tuple[int, int], list[Sample]] = {}
     for one in samples:
@@ -157,16 +157,12 @@ def _kind(samples: Sequence[Sample]) -> Literal["weak", "strong", ""]:
     return "strong" if len(batches) == 1 and None not in batches else "weak"
 
 
-def _headline(result: Result | None) -> Metric | None:
-    """Return the number of a successful run: of a steady window its own, else the first metric."""
-    if result is None or result.status is not Status.SUCCESS:
-        return None
-    metrics = result.metrics[-1:] if result.window is not None else result.metrics
-    return next((one for one in metrics if one.status is Status.SUCCESS and one.value is not None), None)
+def _headline(one: Sample) -> Metric | None:
+    return one.result.headline if one.result is not None else None
 
 
 def _point(gpus: int, nodes: int, samples: Sequence[Sample], name: str, kind: str) -> ScalingPoint:
-    found = [metric for one in samples if (metric := _headline(one.result)) is not None and metric.metric == name]
+    found = [metric for one in samples if (metric := _headline(one)) is not None and metric.metric == name]
     failed = [one.result.code for one in samples if one.result is not None and one.result.status is Status.FAILURE]
     point = ScalingPoint(
         gpus=gpus,

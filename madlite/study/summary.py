@@ -189,11 +189,11 @@ def _series(number: int, samples: Sequence[Sample], requested: int) -> SeriesSum
 
 
 def _metrics(results: Sequence[Result]) -> Iterator[MetricSummary]:
-    """Yield the statistics of each metric that a successful run has."""
+    """Yield the statistics of each metric that a successful run has, the headline's first."""
     found: dict[tuple[str, str], list[Metric]] = {}
     for one in results:
-        for metric in one.metrics[-1:] if one.window is not None else one.metrics:
-            if metric.status is Status.SUCCESS and metric.value is not None:
+        for metric in (one.headline,) if one.window is not None else one.metrics:
+            if metric is not None and metric.status is Status.SUCCESS and metric.value is not None:
                 found.setdefault((metric.label, metric.metric), []).append(metric)
     for metrics in found.values():
         yield _metric(metrics[0], tuple(float(metric.value or 0.0) for metric in metrics))

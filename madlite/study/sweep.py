@@ -134,7 +134,7 @@ def _group_name(one: SeriesSummary) -> tuple[str, ...]:
 
 
 def _table(series: Sequence[SeriesSummary]) -> Iterator[str]:
-    metrics = {at: one.metrics[-1] for at, one in enumerate(series) if one.metrics}
+    metrics = {at: one.metrics[0] for at, one in enumerate(series) if one.metrics}
     best = _best(metrics)
     rows = [(series_text(one), *_cells(one, metrics.get(at))) for at, one in enumerate(series)]
     widths = [max(len(row[at]) for row in rows) for at in range(3)]

@@ -248,11 +248,11 @@ def trial_of(result: Result, folder: Path, point: Point, *, full: bool) -> Trial
 
 
 def _speed(result: Result) -> float:
-    """Return the number of a run, more being better: the steady window's, else the last one; 0 without one."""
-    for metric in result.metrics[::-1]:
-        if metric.status is Status.SUCCESS and metric.value:
-            return 1 / metric.value if metric.lower_is_better else metric.value
-    return 0.0
+    """Return the number of a run, more being better; 0 without one."""
+    found = result.headline
+    if found is None or not found.value:
+        return 0.0
+    return 1 / found.value if found.lower_is_better else found.value
 
 
 def _peak_gib(result: Result, curves: Mapping[str, Mapping[int, float]]) -> float | None:

@@ -276,3 +276,30 @@ def test_a_number_that_is_none_has_one_name(capsys, words):
 def test_help_has_no_entry_without_a_text(capsys):
     assert call(["run", "--help"]) == 0
     assert "[TAG]..." not in capsys.readouterr().out.partition("\n")[2]
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bisect", "one", "--alpha"),
+        ("compare", "a", "b", "--alpha"),
+        ("run", "--tags", "one", "--retry", "1", "--retry-wait"),
+        ("run", "--tags", "one", "--settle", "--settle-timeout"),
+        ("run", "--tags", "one", "--silence-limit"),
+        ("tune", "one", "--minutes"),
+        ("watch", "--interval"),
+    ],
+)
+def test_no_option_takes_a_number_that_is_none(capsys, words, text):
+    assert call([*words, text]) == 4
+    error = capsys.readouterr().err
+    assert words[-1] in error and ("is no finite number" in error or "not in the range" in error)
+
+
+def test_a_batch_that_goes_on_with_other_options_needs_its_tags(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(["run", "--resume", "--parallel", "2"]) == 4
+    error = capsys.readouterr().err
+    assert "--resume beside other options" in error and "add the tags of the batch" in error
+    assert not [*tmp_path.iterdir()]

@@ -129,7 +129,7 @@ def test_a_baseline_stays_when_its_file_is_gone(place, capsys):
         (("a.csv", "b.csv", "--across", "micro"), "--across 'micro' is no dimension"),
         (("a.csv", "b.csv", "--where", "foo="), "--where 'foo=' has no value"),
         (("a.csv", "b.csv", "--where", "device=x", "--where", "device=y"), "--where names 'device' twice"),
-        (("a.csv", "b.csv", "--alpha", "nan"), "--alpha nan is no probability"),
+        (("a.csv", "b.csv", "--alpha", "nan"), "is no finite number"),
         (("baseline:x", "a.csv"), "there is no baseline 'x'"),
         (("last~3", "a.csv"), "is no file, run, study or baseline"),
     ],

@@ -74,7 +74,7 @@ def test_a_tag_on_one_two_and_eight_gpus(bench: Bench):
         (2, 196, 0.98),
         (8, 688, 0.86),
     ]
-    assert points[2]["speedup"] == 6.88 and points[2]["interval"] == {"low": 0.86, "high": pytest.approx(0.86)}
+    assert points[2]["speedup"] == 6.88 and points[2]["interval"] == pytest.approx({"low": 0.86, "high": 0.86})
     assert "86.0 %" in done.stdout and "6.88x" in done.stdout and "scaling.html" in done.stdout
     assert "6.88x" in (file.parent / "scaling.html").read_text()
     listed = madlite(bench, "runs", "--of", told["id"])
@@ -100,6 +100,8 @@ def test_a_number_that_fails_is_told_and_the_others_go_on(bench: Bench):
         (["--gpus", "2,2"], "--gpus names 2 twice"),
         (["--gpus", "1,2", "--strong"], "no micro batch"),
         (["--gpus", "1", "--set", "n_gpus=2"], "--set n_gpus beside --gpus"),
+        (["--gpus", "1,2", "--gpus", "2"], "--gpus names 2 twice"),
+        (["a:n_gpus=4", "--gpus", "1,2"], ":n_gpus of tag a:n_gpus=4 beside --gpus"),
         (["--gpus", "1", "--keep-alive"], "--keep-alive in a scaling study"),
     ],
 )
@@ -110,7 +112,8 @@ def test_what_makes_no_sense_is_refused_and_nothing_runs(bench: Bench, args, mes
 
 
 def test_a_dry_run_shows_each_number_and_the_order(bench: Bench):
-    done = madlite(bench, "scaling", "a", "--gpus", "1,2", "--runtime", "host", "--repeat", "2", "--dry-run")
+    gpus = ("--gpus", "1", "--gpus", "2")
+    done = madlite(bench, "scaling", "a", *gpus, "--runtime", "host", "--repeat", "2", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "3/4  a · n_gpus=1  (run 2 of 2)" in done.stdout and not (bench.folder / "checkout/madlite_runs").exists()
 

@@ -82,7 +82,7 @@ def quantile(weighted: Counter, part: float) -> float:
     raise AssertionError
 
 
-@pytest.mark.parametrize(("n", "m"), [(2, 2), (3, 4), (4, 4), (5, 4)])
+@pytest.mark.parametrize(("n", "m"), [(5, 5), (5, 6), (6, 5)])
 def test_the_interval_of_a_ratio_is_that_of_all_resamples(n, m):
     base, new = sample(n, n), sample(m, m + 10, -3)
     medians = [
@@ -104,6 +104,15 @@ def test_the_interval_of_large_samples_has_the_true_ratio_as_often_as_it_says():
         found = ratio_interval(sample(60, seed), sample(60, seed + 1000, -3))
         hits += found is not None and found.low <= 0.97 <= found.high
     assert 0.91 <= hits / 300 <= 0.985
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (3, 3), (4, 4), (2, 10), (5, 5)])
+def test_the_interval_of_few_values_has_the_true_ratio_as_often_as_it_says(n, m):
+    hits = 0
+    for seed in range(400):
+        found = ratio_interval(sample(n, seed), sample(m, seed + 1000, -3))
+        hits += found is not None and found.low <= 0.97 <= found.high
+    assert hits / 400 >= 0.92
 
 
 def test_no_interval_of_one_run_or_of_zeros():

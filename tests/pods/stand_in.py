@@ -233,7 +233,7 @@ class Cluster:
 
     def _value(self, one: dict) -> str:
         if "valueFrom" not in one:  # a server leaves an empty value out
-            return one.get("value", "").replace("$$(", "$(")
+            return one.get("value", "").replace("$$", "$")
         reference = one["valueFrom"]["secretKeyRef"]
         return base64.b64decode(self.objects["secrets", reference["name"]]["data"][reference["key"]]).decode()
 

@@ -83,7 +83,8 @@ def test_a_cluster_that_does_not_answer_is_a_row_with_the_reason(checkout, clust
 
 def test_a_plan_file_runs_on_the_cluster_and_for_the_gpus_that_its_context_names(checkout, cluster, capfd):
     table = {"kubeconfig": str(cluster.kubeconfig()), "nodes": 2, "gpu": "MI300X", "gpus_per_node": 8}
-    context = json.dumps({"k8s": {**table, "node_selector": {"pool": "mi300"}}})
+    more = {"node_selector": {"pool": "mi300"}, "image_pull_secrets": ["registry"]}
+    context = json.dumps({"k8s": {**table, **more}})
     assert call(["plan", "--tags", "a", "--image", "rocm/a:1", "-c", context, "-o", "plan.json"]) == 0
     assert cluster.requests == []
     pods: list[dict] = []
@@ -92,4 +93,5 @@ def test_a_plan_file_runs_on_the_cluster_and_for_the_gpus_that_its_context_names
     ((row,),) = (rows(checkout),)
     assert (row["performance"], row["n_gpus"], row["nnodes"]) == ("12.5", "16", "2")
     assert {pod["spec"]["nodeSelector"]["pool"] for pod in pods} == {"mi300"}
+    assert pods[0]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     assert cluster.invalid == []

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.model import Action, Gpu, Image, Machine, Place, Secret
-from madlite.runtimes.kubernetes.manifests import job_name, label_value, make_objects, yaml_of
+from madlite.runtimes.kubernetes.manifests import job_name, label_value, make_objects, workspace_files, yaml_of
 from madlite.runtimes.kubernetes.runtime import KubernetesRuntime
 from madlite.runtimes.kubernetes.settings import KubernetesSettings, read_settings
 from tests.factories import make_plan
@@ -55,7 +55,7 @@ def plan_of(tmp_path, vendor: str = "AMD", nodes: int = 2, **changes: object):
         "place": Place(where="kubernetes", nodes=nodes, gpus_per_node=8),
         "actions": (action,),
         "image": Image(ref="rocm/primus:v25.10"),
-        "env": {"NCCL_DEBUG": "WARN", "ODD": "a $(HOME) 'b'\n"},
+        "env": {"NCCL_DEBUG": "WARN", "ODD": "a $(HOME) 'b' c$$d\n"},
         "timeout_s": 3600.0,
     }
     return replace(made, **{**fields, **changes})
@@ -130,7 +130,7 @@ def test_a_dry_run_s_yaml_can_be_applied(tmp_path):
 def test_a_value_with_a_reference_is_no_reference(tmp_path):
     spec = make_objects(plan_of(tmp_path), {}, settings_of()).job["spec"]["template"]["spec"]
     env = {one["name"]: one.get("value") for one in spec["containers"][0]["env"]}
-    assert env["ODD"] == "a $$(HOME) 'b'\n" and env["NNODES"] == "2"
+    assert env["ODD"] == "a $$(HOME) 'b' c$$$$d\n" and env["NNODES"] == "2"
     name = job_name(plan_of(tmp_path).id)
     assert env["MASTER_ADDR"] == f"{name}-0.{name}" and spec["subdomain"] == name
 
@@ -153,6 +153,34 @@ def test_names_and_labels_are_what_kubernetes_takes(run_id):
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) and len(name) <= 52
     assert re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", value)
     assert job_name(run_id + "1") != name
+
+
+def test_of_the_workspace_a_pod_gets_its_script_and_no_credentials(tmp_path):
+    made = plan_of(tmp_path)
+    for name in (
+        "run.sh",
+        "credential.json",
+        ".env",
+        "other.txt",
+        "kit/run.sh",
+        "kit/lib/a.py",
+        "kit/.env.local",
+        "kit/.git/x",
+    ):
+        path = made.workspace / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("hunter2")
+    for scripts, expected in (("run.sh", {"run.sh"}), ("kit/run.sh", {"kit/run.sh", "kit/lib/a.py"})):
+        plan = replace(made, card=replace(made.card, scripts=scripts), templates=())
+        assert set(workspace_files(plan, {})) == expected
+
+
+def test_scripts_of_a_folder_may_start_each_other(tmp_path):
+    spec = make_objects(plan_of(tmp_path), {"kit/setup.sh": b"#!/bin/sh\n"}, settings_of()).job["spec"]["template"][
+        "spec"
+    ]
+    (files,) = (one for one in spec["volumes"] if one["name"] == "files")
+    assert files["configMap"]["defaultMode"] & 0o111 == 0o111
 
 
 def test_files_beyond_a_configmap_are_refused_with_the_largest_named(tmp_path):

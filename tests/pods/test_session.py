@@ -214,6 +214,19 @@ def test_a_run_that_no_node_can_have_is_refused_at_once(cluster, runtime, plan):
     assert_nothing_left(cluster)
 
 
+def test_a_job_that_is_removed_before_its_pods_started_ends_the_wait(cluster, runtime, plan):
+    def wait(pod: dict) -> dict:
+        threading.Timer(
+            0.5, lambda: cluster.delete("jobs", next(name for kind, name in cluster.objects if kind == "jobs"), 0)
+        ).start()
+        return unscheduled("0/4 nodes are available: 4 Insufficient cpu.")
+
+    cluster.pod_status = wait
+    with pytest.raises(RuntimeProblem, match="was removed before its pods had started"), runtime.open(plan("true")):
+        pass
+    assert_nothing_left(cluster)
+
+
 def test_a_run_that_waits_for_room_says_so_and_begins_when_there_is_some(cluster, runtime, plan, caplog):
     cluster.pod_status = lambda pod: unscheduled("0/4 nodes are available: 4 Insufficient amd.com/gpu.")
     made = plan("echo it ran")

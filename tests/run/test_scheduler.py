@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -204,16 +205,17 @@ def test_what_a_killed_run_left_keeps_its_gpu_and_nothing_else(folder):
 @pytest.mark.host
 @pytest.mark.parametrize("keeps", [False, True])
 def test_what_an_ended_run_could_not_end_keeps_its_gpus_until_it_is_gone(folder, keeps):
-    marked = {**os.environ, RUN_MARK: "r0"}
+    run = f"r-{uuid4().hex}"  # what others mark on this machine is none of it
+    marked = {**os.environ, RUN_MARK: run}
     with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
-        scheduler = Scheduler([job(0, 2, keeps=keeps)], pool, 1)
+        scheduler = Scheduler([replace(job(0, 2, keeps=keeps), run_id=run)], pool, 1)
         start = scheduler.take()
         with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=marked) as left:
             wait_until(lambda: "cat" in Path(f"/proc/{left.pid}/cmdline").read_text())
             scheduler.end(start)
             assert other.take(job(1, 8), passes=False) == (ALL if keeps else None)
             if not keeps:
-                assert other.waiting.text.startswith(f"GPU 0, 1: pid {left.pid}, left by run r0 of user")
+                assert other.waiting.text.startswith(f"GPU 0, 1: pid {left.pid}, left by run {run} of user")
                 assert [text for _, text in lease_states(folder, EIGHT).values()] == [f"pid {left.pid}"] * 2 + [""] * 6
             left.stdin.close()
         if not keeps:

@@ -149,8 +149,15 @@ class Api:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return what happened to an object; nothing where one may not see it."""
+        return self._events(f"involvedObject.name={name}")
+
+    def failed_creations(self) -> list[dict[str, Any]]:
+        """Return the events of all objects whose pods could not be made; nothing where one may not see them."""
+        return self._events("reason=FailedCreate")
+
+    def _events(self, selector: str) -> list[dict[str, Any]]:
         try:
-            return self._items("Event", [("fieldSelector", f"involvedObject.name={name}")])
+            return self._items("Event", [("fieldSelector", selector)])
         except Refusal as refusal:
             _LOG.debug("no events: %s", refusal.message)
             return []

@@ -19,6 +19,7 @@ from typing import Any
 from madlite.errors import RuntimeProblem
 from madlite.machine.fabric import interface_variables
 from madlite.model import Action, Cause, EnvValue, RunPlan, Secret, Value
+from madlite.plan.inputs import RUNS
 from madlite.runtimes.kubernetes.settings import KubernetesSettings, Volume
 from madlite.workspace.folder import RUN_LABEL, WORK
 
@@ -124,6 +125,8 @@ def _check_size(content: Mapping[str, str | bytes], run_id: str) -> None:
 def workspace_files(plan: RunPlan, rendered: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
     """Return the files that a pod's workspace needs, by their paths in it: the run's own, and the script's folder.
 
+    Of a script that lies in the workspace itself it is the script alone: what else is there is not the run's.
+
     `rendered` are the run's own files where its folder is not there yet, by their names in it.
 
     Raises:
@@ -135,7 +138,10 @@ def workspace_files(plan: RunPlan, rendered: Mapping[str, bytes] | None = None) 
     if plan.card.scripts and not plan.templates:
         script = plan.workspace / plan.card.scripts
         folder = script if script.is_dir() else script.parent
-        found |= {f"{folder.relative_to(plan.workspace)}/{name}": data for name, data in _below(folder)}
+        if folder != plan.workspace:
+            found |= {f"{folder.relative_to(plan.workspace)}/{name}": data for name, data in _below(folder)}
+        elif script.is_file():
+            found[script.name] = _content_of(script)
     for action in plan.actions:
         for word in action.argv:
             name = word.removeprefix(f"{plan.inside}/")
@@ -146,8 +152,14 @@ def workspace_files(plan: RunPlan, rendered: Mapping[str, bytes] | None = None) 
 
 def _below(folder: Path) -> Iterator[tuple[str, bytes]]:
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            yield str(path.relative_to(folder)), _content_of(path)
+        name = path.relative_to(folder)
+        if path.is_file() and not path.is_symlink() and not any(map(_is_private, name.parts)):
+            yield str(name), _content_of(path)
+
+
+def _is_private(part: str) -> bool:
+    """Return whether a part of a path is of what no pod needs: credentials, the history, earlier runs."""
+    return part in ("credential.json", ".git", RUNS) or part.startswith(".env")
 
 
 def _content_of(path: Path) -> bytes:
@@ -361,7 +373,7 @@ def _resources(plan: RunPlan, settings: KubernetesSettings) -> dict[str, Any]:
 def _environment(
     plan: RunPlan, settings: KubernetesSettings, name: str, secrets: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the variables; `$(` of a value would be read as a reference to another one."""
+    """Yield the variables; Kubernetes reads `$(NAME)` of a value as a reference, and `$$` as `$`."""
     own = {
         "MADLITE_MARK": plan.id,
         "MADLITE_GRACE": str(_grace(plan)),
@@ -375,7 +387,7 @@ def _environment(
         own |= interface_variables(settings.interface)
     plain = {key: value for key, value in plan.env.items() if not isinstance(value, Secret)}
     for key, value in {**own, **plain, **_fixed(own)}.items():
-        yield {"name": key, "value": str(value).replace("$(", "$$(")}
+        yield {"name": key, "value": str(value).replace("$", "$$")}
     for key in secrets:
         yield {"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
 
@@ -394,7 +406,8 @@ def _volumes(
         shm["sizeLimit"] = settings.shm_size
     scripts = [{"key": key, "path": key} for key in (_SCRIPT, _ACTIONS)]
     items = [{"key": _key(path), "path": path} for path in paths]
-    files = {"configMap": {"name": name, "items": items}} if items else {"emptyDir": {}}
+    # a script may start another one of its folder: a ConfigMap does not know which files may be executed
+    files = {"configMap": {"name": name, "items": items, "defaultMode": 0o755}} if items else {"emptyDir": {}}
     volumes: list[dict[str, Any]] = [
         {"name": "script", "configMap": {"name": name, "items": scripts, "defaultMode": 0o555}},
         {"name": "files", **files},

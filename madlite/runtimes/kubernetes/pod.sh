@@ -76,4 +76,6 @@ send() { # the files that the run leaves, by the log; more than 1 MiB each stays
 sends=no
 
 mkdir -p "$MADLITE_WORKSPACE" || exit 126
-cp -RL /madlite/files/* "$MADLITE_WORKSPACE/" || exit 126
+for name in /madlite/files/* /madlite/files/.[!.]*; do # `..` begins what Kubernetes itself has there
+    [ ! -e "$name" ] || cp -RL "$name" "$MADLITE_WORKSPACE/" || exit 126
+done

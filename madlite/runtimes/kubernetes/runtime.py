@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -278,6 +278,7 @@ def _wait(api: Api, watch: PodWatch, plan: RunPlan, name: str, settings: Kuberne
             return ordered(pods, plan.place.nodes)
         if (changes := watch.wait(seen, 0.0)) != seen or now - looked_s >= POLL_S:
             seen, looked_s = changes, now
+            _check_job(api, job_kind(settings), name)
             fault = why_not_started(api, pods, name, plan.place.nodes, resource, count)
             if fault is not None:
                 since = stands.setdefault(fault.state + fault.text, now)
@@ -292,8 +293,29 @@ def _wait(api: Api, watch: PodWatch, plan: RunPlan, name: str, settings: Kuberne
         watch.wait(seen, POLL_S / 4)
 
 
+def _check_job(api: Api, kind: str, name: str) -> None:
+    """Refuse to wait for pods that nobody makes any more.
+
+    Raises:
+        RuntimeProblem: their Job is gone.
+    """
+    if api.get(kind, name) is None:
+        what = f"{kind} {name} was removed before its pods had started"
+        raise RuntimeProblem(what, "kubectl get events", cause=Cause.PREEMPTED)
+
+
+class Evidence(Protocol):
+    """What is asked about pods that do not start."""
+
+    def nodes(self) -> Sequence[Mapping[str, Any]]:
+        """Return the cluster's nodes."""
+
+    def events(self, name: str) -> Sequence[Mapping[str, Any]]:
+        """Return what happened to a Job."""
+
+
 def why_not_started(
-    api: Api, pods: Sequence[dict[str, Any]], name: str, nodes: int, resource: str, count: int
+    api: Evidence, pods: Sequence[dict[str, Any]], name: str, nodes: int, resource: str, count: int
 ) -> Fault | None:
     """Return the gravest reason why the pods of a Job have not started, one for each of so many `nodes`.
 

@@ -1,0 +1,121 @@
+"""Which submissions a command means, where their rows go, and what becomes of what was never submitted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from madlite.cli.main import call
+from madlite.cluster import follow, submit
+from madlite.cluster.submission import JOBS
+from tests.csv_rows import csv_rows
+
+pytestmark = pytest.mark.host
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """A working folder beside a Slurm that is stand-ins of its commands: its queue is empty, each job has failed."""
+    (tmp_path / "bin").mkdir()
+    for name in ("scontrol", "squeue", "scancel", "sinfo", "sacct"):
+        command(tmp_path, name, "exit 0")
+    command(tmp_path, "sbatch", f"echo sbatch >>{tmp_path}/submitted; echo $((4000 + $(wc -l <{tmp_path}/submitted)))")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(follow, "GRACE_S", 0.1)
+    monkeypatch.setattr(submit, "WAIT_S", 0.1)
+    (tmp_path / "run.sh").write_text("echo performance: 1 tok\n")
+    card = {"name": "a", "scripts": "run.sh", "tags": [], "runtimes": ["host"], "n_gpus": "0"}
+    (tmp_path / "models.json").write_text(json.dumps([card]))
+    (tmp_path / "cluster.toml").write_text("[clusters.lab.slurm]\nexclusive = false\n")
+    return tmp_path
+
+
+def command(folder: Path, name: str, script: str) -> None:
+    file = folder / "bin" / name
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+def run(*words: str) -> int:
+    return call(["run", "--cluster", "lab", "--tags", "a", *words])
+
+
+def unreachable(folder: Path) -> None:
+    for name in ("sbatch", "squeue"):
+        command(folder, name, "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1")
+
+
+def submissions(folder: Path) -> list[str]:
+    return sorted(one.name.removeprefix("jobs-") for one in folder.glob("madlite_runs/jobs-*"))
+
+
+def test_rows_go_to_the_file_of_the_command_that_submitted_them(folder: Path):
+    for name in ("a.csv", "b.csv"):
+        assert run("--detach", "-o", name) == 0
+    assert call(["attach"]) == 3
+    assert [len(csv_rows(folder / name)) for name in ("a.csv", "b.csv")] == [1, 1]
+
+
+@pytest.mark.parametrize(("words", "files"), [((), {"a.csv"}), (("-o", "all.csv"), {"all.csv"})])
+def test_collect_has_a_file_of_its_own_only_where_one_is_named(folder: Path, words, files):
+    assert run("--detach", "-o", "a.csv") == 0
+    assert call(["collect", *words]) == 3
+    assert {one.name for one in folder.glob("*.csv") if not one.name.startswith("perf_entry")} == files
+
+
+def test_detach_fails_where_nothing_was_submitted(folder: Path, capfd):
+    unreachable(folder)
+    assert run("--detach") == 3
+    assert "is not submitted" in capfd.readouterr().err
+
+
+def test_what_was_cancelled_before_it_was_submitted_never_is(folder: Path):
+    unreachable(folder)
+    assert run("--detach") == 3
+    for name in ("sbatch", "squeue"):
+        command(folder, name, f"echo {name} >>{folder}/asked")
+    assert call(["cancel", *submissions(folder)]) == 0
+    (row,) = csv_rows(folder / "perf.csv")
+    assert row["status"] == "FAILURE"
+    (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
+    assert record["cause"] == "interrupted" and "cancelled before it was submitted" in record["reason"]
+    assert call(["attach"]) == 0 and "sbatch" not in (folder / "asked").read_text()
+
+
+def test_a_run_that_has_ended_is_not_submitted_again(folder: Path):
+    """The command was killed between sbatch and its note, and the job has ended since."""
+    assert run("--detach") == 0
+    (jobs,) = folder.glob(f"madlite_runs/jobs-*/{JOBS}")
+    begun, *_ = jobs.read_text().splitlines(keepends=True)
+    jobs.write_text(begun)
+    plan = next(folder.glob("madlite_runs/jobs-*/plans/1.json"))
+    assert call(["run", "--plan", str(plan), "--no-rows"]) == 0
+    assert call(["attach"]) == 0
+    assert len(csv_rows(folder / "perf.csv")) == 1 and (folder / "submitted").read_text() == "sbatch\n"
+
+
+def test_who_waits_fails_with_the_run_that_another_command_collected(folder: Path, monkeypatch):
+    assert run("--detach") == 0
+    assert call(["collect"]) == 3
+    (stored,) = folder.glob(f"madlite_runs/jobs-*/{JOBS}")
+    lines = stored.read_text().splitlines(keepends=True)
+    stored.write_text("".join(line for line in lines if '"settled"' not in line))  # not noted yet
+    assert call(["attach"]) == 3
+
+
+def test_a_number_is_that_of_a_job_and_no_part_of_an_id(folder: Path, capfd):
+    assert run("--detach", "--repeat", "2") == 0
+    (own,) = submissions(folder)
+    for nonsense in (own[2:6], own[9:12], "2", ""):
+        assert call(["cancel", nonsense]) == 4
+        assert f"'{nonsense}' is none of the submissions" in capfd.readouterr().err
+    shutil.copytree(folder / "madlite_runs", folder / "kept")
+    for name in ("4001", "4001_2", own[-6:], own[:11], own):
+        shutil.rmtree(folder / "madlite_runs")
+        shutil.copytree(folder / "kept", folder / "madlite_runs", copy_function=shutil.copy2)
+        assert call(["cancel", name]) == 0, name
