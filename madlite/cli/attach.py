@@ -243,10 +243,18 @@ class Attached:
         )
 
     def finish(self) -> None:
-        """Print what the studies came to whose runs all have come to their end, and write it."""
+        """End jobs that are left of runs that all have their rows; print what studies came to, and write it."""
+        from madlite.cluster.schedulers import Unreachable
+
         for one in self.settlings:
             named = one.stored.submission
-            if named.study and not one.stored.open_runs:
+            if one.stored.open_runs:
+                continue
+            try:
+                one.cancel_left()
+            except Unreachable as problem:
+                setup.warn(f"{problem.message}: whether a job is left is not known (squeue --me)")
+            if named.study:
                 finish = self._finish_scaling if named.study == SCALING else self._finish_study
                 finish(named.id, one.workspace)
 

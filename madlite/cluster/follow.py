@@ -112,6 +112,17 @@ class Settling:
         """Return the folders of the attempts of open runs."""
         return frozenset(folder for run in self.stored.open_runs for folder in self._attempts(run))
 
+    def cancel_left(self) -> None:
+        """End jobs that wait though all runs have their rows: a controller that was down queues such again.
+
+        Raises:
+            Unreachable: the scheduler does not answer.
+        """
+        jobs = [job for job in self.stored.jobs.values() if job and job != UNKNOWN_JOB]
+        states = self.scheduler.queue(jobs) if jobs else {}
+        if waiting := [job for job, state in states.items() if state.state == "PENDING"]:
+            self.scheduler.cancel(waiting)
+
     def reload(self) -> None:
         """Read the submission again: another process may have added to it."""
         again = read_stored(self.stored.folder)

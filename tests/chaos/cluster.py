@@ -257,8 +257,15 @@ def _judge(one: Round, place: Place, screens: dict[str, str]) -> Iterator[str]:
 
 
 def _left_in_queue(slurm: SlurmCluster) -> list[str]:
-    """Return the jobs that stay in the queue, which a controller that was down learns late to be over."""
+    """Return the jobs that stay in the queue.
+
+    A controller that was down when a job ended learns that late, or queues it again once nobody follows any more: such
+    a job is held, or waits for two minutes and ends at once.
+    """
     until_s = time.monotonic() + _LATE_S
-    while (left := slurm.run("squeue", "-h", "-o", "%j %T").stdout.splitlines()) and time.monotonic() < until_s:
+    while True:
+        lines = slurm.run("squeue", "-h", "-o", "%j %T %r").stdout.splitlines()
+        left = [line for line in lines if not line.endswith(("PENDING BeginTime", "requeued held"))]
+        if not left or time.monotonic() > until_s:
+            return left
         time.sleep(0.5)
-    return left
