@@ -93,7 +93,7 @@ class Kubernetes:
         Raises:
             UsageProblem: another runtime is asked for.
         """
-        if options.runtime not in ("", self.name):
+        if options.runtime and options.runtime != self.name:
             what = f"--runtime {options.runtime} beside --cluster {self._cluster.name}: its runs are pods"
             raise UsageProblem(what, "leave --runtime out")
         return replace(options, runtime=self.name)

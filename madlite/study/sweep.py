@@ -11,6 +11,7 @@ from itertools import product
 from msgspec.structs import replace
 
 from madlite.errors import MadliteError, UsageProblem
+from madlite.measure.statistics import ratio_of_means
 from madlite.model import Study
 from madlite.plan.values import canonical_key
 from madlite.run.screen import Planned
@@ -135,12 +136,12 @@ def _group_name(one: SeriesSummary) -> tuple[str, ...]:
 
 def _table(series: Sequence[SeriesSummary]) -> Iterator[str]:
     metrics = {at: one.metrics[0] for at, one in enumerate(series) if one.metrics}
-    best = _best(metrics)
+    best, how = _best({at: metric for at, metric in metrics.items() if not series[at].suspect})
     rows = [(series_text(one), *_cells(one, metrics.get(at))) for at, one in enumerate(series)]
     widths = [max(len(row[at]) for row in rows) for at in range(3)]
     for at, row in enumerate(rows):
         line = f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<{widths[2]}}".rstrip()
-        yield f"{line}  <- best" if at == best else line
+        yield f"{line}  <- best{how}" if at == best else line
 
 
 def _cells(one: SeriesSummary, metric: MetricSummary | None) -> tuple[str, str]:
@@ -150,13 +151,18 @@ def _cells(one: SeriesSummary, metric: MetricSummary | None) -> tuple[str, str]:
         return "-", f"{'FAILURE ' if one.failed else ''}{causes}"
     spread = f", CV {100 * metric.cv:.2f} %, n {metric.n}" if metric.cv is not None else ""
     failed = f", {sum(one.failed.values())} failed" if one.failed else ""
-    return f"{metric.mean:,.6g}", f"{metric.label or metric.metric}{spread}{failed}"
+    suspect = f", {one.suspect} suspect" if one.suspect else ""
+    return f"{metric.mean:,.6g}", f"{metric.label or metric.metric}{spread}{failed}{suspect}"
 
 
-def _best(metrics: Mapping[int, MetricSummary]) -> int | None:
-    """Return the place of the best mean; None where fewer than two have one of the same metric."""
+def _best(metrics: Mapping[int, MetricSummary]) -> tuple[int | None, str]:
+    """Return the place of the best mean, and how sure that is; None of fewer than two, or of different metrics."""
     if len(metrics) < 2 or len({(one.metric, one.label) for one in metrics.values()}) > 1:
-        return None
-    first = next(iter(metrics.values()))
-    sign = -1 if first.lower_is_better else 1
-    return max(metrics, key=lambda at: sign * metrics[at].mean)
+        return None, ""
+    sign = -1 if next(iter(metrics.values())).lower_is_better else 1
+    best, second, *_ = sorted(metrics, key=lambda at: -sign * metrics[at].mean)
+    if min(metrics[best].n, metrics[second].n) < 2:
+        return best, " (by one run; --repeat tells it from noise)"
+    ratio = ratio_of_means(metrics[second].values, metrics[best].values)
+    is_sure = ratio is not None and (ratio.low > 1 or ratio.high < 1)
+    return best, "" if is_sure else " (not told from noise)"

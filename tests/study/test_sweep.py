@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 from msgspec.structs import replace
 
@@ -67,6 +69,29 @@ def series(number: int, value: float | None, *, less: bool = False, **varied: st
     )
 
 
+ONE = " (by one run; --repeat tells it from noise)"
+
+
+def repeated(number: int, *values: float, suspect: int = 0) -> SeriesSummary:
+    one = series(number, fmean(values), b=str(number))
+    metric = replace(one.metrics[0], values=values, n=len(values))
+    return replace(one, metrics=(metric,), succeeded=len(values), suspect=suspect)
+
+
+@pytest.mark.parametrize(
+    ("values", "how"), [((100, 101, 100.5), "<- best (not told from noise)"), ((103, 104, 103.5), "<- best")]
+)
+def test_the_best_of_repeated_points_is_told_from_noise_or_not(values, how) -> None:
+    summary = StudySummary(id="i", kind="sweep", series=(repeated(1, 100, 101, 100.1), repeated(2, *values)))
+    assert next(line for line in sweep_lines(summary) if "best" in line).endswith(how)
+
+
+def test_a_suspect_number_is_named_and_never_the_best() -> None:
+    wrong, others = repeated(3, 900, suspect=1), (repeated(1, 100), repeated(2, 90))
+    lines = list(sweep_lines(StudySummary(id="i", kind="sweep", series=(*others, wrong))))
+    assert lines[1].endswith(f"<- best{ONE}") and lines[3].endswith("900  tps, 1 suspect")
+
+
 def test_the_table_has_a_line_per_point_and_marks_the_best() -> None:
     summary = StudySummary(
         id="i",
@@ -76,7 +101,7 @@ def test_the_table_has_a_line_per_point_and_marks_the_best() -> None:
     assert list(sweep_lines(summary)) == [
         "card · pretrain · BF16",
         "  b=1   90  tps",
-        "  b=2  110  tps  <- best",
+        f"  b=2  110  tps  <- best{ONE}",
         "  b=4  100  tps",
         "  b=8    -  FAILURE gpu_memory",
     ]
@@ -86,7 +111,7 @@ def test_where_less_is_better_the_least_is_best() -> None:
     summary = StudySummary(
         id="i", kind="sweep", series=(series(1, 9, less=True, b="1"), series(2, 8, less=True, b="2"))
     )
-    assert [line for line in sweep_lines(summary) if "best" in line] == ["  b=2  8  tps  <- best"]
+    assert [line for line in sweep_lines(summary) if "best" in line] == [f"  b=2  8  tps  <- best{ONE}"]
 
 
 def test_a_point_that_could_not_be_planned_stands_beside_those_of_its_card() -> None:
