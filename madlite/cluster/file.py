@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import is_file, read_text, wrong_key
+from madlite.machine.fabric import GID_INDEX, HCA, hca_list, interface_variables
 from madlite.model import Json, Value
 from madlite.runtimes.kubernetes.settings import KubernetesSettings
 
@@ -214,11 +215,11 @@ def context_values(cluster: Cluster) -> dict[str, Json]:
     """Return what a cluster adds below the user's context: variables and mounts of every run."""
     variables: dict[str, Json] = {}
     if cluster.interface:
-        variables |= {"NCCL_SOCKET_IFNAME": cluster.interface, "GLOO_SOCKET_IFNAME": cluster.interface}
+        variables |= interface_variables(cluster.interface)
     if cluster.rdma:
-        variables["NCCL_IB_HCA"] = ",".join(cluster.rdma)
+        variables[HCA] = hca_list(cluster.rdma)
     if cluster.gid_index is not None:
-        variables["NCCL_IB_GID_INDEX"] = str(cluster.gid_index)
+        variables[GID_INDEX] = str(cluster.gid_index)
     variables |= dict(cluster.env)
     mounts = {target: source for source, _, target in (mount.partition(":") for mount in cluster.mounts)}
     values: dict[str, Json] = {}

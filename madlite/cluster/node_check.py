@@ -117,7 +117,7 @@ def _network(cluster: Cluster) -> Iterator[str]:
             here = ", ".join(sorted(path.name for path in _NET.glob("*") if path.name != "lo"))
             yield f"interface {name} is not there (there are {here})"
     for name in cluster.rdma:
-        if not (_RDMA / name.partition(":")[0]).exists():
+        if not (_RDMA / name.lstrip("=^").partition(":")[0]).exists():
             here = ", ".join(sorted(path.name for path in _RDMA.glob("*"))) or "none"
             yield f"RDMA device {name} is not there (there are {here})"
 

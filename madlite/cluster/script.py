@@ -6,6 +6,7 @@ error there.  The cluster file's `directives` are added as they are.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from madlite.plan.render import render_text
 
 TEMPLATE, _CHECK = "cluster/slurm.sh.j2", "cluster/check.sh.j2"
 _CHECK_TIME = "10"  # minutes
+_GPU_COUNT = re.compile(r"\b(gpu(?::[A-Za-z][^:,]*)?):\d+")  # in a resource: gpu:8, gpu:mi300x:8
 
 
 def slurm_script(
@@ -121,7 +123,8 @@ def _gpus(cluster: Cluster, script: JobScript) -> Iterator[str]:
     asked = cluster.slurm
     count = cluster.gpus_per_node if asked.exclusive else script.gpus
     if asked.gpus == "gres" or asked.gres:
-        yield f"--gres={asked.gres or f'gpu:{count}'}"
+        named = asked.gres if asked.exclusive else _GPU_COUNT.sub(rf"\1:{count}", asked.gres)
+        yield f"--gres={named or f'gpu:{count}'}"
     elif asked.gpus == "gpus-per-node" and count:
         yield f"--gpus-per-node={count}"
 

@@ -9,7 +9,7 @@ NCCL_SOCKET_IFNAME are as NCCL's documentation has them, and RCCL's: `=` names d
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from madlite.machine.host import list_folder, read_file
@@ -59,11 +59,11 @@ class Fabric(Value, frozen=True):
         """The variables by which RCCL, NCCL and Gloo use it."""
         values: dict[str, str] = {}
         if self.ports:
-            values[HCA] = "=" + ",".join(port.name for port in self.ports)
+            values[HCA] = hca_list([port.name for port in self.ports])
         if self.gid_index is not None:
             values[GID_INDEX] = str(self.gid_index)
         if self.interface:
-            values |= {INTERFACES[0]: f"={self.interface}", INTERFACES[1]: self.interface}
+            values |= interface_variables(f"={self.interface}")
         return values
 
     @property
@@ -82,6 +82,21 @@ class Fabric(Value, frozen=True):
         less = f", not by {', '.join(self.slower)}, which are slower" if self.slower else ""
         socket = f"; sockets by {self.interface}" if self.interface else ""
         return f"{kind} by {names} ({port.gbit_per_s:g} Gb/s{index}{near}){less}{socket}"
+
+
+def hca_list(names: Sequence[str]) -> str:
+    """Return NCCL_IB_HCA of devices or ports: in full, as mlx5_1 alone would be the beginning of mlx5_10 too.
+
+    A first one that begins with `=` or `^` has the form of the list already.
+    """
+    text = ",".join(names)
+    return text if text.startswith(("=", "^")) else f"={text}"
+
+
+def interface_variables(text: str) -> dict[str, str]:
+    """Return the variables of interfaces as NCCL has them; Gloo takes names alone, and has none of what is left out."""
+    nccl, gloo = INTERFACES
+    return {nccl: text} if text.startswith("^") else {nccl: text, gloo: text.removeprefix("=")}
 
 
 def find_fabric(root: Path = Path("/")) -> Fabric:

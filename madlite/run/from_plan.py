@@ -22,10 +22,20 @@ from madlite.errors import CatalogError, MadliteError, RuntimeProblem, UsageProb
 from madlite.files import exists
 from madlite.images.client import connected, explained
 from madlite.images.image import digest, inspect
+from madlite.machine.visible import hiding_variables
 from madlite.model import EnvValue, Machine, RunPlan, Runtime, Secret
-from madlite.plan.container import PYTHON, RDMA, add_rdma, machine_variables, make_devices
-from madlite.plan.context import Options
+from madlite.plan.container import (
+    PYTHON,
+    RDMA,
+    add_rdma,
+    bind_gpus,
+    is_pinned,
+    machine_variables,
+    make_devices,
+)
+from madlite.plan.context import Context, Options
 from madlite.plan.inputs import RUNS
+from madlite.plan.place import usable_gpus
 from madlite.plan.plan_file import (
     VERSION,
     PlannedFile,
@@ -138,7 +148,8 @@ def bind_plan(
     """
     plan = _moved_plan(_mark_past_block(saved.plan), options.workspace, run_id)
     runtime = _runtime(plan, runtimes)
-    plan = placed(_on_machine(replace(plan, traits=runtime.traits), machine, options), runtime)
+    here = _on_machine(replace(plan, traits=runtime.traits), machine, options)
+    plan = placed(_on_visible(here, saved, options.environ), runtime)
     if plan.blocked is None:
         _check_here(plan, saved, runtime)
     known = plugins.backends()
@@ -268,6 +279,26 @@ def _on_machine(plan: RunPlan, machine: Machine, options: Options) -> RunPlan:
     devices = (*here, *(one for one in plan.devices if one not in gone)) if plan.devices else ()
     owner = options.user if plan.traits.containerised and options.user[0] != 0 else None
     return _on_network(replace(plan, machine=machine, env=env, devices=devices, give_back=owner))
+
+
+def _on_visible(plan: RunPlan, saved: SavedPlan, environ: Mapping[str, str]) -> RunPlan:
+    """Return a plan on GPUs that the environment leaves, as many as it has: a scheduler gives a job some of a node's.
+
+    GPUs that the user named stay.
+
+    Raises:
+        UsageProblem: it leaves too few.
+    """
+    wanted = plan.place.gpu_ids
+    left = usable_gpus(plan.machine, Context(), environ)
+    if {*wanted} <= {*left} or is_pinned(plan) or "docker_gpus" in saved.context:
+        return plan
+    if len(left) < len(wanted):
+        names = " and ".join(name for name in hiding_variables(plan.machine.vendor) if name in environ)
+        raise UsageProblem(
+            f"the plan uses {len(wanted)} GPUs, {names} leaves {len(left)} here", "ask the scheduler for more of them"
+        )
+    return bind_gpus(plan, left[: len(wanted)], environ)
 
 
 def _on_network(plan: RunPlan) -> RunPlan:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from msgspec.structs import replace
@@ -223,11 +224,13 @@ def test_what_was_rendered_is_what_runs_whatever_the_templates_are_by_then(check
     assert of_plan == before.replace(first, told)
 
 
-def bound(saved, machine, workspace, runtimes=None):
+def bound(saved, machine, workspace, runtimes=None, environ=MappingProxyType({})):
     from madlite.backends.loader import load_plugins
     from madlite.runtimes.registry import builtin_runtimes
 
-    options = Options(workspace=workspace, output=workspace / "perf.csv", python="/here/python", user=(7, 8))
+    options = Options(
+        workspace=workspace, output=workspace / "perf.csv", python="/here/python", user=(7, 8), environ=environ
+    )
     plugins = load_plugins("", only_built_in=True)
     one = bind_plan(saved, "id-2", options, machine, plugins, builtin_runtimes({}) if runtimes is None else runtimes)
     return one.plan, list(differences(saved, one.plan, options, plugins, lambda name: None))
@@ -254,6 +257,24 @@ def test_a_plan_is_for_gpus_of_its_kind_and_at_least_as_many(tmp_path):
     ):
         with pytest.raises(UsageProblem, match=said):
             bound(saved, other, tmp_path)
+
+
+def test_a_plan_is_on_the_gpus_that_a_scheduler_gives_its_job(tmp_path):
+    eight = next(one for one in MACHINES if one.vendor == "AMD" and len(one.gpus) == 8)
+    saved = of_machine(tmp_path, replace(eight, pretended=True))
+    two = replace(saved.plan, place=replace(saved.plan.place, gpu_ids=(0, 1)), devices=("/dev/kfd", "/dev/x"))
+    saved = replace(saved, plan=two)
+    here = replace(eight, pretended=False)
+    plan, _ = bound(saved, here, tmp_path, environ={"ROCR_VISIBLE_DEVICES": "4,5"})
+    assert plan.place.gpu_ids == (4, 5) and plan.env["ROCR_VISIBLE_DEVICES"] == "4,5"
+    renders = [f"/dev/dri/renderD{here.gpus[index].render_minor}" for index in (4, 5)]
+    assert [*plan.devices] == ["/dev/fuse", "/dev/kfd", *renders, "/dev/x"]
+    plan, _ = bound(
+        replace(saved, context={"docker_gpus": "0,1"}), here, tmp_path, environ={"ROCR_VISIBLE_DEVICES": "4,5"}
+    )
+    assert plan.place.gpu_ids == (0, 1), "the user named them"
+    with pytest.raises(UsageProblem, match="the plan uses 2 GPUs, ROCR_VISIBLE_DEVICES leaves 1 here"):
+        bound(saved, here, tmp_path, environ={"ROCR_VISIBLE_DEVICES": "4"})
 
 
 def test_what_belongs_to_a_machine_is_that_of_the_one_it_runs_on(tmp_path):

@@ -38,12 +38,26 @@ def test_a_cluster_has_its_machine_and_adds_variables_and_mounts(tmp_path):
         "docker_env_vars": {
             "NCCL_SOCKET_IFNAME": "eth0",
             "GLOO_SOCKET_IFNAME": "eth0",
-            "NCCL_IB_HCA": "mlx5_0,mlx5_1",
+            "NCCL_IB_HCA": "=mlx5_0,mlx5_1",
             "NCCL_DEBUG": "INFO",
             "N": 3,
         },
         "docker_mounts": {"/data": "/shared/data"},
     }
+
+
+@pytest.mark.parametrize(
+    ("interface", "gloo"),
+    [("=eth0", {"GLOO_SOCKET_IFNAME": "eth0"}), ("^docker0", {}), ("eth0,eth1", {"GLOO_SOCKET_IFNAME": "eth0,eth1"})],
+)
+def test_an_interface_is_named_to_gloo_as_gloo_has_it(tmp_path, interface, gloo):
+    cluster = read(tmp_path, f'[clusters.lab]\ninterface = "{interface}"\n')
+    assert context_values(cluster) == {"docker_env_vars": {"NCCL_SOCKET_IFNAME": interface, **gloo}}
+
+
+def test_devices_that_are_left_out_stay_so(tmp_path):
+    cluster = read(tmp_path, '[clusters.lab]\nrdma = ["^mlx5_8", "mlx5_9"]\n')
+    assert context_values(cluster) == {"docker_env_vars": {"NCCL_IB_HCA": "^mlx5_8,mlx5_9"}}
 
 
 def test_nodes_without_gpus_have_no_machine_to_plan_for(tmp_path):

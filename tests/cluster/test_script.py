@@ -78,6 +78,18 @@ def test_a_shared_node_is_asked_for_the_run_s_gpus_alone():
     assert "exclusive" not in found
 
 
+@pytest.mark.parametrize(
+    ("gres", "asked"),
+    [("gpu:mi300x:8", "gpu:mi300x:2"), ("gpu:8", "gpu:2"), ("gpu:h100:8,nvme:1", "gpu:h100:2,nvme:1"), ("x:1", "x:1")],
+)
+def test_a_named_resource_is_asked_for_as_often_as_the_run_has_gpus(gres, asked):
+    for exclusive, expected in ((False, asked), (True, gres)):
+        cluster = Cluster(
+            name="lab", gpu="MI300X", gpus_per_node=8, slurm=SlurmSettings(exclusive=exclusive, gres=gres)
+        )
+        assert directives(script(cluster))["gres"] == expected
+
+
 def test_an_element_of_an_array_takes_the_plan_of_its_own_number():
     text = script(count=20, first=1001)
     assert directives(text)["array"] == "1-20"

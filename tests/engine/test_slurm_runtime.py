@@ -12,10 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from madlite.model import Image, Machine, Place
+from madlite.runtimes.slurm.containers import container_of
 from tests.csv_rows import csv_rows
 from tests.engine.podman_fixture import command_line, podman
-from tests.factories import BASE_IMAGE
+from tests.factories import BASE_IMAGE, make_plan
 from tests.slurm_fixture import SlurmCluster
 from tests.waiting import wait_until
 
@@ -222,6 +225,28 @@ def test_a_job_that_slurm_ends_leaves_no_container(site, engine, base_image, end
     site.slurm.checked(*end.format(job=job).split())
     site.slurm.wait_for(job, "CANCELLED", "TIMEOUT")
     wait_until(lambda: not containers(engine, run), "the containers' end")
+
+
+def test_docker_takes_several_gpus_of_nvidia(engine, base_image, tmp_path):
+    plan = replace(
+        make_plan(tmp_path, id=f"gpus-{os.getpid()}", image=Image(ref=base_image)),
+        machine=Machine(vendor="NVIDIA"),
+        place=Place(where="slurm", nodes=2, gpus_per_node=2, gpu_ids=(0, 3)),
+        mounts=(),
+    )
+    container = container_of("docker", plan, {})
+    environ = {**os.environ, "DOCKER_HOST": engine}
+    words = ["docker", "create", *(word.replace("{rank}", "0") for word in container.start()[3:])]
+    started = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+    try:
+        assert started.returncode == 0, started.stderr
+        words = ["docker", "inspect", "--format", "{{json .HostConfig.DeviceRequests}}", started.stdout.strip()]
+        asked = json.loads(subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout)
+    finally:
+        subprocess.run(
+            ["docker", "rm", "--force", f"madlite-{plan.id}-0"], env=environ, capture_output=True, check=False
+        )
+    assert [one["DeviceIDs"] for one in asked] == [["0", "3"]]
 
 
 def containers(engine: str, run: str) -> list[str]:

@@ -50,9 +50,22 @@ def test_docker_on_a_node_is_asked_for_what_the_engine_would_be(plan) -> None:
 
 
 def test_nvidia_gpus_have_each_engine_s_own_words(plan) -> None:
-    plan = replace(plan, machine=Machine(vendor="NVIDIA"))
-    assert "--gpus=device=0" in container_of("docker", plan, {}).start()
-    assert "--device=nvidia.com/gpu=0" in container_of("podman", plan, {}).start()
+    plan = replace(plan, machine=Machine(vendor="NVIDIA"), place=replace(plan.place, gpus_per_node=2, gpu_ids=(0, 3)))
+    assert '--gpus="device=0,3"' in container_of("docker", plan, {}).start()
+    podman = container_of("podman", plan, {}).start()
+    assert [word for word in podman if "nvidia.com" in word] == [
+        "--device=nvidia.com/gpu=0",
+        "--device=nvidia.com/gpu=3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "user", "group"), [("podman", 1000, "keep-groups"), ("podman", 0, "video"), ("docker", 1000, "video")]
+)
+def test_a_rootless_podman_keeps_the_caller_s_groups(plan, monkeypatch, engine, user, group) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    words = container_of(engine, plan, {}).start()
+    assert [word for word in words if word.startswith("--group-add")] == [f"--group-add={group}"]
 
 
 def test_pyxis_is_options_of_srun_and_apptainer_a_command(plan) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from madlite.errors import RuntimeProblem
+from madlite.machine.fabric import interface_variables
 from madlite.model import Action, Cause, EnvValue, RunPlan, Secret, Value
 from madlite.plan.inputs import RUNS
 from madlite.runtimes.kubernetes.settings import KubernetesSettings, Volume
@@ -383,7 +384,7 @@ def _environment(
         "MASTER_PORT": str(settings.port),
     }
     if settings.interface:
-        own |= {"NCCL_SOCKET_IFNAME": settings.interface, "GLOO_SOCKET_IFNAME": settings.interface}
+        own |= interface_variables(settings.interface)
     plain = {key: value for key, value in plan.env.items() if not isinstance(value, Secret)}
     for key, value in {**own, **plain, **_fixed(own)}.items():
         yield {"name": key, "value": str(value).replace("$", "$$")}

@@ -6,6 +6,7 @@ starts each action in the image.  `none` has no container.  Formats: docs/slurm.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -84,7 +85,7 @@ class EngineContainer(NoContainer):
         plan, asked = self._plan, self._plan.engine_options
         image = plan.image.ref if plan.image is not None else ""
         lists = (
-            ("--group-add", asked.group_add),
+            ("--group-add", self._groups()),
             ("--cap-add", asked.cap_add),
             ("--security-opt", asked.security_opt),
             ("--ulimit", asked.ulimits),
@@ -113,10 +114,17 @@ class EngineContainer(NoContainer):
         return [self._engine, "rm", "--force", "--volumes", container_name(self._plan)]
 
     def _gpus(self) -> list[str]:
-        ids = ",".join(map(str, self._plan.place.gpu_ids))
+        ids = [str(index) for index in self._plan.place.gpu_ids]
         if self._plan.machine.vendor != "NVIDIA" or not ids:
             return []
-        return [f"--gpus=device={ids}"] if self._engine == "docker" else [f"--device=nvidia.com/gpu={ids}"]
+        if self._engine == "docker":  # the value is a line of CSV: without quotes a comma ends the list
+            return [f'--gpus="device={",".join(ids)}"']
+        return [f"--device=nvidia.com/gpu={index}" for index in ids]
+
+    def _groups(self) -> tuple[str, ...]:
+        """Return the groups of the container: a rootless podman has the caller's own, under no name of the image."""
+        asked = self._plan.engine_options.group_add
+        return ("keep-groups",) if asked and self._engine == "podman" and os.geteuid() != 0 else asked
 
 
 class PyxisContainer(NoContainer):
