@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import EngineOptions, Image, Machine, Place
+from madlite.runtimes.slurm import containers
 from madlite.runtimes.slurm.allocation import allocation_of
 from madlite.runtimes.slurm.containers import container_of
 from madlite.runtimes.slurm.runtime import SlurmRuntime
@@ -68,9 +71,66 @@ def test_a_rootless_podman_keeps_the_caller_s_groups(plan, monkeypatch, engine, 
     assert [word for word in words if word.startswith("--group-add")] == [f"--group-add={group}"]
 
 
+def agent(*words: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    text = Path(containers.__file__).with_name("agent.sh")
+    return subprocess.run(["bash", str(text), *words], env=environ, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def enroot(tmp_path: Path) -> dict[str, str]:
+    """Return an environment whose enroot notes its words, and lists containers of three runs."""
+    tool = tmp_path / "bin/enroot"
+    tool.parent.mkdir()
+    listed = "printf '%s\\n' pyxis_madlite-r1 pyxis_77_madlite-r1 pyxis_madlite-r10 other"
+    tool.write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/said\n[ "$1" != list ] || {listed}\n[ "$1" != import ] || touch "$3"\n'
+    )
+    tool.chmod(0o755)
+    return {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("image", "uri"),
+    [
+        ("rocm/train:v1", "rocm/train:v1"),
+        ("ghcr.io/rocm/train:v1", "ghcr.io#rocm/train:v1"),
+        ("localhost:5000/train", "localhost:5000#train"),
+        ("train:v1", "train:v1"),
+    ],
+)
+def test_enroot_is_told_the_registry_of_an_image(tmp_path, enroot, image, uri) -> None:
+    done = agent("/none", "-", "image-file", "pyxis", image, str(tmp_path / "x.sqsh"), environ=enroot)
+    assert done.stdout.startswith("0 0 sha256:"), done.stderr
+    assert (tmp_path / "said").read_text().split()[-1] == f"docker://{uri}"
+
+
+@pytest.mark.host
+def test_what_pyxis_unpacked_for_a_run_is_removed_and_nothing_else(plan, tmp_path, enroot) -> None:
+    remove = container_of("pyxis", plan, {}, "/images/x.sqsh").remove()
+    done = agent("/none", "-", "call", *remove, environ=enroot)
+    assert done.stdout == "0 0 \n"
+    assert (tmp_path / "said").read_text().splitlines()[-1] == "remove --force pyxis_madlite-r1 pyxis_77_madlite-r1"
+
+
+def test_a_container_of_several_nodes_has_the_network_cards_of_its_node(plan) -> None:
+    several = [word for word in container_of("docker", plan, {}).start() if word.startswith("{rdma}")]
+    assert several == ["{rdma}--device=/dev/infiniband", "{rdma}--cap-add=IPC_LOCK", "{rdma}--ulimit=memlock=-1"]
+    alone = replace(plan, place=replace(plan.place, nodes=1))
+    assert "{rdma}" not in " ".join(container_of("docker", alone, {}).start())
+
+
+@pytest.mark.host
+def test_a_node_without_network_cards_starts_without_them(tmp_path) -> None:
+    here = ["{rdma}--cap-add=IPC_LOCK"] if Path("/dev/infiniband").is_dir() else []
+    words = ["keep", "true", "--", "bash", "-c", 'echo "$*"; exit 1', "x", "{rdma}--cap-add=IPC_LOCK", "end"]
+    done = agent("/none", "-", *words, environ={**os.environ})
+    assert done.stdout == f"0 1 {' '.join([*(word[6:] for word in here), 'end'])}\n"
+
+
 def test_pyxis_is_options_of_srun_and_apptainer_a_command(plan) -> None:
     pyxis = container_of("pyxis", plan, {}, "/images/x.sqsh")
-    assert pyxis.enter() == [] and pyxis.start() == []
+    assert pyxis.enter() == []
     assert {"--container-image=/images/x.sqsh", "--container-name=madlite-r1", "--container-remap-root"} <= {
         *pyxis.step_options()
     }
@@ -98,6 +158,10 @@ def test_an_allocation_is_that_of_slurm_s_or_spur_s_variables() -> None:
 def test_a_step_has_no_variable_of_the_caller_but_those_of_the_job() -> None:
     here = allocation_of({**JOB, "HF_TOKEN": "s3cr3t", "SLURM_NTASKS": "16", "SLURM_CONF": "/etc/slurm.conf"})
     assert here is not None
+    more = {"https_proxy": "http://p:1", "NO_PROXY": "x", "ENROOT_CACHE_PATH": "/c", "XDG_RUNTIME_DIR": "/run/user/7"}
+    dropped = {"APPTAINER_DOCKER_PASSWORD": "s3cr3t", "ENROOT_TOKEN": "s3cr3t"}
+    reached = allocation_of({**JOB, **more, **dropped})
+    assert reached is not None and reached.environment() == {**JOB, **more}
     assert here.environment() == {
         **{"PATH": "/none", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"},
         "SLURM_CONF": "/etc/slurm.conf",

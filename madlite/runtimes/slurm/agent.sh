@@ -94,7 +94,11 @@ case $what in
     # Slurm ends the job by TERM to all processes of it, at a time limit twice: docker, which ends at that, is called again
     trap 'exit 143' TERM INT HUP
     trap 'trap "" TERM INT HUP; kill "$(jobs -p)" 2>/dev/null; remove' EXIT
-    said=$("${@//\{rank\}/$rank}" </dev/null 2>&1)
+    start=()
+    for word; do # `{rdma}` begins a word for nodes with RDMA devices
+      [[ $word != "{rdma}"* || -d /dev/infiniband ]] && start+=("${word#"{rdma}"}")
+    done
+    said=$("${start[@]//\{rank\}/$rank}" </dev/null 2>&1)
     code=$?
     printf '%s %s %s\n' "$rank" "$code" "${said//$'\n'/; }"
     [ "$code" = 0 ] || exit "$code"
@@ -125,7 +129,13 @@ case $what in
     if [ ! -e "$to" ]; then
       rm -f "$to.part"
       case $kind in
-        pyxis) said=$(enroot import --output "$to.part" "docker://$image" 2>&1) ;;
+        pyxis)
+          registry=${image%%/*} # which enroot has a # after
+          if [ "$registry" != "$image" ] && [[ $registry == *[.:]* || $registry == localhost ]]; then
+            image=$registry#${image#*/}
+          fi
+          said=$(enroot import --output "$to.part" "docker://$image" 2>&1)
+          ;;
         *) said=$(apptainer build "$to.part" "docker://$image" 2>&1) ;;
       esac
       # shellcheck disable=SC2181 # of either command

@@ -76,9 +76,7 @@ class Allocation:
 
     def environment(self) -> dict[str, str]:
         """Return what srun needs of this process's environment: it would hand the rest on to the nodes."""
-        kept = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "DOCKER_HOST")
-        podman = ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "CONTAINERS_REGISTRIES_CONF")
-        found = {name: self._environ[name] for name in (*kept, *podman) if name in self._environ}
+        found = {name: text for name, text in self._environ.items() if _KEPT.fullmatch(name)}
         # the options of the job's own tasks are not those of a step on one node
         of_job = {
             name: value for name, value in self._environ.items() if name.startswith(("SLURM_", "SPUR_", "MUNGE_"))
@@ -96,6 +94,11 @@ class Allocation:
         raise RuntimeProblem(what, "scontrol ping tells whether Slurm answers", cause=Cause.ENGINE)
 
 
+# beside a shell's: how a node reaches registries, and where its engines have their files; no password or token
+_KEPT = re.compile(
+    r"PATH|HOME|USER|LOGNAME|LANG|TMPDIR|TZ|LD_LIBRARY_PATH|XDG_RUNTIME_DIR|(?i:https?_proxy|no_proxy|all_proxy)"
+    r"|DOCKER_HOST|DOCKER_CONFIG|REGISTRY_AUTH_FILE|(?!.*(?:PASSWORD|TOKEN))(?:ENROOT|APPTAINER)_\w+"
+)
 _OPTIONS = re.compile(
     r"SLURM_(NTASKS|NPROCS|NNODES|TASKS_PER_NODE|NTASKS_PER_NODE|DISTRIBUTION|EXACT|CPU_BIND|MEM_BIND)"
 )

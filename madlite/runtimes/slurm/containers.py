@@ -7,12 +7,14 @@ starts each action in the image.  `none` has no container.  Formats: docs/slurm.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan
+from madlite.plan.container import RDMA
 from madlite.runtimes.docker.options import split_words
 from madlite.workspace.folder import FOLDER_LABEL, RUN_LABEL
 from madlite.workspace.mounts import container_mounts
@@ -43,6 +45,7 @@ class Container(Protocol):
 
 
 RANK = "{rank}"  # in a command: the node's number
+WHERE_RDMA = "{rdma}"  # before a word of a container's start: for nodes with RDMA devices alone
 
 
 def container_name(plan: RunPlan) -> str:
@@ -99,6 +102,7 @@ class EngineContainer(NoContainer):
             *([f"--cpuset-cpus={asked.cpuset}"] if asked.cpuset else []),
             *([f"--cpuset-mems={asked.cpuset_mems}"] if asked.cpuset_mems else []),
             *self._gpus(),
+            *self._rdma(),
             *_volumes("--volume", plan),
             *split_words(asked.extra, self._environ),
             *self._options,
@@ -121,10 +125,28 @@ class EngineContainer(NoContainer):
             return [f'--gpus="device={",".join(ids)}"']
         return [f"--device=nvidia.com/gpu={index}" for index in ids]
 
+    def _rdma(self) -> list[str]:
+        """Return what a container of several nodes needs of the network cards, for nodes that have some: they know it.
+
+        A rootless podman may not raise the limit of what is pinned: its containers have the caller's.
+        """
+        plan, extra = self._plan, self._plan.engine_options.extra
+        if plan.place.nodes < 2 or plan.machine.vendor == "CPU":
+            return []
+        words = [] if str(RDMA) in extra else [f"--device={RDMA}"]
+        words.append("--cap-add=IPC_LOCK")
+        if "memlock" not in extra and not self._is_rootless:
+            words.append("--ulimit=memlock=-1")
+        return [f"{WHERE_RDMA}{word}" for word in words]
+
+    @property
+    def _is_rootless(self) -> bool:
+        return self._engine == "podman" and os.geteuid() != 0
+
     def _groups(self) -> tuple[str, ...]:
         """Return the groups of the container: a rootless podman has the caller's own, under no name of the image."""
         asked = self._plan.engine_options.group_add
-        return ("keep-groups",) if asked and self._engine == "podman" and os.geteuid() != 0 else asked
+        return ("keep-groups",) if asked and self._is_rootless else asked
 
 
 class PyxisContainer(NoContainer):
@@ -142,6 +164,15 @@ class PyxisContainer(NoContainer):
             *(f"--container-mounts={mounts}", f"--container-workdir={plan.inside}"),
             *("--container-remap-root", "--no-container-entrypoint", "--container-writable", *self._options),
         ]
+
+    def start(self) -> list[str]:
+        """Return nothing's start: the first step unpacks the image, and what is unpacked stays as it has a name."""
+        return ["true"]
+
+    def remove(self) -> list[str]:
+        """Return the removal of what was unpacked, by pyxis's names of it in enroot: a job's, and a node's."""
+        names = f"^pyxis_([0-9]+_)?madlite-{re.escape(self._plan.id)}$"
+        return ["bash", "-c", 'enroot list | grep -E "$1" | xargs -r enroot remove --force', "enroot", names]
 
 
 class ApptainerContainer(NoContainer):
