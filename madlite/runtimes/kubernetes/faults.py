@@ -181,7 +181,7 @@ def ended_fault(pod: Json) -> Fault | None:
     if reason in ("NodeLost", "NodeAffinity", "UnexpectedAdmissionError", "Shutdown", "NodeShutdown", "Terminated"):
         return Fault(text=f"pod {name} ended{where} ({reason}: {message})", cause=Cause.PREEMPTED, state=reason)
     if reason == "DeadlineExceeded":
-        return Fault(text=f"pod {name} ran beyond the Job's own limit", cause=Cause.TIMEOUT, state=reason)
+        return Fault(text=f"pod {name} ran beyond its own limit", cause=Cause.TIMEOUT, state=reason)
     return _disrupted(status, name, where) or _removed(pod, name, where)
 
 

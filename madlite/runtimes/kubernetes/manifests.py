@@ -31,7 +31,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _SCRIPT = "pod.sh"
 _ACTIONS = "actions.sh"
-_LIMIT_MORE_S = 600  # of the Job's own limit beyond the run's: madlite's comes first
+_LIMIT_MORE_S = 600  # of a pod's own limit beyond the run's: madlite's comes first
 _DEADLINE_S = 7 * 86400  # of a run without a limit
 _NAME = 52  # of a Job: its pods add an index and five characters, and a name of a label has 63
 GPU_RESOURCES = {"AMD": "amd.com/gpu", "NVIDIA": "nvidia.com/gpu"}
@@ -285,8 +285,10 @@ def _pod_template(
         container["imagePullPolicy"] = settings.image_pull_policy
     if security := _security(settings):
         container["securityContext"] = security
+    limit = plan.timeout_s + _LIMIT_MORE_S if plan.timeout_s else _DEADLINE_S
     spec = {
         "restartPolicy": "Never",
+        "activeDeadlineSeconds": math.ceil(limit),  # of the pod's own time: the Job's would count how long it waits
         "terminationGracePeriodSeconds": 2 * grace + 15,
         "containers": [container],
         "volumes": volumes,
@@ -444,7 +446,6 @@ def _source(one: Volume) -> dict[str, Any]:
 
 
 def _job_spec(plan: RunPlan, settings: KubernetesSettings, template: Mapping[str, Any]) -> dict[str, Any]:
-    limit = plan.timeout_s + _LIMIT_MORE_S if plan.timeout_s else _DEADLINE_S
     return {
         "completionMode": "Indexed",
         "completions": plan.place.nodes,
@@ -457,7 +458,6 @@ def _job_spec(plan: RunPlan, settings: KubernetesSettings, template: Mapping[str
                 {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
             ]
         },
-        "activeDeadlineSeconds": math.ceil(limit),
         "ttlSecondsAfterFinished": settings.ttl_s,
         "template": dict(template),
     }
