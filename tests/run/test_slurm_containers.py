@@ -15,6 +15,7 @@ from madlite.runtimes.slurm import containers
 from madlite.runtimes.slurm.allocation import allocation_of
 from madlite.runtimes.slurm.containers import container_of
 from madlite.runtimes.slurm.runtime import SlurmRuntime
+from madlite.runtimes.slurm.session import SlurmSession
 from tests.factories import make_plan
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "PATH": "/none"}
@@ -186,3 +187,27 @@ def test_a_runtime_with_containers_says_so_before_a_plan_is_made(plan) -> None:
     assert bare.supports(plan.place) and not bare.supports(replace(plan.place, nodes=3))
     request = boxed.request(plan)
     assert request["container"] == "podman" and "rocm/train:v1" in str(request["start"])
+
+
+@pytest.mark.host
+def test_all_nodes_unpack_an_image_at_the_same_time(plan, tmp_path) -> None:
+    srun = tmp_path / "bin/srun"  # ends well once both nodes are asked
+    srun.parent.mkdir()
+    srun.write_text(
+        f"""#!/bin/bash
+for word; do case $word in --nodelist=*) touch "{tmp_path}/asked.${{word#*=}}" ;; esac; done
+for _ in {{1..100}}; do
+  [ -e "{tmp_path}/asked.a" ] && [ -e "{tmp_path}/asked.b" ] && exit 0
+  sleep 0.1
+done
+echo "the other node was not asked" >&2
+exit 1
+"""
+    )
+    srun.chmod(0o755)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    here = allocation_of({**JOB, "SPUR_PEER_NODES": "a:1,b:1", "PATH": f"{srun.parent}:{os.environ['PATH']}"})
+    assert here is not None
+    session = SlurmSession(plan.folder, here, ["a", "b"], container_of("apptainer", plan, {}, "/images/x.sif"))
+    session.open()
+    session.close()

@@ -162,9 +162,14 @@ class SlurmSession:
         Raises:
             RuntimeProblem: srun cannot be started.
         """
-        command = self._inside(node, ["probe", *argv])
+        return self._probe(argv, node, limit_s)
+
+    def _probe(
+        self, argv: Sequence[str], node: int, limit_s: float, cancelled: threading.Event | None = None
+    ) -> Completed:
+        command, env = self._inside(node, ["probe", *argv]), self._environ
         try:
-            return process.complete(command, limit_s=limit_s, env=self._environ, limit_bytes=PROBE_BYTES)
+            return process.complete(command, limit_s=limit_s, env=env, cancelled=cancelled, limit_bytes=PROBE_BYTES)
         except OSError as error:
             raise RuntimeProblem(f"srun cannot be started: {error}", cause=Cause.ENGINE) from error
 
@@ -370,11 +375,19 @@ class SlurmSession:
         Raises:
             RuntimeProblem: it does not.
         """
-        for rank, name in enumerate(self.nodes):
-            done = self.probe(["true"], rank, _SIGNAL_S * 4)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:  # the first step of pyxis unpacks the image on its node
+            over = threading.Event()
+            try:
+                ranks = range(len(self.nodes))
+                checks = list(pool.map(lambda rank: self._probe(["true"], rank, CALL_S, over), ranks))
+            except BaseException:  # an interrupt waits for no node
+                over.set()
+                raise
+        for name, done in zip(self.nodes, checks, strict=True):
             if done.code != 0:
                 said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-                why = f" ({said[-1]})" if said else ""
+                last = f"not in {CALL_S:g} s" if done.code is None else said[-1] if said else ""
+                why = f" ({last})" if last else ""
                 what = f"node {name}: a command does not run in the run's container{why}"
                 hint = "the image needs bash; srun --help tells whether the cluster has pyxis"
                 raise RuntimeProblem(what, hint, cause=Cause.IMAGE)
