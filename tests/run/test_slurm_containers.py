@@ -13,7 +13,7 @@ from madlite.errors import UsageProblem
 from madlite.model import EngineOptions, Image, Machine, Place
 from madlite.runtimes.slurm import containers
 from madlite.runtimes.slurm.allocation import allocation_of
-from madlite.runtimes.slurm.containers import container_of
+from madlite.runtimes.slurm.containers import VARIABLE, container_of
 from madlite.runtimes.slurm.runtime import SlurmRuntime
 from madlite.runtimes.slurm.session import SlurmSession
 from tests.factories import make_plan
@@ -104,6 +104,21 @@ def test_enroot_is_told_the_registry_of_an_image(tmp_path, enroot, image, uri) -
     done = agent("/none", "-", "image-file", "pyxis", image, str(tmp_path / "x.sqsh"), environ=enroot)
     assert done.stdout.startswith("0 0 sha256:"), done.stderr
     assert (tmp_path / "said").read_text().split()[-1] == f"docker://{uri}"
+
+
+@pytest.mark.host
+def test_an_image_file_of_the_site_needs_no_lock_beside_it(tmp_path, enroot) -> None:
+    """The folder is one in which users cannot write; here not even root can: it is none."""
+    (tmp_path / "x.sqsh").write_text("image")
+    (tmp_path / "x.sqsh.lock").mkdir()
+    done = agent("/none", "-", "image-file", "pyxis", "train:v1", str(tmp_path / "x.sqsh"), environ=enroot)
+    assert done.stdout.startswith("0 0 sha256:") and not (tmp_path / "said").exists()
+
+
+def test_images_spelled_alike_have_files_of_their_own(plan) -> None:
+    runtime = SlurmRuntime({VARIABLE: "pyxis"})
+    refs = ("rocm/pytorch:training_v1", "rocm/pytorch_training:v1")
+    assert len({runtime._image_path(replace(plan, image=Image(ref=ref)), ".sqsh") for ref in refs}) == 2
 
 
 @pytest.mark.host

@@ -123,9 +123,11 @@ case $what in
     ;;
   image-file)
     kind=$1 image=$2 to=$3
-    mkdir -p "${to%/*}" || exit 1
-    exec 9>"$to.lock" || exit 1
-    flock 9 || exit 1
+    if [ ! -e "$to" ]; then # one that is there may lie where this user cannot write
+      mkdir -p "${to%/*}" || exit 1
+      exec 9>"$to.lock" || exit 1
+      flock 9 || exit 1
+    fi
     if [ ! -e "$to" ]; then
       rm -f "$to.part"
       case $kind in

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 from madlite import process
@@ -199,17 +201,22 @@ class SlurmRuntime:
         }
 
     def _image_path(self, plan: RunPlan, ending: str) -> Path:
-        """Return the file of an image in the shared folder of images; an image that is such a file itself is that."""
+        """Return the file of an image in the shared folder of images; an image that is such a file itself is that.
+
+        Files that madlite makes have a digest of the reference in their names: others may be spelled alike.
+        """
         ref = plan.image.ref if plan.image is not None else ""
         if ref.endswith(ending) and Path(ref).is_file():
             return Path(ref)
         folder = Path(self._environ.get(IMAGES_VARIABLE) or plan.workspace / "madlite_images")
-        return folder / (re.sub(r"[^A-Za-z0-9._-]", "_", ref) + ending)
+        digest = f"-{hashlib.sha256(ref.encode()).hexdigest()[:8]}" if ending in _ENDINGS.values() else ""
+        return folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', ref)}{digest}{ending}"
 
     def _image_file(self, plan: RunPlan, allocation: Allocation, nodes: tuple[str, ...], say: Say) -> ImageUsed:
         ref = plan.image.ref if plan.image is not None else ""
         path = self._image_path(plan, _ENDINGS[self._flavour])
-        say(f"image {ref} as {path}")
+        made = f", made {datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}" if path.is_file() else ""
+        say(f"image {ref} as {path}{made}")
         words = ["image-file", self._flavour, ref, str(path)]
         (digest,) = _agent_on(allocation, nodes[:1], words, f"no image file of {ref}")
         return ImageUsed(ref=ref, id=digest)
