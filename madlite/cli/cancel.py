@@ -21,7 +21,8 @@ def command(submission: tuple[str, ...]) -> int:
     \b
     madlite cancel 20261126T195346-4f0c1a
     """
-    from madlite.cli.attach import attach, cancel_and_collect, open_submissions
+    from madlite.cli.attach import open_submissions
+    from madlite.cli.following import attach, cancel_and_collect
 
     stored = [one for one in open_submissions(submission) if one.open_runs]
     if not stored:

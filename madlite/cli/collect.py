@@ -17,7 +17,7 @@ from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
-    from madlite.cli.attach import Attached
+    from madlite.cli.following import Attached
     from madlite.run.collect import Collected
 
 
@@ -83,7 +83,8 @@ def _settle_jobs(output: Path | None) -> Attached | None:
     here = Path.cwd()
     if not any(folder.name.startswith(PREFIX) for folder in real_folders(here / RUNS)):
         return None
-    from madlite.cli.attach import attach, open_submissions, settle_now
+    from madlite.cli.attach import open_submissions
+    from madlite.cli.following import attach, settle_now
 
     stored = open_submissions(())
     if not stored:

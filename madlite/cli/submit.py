@@ -17,7 +17,7 @@ from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.cli.attach import Attached
+    from madlite.cli.following import Attached
     from madlite.cluster.file import Cluster
     from madlite.cluster.schedulers import Scheduler
     from madlite.cluster.submit import Prepared
@@ -272,7 +272,7 @@ def _submit(
     scheduler: Scheduler,
     params: dict[str, Any],
 ) -> int:
-    from madlite.cli.attach import Attached, follow
+    from madlite.cli.following import Attached, follow
     from madlite.cli.planning import local_secret_sources
     from madlite.cli.summary import BatchFiles, against_baseline
     from madlite.cluster.submission import folder_of, read_stored

@@ -30,6 +30,7 @@ from madlite.plan.plan_file import read_plan_file
 from madlite.run.screen import Planned
 from madlite.runtimes.kubernetes import faults
 from madlite.runtimes.kubernetes.api import AGAIN, Api, Refusal
+from madlite.runtimes.kubernetes.files import workspace_files
 from madlite.runtimes.kubernetes.manifests import (
     GPU_RESOURCES,
     MANAGED,
@@ -37,7 +38,6 @@ from madlite.runtimes.kubernetes.manifests import (
     job_kind,
     make_objects,
     read_objects,
-    workspace_files,
     yaml_of,
 )
 from madlite.runtimes.kubernetes.runtime import FOLLOWED, KubernetesRuntime, create, why_not_started

@@ -19,12 +19,10 @@ from typing import Any
 from madlite.errors import RuntimeProblem
 from madlite.machine.fabric import interface_variables
 from madlite.model import Action, Cause, EnvValue, RunPlan, Secret, Value
-from madlite.plan.inputs import RUNS
+from madlite.runtimes.kubernetes.files import check_size, content_of, key_of, keys_of
 from madlite.runtimes.kubernetes.settings import KubernetesSettings, Volume
-from madlite.workspace.folder import RUN_LABEL, WORK
+from madlite.workspace.folder import RUN_LABEL
 
-MOST_BYTES = 1 << 20
-"""What a ConfigMap or a Secret holds at most (k8s.io/api/core/v1, MaxSecretSize)."""
 CONTAINER = "run"
 MANAGED = {"app.kubernetes.io/managed-by": "madlite"}
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -78,8 +76,8 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
     """
     name = job_name(plan.id)
     secrets = _secrets_of(plan)
-    content: dict[str, str | bytes] = {_SCRIPT: pod_script(), _ACTIONS: actions_script(plan), **_keys(files)}
-    _check_size(content, plan.id)
+    content: dict[str, str | bytes] = {_SCRIPT: pod_script(), _ACTIONS: actions_script(plan), **keys_of(files)}
+    check_size(content, plan.id)
     metadata = {"name": name, "labels": _labels(plan, settings)}
     if settings.namespace:
         metadata["namespace"] = settings.namespace
@@ -92,7 +90,7 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
         if settings.jobset
         else _job(plan, settings, metadata, template),
         service=_service(plan, metadata, name, settings),
-        config={"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **_content(content)},
+        config={"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **content_of(content)},
         secret=_secret(metadata, secrets) if secrets else None,
     )
 
@@ -105,93 +103,6 @@ def _secrets_of(plan: RunPlan) -> dict[str, str]:
 def _labels(plan: RunPlan, settings: KubernetesSettings) -> dict[str, str]:
     queue = {QUEUE: settings.queue} if settings.queue else {}
     return {**settings.labels, **MANAGED, RUN_LABEL: label_value(plan.id), **queue}
-
-
-def _check_size(content: Mapping[str, str | bytes], run_id: str) -> None:
-    sizes = {key: len(value.encode() if isinstance(value, str) else value) for key, value in content.items()}
-    if sum(sizes.values()) > MOST_BYTES:
-        largest = max(sizes, key=lambda key: sizes[key])
-        raise RuntimeProblem(
-            f"the files of run {run_id} are {sum(sizes.values()) / MOST_BYTES:.1f} MiB, and a ConfigMap holds 1 MiB "
-            f"(the largest is {_path_of(largest)})",
-            "put large files into the image, or on a volume: k8s.volumes",
-            cause=Cause.PREPARE,
-        )
-
-
-# Files: each a key of the ConfigMap, mounted under its own path.
-
-
-def workspace_files(plan: RunPlan, rendered: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
-    """Return the files that a pod's workspace needs, by their paths in it: the run's own, and the script's folder.
-
-    Of a script that lies in the workspace itself it is the script alone: what else is there is not the run's.
-
-    `rendered` are the run's own files where its folder is not there yet, by their names in it.
-
-    Raises:
-        RuntimeProblem: one cannot be read.
-    """
-    home = plan.folder.relative_to(plan.workspace)
-    own = rendered if rendered is not None else dict(_below(plan.folder / WORK))
-    found = {f"{home}/{name}": data for name, data in own.items()}
-    if plan.card.scripts and not plan.templates:
-        script = plan.workspace / plan.card.scripts
-        folder = script if script.is_dir() else script.parent
-        if folder != plan.workspace:
-            found |= {f"{folder.relative_to(plan.workspace)}/{name}": data for name, data in _below(folder)}
-        elif script.is_file():
-            found[script.name] = _content_of(script)
-    for action in plan.actions:
-        for word in action.argv:
-            name = word.removeprefix(f"{plan.inside}/")
-            if name != word and ".." not in name.split("/") and (plan.workspace / name).is_file():
-                found[name] = _content_of(plan.workspace / name)
-    return found
-
-
-def _below(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if path.is_file() and not path.is_symlink() and not any(map(_is_private, name.parts)):
-            yield str(name), _content_of(path)
-
-
-def _is_private(part: str) -> bool:
-    """Return whether a part of a path is of what no pod needs: credentials, the history, earlier runs."""
-    return part in ("credential.json", ".git", RUNS) or part.startswith(".env")
-
-
-def _content_of(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MOST_BYTES + 1)  # more is refused anyway
-    except OSError as error:
-        raise RuntimeProblem(f"{path} cannot be read: {error.strerror}", cause=Cause.PREPARE) from error
-
-
-def _key(path: str) -> str:
-    """Return the key of a file: letters, digits, `-`, `_` and `.`; readable, and another one for each path."""
-    return f"{hashlib.sha256(path.encode()).hexdigest()[:8]}--{re.sub(r'[^-A-Za-z0-9_.]+', '-', path)[-200:]}"
-
-
-def _path_of(key: str) -> str:
-    return key.partition("--")[2] or key
-
-
-def _keys(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    return {_key(path): data for path, data in files.items()}
-
-
-def _content(content: Mapping[str, str | bytes]) -> dict[str, dict[str, str]]:
-    data: dict[str, str] = {}
-    binary: dict[str, str] = {}
-    for key, value in content.items():
-        try:
-            data[key] = value if isinstance(value, str) else value.decode()
-        except UnicodeDecodeError:
-            binary[key] = b64encode(bytes(value)).decode()  # type: ignore[arg-type]
-    return {"data": data, **({"binaryData": binary} if binary else {})}
 
 
 def _secret(metadata: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
@@ -407,7 +318,7 @@ def _volumes(
     if settings.shm_size:
         shm["sizeLimit"] = settings.shm_size
     scripts = [{"key": key, "path": key} for key in (_SCRIPT, _ACTIONS)]
-    items = [{"key": _key(path), "path": path} for path in paths]
+    items = [{"key": key_of(path), "path": path} for path in paths]
     # a script may start another one of its folder: a ConfigMap does not know which files may be executed
     files = {"configMap": {"name": name, "items": items, "defaultMode": 0o755}} if items else {"emptyDir": {}}
     volumes: list[dict[str, Any]] = [

@@ -23,6 +23,7 @@ from madlite.runtimes.kubernetes.faults import (
     pending_fault,
     pod_name,
 )
+from madlite.runtimes.kubernetes.files import workspace_files
 from madlite.runtimes.kubernetes.manifests import (
     Objects,
     gpu_resource,
@@ -31,7 +32,6 @@ from madlite.runtimes.kubernetes.manifests import (
     label_value,
     make_objects,
     shown,
-    workspace_files,
     yaml_of,
 )
 from madlite.runtimes.kubernetes.session import (
