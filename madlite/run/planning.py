@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin, Plugins
-from madlite.errors import MadliteError, PluginError, UsageProblem
+from madlite.errors import MadliteError, PluginError, UsageProblem, did_you_mean
 from madlite.files import exists, read_text
 from madlite.images.client import podman_note
 from madlite.model import (
@@ -328,7 +328,8 @@ def _runtime(card: Card, spec: RunSpec, image: Dockerfile | Image | None, inputs
 def _available(name: str, inputs: BatchInputs) -> Problem | None:
     if name not in inputs.runtimes:
         broken = (f"; {one.where}: {one.what}" for one in inputs.plugins.problems if "runtime" in one.what)
-        raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", f"runtimes: {', '.join(sorted(inputs.runtimes))}")
+        hint = did_you_mean(name, inputs.runtimes, "--runtime ") or f"runtimes: {', '.join(sorted(inputs.runtimes))}"
+        raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", hint)
     if inputs.machine.pretended or inputs.options.elsewhere:  # that machine cannot be queried
         return None
     try:

@@ -103,7 +103,8 @@ def _check_machine(counts: Sequence[int], own: Sequence[Planned]) -> None:
         if one.plan.traits.local and max(counts) > here:
             has = f"{here} of {one.plan.machine.device}" if here else "none"
             hint = f"--gpus {','.join(str(count) for count in counts if count <= here)}" if here >= min(counts) else ""
-            raise UsageProblem(f"--gpus {max(counts)}: this machine has {has}", hint)
+            pretend = f"--dry-run --machine {max(counts)}xMI300X plans for a machine that has them"
+            raise UsageProblem(f"--gpus {max(counts)}: this machine has {has}", hint or pretend)
 
 
 def _values(one: Planned, count: int, largest: int, over: Axis, *, strong: bool) -> dict[str, Scalar]:
