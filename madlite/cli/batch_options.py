@@ -127,7 +127,7 @@ interrupt_option = click.option(
 )
 """Add --on-interrupt."""
 _CLUSTER = click.option(
-    "--cluster", default="", metavar="NAME", help="Run as jobs of this cluster of cluster.toml.  [$MADLITE_CLUSTER]"
+    "--cluster", default=None, metavar="NAME", help="Run as jobs of this cluster of cluster.toml.  [$MADLITE_CLUSTER]"
 )
 _JOBS = (
     click.option("--exclude", multiple=True, metavar="NODE,…", help="With --cluster: no job on these nodes."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,6 +61,8 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
     file = output or Path(NAME)
     if exists(file):
         raise UsageProblem(f"{file} is there already", f"madlite cluster init -o other.toml   or edit {file}")
+    if name and not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise UsageProblem(f"cluster name '{name}' is not letters, digits, _ and -", "madlite cluster init my_cluster")
     if gpu and find_product(gpu) is None:
         raise UsageProblem(f"--gpu {gpu} is unknown", f"known: {', '.join(one.device for one in PRODUCTS)}")
     slurm = Slurm(Cluster(), dict(os.environ))

@@ -319,7 +319,7 @@ def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) ->
             if own is not None:
                 with suppress(Unreachable):
                     one.find_jobs()  # an earlier command may have been cut off before it noted a job
-                one.stored = submit_all(own, one.stored, one.scheduler, setup.warn, stopped=stop)
+                one.stored = submit_all(own, one.stored, one.scheduler, setup.warn, sleep=stop.wait, stopped=stop)
             _print_jobs(one.stored)
         if detach and not stop():
             attached.settle()  # what was refused has its row
@@ -345,7 +345,7 @@ def _follow(attached: Attached, stop: _Stop) -> int:
     polled_s, deadline_s = -POLL_S, float("inf")
     first: int | None = None
     is_cancelled = True
-    while attached.is_open:
+    while attached.is_open or (stop.received and first is None):
         if stop.received and first is None:
             first = stop.received[0]
             if not _cancels(attached.on_interrupt, first, stop):

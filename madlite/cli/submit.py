@@ -71,10 +71,19 @@ def open_cluster(name: str) -> Cluster:
 
 
 def named_cluster(params: dict[str, Any]) -> str:
-    """Return the cluster that a command names, by option or environment; "" for none, and inside of a job."""
+    """Return the cluster that a command names, by option or environment; "" for none, and inside of a job.
+
+    Raises:
+        UsageProblem: it is empty, or given beside a pretended machine.
+    """
     from madlite.cluster.file import VARIABLE
 
+    if params.get("cluster") == "":
+        raise UsageProblem("--cluster has no name: ''", "a variable without a value? cluster.toml has the names")
     given: str = params.get("cluster") or ""
+    if given and params.get("machine"):
+        what = f"--machine {params['machine']} beside --cluster {given}: its runs are planned for the cluster's GPUs"
+        raise UsageProblem(what, "gpu and gpus_per_node of the cluster file say what they are; leave --machine out")
     if given or params.get("plan_file") is not None or params.get("machine"):
         return given
     return os.environ.get(VARIABLE, "").strip()
@@ -240,10 +249,18 @@ def _prepare(
     from madlite.cluster.submit import prepare
     from madlite.files import template_root
 
+    bare = {one.plan.card.name for one in planned if _leaves_image_out(one)}
+    if bare:
+        names = ", ".join(sorted(bare))
+        setup.warn(f"{names}: its image is not used, for container of cluster '{cluster.name}' is none")
     search = [options.workspace / "templates", template_root(setup.home())]
     sources = local_secret_sources(options)
     retries = Retries(count=params["retry"], wait_s=params["retry_wait"])
     return prepare(planned, submission_id, cluster, scheduler, options, search, sources, retries)
+
+
+def _leaves_image_out(one: Planned) -> bool:
+    return bool(one.plan.place.nodes > 1 and one.plan.card.dockerfile and not one.plan.traits.containerised)
 
 
 def _print_scripts(prepared: Prepared | None, blocked: Sequence[Planned]) -> int:

@@ -49,7 +49,9 @@ LONG_S = 60.0  # after it, by the cluster's clock, they certainly are
 _NEVER_S = 25.0  # how long a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
 _LIMIT_BYTES = 1 << 20
-_ERROR = re.compile(rb"^(?:error|slurmstepd(?:-[\w.-]+)?: error|srun: error|sbatch: error):\s*(.+)$", re.MULTILINE)
+_ERROR = re.compile(
+    rb"^(?:(?:error|slurmstepd(?:-[\w.-]+)?: error|srun: error|sbatch: error):|/\S+: line \d+:)\s*(.+)$", re.MULTILINE
+)
 
 
 class RunState(Value, frozen=True):

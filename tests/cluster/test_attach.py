@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,51 @@ def test_a_number_is_that_of_a_job_and_no_part_of_an_id(folder: Path, capfd):
         shutil.rmtree(folder / "madlite_runs")
         shutil.copytree(folder / "kept", folder / "madlite_runs", copy_function=shutil.copy2)
         assert call(["cancel", name]) == 0, name
+
+
+def test_a_submission_that_is_ended_has_the_signal_s_code_and_is_given_up(folder: Path):
+    command(
+        folder, "sbatch", "echo 'Unable to contact slurm controller (connect failure)' >&2; kill -TERM $PPID; exit 1"
+    )
+    started = subprocess.run(
+        [sys.executable, "-m", "madlite", "run", "--cluster", "lab", "--tags", "a"], capture_output=True, text=True
+    )
+    assert started.returncode == 143, started.stderr
+    assert call(["attach"]) == 0 and len(csv_rows(folder / "perf.csv")) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--nodes", "2", "--runtime", "host"),
+            "--runtime host beside --nodes 2: it would run on the first node alone",
+        ),
+        (("--nodes", "2", "--image", "i:1"), "--image i:1 beside --cluster lab: its nodes run commands without one"),
+        (("--machine", "8xMI300X", "--dry-run"), "--machine 8xMI300X beside --cluster lab"),
+        (("--cluster", ""), "--cluster has no name"),
+    ],
+)
+def test_what_would_run_elsewhere_than_asked_is_refused(folder: Path, capfd, words, message):
+    assert run(*words) == 4
+    assert message in capfd.readouterr().err and not (folder / "submitted").exists()
+
+
+def test_a_card_whose_image_is_not_used_is_told(folder: Path, capfd):
+    (folder / "a.Dockerfile").write_text("FROM scratch\n")
+    card = {"name": "a", "scripts": "run.sh", "dockerfile": "a", "tags": [], "n_gpus": "0"}
+    (folder / "models.json").write_text(json.dumps([card]))
+    assert run("--nodes", "2", "--detach") == 0
+    assert "a: its image is not used, for container of cluster 'lab' is none" in capfd.readouterr().err
+
+
+def test_what_bash_said_of_a_job_that_never_began_is_the_reason(folder: Path):
+    assert run("--detach") == 0
+    (output,) = folder.glob("madlite_runs/jobs-*/output")
+    (output / "1.out").write_text(
+        "/var/spool/job4001/slurm_script: line 19: /nope/madlite: No such file or directory\n"
+    )
+    command(folder, "sacct", "echo '4001|FAILED|127:0|n1|127:0|2026-01-02T03:04:05'")
+    assert call(["collect"]) == 3
+    (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
+    assert "/nope/madlite: No such file or directory" in record["reason"]
