@@ -25,9 +25,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         site = Site(Path(folder))
         one = "primus_pyt_train_llama-3.1-8b"
-        site.take(
-            "plan and script of a run on 1,000 nodes", "--tags", "m1", "--nodes", "1000", "--runtime", "host", "-n"
-        )
+        site.take("plan and script of a run on 1,000 nodes", "--tags", "m1", "--nodes", "1000", "-n")
         site.take(f"submit {RUNS:,} runs of one card's script", "--tags", "m1", "--repeat", str(RUNS), "--detach")
         site.take(
             f"submit {RUNS:,} runs of one rendered plan",
