@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,6 +100,7 @@ def check(
     from madlite.cli.submit import open_cluster
     from madlite.cluster.file import VARIABLE, check_shared
     from madlite.cluster.node_check import write_request
+    from madlite.cluster.schedulers import Unreachable
     from madlite.cluster.slurm import Slurm
     from madlite.cluster.submission import new_submission_id
     from madlite.plan.inputs import RUNS
@@ -119,12 +121,18 @@ def check(
     left_out = [node for text in exclude for node in text.split(",") if node]
     count = nodes or len(slurm.idle_nodes(left_out))
     if not count:
-        raise UsageProblem("no node is idle", "--nodes N waits for N nodes")
+        other = f" other than {', '.join(left_out)} (--exclude)" if left_out else ""
+        raise UsageProblem(f"no node{other} is idle", "--nodes N waits for N nodes")
     folder = here / RUNS / f"check-{new_submission_id()}"
     request = write_request(folder, cluster, image)
     job = slurm.submit_file(_write_script(cluster, folder, count, left_out))
     echo(f"job {job}: {count} node{'s' if count > 1 else ''}")
-    asked = _wait(slurm, job, timeout)
+    try:
+        asked = _wait(slurm, job, timeout)
+    except BaseException:  # Ctrl-C, a cluster that does not answer: nobody would read what the job finds
+        with suppress(Unreachable):
+            slurm.cancel([job])
+        raise
     return _report(folder, request, asked, count, good_nodes)
 
 

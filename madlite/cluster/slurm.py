@@ -420,4 +420,7 @@ _REFUSALS = (
 
 def _refusal_hint(text: str) -> str:
     lowered = text.lower()
-    return next((hint for word, hint in _REFUSALS if word in lowered), "--dry-run prints the script")
+    return next(
+        (hint for word, hint in _REFUSALS if word in lowered),
+        "madlite run --cluster NAME --tags TAG --dry-run prints the script of a run",
+    )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from madlite.measure.statistics import Interval
 from madlite.model import Value
+from madlite.reports.comparison_text import number_text
 from madlite.study.bisect import Bisection, Standing, change_interval
 from madlite.study.bisect_runs import BisectItem
+from madlite.text import align, shortened_middle
 
 
 class ItemSummary(Value, frozen=True):
@@ -85,3 +87,47 @@ def _item(number: int, item: BisectItem, bisection: Bisection) -> ItemSummary:
         runs=tuple(one.run for one in samples),
         failures=tuple(dict.fromkeys(one.reason for one in samples if one.value is None)),
     )
+
+
+# The table, and the pair.
+
+
+def summary_lines(summary: BisectSummary) -> Iterator[str]:
+    """Yield the items that were run, and where the number changed."""
+    count = f"{summary.runs} run{'s' if summary.runs != 1 else ''}"
+    yield f"bisect {summary.id}: {summary.metric or 'no number'}, {count}"
+    rows = [("", "ITEM", "RUNS", "MEDIAN", "CHANGE", "INTERVAL", "STANDS")]
+    for number, one in enumerate(summary.items, 1):
+        if one.runs:
+            name = shortened_middle(f"{one.name} {one.note}".strip(), 60)
+            stands = (one.standing or "not decided") + (f": {one.failures[0]}" if one.failures else "")
+            change = "-" if one.change is None else f"{one.change:+.2%}"
+            row = (number_text(one.median), change, _interval_text(one.interval), stands)
+            rows.append((str(number), name, str(len(one.runs)), *row))
+    yield from (f"  {line}" for line in align(rows))
+    if summary.drifted:
+        yield "  the machine drifted: from then on each item was run in turns with the good one and compared with these"
+    yield f"  {_conclusion(summary)}"
+
+
+def _interval_text(interval: Interval | None) -> str:
+    return "-" if interval is None else f"[{interval.low:+.2%}, {interval.high:+.2%}]"
+
+
+def _conclusion(summary: BisectSummary) -> str:
+    change = "" if summary.change is None else f"{summary.change:+.2%} {_interval_text(summary.interval)}"
+    pair = f"last good {summary.last_good}, first bad {summary.first_bad}"
+    if summary.conclusion == "found" and summary.candidates:
+        names = ", ".join((*summary.candidates, summary.first_bad))
+        return (
+            f"last good {summary.last_good}; the first bad one is one of: {names} "
+            f"({', '.join(summary.candidates)} could not be tested); change {change}"
+        )
+    texts = {
+        "found": f"{pair}: change {change}",
+        "not confirmed": f"not confirmed: {pair}, but in turns the change is {change}: the number changes little by "
+        "little, or the machine does",
+        "no change": f"no change between good and bad: {change}; nothing to find",
+        "end failed": f"{summary.failed} has no number, so that nothing can be compared with it",
+    }
+    return texts.get(summary.conclusion, f"not finished: the same command with --resume={summary.id} goes on")

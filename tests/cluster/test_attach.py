@@ -1,4 +1,4 @@
-"""Which submissions a command means, where their rows go, and what becomes of what was never submitted."""
+"""Which submissions a command means, where their rows go, and what becomes of jobs that nobody waits for."""
 
 from __future__ import annotations
 
@@ -169,3 +169,13 @@ def test_what_bash_said_of_a_job_that_never_began_is_the_reason(folder: Path):
     assert call(["collect"]) == 3
     (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
     assert "/nope/madlite: No such file or directory" in record["reason"]
+
+
+def test_a_check_that_is_interrupted_leaves_no_job(folder: Path):
+    command(folder, "squeue", "kill -INT $PPID; sleep 0.5")
+    command(folder, "scancel", f"echo $@ >>{folder}/cancelled")
+    checked = subprocess.run(
+        [sys.executable, "-m", "madlite", "cluster", "check", "lab", "--nodes", "1"], capture_output=True, text=True
+    )
+    assert checked.returncode == 130, checked.stderr
+    assert "4001" in (folder / "cancelled").read_text() and "Traceback" not in checked.stderr
