@@ -1,9 +1,11 @@
-"""Tests wait until something is so, and fail where it does not come about."""
+"""Tests start commands and wait until something is so, and fail where it does not come about."""
 
 from __future__ import annotations
 
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 WAIT_S = 120.0
 
@@ -18,3 +20,17 @@ def wait_until(true: Callable[[], object], what: str = "what was waited for") ->
     while not true():
         assert time.monotonic() < deadline, f"{what} did not come about"
         time.sleep(0.01)
+
+
+def start_session(argv: Sequence[str], folder: Path, environ: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a command in a session of its own, both of its outputs in one pipe, nothing to read."""
+    return subprocess.Popen(
+        argv,
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )

@@ -14,7 +14,7 @@ import pytest
 
 from tests.csv_rows import perf_rows
 from tests.slurm_fixture import SlurmCluster
-from tests.waiting import wait_until
+from tests.waiting import start_session, wait_until
 
 pytestmark = pytest.mark.engine
 SECRET = "hf_thisIsNoRealTokenButLooksLikeOne1234"
@@ -90,16 +90,7 @@ class Site:
         return self.rows()
 
     def _popen(self, argv: list[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            argv,
-            cwd=self.folder,
-            env=self.environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return start_session(argv, self.folder, self.environ)
 
 
 @pytest.fixture

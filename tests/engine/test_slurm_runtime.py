@@ -20,7 +20,7 @@ from tests.csv_rows import csv_rows
 from tests.engine.podman_fixture import command_line, podman
 from tests.factories import BASE_IMAGE, make_plan
 from tests.slurm_fixture import SlurmCluster
-from tests.waiting import wait_until
+from tests.waiting import start_session, wait_until
 
 __all__ = ["podman"]
 pytestmark = pytest.mark.engine
@@ -55,16 +55,7 @@ class Site:
 
     def start(self, nodes: int, *words: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "madlite", "run", "--tags", "a", *words]
-        return subprocess.Popen(
-            ["salloc", "--quiet", f"-N{nodes}", *command],
-            cwd=self.folder,
-            env=self.environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return start_session(["salloc", "--quiet", f"-N{nodes}", *command], self.folder, self.environ)
 
     def call(self, nodes: int, *words: str) -> tuple[int, str]:
         started = self.start(nodes, *words)

@@ -18,7 +18,7 @@ import yaml
 from tests.cluster.test_real_slurm import KILLS
 from tests.csv_rows import perf_rows
 from tests.pods.stand_in import Cluster
-from tests.waiting import wait_until
+from tests.waiting import start_session, wait_until
 
 pytestmark = pytest.mark.host
 SECRET = "hf_thisIsNoRealTokenButLooksLikeOne1234"
@@ -111,16 +111,7 @@ class Site:
         assert len(made) <= 2
 
     def _popen(self, argv: list[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            argv,
-            cwd=self.folder,
-            env=self.environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return start_session(argv, self.folder, self.environ)
 
 
 @pytest.fixture
