@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import stat
@@ -92,6 +93,27 @@ def test_a_run_is_on_every_node_of_its_allocation_and_has_one_row(site):
     record = site.record()
     assert record["runtime"] == "slurm" and record["node_codes"] == [0, 0]
     assert record["place"]["nodes"] == 2
+
+
+def test_a_run_takes_the_first_nodes_of_its_allocation_where_it_asks_for_fewer(site):
+    code, out = site.call(3, "--nodes", "2")
+    assert code == 0, out
+    assert "on the first 2 of its 3 nodes" in out
+    ran_on = re.findall(r"rank (\d) of 2 meets at 127.0.0.1 on (n\d)", site.log())
+    (job,) = re.findall(r"in allocation (\d+)", out)
+    first = site.slurm.checked("scontrol", "show", "hostnames", site.slurm.job(job)["NodeList"]).split()[:2]
+    assert sorted(ran_on) == [("0", first[0]), ("1", first[1])]
+    assert (csv_rows(site.folder / "perf.csv")[0]["nnodes"], site.record()["node_codes"]) == ("2", [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--nodes", "3"), "has 2 nodes"), (("--nodes", "2", "--runtime", "host"), "it would run on this node alone")],
+)
+def test_nodes_that_a_run_cannot_have_are_refused(site, words, said):
+    code, out = site.call(2, *words)
+    assert code == 4 and said in out, out
+    assert not [*site.folder.glob("madlite_runs/*/record.json")]
 
 
 def test_in_an_allocation_of_one_node_a_run_is_as_on_any_machine(site):
