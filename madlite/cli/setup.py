@@ -251,9 +251,10 @@ def _allocated(named: str, asked: int | None) -> tuple[str, int, str]:
             what = f"--nodes {asked} in a step of allocation {here.job_id}: each of its nodes has a madlite of its own"
             raise UsageProblem(what, "leave --nodes out, or madlite run …, without srun")
         return named, 0, f"in a step of allocation {here.job_id}: each of its nodes has a madlite of its own"
+    one_alone = bool(named) and named != _SLURM
     if asked is not None:
-        _check_nodes(asked, here, named)
-    if here is None or named not in ("", _SLURM):
+        _check_nodes(asked, here, named if one_alone else "")
+    if here is None or one_alone:
         return named, 0, ""
     if here.count == 1 and not named:
         return "", 0, f"in allocation {here.job_id}: its one node alone, with the GPUs that it has there"
@@ -263,11 +264,11 @@ def _allocated(named: str, asked: int | None) -> tuple[str, int, str]:
     return _SLURM, here.count, f"in allocation {here.job_id}: on its {here.count} nodes"
 
 
-def _check_nodes(asked: int, here: Allocation | None, runtime: str) -> None:
-    """Refuse nodes that a run cannot have.
+def _check_nodes(asked: int, here: Allocation | None, on_one: str) -> None:
+    """Refuse nodes that a run cannot have; `on_one` is the runtime that is asked for and knows one node alone.
 
     Raises:
-        UsageProblem: there is no allocation, it has fewer, or the runtime knows one alone.
+        UsageProblem: there is no allocation, it has fewer, or the runtime would use one.
     """
     if here is None:
         what = f"--nodes {asked} without --cluster, and this is no allocation of Slurm"
@@ -276,8 +277,8 @@ def _check_nodes(asked: int, here: Allocation | None, runtime: str) -> None:
         has = f"{here.count} node{'s' if here.count != 1 else ''}"
         what = f"--nodes {asked}: allocation {here.job_id} has {has}"
         raise UsageProblem(what, f"--nodes {here.count}, or salloc -N{asked} for more")
-    if asked > 1 and runtime not in ("", _SLURM):
-        what = f"--runtime {runtime} beside --nodes {asked}: it would run on this node alone"
+    if asked > 1 and on_one:
+        what = f"--runtime {on_one} beside --nodes {asked}: it would run on this node alone"
         raise UsageProblem(what, "leave --runtime out; $MADLITE_CONTAINER says what nodes run it in")
 
 
