@@ -242,9 +242,10 @@ def _allocated(named: str) -> tuple[str, int, str]:
     if here is not None and is_task_of_several(os.environ):
         if named == _SLURM:
             raise UsageProblem(
-                "--runtime slurm in every task of srun: each would run on all nodes", "madlite run …, without srun"
+                "--runtime slurm in every task of srun or mpirun: each would run on all nodes",
+                "madlite run …, without it",
             )
-        return named, 0, f"in a step of allocation {here.job_id}: each of its nodes has a madlite of its own"
+        return named, 0, f"in allocation {here.job_id}: each of its nodes has a madlite of its own"
     if here is None or named not in ("", _SLURM):
         return named, 0, ""
     if here.count == 1 and not named:
