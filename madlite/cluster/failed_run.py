@@ -25,7 +25,7 @@ from madlite.secrets import Redactor
 from madlite.workspace.folder import RunFolder, exists
 
 
-class _AnySecret(Mapping[str, str]):
+class AnySecret(Mapping[str, str]):
     """Values of secrets where none is needed: the run is over."""
 
     def __getitem__(self, name: str) -> str:
@@ -51,7 +51,7 @@ def write_failure(
         OSError, RecordError: the run's folder cannot be written to.
         UsageProblem: the plan file cannot be read.
     """
-    saved = read_plan_file(plan_file, _AnySecret())
+    saved = read_plan_file(plan_file, AnySecret())
     plan = saved.plan
     runtime = runtimes.get(plan.runtime) or next(iter(runtimes.values()))
     one = Planned(plan=plan, backends=(), files=(), runtime=runtime, context=saved.context)

@@ -60,7 +60,7 @@ def test_a_dry_run_names_the_points_and_repeats_of_an_array(site, capfd):
     assert not (site / "madlite_runs").exists()
 
 
-@pytest.mark.parametrize("option", ["--again", "--once"])
-def test_what_a_job_is_told_is_for_jobs_alone(site, capfd, option):
-    assert call(["run", "--tags", "a", option]) == 4
-    assert option in capfd.readouterr().err
+@pytest.mark.parametrize("words", [["--again"], ["--attempt", "x"], ["--once"]])
+def test_what_a_job_is_started_with_is_for_jobs_alone(site, capfd, words):
+    assert call(["run", "--tags", "a", *words]) == 4
+    assert words[0] in capfd.readouterr().err
