@@ -80,19 +80,16 @@ class Slurm:
         """Return options by which runs on several nodes, and containers that srun starts, are steps of the job.
 
         Raises:
-            UsageProblem: the runtime that is asked for knows one node alone, or there is no container for the image.
+            UsageProblem: the runtime that is asked for knows one node alone.
         """
         container = self._cluster.container
         if options.nodes > 1 and options.runtime and options.runtime != self.name:
             what = f"--runtime {options.runtime} beside --nodes {options.nodes}: it would run on the first node alone"
             raise UsageProblem(what, "leave --runtime out; container of the cluster file says what nodes run it in")
-        if options.nodes > 1 and options.image and container in ("", "none"):
-            what = f"--image {options.image} beside --cluster {self._cluster.name}: its nodes run commands without one"
-            raise UsageProblem(what, "container of the cluster file: docker, podman, pyxis or apptainer")
         if container:
             options = replace(options, environ={**options.environ, VARIABLE: container})
         if not options.runtime and (options.nodes > 1 or container in (*ON_STEPS, "none")):
-            options = replace(options, runtime=self.name)
+            options = replace(options, runtime=self.name, runtime_origin=f"cluster '{self._cluster.name}'")
         return options
 
     def exclude(self, nodes: Sequence[str]) -> None:

@@ -192,7 +192,7 @@ def test_a_submission_that_is_ended_has_the_signal_s_code_and_is_given_up(folder
             ("--nodes", "2", "--runtime", "host"),
             "--runtime host beside --nodes 2: it would run on the first node alone",
         ),
-        (("--nodes", "2", "--image", "i:1"), "--image i:1 beside --cluster lab: its nodes run commands without one"),
+        (("--nodes", "2", "--image", "i:1"), "--image i:1: the nodes run commands without a container"),
         (("--machine", "8xMI300X", "--dry-run"), "--machine 8xMI300X beside --cluster lab"),
         (("--cluster", ""), "--cluster has no name"),
     ],
@@ -202,12 +202,14 @@ def test_what_would_run_elsewhere_than_asked_is_refused(folder: Path, capfd, wor
     assert message in capfd.readouterr().err and not (folder / "submitted").exists()
 
 
-def test_a_card_whose_image_is_not_used_is_told(folder: Path, capfd):
+def test_a_card_with_an_image_is_no_job_on_nodes_without_containers(folder: Path, capfd):
     (folder / "a.Dockerfile").write_text("FROM scratch\n")
     card = {"name": "a", "scripts": "run.sh", "dockerfile": "a", "tags": [], "n_gpus": "0"}
     (folder / "models.json").write_text(json.dumps([card]))
-    assert run("--nodes", "2", "--detach") == 0
-    assert "a: its image is not used, for container of cluster 'lab' is none" in capfd.readouterr().err
+    assert run("--nodes", "2", "--detach") == 3
+    assert "card 'a' runs in an image (a), and the nodes have no container for it" in capfd.readouterr().out
+    assert not (folder / "submitted").exists() and csv_rows(folder / "perf.csv")[0]["status"] == "FAILURE"
+    assert run("--nodes", "2", "--detach", "--runtime", "slurm") == 0 and (folder / "submitted").exists()
 
 
 def test_what_bash_said_of_a_job_that_never_began_is_the_reason(folder: Path):
