@@ -146,6 +146,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.cluster.file import check_shared
     from madlite.cluster.schedulers import scheduler_of
     from madlite.cluster.submission import new_submission_id
+    from madlite.plan.node_values import split_hosts
 
     _refuse(params)
     for text in to.notes:
@@ -154,7 +155,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
     scheduler = scheduler_of(cluster, dict(os.environ))
-    scheduler.exclude([node.strip() for text in params["exclude"] for node in text.split(",") if node.strip()])
+    scheduler.exclude(split_hosts(",".join(params["exclude"])))
     options = _options(params, to, scheduler, touch)
     check_shared(cluster, options.workspace)
     if touch:
