@@ -201,7 +201,7 @@ def _ran(record: Record) -> Iterator[tuple[str, str]]:
     yield "machine", f"{record.hostname}, {gpus} x {record.device}" if record.hostname else ""
     yield "runtime", record.runtime
     yield "batch", record.batch
-    yield "beside", f"{len(record.beside)} at the same time: {', '.join(record.beside)}" if record.beside else ""
+    yield "beside", f"{len(record.beside)} in its course: {', '.join(record.beside)}" if record.beside else ""
     yield "study", study_text(record.study) if record.study else ""
     yield "caches", CACHES.get(record.caches, "")
     yield "image", record.image.ref
