@@ -72,6 +72,23 @@ def test_collect_has_a_file_of_its_own_only_where_one_is_named(folder: Path, wor
     assert {one.name for one in folder.glob("*.csv") if not one.name.startswith("perf_entry")} == files
 
 
+def test_no_secret_of_the_cluster_file_is_in_the_files_of_a_submission(folder: Path):
+    secret = "hf_thisIsNoRealTokenButLooksLikeOne9012"
+    with (folder / "cluster.toml").open("a") as file:
+        file.write(f'[clusters.lab.env]\nHF_TOKEN = "{secret}"\n')
+    assert run("--detach") == 0
+    files = [file for file in folder.glob("madlite_runs/jobs-*/**/*") if file.is_file()]
+    assert [file.name for file in files if secret in file.read_text()] == ["environment"]
+
+
+def test_in_an_allocation_the_variable_of_a_cluster_submits_nothing(folder: Path, monkeypatch):
+    monkeypatch.setenv("MADLITE_CLUSTER", "lab")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    assert call(["run", "--tags", "a"]) == 0
+    assert submissions(folder) == [] and len(csv_rows(folder / "perf.csv")) == 1
+
+
 def test_detach_fails_where_nothing_was_submitted(folder: Path, capfd):
     unreachable(folder)
     assert run("--detach") == 3
