@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.cluster.file import Cluster, SlurmSettings
 from madlite.cluster.script import slurm_script
-from madlite.cluster.submission import JobRun, JobScript, Submission
+from madlite.cluster.submission import JobRun, JobScript, Retries, Submission
 from madlite.errors import UsageProblem
 from madlite.files import template_root
 
@@ -103,6 +105,24 @@ def test_an_element_of_an_array_takes_the_plan_of_its_own_number():
 def test_directives_of_the_file_are_added_as_they_are():
     text = script(Cluster(name="lab", slurm=SlurmSettings(directives=("--signal=B:TERM@60", "#SBATCH --wckey=x"))))
     assert "#SBATCH --signal=B:TERM@60\n#SBATCH --wckey=x\n" in text
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("counted", [True, False], ids=["slurm", "spur"])
+@pytest.mark.parametrize(("retries", "starts"), [(2, ["", "--again", "--again"]), (0, [""])])
+def test_a_job_that_is_queued_again_knows_it_by_its_plan(tmp_path, counted, retries, starts):
+    """SPUR does not count the starts of a job, Slurm does so from the second on."""
+    (tmp_path / "madlite_runs/jobs-S/plans").mkdir(parents=True)
+    cluster = Cluster(name="lab", madlite="echo madlite")
+    job = JobScript(number=1, name="madlite-S-1", first=1, count=1, nodes=1, gpus=0)
+    asked = replace(submission(1), retries=Retries(count=retries))
+    text = slurm_script(cluster, asked, job, tmp_path, [template_root(None)])
+    said: list[str] = []
+    for start in range(len(starts) + 1):
+        environ = {"PATH": os.environ["PATH"], **({"SLURM_RESTART_COUNT": str(start)} if counted and start else {})}
+        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env=environ, check=False)
+        said += [done.stdout.partition("--retry-wait 0.0")[2].strip()] if done.returncode == 0 else []
+    assert said == starts + (["--again"] if retries and not counted else [])
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
