@@ -247,12 +247,13 @@ def _allocated(named: str, asked: int | None) -> tuple[str, int, str]:
     if here is not None and is_task_of_several(os.environ):
         if named == _SLURM:
             raise UsageProblem(
-                "--runtime slurm in every task of srun: each would run on all nodes", "madlite run …, without srun"
+                "--runtime slurm in every task of srun or mpirun: each would run on all nodes",
+                "madlite run …, without it",
             )
         if asked is not None:
-            what = f"--nodes {asked} in a step of allocation {here.job_id}: each of its nodes has a madlite of its own"
-            raise UsageProblem(what, "leave --nodes out, or madlite run …, without srun")
-        return named, 0, f"in a step of allocation {here.job_id}: each of its nodes has a madlite of its own"
+            what = f"--nodes {asked} in allocation {here.job_id}: each of its nodes has a madlite of its own"
+            raise UsageProblem(what, "leave --nodes out, or madlite run …, without srun or mpirun")
+        return named, 0, f"in allocation {here.job_id}: each of its nodes has a madlite of its own"
     one_alone = bool(named) and named != _SLURM
     if asked is not None:
         _check_nodes(asked, here, named if one_alone else "")

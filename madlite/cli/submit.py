@@ -71,12 +71,15 @@ def open_cluster(name: str) -> Cluster:
 
 
 def named_cluster(params: dict[str, Any]) -> str:
-    """Return the cluster that a command names, by option or environment; "" for none, and inside of a job.
+    """Return the cluster that a command names, by option or environment; "" for none.
+
+    Runs of an allocation are in it, unless the option says otherwise.
 
     Raises:
         UsageProblem: it is empty, or given beside a pretended machine.
     """
     from madlite.cluster.file import VARIABLE
+    from madlite.runtimes.slurm.allocation import allocation_of
 
     if params.get("cluster") == "":
         raise UsageProblem("--cluster has no name: ''", "a variable without a value? cluster.toml has the names")
@@ -84,7 +87,7 @@ def named_cluster(params: dict[str, Any]) -> str:
     if given and params.get("machine"):
         what = f"--machine {params['machine']} beside --cluster {given}: its runs are planned for the cluster's GPUs"
         raise UsageProblem(what, "gpu and gpus_per_node of the cluster file say what they are; leave --machine out")
-    if given or params.get("plan_file") is not None or params.get("machine"):
+    if given or params.get("plan_file") is not None or params.get("machine") or allocation_of(os.environ) is not None:
         return given
     return os.environ.get(VARIABLE, "").strip()
 
@@ -146,6 +149,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.cluster.file import check_shared
     from madlite.cluster.schedulers import scheduler_of
     from madlite.cluster.submission import new_submission_id
+    from madlite.plan.node_values import split_hosts
 
     _refuse(params)
     for text in to.notes:
@@ -154,7 +158,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
     scheduler = scheduler_of(cluster, dict(os.environ))
-    scheduler.exclude([node.strip() for text in params["exclude"] for node in text.split(",") if node.strip()])
+    scheduler.exclude(split_hosts(",".join(params["exclude"])))
     options = _options(params, to, scheduler, touch)
     check_shared(cluster, options.workspace)
     if touch:
