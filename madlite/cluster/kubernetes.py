@@ -127,8 +127,7 @@ class Kubernetes:
             objects = make_objects(plan, workspace_files(plan, {file.path: file.data for file in one.files}), settings)
         except RuntimeProblem as problem:
             raise UsageProblem(f"{plan.card.name}: {problem.message}", problem.hint) from None
-        title = f"# run {plan.id} of {plan.card.name}, for cluster '{self._cluster.name}'\n"
-        return f"{title}# Made by madlite; `madlite cancel {submission.id}` ends it.\n---\n{yaml_of(objects)}"
+        return f"# run {plan.id} of {plan.card.name}, for cluster '{self._cluster.name}'\n{yaml_of(objects)}"
 
     # Jobs.
 
@@ -218,7 +217,7 @@ class Kubernetes:
         if _condition(job) or job["metadata"].get("deletionTimestamp"):
             self._ready.add(name)
             self._over.add(name)
-            return JobState(state="COMPLETING", reason="its log is read", nodes=nodes)
+            return JobState(state="COMPLETING", reason="attach or collect reads its log", nodes=nodes)
         wanted = _spec(job).get("completions", 1)
         if len(pods) >= wanted and all(map(faults.has_started, pods)):
             self._ready.add(name)
@@ -237,7 +236,7 @@ class Kubernetes:
         for name in jobs:
             if name in there and name not in found:
                 found[name] = _end(there[name])
-        return found
+        return {**{name: JobState(state="DELETED") for name in jobs if name not in there}, **found}
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Delete Jobs; their pods are told why first, for who follows them."""

@@ -381,7 +381,7 @@ def test_a_job_that_is_gone_has_a_row_that_says_so(site):
     (name,) = [name for kind, name in site.cluster.objects if kind == "jobs"]
     site.cluster.delete("jobs", name, 0)
     code, out = site.call("collect")
-    assert code == 3 and "does not know job" in out, out
+    assert code == 3 and "the job is gone, and its log was not read before" in out, out
     site.has_one_row("FAILURE")
 
 

@@ -177,13 +177,18 @@ def _weight(problem: BaseException) -> int:
 def _connection(answer: Any, position: LogPosition) -> Generator[bytes, None, bytes]:
     """Yield the new lines that one connection brings, and return what came after the last line break."""
     position.reconnect()
-    rest = b""
+    parts: list[bytes] = []  # of a line that goes on; one may be megabytes long
     for piece in answer.stream(1 << 16, decode_content=False):
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
+        head, ended, tail = piece.partition(b"\n")
+        parts.append(head)
+        if not ended:
+            continue
+        *whole, last = tail.split(b"\n")
+        for line in (b"".join(parts), *whole):
             if (text := position.take(line + b"\n")) is not None:
                 yield text
-    return rest
+        parts = [last]
+    return b"".join(parts)
 
 
 def _broken() -> tuple[type[BaseException], ...]:

@@ -108,7 +108,7 @@ class KubernetesSession:
         for number, one in numbered(self._plan.actions, skip_run=self._plan.skip_model_run):
             if (one.kind, one.argv, one.cwd) == (action.kind, action.argv, action.cwd):
                 return number
-        raise RuntimeProblem(f"the pods were not given action '{action.kind}' ({' '.join(action.argv)[:80]})")
+        raise RuntimeProblem(f"pods run the actions of their plan alone, and no '{action.kind}' beside them")
 
     def _start_following(self) -> None:
         if not self._threads:
