@@ -159,12 +159,20 @@ def local_secret_sources(options: Options) -> dict[str, str]:
 
 @contextmanager
 def plan_of_file(
-    file: Path, plugins: Plugins, options: Options, touch: bool, *, again: bool = False, attempt: str = ""
+    file: Path,
+    plugins: Plugins,
+    options: Options,
+    touch: bool,
+    *,
+    again: bool = False,
+    attempt: str = "",
+    once: bool = False,
 ) -> Iterator[tuple[Planned, Options, tuple[str, ...]]]:
     """Yield the plan of a file bound to this machine, its options, and the differences as sentences.
 
     Without `touch` it is not to be run, and has its own id.  `again` takes the place of its run that was cut off;
-    `attempt` is the id that who submitted it gave to this attempt.
+    `attempt` is the id that who submitted it gave to this attempt.  `once` refuses a plan of which a run has begun: a
+    job that a cluster starts twice has one result.
 
     Raises:
         MadliteError: it is no plan file, or cannot run here; nothing has been touched but its claim on an id.
@@ -178,6 +186,9 @@ def plan_of_file(
     setup.print_problems(machine.problems)
     own_id = attempt or ("" if touch else saved.plan.id)
     with nullcontext(own_id) if own_id else claimed_id(saved, options.workspace) as run_id:
+        if once and run_id != saved.plan.id:
+            what = f"a run of this plan has begun: {RUNS}/{saved.plan.id}; its job does not measure it a second time"
+            raise UsageProblem(what, f"madlite show {saved.plan.id}")
         runtimes = setup.make_runtimes(plugins, kubernetes, options.environ)
         one = bind_plan(saved, run_id, options, machine, plugins, runtimes)
         if again and run_id != saved.plan.id:

@@ -20,11 +20,12 @@ from madlite.cli.main import mask
 from madlite.cli.terminal import echo_on
 from madlite.errors import UsageProblem
 from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
-from madlite.plan.context import GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
+from madlite.plan.context import ASKED, GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
 
 if TYPE_CHECKING:
     from madlite.plan.recipe_file import RecipeFile
     from madlite.runtimes.kubernetes.settings import KubernetesSettings
+    from madlite.runtimes.slurm.allocation import Allocation
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
 
@@ -172,7 +173,14 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     """
     workspace, output = find_workspace(touch), Path.cwd() / params["output"]
     recipe = params.get("recipe_file")
-    runtime, nodes, note = _allocated(params["runtime"])
+    runtime, nodes, note = _allocated(params["runtime"], params.get("nodes"))
+    if runtime == _SLURM and params.get("parallel") not in (None, 1):
+        what = (
+            f"--parallel {params['parallel'] or 'auto'} on the nodes of an allocation: each run has all of their GPUs"
+        )
+        raise UsageProblem(
+            what, "leave --parallel out: one run after another; --cluster NAME gives each a job of its own"
+        )
     return Options(
         workspace=workspace,
         output=output,
@@ -196,6 +204,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         command=command_words(),
         backend=_backend(params["backend"], recipe),
         runtime=runtime,
+        runtime_origin=ASKED if params["runtime"] else "the allocation",
         nodes=nodes,
         allocation=note,
         **{name: params[name] for name in _SAME_NAME},
@@ -226,30 +235,63 @@ _TOOLS = "scripts/common/tools.json"
 _CONTEXT = "context"  # among the options of a command, once it was read
 
 
-def _allocated(named: str) -> tuple[str, int, str]:
+def _allocated(named: str, asked: int | None) -> tuple[str, int, str]:
     """Return the runtime and the nodes of runs in the allocation of Slurm that this process is in, and a note on it.
 
-    In one of several nodes a run is on all of them, unless a runtime is named.
+    In one of several nodes a run is on all of them, or on the first ones, as many as are asked for, unless a runtime
+    is named.
 
     Raises:
-        UsageProblem: it would be on all of them once for each task of srun, or each rank has a madlite.
+        UsageProblem: it would be on all of them once for each task of srun, or each rank has a madlite; or the nodes
+            that are asked for are not there.
     """
     from madlite.plan.node_values import find_node_values, is_task_of_several
     from madlite.runtimes.slurm.allocation import allocation_of
+    from madlite.runtimes.slurm.containers import ON_STEPS, VARIABLE
 
     find_node_values(os.environ)
     here = allocation_of(os.environ)
     if here is not None and is_task_of_several(os.environ):
         if named == _SLURM:
             raise UsageProblem(
-                "--runtime slurm in every task of srun: each would run on all nodes", "madlite run …, without srun"
+                "--runtime slurm in every task of srun or mpirun: each would run on all nodes",
+                "madlite run …, without it",
             )
-        return named, 0, f"in a step of allocation {here.job_id}: each of its nodes has a madlite of its own"
-    if here is None or named not in ("", _SLURM):
+        if asked is not None:
+            what = f"--nodes {asked} in allocation {here.job_id}: each of its nodes has a madlite of its own"
+            raise UsageProblem(what, "leave --nodes out, or madlite run …, without srun or mpirun")
+        return named, 0, f"in allocation {here.job_id}: each of its nodes has a madlite of its own"
+    one_alone = bool(named) and named != _SLURM
+    if asked is not None:
+        _check_nodes(asked, here, named if one_alone else "")
+    if here is None or one_alone:
         return named, 0, ""
-    if here.count == 1 and not named:
+    by_steps = os.environ.get(VARIABLE) in (*ON_STEPS, "none")
+    if here.count == 1 and not named and not by_steps:
         return "", 0, f"in allocation {here.job_id}: its one node alone, with the GPUs that it has there"
-    return _SLURM, here.count, f"in allocation {here.job_id}: on its {here.count} nodes"
+    if asked is not None and asked < here.count:
+        which = f"the first {asked} of its {here.count} nodes" if asked > 1 else f"the first of its {here.count} nodes"
+        return _SLURM, asked, f"in allocation {here.job_id}: on {which}"
+    which = f"its {here.count} nodes" if here.count > 1 else "its one node"
+    return _SLURM, here.count, f"in allocation {here.job_id}: on {which}"
+
+
+def _check_nodes(asked: int, here: Allocation | None, on_one: str) -> None:
+    """Refuse nodes that a run cannot have; `on_one` is the runtime that is asked for and knows one node alone.
+
+    Raises:
+        UsageProblem: there is no allocation, it has fewer, or the runtime would use one.
+    """
+    if here is None:
+        what = f"--nodes {asked} without --cluster, and this is no allocation of Slurm"
+        raise UsageProblem(what, f"add --cluster NAME, or salloc -N{asked} madlite run …")
+    if asked > here.count:
+        has = f"{here.count} node{'s' if here.count != 1 else ''}"
+        what = f"--nodes {asked}: allocation {here.job_id} has {has}"
+        raise UsageProblem(what, f"--nodes {here.count}, or salloc -N{asked} for more")
+    if asked > 1 and on_one:
+        what = f"--runtime {on_one} beside --nodes {asked}: it would run on this node alone"
+        raise UsageProblem(what, "leave --runtime out; $MADLITE_CONTAINER says what nodes run it in")
 
 
 _SLURM = "slurm"

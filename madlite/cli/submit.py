@@ -71,12 +71,15 @@ def open_cluster(name: str) -> Cluster:
 
 
 def named_cluster(params: dict[str, Any]) -> str:
-    """Return the cluster that a command names, by option or environment; "" for none, and inside of a job.
+    """Return the cluster that a command names, by option or environment; "" for none.
+
+    Runs of an allocation are in it, unless the option says otherwise.
 
     Raises:
         UsageProblem: it is empty, or given beside a pretended machine.
     """
     from madlite.cluster.file import VARIABLE
+    from madlite.runtimes.slurm.allocation import allocation_of
 
     if params.get("cluster") == "":
         raise UsageProblem("--cluster has no name: ''", "a variable without a value? cluster.toml has the names")
@@ -84,7 +87,7 @@ def named_cluster(params: dict[str, Any]) -> str:
     if given and params.get("machine"):
         what = f"--machine {params['machine']} beside --cluster {given}: its runs are planned for the cluster's GPUs"
         raise UsageProblem(what, "gpu and gpus_per_node of the cluster file say what they are; leave --machine out")
-    if given or params.get("plan_file") is not None or params.get("machine"):
+    if given or params.get("plan_file") is not None or params.get("machine") or allocation_of(os.environ) is not None:
         return given
     return os.environ.get(VARIABLE, "").strip()
 
@@ -98,8 +101,6 @@ def refuse_without_cluster(params: dict[str, Any]) -> None:
     for name, option in (("exclude", "--exclude"), ("detach", "--detach"), ("on_interrupt", "--on-interrupt")):
         if params[name]:
             raise UsageProblem(f"{option} without --cluster: it is about jobs", "add --cluster NAME")
-    if params["nodes"] is not None and params["plan_file"] is None:
-        raise UsageProblem("--nodes without --cluster: it is about jobs", "add --cluster NAME")
 
 
 def translated(name: str, params: dict[str, Any]) -> Translation | None:
@@ -148,6 +149,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.cluster.file import check_shared
     from madlite.cluster.schedulers import scheduler_of
     from madlite.cluster.submission import new_submission_id
+    from madlite.plan.node_values import split_hosts
 
     _refuse(params)
     for text in to.notes:
@@ -159,7 +161,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     if touch:
         to = replace(to, cluster=scheduler.check_here())
         cluster = to.cluster
-    scheduler.exclude([node.strip() for text in params["exclude"] for node in text.split(",") if node.strip()])
+    scheduler.exclude(split_hosts(",".join(params["exclude"])))
     options = _options(params, to, scheduler, touch)
     check_shared(cluster, options.workspace)
     if touch and study is not None:
@@ -183,7 +185,7 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     """Return the options of the plans, after the cluster's values went below the context."""
     from madlite.cluster.file import context_values
     from madlite.cluster.translate import DONE
-    from madlite.plan.context import merge
+    from madlite.plan.context import ASKED, merge
 
     cluster = to.cluster
     own = scheduler.context()
@@ -196,9 +198,11 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]", DONE)
     params["machine"] = cluster.machine
     nodes = params["nodes"] or to.nodes or 1
-    options = setup.make_options(params, touch)
-    options = replace(options, environ={**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler})
-    return scheduler.adjust(replace(options, nodes=nodes, elsewhere=True))
+    options = setup.make_options({**params, "nodes": None}, touch)
+    environ = {**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler}
+    # an allocation that this command is typed in is not that of its jobs
+    asked = replace(options, environ=environ, runtime=params["runtime"], runtime_origin=ASKED, nodes=nodes)
+    return scheduler.adjust(replace(asked, allocation="", elsewhere=True))
 
 
 def _plans(
@@ -250,18 +254,10 @@ def _prepare(
     from madlite.cluster.submit import prepare
     from madlite.files import template_root
 
-    bare = {one.plan.card.name for one in planned if _leaves_image_out(one)}
-    if bare:
-        names = ", ".join(sorted(bare))
-        setup.warn(f"{names}: its image is not used, for container of cluster '{cluster.name}' is none")
     search = [options.workspace / "templates", template_root(setup.home())]
     sources = local_secret_sources(options)
     retries = Retries(count=params["retry"], wait_s=params["retry_wait"])
     return prepare(planned, submission_id, cluster, scheduler, options, search, sources, retries)
-
-
-def _leaves_image_out(one: Planned) -> bool:
-    return bool(one.plan.place.nodes > 1 and one.plan.card.dockerfile and not one.plan.traits.containerised)
 
 
 def _print_scripts(prepared: Prepared | None, blocked: Sequence[Planned]) -> int:
@@ -269,7 +265,8 @@ def _print_scripts(prepared: Prepared | None, blocked: Sequence[Planned]) -> int
 
     for one in blocked:
         if one.plan.blocked is not None:
-            setup.warn(f"{one.plan.card.name}: would not start: {one.plan.blocked.reason}")
+            hint = f" ({one.plan.blocked.hint})" if one.plan.blocked.hint else ""
+            setup.warn(f"{one.plan.card.name}: would not start: {one.plan.blocked.reason}{hint}")
     if prepared is None:
         return int(ExitCode.OK)
     if len(prepared.planned) > 1:

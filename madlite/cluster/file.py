@@ -136,7 +136,7 @@ def _cluster(name: str, table: Mapping[str, Json], file: Path, schedulers: Seque
         near = did_you_mean(key, known, most=1)
         raise UsageProblem(f"{where}: key '{place}' is unknown", near or f"accepted: {', '.join(known)}")
     try:
-        cluster = msgspec.convert({**table, "name": name, "source": str(file)}, Cluster)
+        cluster = msgspec.convert({**_with_lines(table), "name": name, "source": str(file)}, Cluster)
     except msgspec.ValidationError as error:
         raise UsageProblem(f"{where}: {wrong_key(error)[1]}", _accepted(wrong_key(error)[0]) or _HINT) from None
     _check(cluster, where, schedulers)
@@ -145,6 +145,12 @@ def _cluster(name: str, table: Mapping[str, Json], file: Path, schedulers: Seque
             what = f"{where}: table '{other}' with scheduler '{cluster.scheduler}'"
             raise UsageProblem(what, f'scheduler = "{other}" in [clusters.{name}], or leave the table out')
     return cluster
+
+
+def _with_lines(table: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Return a table whose prologue is a list of lines; a text of several lines stands for one."""
+    prologue = table.get("prologue")
+    return {**table, "prologue": prologue.splitlines()} if isinstance(prologue, str) else table
 
 
 def _unknown(table: Mapping[str, Json], kind: type[Value], place: str) -> Iterator[tuple[str, str, list[str]]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,9 +18,11 @@ from msgspec.structs import replace
 
 from madlite.model import Image, Machine, Place
 from madlite.runtimes.slurm.containers import container_of
+from tests.cli.test_scaling import ELSEWHERE
 from tests.csv_rows import csv_rows
 from tests.engine.podman_fixture import command_line, podman
 from tests.factories import BASE_IMAGE, make_plan
+from tests.machine.stand_in import Bench, amd_list, amd_static
 from tests.slurm_fixture import SlurmCluster
 from tests.waiting import start_session, wait_until
 
@@ -94,6 +98,27 @@ def test_a_run_is_on_every_node_of_its_allocation_and_has_one_row(site):
     assert record["place"]["nodes"] == 2
 
 
+def test_a_run_takes_the_first_nodes_of_its_allocation_where_it_asks_for_fewer(site):
+    code, out = site.call(3, "--nodes", "2")
+    assert code == 0, out
+    assert "on the first 2 of its 3 nodes" in out
+    ran_on = re.findall(r"rank (\d) of 2 meets at 127.0.0.1 on (n\d)", site.log())
+    (job,) = re.findall(r"in allocation (\d+)", out)
+    first = site.slurm.checked("scontrol", "show", "hostnames", site.slurm.job(job)["NodeList"]).split()[:2]
+    assert sorted(ran_on) == [("0", first[0]), ("1", first[1])]
+    assert (csv_rows(site.folder / "perf.csv")[0]["nnodes"], site.record()["node_codes"]) == ("2", [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--nodes", "3"), "has 2 nodes"), (("--nodes", "2", "--runtime", "host"), "it would run on this node alone")],
+)
+def test_nodes_that_a_run_cannot_have_are_refused(site, words, said):
+    code, out = site.call(2, *words)
+    assert code == 4 and said in out, out
+    assert not [*site.folder.glob("madlite_runs/*/record.json")]
+
+
 def test_in_an_allocation_of_one_node_a_run_is_as_on_any_machine(site):
     code, out = site.call(1)
     assert code == 0, out
@@ -143,6 +168,63 @@ def _has_cwd(process: Path, folder: Path) -> bool:
         return process.name.isdigit() and Path(os.readlink(process / "cwd")).is_relative_to(folder)
     except OSError:
         return False
+
+
+HANGS = """import os, time
+rank = os.environ["RANK"]
+def next_batch():
+    while True:
+        time.sleep(0.5)
+def all_reduce():
+    while True:
+        time.sleep(0.5)
+for n in range(1, 6):
+    time.sleep(0.1)
+    print(f"[rank{rank}] step: {n} loss: {9 - n / 10:.3f} tps: {1000 + n}", flush=True)
+next_batch() if rank == "1" else all_reduce()
+"""
+METRIC = """[ "$SLURMD_NODENAME" = n1 ] && mhz=2100 || mhz=2000
+printf '[{"gpu": 0, "clock": {"gfx_0": {"clk": %s}}}]' $mhz
+"""
+
+
+def test_a_hang_of_the_second_node_is_noticed_and_the_stacks_and_clocks_of_both_are_kept(site, tmp_path):
+    bench = _bench(tmp_path / "machine", 1)
+    tool = bench.bin / "amd-smi"
+    tool.write_text(tool.read_text().replace("\n", f'\nif [ "$1" = metric ]; then\n{METRIC}exit\nfi\n', 1))
+    launcher = tmp_path / "launcher"  # in place of torchrun: one rank of the script
+    launcher.write_text(
+        f"#!/bin/bash\nexport RANK=$NODE_RANK LOCAL_RANK=0\nexec {sys.executable} -u {tmp_path}/train.py\n"
+    )
+    launcher.chmod(0o755)
+    (tmp_path / "train.py").write_text(HANGS)
+    step = r"\[rank\d+\] step:\s+(?P<n>\d+)\s+loss:\s+(?P<loss>\S+)\s+tps:\s+(?P<tokens_per_s_per_gpu>\S+)"
+    card = {"name": "a", "backend": "torchrun", "n_gpus": "1", "tags": [], "runtimes": ["host"]}
+    recipe = {"script": "train.py", "step": step, "steps": 20, "nproc_per_node": 1}
+    (site.folder / "models.json").write_text(json.dumps([{**card, "recipe": recipe}]))
+    site.environ |= {"PATH": f"{bench.bin}:{site.environ['PATH']}", "PYTHONPATH": os.getcwd()}
+    limits = ("--silence-limit", "4", "--start-silence-limit", "120", "--set", "stop_grace_s=2")
+    command = [sys.executable, "-c", ELSEWHERE, str(bench.root), "run", "--tags", "a", *limits]
+    given = ["--set", f"env.MADLITE_PYTHON={launcher}"]
+    started = start_session(["salloc", "--quiet", "-wn1,n2", "-N2", *command, *given], site.folder, site.environ)
+    out, _ = started.communicate(timeout=200)
+    record = site.record()
+    assert started.returncode == 3 and record["ended_by"] == "hang", out
+    assert "rank 1 in next_batch (train.py:5); rank 0 in all_reduce (train.py:8)" in out
+    stacks = (site.run / "hang/stacks.txt").read_text()
+    assert {re.search(r"node (\d)", part)[1] for part in stacks.split("===") if "train.py" in part} == {"0", "1"}
+    assert [(one["name"], one["clock_mhz"]) for one in record["nodes"]] == [("n1", 2100), ("n2", 2000)]
+
+
+def _bench(folder: Path, gpus: int) -> Bench:
+    """Return a made-up machine with so many MI300X, whose KFD has their render nodes from 128 on."""
+    bench = Bench(folder)
+    bench.node(0)
+    bench.mi300x(gpus)
+    bench.file("dev/kfd")
+    bench.file("opt/rocm/.info/version", "6.4.1-83\n")
+    bench.tool("amd-smi", ("*static*", amd_static([*range(gpus)])), ("*list*", amd_list([*range(1, gpus + 1)])))
+    return bench
 
 
 def test_secrets_reach_the_nodes_by_a_file_of_their_owner_alone(site):
@@ -198,7 +280,9 @@ def test_containers_of_docker_hold_the_run_on_each_node(site, engine, base_image
 
 
 @pytest.mark.parametrize("end", ["scancel {job}", "scontrol update JobId={job} EndTime=now"], ids=["scancel", "limit"])
-def test_a_job_that_slurm_ends_leaves_no_container(site, engine, base_image, end):
+def test_a_job_that_slurm_ends_ends_its_training_in_time_and_leaves_no_container(site, engine, base_image, end):
+    saves = 'trap \'echo TERM >>"told.$NODE_RANK"; sleep 1; echo done >>"told.$NODE_RANK"; exit 1\' TERM\n'
+    (site.folder / "scripts/a/run.sh").write_text(saves + SCRIPT)
     site.environ |= {"DOCKER_HOST": engine, "MADLITE_CONTAINER": "docker"}
     card = json.loads((site.folder / "models.json").read_text())[0]
     (site.folder / "models.json").write_text(json.dumps([{**card, "runtimes": []}]))
@@ -216,6 +300,8 @@ def test_a_job_that_slurm_ends_leaves_no_container(site, engine, base_image, end
     site.slurm.checked(*end.format(job=job).split())
     site.slurm.wait_for(job, "CANCELLED", "TIMEOUT")
     wait_until(lambda: not containers(engine, run), "the containers' end")
+    told = [file.read_text() for file in sorted(site.folder.glob("**/told.*"))]
+    assert told == ["TERM\ndone\n"] * 2, output.read_text()
 
 
 def test_docker_takes_several_gpus_of_nvidia(engine, base_image, tmp_path):
@@ -229,6 +315,7 @@ def test_docker_takes_several_gpus_of_nvidia(engine, base_image, tmp_path):
     environ = {**os.environ, "DOCKER_HOST": engine}
     words = ["docker", "create", *(word.replace("{rank}", "0") for word in container.start()[3:])]
     words = [word for word in words if not word.startswith("{rdma}")]
+    words = [word.replace("{gpus 0,3 }", "").replace("{ids}", "0,3") for word in words]  # as agent.sh has it
     started = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
     try:
         assert started.returncode == 0, started.stderr
@@ -239,6 +326,53 @@ def test_docker_takes_several_gpus_of_nvidia(engine, base_image, tmp_path):
             ["docker", "rm", "--force", f"madlite-{plan.id}-0"], env=environ, capture_output=True, check=False
         )
     assert [one["DeviceIDs"] for one in asked] == [["0", "3"]]
+
+
+def test_each_container_has_the_gpus_of_its_own_node(site, engine, base_image, tmp_path):
+    """The first node's first GPUs are another job's, so that Slurm gives others there than on the second."""
+    bench = _bench(tmp_path / "machine", 8)
+    asked = tmp_path / "asked"  # docker itself has no such devices here
+    docker = shutil.which("docker")
+    bench.script(
+        "docker",
+        f"""count=$#
+while [ $count -gt 0 ]; do
+  word=$1 count=$((count - 1))
+  shift
+  case $word in
+    --device=*) echo "$SLURMD_NODENAME $word" >>{asked} ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+exec {docker} "$@\"""",
+    )
+    card = json.loads((site.folder / "models.json").read_text())[0]
+    (site.folder / "models.json").write_text(json.dumps([{**card, "runtimes": [], "n_gpus": "2"}]))
+    script, output = site.folder / "job.sh", site.folder / "job.out"
+    words = shlex.join([sys.executable, "-c", ELSEWHERE, str(bench.root), "run", "--tags", "a", "--image", base_image])
+    exports = {
+        "DOCKER_HOST": engine,
+        "MADLITE_CONTAINER": "docker",
+        "PYTHONPATH": os.getcwd(),
+        "PATH": f"{bench.bin}:{site.environ['PATH']}",
+    }
+    lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in exports.items())
+    script.write_text(f"#!/bin/bash\n{lines}exec {words}\n")
+    blocker = site.folder / "blocker.sh"
+    blocker.write_text("#!/bin/bash\nexec sleep 600\n")
+    other = site.slurm.batch(blocker, "-wn1", "--gpus-per-node=2", "--output=/dev/null")
+    try:
+        site.slurm.wait_for(other, "RUNNING")
+        job = site.slurm.batch(
+            script, "-wn1,n2", "-N2", "--gpus-per-node=2", f"--chdir={site.folder}", f"--output={output}"
+        )
+        site.slurm.wait_for(job, "COMPLETED", "FAILED")
+    finally:
+        site.slurm.run("scancel", other)
+    assert site.slurm.job(job)["JobState"] == "COMPLETED", output.read_text()
+    found = {tuple(line.split()) for line in asked.read_text().splitlines() if "renderD" in line}
+    of_nodes = {"n1": (130, 131), "n2": (128, 129)}
+    assert found == {(node, f"--device=/dev/dri/renderD{n}") for node, both in of_nodes.items() for n in both}
 
 
 def containers(engine: str, run: str) -> list[str]:

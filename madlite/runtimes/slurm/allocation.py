@@ -10,11 +10,14 @@ from functools import cached_property
 from madlite import process
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause
+from madlite.plan.node_values import expand_hosts
 
 _QUERY_S = 30.0  # a controller that is busy answers late
 _TRIES = 4
 _FIRST_PORT = 20000  # of ten thousand, below those that systems give to clients
 _DOWN = re.compile(r"(?:down|fail|error|unknown)\b|.*\*$", re.IGNORECASE)  # sinfo(1): with * it does not respond
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
+_KILL_WAIT_S = 30.0  # Slurm's own, where it is not told
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
 
@@ -52,6 +55,13 @@ class Allocation:
             return first
         return found[1] if found is not None else first
 
+    @cached_property
+    def kill_wait_s(self) -> float:
+        """How long processes have between Slurm's TERM, at the end of a job, and its KILL."""
+        done = process.capture(["scontrol", "show", "config"], limit_s=_QUERY_S, env=self._environ)
+        found = _KILL_WAIT.search(done.stdout) if done.ok else None
+        return float(found[1]) if found is not None else _KILL_WAIT_S
+
     @property
     def port(self) -> str:
         """A port for its nodes to meet at, by its number: jobs that share a node have others."""
@@ -64,8 +74,30 @@ class Allocation:
         own = [] if self.is_spur else ["--cpu-bind=none", "--kill-on-bad-exit=0", "--quit-on-interrupt"]
         return [
             *("srun", f"--jobid={self.job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
-            *(f"--nodelist={','.join(names)}", "--overlap", *own, *options),
+            *(f"--nodelist={','.join(names)}", "--overlap", *own, *self._gpus(names), *options),
         ]
+
+    def _gpus(self, names: Sequence[str]) -> list[str]:
+        """Return what a step asks for where the job's GPUs were asked for in all, or for each of its tasks.
+
+        Without it the step would inherit that: `--gpus=16` of two nodes cannot be met on one, and of
+        `--gpus-per-task=1` a step of one task has one GPU.
+
+        Raises:
+            RuntimeProblem: Slurm does not answer.
+        """
+        if self.is_spur or not _IN_ALL & self._environ.keys():
+            return []
+        counts = {self._gpu_counts[name] for name in names if name in self._gpu_counts}
+        if not counts:
+            return []
+        return [f"--gpus-per-node={counts.pop()}"] if len(counts) == 1 and 0 not in counts else ["--gres=none"]
+
+    @cached_property
+    def _gpu_counts(self) -> dict[str, int]:
+        """How many GPUs the job has on each of its nodes."""
+        blocks = _NODE_GRES.findall(self._query("scontrol", "show", "job", "-d", self.job_id))
+        return {name: sum(map(int, _GPU_COUNT.findall(gres))) for nodes, gres in blocks for name in expand_hosts(nodes)}
 
     def lost(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return which of some nodes are down or do not respond; none where Slurm does not answer."""
@@ -77,11 +109,12 @@ class Allocation:
     def environment(self) -> dict[str, str]:
         """Return what srun needs of this process's environment: it would hand the rest on to the nodes."""
         found = {name: text for name, text in self._environ.items() if _KEPT.fullmatch(name)}
-        # the options of the job's own tasks are not those of a step on one node
+        # the options of the job's own tasks are not those of a step on one node, nor its GPUs those of another node
         of_job = {
             name: value for name, value in self._environ.items() if name.startswith(("SLURM_", "SPUR_", "MUNGE_"))
         }
-        return found | {name: value for name, value in of_job.items() if not _OPTIONS.match(name)}
+        kept = {name: text for name, text in of_job.items() if not (_OPTIONS.match(name) or _FORMS.fullmatch(name))}
+        return found | kept
 
     def _query(self, *argv: str) -> str:
         problem = ""
@@ -100,8 +133,19 @@ _KEPT = re.compile(
     r"|DOCKER_HOST|DOCKER_CONFIG|REGISTRY_AUTH_FILE|(?!.*(?:PASSWORD|TOKEN))(?:ENROOT|APPTAINER)_\w+"
 )
 _OPTIONS = re.compile(
-    r"SLURM_(NTASKS|NPROCS|NNODES|TASKS_PER_NODE|NTASKS_PER_NODE|DISTRIBUTION|EXACT|CPU_BIND|MEM_BIND)"
+    r"SLURM_(NTASKS|NPROCS|NNODES|TASKS_PER_NODE|NTASKS_PER_NODE|DISTRIBUTION|EXACT|CPU_BIND|MEM_BIND|JOB_GPUS|STEP_GPUS)"
 )
+
+# what srun reads as the form of its output, or as a request for GPUs
+_FORMS = re.compile(
+    r"SLURM_(LABELIO|UNBUFFEREDIO|STD(IN|OUT|ERR)MODE|EXPORT_ENV|HINT|THREADS_PER_CORE"
+    r"|GPUS|GPUS_PER_(TASK|SOCKET)|TRES_PER_TASK|TRES_BIND|GPU_BIND|(CPUS|MEM)_PER_GPU)"
+)
+_IN_ALL = frozenset(
+    f"SLURM_{name}" for name in ("GPUS", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "NTASKS_PER_GPU", "TRES_PER_TASK")
+)
+_NODE_GRES = re.compile(r"^\s*Nodes=(\S+) .*\bGRES=(\S*)", re.MULTILINE)
+_GPU_COUNT = re.compile(r"\bgpu:(?:[^:,()]+:)?([0-9]+)")
 
 
 def allocation_of(environ: Mapping[str, str]) -> Allocation | None:

@@ -130,7 +130,8 @@ class SlurmSession:
             try:
                 self._call_all(command, "the container is left", _REMOVE_S)
             except RuntimeProblem as problem:
-                if not self._keeper.is_over(_RETURN_S):  # no step starts in a job that is ended, and it was told so
+                # no step starts in a job that is ended, and the keeper was told so
+                if not self._keeper.is_over(self._end_s + _RETURN_S):
                     self.notes = (*self.notes, problem.message)
         self._keeper.end()
         if self._lost:
@@ -346,6 +347,11 @@ class SlurmSession:
         enter = [word.replace(RANK, str(rank)) for word in container.enter()]
         return [*step, *enter, "bash", f"{INSIDE}/{AGENT}", INSIDE, str(rank), *words]
 
+    @property
+    def _end_s(self) -> int:
+        """How long a command has to end once Slurm ends its job; the rest of Slurm's own time is for its container."""
+        return int(min(self._grace_s, self._allocation.kill_wait_s / 2))
+
     def _call_all(self, command: Sequence[str], problem: str, limit_s: float = CALL_S) -> list[str]:
         """Run a command on every node itself, and return what each printed.
 
@@ -362,7 +368,10 @@ class SlurmSession:
             RuntimeProblem: a node cannot start it.
         """
         step = self._allocation.step(self.nodes)
-        words = [*step, *self._agent(), "-", "keep", *self._container.remove(), "--", *command]
+        container = self._container
+        enter = container.enter() if container.signals_inside else []
+        ends = [str(self._end_s), *enter, "--", *container.remove(), "--"]
+        words = [*step, *self._agent(), "-", "keep", *ends, *command]
         try:
             said, errors = self._keeper.start(words, len(self.nodes), self._environ, _START_S)
         except OSError as error:
@@ -400,17 +409,17 @@ class SlurmSession:
 
     def _write_environment(self, env: Mapping[str, EnvValue]) -> None:
         """Write the variables of an action for its owner alone: they are in no argument and no export of srun."""
-        ranks = {
-            "NNODES": str(len(self.nodes)),
+        defaults = {
             "MASTER_ADDR": self._allocation.address,
             "MASTER_PORT": self._allocation.port,
             # madengine 2's names
             "MAD_DEPLOYMENT_TYPE": "slurm",
             "MAD_IN_SLURM_JOB": "1",
             "MAD_SLURM_JOB_ID": self._allocation.job_id,
-            "MAD_TOTAL_NODES": str(len(self.nodes)),
         }
-        values = {**ranks, **reveal(self._env), **reveal(env)}
+        # whatever a job's script exported: that may be the number of the allocation's nodes
+        counts = dict.fromkeys(("NNODES", "MAD_TOTAL_NODES"), str(len(self.nodes)))
+        values = {**defaults, **reveal(self._env), **reveal(env), **counts}
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items() if name.isidentifier()]
         lines += [_AS_JOB.format(nodes=len(self.nodes))] if self._on_first else []
         try:
