@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from madlite.cli import attach
 from madlite.cli.main import call
 from madlite.cluster import follow, slurm, submit
 from madlite.cluster.submission import JOBS
@@ -167,6 +168,27 @@ def test_accounting_that_stays_down_costs_a_run_its_cause_and_not_its_row(folder
     assert run("--detach") == 0 and call(["collect"]) == 3
     (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
     assert "the cluster does not know job 4001 any more (sacct: Connection refused)" in record["reason"]
+
+
+def test_what_another_command_submits_meanwhile_is_not_submitted_twice(folder: Path, monkeypatch):
+    sbatch = (folder / "bin/sbatch").read_bytes()
+    unreachable(folder)
+    assert run("--detach") == 3
+    for name, text in (("sbatch", sbatch), ("squeue", b"#!/bin/sh\n")):
+        (folder / "bin" / name).write_bytes(text)
+    read = attach.open_submissions
+
+    def and_another_begins(wanted):
+        stored = read(wanted)
+        (jobs,) = folder.glob(f"madlite_runs/jobs-*/{JOBS}")
+        jobs.write_text("")  # as it was before that command
+        stored = read(wanted)
+        subprocess.run([sys.executable, "-m", "madlite", "attach"], cwd=folder, check=False)
+        return stored
+
+    monkeypatch.setattr(attach, "open_submissions", and_another_begins)
+    assert call(["attach"]) in (0, 3)
+    assert (folder / "submitted").read_text() == "sbatch\n"
 
 
 def test_who_waits_fails_with_the_run_that_another_command_collected(folder: Path, monkeypatch):
