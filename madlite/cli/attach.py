@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from madlite.cli.attached import attach
 from madlite.cli.batch_options import interrupt_option
-from madlite.cli.following import attach, follow
+from madlite.cli.following import follow
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode, UsageProblem
@@ -26,7 +27,8 @@ def command(submission: tuple[str, ...], on_interrupt: str | None) -> int:
     """Follow jobs that were submitted before, and write the rows of their runs.
 
     SUBMISSION is the id that `madlite jobs` shows; without one all that are open are followed.  Jobs that were not
-    submitted, because the cluster did not answer or the command was killed, are.
+    submitted, because the cluster did not answer or the command was killed, are.  Of runs that have their rows it is
+    shown again what they came to; the exit code is that of all runs of the submissions.
 
     \b
     madlite attach
@@ -41,7 +43,10 @@ def command(submission: tuple[str, ...], on_interrupt: str | None) -> int:
     attached = attach(stored, on_interrupt or "")
     opened = [OpenSubmission.reopen(one.folder, submitting=True) for one in stored if not one.is_submitting()]
     try:
-        return follow(attached, *opened)
+        attached.recall()
+        code = follow(attached, *opened)
+        attached.close(code)
+        return code
     finally:
         for one in opened:
             one.close()

@@ -21,7 +21,7 @@ def command(submission: tuple[str, ...], everything: bool) -> int:
     SUBMISSION is an id or a job's number; without one all with open runs are listed.
     """
     from madlite.cli.attach import open_submissions
-    from madlite.cli.following import attach, state_line, summary_text
+    from madlite.cli.attached import attach, state_line, summary_text
 
     stored = open_submissions(submission, settled=everything)
     if not stored:

@@ -17,7 +17,6 @@ from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.cli.following import Attached
     from madlite.cluster.file import Cluster
     from madlite.cluster.schedulers import Scheduler
     from madlite.cluster.submit import Prepared
@@ -289,9 +288,10 @@ def _submit(
     scheduler: Scheduler,
     params: dict[str, Any],
 ) -> int:
-    from madlite.cli.following import Attached, follow
+    from madlite.cli.attached import Attached
+    from madlite.cli.following import follow
     from madlite.cli.planning import local_secret_sources
-    from madlite.cli.summary import BatchFiles, against_baseline
+    from madlite.cli.summary import BatchFiles, against_baseline, print_totals
     from madlite.cluster.submission import folder_of, read_stored
     from madlite.cluster.submit import write
 
@@ -308,18 +308,21 @@ def _submit(
             attached = Attached((stored,), (scheduler,), options, plugins, params["on_interrupt"] or "")
             code = follow(attached, opened, detach=params["detach"]) or int(outcome.exit_code)
         if params["detach"]:
+            attached.close(code)
             return code
-        outcome = _whole(outcome, attached, code)
+        outcome = _whole(outcome, attached.outcome(code))
     for text in files.close(outcome, attached.study if attached is not None else None):
         setup.warn(text)
+    if attached is not None:
+        lines, version = attached.lines, options.contract
+        print_totals(attached.screen, outcome, options.output, lines, version, from_manifest=not files.from_tags)
     return files.exit_code(outcome, against)
 
 
-def _whole(blocked: RunOutcome, attached: Attached, code: int) -> RunOutcome:
+def _whole(blocked: RunOutcome, ended: RunOutcome) -> RunOutcome:
     """Return the outcome of all runs: what could not start, and what became of the jobs."""
-    left = [run.card for one in attached.settlings for run in one.stored.open_runs]
-    results = (*blocked.results, *attached.results)
-    return replace(blocked, results=results, not_started=(*blocked.not_started, *left), exit_code=ExitCode(code))
+    results, left = (*blocked.results, *ended.results), (*blocked.not_started, *ended.not_started)
+    return replace(blocked, results=results, not_started=left, exit_code=ended.exit_code)
 
 
 def _write_blocked(blocked: Sequence[Planned], options: Options, plugins: Plugins) -> RunOutcome:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.cluster.outcomes import JobEnd
 from madlite.errors import RecordError
 from madlite.measure.steps import Steps
-from madlite.model import Diagnosis, Result, Runtime, Status
+from madlite.model import Diagnosis, Result, RunPlan, Runtime, Status
 from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
 from madlite.results.stored import RunResult, load_result, result_text
@@ -39,6 +39,15 @@ class _AnySecret(Mapping[str, str]):
 
     def __len__(self) -> int:
         return 0
+
+
+def read_plan(plan_file: Path) -> RunPlan:
+    """Return the plan of a run that is over, without its secrets.
+
+    Raises:
+        UsageProblem: the plan file cannot be read.
+    """
+    return read_plan_file(plan_file, _AnySecret()).plan
 
 
 def write_failure(

@@ -10,18 +10,18 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.cluster.failed_run import name_end, write_failure
+from madlite.cluster.failed_run import name_end, read_plan, write_failure
 from madlite.cluster.outcomes import JobEnd, end_of, refused_end, why_never, why_waits
 from madlite.cluster.schedulers import JobState, Scheduler, Unreachable
 from madlite.cluster.submission import OUTPUT, PLANS, JobRun, Note, OpenSubmission, ScriptState, Stored, read_stored
 from madlite.errors import RecordError, UsageProblem
-from madlite.model import Cause, Runtime, Status, Value
+from madlite.model import Cause, Result, RunPlan, Runtime, Status, Value
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.results.record import result_of
@@ -87,6 +87,7 @@ class Settling:
         self._never: dict[str, float] = {}
         self._failures: Counter[str] = Counter()  # of collecting a run
         self._ends: dict[str, JobState] = {}
+        self._cancelled: set[str] = set()  # jobs that were ended here
         self._known: set[str] = set()  # jobs that are over and were asked about at once
         self.queue: dict[str, JobState] = {}
         self._polls = 0
@@ -99,6 +100,11 @@ class Settling:
     def workspace(self) -> Path:
         """The working folder of the runs."""
         return self.stored.folder.parent.parent
+
+    @property
+    def output(self) -> Path:
+        """The results file."""
+        return self._options.output
 
     @property
     def is_followed(self) -> bool:
@@ -138,16 +144,55 @@ class Settling:
         """
         if not self.stored.is_submitting():
             self.find_jobs()
-        jobs = [job for run in self.stored.open_runs if (job := self.stored.job_of(run))]
+        self._ask()
+
+    def _ask(self) -> None:
+        jobs = self._open_jobs()
         self.queue = self.scheduler.queue(jobs) if jobs else {}
         self.polled = True
         self._polls += 1
+
+    def _open_jobs(self) -> list[str]:
+        return [job for run in self.stored.open_runs if (job := self.stored.job_of(run))]
+
+    def cancel(self) -> None:
+        """End the jobs of all open runs, give up those that have none, and ask by one question what is left.
+
+        Raises:
+            Unreachable: the scheduler does not answer.
+        """
+        try:
+            if not self.stored.is_submitting():
+                self.find_jobs()
+            if jobs := [job for job in self._open_jobs() if not job.startswith(UNKNOWN_JOB)]:
+                self.scheduler.cancel(jobs)
+                self._cancelled.update(jobs)
+            self._ask()
+        finally:
+            self.give_up()
+
+    def settled(self) -> Iterator[tuple[JobRun, Collected]]:
+        """Yield the runs whose end was noted before, and what they came to."""
+        for run in self.stored.submission.runs:
+            if run.id in self.stored.settled:
+                folder = self._attempts(run)[-1]
+                done = self._with_result(Collected(run_id=folder.name, message=self.stored.settled[run.id]))
+                what = "its record is gone, and what it came to with it"
+                yield run, done if done.result is not None else replace(done, message=what, failed=True)
+
+    def plan_of(self, run: JobRun, result: Result) -> RunPlan | None:
+        """Return the plan of the attempt of a run that a result is of; None where it cannot be read any more."""
+        try:
+            plan = read_plan(self.stored.folder / PLANS / f"{run.number}.json")
+        except UsageProblem:
+            return None
+        return replace(plan, id=result.plan_id, folder=self.workspace / RUNS / result.plan_id)
 
     def states(self) -> tuple[RunState, ...]:
         """Return how far each open run is, by the last answer of the scheduler."""
         return tuple(map(self._state, self.stored.open_runs))
 
-    def settle(self) -> Iterator[Collected]:
+    def settle(self) -> Iterator[tuple[JobRun, Collected]]:
         """Write the rows of the runs that are over, note them, and yield what became of each."""
         self._tell_waiting()
         jobs = {job: run for run in self.stored.open_runs if (job := self.stored.job_of(run))}
@@ -163,7 +208,7 @@ class Settling:
                 if done is not None:
                     settled |= {} if done.failed else {run.id: done.message}
                     self._failures[run.id] += done.failed
-                    yield done
+                    yield run, done
         finally:
             self.notices += [text for text in write_waiting(self.workspace) if text not in self.notices]
             if settled:  # after the rows: of a run that is not noted its record says that it has them
@@ -275,8 +320,7 @@ class Settling:
         with suppress(RecordError, OSError):
             record = load_result(folder).record
             if record.status is Status.FAILURE and record.ended_by is Cause.INTERRUPTED and self.stored.job_of(run):
-                self._cancel_queued_again(run)
-                state = self._end(self.stored.job_of(run))
+                state = self._end_of_interrupted(run)
                 if state is None:
                     return None  # it is not over yet, or the cluster does not answer
                 if state.restarts or state.state not in ("", "COMPLETED", "FAILED"):
@@ -285,6 +329,14 @@ class Settling:
         for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place
             self._rows(earlier)
         return done
+
+    def _end_of_interrupted(self, run: JobRun) -> JobState | None:
+        """Return why the job of a run was ended by a signal; nobody has to be asked who did it himself."""
+        job = self.stored.job_of(run)
+        if job in self._cancelled:
+            return JobState(state="CANCELLED", nodes=self.queue.get(job, JobState()).nodes)
+        self._cancel_queued_again(run)
+        return self._end(job)
 
     def _rows(self, folder: Path) -> Collected:
         return self._with_result(next(iter(collect_all([folder], self.workspace, self._options.output, self._begin))))
@@ -415,8 +467,3 @@ def _names(folder: Path) -> frozenset[str]:
         return frozenset(os.listdir(folder))  # noqa: PTH208 - names alone
     except OSError:
         return frozenset()
-
-
-def jobs_of(states: Iterable[RunState]) -> list[str]:
-    """Return the jobs of runs that wait or run."""
-    return [one.job for one in states if one.job and not one.job.startswith(UNKNOWN_JOB)]

@@ -63,6 +63,22 @@ def test_rows_go_to_the_file_of_the_command_that_submitted_them(folder: Path):
     assert [len(csv_rows(folder / name)) for name in ("a.csv", "b.csv")] == [1, 1]
 
 
+def test_what_has_its_rows_is_told_again_with_the_exit_code_of_its_outcome(folder: Path, capfd):
+    assert run("--detach", "--repeat", "2") == 0
+    assert call(["attach"]) == 3
+    first = capfd.readouterr().out
+    assert "2 FAILURE" in first and f"results: {folder}/perf.csv" in first
+    (own,) = submissions(folder)
+    assert call(["attach", own]) == 3
+    again = capfd.readouterr().out
+    ends = [line for line in first.splitlines() if "FAILURE a [" in line or "try:" in line or "results:" in line]
+    assert len(ends) >= 3 and all(line in again for line in ends)
+    assert len(csv_rows(folder / "perf.csv")) == 2
+    shutil.rmtree(next(folder.glob("madlite_runs/2*-a-*")))
+    assert call(["attach", own]) == 3
+    assert "its record is gone" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("words", "files"), [((), {"a.csv"}), (("-o", "all.csv"), {"all.csv"})])
 def test_collect_has_a_file_of_its_own_only_where_one_is_named(folder: Path, words, files):
     assert run("--detach", "-o", "a.csv") == 0
@@ -172,10 +188,14 @@ def test_what_bash_said_of_a_job_that_never_began_is_the_reason(folder: Path):
 
 
 def test_a_check_that_is_interrupted_leaves_no_job(folder: Path):
-    command(folder, "squeue", "kill -INT $PPID; sleep 0.5")
+    cleaned = f"{sys.executable} -m madlite clean --yes >{folder}/cleaned 2>&1"
+    command(folder, "squeue", f"cd {folder} && {cleaned}; kill -INT $PPID; sleep 0.5")
     command(folder, "scancel", f"echo $@ >>{folder}/cancelled")
     checked = subprocess.run(
         [sys.executable, "-m", "madlite", "cluster", "check", "lab", "--nodes", "1"], capture_output=True, text=True
     )
     assert checked.returncode == 130, checked.stderr
     assert "4001" in (folder / "cancelled").read_text() and "Traceback" not in checked.stderr
+    (left,) = folder.glob("madlite_runs/check-*")  # clean has left it, for it was in use
+    assert f"the check's files stay: {left}" in checked.stderr
+    assert "nothing is left behind" in (folder / "cleaned").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -141,6 +142,34 @@ def test_cancelled_jobs_have_rows_that_say_so(site):
     assert {record["cause"] for record in site.records()} == {"interrupted"}
 
 
+def test_cancel_asks_slurm_seldom_and_ends_with_the_results(site):
+    """The run takes four seconds to end; the queue is asked once behind scancel, and once for what is left."""
+    (site.folder / "scripts/a/run.sh").write_text("trap 'sleep 4; exit 1' TERM\nsleep 100 &\nwait\n")
+    (site.folder / "bin").mkdir()
+    squeue = site.folder / "bin/squeue"
+    squeue.write_text(f'#!/bin/sh\necho "$@" >>{site.folder}/asked\nexec {shutil.which("squeue")} "$@"\n')
+    squeue.chmod(0o755)
+    assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
+    wait_until(lambda: [*site.folder.glob("madlite_runs/2*-a-*/progress.json")], "the run")
+    site.environ["PATH"] = f"{squeue.parent}:{site.environ['PATH']}"
+    code, out = site.call("cancel", site.submission())
+    assert code == 0, out
+    assert "the jobs of 1 run are cancelled; waiting for their results" in out
+    assert len((site.folder / "asked").read_text().splitlines()) == 2
+    assert [row["status"] for row in site.rows()] == ["FAILURE"] and "interrupted" in out
+    assert "the job was cancelled" in str(site.records()[0]["reason"])
+
+
+def test_what_a_run_ends_with_is_shown_as_of_runs_here(site):
+    (site.folder / "scripts/a/run.sh").write_text("echo 'RuntimeError: it broke' >&2; exit 3\n")
+    here = site.call("run", "--tags", "t")
+    there = site.call("run", "--cluster", "lab", "--tags", "t")
+    assert (here[0], there[0]) == (3, 3)
+    kept = re.compile(r"^ +(?:FAILURE|log:|try:|> ).*|^\d FAILURE.*|^failed: |^results: .*", re.MULTILINE)
+    ends = [sorted(re.sub(r"2\d{7}T\S+?/", "RUN/", text) for text in kept.findall(out)) for _, out in (here, there)]
+    assert len(ends[0]) >= 7 and ends[0] == ends[1]
+
+
 def test_a_refused_job_has_a_row_with_sbatch_s_words(site):
     code, out = site.call("run", "--cluster", "nowhere", "--tags", "a")
     assert code == 3
@@ -203,11 +232,16 @@ def test_a_cluster_file_is_made_by_asking_and_its_nodes_are_checked(site):
     code, out = site.call("cluster", "check", "example", "--nodes", "4", "--good-nodes", "good")
     assert code == 0, out
     assert (site.folder / "good").read_text().split() == ["n1", "n2", "n3", "n4"]
+    assert [*site.folder.glob("madlite_runs/check-*")] == []
     (site.folder / "cluster.toml").write_text(text.replace('# interface = "eth0"', 'interface = "nosuch0"'))
     code, out = site.call("cluster", "check", "example", "--nodes", "2")
     assert code == 6, out
     assert len(re.findall(r"^n[1-4]: failed$", out, re.MULTILINE)) == 2
     assert "interface nosuch0 is not there" in out
+    (left,) = site.folder.glob("madlite_runs/check-*")
+    assert f"{left} has the job's script" in out and len([*left.glob("node-*.json")]) == 2
+    assert str(left) in site.call("clean")[1]
+    assert site.call("clean", "--yes")[0] == 0 and not left.exists()
 
 
 def test_good_nodes_and_excluded_ones_decide_where_jobs_go(site):
