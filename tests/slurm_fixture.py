@@ -275,7 +275,7 @@ def _configuration(home: Path, port: int, slurmd_timeout_s: int) -> str:
         "SwitchType": "switch/none",
         "SlurmdTimeout": slurmd_timeout_s,
         "MessageTimeout": 60,
-        "KillWait": 3,
+        "KillWait": 10,
         "MinJobAge": 600,
         "FirstJobId": random.randrange(1000, 60000),
         "JobAcctGatherType": "jobacct_gather/none",

@@ -136,7 +136,12 @@ _JOBS = (
 )
 cluster_options = group(
     _CLUSTER,
-    click.option("--nodes", type=whole_number(1), metavar="N", help="With --cluster: nodes of each run.  [default: 1]"),
+    click.option(
+        "--nodes",
+        type=whole_number(1),
+        metavar="N",
+        help="Nodes of each run: with --cluster (default 1), or the first N of an allocation (default all).",
+    ),
     *_JOBS,
 )
 """Add the options of runs that are jobs of a cluster."""

@@ -204,6 +204,7 @@ def make_retry(params: dict[str, Any]) -> RetryPolicy:
     return RetryPolicy(
         retries=params["retry"],
         wait_s=params["retry_wait"],
+        elsewhere=bool(params.get("attempt")),
         oom_fallback=params["oom_fallback"],
         micro_batches=MicroBatches() if params["oom_fallback"] else None,
     )

@@ -159,11 +159,12 @@ def local_secret_sources(options: Options) -> dict[str, str]:
 
 @contextmanager
 def plan_of_file(
-    file: Path, plugins: Plugins, options: Options, touch: bool, *, again: bool = False
+    file: Path, plugins: Plugins, options: Options, touch: bool, *, again: bool = False, attempt: str = ""
 ) -> Iterator[tuple[Planned, Options, tuple[str, ...]]]:
     """Yield the plan of a file bound to this machine, its options, and the differences as sentences.
 
-    Without `touch` it is not to be run, and has its own id.  `again` takes the place of its run that was cut off.
+    Without `touch` it is not to be run, and has its own id.  `again` takes the place of its run that was cut off;
+    `attempt` is the id that who submitted it gave to this attempt.
 
     Raises:
         MadliteError: it is no plan file, or cannot run here; nothing has been touched but its claim on an id.
@@ -175,7 +176,8 @@ def plan_of_file(
     kubernetes = setup.kubernetes_settings(context)
     machine = setup.find_machine(context, kubernetes.machine if kubernetes else "")
     setup.print_problems(machine.problems)
-    with claimed_id(saved, options.workspace) if touch else nullcontext(saved.plan.id) as run_id:
+    own_id = attempt or ("" if touch else saved.plan.id)
+    with nullcontext(own_id) if own_id else claimed_id(saved, options.workspace) as run_id:
         runtimes = setup.make_runtimes(plugins, kubernetes, options.environ)
         one = bind_plan(saved, run_id, options, machine, plugins, runtimes)
         if again and run_id != saved.plan.id:

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from madlite.model import Runtime
     from madlite.plan.context import Options
     from madlite.results.batch_journal import BatchJournal, UnfinishedBatch
+    from madlite.run.attempts import Standing
     from madlite.run.batch import BatchSettings
     from madlite.run.resume import Resumption
     from madlite.run.screen import RunOutcome
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     help="Run this plan of `madlite plan`.",
 )
 @click.option("--again", is_flag=True, hidden=True, help="With --plan: in place of its run that was cut off.")
+@click.option("--attempt", default="", hidden=True, help="With --plan: run it under this id, after a failed attempt.")
 @click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite collect`.")
 @pretend_options("script and container request")
 @live_option
@@ -153,6 +155,8 @@ def _check_options(params: dict[str, Any]) -> None:
         raise UsageProblem("--zip without --sweep: there is nothing to pair", "add --sweep KEY=A,B")
     if params["again"] and not (params["plan_file"] is not None and params["no_rows"]):
         raise click.UsageError("--again takes the place of a plan's run in its job: use it with --plan and --no-rows")
+    if params["attempt"] and not (params["plan_file"] is not None and params["no_rows"]):
+        raise click.UsageError("--attempt is an attempt of a plan's run: use it with --plan and --no-rows")
     if params["sweep"] and params["plan_file"] is not None:
         raise UsageProblem("--sweep beside --plan: a plan is frozen", "leave one of them out")
 
@@ -175,7 +179,8 @@ def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> Iterat
         return
     if touch:
         setup.copy_model_dir(plugins, None)
-    with plan_of_file(file, plugins, options, touch, again=params["again"]) as (one, own_options, notes):
+    ids = {"again": params["again"], "attempt": params["attempt"]}
+    with plan_of_file(file, plugins, options, touch, **ids) as (one, own_options, notes):
         for text in notes:
             setup.warn(text)
         yield [one], own_options
@@ -258,7 +263,8 @@ def run_planned(
             inputs=inputs_of_all(planned, options.workspace),
         )
         batch.begin()
-        outcome = runs.run(BatchStart(options, plugins, screen, _make_settings(params, against, before), before))
+        settings = _make_settings(params, against, _standing(params, planned, options, before))
+        outcome = runs.run(BatchStart(options, plugins, screen, settings, before))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         file = options.output if options.rows else None
@@ -309,7 +315,7 @@ _MakeBatch: TypeAlias = Callable[[Sequence[Planned], dict[str, Any], "BatchJourn
 
 
 def _make_settings(
-    params: dict[str, Any], against: AgainstBaseline | None, resumed: Resumption | None = None
+    params: dict[str, Any], against: AgainstBaseline | None, standing: Mapping[str, Standing]
 ) -> BatchSettings:
     from madlite.run.batch import BatchSettings
 
@@ -321,9 +327,21 @@ def _make_settings(
         settle=_make_settle(params),
         relative_change=against.cell if against else None,
         retry=make_retry(params),
-        standing=resumed.standing if resumed is not None else {},
+        standing=standing,
         recoverable=bool(params.get("resume")),
     )
+
+
+def _standing(
+    params: dict[str, Any], planned: Sequence[Planned], options: Options, resumed: Resumption | None
+) -> Mapping[str, Standing]:
+    """Return the failed attempts that are followed by one of these runs."""
+    if not params.get("attempt"):
+        return resumed.standing if resumed is not None else {}
+    from madlite.results.header import new_columns
+    from madlite.run.resume import standing_before
+
+    return standing_before(planned[0].plan, options.output, new_columns(options.contract))
 
 
 def _check_repeat(params: dict[str, Any]) -> None:

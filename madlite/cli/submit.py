@@ -97,8 +97,6 @@ def refuse_without_cluster(params: dict[str, Any]) -> None:
     for name, option in (("exclude", "--exclude"), ("detach", "--detach"), ("on_interrupt", "--on-interrupt")):
         if params[name]:
             raise UsageProblem(f"{option} without --cluster: it is about jobs", "add --cluster NAME")
-    if params["nodes"] is not None and params["plan_file"] is None:
-        raise UsageProblem("--nodes without --cluster: it is about jobs", "add --cluster NAME")
 
 
 def translated(name: str, params: dict[str, Any]) -> Translation | None:
@@ -194,9 +192,11 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]", DONE)
     params["machine"] = cluster.machine
     nodes = params["nodes"] or to.nodes or 1
-    options = setup.make_options(params, touch)
-    options = replace(options, environ={**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler})
-    return scheduler.adjust(replace(options, nodes=nodes, elsewhere=True))
+    options = setup.make_options({**params, "nodes": None}, touch)
+    environ = {**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler}
+    # an allocation that this command is typed in is not that of its jobs
+    asked = replace(options, environ=environ, runtime=params["runtime"], nodes=nodes, allocation="", elsewhere=True)
+    return scheduler.adjust(asked)
 
 
 def _plans(

@@ -245,13 +245,15 @@ class _Study:
         report = make_report(study_id, self._tuning, outcome)
         secrets = secrets_for(self._tuning.default, options.environ)
         mask = Redactor(secrets).text
-        problems = [folder.write(SUMMARY, masked_json(report, secrets)), folder.write(PAGE, mask(render_page(report)))]
         where = study_path(options.workspace, study_id).relative_to(options.workspace)
         lines = [*table_lines(report), *plot_lines(report), *conclusion_lines(report)]
-        if report.best is not None:
-            text = mask(make_recipe(report, plan.card.name, dict(self._recipe_values(mask)), plan))
-            problems.append(folder.write(RECIPE, text))
-            lines.append(f"  madlite run --recipe-file {where / RECIPE}")
+        recipe, command = mask(make_recipe(report, plan.card.name, dict(self._recipe_values(mask)), plan)), ""
+        problems = [folder.write(SUMMARY, masked_json(report, secrets))]
+        if recipe:
+            problems.append(folder.write(RECIPE, recipe))
+            command = f"madlite run --recipe-file {where / RECIPE}"
+            lines.append(f"  {command}")
+        problems.append(folder.write(PAGE, mask(render_page(report, recipe, command))))
         lines.append(runs_of_text(options.workspace, study_id, SUMMARY, PAGE))
         for problem in filter(None, problems):
             screen.warn(problem)

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from madlite.cluster.failed_run import name_end, read_plan, write_failure
 from madlite.cluster.outcomes import JobEnd, end_of, refused_end, why_never, why_waits
-from madlite.cluster.schedulers import JobState, Scheduler, Unreachable
+from madlite.cluster.retries import Retrying
+from madlite.cluster.schedulers import JobState, Refused, Scheduler, Unreachable
 from madlite.cluster.submission import OUTPUT, PLANS, JobRun, Note, OpenSubmission, ScriptState, Stored, read_stored
 from madlite.errors import RecordError, UsageProblem
 from madlite.model import Cause, Result, RunPlan, Runtime, Status, Value
@@ -95,6 +96,7 @@ class Settling:
         self.polled = False  # whether the scheduler has answered, so that what it does not list is over
         self.follows = False  # whether somebody waits for runs that go on
         self.notices: list[str] = []  # for people, once each
+        self._retrying = Retrying(clock, self.notices.append)
 
     @property
     def workspace(self) -> Path:
@@ -196,7 +198,8 @@ class Settling:
         """Write the rows of the runs that are over, note them, and yield what became of each."""
         self._tell_waiting()
         jobs = {job: run for run in self.stored.open_runs if (job := self.stored.job_of(run))}
-        self.scheduler.fetch(self.stored.folder, jobs, ended=not self.follows)
+        attempts = {job: self._latest(run) for job, run in jobs.items()}
+        self.scheduler.fetch(self.stored.folder, attempts, ended=not self.follows)
         settled: dict[str, str] = {}
         there = _names(self.workspace / RUNS)
         self._find_long_over(there)
@@ -226,8 +229,14 @@ class Settling:
     def give_up(self) -> None:
         """Note the runs that have no job as cancelled, unless another command is submitting them now.
 
-        Of a script that may have a job all the same only once the scheduler said that it has none.
+        Of a script that may have a job all the same only once the scheduler said that it has none.  Runs are not tried
+        again from now on.
         """
+        if self._has_jobs_of_attempts:
+            with suppress(OSError), OpenSubmission.reopen(self.stored.folder) as opened:
+                scripts = {self.stored.script_of[run.id].number for run in self.stored.open_runs}
+                opened.note(*(Note(at=now(), script=number, is_last=True) for number in sorted(scripts)))
+            self.reload()
         missing = [
             one.number
             for one in self.stored.submission.scripts
@@ -277,6 +286,8 @@ class Settling:
         if not job:
             submitting = self.stored.is_submitting() or script.begun
             return RunState(run=run, job="", word="submitting" if submitting else "not submitted")
+        if self._has_jobs_of_attempts and self._waits_for_retry(run):
+            return RunState(run=run, job=job, word="PENDING", state=JobState(state="PENDING", reason="Retry"))
         state = self.queue.get(job, JobState())
         progress = read_progress(self._attempts(run)[-1]) if state.state in ("RUNNING", "COMPLETING") else None
         return RunState(run=run, job=job, word=state.state or "over", state=state, progress=progress)
@@ -296,8 +307,8 @@ class Settling:
         if exists(folder / RECORD):
             return self._with_result(Collected(run_id=run.id, message="collected already"))
         if exists(folder / RESULT):
-            waits = self.stored.job_of(run) in self.queue and bool(read_run(folder).next)  # for its next attempt
-            return self._collect(run, attempts) if is_uncollected(folder) and not waits else None
+            stands = is_uncollected(folder) and not self._is_tried_again(run, folder)
+            return self._collect(run, attempts) if stands else None
         script = self.stored.state_of(run)
         if script.refused == CANCELLED:
             return self._fail(run, JobEnd(cause=Cause.INTERRUPTED, reason=CANCELLED))
@@ -314,6 +325,63 @@ class Settling:
         """Return the folders of a run's attempts; the first one's also where it is not there yet."""
         folder = self.workspace / RUNS / run.id
         return (attempts_of(folder) if self.stored.submission.retries.count else ()) or (folder,)
+
+    @property
+    def _has_jobs_of_attempts(self) -> bool:
+        """Whether a run that is tried again gets another job."""
+        return bool(self.stored.submission.retries.count) and not self.scheduler.retries_inside
+
+    def _latest(self, run: JobRun) -> JobRun:
+        """Return a run under the id of the attempt whose job is the last one."""
+        return replace(run, id=self.stored.state_of(run).attempt or run.id)
+
+    def _waits_for_retry(self, run: JobRun) -> bool:
+        """Return whether a run has failed and its next attempt has no job yet."""
+        folder, state = self._attempts(run)[-1], self.stored.state_of(run)
+        following = read_run(folder).next
+        return bool(following) and following != state.attempt and not state.is_last and is_uncollected(folder)
+
+    def _is_tried_again(self, run: JobRun, folder: Path) -> bool:
+        """Return whether a run's last result is followed by another attempt, which gets its job when it is due."""
+        state, job = self.stored.state_of(run), self.stored.job_of(run)
+        following = read_run(folder).next
+        if not self._has_jobs_of_attempts or following == state.attempt != "":
+            if state.is_last and job in self.queue:
+                self.scheduler.cancel([job])
+            return bool(following) and (not self.polled or job in self.queue)
+        if state.is_last:
+            return False
+        try:
+            following = self._retrying.follow(self.stored, run, folder)
+        except BlockingIOError:
+            return True
+        except (RecordError, UsageProblem, OSError):
+            return False
+        if following and (self._retrying.is_due(following) or not self.follows):
+            return self._submit_again(run, following)
+        return bool(following)
+
+    def _submit_again(self, run: JobRun, attempt: str) -> bool:
+        """Give a further attempt of a run to the cluster; return whether it goes on."""
+        self.reload()
+        state, script = self.stored.state_of(run), self.stored.script_of[run.id]
+        if state.is_last or state.attempt == attempt:  # by now
+            return not state.is_last
+        try:
+            self.scheduler.release([self.stored.job_of(run)])
+            job = self.scheduler.submit(self.stored.folder, script, attempt)
+            note = Note(at=now(), script=script.number, job=job, attempt=attempt)
+            self.queue[job] = JobState(state="PENDING")
+        except Refused as problem:
+            self.notices.append(f"{run.id} is not tried again: {problem.message}")
+            note = Note(at=now(), script=script.number, is_last=True)
+        except Unreachable:
+            self._retrying.postpone(attempt)
+            return True
+        with OpenSubmission.reopen(self.stored.folder) as opened:
+            opened.note(note)
+        self.reload()
+        return not note.is_last
 
     def _collect(self, run: JobRun, attempts: Sequence[Path]) -> Collected | None:
         folder = attempts[-1]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from madlite.cluster.submission import OUTPUT, PLANS, JobRun
+from madlite.cluster.submission import OUTPUT, PLANS, JobRun, read_stored
 from madlite.process import start
 from madlite.workspace.folder import RECORD, RESULT, exists, open_runs
 
@@ -76,9 +76,12 @@ def _start(folder: Path, run: JobRun, environ: Mapping[str, str], lock: int) -> 
         with open_runs(workspace) as runs:
             runs.remove_tree(run.id)
     plan = folder / PLANS / f"{run.number}.json"
+    stored = read_stored(folder)
+    retries = stored.submission.retries.count if stored is not None else 0
+    again = ["--retry", str(retries)] if retries else []  # for the record: who settles the runs starts an attempt
     with (folder / OUTPUT / f"{run.number}.out").open("ab") as output:
         return start(
-            [sys.executable, "-m", "madlite", "run", "--plan", str(plan), "--no-rows"],
+            [sys.executable, "-m", "madlite", "run", "--plan", str(plan), "--no-rows", "--attempt", run.id, *again],
             env=environ,
             cwd=workspace,
             stdout=output.fileno(),

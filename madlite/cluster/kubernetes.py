@@ -38,6 +38,7 @@ from madlite.runtimes.kubernetes.manifests import (
     job_kind,
     make_objects,
     read_objects,
+    renamed,
     yaml_of,
 )
 from madlite.runtimes.kubernetes.runtime import FOLLOWED, KubernetesRuntime, create, why_not_started
@@ -66,6 +67,7 @@ class Kubernetes:
     name = "kubernetes"
     ending = "yaml"
     queues_again = False
+    retries_inside = False
     reads_credentials = False
 
     def __init__(self, cluster: Cluster, environ: Mapping[str, str]) -> None:
@@ -118,9 +120,6 @@ class Kubernetes:
             UsageProblem: the run cannot be in pods: its image is to be built, or its files are too large.
         """
         (one,) = planned
-        if submission.retries.count:
-            what = f"--retry beside --cluster {self._cluster.name}: a Job is not repeated"
-            raise UsageProblem(what, "submit what failed again")
         settings = replace(self._settings, labels={**self._settings.labels, JOB_LABEL: script.name})
         plan = bind_model_dir(one.plan, one.plan.model_dir)
         try:
@@ -162,18 +161,19 @@ class Kubernetes:
             str(node["metadata"]["name"]) for node in found if not wanted or _has(node, wanted, self._settings)
         )
 
-    def submit(self, folder: Path, script: JobScript) -> str:
-        """Make the objects of a run, those that an earlier attempt made staying as they are; return the Job's name."""
+    def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
+        """Make the objects of a run, those that are there already staying as they are; return the Job's name."""
         with _refused():
-            objects = self._objects(folder, script)
+            objects = self._objects(folder, script, attempt)
             self._uids[objects.name] = create(self._opened(), objects)
         return objects.name
 
-    def _objects(self, folder: Path, script: JobScript) -> Objects:
+    def _objects(self, folder: Path, script: JobScript, attempt: str) -> Objects:
         """Return what a script has, with the values of the secrets that it masks."""
         environ = {**self._environ, **stored_environment(folder)}
         plan = read_plan_file(folder / PLANS / f"{script.first}.json", environ).plan
-        return read_objects(read_text(folder / script.file), plan)
+        text = read_text(folder / script.file)
+        return read_objects(renamed(text, plan.id, attempt) if attempt else text, plan)
 
     def find(self, names: Sequence[str]) -> dict[str, str]:
         """Return the Jobs by the names of their scripts, those whose submission was not finished left out."""

@@ -68,6 +68,7 @@ class Scheduler(Protocol):
     name: str
     ending: str  # of the names of scripts
     queues_again: bool  # whether a job may wait again after it has begun
+    retries_inside: bool  # whether a job tries its run again by itself; else each further attempt is another job
     reads_credentials: bool  # whether a job reads credential.json of the working folder by itself
 
     def context(self) -> dict[str, Json]:
@@ -131,8 +132,10 @@ class Scheduler(Protocol):
         """
         ...
 
-    def submit(self, folder: Path, script: JobScript) -> str:
+    def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
         """Give a script of the submission in `folder` to the cluster, and return the job's id.
+
+        `attempt` is the id of its run where that is a further attempt, of schedulers whose jobs do not retry inside.
 
         Raises:
             Refused: the cluster does not take it.

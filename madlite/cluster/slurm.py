@@ -54,6 +54,7 @@ class Slurm:
     name = "slurm"
     ending = "sh"
     queues_again = True
+    retries_inside = True
     reads_credentials = True
     is_fetching = False  # jobs write to the working folder
 
@@ -145,7 +146,7 @@ class Slurm:
             size = int(found[1]) if found else 0
         return max(1, (size or DEFAULT_ARRAY) - 1)
 
-    def submit(self, folder: Path, script: JobScript) -> str:
+    def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
         """Give a script to sbatch, once: an answer that did not come says nothing of the job."""
         return self.submit_file(folder / script.file)
 

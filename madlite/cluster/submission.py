@@ -94,12 +94,16 @@ class Submission(Value, frozen=True):
 class Note(Value, frozen=True, omit_defaults=True):
     """A line of jobs.jsonl: what became of a `script` (`job` is its id, "" where it is about to be submitted), or of a
     run, of which `settled` says how it came to its end.  `refused` is why a script has no job.
+
+    `attempt` is the id of the script's run where the job is a further attempt of it; `is_last` where none follows.
     """
 
     at: str
     script: int = 0
     job: str = ""
     refused: str = ""
+    attempt: str = ""
+    is_last: bool = False
     run: str = ""
     settled: str = ""
 
@@ -110,6 +114,8 @@ class ScriptState(Value, frozen=True):
     begun: str = ""
     job: str = ""
     refused: str = ""
+    attempt: str = ""
+    is_last: bool = False
 
 
 class Stored(Value, frozen=True):
@@ -295,8 +301,14 @@ def read_stored(folder: Path) -> Stored | None:
             settled[note.run] = note.settled
         else:
             before = scripts.get(note.script, ScriptState())
-            begun = before.begun if note.job or note.refused else note.at
-            scripts[note.script] = ScriptState(begun=begun, job=note.job or before.job, refused=note.refused)
+            begun = before.begun if note.job or note.refused or note.is_last else note.at
+            scripts[note.script] = ScriptState(
+                begun=begun,
+                job=note.job or before.job,
+                refused=note.refused,
+                attempt=note.attempt or before.attempt,
+                is_last=note.is_last or before.is_last,
+            )
     runs = submission.runs
     script_of = {run.id: one for one in submission.scripts for run in runs[one.first - 1 : one.first - 1 + one.count]}
     return Stored(

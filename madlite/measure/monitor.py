@@ -73,11 +73,12 @@ class PatternScan:
 # Find by what RCCL or NCCL connects nodes: their lines with NCCL_DEBUG=INFO, of one rank or of a connection of two.
 #
 # Formats: NCCL 2.4 to 2.28 and RCCL of the same, src/net.cc, src/transport/net*.cc: `Using network Socket`,
-# `NET/Socket : Using [0]eth0:10.0.0.1<0>`, `Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA`.
+# `NET/Socket : Using [0]eth0:10.0.0.1<0>`, `Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA`; the names of
+# plugins have spaces and dashes (`AWS Libfabric`).  NCCL_DEBUG_SUBSYS=NET prints all of them but the first.
 
 _NETWORK = ("Using network ", "NET/")
 _OF_NETWORK = re.compile(
-    r"NCCL INFO .*?(?:Using network (?P<used>\S+)|via NET/(?P<via>\w+)/|NET/(?P<found>\w+) : Using)"
+    r"NCCL INFO .*?(?:Using network (?P<used>\S+)|via NET/(?P<via>[^/]+)/|NET/(?P<found>\w+) : Using)"
 )
 _LONGEST_NETWORK = 200
 

@@ -66,11 +66,13 @@ class RetryPolicy(Value, frozen=True):
     """Which failures are followed by another attempt.
 
     `retries` attempts follow a failure that passes, the first after `wait_s`, each later one after twice as long.
-    With `oom_fallback` the next smaller micro batch follows a GPU's memory that ran out.
+    With `oom_fallback` the next smaller micro batch follows a GPU's memory that ran out.  `elsewhere` where who started
+    this attempt decides, and starts the next one.
     """
 
     retries: int = 0
     wait_s: float = 10.0
+    elsewhere: bool = False
     oom_fallback: bool = False
     micro_batches: MicroBatches | None = None
 
@@ -93,10 +95,15 @@ class NextAttempt(Value, frozen=True):
 
     @property
     def text(self) -> str:
+        """How the run is tried again, for who can end the wait."""
+        return self.when if self.micro_batch is not None else f"{self.when}; Ctrl-C ends the wait"
+
+    @property
+    def when(self) -> str:
         """How the run is tried again."""
         if self.micro_batch is not None:
             return f"tried again with micro batch {self.micro_batch} (--oom-fallback)"
-        return f"tried again in {self.wait_s:.3g} s (retry {self.retry} of {self.retries}); Ctrl-C ends the wait"
+        return f"tried again in {self.wait_s:.3g} s (retry {self.retry} of {self.retries})"
 
 
 def next_attempt(
@@ -219,7 +226,7 @@ class Attempts:
     def next(self, one: Planned, result: Result) -> tuple[Planned, NextAttempt] | None:
         """Return the attempt that follows, as it is planned, and when; None where this one stands."""
         found = next_attempt(self._policy, one.plan, result, self._earlier)
-        if found is None:
+        if found is None or self._policy.elsewhere:
             return None
         again = one if found.micro_batch is None else self._smaller(one, found.micro_batch)
         if again is None:

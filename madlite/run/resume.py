@@ -87,6 +87,18 @@ def find_standing(batch: UnfinishedBatch, workspace: Path) -> dict[str, Path]:
     return found
 
 
+def standing_before(plan: RunPlan, output: Path, begin: Sequence[str]) -> dict[str, Standing]:
+    """Return the failed attempt that a run takes the place of, by the run's id; none where this is the first one.
+
+    `output` and `begin` are the results file and the columns of a new one.
+    """
+    for folder in uncollected(plan.workspace):
+        if read_run(folder).next == plan.id:
+            found = _adopt(folder, plan, plan.workspace, output, begin)
+            return {plan.id: found} if found is not None else {}
+    return {}
+
+
 def resume(
     batch: UnfinishedBatch,
     planned: Sequence[Planned],

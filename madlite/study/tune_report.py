@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from string import ascii_uppercase
 
 from msgspec.structs import replace
 
@@ -167,6 +168,11 @@ def table_lines(report: TuneReport) -> Iterator[str]:
             for at, (text, wide) in enumerate(zip(row, widths, strict=True))
         )
         yield "  " + "  ".join(cells).rstrip()
+    yield from _reasons(report)
+
+
+def _reasons(report: TuneReport) -> Iterator[str]:
+    """Yield why points did not run, or failed."""
     for one in report.points:
         if one.outcome not in ("ok", "out of memory"):
             yield f"  {one.text} {'was not run' if one.outcome == 'refused' else one.outcome}: {one.reason}"
@@ -216,17 +222,23 @@ def _batch_lines(report: TuneReport, best: TunedPoint, default: TunedPoint) -> I
             return
 
 
+def _plotted(report: TuneReport) -> dict[str, TunedPoint]:
+    """Return the points of the plot by their letters, the fastest first; the alphabet is as many as a plot can show."""
+    measured = (one for one in report.points if one.speed is not None and one.memory_gib is not None)
+    return dict(zip(ascii_uppercase, measured, strict=False))
+
+
 def plot_lines(report: TuneReport) -> Iterator[str]:
     """Yield the throughput over the memory, as characters: a letter for each point, and what it stands for."""
-    points = [one for one in report.points if one.speed is not None and one.memory_gib is not None]
+    points = _plotted(report)
     if len(points) < 2:
         return
-    x, y = _spans(points, report.memory_gib)
+    x, y = _spans(points.values(), report.memory_gib)
     grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
-    for number, one in enumerate(points[:26]):
+    for letter, one in points.items():
         column = round(x.part(one.memory_gib or 0.0) * (_WIDTH - 1))
         row = round((1 - y.part(one.speed or 0.0)) * (_HEIGHT - 1))
-        grid[row][column] = chr(ord("A") + number)
+        grid[row][column] = letter
     marks = {0: f"{y.high:,.5g}", _HEIGHT - 1: f"{y.low:,.5g}"}
     wide = max(map(len, marks.values()))
     yield f"  {report.unit or report.metric} over GiB of a GPU's memory"
@@ -234,8 +246,8 @@ def plot_lines(report: TuneReport) -> Iterator[str]:
         yield f"  {marks.get(at, ''):>{wide}} |{''.join(line).rstrip()}"
     yield f"  {'':>{wide}} +{'-' * _WIDTH}"
     yield f"  {'':>{wide}}  {x.low:<{_WIDTH // 2}.4g}{x.high:>{_WIDTH - _WIDTH // 2}.4g}"
-    for number, one in enumerate(points[:26]):
-        yield f"  {chr(ord('A') + number)}  {one.text}"
+    for letter, one in points.items():
+        yield f"  {letter}  {one.text}"
 
 
 class Span(Value, frozen=True):
@@ -249,7 +261,7 @@ class Span(Value, frozen=True):
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
 
-def _spans(points: Sequence[TunedPoint], limit: float | None) -> tuple[Span, Span]:
+def _spans(points: Collection[TunedPoint], limit: float | None) -> tuple[Span, Span]:
     memory = [one.memory_gib for one in points if one.memory_gib is not None]
     speeds = [one.speed for one in points if one.speed is not None]
     reach = max(*memory, limit or 0.0)
@@ -261,40 +273,71 @@ def _spans(points: Sequence[TunedPoint], limit: float | None) -> tuple[Span, Spa
 
 
 class Dot(Value, frozen=True):
-    """A point of the drawing: its place, its name, what it says, and whether it is the best or the default."""
+    """A point of the drawing: its place, letter and name, what it says, whether it is the best or the default."""
 
     x: float
     y: float
+    letter: str
     label: str
     text: str
     kind: str
 
 
-def render_page(report: TuneReport) -> str:
-    """Return the page: one HTML file that needs no other, without a script."""
+class Drawing(Value, frozen=True):
+    """The plot of a page: its points, what stands along its axes, and where a GPU's memory ends, if that is known."""
+
+    dots: tuple[Dot, ...]
+    marks: tuple[tuple[float, str], ...]
+    ticks: tuple[tuple[float, str], ...]
+    limit: float | None
+
+
+def render_page(report: TuneReport, recipe: str, command: str) -> str:
+    """Return the page: one HTML file that needs no other, without a script.
+
+    `recipe` is the text of the recipe file, empty where there is none; `command` runs it.
+    """
     from madlite.reports.page.render import environment
 
-    heads, *rows = table_cells(report)
-    points = [one for one in report.points if one.speed is not None and one.memory_gib is not None]
-    dots: list[Dot] = []
-    marks: list[tuple[float, str]] = []
-    ticks: list[tuple[float, str]] = []
-    if points:
-        x, y = _spans(points, report.memory_gib)
-        dots = [_dot(report, one, x, y) for one in points]
-        levels = [y.low + part * (y.high - y.low) for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
-        marks = [(_BOTTOM - y.part(level) * (_BOTTOM - _TOP), f"{level:,.4g}") for level in levels]
-        ticks = [(_LEFT + part * (_RIGHT - _LEFT), f"{part * x.high:.0f}") for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    lines = [text.strip() for text in conclusion_lines(report)]
-    template = environment().get_template("tune.html.j2")
-    return template.render(report=report, heads=heads, rows=rows, dots=dots, marks=marks, ticks=ticks, lines=lines)
+    points = _plotted(report)
+    letters = {one.text: letter for letter, one in points.items()}
+    heads, *cells = table_cells(report)
+    rows = [(text, letters.get(one.text, ""), *rest) for one, (text, *rest) in zip(report.points, cells, strict=True)]
+    drawing = _drawing(report, points) if points else None
+    return (
+        environment()
+        .get_template("tune.html.j2")
+        .render(
+            report=report,
+            heads=(heads[0], "plot" if points else "", *heads[1:]),
+            rows=rows,
+            drawing=drawing,
+            reasons=[text.strip() for text in _reasons(report)],
+            lines=[text.strip() for text in conclusion_lines(report)],
+            recipe=recipe,
+            command=command,
+        )
+    )
 
 
-def _dot(report: TuneReport, one: TunedPoint, x: Span, y: Span) -> Dot:
+def _drawing(report: TuneReport, points: Mapping[str, TunedPoint]) -> Drawing:
+    x, y = _spans(points.values(), report.memory_gib)
+    parts = (0.0, 0.25, 0.5, 0.75, 1.0)
+    levels = [y.low + part * (y.high - y.low) for part in parts]
+    return Drawing(
+        dots=tuple(_dot(report, letter, one, x, y) for letter, one in points.items()),
+        marks=tuple((_BOTTOM - y.part(level) * (_BOTTOM - _TOP), f"{level:,.4g}") for level in levels),
+        ticks=tuple((_LEFT + part * (_RIGHT - _LEFT), f"{part * x.high:.0f}") for part in parts),
+        limit=_LEFT + x.part(report.memory_gib) * (_RIGHT - _LEFT) if report.memory_gib else None,
+    )
+
+
+def _dot(report: TuneReport, letter: str, one: TunedPoint, x: Span, y: Span) -> Dot:
     kind = "best" if one == report.best else "default" if one == report.default else "other"
     return Dot(
         x=_LEFT + x.part(one.memory_gib or 0.0) * (_RIGHT - _LEFT),
         y=_BOTTOM - y.part(one.speed or 0.0) * (_BOTTOM - _TOP),
+        letter=letter,
         label=one.text,
         text=f"{one.speed:,.5g} {report.unit}, {one.memory_gib:.1f} GiB",
         kind=kind,

@@ -76,7 +76,7 @@ def test_nodes_without_gpus_have_no_machine_to_plan_for(tmp_path):
         ("[clusters.lab]\nmounts=['data:/data']", "mount 'data:/data' is none", "/data:/data"),
         (
             "[clusters.lab.slurm]\nqos='q'\ntime='four hours'",
-            ", line 3: [clusters.lab]: key 'slurm.time' is wrong: \"four hours\" is not a time as Slurm has it: minutes",
+            ", line 3: [clusters.lab]: key 'slurm.time' is wrong: \"four hours\" is not a time as Slurm has it",
             'time = "04:00:00"',
         ),
         (

@@ -59,6 +59,7 @@ def test_a_dry_run_names_the_points_and_repeats_of_an_array(site, capfd):
     assert not (site / "madlite_runs").exists()
 
 
-def test_again_is_for_jobs_alone(site, capfd):
-    assert call(["run", "--tags", "a", "--again"]) == 4
-    assert "--again" in capfd.readouterr().err
+@pytest.mark.parametrize("words", [["--again"], ["--attempt", "x"]])
+def test_what_a_job_is_started_with_is_for_jobs_alone(site, capfd, words):
+    assert call(["run", "--tags", "a", *words]) == 4
+    assert words[0] in capfd.readouterr().err

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,9 +18,11 @@ from msgspec.structs import replace
 
 from madlite.model import Image, Machine, Place
 from madlite.runtimes.slurm.containers import container_of
+from tests.cli.test_scaling import ELSEWHERE
 from tests.csv_rows import csv_rows
 from tests.engine.podman_fixture import command_line, podman
 from tests.factories import BASE_IMAGE, make_plan
+from tests.machine.stand_in import Bench, amd_list, amd_static
 from tests.slurm_fixture import SlurmCluster
 from tests.waiting import start_session, wait_until
 
@@ -92,6 +96,27 @@ def test_a_run_is_on_every_node_of_its_allocation_and_has_one_row(site):
     record = site.record()
     assert record["runtime"] == "slurm" and record["node_codes"] == [0, 0]
     assert record["place"]["nodes"] == 2
+
+
+def test_a_run_takes_the_first_nodes_of_its_allocation_where_it_asks_for_fewer(site):
+    code, out = site.call(3, "--nodes", "2")
+    assert code == 0, out
+    assert "on the first 2 of its 3 nodes" in out
+    ran_on = re.findall(r"rank (\d) of 2 meets at 127.0.0.1 on (n\d)", site.log())
+    (job,) = re.findall(r"in allocation (\d+)", out)
+    first = site.slurm.checked("scontrol", "show", "hostnames", site.slurm.job(job)["NodeList"]).split()[:2]
+    assert sorted(ran_on) == [("0", first[0]), ("1", first[1])]
+    assert (csv_rows(site.folder / "perf.csv")[0]["nnodes"], site.record()["node_codes"]) == ("2", [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--nodes", "3"), "has 2 nodes"), (("--nodes", "2", "--runtime", "host"), "it would run on this node alone")],
+)
+def test_nodes_that_a_run_cannot_have_are_refused(site, words, said):
+    code, out = site.call(2, *words)
+    assert code == 4 and said in out, out
+    assert not [*site.folder.glob("madlite_runs/*/record.json")]
 
 
 def test_in_an_allocation_of_one_node_a_run_is_as_on_any_machine(site):
@@ -198,7 +223,9 @@ def test_containers_of_docker_hold_the_run_on_each_node(site, engine, base_image
 
 
 @pytest.mark.parametrize("end", ["scancel {job}", "scontrol update JobId={job} EndTime=now"], ids=["scancel", "limit"])
-def test_a_job_that_slurm_ends_leaves_no_container(site, engine, base_image, end):
+def test_a_job_that_slurm_ends_ends_its_training_in_time_and_leaves_no_container(site, engine, base_image, end):
+    saves = 'trap \'echo TERM >>"told.$NODE_RANK"; sleep 1; echo done >>"told.$NODE_RANK"; exit 1\' TERM\n'
+    (site.folder / "scripts/a/run.sh").write_text(saves + SCRIPT)
     site.environ |= {"DOCKER_HOST": engine, "MADLITE_CONTAINER": "docker"}
     card = json.loads((site.folder / "models.json").read_text())[0]
     (site.folder / "models.json").write_text(json.dumps([{**card, "runtimes": []}]))
@@ -216,6 +243,8 @@ def test_a_job_that_slurm_ends_leaves_no_container(site, engine, base_image, end
     site.slurm.checked(*end.format(job=job).split())
     site.slurm.wait_for(job, "CANCELLED", "TIMEOUT")
     wait_until(lambda: not containers(engine, run), "the containers' end")
+    told = [file.read_text() for file in sorted(site.folder.glob("**/told.*"))]
+    assert told == ["TERM\ndone\n"] * 2, output.read_text()
 
 
 def test_docker_takes_several_gpus_of_nvidia(engine, base_image, tmp_path):
@@ -229,6 +258,7 @@ def test_docker_takes_several_gpus_of_nvidia(engine, base_image, tmp_path):
     environ = {**os.environ, "DOCKER_HOST": engine}
     words = ["docker", "create", *(word.replace("{rank}", "0") for word in container.start()[3:])]
     words = [word for word in words if not word.startswith("{rdma}")]
+    words = [word.replace("{gpus 0,3 }", "").replace("{ids}", "0,3") for word in words]  # as agent.sh has it
     started = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
     try:
         assert started.returncode == 0, started.stderr
@@ -239,6 +269,58 @@ def test_docker_takes_several_gpus_of_nvidia(engine, base_image, tmp_path):
             ["docker", "rm", "--force", f"madlite-{plan.id}-0"], env=environ, capture_output=True, check=False
         )
     assert [one["DeviceIDs"] for one in asked] == [["0", "3"]]
+
+
+def test_each_container_has_the_gpus_of_its_own_node(site, engine, base_image, tmp_path):
+    """The first node's first GPUs are another job's, so that Slurm gives others there than on the second."""
+    bench = Bench(tmp_path / "machine")
+    bench.node(0)
+    bench.mi300x(8)
+    bench.file("dev/kfd")
+    bench.file("opt/rocm/.info/version", "6.4.1-83\n")
+    bench.tool("amd-smi", ("*static*", amd_static([*range(8)])), ("*list*", amd_list([*range(1, 9)])))
+    asked = tmp_path / "asked"  # docker itself has no such devices here
+    docker = shutil.which("docker")
+    bench.script(
+        "docker",
+        f"""count=$#
+while [ $count -gt 0 ]; do
+  word=$1 count=$((count - 1))
+  shift
+  case $word in
+    --device=*) echo "$SLURMD_NODENAME $word" >>{asked} ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+exec {docker} "$@\"""",
+    )
+    card = json.loads((site.folder / "models.json").read_text())[0]
+    (site.folder / "models.json").write_text(json.dumps([{**card, "runtimes": [], "n_gpus": "2"}]))
+    script, output = site.folder / "job.sh", site.folder / "job.out"
+    words = shlex.join([sys.executable, "-c", ELSEWHERE, str(bench.root), "run", "--tags", "a", "--image", base_image])
+    exports = {
+        "DOCKER_HOST": engine,
+        "MADLITE_CONTAINER": "docker",
+        "PYTHONPATH": os.getcwd(),
+        "PATH": f"{bench.bin}:{site.environ['PATH']}",
+    }
+    lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in exports.items())
+    script.write_text(f"#!/bin/bash\n{lines}exec {words}\n")
+    blocker = site.folder / "blocker.sh"
+    blocker.write_text("#!/bin/bash\nexec sleep 600\n")
+    other = site.slurm.batch(blocker, "-wn1", "--gpus-per-node=2", "--output=/dev/null")
+    try:
+        site.slurm.wait_for(other, "RUNNING")
+        job = site.slurm.batch(
+            script, "-wn1,n2", "-N2", "--gpus-per-node=2", f"--chdir={site.folder}", f"--output={output}"
+        )
+        site.slurm.wait_for(job, "COMPLETED", "FAILED")
+    finally:
+        site.slurm.run("scancel", other)
+    assert site.slurm.job(job)["JobState"] == "COMPLETED", output.read_text()
+    found = {tuple(line.split()) for line in asked.read_text().splitlines() if "renderD" in line}
+    of_nodes = {"n1": (130, 131), "n2": (128, 129)}
+    assert found == {(node, f"--device=/dev/dri/renderD{n}") for node, both in of_nodes.items() for n in both}
 
 
 def containers(engine: str, run: str) -> list[str]:

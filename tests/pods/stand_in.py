@@ -55,6 +55,7 @@ class Cluster:
         self.events: list[dict] = []
         self.requests: list[tuple[str, str]] = []
         self.invalid: list[str] = []
+        self.made: list[tuple[str, dict]] = []  # by their plural, in their order
         self.answers: list[tuple[str, int, str]] = []  # (path part, status, message) to refuse with, each once
         self.pod_status: Callable[[dict], dict | None] = lambda pod: None
         self.cut_logs_after = 0  # bytes of a log that one connection gives; 0 all
@@ -116,6 +117,7 @@ class Cluster:
                 return 409, _status(409, f'{plural} "{name}" already exists')
             made = {**body, "metadata": {**body["metadata"], "uid": str(uuid.uuid4()), "resourceVersion": "1"}}
             self.objects[plural, name] = made
+            self.made.append((plural, made))
         return 201, made
 
     def patch(self, plural: str, name: str, body: dict) -> tuple[int, dict]:

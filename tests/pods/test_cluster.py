@@ -92,6 +92,14 @@ class Site:
         (log,) = self.folder.glob("madlite_runs/*/run.log")
         return log.read_text()
 
+    def records(self) -> list[dict]:
+        """Return the records of the attempts, the earliest first."""
+        found = [json.loads(path.read_text()) for path in self.folder.glob("madlite_runs/*/record.json")]
+        return sorted(found, key=lambda one: (one["attempt"] or {}).get("number", 1))
+
+    def jobs_made(self) -> list[dict]:
+        return [one for plural, one in self.cluster.made if plural == "jobs"]
+
     def followers(self) -> list[psutil.Process]:
         words = ["run", "--plan", str(self.submission() / "plans/1.json")]
         found = (one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[3:6] == words)
@@ -104,11 +112,11 @@ class Site:
         assert row["status"] == status
         if status == "SUCCESS":
             assert row["performance"] == "12.5"
-            assert re.findall(r"line (\d+)\n", self.log()) == [str(n) for n in range(1, 41)]
+            log = (self.folder / f"madlite_runs/{self.records()[-1]['id']}/run.log").read_text()
+            assert re.findall(r"^(?:\[node0\]: )?line (\d+)$", log, re.MULTILINE) == [str(n) for n in range(1, 41)]
         wait_until(lambda: not self.cluster.objects and not self.cluster.pods, "the removal of all objects")
         assert self.cluster.invalid == [] and not (self.submission() / "environment").exists()
-        made = [path for method, path in self.cluster.requests if method == "POST" and path.endswith("/jobs")]
-        assert len(made) <= 2
+        assert len(self.jobs_made()) <= 2
 
     def _popen(self, argv: list[str]) -> subprocess.Popen[str]:
         return start_session(argv, self.folder, self.environ)
@@ -259,6 +267,88 @@ def test_clean_removes_the_job_of_a_killed_run_and_none_of_a_submission(site):
     site.let_go()
     code, out = site.call("attach")
     assert code == 0 and [row["performance"] for row in site.rows()] == ["12.5"], out
+
+
+PREEMPTED = {
+    "phase": "Failed",
+    "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}],
+}
+PORT = "echo 'OSError: [Errno 98] Address already in use'; exit 1\n"
+
+
+def test_what_is_preempted_is_tried_again_by_another_job_and_has_one_row(site):
+    site.hold()
+    words = ("--retry", "2", "--retry-wait", "0")
+    started = site.start("run", "--cluster", "lab", "--nodes", "2", "--exclude", "n3", "--tags", "a", *words)
+    wait_until(lambda: len(site.cluster.pods) == 2 and list(site.folder.glob("madlite_runs/*/run.log")), "the pods")
+    wait_until(lambda: "line 40" in site.log(), "output")
+    first = {pod.body["metadata"]["labels"]["madlite.run"]: pod.body["spec"] for pod in site.cluster.pods.values()}
+    site.cluster.lose(next(iter(site.cluster.pods)), PREEMPTED)
+    wait_until(lambda: len(site.jobs_made()) == 2, "another Job")
+    site.let_go()
+    out, _ = started.communicate(timeout=120)
+    assert started.returncode == 0, out
+    assert "[preempted]" in out and "(retry 1 of 2)" in out, out
+    before, after = site.records()
+    assert [one["status"] for one in (before, after)] == ["FAILURE", "SUCCESS"] and before["cause"] == "preempted"
+    assert before["attempt"]["next"] == after["id"] and not before["rows"]
+    assert after["attempt"] == {
+        **after["attempt"],
+        "number": 2,
+        "retries": 2,
+        "earlier": [{"run": before["id"], "cause": "preempted", "micro_batch": None}],
+    }
+    assert [(row["performance"], row["nnodes"]) for row in site.rows()] == [("12.5", "2")]
+    (again,) = [job for job in site.jobs_made() if job["metadata"]["labels"]["madlite.run"] == after["id"]]
+    spec, (was,) = again["spec"]["template"]["spec"], first.values()
+    assert spec["affinity"] == was["affinity"] and spec["nodeSelector"] == was["nodeSelector"]
+    assert before["id"] not in json.dumps(again)
+    site.has_one_row()
+
+
+def test_a_port_in_use_is_tried_again_so_often_and_no_error_of_the_run_itself_is(site):
+    script = site.folder / "scripts/a/run.sh"
+    script.write_text(PORT)
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", "--retry", "1", "--retry-wait", "0")
+    assert code == 3 and "(retry 1 of 1)" in out, out
+    assert [row["status"] for row in site.rows()] == ["FAILURE"] and len(site.jobs_made()) == 2
+    wait_until(lambda: not site.cluster.objects and not site.cluster.pods, "the removal of all objects")
+    for text in ("RuntimeError: HIP out of memory", "loss: nan; FloatingPointError: Loss is NaN"):
+        (site.folder / "perf.csv").unlink()
+        script.write_text(f"echo '{text}'; exit 1\n")
+        code, out = site.call("run", "--cluster", "lab", "--tags", "a", "--retry", "1", "--retry-wait", "0")
+        assert code == 3 and "retry 1" not in out and [row["status"] for row in site.rows()] == ["FAILURE"], out
+    assert len(site.jobs_made()) == 4
+
+
+def test_a_run_that_waits_for_its_next_attempt_is_cancelled_with_its_row(site):
+    (site.folder / "scripts/a/run.sh").write_text(PORT)
+    started = site.start("run", "--cluster", "lab", "--tags", "a", "--retry", "1", "--retry-wait", "600")
+    wait_until(lambda: "1 pending (Retry)" in site.call("jobs")[1], "the wait")
+    code, out = site.call("cancel", site.submission().name.removeprefix("jobs-"))
+    assert code == 0 and "FAILURE" in out, out
+    out, _ = started.communicate(timeout=60)
+    assert started.returncode == 3, out
+    assert len(site.jobs_made()) == 1
+    site.has_one_row("FAILURE")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_between_a_failure_and_its_next_attempt_loses_nothing(site, when):
+    (site.folder / "scripts/a/run.sh").write_text(PORT)
+    words = ("--retry", "1", "--retry-wait", "0")
+    assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach", *words)[0] == 0
+    wait_until(lambda: all(pod.over.is_set() for pod in site.cluster.pods.values()), "the pod's end")
+    (site.folder / "scripts/a/run.sh").write_text("exit 1\n")  # what was submitted is tried again
+    killed = site.start_killed("madlite.cluster.kubernetes.create", when, "attach")
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    code, out = site.call("collect")
+    assert code == 0 and not site.rows() and len(site.jobs_made()) == 2, out
+    code, out = site.call("attach")
+    assert code == 3 and "[network]" in out or "Address already in use" in out, out
+    assert [one["attempt"]["number"] for one in site.records()] == [1, 2]
+    site.has_one_row("FAILURE")
 
 
 def test_a_job_that_is_gone_has_a_row_that_says_so(site):

@@ -95,3 +95,18 @@ def test_a_plan_file_runs_on_the_cluster_and_for_the_gpus_that_its_context_names
     assert {pod["spec"]["nodeSelector"]["pool"] for pod in pods} == {"mi300"}
     assert pods[0]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     assert cluster.invalid == []
+
+
+def test_what_is_evicted_is_tried_again_and_has_one_row(checkout, cluster, capfd):
+    lost: list[str] = []
+
+    def lose(pod: dict) -> dict | None:
+        lost.append(pod["metadata"]["name"])
+        evicted = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+        return evicted if len(lost) == 1 else None
+
+    cluster.pod_status = lose
+    assert run(cluster, "--retry", "1", "--retry-wait", "0") == 0, capfd.readouterr()
+    assert [(row["performance"], row["status"]) for row in rows(checkout)] == [("12.5", "SUCCESS")]
+    assert len(lost) == 2 and "[preempted]" in capfd.readouterr().out
+    wait_until(lambda: not cluster.pods and not cluster.objects)

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.model import EngineOptions, Image, Machine, Place
+from madlite.model import EngineOptions, Gpu, Image, Machine, Place
 from madlite.runtimes.slurm import containers
 from madlite.runtimes.slurm.allocation import allocation_of
 from madlite.runtimes.slurm.containers import VARIABLE, container_of
@@ -53,14 +53,57 @@ def test_docker_on_a_node_is_asked_for_what_the_engine_would_be(plan) -> None:
     assert container.remove() == ["docker", "rm", "--force", "--volumes", "madlite-r1-{rank}"]
 
 
+@pytest.mark.host
 def test_nvidia_gpus_have_each_engine_s_own_words(plan) -> None:
     plan = replace(plan, machine=Machine(vendor="NVIDIA"), place=replace(plan.place, gpus_per_node=2, gpu_ids=(0, 3)))
-    assert '--gpus="device=0,3"' in container_of("docker", plan, {}).start()
-    podman = container_of("podman", plan, {}).start()
-    assert [word for word in podman if "nvidia.com" in word] == [
-        "--device=nvidia.com/gpu=0",
-        "--device=nvidia.com/gpu=3",
-    ]
+    of_docker, of_podman = '--gpus="device={}"', "--device=nvidia.com/gpu={}"
+    for given, ids in (({}, "03"), ({"SLURM_STEP_GPUS": "0,3,5"}, "03"), ({"SLURM_STEP_GPUS": "2,6,7"}, "26")):
+        assert started_with(container_of("docker", plan, {}), given, "--gpus") == [of_docker.format(",".join(ids))]
+        assert started_with(container_of("podman", plan, {}), given, "gpu=") == [of_podman.format(n) for n in ids]
+
+
+def started_with(container, given: dict[str, str], part: str) -> list[str]:
+    """Return the words with a part of them by which a node starts a container, on the GPUs that Slurm gives it."""
+    return [word for word in said_of(container, given).removeprefix("1 1 ").strip().split("; ") if part in word]
+
+
+def said_of(container, given: dict[str, str]) -> str:
+    """Return what node 1 prints where the start of a container prints its words, and fails."""
+    words = ["keep", "0", "--", "true", "--", "bash", "-c", 'printf "%s\n" "$@"; exit 1', "x", *container.start()]
+    return agent("/none", "1", *words, environ={"PATH": os.environ["PATH"], **given}).stdout
+
+
+@pytest.mark.host
+def test_each_node_s_container_has_the_gpus_that_slurm_gives_it_there(plan) -> None:
+    machine = Machine(vendor="AMD", gpus=tuple(Gpu(index=n, render_minor=128 + n) for n in range(8)))
+    devices = ("/dev/fuse", "/dev/kfd", "/dev/dri/renderD130", "/dev/dri/renderD131")
+    place = replace(plan.place, gpus_per_node=2, gpu_ids=(2, 3))
+    container = container_of("docker", replace(plan, machine=machine, devices=devices, place=place), {})
+    assert "--device=/dev/kfd" in container.start()
+    for given, minors in (
+        ({}, (130, 131)),
+        ({"ROCR_VISIBLE_DEVICES": "0,1,2,3"}, (130, 131)),
+        ({"ROCR_VISIBLE_DEVICES": "5,7,6"}, (133, 135)),
+        ({"ROCR_VISIBLE_DEVICES": "", "SLURM_STEP_GPUS": "0,2"}, (128, 130)),
+        ({"SLURM_JOB_GPUS": "6,7"}, (134, 135)),
+    ):
+        found = started_with(container, given, "renderD")
+        assert found == [f"--device=/dev/dri/renderD{minor}" for minor in minors], given
+    said = said_of(container, {"ROCR_VISIBLE_DEVICES": "5"})
+    assert said == "1 1 Slurm gives it GPU 5 alone, the run has 2 on each node\n"
+    said = said_of(container, {"ROCR_VISIBLE_DEVICES": "8,9"})
+    assert said == "1 1 GPU 8, which Slurm gives it, has no render node here\n"
+
+
+@pytest.mark.host
+def test_apptainer_hands_on_what_hides_the_gpus_of_others(plan, tmp_path) -> None:
+    tool = tmp_path / "apptainer"
+    tool.write_text('#!/bin/sh\nenv | grep ENV_\necho "$1 $2"\n')
+    tool.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ROCR_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": ""}
+    words = [*container_of("apptainer", plan, {}, "/images/x.sif").enter(), "true"]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "APPTAINERENV_ROCR_VISIBLE_DEVICES=4,5\nexec --no-home\n"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +182,7 @@ def test_a_container_of_several_nodes_has_the_network_cards_of_its_node(plan) ->
 @pytest.mark.host
 def test_a_node_without_network_cards_starts_without_them(tmp_path) -> None:
     here = ["{rdma}--cap-add=IPC_LOCK"] if Path("/dev/infiniband").is_dir() else []
-    words = ["keep", "true", "--", "bash", "-c", 'echo "$*"; exit 1', "x", "{rdma}--cap-add=IPC_LOCK", "end"]
+    words = ["keep", "0", "--", "true", "--", "bash", "-c", 'echo "$*"; exit 1', "x", "{rdma}--cap-add=IPC_LOCK", "end"]
     done = agent("/none", "-", *words, environ={**os.environ})
     assert done.stdout == f"0 1 {' '.join([*(word[6:] for word in here), 'end'])}\n"
 
@@ -151,7 +194,7 @@ def test_pyxis_is_options_of_srun_and_apptainer_a_command(plan) -> None:
         *pyxis.step_options()
     }
     apptainer = container_of("apptainer", plan, {}, "/images/x.sif").enter()
-    assert apptainer[:2] == ["apptainer", "exec"] and "--rocm" in apptainer and apptainer[-1] == "/images/x.sif"
+    assert "apptainer exec" in " ".join(apptainer) and "--rocm" in apptainer and apptainer[-1] == "/images/x.sif"
     assert f"{plan.workspace}:{plan.inside}/" in apptainer
 
 

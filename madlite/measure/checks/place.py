@@ -111,7 +111,8 @@ def network(run: CheckInput) -> CheckResult:
     plan, seen = run.plan, run.log.network
     if plan is None or plan.place.nodes < 2:
         return check_result(table.NETWORK_UNKNOWN, "the run has one node" if plan else "there is no plan")
-    if plan.env.get("NCCL_IB_DISABLE") == "1" or not plan.env.get(_HCA):
+    wanted = str(plan.env.get("NCCL_NET", "")).lower()
+    if plan.env.get("NCCL_IB_DISABLE") == "1" or wanted == "socket" or not plan.env.get(_HCA):
         return check_result(table.NETWORK_UNKNOWN, f"{_HCA} names no RDMA device that is used between nodes")
     if seen.sockets:
         return check_result(

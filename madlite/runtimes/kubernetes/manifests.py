@@ -444,6 +444,13 @@ def yaml_of(objects: Objects) -> str:
     return "---\n".join(documents)
 
 
+def renamed(text: str, run_id: str, other: str) -> str:
+    """Return what `yaml_of` wrote for a run as it is for another attempt: ids stand in names, labels and paths."""
+    for name in (str, job_name, label_value):
+        text = text.replace(name(run_id), name(other))
+    return text
+
+
 def read_objects(text: str, plan: RunPlan) -> Objects:
     """Return the objects that `yaml_of` wrote for a plan, with the values of its secrets.
 

@@ -6,7 +6,9 @@
 #   agent.sh FOLDER RANK signal NAME [ENTER…]    send a signal to that group; KILL also to what has left it
 #   agent.sh FOLDER RANK probe COMMAND…          run a short command beside it
 #   agent.sh FOLDER RANK call COMMAND…           the same, and print how it ended with the node's number
-#   agent.sh FOLDER RANK keep REMOVE… -- START…  start what the job's end has to remove, print how that ended, and wait
+#   agent.sh FOLDER RANK keep SECONDS ENTER… -- REMOVE… -- START…
+#                                                start what the job's end has to remove, print how that ended, and wait;
+#                                                the command in it has SECONDS to end after Slurm ends the job
 #   agent.sh FOLDER RANK image ENGINE REF [TAR]  print the image's id on this node; it is loaded or pulled where missing
 #   agent.sh FOLDER RANK image-file KIND REF TO  make the image file TO, once for all nodes
 set -u
@@ -24,10 +26,68 @@ marked() { # processes of this user on this node that carry the run's mark
   done
 }
 
+end() { # the command, which is told as Slurm tells its own processes: in a container it is none of them
+  local until=$((SECONDS + grace))
+  local told=${#inside[@]}
+  while [ -e "$group" ] && [ "$SECONDS" -lt "$until" ]; do
+    if [ "$told" -gt 0 ]; then # once, unless Slurm ended what tells it
+      timeout "$grace" "${inside[@]}" bash /madlite/agent.sh /madlite "$rank" signal TERM </dev/null >/dev/null 2>&1 && told=0
+    fi
+    sleep 0.1
+  done
+}
+
 remove() { # until Slurm kills this
   for _ in {1..50}; do
     "${removal[@]}" </dev/null >/dev/null 2>&1 && break
     sleep 0.1
+  done
+}
+
+add_gpus() { # `{gpus IDS RENDERS}WORD`: WORD for each GPU that the run has on this node, or once for all, to start
+  # IDS are the run's on the node that madlite is on: the same here if Slurm gives them here too, else as many that it
+  # gives.  AMD's are counted as ROCm counts those that this step may open, which is how KFD lists them; RENDERS are
+  # their render nodes where it is not here.  NVIDIA's, which an engine outside of the step looks up, as the node does.
+  local text=${1#*\}} wanted renders names name given="" id all="" file
+  local -a minors=()
+  read -r _ wanted renders <<<"${1%%\}*}"
+  names="SLURM_STEP_GPUS SLURM_JOB_GPUS CUDA_VISIBLE_DEVICES"
+  if [ -n "$renders" ]; then
+    names="ROCR_VISIBLE_DEVICES GPU_DEVICE_ORDINAL SLURM_STEP_GPUS SLURM_JOB_GPUS"
+    for file in $(printf '%s\n' /sys/class/kfd/kfd/topology/nodes/*/properties | sort -V); do
+      id=$(sed -n 's/^drm_render_minor //p' "$file" 2>/dev/null)
+      [ "${id:-0}" = 0 ] || minors+=("$id")
+    done
+    [ ${#minors[@]} -gt 0 ] || for id in ${renders//,/ }; do minors[${id%:*}]=${id#*:}; done
+  fi
+  for name in $names; do
+    if [[ ${!name-} =~ ^[0-9]+(,[0-9]+)*$ ]]; then
+      given=${!name}
+      break
+    fi
+  done
+  for id in ${wanted//,/ }; do
+    if [ -n "$given" ] && [[ ,$given, != *,$id,* ]]; then # others are the run's here
+      all=${wanted//[!,]/}
+      wanted=$(cut -d , -f "1-$((${#all} + 1))" <<<"$given")
+      if [ "${wanted//[!,]/}" != "$all" ]; then
+        printf '%s 1 Slurm gives it GPU %s alone, the run has %s on each node\n' "$rank" "$given" "$((${#all} + 1))"
+        exit 1
+      fi
+      break
+    fi
+  done
+  if [[ $text == *"{ids}"* ]]; then
+    start+=("${text//\{ids\}/$wanted}")
+    return
+  fi
+  for id in ${wanted//,/ }; do
+    if [[ $text == *"{render}"* && -z ${minors[id]-} ]]; then
+      printf '%s 1 GPU %s, which Slurm gives it, has no render node here\n' "$rank" "$id"
+      exit 1
+    fi
+    name=${text//\{id\}/$id}
+    start+=("${name//\{render\}/${minors[id]-}}")
   done
 }
 
@@ -85,19 +145,29 @@ case $what in
     printf '%s %s %s\n' "$rank" "$?" "${said//$'\n'/; }"
     ;;
   keep)
-    removal=()
+    grace=$1 inside=() removal=()
+    shift
+    while [ "$1" != -- ]; do
+      inside+=("${1//\{rank\}/$rank}")
+      shift
+    done
+    shift
     while [ "$1" != -- ]; do
       removal+=("${1//\{rank\}/$rank}")
       shift
     done
     shift
-    # Slurm ends the job by TERM to all processes of it, at a time limit twice: docker, which ends at that, is called again
-    trap 'exit 143' TERM INT HUP
-    trap 'trap "" TERM INT HUP; kill "$(jobs -p)" 2>/dev/null; remove' EXIT
     start=()
     for word; do # `{rdma}` begins a word for nodes with RDMA devices
-      [[ $word != "{rdma}"* || -d /dev/infiniband ]] && start+=("${word#"{rdma}"}")
+      case $word in
+        "{gpus "*) add_gpus "$word" ;;
+        "{rdma}"*) [ ! -d /dev/infiniband ] || start+=("${word#"{rdma}"}") ;;
+        *) start+=("$word") ;;
+      esac
     done
+    # Slurm ends the job by TERM to all processes of it, at a time limit twice: docker, which ends at that, is called again
+    trap 'exit 143' TERM INT HUP
+    trap 'trap "" TERM INT HUP; kill "$(jobs -p)" 2>/dev/null; end; remove' EXIT
     said=$("${start[@]//\{rank\}/$rank}" </dev/null 2>&1)
     code=$?
     printf '%s %s %s\n' "$rank" "$code" "${said//$'\n'/; }"

@@ -15,6 +15,8 @@ _QUERY_S = 30.0  # a controller that is busy answers late
 _TRIES = 4
 _FIRST_PORT = 20000  # of ten thousand, below those that systems give to clients
 _DOWN = re.compile(r"(?:down|fail|error|unknown)\b|.*\*$", re.IGNORECASE)  # sinfo(1): with * it does not respond
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
+_KILL_WAIT_S = 30.0  # Slurm's own, where it is not told
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
 
@@ -52,6 +54,13 @@ class Allocation:
             return first
         return found[1] if found is not None else first
 
+    @cached_property
+    def kill_wait_s(self) -> float:
+        """How long processes have between Slurm's TERM, at the end of a job, and its KILL."""
+        done = process.capture(["scontrol", "show", "config"], limit_s=_QUERY_S, env=self._environ)
+        found = _KILL_WAIT.search(done.stdout) if done.ok else None
+        return float(found[1]) if found is not None else _KILL_WAIT_S
+
     @property
     def port(self) -> str:
         """A port for its nodes to meet at, by its number: jobs that share a node have others."""
@@ -77,7 +86,7 @@ class Allocation:
     def environment(self) -> dict[str, str]:
         """Return what srun needs of this process's environment: it would hand the rest on to the nodes."""
         found = {name: text for name, text in self._environ.items() if _KEPT.fullmatch(name)}
-        # the options of the job's own tasks are not those of a step on one node
+        # the options of the job's own tasks are not those of a step on one node, nor its GPUs those of another node
         of_job = {
             name: value for name, value in self._environ.items() if name.startswith(("SLURM_", "SPUR_", "MUNGE_"))
         }
@@ -100,7 +109,7 @@ _KEPT = re.compile(
     r"|DOCKER_HOST|DOCKER_CONFIG|REGISTRY_AUTH_FILE|(?!.*(?:PASSWORD|TOKEN))(?:ENROOT|APPTAINER)_\w+"
 )
 _OPTIONS = re.compile(
-    r"SLURM_(NTASKS|NPROCS|NNODES|TASKS_PER_NODE|NTASKS_PER_NODE|DISTRIBUTION|EXACT|CPU_BIND|MEM_BIND)"
+    r"SLURM_(NTASKS|NPROCS|NNODES|TASKS_PER_NODE|NTASKS_PER_NODE|DISTRIBUTION|EXACT|CPU_BIND|MEM_BIND|JOB_GPUS|STEP_GPUS)"
 )
 
 

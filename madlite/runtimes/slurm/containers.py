@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from madlite.errors import UsageProblem
@@ -46,6 +46,7 @@ class Container(Protocol):
 
 RANK = "{rank}"  # in a command: the node's number
 WHERE_RDMA = "{rdma}"  # before a word of a container's start: for nodes with RDMA devices alone
+OF_GPUS = "{{gpus {ids} {renders}}}"  # before a word of it: for each GPU that the run has on the node; agent.sh
 
 
 def container_name(plan: RunPlan) -> str:
@@ -92,7 +93,7 @@ class EngineContainer(NoContainer):
             ("--cap-add", asked.cap_add),
             ("--security-opt", asked.security_opt),
             ("--ulimit", asked.ulimits),
-            ("--device", plan.devices),
+            ("--device", (one for one in plan.devices if one not in _render_nodes(plan, plan.place.gpu_ids).values())),
         )
         return [
             *(self._engine, "run", "--detach", "--init", "--pull=never", "--name", container_name(plan)),
@@ -118,12 +119,18 @@ class EngineContainer(NoContainer):
         return [self._engine, "rm", "--force", "--volumes", container_name(self._plan)]
 
     def _gpus(self) -> list[str]:
-        ids = [str(index) for index in self._plan.place.gpu_ids]
-        if self._plan.machine.vendor != "NVIDIA" or not ids:
-            return []
-        if self._engine == "docker":  # the value is a line of CSV: without quotes a comma ends the list
-            return [f'--gpus="device={",".join(ids)}"']
-        return [f"--device=nvidia.com/gpu={index}" for index in ids]
+        """Return the word of the run's GPUs, which each node fills in with those that Slurm gives it there."""
+        plan = self._plan
+        ids = ",".join(str(index) for index in plan.place.gpu_ids)
+        if plan.machine.vendor == "AMD":
+            nodes = _render_nodes(plan, (gpu.index for gpu in plan.machine.gpus))
+            renders = ",".join(f"{index}:{name.removeprefix(_RENDER)}" for index, name in nodes.items())
+            word = f"--device={_RENDER}{{render}}" if renders else ""
+        else:
+            renders, word = "", "--device=nvidia.com/gpu={id}"
+            if self._engine == "docker":  # the value is a line of CSV: without quotes a comma ends the list
+                word = '--gpus="device={ids}"'
+        return [OF_GPUS.format(ids=ids, renders=renders) + word] if ids and word else []
 
     def _rdma(self) -> list[str]:
         """Return what a container of several nodes needs of the network cards, for nodes that have some: they know it.
@@ -175,6 +182,12 @@ class PyxisContainer(NoContainer):
         return ["bash", "-c", 'enroot list | grep -E "$1" | xargs -r enroot remove --force', "enroot", names]
 
 
+_HAND_ON = (
+    "for name in ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES; do "
+    '[ -z "${!name-}" ] || export "APPTAINERENV_$name=${!name}"; done; exec "$@"'
+)
+
+
 class ApptainerContainer(NoContainer):
     """A container of Apptainer, one for each action; what an action writes outside of mounts is gone after it."""
 
@@ -182,10 +195,11 @@ class ApptainerContainer(NoContainer):
         self._plan, self._options, self._image = plan, options, image
 
     def enter(self) -> list[str]:
-        """Return `apptainer exec`."""
+        """Return `apptainer exec`, which of the node's environment has what hides the GPUs that are others'."""
         vendor = {"AMD": ["--rocm"], "NVIDIA": ["--nv"]}.get(self._plan.machine.vendor, [])
         binds = [word for text in _mounts(self._plan) for word in ("--bind", text)]
         return [
+            *("bash", "-c", _HAND_ON, "bash"),
             *("apptainer", "exec", "--no-home", "--writable-tmpfs", "--cleanenv", *vendor, *binds),
             *("--pwd", self._plan.inside, *self._options, self._image),
         ]
@@ -212,6 +226,16 @@ def container_of(flavour: str, plan: RunPlan, environ: Mapping[str, str], image_
         return ApptainerContainer(plan, options, image)
     what = f"${VARIABLE} is {flavour!r}, no container of nodes"
     raise UsageProblem(what, f"one of {', '.join(FLAVOURS)}; container in cluster.toml sets it")
+
+
+_RENDER = "/dev/dri/renderD"
+
+
+def _render_nodes(plan: RunPlan, gpu_ids: Iterable[int]) -> dict[int, str]:
+    """Return the render nodes of GPUs of AMD, on the node that madlite is on, by their numbers."""
+    minors = {gpu.index: gpu.render_minor for gpu in plan.machine.gpus}
+    known = ((index, minors.get(index)) for index in gpu_ids)
+    return {index: f"{_RENDER}{minor}" for index, minor in known if minor is not None}
 
 
 def _mounts(plan: RunPlan) -> Iterator[str]:

@@ -130,7 +130,8 @@ class SlurmSession:
             try:
                 self._call_all(command, "the container is left", _REMOVE_S)
             except RuntimeProblem as problem:
-                if not self._keeper.is_over(_RETURN_S):  # no step starts in a job that is ended, and it was told so
+                # no step starts in a job that is ended, and the keeper was told so
+                if not self._keeper.is_over(self._end_s + _RETURN_S):
                     self.notes = (*self.notes, problem.message)
         self._keeper.end()
         if self._lost:
@@ -346,6 +347,11 @@ class SlurmSession:
         enter = [word.replace(RANK, str(rank)) for word in container.enter()]
         return [*step, *enter, "bash", f"{INSIDE}/{AGENT}", INSIDE, str(rank), *words]
 
+    @property
+    def _end_s(self) -> int:
+        """How long a command has to end once Slurm ends its job; the rest of Slurm's own time is for its container."""
+        return int(min(self._grace_s, self._allocation.kill_wait_s / 2))
+
     def _call_all(self, command: Sequence[str], problem: str, limit_s: float = CALL_S) -> list[str]:
         """Run a command on every node itself, and return what each printed.
 
@@ -362,7 +368,10 @@ class SlurmSession:
             RuntimeProblem: a node cannot start it.
         """
         step = self._allocation.step(self.nodes)
-        words = [*step, *self._agent(), "-", "keep", *self._container.remove(), "--", *command]
+        container = self._container
+        enter = container.enter() if container.signals_inside else []
+        ends = [str(self._end_s), *enter, "--", *container.remove(), "--"]
+        words = [*step, *self._agent(), "-", "keep", *ends, *command]
         try:
             said, errors = self._keeper.start(words, len(self.nodes), self._environ, _START_S)
         except OSError as error:

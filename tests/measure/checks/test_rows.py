@@ -345,6 +345,8 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (table.MEMORY_ENDED, lambda: run(lambda text: text + OUT, exit=Exit(code=1, duration_s=1.0))),
     (table.NETWORK_RDMA, lambda: run(lambda text: USED.format("IB") + VIA.format("IB") + text, between_nodes())),
     (table.NETWORK_RDMA, lambda: run(lambda text: FOUND + USED.format("IB") + text, between_nodes())),
+    (table.NETWORK_RDMA, lambda: run(lambda text: VIA.format("AWS Libfabric") + text, between_nodes())),
+    (table.NETWORK_RDMA, lambda: run(lambda text: FOUND + VIA.format("RCCL-ANP") + text, between_nodes())),
     (table.NETWORK_SOCKETS, lambda: run(lambda text: USED.format("Socket") + text, between_nodes())),
     (table.NETWORK_SOCKETS, lambda: run(lambda text: FOUND + text, between_nodes())),
     # a rank that has no other way than the others
@@ -354,6 +356,10 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (
         table.NETWORK_UNKNOWN,
         lambda: run(lambda text: USED.format("Socket") + text, between_nodes({"NCCL_IB_DISABLE": "1", **HCA})),
+    ),
+    (
+        table.NETWORK_UNKNOWN,
+        lambda: run(lambda text: VIA.format("Socket") + text, between_nodes({"NCCL_NET": "Socket", **HCA})),
     ),
     (table.NETWORK_UNKNOWN, lambda: run(lambda text: USED.format("Socket") + text)),
     (table.NO_FOREIGN_PROCESSES, lambda: run(foreign_processes=())),

@@ -1,0 +1,75 @@
+"""The page of a tuning: its plot has the letters of the screen, it says what cannot be drawn, and has the recipe."""
+
+import re
+
+from madlite.study.tune_report import TunedPoint, TuneReport, plot_lines, render_page
+
+FASTEST = TunedPoint(
+    text="activation_checkpoint=none",
+    varied={"activation_checkpoint": "none"},
+    outcome="ok",
+    speed=9305.5,
+    memory_gib=68.1,
+    global_batch=1,
+    full=3,
+)
+DEFAULT = TunedPoint(text="default", varied={}, outcome="ok", speed=8538.0, memory_gib=52.3, global_batch=1, full=3)
+FAILED = TunedPoint(
+    text="compile=true", varied={"compile": True}, outcome="failed", reason="no <C> compiler & no Triton"
+)
+
+
+def report_of(*points: TunedPoint, memory_gib: float | None = 79.1) -> TuneReport:
+    """Return the report of a study that tried these, the fastest first and the default last of those that ran."""
+    return TuneReport(
+        id="20261127T120000-abc123",
+        card="pyt_train_llama-3.1-8b",
+        backend="torchtitan",
+        metric="tokens_per_s_per_gpu",
+        unit="tokens/s/GPU",
+        points=points,
+        best=points[0],
+        default=points[1],
+        ratio=1.09,
+        confirmed=True,
+        why="confirmed",
+        memory_gib=memory_gib,
+        runs=7,
+        spent_s=474.0,
+    )
+
+
+def letters_on(page: str) -> dict[str, str]:
+    """Return the letters beside the dots of the plot, by what the dots say."""
+    found = re.findall(r"<title>(.*?): .*?</title></circle><text [^>]*>([A-Z])</text>", page)
+    return {name: letter for name, letter in found}
+
+
+def test_the_letters_of_the_plot_are_those_of_the_table_and_of_the_screen():
+    report = report_of(FASTEST, DEFAULT, FAILED)
+    page = render_page(report, "", "")
+    on_screen = dict(line.split()[::-1] for line in plot_lines(report) if re.match(r"  [A-Z]  ", line))
+    assert letters_on(page) == on_screen == {"activation_checkpoint=none": "A", "default": "B"}
+    in_table = re.findall(r"<tr><td>(.*?)</td><td>([A-Z]?)</td>", page)
+    assert dict(in_table) == {**on_screen, "compile=true": ""}
+
+
+def test_a_gpus_memory_is_drawn_where_it_is_known():
+    assert "vertical: all of its memory" in render_page(report_of(FASTEST, DEFAULT), "", "")
+    assert "all of its memory" not in render_page(report_of(FASTEST, DEFAULT, memory_gib=None), "", "")
+
+
+def test_what_cannot_be_drawn_is_said():
+    unmeasured = [
+        TunedPoint(text=one.text, varied=one.varied, outcome="ok", speed=one.speed) for one in (FASTEST, DEFAULT)
+    ]
+    page = render_page(report_of(*unmeasured, memory_gib=None), "", "")
+    assert "<svg" not in page and "told no peak of a GPU's memory" in page
+
+
+def test_why_a_point_failed_and_the_recipe_are_text_not_markup():
+    page = render_page(
+        report_of(FASTEST, DEFAULT, FAILED), 'tag = "<b>"\nset = 1\n', "madlite run --recipe-file r.toml"
+    )
+    assert "compile=true failed: no &lt;C&gt; compiler &amp; no Triton" in page
+    assert "<pre>madlite run --recipe-file r.toml</pre>" in page and "tag = &#34;&lt;b&gt;&#34;\nset = 1" in page
