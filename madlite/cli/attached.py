@@ -136,6 +136,7 @@ class Attached:
             with suppress(Unreachable):
                 for run, done in one.settle():
                     self._print(one, run, done)
+                one.keep_limit()
             for text in one.notices:
                 self._tell(text)
 
@@ -156,7 +157,7 @@ class Attached:
     def recall(self) -> None:
         """Take in, and print, what those runs came to whose end an earlier command has seen."""
         for one in self.settlings:
-            for run, done in one.settled():
+            for run, done in one.before:
                 self._print(one, run, done)
 
     def cancel(self) -> None:

@@ -86,6 +86,7 @@ if TYPE_CHECKING:
 )
 @click.option("--again", is_flag=True, hidden=True, help="With --plan: in place of its run that was cut off.")
 @click.option("--attempt", default="", hidden=True, help="With --plan: run it under this id, after a failed attempt.")
+@click.option("--smaller-plans", is_flag=True, hidden=True, help="With --plan: --oom-fallback, by plans beside it.")
 @click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite collect`.")
 @pretend_options("script and container request")
 @live_option
@@ -179,7 +180,7 @@ def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> Iterat
         return
     if touch:
         setup.copy_model_dir(plugins, None)
-    ids = {"again": params["again"], "attempt": params["attempt"]}
+    ids = {name: params[name] for name in ("again", "attempt", "smaller_plans")}
     with plan_of_file(file, plugins, options, touch, **ids) as (one, own_options, notes):
         for text in notes:
             setup.warn(text)

@@ -37,10 +37,7 @@ _REFUSED = {
     "cold": ("--cold", "the runs of a cluster use the user's caches"),
     "parallel": ("--parallel", "the scheduler decides which jobs run at the same time"),
     "exclusive": ("--exclusive", "exclusive in the cluster file gives a job its nodes alone"),
-    "fail_fast": ("--fail-fast", "the jobs are queued together"),
-    "max_failures": ("--max-failures", "the jobs are queued together"),
     "resume": ("--resume", "the jobs of a command that was cut off go on: madlite jobs, attach, collect"),
-    "oom_fallback": ("--oom-fallback", "a job runs one plan"),
     "build_on_compute": ("--build-on-compute", "madlite prepare or build makes images before the jobs"),
 }
 # What is done when the runs have ended, which a command with --detach does not wait for.
@@ -49,6 +46,8 @@ _REFUSED_DETACHED = {
     "summary_output": ("--summary-output", "madlite runs --json has what became of the runs"),
     "fail_on_suspect": ("--fail-on-suspect", "no run has ended"),
     "cleanup_perf": ("--cleanup-perf", "no run has ended"),
+    "fail_fast": ("--fail-fast", "nobody counts failures"),
+    "max_failures": ("--max-failures", "nobody counts failures"),
 }
 
 
@@ -203,6 +202,7 @@ def _plans(
     plugins: Plugins, options: Options, params: dict[str, Any], submission_id: str, own: ClusterStudy | None
 ) -> list[Planned]:
     """Return the plans of the runs, those of a study under the submission's id."""
+    from madlite.cli.batches import note_fallback
     from madlite.cli.planning import plan_points, planner
     from madlite.results.perfcsv import check_appendable
     from madlite.run.checks import check_plans
@@ -217,7 +217,7 @@ def _plans(
         planned = own.plan(planner(plugins, options, params, touch), options, submission_id)
     setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
-    for text in warnings:
+    for text in (*warnings, *note_fallback(planned, params)):
         setup.warn(text)
     if touch:
         check_runs_folder(options.workspace)
@@ -245,6 +245,10 @@ def _prepare(
 ) -> Prepared:
     from madlite.cli.planning import local_secret_sources
     from madlite.cluster.submission import Retries
+
+    if params["oom_fallback"] and not scheduler.retries_inside:
+        what = f"--oom-fallback beside --cluster {cluster.name}: on {cluster.scheduler} a job keeps its plan"
+        raise UsageProblem(what, "leave --oom-fallback out, and submit what did not fit with --set micro_batch=N")
     from madlite.cluster.submit import prepare
     from madlite.files import template_root
 
@@ -254,8 +258,9 @@ def _prepare(
         setup.warn(f"{names}: its image is not used, for container of cluster '{cluster.name}' is none")
     search = [options.workspace / "templates", template_root(setup.home())]
     sources = local_secret_sources(options)
-    retries = Retries(count=params["retry"], wait_s=params["retry_wait"])
-    return prepare(planned, submission_id, cluster, scheduler, options, search, sources, retries)
+    retries = Retries(count=params["retry"], wait_s=params["retry_wait"], oom_fallback=params["oom_fallback"])
+    most = 1 if params["fail_fast"] else params["max_failures"] or 0
+    return prepare(planned, submission_id, cluster, scheduler, options, search, sources, retries, most)
 
 
 def _leaves_image_out(one: Planned) -> bool:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -89,6 +90,9 @@ class Settling:
         self._failures: Counter[str] = Counter()  # of collecting a run
         self._ends: dict[str, JobState] = {}
         self._cancelled: set[str] = set()  # jobs that were ended here
+        self._noted_before = frozenset(stored.settled)
+        self._failed_runs = 0  # whose end was seen here
+        self._limited = -1  # the poll after which jobs were ended for the failures of others
         self._known: set[str] = set()  # jobs that are over and were asked about at once
         self.queue: dict[str, JobState] = {}
         self._polls = 0
@@ -173,10 +177,14 @@ class Settling:
         finally:
             self.give_up()
 
-    def settled(self) -> Iterator[tuple[JobRun, Collected]]:
-        """Yield the runs whose end was noted before, and what they came to."""
+    @cached_property
+    def before(self) -> tuple[tuple[JobRun, Collected], ...]:
+        """The runs whose end an earlier command has noted, and what they came to."""
+        return tuple(self._noted())
+
+    def _noted(self) -> Iterator[tuple[JobRun, Collected]]:
         for run in self.stored.submission.runs:
-            if run.id in self.stored.settled:
+            if run.id in self._noted_before:
                 folder = self._attempts(run)[-1]
                 done = self._with_result(Collected(run_id=folder.name, message=self.stored.settled[run.id]))
                 what = "its record is gone, and what it came to with it"
@@ -210,6 +218,7 @@ class Settling:
                 done = self._settle(run)
                 if done is not None:
                     settled |= {} if done.failed else {run.id: done.message}
+                    self._failed_runs += done.result is not None and done.result.status is Status.FAILURE
                     self._failures[run.id] += done.failed
                     yield run, done
         finally:
@@ -220,6 +229,36 @@ class Settling:
                 with suppress(Unreachable):
                     self.scheduler.release([job for job, run in jobs.items() if run.id in settled])
                 self.reload()
+
+    def keep_limit(self) -> None:
+        """End the jobs that wait once as many runs have failed as the command allows.
+
+        Raises:
+            Unreachable: the scheduler does not answer; it is asked again after the next poll.
+        """
+        if not self._is_limit_reached() or self._limited == self._polls:
+            return
+        self._limited = self._polls
+        waits = [job for job in self._open_jobs() if self.queue.get(job, JobState()).state == "PENDING"]
+        if jobs := [job for job in waits if job not in self._cancelled]:
+            self.scheduler.cancel(jobs)
+            self._cancelled.update(jobs)
+            what = f"{self._limit_text()}: the job{'s' if len(jobs) > 1 else ''} of {len(jobs)} that wait"
+            self.notices.append(f"{what}{'' if len(jobs) > 1 else 's'} {'are' if len(jobs) > 1 else 'is'} cancelled")
+
+    def _is_limit_reached(self) -> bool:
+        limit = self.stored.submission.max_failures
+        return bool(limit) and self._failed_before + self._failed_runs >= limit
+
+    def _limit_text(self) -> str:
+        count = self.stored.submission.max_failures
+        return f"{count} run{'s have' if count > 1 else ' has'} failed (--max-failures {count})"
+
+    @cached_property
+    def _failed_before(self) -> int:
+        """How many runs had failed whose end an earlier command has seen."""
+        before = self.before
+        return sum(done.result is not None and done.result.status is Status.FAILURE for _, done in before)
 
     def _is_waiting(self, run: JobRun) -> bool:
         """Return whether a job waited at the last answer, and may start."""
@@ -324,7 +363,7 @@ class Settling:
     def _attempts(self, run: JobRun) -> tuple[Path, ...]:
         """Return the folders of a run's attempts; the first one's also where it is not there yet."""
         folder = self.workspace / RUNS / run.id
-        return (attempts_of(folder) if self.stored.submission.retries.count else ()) or (folder,)
+        return (attempts_of(folder) if self.stored.submission.retries.any else ()) or (folder,)
 
     @property
     def _has_jobs_of_attempts(self) -> bool:
@@ -453,7 +492,10 @@ class Settling:
         if standing := [one for one in attempts if is_uncollected(one)]:  # what followed it came to nothing
             return self._collect(run, standing)
         started = exists(attempts[0])
-        return self._fail(run, end_of(state, job, self._last_error(run), started=started))
+        end = end_of(state, job, self._last_error(run), started=started)
+        if not started and end.cause is Cause.INTERRUPTED and self._is_limit_reached():
+            end = replace(end, reason=f"{self._limit_text()}: {end.reason}")
+        return self._fail(run, end)
 
     def _find_long_over(self, there: frozenset[str]) -> None:
         """Note the ends of jobs that ended a minute ago, once of each: their files certainly are seen here."""

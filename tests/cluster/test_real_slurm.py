@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.csv_rows import perf_rows
+from tests.engine.test_retry import PATTERN, STAND_IN, TRAINING
 from tests.slurm_fixture import SlurmCluster
 from tests.waiting import start_session, wait_until
 
@@ -168,6 +169,38 @@ def test_what_a_run_ends_with_is_shown_as_of_runs_here(site):
     kept = re.compile(r"^ +(?:FAILURE|log:|try:|> ).*|^\d FAILURE.*|^failed: |^results: .*", re.MULTILINE)
     ends = [sorted(re.sub(r"2\d{7}T\S+?/", "RUN/", text) for text in kept.findall(out)) for _, out in (here, there)]
     assert len(ends[0]) >= 7 and ends[0] == ends[1]
+
+
+def test_what_waits_is_cancelled_once_as_many_runs_have_failed_as_may(site):
+    """The cluster has room for one run: that one fails, the second waits for it by its own job, the others never begin."""
+    (site.folder / "scripts/a/run.sh").write_text("exit 3\n")
+    with (site.folder / "cluster.toml").open("a") as file:
+        file.write('[clusters.one.slurm]\nexclusive = false\ndirectives = ["--array=1-4%1"]\n')
+    code, out = site.call("run", "--cluster", "one", "--tags", "a", "--repeat", "4", "--fail-fast")
+    assert code == 3, out
+    assert "1 run has failed (--max-failures 1): the jobs of 3 that wait are cancelled" in out, out
+    assert [row["status"] for row in site.rows()] == ["FAILURE"] * 4
+    reasons = sorted(str(record["reason"]) for record in site.records())
+    assert sum("1 run has failed (--max-failures 1): the job was cancelled" in text for text in reasons) == 3, reasons
+
+
+def test_out_of_memory_is_followed_by_the_next_smaller_micro_batch_in_the_same_job(site):
+    script = TRAINING % "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 896.00 MiB."
+    (site.folder / "scripts/a/run.sh").write_text(script)
+    (site.folder / "python.sh").write_text(STAND_IN)
+    (site.folder / "python.sh").chmod(0o755)
+    recipe = {"script": "scripts/a/run.sh", "steps": 24, "step": PATTERN, "nproc_per_node": 1}
+    recipe |= {"micro_batch": 8, "global_batch": 16}
+    card = {"name": "a", "args": "", "tags": [], "runtimes": ["host"], "backend": "torchrun", "recipe": recipe}
+    (site.folder / "models.json").write_text(json.dumps([card]))
+    words = ("--set", f"env.MADLITE_PYTHON={site.folder}/python.sh", "--oom-fallback")
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", *words)
+    assert code == 0, out
+    (row,) = site.rows()
+    assert (row["status"], row["batch_size"]) == ("SUCCESS", "2")
+    records = {one["variant"]["micro_batch"]: one for one in site.records()}
+    assert sorted(records) == [2, 4, 8] and records[2]["attempt"]["micro_batch"] == 2
+    assert "micro batch 8, 4 did not fit, ran with 2" in out
 
 
 def test_a_refused_job_has_a_row_with_sbatch_s_words(site):
