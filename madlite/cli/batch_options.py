@@ -134,17 +134,16 @@ _JOBS = (
     click.option("--detach", is_flag=True, help="With --cluster: print the jobs and do not wait; madlite attach does."),
     interrupt_option,
 )
-cluster_options = group(
-    _CLUSTER,
-    click.option(
-        "--nodes",
-        type=whole_number(1),
-        metavar="N",
-        help="Nodes of each run: with --cluster (default 1), or the first N of an allocation (default all).",
-    ),
-    *_JOBS,
+_NODES = click.option(
+    "--nodes",
+    type=whole_number(1),
+    metavar="N",
+    help="Nodes of each run: with --cluster (default 1), or the first N of an allocation (default all).",
 )
+cluster_options = group(_CLUSTER, _NODES, *_JOBS)
 """Add the options of runs that are jobs of a cluster."""
+cluster_plan_options = group(_CLUSTER, _NODES)
+"""Add those that decide the plans of such runs."""
 cluster_study_options = group(_CLUSTER, *_JOBS)
 """Add the same of a study that varies the nodes."""
 sweep_options = group(

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.batch_options import refuse
+from madlite.cli.preview import preview
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 
@@ -129,6 +130,23 @@ def _deployment(params: dict[str, Any]) -> dict[str, Json]:
     return dict(read_manifest(file, Path.cwd()).deployment)
 
 
+def planning_options(params: dict[str, Any]) -> Options:
+    """Return the options by which runs are planned that a command only shows: here, or for the cluster it names.
+
+    Raises:
+        UsageProblem: as `translated`, or an option says nothing of the cluster's runs.
+    """
+    from madlite.cluster.schedulers import scheduler_of
+
+    to = translated(named_cluster(params), params)
+    if to is None:
+        return setup.make_options(params)
+    for text in to.notes:
+        setup.warn(text)
+    params["cluster"] = to.cluster.name
+    return _options(params, to, scheduler_of(to.cluster, dict(os.environ)), touch=False)
+
+
 class ClusterStudy(Protocol):
     """Runs of one command that are more than its tags; what they come to is told as their records have it."""
 
@@ -164,7 +182,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     jobs, blocked = _split(planned)
     prepared = _prepare(jobs, submission_id, cluster, scheduler, options, params) if jobs else None
     if not touch:
-        return _print_scripts(prepared, blocked)
+        return _print_scripts(prepared, blocked, options)
     return _submit(prepared, blocked, plugins, options, scheduler, params)
 
 
@@ -267,22 +285,34 @@ def _leaves_image_out(one: Planned) -> bool:
     return bool(one.plan.place.nodes > 1 and one.plan.card.dockerfile and not one.plan.traits.containerised)
 
 
-def _print_scripts(prepared: Prepared | None, blocked: Sequence[Planned]) -> int:
-    from madlite.cli.repeat import place_text
-
+def _print_scripts(prepared: Prepared | None, blocked: Sequence[Planned], options: Options) -> int:
+    """Print the plan of each run, once of those that are repeated, which job each has, and the scripts of the jobs."""
     for one in blocked:
         if one.plan.blocked is not None:
             setup.warn(f"{one.plan.card.name}: would not start: {one.plan.blocked.reason}")
     if prepared is None:
         return int(ExitCode.OK)
-    if len(prepared.planned) > 1:
-        echo(f"# --- {len(prepared.planned)} runs")
-        for number, one in enumerate(prepared.planned, 1):
-            echo(f"# {number}: {place_text(one)}")
+    for one in prepared.planned:
+        is_first = one.plan.study is None or one.plan.study.index in (None, 1)
+        if is_first and not one.plan.traits.manifests:  # those are all that the script has
+            echo(preview(one, options.environ))
+    _print_runs(prepared)
     for number, text in prepared.scripts.items():
         echo(f"# --- job {number} of {len(prepared.scripts)}")
         echo(text)
     return int(ExitCode.OK)
+
+
+def _print_runs(prepared: Prepared) -> None:
+    from madlite.cli.repeat import place_text
+
+    count = len(prepared.planned)
+    echo(f"# --- {count} run{'s' if count > 1 else ''}")
+    for script in prepared.submission.scripts:
+        own = prepared.planned[script.first - 1 : script.first - 1 + script.count]
+        for index, one in enumerate(own, 1):
+            element = f", element {index}" if script.count > 1 else ""
+            echo(f"# {script.first - 1 + index}: {place_text(one)}: job {script.number}{element}")
 
 
 def _submit(

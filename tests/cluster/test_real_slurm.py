@@ -172,7 +172,7 @@ def test_what_a_run_ends_with_is_shown_as_of_runs_here(site):
 
 
 def test_what_waits_is_cancelled_once_as_many_runs_have_failed_as_may(site):
-    """The cluster has room for one run: that one fails, the second waits for it by its own job, the others never begin."""
+    """The array runs one element at a time: the first one fails, and the others never begin."""
     (site.folder / "scripts/a/run.sh").write_text("exit 3\n")
     with (site.folder / "cluster.toml").open("a") as file:
         file.write('[clusters.one.slurm]\nexclusive = false\ndirectives = ["--array=1-4%1"]\n')
