@@ -105,13 +105,14 @@ def check(
     from madlite.cluster.slurm import Slurm
     from madlite.cluster.submission import new_submission_id
     from madlite.plan.inputs import RUNS
+    from madlite.plan.node_values import split_hosts
     from madlite.workspace.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()
     if not named:
         raise UsageProblem("which cluster?", f"madlite cluster check NAME, or set {VARIABLE}")
-    cluster, here = open_cluster(named), Path.cwd()
-    examined = _examine(cluster, nodes or 1, exclude)
+    cluster, here, left_out = open_cluster(named), Path.cwd(), split_hosts(",".join(exclude))
+    examined = _examine(cluster, nodes or 1, left_out)
     if examined is not None:
         for option, value in (("--image", image), ("--good-nodes", good_nodes)):
             if value:
@@ -120,7 +121,6 @@ def check(
         return _print_examined(examined)
     check_shared(cluster, here)
     slurm = Slurm(cluster, dict(os.environ))
-    left_out = [node for text in exclude for node in text.split(",") if node]
     count = nodes or len(slurm.idle_nodes(left_out))
     if not count:
         other = f" other than {', '.join(left_out)} (--exclude)" if left_out else ""
@@ -155,7 +155,7 @@ def _run_check(slurm: Slurm, script: Path, count: int, timeout: int) -> tuple[st
         raise
 
 
-def _examine(cluster: Cluster, nodes: int, exclude: Sequence[str]) -> Sequence[Examined] | None:
+def _examine(cluster: Cluster, nodes: int, left_out: Sequence[str]) -> Sequence[Examined] | None:
     """Return what the cluster says by itself; None where a job has to check its nodes.
 
     Raises:
@@ -166,7 +166,7 @@ def _examine(cluster: Cluster, nodes: int, exclude: Sequence[str]) -> Sequence[E
 
     scheduler = scheduler_of(cluster, dict(os.environ))
     scheduler.check_here()
-    scheduler.exclude([node for text in exclude for node in text.split(",") if node])
+    scheduler.exclude(left_out)
     return scheduler.examine(nodes)
 
 
@@ -193,6 +193,7 @@ def _write_script(cluster: Cluster, folder: Path, count: int, left_out: Sequence
 def _wait(slurm: Slurm, job: str, limit_s: float) -> tuple[str, ...]:
     """Wait for the end of a job, and return its nodes; one that does not begin or end in time is cancelled."""
     from madlite.cluster.outcomes import why_never
+    from madlite.plan.node_values import expand_hosts
 
     deadline, nodes, reason = time.monotonic() + limit_s, "", ""
     while (state := slurm.queue([job]).get(job)) is not None:
@@ -206,7 +207,7 @@ def _wait(slurm: Slurm, job: str, limit_s: float) -> tuple[str, ...]:
             raise UsageProblem(what, never.hint if never is not None else "--nodes fewer, or a longer --timeout")
         time.sleep(_POLL_S)
     ended = slurm.ended([job]).get(job)
-    return slurm.expand(nodes or (ended.nodes if ended is not None else ""))
+    return expand_hosts(nodes or (ended.nodes if ended is not None else ""))
 
 
 def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: int, good_nodes: Path | None) -> int:

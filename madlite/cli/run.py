@@ -87,6 +87,7 @@ if TYPE_CHECKING:
 @click.option("--again", is_flag=True, hidden=True, help="With --plan: in place of its run that was cut off.")
 @click.option("--attempt", default="", hidden=True, help="With --plan: run it under this id, after a failed attempt.")
 @click.option("--smaller-plans", is_flag=True, hidden=True, help="With --plan: --oom-fallback, by plans beside it.")
+@click.option("--once", is_flag=True, hidden=True, help="With --plan: only if no run of it has begun here.")
 @click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite collect`.")
 @pretend_options("script and container request")
 @live_option
@@ -154,10 +155,9 @@ def _check_options(params: dict[str, Any]) -> None:
     _check_several(params)
     if params["zip_values"] and not params["sweep"]:
         raise UsageProblem("--zip without --sweep: there is nothing to pair", "add --sweep KEY=A,B")
-    if params["again"] and not (params["plan_file"] is not None and params["no_rows"]):
-        raise click.UsageError("--again takes the place of a plan's run in its job: use it with --plan and --no-rows")
-    if params["attempt"] and not (params["plan_file"] is not None and params["no_rows"]):
-        raise click.UsageError("--attempt is an attempt of a plan's run: use it with --plan and --no-rows")
+    for name in ("again", "attempt", "once"):
+        if params[name] and not (params["plan_file"] is not None and params["no_rows"]):
+            raise click.UsageError(f"--{name} is about a plan's run in its job: use it with --plan and --no-rows")
     if params["sweep"] and params["plan_file"] is not None:
         raise UsageProblem("--sweep beside --plan: a plan is frozen", "leave one of them out")
 
@@ -180,7 +180,7 @@ def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> Iterat
         return
     if touch:
         setup.copy_model_dir(plugins, None)
-    ids = {name: params[name] for name in ("again", "attempt", "smaller_plans")}
+    ids = {name: params[name] for name in ("again", "attempt", "once", "smaller_plans")}
     with plan_of_file(file, plugins, options, touch, **ids) as (one, own_options, notes):
         for text in notes:
             setup.warn(text)

@@ -162,6 +162,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.cluster.file import check_shared
     from madlite.cluster.schedulers import scheduler_of
     from madlite.cluster.submission import new_submission_id
+    from madlite.plan.node_values import split_hosts
 
     _refuse(params)
     for text in to.notes:
@@ -170,7 +171,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
     scheduler = scheduler_of(cluster, dict(os.environ))
-    scheduler.exclude([node.strip() for text in params["exclude"] for node in text.split(",") if node.strip()])
+    scheduler.exclude(split_hosts(",".join(params["exclude"])))
     options = _options(params, to, scheduler, touch)
     check_shared(cluster, options.workspace)
     if touch:
@@ -196,7 +197,7 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     """Return the options of the plans, after the cluster's values went below the context."""
     from madlite.cluster.file import context_values
     from madlite.cluster.translate import DONE
-    from madlite.plan.context import merge
+    from madlite.plan.context import ASKED, merge
 
     cluster = to.cluster
     own = scheduler.context()
@@ -212,8 +213,8 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     options = setup.make_options({**params, "nodes": None}, touch)
     environ = {**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler}
     # an allocation that this command is typed in is not that of its jobs
-    asked = replace(options, environ=environ, runtime=params["runtime"], nodes=nodes, allocation="", elsewhere=True)
-    return scheduler.adjust(asked)
+    asked = replace(options, environ=environ, runtime=params["runtime"], runtime_origin=ASKED, nodes=nodes)
+    return scheduler.adjust(replace(asked, allocation="", elsewhere=True))
 
 
 def _plans(
@@ -270,10 +271,6 @@ def _prepare(
     from madlite.cluster.submit import prepare
     from madlite.files import template_root
 
-    bare = {one.plan.card.name for one in planned if _leaves_image_out(one)}
-    if bare:
-        names = ", ".join(sorted(bare))
-        setup.warn(f"{names}: its image is not used, for container of cluster '{cluster.name}' is none")
     search = [options.workspace / "templates", template_root(setup.home())]
     sources = local_secret_sources(options)
     retries = Retries(count=params["retry"], wait_s=params["retry_wait"], oom_fallback=params["oom_fallback"])
@@ -281,15 +278,12 @@ def _prepare(
     return prepare(planned, submission_id, cluster, scheduler, options, search, sources, retries, most)
 
 
-def _leaves_image_out(one: Planned) -> bool:
-    return bool(one.plan.place.nodes > 1 and one.plan.card.dockerfile and not one.plan.traits.containerised)
-
-
 def _print_scripts(prepared: Prepared | None, blocked: Sequence[Planned], options: Options) -> int:
     """Print the plan of each run, once of those that are repeated, which job each has, and the scripts of the jobs."""
     for one in blocked:
         if one.plan.blocked is not None:
-            setup.warn(f"{one.plan.card.name}: would not start: {one.plan.blocked.reason}")
+            hint = f" ({one.plan.blocked.hint})" if one.plan.blocked.hint else ""
+            setup.warn(f"{one.plan.card.name}: would not start: {one.plan.blocked.reason}{hint}")
     if prepared is None:
         return int(ExitCode.OK)
     for one in prepared.planned:

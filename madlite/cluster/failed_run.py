@@ -93,6 +93,8 @@ def name_end(folder: Path, end: JobEnd) -> None:
     """
     stored = load_result(folder)
     record = stored.record
+    if record.reason.startswith(end.reason):  # it is named, and the row was not written then
+        return
     reason = f"{end.reason}; {record.reason}" if record.reason else end.reason
     rows = record.rows
     if rows is not None:

@@ -48,6 +48,7 @@ UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose j
 POLL_S = 10.0  # between two questions to the scheduler
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
 LONG_S = 60.0  # after it, by the cluster's clock, they certainly are
+_PATIENCE_S = 600.0  # for accounting that does not answer, where the controller has forgotten a job
 _NEVER_S = 25.0  # how long a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
 _LIMIT_BYTES = 1 << 20
@@ -93,6 +94,8 @@ class Settling:
         self._noted_before = frozenset(stored.settled)
         self._failed_runs = 0  # whose end was seen here
         self._limited = -1  # the poll after which jobs were ended for the failures of others
+        self._ask_from = 0.0  # when those whose end could not be told may be asked about again
+        self._unanswered: dict[str, float] = {}  # since when accounting does not tell of a job
         self._known: set[str] = set()  # jobs that are over and were asked about at once
         self.queue: dict[str, JobState] = {}
         self._polls = 0
@@ -222,7 +225,8 @@ class Settling:
                     self._failures[run.id] += done.failed
                     yield run, done
         finally:
-            self.notices += [text for text in write_waiting(self.workspace) if text not in self.notices]
+            for text in write_waiting(self.workspace):
+                self._tell(text)
             if settled:  # after the rows: of a run that is not noted its record says that it has them
                 with suppress(OSError), OpenSubmission.reopen(self.stored.folder) as opened:
                     opened.settle(settled)
@@ -335,9 +339,11 @@ class Settling:
         for run in self.stored.open_runs:
             state = self.queue.get(self.stored.job_of(run), JobState())
             if hint := why_waits(state):
-                text = f"job {self.stored.job_of(run).partition('_')[0]} waits: {state.reason}; {hint}"
-                if text not in self.notices:
-                    self.notices.append(text)
+                self._tell(f"job {self.stored.job_of(run).partition('_')[0]} waits: {state.reason}; {hint}")
+
+    def _tell(self, text: str) -> None:
+        if text not in self.notices:
+            self.notices.append(text)
 
     def _settle(self, run: JobRun) -> Collected | None:
         """Return what became of a run; None where it goes on."""
@@ -445,8 +451,10 @@ class Settling:
         self._cancel_queued_again(run)
         return self._end(job)
 
-    def _rows(self, folder: Path) -> Collected:
-        return self._with_result(next(iter(collect_all([folder], self.workspace, self._options.output, self._begin))))
+    def _rows(self, folder: Path) -> Collected | None:
+        """Return what became of a run with a result; None while another command writes its rows."""
+        done = next(iter(collect_all([folder], self.workspace, self._options.output, self._begin)))
+        return None if done.busy else self._with_result(done)
 
     def _with_result(self, done: Collected) -> Collected:
         """Return what became of a run with its result, which another command may have collected."""
@@ -483,8 +491,7 @@ class Settling:
         if self._clock() - since < GRACE_S and job not in self._ends:
             return None
         if any(map(is_alive, attempts)):
-            text = f"{run.id}: job {job} is over and the run's processes live on; it is waited for"
-            self.notices += [] if text in self.notices else [text]
+            self._tell(f"{run.id}: job {job} is over and the run's processes live on; it is waited for")
             return None
         state = self._end(job)
         if state is None or exists(attempts[-1] / RESULT):  # by now
@@ -520,19 +527,27 @@ class Settling:
         """Return how a job ended; None where it has not, or the cluster does not answer now."""
         if job in self._ends:
             return self._ends[job]
-        if job in self.queue:
+        if job in self.queue or self._clock() < self._ask_from:
             return None
         waiting = self._waiting()
         jobs = [job, *(other for run in self.stored.open_runs if (other := self.stored.job_of(run)) in waiting)]
-        try:
-            self._ends |= self.scheduler.ended(list(dict.fromkeys(jobs)))
-        except Unreachable:
+        found: Mapping[str, JobState] | None = None
+        with suppress(Unreachable):
+            found = self.scheduler.ended(list(dict.fromkeys(jobs)))
+            self._ends |= {one: state for one, state in found.items() if state.state and state.is_over}
+        state = JobState() if found is None else found.get(job, JobState())
+        if found is None or not state.is_over or self._waits_for_accounting(job, state):
+            self._ask_from = self._clock() + POLL_S
             return None
-        state = self._ends.setdefault(job, JobState())
-        if not state.is_over:
-            del self._ends[job]
-            return None
-        return state
+        return self._ends.setdefault(job, state)
+
+    def _waits_for_accounting(self, job: str, state: JobState) -> bool:
+        """Return whether the end of a job that only accounting knows may still be told."""
+        if state.state or not state.reason or not self.follows:
+            return False
+        self._tell(f"how job {job.partition('_')[0]} ended is not known yet: {state.reason}; accounting is waited for")
+        since = self._unanswered.setdefault(job, self._clock())
+        return self._clock() - since < _PATIENCE_S
 
     def _waiting(self) -> frozenset[str]:
         """Return the jobs that are over and whose end is not known yet: all are asked about at once."""
@@ -544,15 +559,19 @@ class Settling:
 
     def _fail(self, run: JobRun, end: JobEnd) -> Collected | None:
         plan_file = self.stored.folder / PLANS / f"{run.number}.json"
+        folder = self.workspace / RUNS / run.id
+        begun = exists(folder)
         try:
             write_failure(plan_file, end, self._options, self._screen, self._runtimes)
         except BlockingIOError:
             return None
         except (RecordError, UsageProblem) as problem:
+            if not begun and exists(folder):  # by another command, at this moment
+                return None
             return Collected(run_id=run.id, message=f"no row: {problem.message}", failed=True)
         except OSError as problem:
             return Collected(run_id=run.id, message=f"no row: {problem.strerror or problem}", failed=True)
-        return self._rows(self.workspace / RUNS / run.id)
+        return self._rows(folder)
 
     def _last_error(self, run: JobRun) -> str:
         """Return the last error line of a job's own output, as madlite, srun or Slurm wrote it."""

@@ -86,9 +86,10 @@ def end_of(state: JobState, job: str, last_error: str = "", *, started: bool = F
         cause, reason, hint = what
         return JobEnd(cause=cause, reason=f"{reason} ({_facts(state, job)})", hint=hint)
     if not state.state:
+        asked = f" ({state.reason})" if state.reason else ""
         return JobEnd(
             cause=Cause.JOB,
-            reason=f"the cluster does not know job {job} any more, and the run left no result",
+            reason=f"the cluster does not know job {job} any more{asked}, and the run left no result",
             hint="the job's output in the submission's folder",
         )
     return _failed(state, job, last_error)

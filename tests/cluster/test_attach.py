@@ -7,13 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from madlite.cli.main import call
-from madlite.cluster import follow, submit
+from madlite.cluster import follow, slurm, submit
 from madlite.cluster.submission import JOBS
+from madlite.workspace.folder import RunFolder
 from tests.csv_rows import csv_rows
 
 pytestmark = pytest.mark.host
@@ -117,6 +119,55 @@ def test_a_run_that_has_ended_is_not_submitted_again(folder: Path):
     assert len(csv_rows(folder / "perf.csv")) == 1 and (folder / "submitted").read_text() == "sbatch\n"
 
 
+def test_a_job_that_is_started_twice_measures_once(folder: Path, capfd):
+    """As of an sbatch whose answer did not come, or of a scheduler that queues it again and does not tell the job."""
+    assert run("--detach") == 0
+    (script,) = folder.glob("madlite_runs/jobs-*/scripts/1.sh")
+    for code in (0, 4):
+        assert subprocess.run(["bash", script], check=False).returncode == code
+    assert "a run of this plan has begun" in capfd.readouterr().err
+    assert call(["collect"]) == 0 and call(["collect"]) == 0
+    assert len(csv_rows(folder / "perf.csv")) == 1
+
+
+def test_a_run_that_another_command_is_about_to_collect_is_no_failure(folder: Path, monkeypatch):
+    assert run("--detach") == 0
+    (script,) = folder.glob("madlite_runs/jobs-*/scripts/1.sh")
+    subprocess.run(["bash", script], check=True)
+    real, done = follow.collect_all, []
+
+    def busy_at_first(folders, *rest):
+        with ExitStack() as other:
+            if not done:
+                other.callback(RunFolder.reopen(folders[0]).close)
+            done.extend(real(folders, *rest))
+        return iter(done[-1:])
+
+    monkeypatch.setattr(follow, "collect_all", busy_at_first)
+    assert call(["attach"]) == 0
+    assert [one.failed for one in done] == [True, False] and len(csv_rows(folder / "perf.csv")) == 1
+
+
+def test_accounting_that_is_down_is_waited_for_by_what_follows(folder: Path, monkeypatch):
+    monkeypatch.setattr(follow, "POLL_S", 0.1)
+    monkeypatch.setattr(slurm, "_PAUSE_S", 0.01)
+    down = "sacct: error: Problem talking to the database: Connection refused"
+    told = "4001|TIMEOUT|143:0|n1|0:0|Unknown"
+    count = f"echo >>{folder}/asked; [ $(wc -l <{folder}/asked) -gt 5 ]"
+    command(folder, "sacct", f"{count} && echo '{told}' || {{ echo '{down}' >&2; exit 1; }}")
+    assert run() == 3
+    (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
+    assert record["cause"] == "timeout", record["reason"]
+
+
+def test_accounting_that_stays_down_costs_a_run_its_cause_and_not_its_row(folder: Path, monkeypatch):
+    monkeypatch.setattr(slurm, "_PAUSE_S", 0.01)
+    command(folder, "sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
+    assert run("--detach") == 0 and call(["collect"]) == 3
+    (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
+    assert "the cluster does not know job 4001 any more (sacct: Connection refused)" in record["reason"]
+
+
 def test_who_waits_fails_with_the_run_that_another_command_collected(folder: Path, monkeypatch):
     assert run("--detach") == 0
     assert call(["collect"]) == 3
@@ -157,7 +208,7 @@ def test_a_submission_that_is_ended_has_the_signal_s_code_and_is_given_up(folder
             ("--nodes", "2", "--runtime", "host"),
             "--runtime host beside --nodes 2: it would run on the first node alone",
         ),
-        (("--nodes", "2", "--image", "i:1"), "--image i:1 beside --cluster lab: its nodes run commands without one"),
+        (("--nodes", "2", "--image", "i:1"), "--image i:1: the nodes run commands without a container"),
         (("--machine", "8xMI300X", "--dry-run"), "--machine 8xMI300X beside --cluster lab"),
         (("--cluster", ""), "--cluster has no name"),
     ],
@@ -167,12 +218,14 @@ def test_what_would_run_elsewhere_than_asked_is_refused(folder: Path, capfd, wor
     assert message in capfd.readouterr().err and not (folder / "submitted").exists()
 
 
-def test_a_card_whose_image_is_not_used_is_told(folder: Path, capfd):
+def test_a_card_with_an_image_is_no_job_on_nodes_without_containers(folder: Path, capfd):
     (folder / "a.Dockerfile").write_text("FROM scratch\n")
     card = {"name": "a", "scripts": "run.sh", "dockerfile": "a", "tags": [], "n_gpus": "0"}
     (folder / "models.json").write_text(json.dumps([card]))
-    assert run("--nodes", "2", "--detach") == 0
-    assert "a: its image is not used, for container of cluster 'lab' is none" in capfd.readouterr().err
+    assert run("--nodes", "2", "--detach") == 3
+    assert "card 'a' runs in an image (a), and the nodes have no container for it" in capfd.readouterr().out
+    assert not (folder / "submitted").exists() and csv_rows(folder / "perf.csv")[0]["status"] == "FAILURE"
+    assert run("--nodes", "2", "--detach", "--runtime", "slurm") == 0 and (folder / "submitted").exists()
 
 
 def test_what_bash_said_of_a_job_that_never_began_is_the_reason(folder: Path):

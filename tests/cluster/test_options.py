@@ -58,7 +58,8 @@ def test_a_dry_run_names_the_points_and_repeats_of_an_array(site, capfd):
     assert "# 2: a · env.A=2  (run 1 of 2, caches of the user): job 1, element 2\n# 3: a · env.A=1  (run 2 of 2" in out
     assert out.count("# --- commands\n") == 2 and '"A": "2"' in out and "bash run.sh" in out, "the plan of each point"
     assert "#SBATCH --array=1-4\n" in out
-    assert "--retry 3 --retry-wait 10.0 ${SLURM_RESTART_COUNT:+--again}" in out
+    assert "attempt=${SLURM_RESTART_COUNT:+--again}\n" in out
+    assert '--retry 3 --retry-wait 10.0 "${attempt:---once}"\n' in out
     assert not (site / "madlite_runs").exists()
 
 
@@ -75,7 +76,7 @@ def test_explain_shows_the_plan_for_the_cluster(site, capfd, monkeypatch):
     assert "8 x AMD Instinct MI300X" in out and re.search(r"^  runtime +slurm ", out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("words", [["--again"], ["--attempt", "x"]])
+@pytest.mark.parametrize("words", [["--again"], ["--attempt", "x"], ["--once"]])
 def test_what_a_job_is_started_with_is_for_jobs_alone(site, capfd, words):
     assert call(["run", "--tags", "a", *words]) == 4
     assert words[0] in capfd.readouterr().err
