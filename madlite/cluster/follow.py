@@ -7,7 +7,6 @@ run: then it says why the signal came.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +16,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from madlite.cluster.ends import JobEnds, last_error
 from madlite.cluster.failed_run import name_end, read_plan, write_failure
 from madlite.cluster.outcomes import JobEnd, end_of, refused_end, why_never, why_waits
 from madlite.cluster.retries import Retrying
 from madlite.cluster.schedulers import JobState, Refused, Scheduler, Unreachable
-from madlite.cluster.submission import OUTPUT, PLANS, JobRun, Note, OpenSubmission, ScriptState, Stored, read_stored
+from madlite.cluster.submission import PLANS, JobRun, Note, OpenSubmission, ScriptState, Stored, read_stored
 from madlite.errors import RecordError, UsageProblem
 from madlite.model import Cause, Result, RunPlan, Runtime, Status, Value
 from madlite.plan.context import Options
@@ -31,7 +31,6 @@ from madlite.results.sidefiles import write_waiting
 from madlite.results.stored import load_result, read_record
 from madlite.run.collect import Collected, attempts_of, collect_all
 from madlite.run.screen import Screen
-from madlite.safe_read import read_regular
 from madlite.workspace.folder import (
     RECORD,
     RESULT,
@@ -45,16 +44,9 @@ from madlite.workspace.journal import now, read_run
 
 CANCELLED = "cancelled before it was submitted"  # in the place of a refusal
 UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
-POLL_S = 10.0  # between two questions to the scheduler
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
-LONG_S = 60.0  # after it, by the cluster's clock, they certainly are
-_PATIENCE_S = 600.0  # for accounting that does not answer, where the controller has forgotten a job
 _NEVER_S = 25.0  # how long a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
-_LIMIT_BYTES = 1 << 20
-_ERROR = re.compile(
-    rb"^(?:(?:error|slurmstepd(?:-[\w.-]+)?: error|srun: error|sbatch: error):|/\S+: line \d+:)\s*(.+)$", re.MULTILINE
-)
 
 
 class RunState(Value, frozen=True):
@@ -89,14 +81,11 @@ class Settling:
         self._over: dict[str, float] = {}  # when the run's job was first seen to be over
         self._never: dict[str, float] = {}
         self._failures: Counter[str] = Counter()  # of collecting a run
-        self._ends: dict[str, JobState] = {}
+        self._ends = JobEnds(scheduler, clock, self._tell)
         self._cancelled: set[str] = set()  # jobs that were ended here
         self._noted_before = frozenset(stored.settled)
         self._failed_runs = 0  # whose end was seen here
         self._limited = -1  # the poll after which jobs were ended for the failures of others
-        self._ask_from = 0.0  # when those whose end could not be told may be asked about again
-        self._unanswered: dict[str, float] = {}  # since when accounting does not tell of a job
-        self._known: set[str] = set()  # jobs that are over and were asked about at once
         self.queue: dict[str, JobState] = {}
         self._polls = 0
         self._again: dict[str, int] = {}  # the poll at which the job of a run that had begun was seen to wait
@@ -358,7 +347,7 @@ class Settling:
         if script.refused == CANCELLED:
             return self._fail(run, JobEnd(cause=Cause.INTERRUPTED, reason=CANCELLED))
         if script.refused:
-            return self._fail(run, refused_end(*_message_and_hint(script.refused)))
+            return self._fail(run, refused_end(script.refused))
         job = self.stored.job_of(run)
         if not job or not self.polled:
             return None
@@ -437,7 +426,7 @@ class Settling:
                 if state is None:
                     return None  # it is not over yet, or the cluster does not answer
                 if state.restarts or state.state not in ("", "COMPLETED", "FAILED"):
-                    name_end(folder, end_of(state, self.stored.job_of(run), self._last_error(run), started=True))
+                    name_end(folder, end_of(state, self.stored.job_of(run), last_error(self.stored, run), started=True))
         done = self._rows(folder)
         for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place
             self._rows(earlier)
@@ -499,7 +488,7 @@ class Settling:
         if standing := [one for one in attempts if is_uncollected(one)]:  # what followed it came to nothing
             return self._collect(run, standing)
         started = exists(attempts[0])
-        end = end_of(state, job, self._last_error(run), started=started)
+        end = end_of(state, job, last_error(self.stored, run), started=started)
         if not started and end.cause is Cause.INTERRUPTED and self._is_limit_reached():
             end = replace(end, reason=f"{self._limit_text()}: {end.reason}")
         return self._fail(run, end)
@@ -512,42 +501,16 @@ class Settling:
             job
             for run in self.stored.open_runs
             if (job := self.stored.job_of(run))
-            and not (job in self._known or job in self.queue)
+            and not (job in self._ends.asked or job in self.queue)
             and not (run.id in there and exists(self.workspace / RUNS / run.id / RESULT))
         ]
-        self._known.update(jobs)
-        if not jobs:
-            return
-        with suppress(Unreachable):
-            found = self.scheduler.ended(jobs)
-            before_s = time.time() - LONG_S
-            self._ends |= {job: one for job, one in found.items() if one.is_over and 0 < one.ended_s < before_s}
+        self._ends.find_long_over(jobs)
 
     def _end(self, job: str) -> JobState | None:
         """Return how a job ended; None where it has not, or the cluster does not answer now."""
-        if job in self._ends:
-            return self._ends[job]
-        if job in self.queue or self._clock() < self._ask_from:
+        if job in self.queue:
             return None
-        waiting = self._waiting()
-        jobs = [job, *(other for run in self.stored.open_runs if (other := self.stored.job_of(run)) in waiting)]
-        found: Mapping[str, JobState] | None = None
-        with suppress(Unreachable):
-            found = self.scheduler.ended(list(dict.fromkeys(jobs)))
-            self._ends |= {one: state for one, state in found.items() if state.state and state.is_over}
-        state = JobState() if found is None else found.get(job, JobState())
-        if found is None or not state.is_over or self._waits_for_accounting(job, state):
-            self._ask_from = self._clock() + POLL_S
-            return None
-        return self._ends.setdefault(job, state)
-
-    def _waits_for_accounting(self, job: str, state: JobState) -> bool:
-        """Return whether the end of a job that only accounting knows may still be told."""
-        if state.state or not state.reason or not self.follows:
-            return False
-        self._tell(f"how job {job.partition('_')[0]} ended is not known yet: {state.reason}; accounting is waited for")
-        since = self._unanswered.setdefault(job, self._clock())
-        return self._clock() - since < _PATIENCE_S
+        return self._ends.of(job, self._waiting(), patient=self.follows)
 
     def _waiting(self) -> frozenset[str]:
         """Return the jobs that are over and whose end is not known yet: all are asked about at once."""
@@ -572,22 +535,6 @@ class Settling:
         except OSError as problem:
             return Collected(run_id=run.id, message=f"no row: {problem.strerror or problem}", failed=True)
         return self._rows(folder)
-
-    def _last_error(self, run: JobRun) -> str:
-        """Return the last error line of a job's own output, as madlite, srun or Slurm wrote it."""
-        script = self.stored.script_of[run.id]
-        name = f"{script.number}-{run.number - script.first + 1}.out" if script.count > 1 else f"{script.number}.out"
-        try:
-            data = read_regular(self.stored.folder / OUTPUT / name, _LIMIT_BYTES)
-        except OSError:
-            return ""
-        found = _ERROR.findall(data[-65536:])
-        return found[-1].decode("utf-8", "replace").strip()[:300] if found else ""
-
-
-def _message_and_hint(text: str) -> tuple[str, str]:
-    message, _, hint = text.rpartition("; ")
-    return (message, hint) if message else (text, "")
 
 
 def _names(folder: Path) -> frozenset[str]:

@@ -149,7 +149,7 @@ def test_a_run_that_another_command_is_about_to_collect_is_no_failure(folder: Pa
 
 
 def test_accounting_that_is_down_is_waited_for_by_what_follows(folder: Path, monkeypatch):
-    monkeypatch.setattr(follow, "POLL_S", 0.1)
+    monkeypatch.setattr(ends, "POLL_S", 0.1)
     monkeypatch.setattr(slurm, "_PAUSE_S", 0.01)
     down = "sacct: error: Problem talking to the database: Connection refused"
     told = "4001|TIMEOUT|143:0|n1|0:0|Unknown"
