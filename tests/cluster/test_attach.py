@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
-from madlite.cluster import follow, slurm, submit
+from madlite.cluster import ends, follow, slurm, submit
 from madlite.cluster.submission import JOBS
 from madlite.workspace.folder import RunFolder
 from tests.csv_rows import csv_rows
