@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -300,3 +301,44 @@ def state_line(one: RunState) -> str:
         steps = f", step {progress.step}{f' of {progress.steps}' if progress.steps else ''}"
     job = f" job {one.job}" if one.job else ""
     return f"{one.run.id}:{job} {one.word}{reason}{where}{steps}{ends}"
+
+
+def state_lines(states: Sequence[RunState], most: int | None, width: int | None) -> Iterator[str]:
+    """Yield lines about open runs, those in the same state and with no step in one where they are more than `most`.
+
+    In a terminal of `width` columns a longer line is broken.
+    """
+    alike = Counter(map(_sort, states))
+    told: set[tuple[str, str]] = set()
+    for one in states:
+        sort = _sort(one)
+        if most is None or alike[sort] <= most or one.progress is not None:
+            yield from _broken(state_line(one), width)
+        elif sort not in told:
+            told.add(sort)
+            yield from _broken(_alike_line([each for each in states if _sort(each) == sort]), width)
+
+
+def _sort(one: RunState) -> tuple[str, str]:
+    return one.word, one.state.reason if one.progress is None else one.run.id
+
+
+def _alike_line(states: Sequence[RunState]) -> str:
+    """Return a line about runs in the same state: `1000 runs: PENDING (Resources), jobs 12_1 to 12_1000, 600 of a`."""
+    first, last = states[0], states[-1]
+    reason = f" ({first.state.reason})" if first.state.reason else ""
+    jobs = f", jobs {first.job} to {last.job}" if first.job else ""
+    cards = Counter(one.run.card for one in states).most_common()
+    named = ", ".join(f"{count} of {card}" for card, count in cards[:3])
+    more = f" and {len(cards) - 3} more cards" if len(cards) > 3 else ""
+    return f"{len(states)} runs: {first.word}{reason}{jobs}, {named}{more}"
+
+
+def _broken(text: str, width: int | None) -> Iterator[str]:
+    """Yield a line, where it is too wide what it is about and the rest, indented."""
+    if width is None or len(text) + 2 <= width:
+        yield f"  {text}"
+        return
+    head, _, rest = text.partition(": ")
+    yield f"  {head}:"
+    yield from textwrap.wrap(rest, max(20, width), initial_indent=" " * 4, subsequent_indent=" " * 4)
