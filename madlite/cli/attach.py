@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,15 +42,15 @@ def command(submission: tuple[str, ...], on_interrupt: str | None) -> int:
         echo_on("no job is open here")
         return int(ExitCode.OK)
     attached = attach(stored, on_interrupt or "")
-    opened = [OpenSubmission.reopen(one.folder, submitting=True) for one in stored if not one.is_submitting()]
-    try:
+    with ExitStack() as opened:
+        own = []
+        for one in stored:
+            with suppress(BlockingIOError):  # another command is submitting it
+                own.append(opened.enter_context(OpenSubmission.reopen(one.folder, submitting=True)))
         attached.recall()
-        code = follow(attached, *opened)
+        code = follow(attached, *own)
         attached.close(code)
         return code
-    finally:
-        for one in opened:
-            one.close()
 
 
 def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[Stored, ...]:

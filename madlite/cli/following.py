@@ -72,6 +72,7 @@ def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) ->
         for one in attached.settlings:
             own = next((each for each in opened if each.path == one.stored.folder), None)
             if own is not None:
+                one.reload()  # another command may have submitted it before the lock was this one's
                 with suppress(Unreachable):
                     one.find_jobs()  # an earlier command may have been cut off before it noted a job
                 one.stored = submit_all(own, one.stored, one.scheduler, setup.warn, sleep=stop.wait, stopped=stop)

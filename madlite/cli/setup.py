@@ -174,6 +174,13 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     workspace, output = find_workspace(touch), Path.cwd() / params["output"]
     recipe = params.get("recipe_file")
     runtime, nodes, note = _allocated(params["runtime"], params.get("nodes"))
+    if runtime == _SLURM and params.get("parallel") not in (None, 1):
+        what = (
+            f"--parallel {params['parallel'] or 'auto'} on the nodes of an allocation: each run has all of their GPUs"
+        )
+        raise UsageProblem(
+            what, "leave --parallel out: one run after another; --cluster NAME gives each a job of its own"
+        )
     return Options(
         workspace=workspace,
         output=output,

@@ -70,12 +70,15 @@ def open_cluster(name: str) -> Cluster:
 
 
 def named_cluster(params: dict[str, Any]) -> str:
-    """Return the cluster that a command names, by option or environment; "" for none, and inside of a job.
+    """Return the cluster that a command names, by option or environment; "" for none.
+
+    Runs of an allocation are in it, unless the option says otherwise.
 
     Raises:
         UsageProblem: it is empty, or given beside a pretended machine.
     """
     from madlite.cluster.file import VARIABLE
+    from madlite.runtimes.slurm.allocation import allocation_of
 
     if params.get("cluster") == "":
         raise UsageProblem("--cluster has no name: ''", "a variable without a value? cluster.toml has the names")
@@ -83,7 +86,7 @@ def named_cluster(params: dict[str, Any]) -> str:
     if given and params.get("machine"):
         what = f"--machine {params['machine']} beside --cluster {given}: its runs are planned for the cluster's GPUs"
         raise UsageProblem(what, "gpu and gpus_per_node of the cluster file say what they are; leave --machine out")
-    if given or params.get("plan_file") is not None or params.get("machine"):
+    if given or params.get("plan_file") is not None or params.get("machine") or allocation_of(os.environ) is not None:
         return given
     return os.environ.get(VARIABLE, "").strip()
 

@@ -149,7 +149,7 @@ def _cluster(name: str, table: Mapping[str, Json], file: Path, text: str, schedu
         what = f"{file}{_line_of(text, name, place)}: [clusters.{name}]: key '{place}' is unknown"
         raise UsageProblem(what, near or f"accepted: {', '.join(known)}")
     try:
-        cluster = msgspec.convert({**table, "name": name, "source": str(file)}, Cluster)
+        cluster = msgspec.convert({**_with_lines(table), "name": name, "source": str(file)}, Cluster)
     except msgspec.ValidationError as error:
         key, what, hint = _wrong_value(table, error)
         raise UsageProblem(f"{file}{_line_of(text, name, key)}: [clusters.{name}]: {what}", hint) from None
@@ -159,6 +159,12 @@ def _cluster(name: str, table: Mapping[str, Json], file: Path, text: str, schedu
             what = f"{where}: table '{other}' with scheduler '{cluster.scheduler}'"
             raise UsageProblem(what, f'scheduler = "{other}" in [clusters.{name}], or leave the table out')
     return cluster
+
+
+def _with_lines(table: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Return a table whose prologue is a list of lines; a text of several lines stands for one."""
+    prologue = table.get("prologue")
+    return {**table, "prologue": prologue.splitlines()} if isinstance(prologue, str) else table
 
 
 def _unknown(table: Mapping[str, Json], kind: type[Value], place: str) -> Iterator[tuple[str, str, list[str]]]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from madlite.cluster.file import Cluster
 from madlite.model import Value, to_json
@@ -48,7 +49,7 @@ class NodeReport(Value, frozen=True):
 
 def write_request(folder: Path, cluster: Cluster, image: str) -> CheckRequest:
     """Write what the nodes are to look for into a new folder, and return it."""
-    request = CheckRequest(token=secrets.token_hex(8), cluster=cluster, image=image)
+    request = CheckRequest(token=secrets.token_hex(8), cluster=replace(cluster, env={}), image=image)
     folder.mkdir(mode=0o700, parents=True)
     (folder / CHECK_REQUEST).write_text(to_json(request))
     return request

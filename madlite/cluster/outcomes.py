@@ -35,6 +35,8 @@ _NEVER = {
     "AccountNotAllowed": "account or partition of the cluster file: scontrol show partition",
     "DependencyNeverSatisfied": "directives of the cluster file: the job that it waits for has failed",
     "ReservationDeleted": "reservation of the cluster file: scontrol show reservation",
+    "PartitionConfig": "another partition: sinfo -s",
+    "JobHoldMaxRequeue": "slurmd's log of the node; madlite cluster check finds bad nodes",
     "JobLaunchFailure": "slurmd's log of the node; madlite cluster check finds bad nodes",
     "launch_failed_requeued_held": "slurmd's log of the node; madlite cluster check finds bad nodes",
 }

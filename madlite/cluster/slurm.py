@@ -6,6 +6,8 @@ filter by job, `scancel` takes no element of an array, and `squeue` needs no `%e
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import shutil
 import time
@@ -233,7 +235,10 @@ class Slurm:
         return done.stdout if done.ok else ""
 
     def _me(self) -> list[str]:
-        user = self._environ.get("USER") or self._environ.get("LOGNAME", "")
+        try:
+            user = pwd.getpwuid(os.geteuid()).pw_name  # $USER is another one after su or in a container
+        except KeyError:
+            user = self._environ.get("USER") or self._environ.get("LOGNAME", "")
         return ["-u", user] if user else []
 
     def _of_controller(self, jobs: Sequence[str]) -> dict[str, JobState]:
@@ -413,6 +418,17 @@ def _words(done: Finished) -> str:
 
 
 _REFUSALS = (
+    (
+        "submit limit",
+        "a limit of the account or QOS: sacctmgr show assoc user=$USER; fewer runs, nodes or a shorter time",
+    ),
+    ("gres", "gpus and gres of the cluster file: sinfo -o '%P %G' has the GPUs' names"),
+    ("generic resource", "gpus and gres of the cluster file: sinfo -o '%P %G' has the GPUs' names"),
+    ("memory", "mem of the cluster file: sinfo -o '%P %m' lists each partition's"),
+    ("feature", "constraint of the cluster file: sinfo -o '%P %f' lists what nodes have"),
+    ("constraint", "constraint of the cluster file: sinfo -o '%P %f' lists what nodes have"),
+    ("reservation", "reservation of the cluster file: scontrol show reservation"),
+    ("exclusive", "exclusive of the cluster file: false asks for the run's GPUs alone"),
     ("node name", "nodelist and exclude of the cluster file, --exclude: sinfo -N lists the nodes"),
     ("account", "account of the cluster file: sacctmgr show assoc user=$USER lists yours"),
     ("partition", "partition of the cluster file: sinfo -s lists them"),

@@ -82,7 +82,8 @@ class Submission(Value, frozen=True):
     """The runs that one command gave to a cluster, and the scripts of their jobs; `output` is the results file.
 
     `study` is the kind of the study that the runs are, which has the submission's id; "" where they are none.
-    `description` is the cluster as its file had it then.  Once `max_failures` runs have failed no other is started.
+    `description` is the cluster as its file had it then, but for the variables of runs.  Once `max_failures` runs have
+    failed no other is started.
     """
 
     id: str

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.backends.loader import Plugins
 from madlite.cluster.file import Cluster
 from madlite.cluster.schedulers import Refused, Scheduler, Unreachable
@@ -81,7 +83,7 @@ def prepare(
         study=next((one.plan.study.kind for one in ordered if one.plan.study is not None), ""),
         retries=retries,
         max_failures=max_failures,
-        description=cluster,
+        description=replace(cluster, env={}),  # which the plans have, secrets by their names
     )
     environment = _environment(ordered, options, sources, with_credentials=not scheduler.reads_credentials)
     texts = {}

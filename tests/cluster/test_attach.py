@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from madlite.cli import attach
 from madlite.cli.main import call
 from madlite.cluster import ends, follow, slurm, submit
 from madlite.cluster.submission import JOBS
@@ -86,6 +87,23 @@ def test_collect_has_a_file_of_its_own_only_where_one_is_named(folder: Path, wor
     assert run("--detach", "-o", "a.csv") == 0
     assert call(["collect", *words]) == 3
     assert {one.name for one in folder.glob("*.csv") if not one.name.startswith("perf_entry")} == files
+
+
+def test_no_secret_of_the_cluster_file_is_in_the_files_of_a_submission(folder: Path):
+    secret = "hf_thisIsNoRealTokenButLooksLikeOne9012"
+    with (folder / "cluster.toml").open("a") as file:
+        file.write(f'[clusters.lab.env]\nHF_TOKEN = "{secret}"\n')
+    assert run("--detach") == 0
+    files = [file for file in folder.glob("madlite_runs/jobs-*/**/*") if file.is_file()]
+    assert [file.name for file in files if secret in file.read_text()] == ["environment"]
+
+
+def test_in_an_allocation_the_variable_of_a_cluster_submits_nothing(folder: Path, monkeypatch):
+    monkeypatch.setenv("MADLITE_CLUSTER", "lab")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    assert call(["run", "--tags", "a"]) == 0
+    assert submissions(folder) == [] and len(csv_rows(folder / "perf.csv")) == 1
 
 
 def test_detach_fails_where_nothing_was_submitted(folder: Path, capfd):
@@ -166,6 +184,27 @@ def test_accounting_that_stays_down_costs_a_run_its_cause_and_not_its_row(folder
     assert run("--detach") == 0 and call(["collect"]) == 3
     (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
     assert "the cluster does not know job 4001 any more (sacct: Connection refused)" in record["reason"]
+
+
+def test_what_another_command_submits_meanwhile_is_not_submitted_twice(folder: Path, monkeypatch):
+    sbatch = (folder / "bin/sbatch").read_bytes()
+    unreachable(folder)
+    assert run("--detach") == 3
+    for name, text in (("sbatch", sbatch), ("squeue", b"#!/bin/sh\n")):
+        (folder / "bin" / name).write_bytes(text)
+    read = attach.open_submissions
+
+    def and_another_begins(wanted):
+        stored = read(wanted)
+        (jobs,) = folder.glob(f"madlite_runs/jobs-*/{JOBS}")
+        jobs.write_text("")  # as it was before that command
+        stored = read(wanted)
+        subprocess.run([sys.executable, "-m", "madlite", "attach"], cwd=folder, check=False)
+        return stored
+
+    monkeypatch.setattr(attach, "open_submissions", and_another_begins)
+    assert call(["attach"]) in (0, 3)
+    assert (folder / "submitted").read_text() == "sbatch\n"
 
 
 def test_who_waits_fails_with_the_run_that_another_command_collected(folder: Path, monkeypatch):

@@ -64,6 +64,11 @@ def test_nodes_without_gpus_have_no_machine_to_plan_for(tmp_path):
     assert read(tmp_path, GOOD, "cpu").machine == ""
 
 
+def test_a_prologue_may_be_a_text_of_several_lines(tmp_path):
+    cluster = read(tmp_path, '[clusters.lab]\nprologue = """\nmodule load rocm\nif true; then\n  A=1\nfi"""\n')
+    assert cluster.prologue == ("module load rocm", "if true; then", "  A=1", "fi")
+
+
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [

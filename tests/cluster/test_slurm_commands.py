@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,15 @@ def test_a_command_that_hangs_is_given_up(site, tmp_path):
         (1, "sbatch: error: invalid partition specified: x", "partition"),
         (1, "sbatch: error: Batch job submission failed: Invalid account or account/partition combination", "account"),
         (255, "sbatch: unrecognized option '--wckeyy=x'", "directives"),
+        (
+            1,
+            "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit)",
+            "fewer",
+        ),
+        (1, "sbatch: error: Invalid generic resource (gres) specification", "gres of the cluster file"),
+        (1, "sbatch: error: Memory specification can not be satisfied", "mem of the cluster file"),
+        (1, "sbatch: error: Batch job submission failed: Invalid feature specification", "constraint"),
+        (1, "sbatch: error: --exclusive is not allowed here", "exclusive of the cluster file"),
         (1, "sbatch: error: Batch job submission failed: Requested node configuration is not available", "--nodes"),
     ],
 )
@@ -147,6 +158,13 @@ def test_a_refusal_names_the_key_to_change(site, code, text, hint):
         slurm.submit_file(Path("job.sh"))
     assert f"exit code {code}" in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_the_queue_is_that_of_who_asks_whatever_user_names(site):
+    command, slurm, calls, _ = site
+    command("squeue", "exit 0")
+    slurm.queue(["5"])
+    assert f"-u {pwd.getpwuid(os.geteuid()).pw_name} " in calls()[-1] and slurm._environ["USER"] == "me"
 
 
 def test_a_job_is_found_by_its_name(site):
