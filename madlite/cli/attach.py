@@ -47,7 +47,6 @@ def command(submission: tuple[str, ...], on_interrupt: str | None) -> int:
         for one in stored:
             with suppress(BlockingIOError):  # another command is submitting it
                 own.append(opened.enter_context(OpenSubmission.reopen(one.folder, submitting=True)))
-        attached.recall()
         code = follow(attached, *own)
         attached.close(code)
         return code

@@ -77,6 +77,7 @@ def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) ->
                     one.find_jobs()  # an earlier command may have been cut off before it noted a job
                 one.stored = submit_all(own, one.stored, one.scheduler, setup.warn, sleep=stop.wait, stopped=stop)
             _print_jobs(one.stored)
+        attached.recall()
         if detach and not stop():
             attached.settle()  # what was refused has its row
             attached.finish()
