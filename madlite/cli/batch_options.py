@@ -19,9 +19,6 @@ NOT_MEASURED = {
 """Options of `run` beside which no numbers can be compared: by their parameter, the option and why."""
 
 
-_PRETEND = "With --dry-run: pretend this machine, e.g. 8xMI300X."
-
-
 def refuse(params: Mapping[str, Any], refused: Mapping[str, tuple[str, str]], where: str, instead: str = "") -> None:
     """Refuse options that a command does not go together with; `where` is "beside tune", say.
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from madlite.cluster.slurm import Slurm
 
 _POLL_S = 2.0
+_FILES_S = 5.0  # after the end of the job, for what nodes wrote to be seen here
 
 
 @click.group("cluster", cls=Group)
@@ -214,8 +215,10 @@ def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: in
     from madlite.cluster.node_check import failures, read_reports
     from madlite.results.locked import write_named
 
-    time.sleep(1.0)  # for the shared folder
-    reports = read_reports(folder, request)
+    reports, until_s = read_reports(folder, request), time.monotonic() + _FILES_S
+    while len(reports) < count and time.monotonic() < until_s:
+        time.sleep(0.5)
+        reports = read_reports(folder, request)
     failed = failures(reports, asked)
     for node in dict.fromkeys((*asked, *reports)):
         digest = f", image {reports[node].digest}" if node in reports and reports[node].digest else ""

@@ -278,7 +278,8 @@ class PlainScreen:
         counts = Counter(status_text(result.status.value, result.suspect) for result in outcome.results)
         if len(outcome.results) > 1:
             self._line(", ".join(f"{count} {status}" for status, count in counts.items()), colour=all_coloured)
-            failed = [f"{name} ({cause})" for name, cause in self._failed]
+            causes = Counter(self._failed).items()
+            failed = [f"{f'{count} x ' if count > 1 else ''}{name} ({cause})" for (name, cause), count in causes]
             if failed:
                 self._line(f"failed: {', '.join(failed)}")
         aside = ", ".join(outcome.pending)

@@ -154,16 +154,9 @@ _VERSION = {
     "pyxis": (("enroot", "version"), ("srun", "--help")),
     "apptainer": (("apptainer", "--version"),),
 }
-_DIGEST = {
-    "docker": (
-        "docker",
-        "image",
-        "inspect",
-        "--format",
-        "{{if .RepoDigests}}{{index .RepoDigests 0}}{{else}}{{.Id}}{{end}}",
-    ),
-    "podman": ("podman", "image", "inspect", "--format", "{{.Digest}}"),
-}
+_ID = ("image", "inspect", "--format", "{{.Id}}")  # as before a run: one that was loaded has no digest of a registry
+_TRY = ("run", "--rm", "--pull=never", "--network=none", "--entrypoint=bash")  # which runs on nodes need
+_ENGINES = ("docker", "podman")
 
 
 def _image(cluster: Cluster, image: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
@@ -178,11 +171,15 @@ def _image(cluster: Cluster, image: str, environ: Mapping[str, str]) -> tuple[st
             return "", [f"container '{flavour}': {argv[0]} does not answer: {_last(done.stderr)}"]
         if argv[0] == "srun" and "--container-image" not in done.stdout:
             problems.append("container 'pyxis': srun knows no --container-image")
-    if not image or flavour not in _DIGEST:
+    if not image or flavour not in _ENGINES:
         return "", problems
-    done = capture([*_DIGEST[flavour], image], limit_s=_LIMIT_S, env=environ)
-    digest = done.stdout.strip().rpartition("@")[2]
-    return (digest, problems) if done.ok else ("", [*problems, f"image {image} is not here: {_last(done.stderr)}"])
+    done = capture([flavour, *_ID, image], limit_s=_LIMIT_S, env=environ)
+    if not done.ok:
+        return "", [f"image {image} is not here: {_last(done.stderr)}"]
+    tried = capture([flavour, *_TRY, image, "-c", "true"], limit_s=_LIMIT_S, env=environ)
+    if not tried.ok:
+        problems.append(f"container '{flavour}': bash does not run in image {image}: {_last(tried.stderr)}")
+    return done.stdout.strip(), problems
 
 
 def _last(text: str) -> str:

@@ -11,8 +11,10 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -302,6 +304,36 @@ def test_a_job_that_slurm_ends_ends_its_training_in_time_and_leaves_no_container
     wait_until(lambda: not containers(engine, run), "the containers' end")
     told = [file.read_text() for file in sorted(site.folder.glob("**/told.*"))]
     assert told == ["TERM\ndone\n"] * 2, output.read_text()
+
+
+@pytest.mark.parametrize("steps_too", [False, True], ids=["madlite", "and its steps"])
+def test_a_madlite_that_is_killed_leaves_nothing_on_the_nodes_after_its_job(site, engine, base_image, steps_too):
+    site.environ |= {"DOCKER_HOST": engine, "MADLITE_CONTAINER": "docker"}
+    card = json.loads((site.folder / "models.json").read_text())[0]
+    (site.folder / "models.json").write_text(json.dumps([{**card, "runtimes": []}]))
+    words = [sys.executable, "-m", "madlite", "run", "--tags", "a", "--image", base_image, "--set", "env.SLEEP=600"]
+    ends = f"until [ -e {site.folder}/end ]; do sleep 0.1; done"
+    shell = ["bash", "-c", f"{shlex.join(words)}; {ends}"]
+    started = start_session(["salloc", "--quiet", "-N2", *shell], site.folder, site.environ)
+    try:
+        wait_until(lambda: len([*site.folder.glob("**/begun.*")]) == 2, "both nodes have begun")
+        (run,) = [file.parent.name for file in site.folder.glob("madlite_runs/*/plan.json")]
+        (found,) = [
+            path for path in Path("/proc").iterdir() if path.name.isdigit() and _is_madlite_of(path, site.folder)
+        ]
+        below = psutil.Process(int(found.name)).children(recursive=True)
+        os.kill(int(found.name), signal.SIGKILL)
+        for one in below if steps_too else ():
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        (site.folder / "end").touch()
+        started.communicate(timeout=120)
+        wait_until(lambda: not containers(engine, run), "the containers' end")
+        listed = [sys.executable, "-m", "madlite", "runs"]
+        told = subprocess.run(listed, cwd=site.folder, env=site.environ, capture_output=True, text=True, check=True)
+        assert "CUT OFF" in told.stdout and f"1 earlier run was cut off: {run} (no row)" in told.stderr
+    finally:
+        started.kill()
 
 
 def test_docker_takes_several_gpus_of_nvidia(engine, base_image, tmp_path):
