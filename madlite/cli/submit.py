@@ -174,13 +174,14 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
     scheduler = scheduler_of(cluster, dict(os.environ))
+    if touch:
+        to = replace(to, cluster=scheduler.check_here())
+        cluster = to.cluster
     scheduler.exclude(split_hosts(",".join(params["exclude"])))
     options = _options(params, to, scheduler, touch)
     check_shared(cluster, options.workspace)
-    if touch:
-        scheduler.check_here()
-        if study is not None:
-            study.check(len(scheduler.nodes()), cluster.name)
+    if touch and study is not None:
+        study.check(len(scheduler.nodes()), cluster.name)
     submission_id = new_submission_id()
     planned = _plans(plugins, options, params, submission_id, study)
     jobs, blocked = _split(planned)

@@ -425,7 +425,7 @@ class Settling:
                 state = self._end_of_interrupted(run)
                 if state is None:
                     return None  # it is not over yet, or the cluster does not answer
-                if state.restarts or state.state not in ("", "COMPLETED", "FAILED"):
+                if state.restarts or state.state not in ("", "DELETED", "COMPLETED", "FAILED"):
                     name_end(folder, end_of(state, self.stored.job_of(run), last_error(self.stored, run), started=True))
         done = self._rows(folder)
         for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place

@@ -123,6 +123,11 @@ def _ended_by(state: JobState) -> tuple[Cause, str, str] | None:
         "PREEMPTED": (Cause.PREEMPTED, f"the job was preempted{on}", "submit it again, or another qos"),
         "OUT_OF_MEMORY": (Cause.HOST_MEMORY, f"the job ran out of memory{on}", "mem of the cluster file"),
         "CANCELLED": (Cause.INTERRUPTED, f"the job was cancelled{on}", ""),
+        "DELETED": (
+            Cause.JOB,
+            "the job is gone, and its log was not read before",
+            "who deleted it? kubectl get events",
+        ),
         "REVOKED": (Cause.INTERRUPTED, "the job was revoked", ""),
     }.get(state.state)
 

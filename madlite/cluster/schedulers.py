@@ -106,8 +106,8 @@ class Scheduler(Protocol):
         """
         ...
 
-    def check_here(self) -> None:
-        """Refuse a machine from which no job can be given to the cluster.
+    def check_here(self) -> Cluster:
+        """Refuse a machine from which no job can be given to the cluster; return this very cluster for later commands.
 
         Raises:
             UsageProblem: its commands are not here, say.

@@ -118,7 +118,7 @@ class Slurm:
         exclude = (*self.excluded, *self.not_good())
         return slurm_script(self._cluster, submission, script, workspace, search, exclude=exclude, secrets=secrets)
 
-    def check_here(self) -> None:
+    def check_here(self) -> Cluster:
         """Refuse a machine without the commands of Slurm or SPUR."""
         path = self._environ.get("PATH")
         if missing := [name for name in _COMMANDS if shutil.which(name, path=path) is None]:
@@ -126,6 +126,7 @@ class Slurm:
                 f"cluster '{self._cluster.name}': {missing[0]} is not here, so this is no login node of it",
                 "log in there, or module load slurm; --dry-run prints the scripts anywhere",
             )
+        return self._cluster
 
     def examine(self, nodes: int) -> None:
         """Return nothing: a job on the nodes says more."""
