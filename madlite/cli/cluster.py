@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -95,17 +96,18 @@ def check(
 ) -> int:
     """Check nodes by one short job: shared folder, clock, interface, RDMA devices, GPUs, container, image.
 
-    Names the nodes that fail, and then ends with exit code 6.  Of Kubernetes no job is made: the API server is asked
-    about rights, nodes with GPUs, and the secrets, claims and classes that the cluster file names.
+    Names the nodes that fail, and then ends with exit code 6 and leaves the folder with what they wrote.  Of
+    Kubernetes no job is made: the API server is asked about rights, nodes with GPUs, and the secrets, claims and
+    classes that the cluster file names.
     """
     from madlite.cli.submit import open_cluster
     from madlite.cluster.file import VARIABLE, check_shared
-    from madlite.cluster.node_check import write_request
-    from madlite.cluster.schedulers import Unreachable
+    from madlite.cluster.node_check import held, write_request
     from madlite.cluster.slurm import Slurm
     from madlite.cluster.submission import new_submission_id
     from madlite.plan.inputs import RUNS
     from madlite.plan.node_values import split_hosts
+    from madlite.workspace.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()
     if not named:
@@ -124,17 +126,34 @@ def check(
     if not count:
         other = f" other than {', '.join(left_out)} (--exclude)" if left_out else ""
         raise UsageProblem(f"no node{other} is idle", "--nodes N waits for N nodes")
-    folder = here / RUNS / f"check-{new_submission_id()}"
+    folder = here / RUNS / f"{CHECK_PREFIX}{new_submission_id()}"
     request = write_request(folder, cluster, image)
-    job = slurm.submit_file(_write_script(cluster, folder, count, left_out))
+    with held(folder):
+        try:
+            asked = _run_check(slurm, _write_script(cluster, folder, count, left_out), count, timeout)
+            code = _report(folder, request, asked, count, good_nodes)
+        except BaseException:
+            setup.warn(f"the check's files stay: {folder} (madlite clean removes them)")
+            raise
+        if code == int(ExitCode.OK):
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            echo(f"{folder} has the job's script, its output and the nodes' reports; madlite clean removes it")
+    return code
+
+
+def _run_check(slurm: Slurm, script: Path, count: int, timeout: int) -> tuple[str, ...]:
+    """Give the check to the cluster and wait for its end; return its nodes."""
+    from madlite.cluster.schedulers import Unreachable
+
+    job = slurm.submit_file(script)
     echo(f"job {job}: {count} node{'s' if count > 1 else ''}")
     try:
-        asked = _wait(slurm, job, timeout)
+        return _wait(slurm, job, timeout)
     except BaseException:  # Ctrl-C, a cluster that does not answer: nobody would read what the job finds
         with suppress(Unreachable):
             slurm.cancel([job])
         raise
-    return _report(folder, request, asked, count, good_nodes)
 
 
 def _examine(cluster: Cluster, nodes: int, left_out: Sequence[str]) -> Sequence[Examined] | None:
@@ -212,7 +231,7 @@ def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: in
         echo(f'{good_nodes}: {len(good)} nodes; good_nodes = "{good_nodes}" in the cluster file gives jobs no others')
     missing = max(0, count - len(dict.fromkeys((*asked, *reports))))
     if missing or not reports:
-        setup.warn(f"no report of {missing or count} nodes: see {folder}/output")
+        setup.warn(f"no report of {missing or count} nodes")
     return int(ExitCode.DOCTOR if failed or missing or not reports else ExitCode.OK)
 
 

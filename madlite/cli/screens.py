@@ -23,7 +23,7 @@ from madlite.cli.format import (
     title,
     verdict_line,
 )
-from madlite.cli.terminal import Sanitizer, all_coloured, coloured, has_colour
+from madlite.cli.terminal import Sanitizer, all_coloured, coloured, has_colour, without_secrets
 from madlite.model import Quantity, Result, RunPlan, Status, Step
 from madlite.run.screen import RunOutcome
 from madlite.text import printable, shortened_middle
@@ -93,6 +93,30 @@ class Sink:
                 while self._queue.get() != _END:
                     pass
                 return
+
+
+class DirectSink(Sink):
+    """Writes at once: no run of this machine waits for a slow reader; one that is gone is no error."""
+
+    def __init__(self, fd: int) -> None:
+        self.dropped_bytes = 0
+        self._fd, self._is_read = fd, True
+
+    def write(self, text: str) -> int:
+        """Write text without what is a secret by its shape, as a file."""
+        return super().write(without_secrets(text))
+
+    def put(self, data: bytes) -> None:
+        """Write bytes."""
+        view = memoryview(data)
+        try:
+            while view and self._is_read:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            self._is_read = False
+
+    def close(self, limit_s: float = 3.0) -> None:
+        """Do nothing: all is written."""
 
 
 Comparison = Callable[[RunPlan, Result], str]
@@ -250,12 +274,13 @@ class PlainScreen:
                 self._overall_s = now_s
                 self._line(overall_text(ended, count, left_s))
 
-    def total(self, outcome: RunOutcome, output: Path | None) -> None:
+    def total(self, outcome: RunOutcome, output: Path | str | None) -> None:
         """Print the totals of a batch and where its rows are; `output` is None where no file has them yet."""
         counts = Counter(status_text(result.status.value, result.suspect) for result in outcome.results)
         if len(outcome.results) > 1:
             self._line(", ".join(f"{count} {status}" for status, count in counts.items()), colour=all_coloured)
-            failed = [f"{name} ({cause})" for name, cause in self._failed]
+            causes = Counter(self._failed).items()
+            failed = [f"{f'{count} x ' if count > 1 else ''}{name} ({cause})" for (name, cause), count in causes]
             if failed:
                 self._line(f"failed: {', '.join(failed)}")
         aside = ", ".join(outcome.pending)

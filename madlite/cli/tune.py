@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
-from madlite.cli.batch_options import NOT_MEASURED, check_pretended, pretend_options, refuse
+from madlite.cli.batch_options import NOT_MEASURED, check_pretended, no_cluster, pretend_options, refuse
 from madlite.cli.batches import runs_of_text
 from madlite.cli.options import TagsCommand, common_options, live_option, plan_options, tag_words, tags_option
 from madlite.cli.planning import check_start, planner
@@ -86,6 +86,7 @@ _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows 
 @pretend_options("what may be changed and the first run")
 @live_option
 @plan_options
+@no_cluster
 @common_options
 def command(**params: Any) -> int:
     """Find the fastest configuration of a tag on this machine, and write it as a recipe file.

@@ -11,7 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -21,8 +21,8 @@ from madlite.cluster.file import Cluster
 from madlite.model import Value, to_json
 from madlite.process import capture
 from madlite.safe_read import read_regular
+from madlite.workspace.folder import CHECK_REQUEST, acquire
 
-REQUEST = "request.json"
 CLOCK_S = 2.0  # by which a node's clock may differ from that of the shared folder
 _LIMIT_S = 60.0  # of one command
 _LIMIT_BYTES = 1 << 20
@@ -51,8 +51,19 @@ def write_request(folder: Path, cluster: Cluster, image: str) -> CheckRequest:
     """Write what the nodes are to look for into a new folder, and return it."""
     request = CheckRequest(token=secrets.token_hex(8), cluster=replace(cluster, env={}), image=image)
     folder.mkdir(mode=0o700, parents=True)
-    (folder / REQUEST).write_text(to_json(request))
+    (folder / CHECK_REQUEST).write_text(to_json(request))
     return request
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep others from taking the folder of a check for one that was left, during the block."""
+    lock = os.open(folder / CHECK_REQUEST, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        acquire(lock)
+        yield
+    finally:
+        os.close(lock)
 
 
 def check_node(folder: Path, environ: Mapping[str, str]) -> NodeReport:
@@ -61,7 +72,7 @@ def check_node(folder: Path, environ: Mapping[str, str]) -> NodeReport:
     Raises:
         OSError, msgspec.MsgspecError: the request cannot be read, or the report not written.
     """
-    request = msgspec.json.decode(read_regular(folder / REQUEST, _LIMIT_BYTES), type=CheckRequest)
+    request = msgspec.json.decode(read_regular(folder / CHECK_REQUEST, _LIMIT_BYTES), type=CheckRequest)
     cluster = request.cluster
     node = environ.get("SLURMD_NODENAME") or socket.gethostname()
     digest, problems = _image(cluster, request.image, environ)

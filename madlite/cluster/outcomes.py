@@ -71,9 +71,10 @@ def why_waits(state: JobState) -> str:
     return _HELD.get(state.reason) or (_LIMIT_HINT if _LIMIT.fullmatch(state.reason) else "")
 
 
-def refused_end(message: str, hint: str) -> JobEnd:
-    """Return the end of a run whose job the scheduler did not take."""
-    return JobEnd(cause=Cause.JOB_REFUSED, reason=message, hint=hint)
+def refused_end(text: str) -> JobEnd:
+    """Return the end of a run whose job the scheduler did not take: its words, and behind the last `; ` a hint."""
+    message, _, hint = text.rpartition("; ")
+    return JobEnd(cause=Cause.JOB_REFUSED, reason=message or text, hint=hint if message else "")
 
 
 def end_of(state: JobState, job: str, last_error: str = "", *, started: bool = False) -> JobEnd:

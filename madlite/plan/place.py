@@ -207,7 +207,9 @@ def allocate_gpus(
     missing = sorted(set(visible) - have)
     if wanted > len(have) or wanted > len(visible) or missing:
         left_by = _left_by(machine, named, visible, environ)
-        return GpuAllocation(gpu_ids=(), wanted=wanted, blocked=_too_few(card, wanted, have, visible, missing, left_by))
+        return GpuAllocation(
+            gpu_ids=(), wanted=wanted, blocked=_too_few(card, machine.words, wanted, have, visible, missing, left_by)
+        )
     return GpuAllocation(gpu_ids=visible[:wanted], wanted=wanted)
 
 
@@ -225,7 +227,7 @@ def _refuse_missing(named: tuple[int, ...], text: str, machine: Machine) -> None
     hint = f"{takes}; {count} GPUs are 0-{count - 1}" if text.strip().isdigit() and count > 1 else takes
     more = "leave it out to run on the CPU" if not have else "--set n_gpus=N sets how many a run uses"
     raise UsageProblem(
-        f"--gpus {text} names GPU {_listed(missing)}, this machine has {_ids(have)}", one_hint(hint, more)
+        f"--gpus {text} names GPU {_listed(missing)}, {machine.words} has {_ids(have)}", one_hint(hint, more)
     )
 
 
@@ -244,12 +246,12 @@ def _left_by(machine: Machine, named: tuple[int, ...], visible: tuple[int, ...],
 
 
 def _too_few(
-    card: Card, wanted: int, have: set[int], visible: tuple[int, ...], missing: list[int], left_by: str
+    card: Card, machine: str, wanted: int, have: set[int], visible: tuple[int, ...], missing: list[int], left_by: str
 ) -> Blocked:
     if missing:
-        reason = f"docker_gpus names GPU {_listed(missing)}, this machine has {_ids(have)}"
+        reason = f"docker_gpus names GPU {_listed(missing)}, {machine} has {_ids(have)}"
     elif wanted > len(have):
-        reason = f"card '{card.name}' asks for {wanted} GPUs, this machine has {len(have)}"
+        reason = f"card '{card.name}' asks for {wanted} GPUs, {machine} has {len(have)}"
     else:
         reason = f"card '{card.name}' asks for {wanted} GPUs, {left_by} leaves {len(visible)}"
     return Blocked(

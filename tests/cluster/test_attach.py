@@ -14,7 +14,7 @@ import pytest
 
 from madlite.cli import attach
 from madlite.cli.main import call
-from madlite.cluster import follow, slurm, submit
+from madlite.cluster import ends, follow, slurm, submit
 from madlite.cluster.submission import JOBS
 from madlite.workspace.folder import RunFolder
 from tests.csv_rows import csv_rows
@@ -64,6 +64,22 @@ def test_rows_go_to_the_file_of_the_command_that_submitted_them(folder: Path):
         assert run("--detach", "-o", name) == 0
     assert call(["attach"]) == 3
     assert [len(csv_rows(folder / name)) for name in ("a.csv", "b.csv")] == [1, 1]
+
+
+def test_what_has_its_rows_is_told_again_with_the_exit_code_of_its_outcome(folder: Path, capfd):
+    assert run("--detach", "--repeat", "2") == 0
+    assert call(["attach"]) == 3
+    first = capfd.readouterr().out
+    assert "2 FAILURE" in first and f"results: {folder}/perf.csv" in first
+    (own,) = submissions(folder)
+    assert call(["attach", own]) == 3
+    again = capfd.readouterr().out
+    ends = [line for line in first.splitlines() if "FAILURE a [" in line or "try:" in line or "results:" in line]
+    assert len(ends) >= 3 and all(line in again for line in ends)
+    assert len(csv_rows(folder / "perf.csv")) == 2
+    shutil.rmtree(next(folder.glob("madlite_runs/2*-a-*")))
+    assert call(["attach", own]) == 3
+    assert "its record is gone" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "files"), [((), {"a.csv"}), (("-o", "all.csv"), {"all.csv"})])
@@ -151,7 +167,7 @@ def test_a_run_that_another_command_is_about_to_collect_is_no_failure(folder: Pa
 
 
 def test_accounting_that_is_down_is_waited_for_by_what_follows(folder: Path, monkeypatch):
-    monkeypatch.setattr(follow, "POLL_S", 0.1)
+    monkeypatch.setattr(ends, "POLL_S", 0.1)
     monkeypatch.setattr(slurm, "_PAUSE_S", 0.01)
     down = "sacct: error: Problem talking to the database: Connection refused"
     told = "4001|TIMEOUT|143:0|n1|0:0|Unknown"
@@ -264,10 +280,14 @@ def test_what_bash_said_of_a_job_that_never_began_is_the_reason(folder: Path):
 
 
 def test_a_check_that_is_interrupted_leaves_no_job(folder: Path):
-    command(folder, "squeue", "kill -INT $PPID; sleep 0.5")
+    cleaned = f"{sys.executable} -m madlite clean --yes >{folder}/cleaned 2>&1"
+    command(folder, "squeue", f"cd {folder} && {cleaned}; kill -INT $PPID; sleep 0.5")
     command(folder, "scancel", f"echo $@ >>{folder}/cancelled")
     checked = subprocess.run(
         [sys.executable, "-m", "madlite", "cluster", "check", "lab", "--nodes", "1"], capture_output=True, text=True
     )
     assert checked.returncode == 130, checked.stderr
     assert "4001" in (folder / "cancelled").read_text() and "Traceback" not in checked.stderr
+    (left,) = folder.glob("madlite_runs/check-*")  # clean has left it, for it was in use
+    assert f"the check's files stay: {left}" in checked.stderr
+    assert "nothing is left behind" in (folder / "cleaned").read_text()

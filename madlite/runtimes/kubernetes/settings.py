@@ -19,9 +19,9 @@ from madlite.model import Json, Value
 RUNTIME = "kubernetes"
 _DNS = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$|^$"
 _QUANTITY = r"^([0-9]+(\.[0-9]+)?)([KMGTPE]i?|[mkunp])?$|^$"
-_Name = Annotated[str, Meta(pattern=_DNS)]
-_Quantity = Annotated[str, Meta(pattern=_QUANTITY)]
-_Path = Annotated[str, Meta(pattern=r"^/")]
+_Name = Annotated[str, Meta(pattern=_DNS, description="a name of Kubernetes: lower-case letters, digits, '-' and '.'")]
+_Quantity = Annotated[str, Meta(pattern=_QUANTITY, description="a quantity of Kubernetes", examples=["64Gi"])]
+_Path = Annotated[str, Meta(pattern=r"^/", description="an absolute path", examples=["/data"])]
 
 
 class Toleration(Value, frozen=True, rename="camel", forbid_unknown_fields=True):
