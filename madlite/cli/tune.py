@@ -46,12 +46,11 @@ from madlite.study.tune_models import Trial
 from madlite.study.tune_report import (
     PAGE,
     RECIPE,
-    conclusion_lines,
     make_recipe,
     make_report,
-    plot_lines,
+    recipe_command,
     render_page,
-    table_lines,
+    report_lines,
 )
 from madlite.study.tune_search import NextRun, next_run
 from madlite.workspace.study import SUMMARY, StudyFolder, study_path
@@ -247,12 +246,12 @@ class _Study:
         secrets = secrets_for(self._tuning.default, options.environ)
         mask = Redactor(secrets).text
         where = study_path(options.workspace, study_id).relative_to(options.workspace)
-        lines = [*table_lines(report), *plot_lines(report), *conclusion_lines(report)]
+        lines = [*report_lines(report)]
         recipe, command = mask(make_recipe(report, plan.card.name, dict(self._recipe_values(mask)), plan)), ""
         problems = [folder.write(SUMMARY, masked_json(report, secrets))]
         if recipe:
             problems.append(folder.write(RECIPE, recipe))
-            command = f"madlite run --recipe-file {where / RECIPE}"
+            command = recipe_command(where)
             lines.append(f"  {command}")
         problems.append(folder.write(PAGE, mask(render_page(report, recipe, command))))
         lines.append(runs_of_text(options.workspace, study_id, SUMMARY, PAGE))

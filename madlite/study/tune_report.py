@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from string import ascii_uppercase
 
 from msgspec.structs import replace
@@ -169,6 +170,18 @@ def table_lines(report: TuneReport) -> Iterator[str]:
         )
         yield "  " + "  ".join(cells).rstrip()
     yield from _reasons(report)
+
+
+def report_lines(report: TuneReport) -> Iterator[str]:
+    """Yield all of it: the table, the plot, and what is the fastest."""
+    yield from table_lines(report)
+    yield from plot_lines(report)
+    yield from conclusion_lines(report)
+
+
+def recipe_command(where: Path) -> str:
+    """Return the command that runs the best configuration; `where` is the folder of the study."""
+    return f"madlite run --recipe-file {where / RECIPE}"
 
 
 def _reasons(report: TuneReport) -> Iterator[str]:

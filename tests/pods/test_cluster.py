@@ -85,6 +85,13 @@ class Site:
     def let_go(self) -> None:
         (self.folder / "hold").unlink()
 
+    def kill_submitter(self) -> None:
+        """Submit the card, and kill the command once the run that is held prints."""
+        started = self.start("run", "--cluster", "lab", "--tags", "a")
+        wait_until(lambda: list(self.folder.glob("madlite_runs/*/run.log")) and "line 40" in self.log(), "output")
+        started.kill()
+        started.communicate()
+
     def submission(self) -> Path:
         return next(self.folder.glob("madlite_runs/jobs-*"))
 
@@ -217,10 +224,7 @@ def test_a_submission_that_is_killed_at_any_moment_is_finished_by_attach(site, t
 
 def test_a_killed_submitter_and_a_killed_follower_lose_nothing(site):
     site.hold()
-    started = site.start("run", "--cluster", "lab", "--tags", "a")
-    wait_until(lambda: list(site.folder.glob("madlite_runs/*/run.log")) and "line 40" in site.log(), "output")
-    started.kill()
-    started.communicate()
+    site.kill_submitter()
     (follower,) = site.followers()
     again = site.start("attach")
     follower.kill()
@@ -233,10 +237,7 @@ def test_a_killed_submitter_and_a_killed_follower_lose_nothing(site):
 
 def test_what_is_cancelled_after_its_submitter_was_killed_has_its_row_with_the_reason(site):
     site.hold()
-    started = site.start("run", "--cluster", "lab", "--tags", "a")
-    wait_until(lambda: list(site.folder.glob("madlite_runs/*/run.log")) and "line 40" in site.log(), "output")
-    started.kill()
-    started.communicate()
+    site.kill_submitter()
     code, out = site.call("cancel", site.submission().name.removeprefix("jobs-"))
     assert code == 0 and "the run was cancelled" in out, out
     site.has_one_row("FAILURE")
