@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.errors import UsageProblem
-from madlite.files import look_for, shown
+from madlite.files import shown
 from madlite.measure.diagnosis import diagnose
 from madlite.measure.failure_scan import LAUNCHER, ROOT, FailureCandidate
 from madlite.measure.monitor import LogMonitor
@@ -284,7 +284,7 @@ def open_log(path: Path) -> BinaryIO:
     try:
         return os.fdopen(open_given(path), "rb")
     except FileNotFoundError:
-        raise UsageProblem(f"{shown(path)}: no such file", look_for(path)) from None
+        raise UsageProblem(f"{shown(path)}: no such file") from None
     except (OSError, ValueError) as error:
         raise UsageProblem(f"{shown(path)} cannot be read: {_why(error)}") from None
 
