@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.errors import CatalogError, UsageProblem, did_you_mean
+from madlite.errors import CatalogError, UsageProblem, did_you_mean, one_hint
 from madlite.model import Json
 from madlite.safe_read import read_given, read_named
 
@@ -105,7 +105,7 @@ def look_for(file: Path) -> str:
         near = did_you_mean(file.name, (one.name for one in folder.iterdir())) if folder == file.parent else ""
     except OSError:
         near = ""
-    return "   ".join(filter(None, (near, f"ls {shlex.quote(str(folder))}")))
+    return one_hint(near, f"ls {shlex.quote(str(folder))}")
 
 
 def decode_json(data: bytes) -> Json:
