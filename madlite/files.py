@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from madlite.errors import CatalogError, UsageProblem
+from madlite.errors import CatalogError, UsageProblem, did_you_mean, one_hint
 from madlite.model import Json
 from madlite.safe_read import read_given, read_named
 
@@ -93,7 +94,18 @@ def read_bytes(file: Path, where: str = "", *, given: bool = False) -> bytes:
     try:
         return (read_given(file) if given else read_named(file)).removeprefix(BOM)
     except (OSError, ValueError) as error:
-        raise UsageProblem(f"{where or shown(file)} cannot be read: {_why(error)}") from None
+        hint = look_for(file) if given and isinstance(error, FileNotFoundError) else ""
+        raise UsageProblem(f"{where or shown(file)} cannot be read: {_why(error)}", hint) from None
+
+
+def look_for(file: Path) -> str:
+    """Return the hint for a file that is not there: names like its own, and what lists where it should be."""
+    folder = next((one for one in file.parents if one.is_dir()), Path())
+    try:
+        near = did_you_mean(file.name, (one.name for one in folder.iterdir())) if folder == file.parent else ""
+    except OSError:
+        near = ""
+    return one_hint(near, f"ls {shlex.quote(str(folder))}")
 
 
 def decode_json(data: bytes) -> Json:

@@ -108,3 +108,12 @@ def test_a_wrong_type_is_told_with_its_key(value: object, key: str, said: str) -
     with pytest.raises(msgspec.ValidationError) as wrong:
         msgspec.convert(value, Shape)
     assert wrong_key(wrong.value) == (key, said)
+
+
+@pytest.mark.parametrize("name", ["plan.josn", "no/plan.json"])
+def test_a_given_file_that_is_not_there_is_told_with_where_to_look(name, tmp_path):
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(UsageProblem, match="cannot be read: No such file") as refused:
+        read_json(tmp_path / name, given=True)
+    near = "did you mean plan.json?   " if "/" not in name else ""
+    assert refused.value.hint == f"{near}ls {tmp_path}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from madlite.cli.attached import attach
 from madlite.cli.batch_options import interrupt_option
-from madlite.cli.following import attach, follow
+from madlite.cli.following import follow
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode, UsageProblem
@@ -26,7 +28,8 @@ def command(submission: tuple[str, ...], on_interrupt: str | None) -> int:
     """Follow jobs that were submitted before, and write the rows of their runs.
 
     SUBMISSION is the id that `madlite jobs` shows; without one all that are open are followed.  Jobs that were not
-    submitted, because the cluster did not answer or the command was killed, are.
+    submitted, because the cluster did not answer or the command was killed, are.  Of runs that have their rows it is
+    shown again what they came to; the exit code is that of all runs of the submissions.
 
     \b
     madlite attach
@@ -39,12 +42,14 @@ def command(submission: tuple[str, ...], on_interrupt: str | None) -> int:
         echo_on("no job is open here")
         return int(ExitCode.OK)
     attached = attach(stored, on_interrupt or "")
-    opened = [OpenSubmission.reopen(one.folder, submitting=True) for one in stored if not one.is_submitting()]
-    try:
-        return follow(attached, *opened)
-    finally:
-        for one in opened:
-            one.close()
+    with ExitStack() as opened:
+        own = []
+        for one in stored:
+            with suppress(BlockingIOError):  # another command is submitting it
+                own.append(opened.enter_context(OpenSubmission.reopen(one.folder, submitting=True)))
+        code = follow(attached, *own)
+        attached.close(code)
+        return code
 
 
 def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[Stored, ...]:

@@ -19,9 +19,6 @@ NOT_MEASURED = {
 """Options of `run` beside which no numbers can be compared: by their parameter, the option and why."""
 
 
-_PRETEND = "With --dry-run: pretend this machine, e.g. 8xMI300X."
-
-
 def refuse(params: Mapping[str, Any], refused: Mapping[str, tuple[str, str]], where: str, instead: str = "") -> None:
     """Refuse options that a command does not go together with; `where` is "beside tune", say.
 
@@ -134,19 +131,33 @@ _JOBS = (
     click.option("--detach", is_flag=True, help="With --cluster: print the jobs and do not wait; madlite attach does."),
     interrupt_option,
 )
-cluster_options = group(
-    _CLUSTER,
-    click.option(
-        "--nodes",
-        type=whole_number(1),
-        metavar="N",
-        help="Nodes of each run: with --cluster (default 1), or the first N of an allocation (default all).",
-    ),
-    *_JOBS,
+_NODES = click.option(
+    "--nodes",
+    type=whole_number(1),
+    metavar="N",
+    help="Nodes of each run: with --cluster (default 1), or the first N of an allocation (default all).",
 )
+cluster_options = group(_CLUSTER, _NODES, *_JOBS)
 """Add the options of runs that are jobs of a cluster."""
+cluster_plan_options = group(_CLUSTER, _NODES)
+"""Add those that decide the plans of such runs."""
 cluster_study_options = group(_CLUSTER, *_JOBS)
 """Add the same of a study that varies the nodes."""
+
+
+def _refuse_cluster(ctx: click.Context, param: click.Parameter, name: str | None) -> None:
+    if name is not None and not ctx.resilient_parsing:
+        raise UsageProblem(
+            f"--cluster {name} beside {ctx.info_name}: it chooses each run by those before, which would wait in the "
+            "queue one after another",
+            f"salloc -N1 --exclusive madlite {ctx.info_name} …, which makes all of them in one allocation",
+        )
+
+
+no_cluster = click.option(
+    "--cluster", default=None, hidden=True, expose_value=False, is_eager=True, callback=_refuse_cluster
+)
+"""Say why a command has no --cluster, and what to do instead."""
 sweep_options = group(
     click.option(
         "--sweep",

@@ -205,7 +205,7 @@ def make_retry(params: dict[str, Any]) -> RetryPolicy:
         retries=params["retry"],
         wait_s=params["retry_wait"],
         elsewhere=bool(params.get("attempt")),
-        oom_fallback=params["oom_fallback"],
+        oom_fallback=params["oom_fallback"] or bool(params.get("smaller_plans")),
         micro_batches=MicroBatches() if params["oom_fallback"] else None,
     )
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
-from madlite.cli.batch_options import NOT_MEASURED, refuse, retry_options, settle_options
+from madlite.cli.batch_options import NOT_MEASURED, no_cluster, refuse, retry_options, settle_options
 from madlite.cli.batches import BatchStart, runs_of_text
 from madlite.cli.compare import Percent
 from madlite.cli.main import mask
@@ -120,6 +120,7 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
 @batch_options
 @settle_options
 @retry_options
+@no_cluster
 @common_options
 def command(**params: Any) -> int:
     """Find where a number changed, over images, recipe files or commits.

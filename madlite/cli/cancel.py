@@ -22,10 +22,14 @@ def command(submission: tuple[str, ...]) -> int:
     madlite cancel 20261126T195346-4f0c1a
     """
     from madlite.cli.attach import open_submissions
-    from madlite.cli.following import attach, cancel_and_collect
+    from madlite.cli.attached import attach
+    from madlite.cli.following import cancel_and_collect
 
     stored = [one for one in open_submissions(submission) if one.open_runs]
     if not stored:
         echo("these jobs have ended")
         return int(ExitCode.OK)
-    return cancel_and_collect(attach(stored))
+    attached = attach(stored)
+    code = cancel_and_collect(attached)
+    attached.close(code)
+    return code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from madlite.cluster.slurm import Slurm
 
 _POLL_S = 2.0
+_FILES_S = 5.0  # after the end of the job, for what nodes wrote to be seen here
 
 
 @click.group("cluster", cls=Group)
@@ -94,22 +96,24 @@ def check(
 ) -> int:
     """Check nodes by one short job: shared folder, clock, interface, RDMA devices, GPUs, container, image.
 
-    Names the nodes that fail, and then ends with exit code 6.  Of Kubernetes no job is made: the API server is asked
-    about rights, nodes with GPUs, and the secrets, claims and classes that the cluster file names.
+    Names the nodes that fail, and then ends with exit code 6 and leaves the folder with what they wrote.  Of
+    Kubernetes no job is made: the API server is asked about rights, nodes with GPUs, and the secrets, claims and
+    classes that the cluster file names.
     """
     from madlite.cli.submit import open_cluster
     from madlite.cluster.file import VARIABLE, check_shared
-    from madlite.cluster.node_check import write_request
-    from madlite.cluster.schedulers import Unreachable
+    from madlite.cluster.node_check import held, write_request
     from madlite.cluster.slurm import Slurm
     from madlite.cluster.submission import new_submission_id
     from madlite.plan.inputs import RUNS
+    from madlite.plan.node_values import split_hosts
+    from madlite.workspace.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()
     if not named:
         raise UsageProblem("which cluster?", f"madlite cluster check NAME, or set {VARIABLE}")
-    cluster, here = open_cluster(named), Path.cwd()
-    examined = _examine(cluster, nodes or 1, exclude)
+    cluster, here, left_out = open_cluster(named), Path.cwd(), split_hosts(",".join(exclude))
+    examined = _examine(cluster, nodes or 1, left_out)
     if examined is not None:
         for option, value in (("--image", image), ("--good-nodes", good_nodes)):
             if value:
@@ -118,25 +122,41 @@ def check(
         return _print_examined(examined)
     check_shared(cluster, here)
     slurm = Slurm(cluster, dict(os.environ))
-    left_out = [node for text in exclude for node in text.split(",") if node]
     count = nodes or len(slurm.idle_nodes(left_out))
     if not count:
         other = f" other than {', '.join(left_out)} (--exclude)" if left_out else ""
         raise UsageProblem(f"no node{other} is idle", "--nodes N waits for N nodes")
-    folder = here / RUNS / f"check-{new_submission_id()}"
+    folder = here / RUNS / f"{CHECK_PREFIX}{new_submission_id()}"
     request = write_request(folder, cluster, image)
-    job = slurm.submit_file(_write_script(cluster, folder, count, left_out))
+    with held(folder):
+        try:
+            asked = _run_check(slurm, _write_script(cluster, folder, count, left_out), count, timeout)
+            code = _report(folder, request, asked, count, good_nodes)
+        except BaseException:
+            setup.warn(f"the check's files stay: {folder} (madlite clean removes them)")
+            raise
+        if code == int(ExitCode.OK):
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            echo(f"{folder} has the job's script, its output and the nodes' reports; madlite clean removes it")
+    return code
+
+
+def _run_check(slurm: Slurm, script: Path, count: int, timeout: int) -> tuple[str, ...]:
+    """Give the check to the cluster and wait for its end; return its nodes."""
+    from madlite.cluster.schedulers import Unreachable
+
+    job = slurm.submit_file(script)
     echo(f"job {job}: {count} node{'s' if count > 1 else ''}")
     try:
-        asked = _wait(slurm, job, timeout)
+        return _wait(slurm, job, timeout)
     except BaseException:  # Ctrl-C, a cluster that does not answer: nobody would read what the job finds
         with suppress(Unreachable):
             slurm.cancel([job])
         raise
-    return _report(folder, request, asked, count, good_nodes)
 
 
-def _examine(cluster: Cluster, nodes: int, exclude: Sequence[str]) -> Sequence[Examined] | None:
+def _examine(cluster: Cluster, nodes: int, left_out: Sequence[str]) -> Sequence[Examined] | None:
     """Return what the cluster says by itself; None where a job has to check its nodes.
 
     Raises:
@@ -147,7 +167,7 @@ def _examine(cluster: Cluster, nodes: int, exclude: Sequence[str]) -> Sequence[E
 
     scheduler = scheduler_of(cluster, dict(os.environ))
     scheduler.check_here()
-    scheduler.exclude([node for text in exclude for node in text.split(",") if node])
+    scheduler.exclude(left_out)
     return scheduler.examine(nodes)
 
 
@@ -174,6 +194,7 @@ def _write_script(cluster: Cluster, folder: Path, count: int, left_out: Sequence
 def _wait(slurm: Slurm, job: str, limit_s: float) -> tuple[str, ...]:
     """Wait for the end of a job, and return its nodes; one that does not begin or end in time is cancelled."""
     from madlite.cluster.outcomes import why_never
+    from madlite.plan.node_values import expand_hosts
 
     deadline, nodes, reason = time.monotonic() + limit_s, "", ""
     while (state := slurm.queue([job]).get(job)) is not None:
@@ -187,15 +208,17 @@ def _wait(slurm: Slurm, job: str, limit_s: float) -> tuple[str, ...]:
             raise UsageProblem(what, never.hint if never is not None else "--nodes fewer, or a longer --timeout")
         time.sleep(_POLL_S)
     ended = slurm.ended([job]).get(job)
-    return slurm.expand(nodes or (ended.nodes if ended is not None else ""))
+    return expand_hosts(nodes or (ended.nodes if ended is not None else ""))
 
 
 def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: int, good_nodes: Path | None) -> int:
     from madlite.cluster.node_check import failures, read_reports
     from madlite.results.locked import write_named
 
-    time.sleep(1.0)  # for the shared folder
-    reports = read_reports(folder, request)
+    reports, until_s = read_reports(folder, request), time.monotonic() + _FILES_S
+    while len(reports) < count and time.monotonic() < until_s:
+        time.sleep(0.5)
+        reports = read_reports(folder, request)
     failed = failures(reports, asked)
     for node in dict.fromkeys((*asked, *reports)):
         digest = f", image {reports[node].digest}" if node in reports and reports[node].digest else ""
@@ -208,7 +231,7 @@ def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: in
         echo(f'{good_nodes}: {len(good)} nodes; good_nodes = "{good_nodes}" in the cluster file gives jobs no others')
     missing = max(0, count - len(dict.fromkeys((*asked, *reports))))
     if missing or not reports:
-        setup.warn(f"no report of {missing or count} nodes: see {folder}/output")
+        setup.warn(f"no report of {missing or count} nodes")
     return int(ExitCode.DOCTOR if failed or missing or not reports else ExitCode.OK)
 
 

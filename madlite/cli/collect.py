@@ -17,7 +17,7 @@ from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
-    from madlite.cli.following import Attached
+    from madlite.cli.attached import Attached
     from madlite.run.collect import Collected
 
 
@@ -84,7 +84,8 @@ def _settle_jobs(output: Path | None) -> Attached | None:
     if not any(folder.name.startswith(PREFIX) for folder in real_folders(here / RUNS)):
         return None
     from madlite.cli.attach import open_submissions
-    from madlite.cli.following import attach, settle_now
+    from madlite.cli.attached import attach
+    from madlite.cli.following import settle_now
 
     stored = open_submissions(())
     if not stored:
@@ -93,6 +94,7 @@ def _settle_jobs(output: Path | None) -> Attached | None:
         check_appendable(file, here)
     attached = attach(stored, output=output)
     settle_now(attached)
+    attached.close(attached.exit_code())
     return attached
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from madlite.cli import setup
+from madlite.cli.batch_options import cluster_plan_options
 from madlite.cli.completion import complete_tags
 from madlite.cli.options import TagsCommand, common_options, plan_options, tags_option
 from madlite.cli.planning import check_option
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 @click.option("--machine", default="", metavar="NxGPU", help="Pretend this machine, e.g. 8xMI300X.")
 @check_option
 @plan_options
+@cluster_plan_options
 @common_options
 def command(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any) -> int:
     """Show the plan of a run: every value and where it came from.
@@ -45,15 +47,17 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any
     madlite explain demo
     madlite explain demo_torchtitan_llama_debug --set steps=100 --machine 8xMI300X --all
     madlite explain my_model --check && madlite run --tags my_model
+    madlite explain my_model --cluster mi300 --nodes 4
     """
     from madlite.cli.planning import check, plan_all
+    from madlite.cli.submit import planning_options
     from madlite.run.checks import card_or_run, in_one_line, run_checks
     from madlite.run.one import secrets_for
     from madlite.secrets import Redactor, masked_json
 
     plugins = setup.load(params["no_plugins"], params["verbose"])
     params["tags"] = (*tag, *params["tags"])
-    options = setup.make_options(params)
+    options = planning_options(params)
     planned = plan_all(plugins, options, params)
     secrets = tuple(text for one in planned for text in secrets_for(one, options.environ))
     mask = Redactor(secrets).text

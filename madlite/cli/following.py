@@ -1,4 +1,4 @@
-"""Submitted runs that are followed: what is told of them, their rows, and the signals that end it."""
+"""Submitted runs that are followed to their rows, or cancelled, and the signals that end that."""
 
 from __future__ import annotations
 
@@ -6,270 +6,25 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
-from msgspec.structs import replace
 
 from madlite.cli import setup
+from madlite.cli.attached import summary_text
 from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode
-from madlite.study.summary import SCALING
 
 if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-    from madlite.cluster.follow import RunState, Settling
-    from madlite.cluster.schedulers import Scheduler
+    from madlite.cli.attached import Attached
     from madlite.cluster.submission import OpenSubmission, Stored
-    from madlite.model import Json, Result
-    from madlite.plan.context import Options
-    from madlite.run.collect import Collected
 
 _TICK_S = 1.0  # between two looks at the folders of runs
 _CANCEL_S = 300.0  # how long the ends of cancelled jobs are waited for
-_STEPS_S = 30.0  # between two lines about the steps of running runs
-_SHOWN = 8  # so many runs are named, of more their numbers
 _CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.HANGUP}
-
-
-def scheduler_for(stored: Stored) -> Scheduler:
-    """Return the scheduler of a submission, as the cluster file was then."""
-    import os
-
-    from madlite.cluster.schedulers import scheduler_of
-
-    named = stored.submission
-    cluster = replace(named.description, name=named.cluster, scheduler=named.scheduler)
-    return scheduler_of(cluster, dict(os.environ))
-
-
-def attach(stored: Sequence[Stored], on_interrupt: str = "", output: Path | None = None) -> Attached:
-    """Return submissions with what their rows are written with, into `output` or the results file of each."""
-    import os
-
-    from madlite.plan.context import Options
-
-    here = Path.cwd()
-    options = Options(workspace=here, output=here / (output or "perf.csv"), environ=dict(os.environ))
-    schedulers = tuple(map(scheduler_for, stored))
-    return Attached(stored, schedulers, options, setup.load(False, False), on_interrupt, output)
-
-
-class Attached:
-    """Submissions that are followed, and where their rows go."""
-
-    def __init__(
-        self,
-        stored: Sequence[Stored],
-        schedulers: Sequence[Scheduler],
-        options: Options,
-        plugins: Plugins,
-        on_interrupt: str,
-        output: Path | None = None,
-    ) -> None:
-        from madlite.cli.screens import PlainScreen, Sink
-        from madlite.cluster.follow import Settling
-        from madlite.results.header import new_columns
-
-        self.on_interrupt = on_interrupt
-        self.results: list[Result] = []
-        self.failed = False
-        self.follows = False  # whether runs that go on are waited for
-        self.study: Json = None  # what the last study that came to its end did
-        self._shown: str = ""
-        self._told: set[str] = set()
-        self._steps_s = 0.0
-        screen = PlainScreen(Sink(sys.stderr.fileno()), live=False)
-        runtimes = setup.make_runtimes(plugins)
-        self.settlings: list[Settling] = []
-        for one, scheduler in zip(stored, schedulers, strict=True):
-            named = one.submission
-            file = options.workspace / (output or named.output)
-            own = replace(options, output=file, columns=named.columns, strict_header=named.strict_header)
-            begin = new_columns(options.contract)
-            self.settlings.append(Settling(one, scheduler, own, screen, runtimes, begin))
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a run has neither a row nor a reason for none, and may get one."""
-        return any(one.is_followed for one in self.settlings)
-
-    @property
-    def has_left(self) -> bool:
-        """Whether a run has neither a row nor a reason for none."""
-        return any(one.stored.open_runs for one in self.settlings)
-
-    def has_ended(self) -> bool:
-        """Return whether the job of an open run is over, as far as the schedulers say."""
-        return any(state.word == "over" and one.polled for one in self.settlings for state in one.states())
-
-    @property
-    def is_fetching(self) -> bool:
-        """Whether a run is being brought to the working folder."""
-        return any(one.scheduler.is_fetching for one in self.settlings)
-
-    def poll(self) -> None:
-        """Ask each scheduler; one that does not answer is told once and asked again later."""
-        from madlite.cluster.schedulers import Unreachable
-
-        for one in self.settlings:
-            if not one.stored.open_runs:
-                continue
-            try:
-                one.poll()
-            except Unreachable as problem:
-                self._tell(f"{problem.message}; the jobs go on, and it is asked again")
-            else:
-                self._told = {text for text in self._told if "asked again" not in text}
-
-    def settle(self) -> None:
-        """Write the rows of what is over."""
-        from madlite.cluster.schedulers import Unreachable
-
-        for one in self.settlings:
-            one.follows = self.follows
-            with suppress(Unreachable):
-                for done in one.settle():
-                    self._print(done)
-            for text in one.notices:
-                self._tell(text)
-
-    def show(self) -> None:
-        """Print how many runs wait and run, where that has changed, and now and then the steps of a few."""
-        states = [state for one in self.settlings for state in one.states()]
-        text = summary_text(states)
-        if text != self._shown:
-            self._shown = text
-            if text:
-                echo_on(text)
-        if time.monotonic() - self._steps_s >= _STEPS_S:
-            self._steps_s = time.monotonic()
-            for state in states[:_SHOWN]:
-                if state.progress is not None and state.progress.step is not None:
-                    echo_on(f"  {state_line(state)}")
-
-    def cancel(self) -> None:
-        """End the jobs of all open runs, and give up those that have none.
-
-        Raises:
-            Unreachable: a scheduler does not answer.
-        """
-        from madlite.cluster.follow import jobs_of
-
-        for one in self.settlings:
-            one.give_up()
-            jobs = jobs_of(one.states())
-            if jobs:
-                one.scheduler.cancel(jobs)
-
-    @property
-    def has_unsubmitted(self) -> bool:
-        """Whether a run has no job yet, and was not refused one."""
-        return any(
-            not (one.stored.job_of(run) or one.stored.state_of(run).refused)
-            for one in self.settlings
-            for run in one.stored.open_runs
-        )
-
-    def finish(self) -> None:
-        """End jobs that are left of runs that all have their rows; print what studies came to, and write it."""
-        from madlite.cluster.schedulers import Unreachable
-
-        for one in self.settlings:
-            named = one.stored.submission
-            if one.stored.open_runs:
-                continue
-            try:
-                one.cancel_left()
-            except Unreachable as problem:
-                setup.warn(f"{problem.message}: whether a job is left is not known (squeue --me)")
-            if named.study:
-                finish = self._finish_scaling if named.study == SCALING else self._finish_study
-                finish(named.id, one.workspace)
-
-    def _finish_study(self, study_id: str, workspace: Path) -> None:
-        from madlite.cli.repeat import study_lines, summary_of_runs
-        from madlite.study.repeat import save_summary
-
-        summary = summary_of_runs(workspace, study_id)
-        if summary is None:
-            return
-        self.study = msgspec.to_builtins(summary)
-        for text in (*study_lines(summary), f"  madlite runs --of {study_id}"):
-            echo_on(text)
-        if problem := save_summary(summary, workspace):
-            setup.warn(problem)
-
-    def _finish_scaling(self, study_id: str, workspace: Path) -> None:
-        from madlite.cli.repeat import records_of
-        from madlite.cli.scaling import study_lines
-        from madlite.study.efficiency import scalings_of
-        from madlite.study.scaling import save_scaling
-        from madlite.study.summary import samples_of_records
-
-        scalings = scalings_of(samples_of_records(records_of(workspace, study_id)))
-        problems = save_scaling(study_id, scalings, workspace)
-        self.study = {"id": study_id, "kind": SCALING, "scalings": msgspec.to_builtins(scalings)}
-        for text in study_lines(study_id, scalings, workspace):
-            echo_on(text)
-        for text in problems:
-            setup.warn(text)
-
-    def exit_code(self) -> int:
-        """Return the exit code of the runs that have come to their end."""
-        from madlite.run.batch import exit_code
-
-        return int(ExitCode.RUN_FAILED if self.failed else exit_code(self.results))
-
-    def _print(self, done: Collected) -> None:
-        from madlite.cli.format import outcome_text, short_reason
-
-        if done.failed:
-            if f"{done.run_id} {done.message}" not in self._told:
-                self._told.add(f"{done.run_id} {done.message}")
-                setup.warn(f"{done.run_id}: {done.message}")
-            self.failed = True
-            return
-        result = done.result
-        if result is not None:
-            self.results.append(result)
-        why = f" ({short_reason(result)})" if result is not None and result.reason else ""
-        echo_on(f"{done.run_id}: {outcome_text(result)}{done.message}{why}")
-        if result is not None and result.diagnosis is not None and result.diagnosis.hint:
-            echo_on(f"  try: {result.diagnosis.hint}")
-        for text in done.warnings:
-            setup.warn(text)
-
-    def _tell(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            setup.warn(text)
-
-
-def summary_text(states: Sequence[RunState]) -> str:
-    """Return how many runs wait, run and the like: `2 running, 18 pending (Resources)`."""
-    counts = Counter((one.word, one.state.reason if one.word == "PENDING" else "") for one in states)
-    words = [f"{n} {word.lower()}{f' ({reason})' if reason else ''}" for (word, reason), n in counts.items()]
-    return ", ".join(words)
-
-
-def state_line(one: RunState) -> str:
-    """Return a line about one open run."""
-    reason = f" ({one.state.reason})" if one.state.reason else ""
-    where = f" on {one.state.nodes}" if one.state.nodes else ""
-    ends = f", time until {one.state.ends}" if one.state.ends and one.word == "RUNNING" else ""
-    progress = one.progress
-    steps = ""
-    if progress is not None and progress.step is not None:
-        steps = f", step {progress.step}{f' of {progress.steps}' if progress.steps else ''}"
-    job = f" job {one.job}" if one.job else ""
-    return f"{one.run.id}:{job} {one.word}{reason}{where}{steps}{ends}"
 
 
 class _Stop:
@@ -317,10 +72,12 @@ def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) ->
         for one in attached.settlings:
             own = next((each for each in opened if each.path == one.stored.folder), None)
             if own is not None:
+                one.reload()  # another command may have submitted it before the lock was this one's
                 with suppress(Unreachable):
                     one.find_jobs()  # an earlier command may have been cut off before it noted a job
                 one.stored = submit_all(own, one.stored, one.scheduler, setup.warn, sleep=stop.wait, stopped=stop)
             _print_jobs(one.stored)
+        attached.recall()
         if detach and not stop():
             attached.settle()  # what was refused has its row
             attached.finish()
@@ -338,43 +95,73 @@ def _print_jobs(stored: Stored) -> None:
         echo_on(f"submission {stored.submission.id}: {runs}, job{'s' if len(jobs) > 1 else ''} {' '.join(jobs)}")
 
 
-def _follow(attached: Attached, stop: _Stop) -> int:
-    from madlite.cluster.follow import POLL_S
+class _Course:
+    """Looks at results often and asks the schedulers seldom; after `cancel` for a limited time."""
 
-    attached.follows = True
-    polled_s, deadline_s = -POLL_S, float("inf")
+    def __init__(self, attached: Attached) -> None:
+        self._attached = attached
+        self._asked_s, self._deadline_s = float("-inf"), float("inf")
+        self._ends = False  # whether the jobs are to be ended, and not all clusters have taken that
+
+    @property
+    def is_late(self) -> bool:
+        """Whether what was cancelled takes too long."""
+        return time.monotonic() > self._deadline_s
+
+    def cancel(self) -> None:
+        """End the jobs."""
+        self._deadline_s = time.monotonic() + _CANCEL_S
+        self._ends = True
+        self._ask()
+
+    def turn(self) -> None:
+        """Ask where it is time, write the rows of what is over, and tell what has changed."""
+        from madlite.cluster.ends import POLL_S
+
+        if time.monotonic() - self._asked_s >= POLL_S:
+            self._ask()
+        self._attached.settle()
+        self._attached.show()
+
+    def _ask(self) -> None:
+        self._asked_s = time.monotonic()
+        if self._ends:
+            self._ends = not _cancel(self._attached)
+        else:
+            self._attached.poll()
+
+
+def _follow(attached: Attached, stop: _Stop, *, cancel: bool = False) -> int:
+    """Follow runs to their rows, with `cancel` after their jobs were ended; return the exit code."""
+    attached.follows = not cancel
+    course = _Course(attached)
+    if cancel:
+        course.cancel()
     first: int | None = None
-    is_cancelled = True
     while attached.is_open or (stop.received and first is None):
         if stop.received and first is None:
             first = stop.received[0]
-            if not _cancels(attached.on_interrupt, first, stop):
+            if cancel or not _cancels(attached.on_interrupt, first, stop):
                 break
-            deadline_s, polled_s = time.monotonic() + _CANCEL_S, time.monotonic()
-            is_cancelled = _cancel(attached)
-        elif len(stop.received) > 1 or time.monotonic() > deadline_s:
+            course.cancel()
+        elif len(stop.received) > 1 or course.is_late:
             break
-        if time.monotonic() - polled_s >= POLL_S:
-            if is_cancelled:
-                attached.poll()
-            else:
-                is_cancelled = _cancel(attached)
-            polled_s = time.monotonic()
-        attached.settle()
-        attached.show()
+        course.turn()
         if attached.is_open:
             stop.wait(_TICK_S)
-    return _end(attached, first)
+    return _end(attached, first, cancelled=cancel)
 
 
-def _end(attached: Attached, number: int | None) -> int:
-    """Name what is open and what studies came to; return the exit code of a signal, of what is left, or of the runs."""
+def _end(attached: Attached, number: int | None, *, cancelled: bool) -> int:
+    """Name what is open; return the exit code of a signal, of what is left, or of the runs, where these were wanted."""
     attached.finish()
     if attached.has_left:
         _say_left(attached)
     if number is not None:
         return int(_CODES[signal.Signals(number)])
-    return int(ExitCode.RUN_FAILED) if attached.has_left else attached.exit_code()
+    if attached.has_left:
+        return int(ExitCode.RUN_FAILED)
+    return int(ExitCode.OK) if cancelled else attached.exit_code()
 
 
 def _cancels(on_interrupt: str, number: int, stop: _Stop) -> bool:
@@ -405,16 +192,17 @@ def _is_asked_to_cancel(stop: _Stop) -> bool:
 
 
 def _cancel(attached: Attached) -> bool:
-    """End the jobs, and return whether the clusters took it."""
+    """End the jobs, say what is waited for, and return whether the clusters took it."""
     from madlite.cluster.schedulers import Unreachable
 
-    echo_on("the jobs are cancelled; their rows are written")
     try:
-        attached.poll()
         attached.cancel()
     except Unreachable as problem:
         setup.warn(f"{problem.message}: it is asked again")
         return False
+    count = sum(len(one.stored.open_runs) for one in attached.settlings)
+    of = f"{count} run{'s' if count > 1 else ''}"
+    echo_on(f"the jobs of {of} are cancelled; waiting for their results or the jobs' ends, at most {_CANCEL_S:g} s")
     return True
 
 
@@ -439,18 +227,7 @@ def cancel_and_collect(attached: Attached) -> int:
     """End the jobs, write the rows of their runs, and return 0 where all have come to their end."""
     stop = _Stop()
     with stop.handled():
-        _cancel(attached)
-        deadline_s = time.monotonic() + _CANCEL_S
-        while attached.is_open and not stop() and time.monotonic() < deadline_s:
-            time.sleep(_TICK_S)
-            attached.poll()
-            attached.settle()
-    attached.finish()
-    if stop() or attached.has_left:
-        _say_left(attached)
-    return (
-        int(_CODES[signal.Signals(stop.received[0])]) if stop() else int(attached.has_left) * int(ExitCode.RUN_FAILED)
-    )
+        return _follow(attached, stop, cancel=True)
 
 
 def _say_left(attached: Attached) -> None:

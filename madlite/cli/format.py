@@ -189,7 +189,9 @@ def details(plan: RunPlan, result: Result) -> Iterator[str]:
     yield from diagnosis_lines(plan, result)
     yield from suspect_lines(result)
     if result.beside:
-        yield f"beside {len(result.beside)} other run{'s' if len(result.beside) > 1 else ''}"
+        yield (
+            "beside 1 other run" if len(result.beside) == 1 else f"beside {len(result.beside)} other runs in its course"
+        )
 
 
 def compute_lines(result: Result) -> Iterator[str]:

@@ -311,7 +311,7 @@ _PLAN = (
         "--runtime",
         default="",
         metavar="NAME",
-        help="docker, host or kubernetes; else the card and the machine decide.",
+        help="docker, host, slurm or kubernetes; else the card and the machine decide.",
     ),
     _GPU_IDS,
     click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU; overrides detection."),

@@ -159,27 +159,52 @@ def local_secret_sources(options: Options) -> dict[str, str]:
 
 @contextmanager
 def plan_of_file(
-    file: Path, plugins: Plugins, options: Options, touch: bool, *, again: bool = False, attempt: str = ""
+    file: Path,
+    plugins: Plugins,
+    options: Options,
+    touch: bool,
+    *,
+    again: bool = False,
+    attempt: str = "",
+    smaller_plans: bool = False,
+    once: bool = False,
 ) -> Iterator[tuple[Planned, Options, tuple[str, ...]]]:
     """Yield the plan of a file bound to this machine, its options, and the differences as sentences.
 
     Without `touch` it is not to be run, and has its own id.  `again` takes the place of its run that was cut off;
-    `attempt` is the id that who submitted it gave to this attempt.
+    `attempt` is the id that who submitted it gave to this attempt.  `once` refuses a plan of which a run has begun: a
+    job that a cluster starts twice has one result.  With `smaller_plans` the files beside it are of the same run with
+    smaller micro batches.
 
     Raises:
         MadliteError: it is no plan file, or cannot run here; nothing has been touched but its claim on an id.
     """
-    saved = read_plan_file(file, local_secret_sources(options))
+    sources = local_secret_sources(options)
+    saved = read_plan_file(file, sources)
     environ = planned_environ(saved, options.environ)
     options = msgspec.structs.replace(options, environ=environ, command=saved.command or options.command)
     context = context_on(saved.context, f"plan file {file}", Context(), ())
     kubernetes = setup.kubernetes_settings(context)
     machine = setup.find_machine(context, kubernetes.machine if kubernetes else "")
     setup.print_problems(machine.problems)
+
+    def smaller(micro_batch: int) -> Planned | None:
+        beside = file.with_name(f"{file.stem}-{micro_batch}.json")
+        if not exists(beside):
+            return None
+        other = read_plan_file(beside, sources)
+        bound = bind_plan(other, other.plan.id, options, machine, plugins, runtimes)
+        return msgspec.structs.replace(bound, with_micro_batch=smaller)
+
+    runtimes = setup.make_runtimes(plugins, kubernetes, options.environ)
     own_id = attempt or ("" if touch else saved.plan.id)
     with nullcontext(own_id) if own_id else claimed_id(saved, options.workspace) as run_id:
-        runtimes = setup.make_runtimes(plugins, kubernetes, options.environ)
+        if once and run_id != saved.plan.id:
+            what = f"a run of this plan has begun: {RUNS}/{saved.plan.id}; its job does not measure it a second time"
+            raise UsageProblem(what, f"madlite show {saved.plan.id}")
         one = bind_plan(saved, run_id, options, machine, plugins, runtimes)
+        if smaller_plans:
+            one = msgspec.structs.replace(one, with_micro_batch=smaller)
         if again and run_id != saved.plan.id:
             follow_cut_off(options.workspace / RUNS / saved.plan.id, run_id)
         notes = differences(saved, one.plan, options, plugins, lambda name: setup.find_card(name, options.workspace))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from madlite.results.record import Record
     from madlite.run.screen import Planned
 
+USEFUL = 5  # runs, from which on an interval is of use
 APART_C = 5.0  # between the starts of a series' runs: from there on the difference is shown
 
 
@@ -125,14 +126,20 @@ def _counts(one: SeriesSummary) -> str:
 def _metric_line(one: MetricSummary) -> str:
     """Return the statistics of one metric, to six digits."""
     name = f"{one.label} {one.metric}".strip()
-    if one.interval is None:
+    if one.n < 2:
         return f"{name}: {one.mean:,.6g}, of one run: no interval"
-    low, high = one.interval.low, one.interval.high
     return (
-        f"{name}: mean {one.mean:,.6g} ({100 * one.confidence:.0f} % interval {low:,.6g} to {high:,.6g}, Student's t, "
-        f"n {one.n}), median {one.median:,.6g}, {one.min:,.6g} to {one.max:,.6g}, between-run CV {_percent(one.cv)}"
-        + ("; less is better" if one.lower_is_better else "")
+        f"{name}: mean {one.mean:,.6g} ({_interval_text(one)}), median {one.median:,.6g}, {one.min:,.6g} to "
+        f"{one.max:,.6g}, between-run CV {_percent(one.cv)}" + ("; less is better" if one.lower_is_better else "")
     )
+
+
+def _interval_text(one: MetricSummary) -> str:
+    if one.interval is None:
+        return f"{one.n} runs are too few for an interval: --repeat {USEFUL}"
+    low, high = one.interval.low, one.interval.high
+    wide = f"; wide, for the runs scatter: --repeat {2 * one.n}" if low <= 0 < one.min else ""
+    return f"{100 * one.confidence:.0f} % interval {low:,.6g} to {high:,.6g}, Student's t, n {one.n}{wide}"
 
 
 def _percent(part: float | None) -> str:

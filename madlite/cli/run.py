@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import click
 
 from madlite.cli import setup
-from madlite.cli.arguments import closing_lines
 from madlite.cli.batch_options import (
     NOT_MEASURED,
     check_pretended,
@@ -39,7 +38,6 @@ from madlite.cli.batches import (
     resumed,
     unfinished,
 )
-from madlite.cli.format import may_have_reference
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -57,7 +55,6 @@ from madlite.cli.screens import Sink
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
-from madlite.model import Result, RunPlan
 from madlite.run.screen import Planned
 
 if TYPE_CHECKING:
@@ -89,6 +86,8 @@ if TYPE_CHECKING:
 )
 @click.option("--again", is_flag=True, hidden=True, help="With --plan: in place of its run that was cut off.")
 @click.option("--attempt", default="", hidden=True, help="With --plan: run it under this id, after a failed attempt.")
+@click.option("--smaller-plans", is_flag=True, hidden=True, help="With --plan: --oom-fallback, by plans beside it.")
+@click.option("--once", is_flag=True, hidden=True, help="With --plan: only if no run of it has begun here.")
 @click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite collect`.")
 @pretend_options("script and container request")
 @live_option
@@ -156,10 +155,9 @@ def _check_options(params: dict[str, Any]) -> None:
     _check_several(params)
     if params["zip_values"] and not params["sweep"]:
         raise UsageProblem("--zip without --sweep: there is nothing to pair", "add --sweep KEY=A,B")
-    if params["again"] and not (params["plan_file"] is not None and params["no_rows"]):
-        raise click.UsageError("--again takes the place of a plan's run in its job: use it with --plan and --no-rows")
-    if params["attempt"] and not (params["plan_file"] is not None and params["no_rows"]):
-        raise click.UsageError("--attempt is an attempt of a plan's run: use it with --plan and --no-rows")
+    for name in ("again", "attempt", "once"):
+        if params[name] and not (params["plan_file"] is not None and params["no_rows"]):
+            raise click.UsageError(f"--{name} is about a plan's run in its job: use it with --plan and --no-rows")
     if params["sweep"] and params["plan_file"] is not None:
         raise UsageProblem("--sweep beside --plan: a plan is frozen", "leave one of them out")
 
@@ -182,7 +180,7 @@ def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> Iterat
         return
     if touch:
         setup.copy_model_dir(plugins, None)
-    ids = {"again": params["again"], "attempt": params["attempt"]}
+    ids = {name: params[name] for name in ("again", "attempt", "once", "smaller_plans")}
     with plan_of_file(file, plugins, options, touch, **ids) as (one, own_options, notes):
         for text in notes:
             setup.warn(text)
@@ -240,7 +238,7 @@ def run_planned(
 
     `make` makes the batch of them once they were checked, else the options decide.
     """
-    from madlite.cli.summary import BatchFiles, against_baseline
+    from madlite.cli.summary import BatchFiles, against_baseline, print_totals
     from madlite.run.resume import inputs_of_all, refuse_other_study, series_of
 
     batch_before = unfinished(options.workspace) if params.get("resume") else None
@@ -270,9 +268,8 @@ def run_planned(
         outcome = runs.run(BatchStart(options, plugins, screen, settings, before))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
-        screen.total(outcome, options.output if options.rows else None)
-        screen.end(runs.lines)
-        screen.end(closing_lines(options.contract, outcome, from_manifest=not batch.from_tags))
+        file = options.output if options.rows else None
+        print_totals(screen, outcome, file, runs.lines, options.contract, from_manifest=not batch.from_tags)
         journal.close(interrupted=bool(outcome.not_started) or outcome.exit_code in _BY_SIGNAL)
         if outcome.bug is not None:
             raise outcome.bug
@@ -298,9 +295,10 @@ def _checked(
 def _shown(options: Options, plugins: Plugins) -> Iterator[PlainScreen]:
     """Yield the screen of the runs, closed after the block; at its end it says what nobody read."""
     from madlite.cli.screens import make_screen
+    from madlite.cli.summary import compare_run
 
     sink = Sink(sys.stdout.fileno())
-    compare = partial(_compare, plugins)
+    compare = partial(compare_run, plugins)
     screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract), compare=compare)
     try:
         yield screen
@@ -388,15 +386,6 @@ def _make_settle(params: dict[str, Any]) -> Settle | None:
     from madlite.run.settle import make_settle
 
     return make_settle(params["settle"], params["settle_timeout"])
-
-
-def _compare(plugins: Plugins, plan: RunPlan, result: Result) -> str:
-    """Return how a success compares with published figures; what can have none loads none."""
-    if not may_have_reference(result, plan.variant):
-        return ""
-    from madlite.cli.references import compare_planned
-
-    return compare_planned(plugins, plan.workspace, plan, result)
 
 
 def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[str]) -> None:

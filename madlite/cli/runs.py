@@ -17,7 +17,7 @@ from madlite.cli.format import duration, status_text
 from madlite.cli.options import TagsCommand, dir_option, read_filters, tags_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, without_secrets
 from madlite.errors import ExitCode, UsageProblem
-from madlite.model import Json, Status
+from madlite.model import Json
 from madlite.text import printable, shortened
 
 if TYPE_CHECKING:
@@ -115,12 +115,13 @@ def command(
         found = _of_ledger(folder, status, words, of, limit)
     if found.chosen or as_json or as_csv:
         _show(found.chosen, found.columns, group_by or "", as_json=as_json, as_csv=as_csv)
-        for line in _statistics(found.chosen) if of and not (as_json or as_csv or group_by) else ():
+        for line in _outcome(found.chosen, folder.parent) if of and not (as_json or as_csv or group_by) else ():
             echo(line)
     else:
         echo(f"no runs in {folder}" if not found.total else f"none of {found.total} runs is one of those")
     changed = (f"{words}. {ACKNOWLEDGE}" for _, words in changed_files(folder.parent))
-    for text in (*found.notes, *listing.problems(found.in_doubt), *recovery_report(folder.parent), *changed):
+    unknown = _unknown_id(folder, of) if of and not found.chosen else ()
+    for text in (*unknown, *found.notes, *listing.problems(found.in_doubt), *recovery_report(folder.parent), *changed):
         setup.warn(text)
     return int(ExitCode.OK)
 
@@ -246,14 +247,23 @@ def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
             echo(line) if place is None else echo_status(line, place)
 
 
-def _statistics(runs: Sequence[StoredRun]) -> list[str]:
-    """Return the statistics of a repeat whose runs these are; none of other runs."""
-    records = [run.record for run in runs if run.state in (*Status,)]
-    if not any(record.study is not None for record in records):
+def _outcome(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
+    """Return what the study came to whose runs these are; nothing of other runs."""
+    if not any(run.record.study is not None for run in runs):
         return []
-    from madlite.cli.repeat import statistics_of
+    from madlite.cli.studies import outcome_lines
 
-    return statistics_of(records)
+    return outcome_lines(runs, workspace)
+
+
+def _unknown_id(folder: Path, of: str) -> Iterator[str]:
+    """Yield that nothing has this id, where that is so."""
+    from madlite.cli.studies import unknown_id
+    from madlite.reports.ledger import Ledger
+
+    with Ledger.open(folder) as ledger:
+        ledger.refresh()
+        yield from filter(None, [unknown_id(ledger, of)])
 
 
 def _words(run: StoredRun) -> tuple[str, ...]:

@@ -210,7 +210,8 @@ class ClusterScaling:
             UsageProblem: as in `plan_points`.
         """
         with_values = partial(_plan_with, plan, options)
-        points = plan_points(self._counts, with_values, strong=self._params["strong"], over=self._over)
+        strong = self._params["strong"]
+        points = plan_points(self._counts, with_values, strong=strong, over=self._over, on_cluster=True)
         return order_runs(points, study_id, self._params["repeat"] or 1)
 
 

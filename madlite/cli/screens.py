@@ -23,13 +23,13 @@ from madlite.cli.format import (
     title,
     verdict_line,
 )
-from madlite.cli.terminal import Sanitizer, all_coloured, coloured, has_colour
+from madlite.cli.terminal import Sanitizer, all_coloured, coloured, has_colour, without_secrets
 from madlite.model import Quantity, Result, RunPlan, Status, Step
 from madlite.run.screen import RunOutcome
-from madlite.text import printable
+from madlite.text import printable, shortened_middle
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, TaskID, TimeRemainingColumn
 
 # Output that never blocks a run: a thread writes it, and what a full pipe does not take is counted and dropped.
 
@@ -95,6 +95,30 @@ class Sink:
                 return
 
 
+class DirectSink(Sink):
+    """Writes at once: no run of this machine waits for a slow reader; one that is gone is no error."""
+
+    def __init__(self, fd: int) -> None:
+        self.dropped_bytes = 0
+        self._fd, self._is_read = fd, True
+
+    def write(self, text: str) -> int:
+        """Write text without what is a secret by its shape, as a file."""
+        return super().write(without_secrets(text))
+
+    def put(self, data: bytes) -> None:
+        """Write bytes."""
+        view = memoryview(data)
+        try:
+            while view and self._is_read:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            self._is_read = False
+
+    def close(self, limit_s: float = 3.0) -> None:
+        """Do nothing: all is written."""
+
+
 Comparison = Callable[[RunPlan, Result], str]
 
 
@@ -104,6 +128,7 @@ def no_comparison(plan: RunPlan, result: Result) -> str:
 
 
 _LINE_EVERY_S = 5.0
+_LONGEST_NAME = 32  # characters of a card's name in a row
 _WAITING, _ALL = "waiting", "all"  # rows that are no run's, whose ids have a time in them
 NOTE = "        note: "
 
@@ -249,12 +274,13 @@ class PlainScreen:
                 self._overall_s = now_s
                 self._line(overall_text(ended, count, left_s))
 
-    def total(self, outcome: RunOutcome, output: Path | None) -> None:
+    def total(self, outcome: RunOutcome, output: Path | str | None) -> None:
         """Print the totals of a batch and where its rows are; `output` is None where no file has them yet."""
         counts = Counter(status_text(result.status.value, result.suspect) for result in outcome.results)
         if len(outcome.results) > 1:
             self._line(", ".join(f"{count} {status}" for status, count in counts.items()), colour=all_coloured)
-            failed = [f"{name} ({cause})" for name, cause in self._failed]
+            causes = Counter(self._failed).items()
+            failed = [f"{f'{count} x ' if count > 1 else ''}{name} ({cause})" for (name, cause), count in causes]
             if failed:
                 self._line(f"failed: {', '.join(failed)}")
         aside = ", ".join(outcome.pending)
@@ -293,7 +319,7 @@ class LiveScreen(PlainScreen):
     def __init__(self, sink: Sink, *, as_madengine: bool = False, compare: Comparison = no_comparison) -> None:
         super().__init__(sink, live=False, as_madengine=as_madengine, compare=compare)
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
         from rich.table import Column
 
         self._console = Console(file=sink, highlight=False)  # type: ignore[arg-type]
@@ -303,18 +329,28 @@ class LiveScreen(PlainScreen):
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             *([BarColumn(bar_width=24)] if wide else []),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(compact=True),
+            _left_column(),
             console=self._console,
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._names: dict[str, str] = {}  # of the runs: their cards'
+        self._texts: dict[str, str] = {}  # what the rows of runs say
+
+    def started(self, plan: RunPlan, position: int, total: int) -> None:
+        """Print the run's title and notes; its row has the name of its card where there are several."""
+        with self._lock:
+            self._names[plan.id] = shortened_middle(plan.card.name, _LONGEST_NAME)
+            super().started(plan, position, total)
 
     def begin(self, lines: Iterable[str], steps: int | None = None, run_id: str = "", label: str = "") -> None:
         """Print the first lines of an activity and start its progress line."""
         with self._lock:
             super().begin(lines, steps, run_id, label)
-            self._tasks[run_id] = self._progress.add_task("starting", total=steps)
+            self._tasks[run_id] = self._progress.add_task("", total=steps)
+            self._texts[run_id] = "starting"
+            for each in self._texts:  # which have their names from the second one on
+                self._describe(each)
             self._progress.start()
 
     def phase(self, text: str, run_id: str = "") -> None:
@@ -367,18 +403,26 @@ class LiveScreen(PlainScreen):
     def _row(self, name: str, text: str, completed: int = 0, total: int | None = None) -> None:
         """Show a row that is no run's."""
         if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task("", total=total)
+            self._tasks[name] = self._progress.add_task("", total=total, has_end=True)
             self._progress.start()
         self._progress.update(self._tasks[name], completed=completed, description=_escaped(text[:200]))
 
     def _update(self, run_id: str, text: str, completed: int | None = None) -> None:
         with self._lock:
             if run_id in self._tasks:
-                label = f"{self._shown[run_id].label} " if self._several else ""
-                self._progress.update(self._tasks[run_id], completed=completed, description=_escaped(label + text))
+                self._texts[run_id] = text
+                self._describe(run_id, completed)
+
+    def _describe(self, run_id: str, completed: int | None = None) -> None:
+        """Show what the row of a run says."""
+        words = [self._shown[run_id].label, self._names.get(run_id, "")] if self._several else []
+        text = " ".join(filter(None, (*words, self._texts[run_id])))
+        self._progress.update(self._tasks[run_id], completed=completed, description=_escaped(text))
 
     def _remove_task(self, run_id: str) -> None:
         task = self._tasks.pop(run_id, None)
+        self._texts.pop(run_id, None)
+        self._names.pop(run_id, None)
         if not self._tasks:
             self._progress.stop()
         if task is not None:
@@ -388,6 +432,19 @@ class LiveScreen(PlainScreen):
         from rich.text import Text
 
         self._console.print(Text.from_ansi(line), soft_wrap=True)
+
+
+def _left_column() -> TimeRemainingColumn:
+    """Return the column of the time that a run's steps still take; the row of all runs says it with the other words."""
+    from rich.progress import Task, TimeRemainingColumn
+    from rich.text import Text
+
+    class Left(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            has_none = task.total is None or task.fields.get("has_end")
+            return Text("") if has_none else Text("left ").append_text(super().render(task))
+
+    return Left(compact=True)
 
 
 def overall_text(ended: int, count: int, left_s: float | None) -> str:

@@ -20,7 +20,7 @@ from madlite.cli.main import mask
 from madlite.cli.terminal import echo_on
 from madlite.errors import UsageProblem
 from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
-from madlite.plan.context import GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
+from madlite.plan.context import ASKED, GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
 
 if TYPE_CHECKING:
     from madlite.plan.recipe_file import RecipeFile
@@ -174,6 +174,13 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     workspace, output = find_workspace(touch), Path.cwd() / params["output"]
     recipe = params.get("recipe_file")
     runtime, nodes, note = _allocated(params["runtime"], params.get("nodes"))
+    if runtime == _SLURM and params.get("parallel") not in (None, 1):
+        what = (
+            f"--parallel {params['parallel'] or 'auto'} on the nodes of an allocation: each run has all of their GPUs"
+        )
+        raise UsageProblem(
+            what, "leave --parallel out: one run after another; --cluster NAME gives each a job of its own"
+        )
     return Options(
         workspace=workspace,
         output=output,
@@ -197,6 +204,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         command=command_words(),
         backend=_backend(params["backend"], recipe),
         runtime=runtime,
+        runtime_origin=ASKED if params["runtime"] else "the allocation",
         nodes=nodes,
         allocation=note,
         **{name: params[name] for name in _SAME_NAME},
@@ -239,29 +247,33 @@ def _allocated(named: str, asked: int | None) -> tuple[str, int, str]:
     """
     from madlite.plan.node_values import find_node_values, is_task_of_several
     from madlite.runtimes.slurm.allocation import allocation_of
+    from madlite.runtimes.slurm.containers import ON_STEPS, VARIABLE
 
     find_node_values(os.environ)
     here = allocation_of(os.environ)
     if here is not None and is_task_of_several(os.environ):
         if named == _SLURM:
             raise UsageProblem(
-                "--runtime slurm in every task of srun: each would run on all nodes", "madlite run …, without srun"
+                "--runtime slurm in every task of srun or mpirun: each would run on all nodes",
+                "madlite run …, without it",
             )
         if asked is not None:
-            what = f"--nodes {asked} in a step of allocation {here.job_id}: each of its nodes has a madlite of its own"
-            raise UsageProblem(what, "leave --nodes out, or madlite run …, without srun")
-        return named, 0, f"in a step of allocation {here.job_id}: each of its nodes has a madlite of its own"
+            what = f"--nodes {asked} in allocation {here.job_id}: each of its nodes has a madlite of its own"
+            raise UsageProblem(what, "leave --nodes out, or madlite run …, without srun or mpirun")
+        return named, 0, f"in allocation {here.job_id}: each of its nodes has a madlite of its own"
     one_alone = bool(named) and named != _SLURM
     if asked is not None:
         _check_nodes(asked, here, named if one_alone else "")
     if here is None or one_alone:
         return named, 0, ""
-    if here.count == 1 and not named:
+    by_steps = os.environ.get(VARIABLE) in (*ON_STEPS, "none")
+    if here.count == 1 and not named and not by_steps:
         return "", 0, f"in allocation {here.job_id}: its one node alone, with the GPUs that it has there"
     if asked is not None and asked < here.count:
         which = f"the first {asked} of its {here.count} nodes" if asked > 1 else f"the first of its {here.count} nodes"
         return _SLURM, asked, f"in allocation {here.job_id}: on {which}"
-    return _SLURM, here.count, f"in allocation {here.job_id}: on its {here.count} nodes"
+    which = f"its {here.count} nodes" if here.count > 1 else "its one node"
+    return _SLURM, here.count, f"in allocation {here.job_id}: on {which}"
 
 
 def _check_nodes(asked: int, here: Allocation | None, on_one: str) -> None:

@@ -47,8 +47,8 @@ from madlite.workspace.journal import read_run
 def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Path) -> int:
     """Show one run: verdict, number, window, power, checks, configuration, provenance, files; or several side by side.
 
-    RUN is a run's id, a part of it that no other has, last, or last~1. Of several runs first what they ran with is
-    shown, as far as it differs, then number, window, GPUs, checks and versions.
+    RUN is a run's id, a part of it that no other has, last, or last~1; or the id of a study, for what that came to. Of
+    several runs first what they ran with is shown, as far as it differs, then number, window, GPUs, checks, versions.
 
     \b
     madlite show last
@@ -58,6 +58,10 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
     from madlite.reports.runs import as_json, find_run, open_run, runs_folder
 
     folder = runs_folder(directory)
+    if len(runs) == 1 and not wants_json and (lines := _study(folder, runs[0])):
+        for line in lines:
+            click.echo(without_secrets(line))
+        return int(ExitCode.OK)
     opened = [open_run(find_run(folder, run)) for run in runs]
     if len(opened) > 1:
         _show_several(opened, every=every, wants_json=wants_json)
@@ -69,6 +73,25 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
         for line in page(found, _compared(found, directory)):
             echo_status(line, VALUES_AT)
     return int(ExitCode.OK)
+
+
+def _study(folder: Path, name: str) -> list[str]:
+    """Return what a study of this id came to; nothing where it is no study's, or a run's."""
+    from madlite.reports.runs import find_named
+
+    if find_named(folder, name) is not None:
+        return []
+    from madlite.reports.ledger import Ledger, RunFilter
+
+    with Ledger.open(folder) as ledger:
+        ledger.refresh()
+        wanted = ledger.ids(RunFilter(of=name.removeprefix("study-")))
+        found = [run for run in ledger.opened(wanted) if run.record.study is not None]
+    if not found:
+        return []
+    from madlite.cli.studies import outcome_lines
+
+    return [*map(printable, outcome_lines(found, folder.parent))]
 
 
 def _show_several(runs: Sequence[StoredRun], *, every: bool, wants_json: bool) -> None:
@@ -201,7 +224,7 @@ def _ran(record: Record) -> Iterator[tuple[str, str]]:
     yield "machine", f"{record.hostname}, {gpus} x {record.device}" if record.hostname else ""
     yield "runtime", record.runtime
     yield "batch", record.batch
-    yield "beside", f"{len(record.beside)} at the same time: {', '.join(record.beside)}" if record.beside else ""
+    yield "beside", f"{len(record.beside)} in its course: {', '.join(record.beside)}" if record.beside else ""
     yield "study", study_text(record.study) if record.study else ""
     yield "caches", CACHES.get(record.caches, "")
     yield "image", record.image.ref

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.batch_options import refuse
+from madlite.cli.preview import preview
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.cli.following import Attached
     from madlite.cluster.file import Cluster
     from madlite.cluster.schedulers import Scheduler
     from madlite.cluster.submit import Prepared
@@ -38,10 +38,7 @@ _REFUSED = {
     "cold": ("--cold", "the runs of a cluster use the user's caches"),
     "parallel": ("--parallel", "the scheduler decides which jobs run at the same time"),
     "exclusive": ("--exclusive", "exclusive in the cluster file gives a job its nodes alone"),
-    "fail_fast": ("--fail-fast", "the jobs are queued together"),
-    "max_failures": ("--max-failures", "the jobs are queued together"),
     "resume": ("--resume", "the jobs of a command that was cut off go on: madlite jobs, attach, collect"),
-    "oom_fallback": ("--oom-fallback", "a job runs one plan"),
     "build_on_compute": ("--build-on-compute", "madlite prepare or build makes images before the jobs"),
 }
 # What is done when the runs have ended, which a command with --detach does not wait for.
@@ -50,6 +47,8 @@ _REFUSED_DETACHED = {
     "summary_output": ("--summary-output", "madlite runs --json has what became of the runs"),
     "fail_on_suspect": ("--fail-on-suspect", "no run has ended"),
     "cleanup_perf": ("--cleanup-perf", "no run has ended"),
+    "fail_fast": ("--fail-fast", "nobody counts failures"),
+    "max_failures": ("--max-failures", "nobody counts failures"),
 }
 
 
@@ -71,12 +70,15 @@ def open_cluster(name: str) -> Cluster:
 
 
 def named_cluster(params: dict[str, Any]) -> str:
-    """Return the cluster that a command names, by option or environment; "" for none, and inside of a job.
+    """Return the cluster that a command names, by option or environment; "" for none.
+
+    Runs of an allocation are in it, unless the option says otherwise.
 
     Raises:
         UsageProblem: it is empty, or given beside a pretended machine.
     """
     from madlite.cluster.file import VARIABLE
+    from madlite.runtimes.slurm.allocation import allocation_of
 
     if params.get("cluster") == "":
         raise UsageProblem("--cluster has no name: ''", "a variable without a value? cluster.toml has the names")
@@ -84,7 +86,7 @@ def named_cluster(params: dict[str, Any]) -> str:
     if given and params.get("machine"):
         what = f"--machine {params['machine']} beside --cluster {given}: its runs are planned for the cluster's GPUs"
         raise UsageProblem(what, "gpu and gpus_per_node of the cluster file say what they are; leave --machine out")
-    if given or params.get("plan_file") is not None or params.get("machine"):
+    if given or params.get("plan_file") is not None or params.get("machine") or allocation_of(os.environ) is not None:
         return given
     return os.environ.get(VARIABLE, "").strip()
 
@@ -131,6 +133,23 @@ def _deployment(params: dict[str, Any]) -> dict[str, Json]:
     return dict(read_manifest(file, Path.cwd()).deployment)
 
 
+def planning_options(params: dict[str, Any]) -> Options:
+    """Return the options by which runs are planned that a command only shows: here, or for the cluster it names.
+
+    Raises:
+        UsageProblem: as `translated`, or an option says nothing of the cluster's runs.
+    """
+    from madlite.cluster.schedulers import scheduler_of
+
+    to = translated(named_cluster(params), params)
+    if to is None:
+        return setup.make_options(params)
+    for text in to.notes:
+        setup.warn(text)
+    params["cluster"] = to.cluster.name
+    return _options(params, to, scheduler_of(to.cluster, dict(os.environ)), touch=False)
+
+
 class ClusterStudy(Protocol):
     """Runs of one command that are more than its tags; what they come to is told as their records have it."""
 
@@ -146,6 +165,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.cluster.file import check_shared
     from madlite.cluster.schedulers import scheduler_of
     from madlite.cluster.submission import new_submission_id
+    from madlite.plan.node_values import split_hosts
 
     _refuse(params)
     for text in to.notes:
@@ -154,19 +174,20 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
     scheduler = scheduler_of(cluster, dict(os.environ))
-    scheduler.exclude([node.strip() for text in params["exclude"] for node in text.split(",") if node.strip()])
+    if touch:
+        to = replace(to, cluster=scheduler.check_here())
+        cluster = to.cluster
+    scheduler.exclude(split_hosts(",".join(params["exclude"])))
     options = _options(params, to, scheduler, touch)
     check_shared(cluster, options.workspace)
-    if touch:
-        scheduler.check_here()
-        if study is not None:
-            study.check(len(scheduler.nodes()), cluster.name)
+    if touch and study is not None:
+        study.check(len(scheduler.nodes()), cluster.name)
     submission_id = new_submission_id()
     planned = _plans(plugins, options, params, submission_id, study)
     jobs, blocked = _split(planned)
     prepared = _prepare(jobs, submission_id, cluster, scheduler, options, params) if jobs else None
     if not touch:
-        return _print_scripts(prepared, blocked)
+        return _print_scripts(prepared, blocked, options)
     return _submit(prepared, blocked, plugins, options, scheduler, params)
 
 
@@ -180,7 +201,7 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     """Return the options of the plans, after the cluster's values went below the context."""
     from madlite.cluster.file import context_values
     from madlite.cluster.translate import DONE
-    from madlite.plan.context import merge
+    from madlite.plan.context import ASKED, merge
 
     cluster = to.cluster
     own = scheduler.context()
@@ -196,14 +217,15 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     options = setup.make_options({**params, "nodes": None}, touch)
     environ = {**options.environ, "MAD_DEPLOYMENT_TYPE": cluster.scheduler}
     # an allocation that this command is typed in is not that of its jobs
-    asked = replace(options, environ=environ, runtime=params["runtime"], nodes=nodes, allocation="", elsewhere=True)
-    return scheduler.adjust(asked)
+    asked = replace(options, environ=environ, runtime=params["runtime"], runtime_origin=ASKED, nodes=nodes)
+    return scheduler.adjust(replace(asked, allocation="", elsewhere=True))
 
 
 def _plans(
     plugins: Plugins, options: Options, params: dict[str, Any], submission_id: str, own: ClusterStudy | None
 ) -> list[Planned]:
     """Return the plans of the runs, those of a study under the submission's id."""
+    from madlite.cli.batches import note_fallback
     from madlite.cli.planning import plan_points, planner
     from madlite.results.perfcsv import check_appendable
     from madlite.run.checks import check_plans
@@ -218,7 +240,7 @@ def _plans(
         planned = own.plan(planner(plugins, options, params, touch), options, submission_id)
     setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
-    for text in warnings:
+    for text in (*warnings, *note_fallback(planned, params)):
         setup.warn(text)
     if touch:
         check_runs_folder(options.workspace)
@@ -246,39 +268,49 @@ def _prepare(
 ) -> Prepared:
     from madlite.cli.planning import local_secret_sources
     from madlite.cluster.submission import Retries
+
+    if params["oom_fallback"] and not scheduler.retries_inside:
+        what = f"--oom-fallback beside --cluster {cluster.name}: on {cluster.scheduler} a job keeps its plan"
+        raise UsageProblem(what, "leave --oom-fallback out, and submit what did not fit with --set micro_batch=N")
     from madlite.cluster.submit import prepare
     from madlite.files import template_root
 
-    bare = {one.plan.card.name for one in planned if _leaves_image_out(one)}
-    if bare:
-        names = ", ".join(sorted(bare))
-        setup.warn(f"{names}: its image is not used, for container of cluster '{cluster.name}' is none")
     search = [options.workspace / "templates", template_root(setup.home())]
     sources = local_secret_sources(options)
-    retries = Retries(count=params["retry"], wait_s=params["retry_wait"])
-    return prepare(planned, submission_id, cluster, scheduler, options, search, sources, retries)
+    retries = Retries(count=params["retry"], wait_s=params["retry_wait"], oom_fallback=params["oom_fallback"])
+    most = 1 if params["fail_fast"] else params["max_failures"] or 0
+    return prepare(planned, submission_id, cluster, scheduler, options, search, sources, retries, most)
 
 
-def _leaves_image_out(one: Planned) -> bool:
-    return bool(one.plan.place.nodes > 1 and one.plan.card.dockerfile and not one.plan.traits.containerised)
-
-
-def _print_scripts(prepared: Prepared | None, blocked: Sequence[Planned]) -> int:
-    from madlite.cli.repeat import place_text
-
+def _print_scripts(prepared: Prepared | None, blocked: Sequence[Planned], options: Options) -> int:
+    """Print the plan of each run, once of those that are repeated, which job each has, and the scripts of the jobs."""
     for one in blocked:
         if one.plan.blocked is not None:
-            setup.warn(f"{one.plan.card.name}: would not start: {one.plan.blocked.reason}")
+            hint = f" ({one.plan.blocked.hint})" if one.plan.blocked.hint else ""
+            setup.warn(f"{one.plan.card.name}: would not start: {one.plan.blocked.reason}{hint}")
     if prepared is None:
         return int(ExitCode.OK)
-    if len(prepared.planned) > 1:
-        echo(f"# --- {len(prepared.planned)} runs")
-        for number, one in enumerate(prepared.planned, 1):
-            echo(f"# {number}: {place_text(one)}")
+    for one in prepared.planned:
+        is_first = one.plan.study is None or one.plan.study.index in (None, 1)
+        if is_first and not one.plan.traits.manifests:  # those are all that the script has
+            echo(preview(one, options.environ))
+    _print_runs(prepared)
     for number, text in prepared.scripts.items():
         echo(f"# --- job {number} of {len(prepared.scripts)}")
         echo(text)
     return int(ExitCode.OK)
+
+
+def _print_runs(prepared: Prepared) -> None:
+    from madlite.cli.repeat import place_text
+
+    count = len(prepared.planned)
+    echo(f"# --- {count} run{'s' if count > 1 else ''}")
+    for script in prepared.submission.scripts:
+        own = prepared.planned[script.first - 1 : script.first - 1 + script.count]
+        for index, one in enumerate(own, 1):
+            element = f", element {index}" if script.count > 1 else ""
+            echo(f"# {script.first - 1 + index}: {place_text(one)}: job {script.number}{element}")
 
 
 def _submit(
@@ -289,9 +321,10 @@ def _submit(
     scheduler: Scheduler,
     params: dict[str, Any],
 ) -> int:
-    from madlite.cli.following import Attached, follow
+    from madlite.cli.attached import Attached
+    from madlite.cli.following import follow
     from madlite.cli.planning import local_secret_sources
-    from madlite.cli.summary import BatchFiles, against_baseline
+    from madlite.cli.summary import BatchFiles, against_baseline, print_totals
     from madlite.cluster.submission import folder_of, read_stored
     from madlite.cluster.submit import write
 
@@ -308,18 +341,21 @@ def _submit(
             attached = Attached((stored,), (scheduler,), options, plugins, params["on_interrupt"] or "")
             code = follow(attached, opened, detach=params["detach"]) or int(outcome.exit_code)
         if params["detach"]:
+            attached.close(code)
             return code
-        outcome = _whole(outcome, attached, code)
+        outcome = _whole(outcome, attached.outcome(code))
     for text in files.close(outcome, attached.study if attached is not None else None):
         setup.warn(text)
+    if attached is not None:
+        lines, version = attached.lines, options.contract
+        print_totals(attached.screen, outcome, options.output, lines, version, from_manifest=not files.from_tags)
     return files.exit_code(outcome, against)
 
 
-def _whole(blocked: RunOutcome, attached: Attached, code: int) -> RunOutcome:
+def _whole(blocked: RunOutcome, ended: RunOutcome) -> RunOutcome:
     """Return the outcome of all runs: what could not start, and what became of the jobs."""
-    left = [run.card for one in attached.settlings for run in one.stored.open_runs]
-    results = (*blocked.results, *attached.results)
-    return replace(blocked, results=results, not_started=(*blocked.not_started, *left), exit_code=ExitCode(code))
+    results, left = (*blocked.results, *ended.results), (*blocked.not_started, *ended.not_started)
+    return replace(blocked, results=results, not_started=left, exit_code=ended.exit_code)
 
 
 def _write_blocked(blocked: Sequence[Planned], options: Options, plugins: Plugins) -> RunOutcome:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from madlite.cli.arguments import MANIFEST
+from madlite.cli.arguments import MANIFEST, closing_lines
+from madlite.cli.format import may_have_reference
 from madlite.cli.planning import is_manifest, save_manifest
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.files import exists
@@ -20,7 +21,9 @@ from madlite.plan.inputs import RUNS
 from madlite.results.locked import check_writable
 
 if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
     from madlite.cli.compare import AgainstBaseline
+    from madlite.cli.screens import PlainScreen
     from madlite.plan.context import Options
     from madlite.run.screen import Planned, RunOutcome
 
@@ -224,6 +227,33 @@ class BatchFiles:
     def _clean_up(self, outcome: RunOutcome) -> None:
         if self._given["cleanup_perf"]:
             remove_entries(self._options.workspace)
+
+
+def print_totals(
+    screen: PlainScreen,
+    outcome: RunOutcome,
+    output: Path | str | None,
+    lines: Iterable[str],
+    version: int,
+    *,
+    from_manifest: bool = False,
+) -> None:
+    """Print what all runs of a batch came to: totals, where their rows are, `lines` of a study, madengine's last line.
+
+    `output` is None where no results file has the rows; `version` is that of madengine whose contract holds.
+    """
+    screen.total(outcome, output)
+    screen.end(lines)
+    screen.end(closing_lines(version, outcome, from_manifest=from_manifest))
+
+
+def compare_run(plugins: Plugins, plan: RunPlan, result: Result) -> str:
+    """Return how a success compares with published figures; what can have none loads none."""
+    if not may_have_reference(result, plan.variant):
+        return ""
+    from madlite.cli.references import compare_planned
+
+    return compare_planned(plugins, plan.workspace, plan, result)
 
 
 def against_baseline(params: dict[str, Any], options: Options) -> AgainstBaseline | None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
-from madlite.cli.batch_options import NOT_MEASURED, check_pretended, pretend_options, refuse
+from madlite.cli.batch_options import NOT_MEASURED, check_pretended, no_cluster, pretend_options, refuse
 from madlite.cli.batches import runs_of_text
 from madlite.cli.options import TagsCommand, common_options, live_option, plan_options, tag_words, tags_option
 from madlite.cli.planning import check_start, planner
@@ -46,12 +46,11 @@ from madlite.study.tune_models import Trial
 from madlite.study.tune_report import (
     PAGE,
     RECIPE,
-    conclusion_lines,
     make_recipe,
     make_report,
-    plot_lines,
+    recipe_command,
     render_page,
-    table_lines,
+    report_lines,
 )
 from madlite.study.tune_search import NextRun, next_run
 from madlite.workspace.study import SUMMARY, StudyFolder, study_path
@@ -87,6 +86,7 @@ _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows 
 @pretend_options("what may be changed and the first run")
 @live_option
 @plan_options
+@no_cluster
 @common_options
 def command(**params: Any) -> int:
     """Find the fastest configuration of a tag on this machine, and write it as a recipe file.
@@ -246,12 +246,12 @@ class _Study:
         secrets = secrets_for(self._tuning.default, options.environ)
         mask = Redactor(secrets).text
         where = study_path(options.workspace, study_id).relative_to(options.workspace)
-        lines = [*table_lines(report), *plot_lines(report), *conclusion_lines(report)]
+        lines = [*report_lines(report)]
         recipe, command = mask(make_recipe(report, plan.card.name, dict(self._recipe_values(mask)), plan)), ""
         problems = [folder.write(SUMMARY, masked_json(report, secrets))]
         if recipe:
             problems.append(folder.write(RECIPE, recipe))
-            command = f"madlite run --recipe-file {where / RECIPE}"
+            command = recipe_command(where)
             lines.append(f"  {command}")
         problems.append(folder.write(PAGE, mask(render_page(report, recipe, command))))
         lines.append(runs_of_text(options.workspace, study_id, SUMMARY, PAGE))

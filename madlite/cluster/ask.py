@@ -86,15 +86,19 @@ def file_text(
 def _lines(
     name: str, partition: Partition, gpu: str, array_limit: int, environ: Mapping[str, str], workspace: Path
 ) -> Iterator[str]:
-    product = find_product(gpu or partition.gpu) if gpu or partition.gpu else None
+    kind = (
+        gpu or re.sub("[_-]", " ", partition.gpu).upper()
+    )  # amd_instinct_mi300x_oam, where slurmd finds GPUs by itself
+    product = find_product(kind) if kind else None
     count = partition.gpus_per_node
-    yield f"[clusters.{name}]"
+    key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
+    yield f"[clusters.{key}]"
     if product is not None:
         yield f'gpu = "{product.device}"'
         yield f"gpus_per_node = {count or 8}"
     elif count:
-        kind = f" (sinfo calls it '{partition.gpu}')" if partition.gpu else ""
-        yield f'# gpu = "MI300X"  # sinfo names {count} GPUs per node{kind}: which?'
+        called = f" (sinfo calls it '{partition.gpu}')" if partition.gpu else ""
+        yield f'# gpu = "MI300X"  # sinfo names {count} GPUs per node{called}: which?'
         yield f"# gpus_per_node = {count}"
     tools = [
         *dict.fromkeys(flavour for tool, flavour in _TOOLS.items() if shutil.which(tool, path=environ.get("PATH")))
@@ -104,7 +108,7 @@ def _lines(
     yield '# interface = "eth0"  # ip -br address, on a node'
     yield '# rdma = ["mlx5_0"]  # ls /sys/class/infiniband, on a node'
     yield ""
-    yield f"[clusters.{name}.slurm]"
+    yield f"[clusters.{key}.slurm]"
     yield f'partition = "{partition.name}"  # {partition.nodes} nodes'
     yield f'time = "{_hours(partition.limit)}"' + (f"  # at most {partition.limit}" if partition.limit else "")
     if partition.gpu and product is not None:

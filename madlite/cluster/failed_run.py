@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.cluster.outcomes import JobEnd
 from madlite.errors import RecordError
 from madlite.measure.steps import Steps
-from madlite.model import Diagnosis, Result, Runtime, Status
+from madlite.model import Diagnosis, Result, RunPlan, Runtime, Status
 from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
 from madlite.results.stored import RunResult, load_result, result_text
@@ -25,7 +25,7 @@ from madlite.secrets import Redactor
 from madlite.workspace.folder import RunFolder, exists
 
 
-class AnySecret(Mapping[str, str]):
+class _AnySecret(Mapping[str, str]):
     """Values of secrets where none is needed: the run is over."""
 
     def __getitem__(self, name: str) -> str:
@@ -41,6 +41,15 @@ class AnySecret(Mapping[str, str]):
         return 0
 
 
+def read_plan(plan_file: Path) -> RunPlan:
+    """Return the plan of a run that is over, without its secrets.
+
+    Raises:
+        UsageProblem: the plan file cannot be read.
+    """
+    return read_plan_file(plan_file, _AnySecret()).plan
+
+
 def write_failure(
     plan_file: Path, end: JobEnd, options: Options, screen: Screen, runtimes: Mapping[str, Runtime]
 ) -> None:
@@ -51,7 +60,7 @@ def write_failure(
         OSError, RecordError: the run's folder cannot be written to.
         UsageProblem: the plan file cannot be read.
     """
-    saved = read_plan_file(plan_file, AnySecret())
+    saved = read_plan_file(plan_file, _AnySecret())
     plan = saved.plan
     runtime = runtimes.get(plan.runtime) or next(iter(runtimes.values()))
     one = Planned(plan=plan, backends=(), files=(), runtime=runtime, context=saved.context)
@@ -84,6 +93,8 @@ def name_end(folder: Path, end: JobEnd) -> None:
     """
     stored = load_result(folder)
     record = stored.record
+    if record.reason.startswith(end.reason):  # it is named, and the row was not written then
+        return
     reason = f"{end.reason}; {record.reason}" if record.reason else end.reason
     rows = record.rows
     if rows is not None:

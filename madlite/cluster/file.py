@@ -5,12 +5,14 @@ It is strict: a key that nothing reads is an error, for a job would wait for hou
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import msgspec.inspect
 from msgspec import Meta
 
 from madlite.errors import UsageProblem, did_you_mean
@@ -26,7 +28,16 @@ _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 TIME = r"^([0-9]+-)?[0-9]+(:[0-9]{1,2}){0,2}\Z|^\Z"  # of a job, as Slurm has it
 _LINE = r"^[^\n\r\x00]*\Z"  # what stands on a line of a script
 
-_Line = Annotated[str, Meta(pattern=_LINE)]
+_SHOWN = 100  # characters of a wrong value
+
+_Line = Annotated[str, Meta(pattern=_LINE, description="text on one line", examples=["..."])]
+_Time = Annotated[
+    str,
+    Meta(
+        pattern=TIME,
+        description="a time as Slurm has it: minutes, hours:minutes:seconds or days-hours:minutes:seconds, as text",
+    ),
+]
 Flavour = Literal["", "docker", "podman", "pyxis", "apptainer", "none"]
 
 
@@ -38,7 +49,7 @@ class SlurmSettings(Value, frozen=True):
     qos: _Line = ""
     reservation: _Line = ""
     constraint: _Line = ""
-    time: Annotated[str, Meta(pattern=TIME)] = ""
+    time: _Time = ""
     gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     gres: _Line = ""
     cpus_per_task: Annotated[int, Meta(ge=0)] = 0
@@ -117,7 +128,8 @@ def read_clusters(file: Path, schedulers: Sequence[str]) -> dict[str, Cluster]:
     import tomli
 
     try:
-        tree = tomli.loads(read_text(file))
+        text = read_text(file)
+        tree = tomli.loads(text)
     except tomli.TOMLDecodeError as error:
         raise UsageProblem(f"{file} is no TOML: {error}", _HINT) from None
     if unknown := [key for key in tree if key != "clusters"]:
@@ -125,26 +137,34 @@ def read_clusters(file: Path, schedulers: Sequence[str]) -> dict[str, Cluster]:
     tables = tree.get("clusters", {})
     if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
         raise UsageProblem(f"{file}: 'clusters' is no table of clusters", "a cluster is a table [clusters.NAME]")
-    return {name: _cluster(name, table, file, schedulers) for name, table in tables.items()}
+    return {name: _cluster(name, table, file, text, schedulers) for name, table in tables.items()}
 
 
-def _cluster(name: str, table: Mapping[str, Json], file: Path, schedulers: Sequence[str]) -> Cluster:
+def _cluster(name: str, table: Mapping[str, Json], file: Path, text: str, schedulers: Sequence[str]) -> Cluster:
     where = f"{file}: [clusters.{name}]"
     if not _CLUSTER_NAME.fullmatch(name):
         raise UsageProblem(f"{where}: {name!r} is no name of a cluster", "letters, digits, '.', '_' and '-'")
     for place, key, known in _unknown(table, Cluster, ""):
         near = did_you_mean(key, known, most=1)
-        raise UsageProblem(f"{where}: key '{place}' is unknown", near or f"accepted: {', '.join(known)}")
+        what = f"{file}{_line_of(text, name, place)}: [clusters.{name}]: key '{place}' is unknown"
+        raise UsageProblem(what, near or f"accepted: {', '.join(known)}")
     try:
-        cluster = msgspec.convert({**table, "name": name, "source": str(file)}, Cluster)
+        cluster = msgspec.convert({**_with_lines(table), "name": name, "source": str(file)}, Cluster)
     except msgspec.ValidationError as error:
-        raise UsageProblem(f"{where}: {wrong_key(error)[1]}", _accepted(wrong_key(error)[0]) or _HINT) from None
+        key, what, hint = _wrong_value(table, error)
+        raise UsageProblem(f"{file}{_line_of(text, name, key)}: [clusters.{name}]: {what}", hint) from None
     _check(cluster, where, schedulers)
     for other in schedulers:
         if table.get(other) and other != cluster.scheduler:
             what = f"{where}: table '{other}' with scheduler '{cluster.scheduler}'"
             raise UsageProblem(what, f'scheduler = "{other}" in [clusters.{name}], or leave the table out')
     return cluster
+
+
+def _with_lines(table: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Return a table whose prologue is a list of lines; a text of several lines stands for one."""
+    prologue = table.get("prologue")
+    return {**table, "prologue": prologue.splitlines()} if isinstance(prologue, str) else table
 
 
 def _unknown(table: Mapping[str, Json], kind: type[Value], place: str) -> Iterator[tuple[str, str, list[str]]]:
@@ -158,14 +178,111 @@ def _unknown(table: Mapping[str, Json], kind: type[Value], place: str) -> Iterat
             yield from _unknown(value, kinds[key], f"{place}{key}.")
 
 
-def _accepted(key: str) -> str:
-    """Return which values a key takes, where that is a fixed set."""
-    kind: Any = Cluster
-    for part in key.partition("[")[0].split("."):
-        fields = {field.name: field.type for field in msgspec.structs.fields(kind)} if isinstance(kind, type) else {}
-        kind = fields.get(part)
-    values = [repr(value) for value in getattr(kind, "__args__", ()) if isinstance(value, str) and value]
-    return f"accepted: {', '.join(values)}" if values else ""
+# What is wrong with a value, in words.
+
+_EXAMPLES: dict[str, Json] = {
+    "container_options": ["--shm-size=64g"],
+    "shared": ["/shared"],
+    "rdma": ["mlx5_0", "mlx5_1"],
+    "env": {"NCCL_DEBUG": "INFO"},
+    "mounts": ["/data:/data"],
+    "prologue": ["module load rocm"],
+    "gid_index": 3,
+    "slurm.time": "04:00:00",
+    "slurm.exclude": ["n1", "n2"],
+    "slurm.nodelist": ["n1", "n2"],
+    "slurm.directives": ["--mail-type=END"],
+    "slurm.max_array_size": 1001,
+    "slurm.cpus_per_task": 16,
+    "kubernetes.rdma": {"rdma/hca": 8},
+    "kubernetes.volumes": [{"mount": "/data", "claim": "datasets"}],
+    "kubernetes.tolerations": [{"key": "amd.com/gpu", "operator": "Exists"}],
+}
+
+
+def _wrong_value(table: Mapping[str, Json], error: msgspec.ValidationError) -> tuple[str, str, str]:
+    """Return the key whose value is wrong, a sentence with the value and what is expected, and an example."""
+    place = wrong_key(error)[0]
+    key = place.partition("[")[0]
+    if place == "env[...]":  # which one is not said
+        variables = table["env"]
+        names = [name for name, value in dict(variables).items() if not isinstance(value, str | int | float)]
+        place = key = f"env.{names[0]}"
+    kind: Any = msgspec.inspect.type_info(Cluster)
+    value: Any = table
+    for part in re.findall(r"\.\.\.|[^.\[\]]+", place):
+        kind = _inside(kind, part)
+        if part == "...":  # a value of a table
+            break
+        if isinstance(value, list | dict):
+            value = value[int(part)] if isinstance(value, list) else value.get(part)
+    shown = "" if key.startswith("env") else f" {_in_toml(value)} is not"  # a variable may be a secret
+    example = _EXAMPLES.get(key, _example(kind))
+    hint = f"accepted: {', '.join(map(repr, filter(None, kind.values)))}" if hasattr(kind, "values") else ""
+    hint = hint or f"{key.rpartition('.')[2]} = {_in_toml(example)}"
+    if "unknown field" in str(error) or "missing required" in str(error):
+        return key, f"{wrong_key(error)[1]}: {_in_toml(value)}", f"{key.rpartition('.')[2]} = {_in_toml(example)}"
+    return key, f"key '{place}' is wrong:{shown or ' it is not'} {_expected(kind)}", hint
+
+
+def _inside(kind: Any, part: str) -> Any:
+    """Return the type of what a type has under a key or an index."""
+    kind = _bare(kind)
+    fields = {field.name: field.type for field in getattr(kind, "fields", ())}
+    return fields.get(part) or getattr(kind, "item_type", None) or getattr(kind, "value_type", None) or kind
+
+
+def _bare(kind: Any) -> Any:
+    """Return a type without its description, and of one that may be left out the other."""
+    while isinstance(kind, msgspec.inspect.Metadata):
+        kind = kind.type
+    if isinstance(kind, msgspec.inspect.UnionType) and kind.includes_none:
+        return next(_bare(one) for one in kind.types if not isinstance(one, msgspec.inspect.NoneType))
+    return kind
+
+
+def _expected(kind: Any) -> str:
+    """Return what a value has to be."""
+    described = getattr(kind, "extra_json_schema", None) or {}
+    kind = _bare(kind)
+    least = getattr(kind, "ge", None)
+    words = {
+        "IntType": "a whole number" + (f", {least} or more" if least is not None else ""),
+        "BoolType": "true or false",
+        "StrType": "text in quotation marks",
+        "LiteralType": "one of the accepted words",
+        "VarTupleType": "a list, in brackets",
+        "UnionType": "text, a number, true or false",
+    }
+    return str(described.get("description") or words.get(type(kind).__name__, "a table"))
+
+
+def _example(kind: Any) -> Json:
+    described = getattr(kind, "extra_json_schema", None) or {}
+    examples: dict[str, Json] = {"IntType": 8, "BoolType": True, "VarTupleType": ["..."], "DictType": {"KEY": "..."}}
+    return (described.get("examples") or [examples.get(type(_bare(kind)).__name__, "...")])[0]
+
+
+def _in_toml(value: Json) -> str:
+    """Return a value as a file has it, shortened."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_in_toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_in_toml, value))}]"
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _line_of(text: str, name: str, key: str) -> str:
+    """Return where a file has a key of a cluster: `, line 4`; "" where it is written in another way."""
+    table = ".".join(("clusters", name, *key.split(".")[:-1]))
+    header = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line):
+            header = found[1].replace('"', "").replace(" ", "")
+        elif header == table and re.match(rf"\s*\"?{re.escape(key.rpartition('.')[2])}\"?\s*=", line):
+            return f", line {number}"
+    return ""
 
 
 def _check(cluster: Cluster, where: str, schedulers: Sequence[str]) -> None:

@@ -7,22 +7,23 @@ run: then it says why the signal came.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.cluster.failed_run import name_end, write_failure
+from madlite.cluster.ends import JobEnds, last_error
+from madlite.cluster.failed_run import name_end, read_plan, write_failure
 from madlite.cluster.outcomes import JobEnd, end_of, refused_end, why_never, why_waits
 from madlite.cluster.retries import Retrying
 from madlite.cluster.schedulers import JobState, Refused, Scheduler, Unreachable
-from madlite.cluster.submission import OUTPUT, PLANS, JobRun, Note, OpenSubmission, ScriptState, Stored, read_stored
+from madlite.cluster.submission import PLANS, JobRun, Note, OpenSubmission, ScriptState, Stored, read_stored
 from madlite.errors import RecordError, UsageProblem
-from madlite.model import Cause, Runtime, Status, Value
+from madlite.model import Cause, Result, RunPlan, Runtime, Status, Value
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.results.record import result_of
@@ -30,7 +31,6 @@ from madlite.results.sidefiles import write_waiting
 from madlite.results.stored import load_result, read_record
 from madlite.run.collect import Collected, attempts_of, collect_all
 from madlite.run.screen import Screen
-from madlite.safe_read import read_regular
 from madlite.workspace.folder import (
     RECORD,
     RESULT,
@@ -44,15 +44,9 @@ from madlite.workspace.journal import now, read_run
 
 CANCELLED = "cancelled before it was submitted"  # in the place of a refusal
 UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
-POLL_S = 10.0  # between two questions to the scheduler
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
-LONG_S = 60.0  # after it, by the cluster's clock, they certainly are
 _NEVER_S = 25.0  # how long a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
-_LIMIT_BYTES = 1 << 20
-_ERROR = re.compile(
-    rb"^(?:(?:error|slurmstepd(?:-[\w.-]+)?: error|srun: error|sbatch: error):|/\S+: line \d+:)\s*(.+)$", re.MULTILINE
-)
 
 
 class RunState(Value, frozen=True):
@@ -87,8 +81,11 @@ class Settling:
         self._over: dict[str, float] = {}  # when the run's job was first seen to be over
         self._never: dict[str, float] = {}
         self._failures: Counter[str] = Counter()  # of collecting a run
-        self._ends: dict[str, JobState] = {}
-        self._known: set[str] = set()  # jobs that are over and were asked about at once
+        self._ends = JobEnds(scheduler, clock, self._tell)
+        self._cancelled: set[str] = set()  # jobs that were ended here
+        self._noted_before = frozenset(stored.settled)
+        self._failed_runs = 0  # whose end was seen here
+        self._limited = -1  # the poll after which jobs were ended for the failures of others
         self.queue: dict[str, JobState] = {}
         self._polls = 0
         self._again: dict[str, int] = {}  # the poll at which the job of a run that had begun was seen to wait
@@ -101,6 +98,11 @@ class Settling:
     def workspace(self) -> Path:
         """The working folder of the runs."""
         return self.stored.folder.parent.parent
+
+    @property
+    def output(self) -> Path:
+        """The results file."""
+        return self._options.output
 
     @property
     def is_followed(self) -> bool:
@@ -140,16 +142,59 @@ class Settling:
         """
         if not self.stored.is_submitting():
             self.find_jobs()
-        jobs = [job for run in self.stored.open_runs if (job := self.stored.job_of(run))]
+        self._ask()
+
+    def _ask(self) -> None:
+        jobs = self._open_jobs()
         self.queue = self.scheduler.queue(jobs) if jobs else {}
         self.polled = True
         self._polls += 1
+
+    def _open_jobs(self) -> list[str]:
+        return [job for run in self.stored.open_runs if (job := self.stored.job_of(run))]
+
+    def cancel(self) -> None:
+        """End the jobs of all open runs, give up those that have none, and ask by one question what is left.
+
+        Raises:
+            Unreachable: the scheduler does not answer.
+        """
+        try:
+            if not self.stored.is_submitting():
+                self.find_jobs()
+            if jobs := [job for job in self._open_jobs() if not job.startswith(UNKNOWN_JOB)]:
+                self.scheduler.cancel(jobs)
+                self._cancelled.update(jobs)
+            self._ask()
+        finally:
+            self.give_up()
+
+    @cached_property
+    def before(self) -> tuple[tuple[JobRun, Collected], ...]:
+        """The runs whose end an earlier command has noted, and what they came to."""
+        return tuple(self._noted())
+
+    def _noted(self) -> Iterator[tuple[JobRun, Collected]]:
+        for run in self.stored.submission.runs:
+            if run.id in self._noted_before:
+                folder = self._attempts(run)[-1]
+                done = self._with_result(Collected(run_id=folder.name, message=self.stored.settled[run.id]))
+                what = "its record is gone, and what it came to with it"
+                yield run, done if done.result is not None else replace(done, message=what, failed=True)
+
+    def plan_of(self, run: JobRun, result: Result) -> RunPlan | None:
+        """Return the plan of the attempt of a run that a result is of; None where it cannot be read any more."""
+        try:
+            plan = read_plan(self.stored.folder / PLANS / f"{run.number}.json")
+        except UsageProblem:
+            return None
+        return replace(plan, id=result.plan_id, folder=self.workspace / RUNS / result.plan_id)
 
     def states(self) -> tuple[RunState, ...]:
         """Return how far each open run is, by the last answer of the scheduler."""
         return tuple(map(self._state, self.stored.open_runs))
 
-    def settle(self) -> Iterator[Collected]:
+    def settle(self) -> Iterator[tuple[JobRun, Collected]]:
         """Write the rows of the runs that are over, note them, and yield what became of each."""
         self._tell_waiting()
         jobs = {job: run for run in self.stored.open_runs if (job := self.stored.job_of(run))}
@@ -165,16 +210,48 @@ class Settling:
                 done = self._settle(run)
                 if done is not None:
                     settled |= {} if done.failed else {run.id: done.message}
+                    self._failed_runs += done.result is not None and done.result.status is Status.FAILURE
                     self._failures[run.id] += done.failed
-                    yield done
+                    yield run, done
         finally:
-            self.notices += [text for text in write_waiting(self.workspace) if text not in self.notices]
+            for text in write_waiting(self.workspace):
+                self._tell(text)
             if settled:  # after the rows: of a run that is not noted its record says that it has them
                 with suppress(OSError), OpenSubmission.reopen(self.stored.folder) as opened:
                     opened.settle(settled)
                 with suppress(Unreachable):
                     self.scheduler.release([job for job, run in jobs.items() if run.id in settled])
                 self.reload()
+
+    def keep_limit(self) -> None:
+        """End the jobs that wait once as many runs have failed as the command allows.
+
+        Raises:
+            Unreachable: the scheduler does not answer; it is asked again after the next poll.
+        """
+        if not self._is_limit_reached() or self._limited == self._polls:
+            return
+        self._limited = self._polls
+        waits = [job for job in self._open_jobs() if self.queue.get(job, JobState()).state == "PENDING"]
+        if jobs := [job for job in waits if job not in self._cancelled]:
+            self.scheduler.cancel(jobs)
+            self._cancelled.update(jobs)
+            what = f"{self._limit_text()}: the job{'s' if len(jobs) > 1 else ''} of {len(jobs)} that wait"
+            self.notices.append(f"{what}{'' if len(jobs) > 1 else 's'} {'are' if len(jobs) > 1 else 'is'} cancelled")
+
+    def _is_limit_reached(self) -> bool:
+        limit = self.stored.submission.max_failures
+        return bool(limit) and self._failed_before + self._failed_runs >= limit
+
+    def _limit_text(self) -> str:
+        count = self.stored.submission.max_failures
+        return f"{count} run{'s have' if count > 1 else ' has'} failed (--max-failures {count})"
+
+    @cached_property
+    def _failed_before(self) -> int:
+        """How many runs had failed whose end an earlier command has seen."""
+        before = self.before
+        return sum(done.result is not None and done.result.status is Status.FAILURE for _, done in before)
 
     def _is_waiting(self, run: JobRun) -> bool:
         """Return whether a job waited at the last answer, and may start."""
@@ -251,9 +328,11 @@ class Settling:
         for run in self.stored.open_runs:
             state = self.queue.get(self.stored.job_of(run), JobState())
             if hint := why_waits(state):
-                text = f"job {self.stored.job_of(run).partition('_')[0]} waits: {state.reason}; {hint}"
-                if text not in self.notices:
-                    self.notices.append(text)
+                self._tell(f"job {self.stored.job_of(run).partition('_')[0]} waits: {state.reason}; {hint}")
+
+    def _tell(self, text: str) -> None:
+        if text not in self.notices:
+            self.notices.append(text)
 
     def _settle(self, run: JobRun) -> Collected | None:
         """Return what became of a run; None where it goes on."""
@@ -268,7 +347,7 @@ class Settling:
         if script.refused == CANCELLED:
             return self._fail(run, JobEnd(cause=Cause.INTERRUPTED, reason=CANCELLED))
         if script.refused:
-            return self._fail(run, refused_end(*_message_and_hint(script.refused)))
+            return self._fail(run, refused_end(script.refused))
         job = self.stored.job_of(run)
         if not job or not self.polled:
             return None
@@ -279,7 +358,7 @@ class Settling:
     def _attempts(self, run: JobRun) -> tuple[Path, ...]:
         """Return the folders of a run's attempts; the first one's also where it is not there yet."""
         folder = self.workspace / RUNS / run.id
-        return (attempts_of(folder) if self.stored.submission.retries.count else ()) or (folder,)
+        return (attempts_of(folder) if self.stored.submission.retries.any else ()) or (folder,)
 
     @property
     def _has_jobs_of_attempts(self) -> bool:
@@ -343,19 +422,28 @@ class Settling:
         with suppress(RecordError, OSError):
             record = load_result(folder).record
             if record.status is Status.FAILURE and record.ended_by is Cause.INTERRUPTED and self.stored.job_of(run):
-                self._cancel_queued_again(run)
-                state = self._end(self.stored.job_of(run))
+                state = self._end_of_interrupted(run)
                 if state is None:
                     return None  # it is not over yet, or the cluster does not answer
-                if state.restarts or state.state not in ("", "COMPLETED", "FAILED"):
-                    name_end(folder, end_of(state, self.stored.job_of(run), self._last_error(run), started=True))
+                if state.restarts or state.state not in ("", "DELETED", "COMPLETED", "FAILED"):
+                    name_end(folder, end_of(state, self.stored.job_of(run), last_error(self.stored, run), started=True))
         done = self._rows(folder)
         for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place
             self._rows(earlier)
         return done
 
-    def _rows(self, folder: Path) -> Collected:
-        return self._with_result(next(iter(collect_all([folder], self.workspace, self._options.output, self._begin))))
+    def _end_of_interrupted(self, run: JobRun) -> JobState | None:
+        """Return why the job of a run was ended by a signal; nobody has to be asked who did it himself."""
+        job = self.stored.job_of(run)
+        if job in self._cancelled:
+            return JobState(state="CANCELLED", nodes=self.queue.get(job, JobState()).nodes)
+        self._cancel_queued_again(run)
+        return self._end(job)
+
+    def _rows(self, folder: Path) -> Collected | None:
+        """Return what became of a run with a result; None while another command writes its rows."""
+        done = next(iter(collect_all([folder], self.workspace, self._options.output, self._begin)))
+        return None if done.busy else self._with_result(done)
 
     def _with_result(self, done: Collected) -> Collected:
         """Return what became of a run with its result, which another command may have collected."""
@@ -392,8 +480,7 @@ class Settling:
         if self._clock() - since < GRACE_S and job not in self._ends:
             return None
         if any(map(is_alive, attempts)):
-            text = f"{run.id}: job {job} is over and the run's processes live on; it is waited for"
-            self.notices += [] if text in self.notices else [text]
+            self._tell(f"{run.id}: job {job} is over and the run's processes live on; it is waited for")
             return None
         state = self._end(job)
         if state is None or exists(attempts[-1] / RESULT):  # by now
@@ -401,7 +488,10 @@ class Settling:
         if standing := [one for one in attempts if is_uncollected(one)]:  # what followed it came to nothing
             return self._collect(run, standing)
         started = exists(attempts[0])
-        return self._fail(run, end_of(state, job, self._last_error(run), started=started))
+        end = end_of(state, job, last_error(self.stored, run), started=started)
+        if not started and end.cause is Cause.INTERRUPTED and self._is_limit_reached():
+            end = replace(end, reason=f"{self._limit_text()}: {end.reason}")
+        return self._fail(run, end)
 
     def _find_long_over(self, there: frozenset[str]) -> None:
         """Note the ends of jobs that ended a minute ago, once of each: their files certainly are seen here."""
@@ -411,34 +501,16 @@ class Settling:
             job
             for run in self.stored.open_runs
             if (job := self.stored.job_of(run))
-            and not (job in self._known or job in self.queue)
+            and not (job in self._ends.asked or job in self.queue)
             and not (run.id in there and exists(self.workspace / RUNS / run.id / RESULT))
         ]
-        self._known.update(jobs)
-        if not jobs:
-            return
-        with suppress(Unreachable):
-            found = self.scheduler.ended(jobs)
-            before_s = time.time() - LONG_S
-            self._ends |= {job: one for job, one in found.items() if one.is_over and 0 < one.ended_s < before_s}
+        self._ends.find_long_over(jobs)
 
     def _end(self, job: str) -> JobState | None:
         """Return how a job ended; None where it has not, or the cluster does not answer now."""
-        if job in self._ends:
-            return self._ends[job]
         if job in self.queue:
             return None
-        waiting = self._waiting()
-        jobs = [job, *(other for run in self.stored.open_runs if (other := self.stored.job_of(run)) in waiting)]
-        try:
-            self._ends |= self.scheduler.ended(list(dict.fromkeys(jobs)))
-        except Unreachable:
-            return None
-        state = self._ends.setdefault(job, JobState())
-        if not state.is_over:
-            del self._ends[job]
-            return None
-        return state
+        return self._ends.of(job, self._waiting(), patient=self.follows)
 
     def _waiting(self) -> frozenset[str]:
         """Return the jobs that are over and whose end is not known yet: all are asked about at once."""
@@ -450,31 +522,19 @@ class Settling:
 
     def _fail(self, run: JobRun, end: JobEnd) -> Collected | None:
         plan_file = self.stored.folder / PLANS / f"{run.number}.json"
+        folder = self.workspace / RUNS / run.id
+        begun = exists(folder)
         try:
             write_failure(plan_file, end, self._options, self._screen, self._runtimes)
         except BlockingIOError:
             return None
         except (RecordError, UsageProblem) as problem:
+            if not begun and exists(folder):  # by another command, at this moment
+                return None
             return Collected(run_id=run.id, message=f"no row: {problem.message}", failed=True)
         except OSError as problem:
             return Collected(run_id=run.id, message=f"no row: {problem.strerror or problem}", failed=True)
-        return self._rows(self.workspace / RUNS / run.id)
-
-    def _last_error(self, run: JobRun) -> str:
-        """Return the last error line of a job's own output, as madlite, srun or Slurm wrote it."""
-        script = self.stored.script_of[run.id]
-        name = f"{script.number}-{run.number - script.first + 1}.out" if script.count > 1 else f"{script.number}.out"
-        try:
-            data = read_regular(self.stored.folder / OUTPUT / name, _LIMIT_BYTES)
-        except OSError:
-            return ""
-        found = _ERROR.findall(data[-65536:])
-        return found[-1].decode("utf-8", "replace").strip()[:300] if found else ""
-
-
-def _message_and_hint(text: str) -> tuple[str, str]:
-    message, _, hint = text.rpartition("; ")
-    return (message, hint) if message else (text, "")
+        return self._rows(folder)
 
 
 def _names(folder: Path) -> frozenset[str]:
@@ -483,8 +543,3 @@ def _names(folder: Path) -> frozenset[str]:
         return frozenset(os.listdir(folder))  # noqa: PTH208 - names alone
     except OSError:
         return frozenset()
-
-
-def jobs_of(states: Iterable[RunState]) -> list[str]:
-    """Return the jobs of runs that wait or run."""
-    return [one.job for one in states if one.job and not one.job.startswith(UNKNOWN_JOB)]

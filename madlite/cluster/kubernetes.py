@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from madlite.cluster.file import Cluster
 from madlite.cluster.followers import Followers
@@ -29,7 +29,7 @@ from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
 from madlite.run.screen import Planned
 from madlite.runtimes.kubernetes import faults
-from madlite.runtimes.kubernetes.api import AGAIN, Api, Refusal
+from madlite.runtimes.kubernetes.api import DAY_S, Api, Refusal, may_pass
 from madlite.runtimes.kubernetes.files import workspace_files
 from madlite.runtimes.kubernetes.manifests import (
     GPU_RESOURCES,
@@ -127,21 +127,25 @@ class Kubernetes:
             objects = make_objects(plan, workspace_files(plan, {file.path: file.data for file in one.files}), settings)
         except RuntimeProblem as problem:
             raise UsageProblem(f"{plan.card.name}: {problem.message}", problem.hint) from None
-        title = f"# run {plan.id} of {plan.card.name}, for cluster '{self._cluster.name}'\n"
-        return f"{title}# Made by madlite; `madlite cancel {submission.id}` ends it.\n---\n{yaml_of(objects)}"
+        return f"# run {plan.id} of {plan.card.name}, for cluster '{self._cluster.name}'\n{yaml_of(objects)}"
 
     # Jobs.
 
-    def check_here(self) -> None:
-        """Refuse a machine without the client or a kubeconfig.
+    def check_here(self) -> Cluster:
+        """Refuse a machine without the client or a kubeconfig; return the cluster by the context that is current now.
+
+        Later commands mean it, and what follows runs, whatever the kubeconfig's current context is by then.
 
         Raises:
             UsageProblem: one of them is missing.
         """
         try:
-            self._opened()
+            access = self._opened().access
         except RuntimeProblem as problem:
             raise UsageProblem(f"cluster '{self._cluster.name}': {problem.message}", problem.hint) from None
+        self._settings = replace(self._settings, **asdict(access))
+        self._cluster = replace(self._cluster, kubernetes=replace(self._cluster.kubernetes, **asdict(access)))
+        return self._cluster
 
     def examine(self, nodes: int) -> Sequence[Examined]:
         """Return what the API server says of rights, nodes, and what the settings name."""
@@ -213,7 +217,7 @@ class Kubernetes:
         if _condition(job) or job["metadata"].get("deletionTimestamp"):
             self._ready.add(name)
             self._over.add(name)
-            return JobState(state="COMPLETING", reason="its log is read", nodes=nodes)
+            return JobState(state="COMPLETING", reason="attach or collect reads its log", nodes=nodes)
         wanted = _spec(job).get("completions", 1)
         if len(pods) >= wanted and all(map(faults.has_started, pods)):
             self._ready.add(name)
@@ -232,7 +236,7 @@ class Kubernetes:
         for name in jobs:
             if name in there and name not in found:
                 found[name] = _end(there[name])
-        return found
+        return {**{name: JobState(state="DELETED") for name in jobs if name not in there}, **found}
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Delete Jobs; their pods are told why first, for who follows them."""
@@ -355,7 +359,7 @@ def _refused() -> Iterator[None]:
     try:
         yield
     except Refusal as problem:
-        kind = Unreachable if not problem.status or problem.status in AGAIN else Refused
+        kind = Unreachable if may_pass(problem, DAY_S) else Refused  # runs wait for a login, too
         raise kind(problem.message, problem.hint) from None
     except (RuntimeProblem, UsageProblem) as problem:
         raise Refused(problem.message, problem.hint) from None

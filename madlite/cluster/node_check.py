@@ -11,17 +11,18 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from madlite.cluster.file import Cluster
 from madlite.model import Value, to_json
 from madlite.process import capture
 from madlite.safe_read import read_regular
+from madlite.workspace.folder import CHECK_REQUEST, acquire
 
-REQUEST = "request.json"
 CLOCK_S = 2.0  # by which a node's clock may differ from that of the shared folder
 _LIMIT_S = 60.0  # of one command
 _LIMIT_BYTES = 1 << 20
@@ -48,10 +49,21 @@ class NodeReport(Value, frozen=True):
 
 def write_request(folder: Path, cluster: Cluster, image: str) -> CheckRequest:
     """Write what the nodes are to look for into a new folder, and return it."""
-    request = CheckRequest(token=secrets.token_hex(8), cluster=cluster, image=image)
+    request = CheckRequest(token=secrets.token_hex(8), cluster=replace(cluster, env={}), image=image)
     folder.mkdir(mode=0o700, parents=True)
-    (folder / REQUEST).write_text(to_json(request))
+    (folder / CHECK_REQUEST).write_text(to_json(request))
     return request
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep others from taking the folder of a check for one that was left, during the block."""
+    lock = os.open(folder / CHECK_REQUEST, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        acquire(lock)
+        yield
+    finally:
+        os.close(lock)
 
 
 def check_node(folder: Path, environ: Mapping[str, str]) -> NodeReport:
@@ -60,7 +72,7 @@ def check_node(folder: Path, environ: Mapping[str, str]) -> NodeReport:
     Raises:
         OSError, msgspec.MsgspecError: the request cannot be read, or the report not written.
     """
-    request = msgspec.json.decode(read_regular(folder / REQUEST, _LIMIT_BYTES), type=CheckRequest)
+    request = msgspec.json.decode(read_regular(folder / CHECK_REQUEST, _LIMIT_BYTES), type=CheckRequest)
     cluster = request.cluster
     node = environ.get("SLURMD_NODENAME") or socket.gethostname()
     digest, problems = _image(cluster, request.image, environ)
@@ -142,16 +154,9 @@ _VERSION = {
     "pyxis": (("enroot", "version"), ("srun", "--help")),
     "apptainer": (("apptainer", "--version"),),
 }
-_DIGEST = {
-    "docker": (
-        "docker",
-        "image",
-        "inspect",
-        "--format",
-        "{{if .RepoDigests}}{{index .RepoDigests 0}}{{else}}{{.Id}}{{end}}",
-    ),
-    "podman": ("podman", "image", "inspect", "--format", "{{.Digest}}"),
-}
+_ID = ("image", "inspect", "--format", "{{.Id}}")  # as before a run: one that was loaded has no digest of a registry
+_TRY = ("run", "--rm", "--pull=never", "--network=none", "--entrypoint=bash")  # which runs on nodes need
+_ENGINES = ("docker", "podman")
 
 
 def _image(cluster: Cluster, image: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
@@ -166,11 +171,15 @@ def _image(cluster: Cluster, image: str, environ: Mapping[str, str]) -> tuple[st
             return "", [f"container '{flavour}': {argv[0]} does not answer: {_last(done.stderr)}"]
         if argv[0] == "srun" and "--container-image" not in done.stdout:
             problems.append("container 'pyxis': srun knows no --container-image")
-    if not image or flavour not in _DIGEST:
+    if not image or flavour not in _ENGINES:
         return "", problems
-    done = capture([*_DIGEST[flavour], image], limit_s=_LIMIT_S, env=environ)
-    digest = done.stdout.strip().rpartition("@")[2]
-    return (digest, problems) if done.ok else ("", [*problems, f"image {image} is not here: {_last(done.stderr)}"])
+    done = capture([flavour, *_ID, image], limit_s=_LIMIT_S, env=environ)
+    if not done.ok:
+        return "", [f"image {image} is not here: {_last(done.stderr)}"]
+    tried = capture([flavour, *_TRY, image, "-c", "true"], limit_s=_LIMIT_S, env=environ)
+    if not tried.ok:
+        problems.append(f"container '{flavour}': bash does not run in image {image}: {_last(tried.stderr)}")
+    return done.stdout.strip(), problems
 
 
 def _last(text: str) -> str:

@@ -35,6 +35,8 @@ _NEVER = {
     "AccountNotAllowed": "account or partition of the cluster file: scontrol show partition",
     "DependencyNeverSatisfied": "directives of the cluster file: the job that it waits for has failed",
     "ReservationDeleted": "reservation of the cluster file: scontrol show reservation",
+    "PartitionConfig": "another partition: sinfo -s",
+    "JobHoldMaxRequeue": "slurmd's log of the node; madlite cluster check finds bad nodes",
     "JobLaunchFailure": "slurmd's log of the node; madlite cluster check finds bad nodes",
     "launch_failed_requeued_held": "slurmd's log of the node; madlite cluster check finds bad nodes",
 }
@@ -69,9 +71,10 @@ def why_waits(state: JobState) -> str:
     return _HELD.get(state.reason) or (_LIMIT_HINT if _LIMIT.fullmatch(state.reason) else "")
 
 
-def refused_end(message: str, hint: str) -> JobEnd:
-    """Return the end of a run whose job the scheduler did not take."""
-    return JobEnd(cause=Cause.JOB_REFUSED, reason=message, hint=hint)
+def refused_end(text: str) -> JobEnd:
+    """Return the end of a run whose job the scheduler did not take: its words, and behind the last `; ` a hint."""
+    message, _, hint = text.rpartition("; ")
+    return JobEnd(cause=Cause.JOB_REFUSED, reason=message or text, hint=hint if message else "")
 
 
 def end_of(state: JobState, job: str, last_error: str = "", *, started: bool = False) -> JobEnd:
@@ -86,9 +89,10 @@ def end_of(state: JobState, job: str, last_error: str = "", *, started: bool = F
         cause, reason, hint = what
         return JobEnd(cause=cause, reason=f"{reason} ({_facts(state, job)})", hint=hint)
     if not state.state:
+        asked = f" ({state.reason})" if state.reason else ""
         return JobEnd(
             cause=Cause.JOB,
-            reason=f"the cluster does not know job {job} any more, and the run left no result",
+            reason=f"the cluster does not know job {job} any more{asked}, and the run left no result",
             hint="the job's output in the submission's folder",
         )
     return _failed(state, job, last_error)
@@ -119,6 +123,11 @@ def _ended_by(state: JobState) -> tuple[Cause, str, str] | None:
         "PREEMPTED": (Cause.PREEMPTED, f"the job was preempted{on}", "submit it again, or another qos"),
         "OUT_OF_MEMORY": (Cause.HOST_MEMORY, f"the job ran out of memory{on}", "mem of the cluster file"),
         "CANCELLED": (Cause.INTERRUPTED, f"the job was cancelled{on}", ""),
+        "DELETED": (
+            Cause.JOB,
+            "the job is gone, and its log was not read before",
+            "who deleted it? kubectl get events",
+        ),
         "REVOKED": (Cause.INTERRUPTED, "the job was revoked", ""),
     }.get(state.state)
 

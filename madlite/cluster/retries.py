@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from madlite.cluster.failed_run import AnySecret
+from madlite.cluster.failed_run import read_plan
 from madlite.cluster.submission import PLANS, JobRun, Stored
-from madlite.plan.plan_file import read_plan_file
 from madlite.results.record import result_of
 from madlite.results.stored import load_result
 from madlite.run.attempts import RetryPolicy, next_attempt
@@ -39,11 +38,11 @@ class Retrying:
             return following
         record = load_result(folder).record
         result = result_of(record)
-        saved = read_plan_file(stored.folder / PLANS / f"{run.number}.json", AnySecret())
+        plan = read_plan(stored.folder / PLANS / f"{run.number}.json")
         retries = stored.submission.retries
         policy = RetryPolicy(retries=retries.count, wait_s=retries.wait_s)
         earlier = result.attempt.earlier if result.attempt is not None else ()
-        found = next_attempt(policy, saved.plan, result, earlier)
+        found = next_attempt(policy, plan, result, earlier)
         if found is None:
             return ""
         opened = RunFolder.reopen(folder)

@@ -17,6 +17,8 @@ from madlite.run.screen import Planned
 class JobState(Value, frozen=True):
     """What a scheduler says of a job; `state` is one of Slurm's, in capitals, "" where it does not know the job.
 
+    `reason` is why a job waits, or ended so; where there is no state, why nobody could be asked of it.
+
     `code` is the exit code of its script, `signal` what ended it, `derived` the highest exit code of its steps.
     `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again, and `earlier`
     the state in which it ended before that, "" where nobody knows.  `ended_s` is when it ended, in seconds since
@@ -104,8 +106,8 @@ class Scheduler(Protocol):
         """
         ...
 
-    def check_here(self) -> None:
-        """Refuse a machine from which no job can be given to the cluster.
+    def check_here(self) -> Cluster:
+        """Refuse a machine from which no job can be given to the cluster; return this very cluster for later commands.
 
         Raises:
             UsageProblem: its commands are not here, say.
@@ -144,7 +146,7 @@ class Scheduler(Protocol):
         ...
 
     def find(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the ids of queued and running jobs by their names.
+        """Return the ids of jobs by their names, of those that have ended for as long as they are known.
 
         Raises:
             Unreachable: the cluster did not answer.

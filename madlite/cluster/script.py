@@ -17,11 +17,12 @@ from msgspec.structs import replace
 from madlite.cluster.file import Cluster
 from madlite.cluster.submission import ENVIRONMENT, OUTPUT, PLANS, JobScript, Submission, folder_of
 from madlite.errors import UsageProblem
+from madlite.plan.node_values import expand_hosts
 from madlite.plan.render import render_text
 
 TEMPLATE, _CHECK = "cluster/slurm.sh.j2", "cluster/check.sh.j2"
 _CHECK_TIME = "10"  # minutes
-_GPU_COUNT = re.compile(r"\b(gpu(?::[A-Za-z][^:,]*)?):\d+")  # in a resource: gpu:8, gpu:mi300x:8
+_GPU_COUNT = re.compile(r"\b(gpu(?::[^:,]+)?):\d+")  # in a resource: gpu:8, gpu:mi300x:8
 
 
 def slurm_script(
@@ -101,15 +102,33 @@ def _options(cluster: Cluster, script: JobScript, file: Path, exclude: Sequence[
     if asked.exclusive:
         yield "--exclusive"
     left_out = [*dict.fromkeys((*asked.exclude, *exclude))]
-    if asked.nodelist:
-        yield f"--nodelist={','.join(asked.nodelist)}"
+    if nodes := _nodelist(asked.nodelist, left_out, script.nodes):
+        yield f"--nodelist={nodes}"
     if left_out:
         yield f"--exclude={','.join(left_out)}"
-    output = str(file)
-    if any(char in output.replace("%a", "") for char in " %\\\"'\n"):
-        raise UsageProblem(f"{file.parent}: sbatch writes no output to a folder of such a name", "cd to another folder")
-    yield f"--output={output}"
+    yield f"--output={_output(file)}"
     yield from (text.removeprefix("#SBATCH").strip() for text in asked.directives)
+
+
+def _nodelist(nodelist: Sequence[str], left_out: Sequence[str], count: int) -> str:
+    """Return the nodes that a job gets in any case: sbatch takes neither more than the job has nor excluded ones."""
+    excluded = {*expand_hosts(",".join(left_out))}
+    names = expand_hosts(",".join(nodelist))
+    wanted = [name for name in names if name not in excluded][:count]
+    return ",".join(nodelist if len(wanted) == len(names) else wanted)
+
+
+def _output(file: Path) -> str:
+    """Return the file of a job's output as a directive has it; only the name may have `%a`, the element of an array.
+
+    Raises:
+        UsageProblem: sbatch cannot have it.
+    """
+    folder = str(file.parent)
+    if any(char in folder for char in '\\"\n'):
+        raise UsageProblem(f"{folder}: sbatch writes no output to a folder of such a name", "cd to another folder")
+    text = f"{folder.replace('%', '%%')}/{file.name}"
+    return f'"{text}"' if re.search(r"[\s'#]", text) else text
 
 
 def _named(cluster: Cluster) -> Iterator[tuple[str, str]]:

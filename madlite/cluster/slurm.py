@@ -6,6 +6,8 @@ filter by job, `scancel` takes no element of an array, and `squeue` needs no `%e
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import shutil
 import time
@@ -22,6 +24,7 @@ from madlite.cluster.submission import JobRun, JobScript, Submission
 from madlite.errors import UsageProblem
 from madlite.model import Json
 from madlite.plan.context import Options
+from madlite.plan.node_values import expand_hosts
 from madlite.process import Finished, capture
 from madlite.run.screen import Planned
 from madlite.runtimes.slurm.containers import ON_STEPS, VARIABLE
@@ -37,6 +40,7 @@ _NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
 # environment of the commands: a job gets it, so that nothing secret may be in it
 _KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "KRB5CCNAME")
 _KEPT_BEGINNINGS = ("SLURM_CONF", "SPUR_", "MODULE", "LMOD_")
+_WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # squeue(1): else an array's list is cut after 64 characters
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|JWT|CREDENTIAL", re.IGNORECASE)
 _TRANSIENT = re.compile(
     r"unable to contact|timed? ?out|temporarily|connection (?:refused|reset|failure)|communication|try again"
@@ -66,7 +70,7 @@ class Slurm:
         limit_s: float = LIMIT_S,
     ) -> None:
         self._cluster, self._sleep, self._limit_s = cluster, sleep, limit_s
-        self._environ = job_environment(environ)
+        self._environ = {**job_environment(environ), **_WHOLE_LISTS}
         self._spur: bool | None = None
         self.excluded: tuple[str, ...] = ()  # nodes that a command leaves out
 
@@ -78,19 +82,16 @@ class Slurm:
         """Return options by which runs on several nodes, and containers that srun starts, are steps of the job.
 
         Raises:
-            UsageProblem: the runtime that is asked for knows one node alone, or there is no container for the image.
+            UsageProblem: the runtime that is asked for knows one node alone.
         """
         container = self._cluster.container
         if options.nodes > 1 and options.runtime and options.runtime != self.name:
             what = f"--runtime {options.runtime} beside --nodes {options.nodes}: it would run on the first node alone"
             raise UsageProblem(what, "leave --runtime out; container of the cluster file says what nodes run it in")
-        if options.nodes > 1 and options.image and container in ("", "none"):
-            what = f"--image {options.image} beside --cluster {self._cluster.name}: its nodes run commands without one"
-            raise UsageProblem(what, "container of the cluster file: docker, podman, pyxis or apptainer")
         if container:
             options = replace(options, environ={**options.environ, VARIABLE: container})
         if not options.runtime and (options.nodes > 1 or container in (*ON_STEPS, "none")):
-            options = replace(options, runtime=self.name)
+            options = replace(options, runtime=self.name, runtime_origin=f"cluster '{self._cluster.name}'")
         return options
 
     def exclude(self, nodes: Sequence[str]) -> None:
@@ -117,7 +118,7 @@ class Slurm:
         exclude = (*self.excluded, *self.not_good())
         return slurm_script(self._cluster, submission, script, workspace, search, exclude=exclude, secrets=secrets)
 
-    def check_here(self) -> None:
+    def check_here(self) -> Cluster:
         """Refuse a machine without the commands of Slurm or SPUR."""
         path = self._environ.get("PATH")
         if missing := [name for name in _COMMANDS if shutil.which(name, path=path) is None]:
@@ -125,6 +126,7 @@ class Slurm:
                 f"cluster '{self._cluster.name}': {missing[0]} is not here, so this is no login node of it",
                 "log in there, or module load slurm; --dry-run prints the scripts anywhere",
             )
+        return self._cluster
 
     def examine(self, nodes: int) -> None:
         """Return nothing: a job on the nodes says more."""
@@ -161,15 +163,17 @@ class Slurm:
         if done.ok and (found := re.fullmatch(r"(?:Submitted batch job )?([0-9]+)", job)):
             return found[1]
         what = _words(done)
-        if done.timed_out or _TRANSIENT.search(what):
+        if _is_transient(done):
             raise Unreachable(f"sbatch: {what}", "sinfo shows whether the cluster answers")
         raise Refused(f"sbatch refused the job (exit code {done.code}): {what}", _refusal_hint(what))
 
     def find(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the ids of jobs by name, from one list of the user's queue."""
-        done = self._answer(["squeue", "-h", *self._me(), "-o", "%i|%j"])
-        pairs = [line.partition("|") for line in done.stdout.splitlines()]
-        return {name.strip(): job.partition("_")[0].strip() for job, _, name in pairs if name.strip() in names}
+        """Return the ids of jobs by name, from the user's queue; of those that have just ended, too."""
+        asked = ["squeue", "-h", *self._me(), "-o", "%i|%j"]
+        found = _jobs_by_name(self._answer(asked).stdout)
+        if any(name not in found for name in names):
+            found = {**_jobs_by_name(self.read(*asked, "-t", "all")), **found}
+        return {name: found[name] for name in names if name in found}
 
     def queue(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return the states of waiting and running jobs."""
@@ -211,7 +215,7 @@ class Slurm:
         listed = self._cluster.slurm.good_nodes
         if not listed:
             return ()
-        good = frozenset(nodes_in(Path(self._cluster.source).parent / listed))
+        good = frozenset(expand_hosts(",".join(nodes_in(Path(self._cluster.source).parent / listed))))
         return tuple(node for node in self.nodes() if node not in good)
 
     def idle_nodes(self, left_out: Sequence[str] = ()) -> tuple[str, ...]:
@@ -223,16 +227,8 @@ class Slurm:
         partition = self._cluster.slurm.partition
         done = self._answer(["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N|%T"])
         pairs = [line.strip().partition("|") for line in done.stdout.splitlines()]
-        excluded = {*left_out, *self._cluster.slurm.exclude}
+        excluded = {*expand_hosts(",".join((*left_out, *self._cluster.slurm.exclude)))}
         return tuple(dict.fromkeys(node for node, _, state in pairs if state == "idle" and node not in excluded))
-
-    def expand(self, nodes: str) -> tuple[str, ...]:
-        """Return the nodes of a list such as `n[1-3],n7`."""
-        if not nodes:
-            return ()
-        if "[" not in nodes:
-            return tuple(nodes.split(","))
-        return tuple(self.read("scontrol", "show", "hostnames", nodes).split())
 
     def read(self, *argv: str) -> str:
         """Return what a command of the cluster prints; "" where it fails or is not here."""
@@ -240,7 +236,10 @@ class Slurm:
         return done.stdout if done.ok else ""
 
     def _me(self) -> list[str]:
-        user = self._environ.get("USER") or self._environ.get("LOGNAME", "")
+        try:
+            user = pwd.getpwuid(os.geteuid()).pw_name  # $USER is another one after su or in a container
+        except KeyError:
+            user = self._environ.get("USER") or self._environ.get("LOGNAME", "")
         return ["-u", user] if user else []
 
     def _of_controller(self, jobs: Sequence[str]) -> dict[str, JobState]:
@@ -266,9 +265,11 @@ class Slurm:
     def _of_accounting(self, jobs: Sequence[str]) -> dict[str, JobState]:
         ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
         for columns in (f"{_COLUMNS},DerivedExitCode,End", f"{_COLUMNS},DerivedExitCode", _COLUMNS):
-            done = self._call(["sacct", "-n", "-P", "-j", ids, "-o", columns], tries=1)
+            done = self._call(["sacct", "-n", "-P", "-j", ids, "-o", columns])
             if done.ok:
                 break
+            if _is_transient(done):
+                return dict.fromkeys(jobs, JobState(reason=f"sacct: {_words(done)}"))
         else:
             return {}  # accounting is not everywhere
         found: dict[str, JobState] = {}
@@ -298,8 +299,7 @@ class Slurm:
         while True:
             done = capture(argv, limit_s=self._limit_s, env=self._environ)
             tries -= 1
-            transient = done.timed_out or bool(_TRANSIENT.search(_words(done)))
-            if done.ok or not transient or tries <= 0:
+            if done.ok or not _is_transient(done) or tries <= 0:
                 return done
             self._sleep(pause_s)
             pause_s *= 2
@@ -323,6 +323,12 @@ def elements(text: str) -> list[str]:
     if found["many"] is not None:
         return [f"{job}_{index}" for index in _indices(found["many"])]
     return [f"{job}_{found['one']}"] if found["one"] else [job]
+
+
+def _jobs_by_name(text: str) -> dict[str, str]:
+    """Return the jobs of lines of squeue, `12_[1-3]|name`, by name."""
+    pairs = [line.partition("|") for line in text.splitlines()]
+    return {name.strip(): job.partition("_")[0].strip() for job, _, name in pairs}
 
 
 def _indices(text: str) -> Iterator[int]:
@@ -400,6 +406,11 @@ def _time(text: str) -> str:
     return "" if text in ("N/A", "NONE", "Unknown", "UNLIMITED") else text
 
 
+def _is_transient(done: Finished) -> bool:
+    """Return whether a command that failed may succeed later."""
+    return done.timed_out or bool(_TRANSIENT.search(_words(done)))
+
+
 def _words(done: Finished) -> str:
     """Return what a command says of its failure, in one line."""
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
@@ -408,6 +419,17 @@ def _words(done: Finished) -> str:
 
 
 _REFUSALS = (
+    (
+        "submit limit",
+        "a limit of the account or QOS: sacctmgr show assoc user=$USER; fewer runs, nodes or a shorter time",
+    ),
+    ("gres", "gpus and gres of the cluster file: sinfo -o '%P %G' has the GPUs' names"),
+    ("generic resource", "gpus and gres of the cluster file: sinfo -o '%P %G' has the GPUs' names"),
+    ("memory", "mem of the cluster file: sinfo -o '%P %m' lists each partition's"),
+    ("feature", "constraint of the cluster file: sinfo -o '%P %f' lists what nodes have"),
+    ("constraint", "constraint of the cluster file: sinfo -o '%P %f' lists what nodes have"),
+    ("reservation", "reservation of the cluster file: scontrol show reservation"),
+    ("exclusive", "exclusive of the cluster file: false asks for the run's GPUs alone"),
     ("node name", "nodelist and exclude of the cluster file, --exclude: sinfo -N lists the nodes"),
     ("account", "account of the cluster file: sacctmgr show assoc user=$USER lists yours"),
     ("partition", "partition of the cluster file: sinfo -s lists them"),

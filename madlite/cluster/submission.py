@@ -62,17 +62,28 @@ class JobScript(Value, frozen=True):
 
 
 class Retries(Value, frozen=True):
-    """How often a job tries its run again after a failure that passes, the first time after `wait_s`."""
+    """How often a job tries its run again after a failure that passes, the first time after `wait_s`.
+
+    With `oom_fallback` a plan with a smaller micro batch follows where a GPU's memory ran out: they are beside the
+    run's own, `plans/<number>-<micro batch>.json`.
+    """
 
     count: int = 0
     wait_s: float = 0.0
+    oom_fallback: bool = False
+
+    @property
+    def any(self) -> bool:
+        """Whether a run may have several attempts."""
+        return bool(self.count) or self.oom_fallback
 
 
 class Submission(Value, frozen=True):
     """The runs that one command gave to a cluster, and the scripts of their jobs; `output` is the results file.
 
     `study` is the kind of the study that the runs are, which has the submission's id; "" where they are none.
-    `description` is the cluster as its file had it then.
+    `description` is the cluster as its file had it then, but for the variables of runs.  Once `max_failures` runs have
+    failed no other is started.
     """
 
     id: str
@@ -87,6 +98,7 @@ class Submission(Value, frozen=True):
     strict_header: bool = False
     study: str = ""
     retries: Retries = Retries()
+    max_failures: int = 0  # 0: all are started
     description: Cluster = Cluster()
     version: int = VERSION
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.backends.loader import Plugins
 from madlite.cluster.file import Cluster
 from madlite.cluster.schedulers import Refused, Scheduler, Unreachable
@@ -29,6 +31,7 @@ from madlite.cluster.submission import (
 from madlite.model import Value
 from madlite.plan.context import Options
 from madlite.plan.plan_file import name_secrets
+from madlite.run.attempts import smaller_plans
 from madlite.run.from_plan import saved_text
 from madlite.run.screen import Planned
 from madlite.workspace.journal import now
@@ -55,6 +58,7 @@ def prepare(
     search: Sequence[Path],
     sources: Mapping[str, str],
     retries: Retries = Retries(),  # noqa: B008 - frozen
+    max_failures: int = 0,
 ) -> Prepared:
     """Return the submission of plans, those with equal requests in arrays; nothing is written yet.
 
@@ -78,7 +82,8 @@ def prepare(
         strict_header=options.strict_header,
         study=next((one.plan.study.kind for one in ordered if one.plan.study is not None), ""),
         retries=retries,
-        description=cluster,
+        max_failures=max_failures,
+        description=replace(cluster, env={}),  # which the plans have, secrets by their names
     )
     environment = _environment(ordered, options, sources, with_credentials=not scheduler.reads_credentials)
     texts = {}
@@ -132,6 +137,9 @@ def write(prepared: Prepared, options: Options, plugins: Plugins, sources: Mappi
     def files() -> Iterator[tuple[str, bytes]]:
         for run, one in zip(submission.runs, prepared.planned, strict=True):
             yield f"{PLANS}/{run.number}.json", saved_text(one, options, plugins, named).encode()
+            for other in smaller_plans(one, plugins) if submission.retries.oom_fallback else ():
+                micro_batch = other.plan.variant.micro_batch if other.plan.variant is not None else 0
+                yield f"{PLANS}/{run.number}-{micro_batch}.json", saved_text(other, options, plugins, named).encode()
         for script in submission.scripts:
             yield script.file, prepared.scripts[script.number].encode()
 

@@ -17,6 +17,7 @@ from madlite.errors import UsageProblem, did_you_mean
 from madlite.machine.products import find_product
 from madlite.model import Json, Value
 from madlite.plan.context import Context, merge
+from madlite.plan.node_values import split_hosts
 
 _SAME = ("partition", "account", "qos", "reservation", "constraint", "time")
 _NAMED = ("nodes", "gpus_per_node", "exclusive", "modules", "nodelist", "exclude", "network_interface")
@@ -108,7 +109,8 @@ def _over(cluster: Cluster, slurm: Mapping[str, Any]) -> Cluster:
         raise UsageProblem(f"context key 'slurm.time' is {changed['time']!r}, no time", "12:00:00, or 1-00:00:00")
     for name in ("nodelist", "exclude"):
         if slurm.get(name):
-            changed[name] = (*(asked.exclude if name == "exclude" else ()), *_list(slurm[name]))
+            nodes = split_hosts(slurm[name]) if isinstance(slurm[name], str) else _list(slurm[name])
+            changed[name] = (*(asked.exclude if name == "exclude" else ()), *nodes)
     modules = [f"module load {_text(name, 'modules')}" for name in _list(slurm.get("modules"))]
     return replace(
         cluster,

@@ -2,8 +2,9 @@
 
 Formats: Linux, Documentation/ABI/stable/sysfs-class-infiniband (`state` is `4: ACTIVE`, `rate` `400 Gb/sec (4X NDR)`,
 `gid_attrs/types/N` `RoCE v2` or `IB/RoCE v1`, which cannot be read where the address N is empty), proc(5) (`net/route`:
-interface, destination, gateway, flags, …, metric, mask, in hexadecimal).  NCCL_IB_HCA, NCCL_IB_GID_INDEX and
-NCCL_SOCKET_IFNAME are as NCCL's documentation has them, and RCCL's: `=` names devices and interfaces in full.
+interface, destination, gateway, flags, …, metric, mask, in hexadecimal; `net/ipv6_route`: destination, its length,
+source, its length, next hop, metric, …, interface).  NCCL_IB_HCA, NCCL_IB_GID_INDEX and NCCL_SOCKET_IFNAME are as
+NCCL's documentation has them, and RCCL's: `=` names devices and interfaces in full.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from madlite.model import Value
 IB_DISABLE = "NCCL_IB_DISABLE"
 HCA, GID_INDEX = "NCCL_IB_HCA", "NCCL_IB_GID_INDEX"
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-_DEVICES, _NET, _ROUTES = "sys/class/infiniband", "sys/class/net", "proc/net/route"
+_DEVICES, _NET = "sys/class/infiniband", "sys/class/net"
+_ROUTES, _IPV6_ROUTES = "proc/net/route", "proc/net/ipv6_route"
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _MAPPED = "0000:0000:0000:0000:0000:ffff:"  # an IPv4 address, which networks route
 _LINK_LOCAL = "fe80:"
@@ -146,6 +148,7 @@ def _interface(root: Path) -> str:
         for fields in routes
         if len(fields) > 7 and fields[1] == fields[7] == "00000000" and fields[6].isdecimal()
     ]
+    default = default or [*_ipv6_defaults(root)]
     if default:
         return min(default)[1]
     up = [
@@ -154,6 +157,13 @@ def _interface(root: Path) -> str:
         if not _VIRTUAL.fullmatch(path.name) and read_file(path / "operstate") == "up"
     ]
     return up[0] if len(up) == 1 else ""
+
+
+def _ipv6_defaults(root: Path) -> Iterator[tuple[int, str]]:
+    """Yield metric and interface of each default route of IPv6: of a site without IPv4 between its nodes."""
+    for fields in map(str.split, read_file(root / _IPV6_ROUTES).splitlines()):
+        if len(fields) == 10 and int(fields[0] + fields[1], 16) == 0 and not _VIRTUAL.fullmatch(fields[9]):
+            yield int(fields[5], 16), fields[9]
 
 
 def _natural(port: RdmaPort) -> tuple[str, int, int]:

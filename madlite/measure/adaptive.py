@@ -100,7 +100,7 @@ class ConvergenceMonitor:
     def __init__(self, target: float, quantity: Quantity, warmup_steps: int, planned: int | None) -> None:
         self._target, self._quantity, self._warmup_steps, self._planned = target, quantity, warmup_steps, planned
         self._highest = 0
-        self._new = 0  # lines since the last look
+        self._missing = FIRST_LOOK  # steps at least, until there are enough for a look
         self._look = 0  # looks so far
         self._reached: AdaptiveLength | None = None
         self._error = ERROR  # of the last look
@@ -112,16 +112,16 @@ class ConvergenceMonitor:
         """
         if self._reached is not None or step.phase != "train" or step.n <= self._highest:
             return None
-        self._highest, self._new = step.n, self._new + 1
-        before = _LOOKS[self._look - 1] if self._look else 0
-        if before + self._new <= _LOOKS[self._look]:  # not even with the warm-up are there as many
+        self._highest, self._missing = step.n, self._missing - 1
+        if self._missing >= 0:  # not even with the warm-up, and steps without a value, are there as many
             return None
-        values = self._values(steps, step.n - 1)[1]
-        if len(values) < _LOOKS[self._look]:
-            return None
-        while len(values) >= _LOOKS[self._look]:
+        count = len(self._values(steps, step.n - 1)[1])
+        is_look = count >= _LOOKS[self._look]
+        while count >= _LOOKS[self._look]:
             self._look += 1
-        self._new = 0
+        self._missing = _LOOKS[self._look] - count - 1
+        if not is_look:
+            return None
         self._error = ERROR * 6 / (math.pi * self._look) ** 2
         found = self._decide(steps, step.n - 1, self._error)
         self._reached = found if found.reached else None

@@ -107,3 +107,8 @@ class Machine(Value, frozen=True):
     sources: dict[str, str] = {}  # which tool or override each fact came from
     problems: tuple[Problem, ...] = ()  # tools that failed or hung while another one answered
     pretended: bool = False  # GPUs that are not here: to plan for, never to run on
+
+    @property
+    def words(self) -> str:
+        """How messages name it: what is only planned for, for the nodes of a cluster say, is not this machine."""
+        return "the planned machine" if self.pretended else "this machine"

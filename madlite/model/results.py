@@ -413,7 +413,7 @@ class Result(Value, frozen=True):
     data_size: str = ""  # of the last data set that was fetched, as `du -sh` says it
     data_download_s: float | None = None  # of that set
     attempt: Attempt | None = None  # of a run that is tried again where it fails
-    beside: tuple[str, ...] = ()  # ids of runs that were on this machine at the same time, as far as they were seen
+    beside: tuple[str, ...] = ()  # ids of the runs that met it on this machine, also one after another, as far as seen
 
     @property
     def code(self) -> str:

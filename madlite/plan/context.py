@@ -288,6 +288,9 @@ def _check_counts(keys: ContextKeys, origins: Mapping[str, str]) -> None:
 # What the caller requests beyond tags: options of the command line, with environment, paths and user.
 
 
+ASKED = "--runtime"
+
+
 class Options(Value, frozen=True):
     """Options of one `run`, `explain` or dry run. `timeout_s`: None follows the card, 0 is no limit."""
 
@@ -298,6 +301,7 @@ class Options(Value, frozen=True):
     elsewhere: bool = False  # whether the runs are for the nodes of a cluster, which cannot be queried from here
     allocation: str = ""  # in which allocation of a scheduler this is, as a note
     runtime: str = ""  # "" leaves the choice to the card and the machine
+    runtime_origin: str = ASKED  # else what it follows from
     image: str = ""
     backend: str = ""
     timeout_s: int | None = None

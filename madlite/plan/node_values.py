@@ -1,8 +1,8 @@
 """Which node of several this machine is, where each has a madlite of its own: by the variables of what starts it.
 
 Of each value the first source that has it counts: MAD's own names, which a user or a script exports; those of torchrun
-and Kubeflow (`PET_…`); a step of Slurm or SPUR, which is `srun madlite …` with one task per node; Open MPI's, MPICH's
-and Intel MPI's launchers.  An allocation without a step is none of this: its nodes have one madlite together.
+and Kubeflow (`PET_…`); Open MPI's launcher; a step of Slurm or SPUR, which is `srun madlite …` with one task per node;
+MPICH's and Intel MPI's launchers.  An allocation without a step is none of this: its nodes have one madlite together.
 
 Names: srun(1), OUTPUT ENVIRONMENT VARIABLES; torch/distributed/argparse_util.py; Open MPI, "Environment variables";
 MPICH, hydra's pmi.  No PMI names a node that the others could meet at: MASTER_ADDR does.
@@ -11,7 +11,8 @@ MPICH, hydra's pmi.  No PMI names a node that the others could meet at: MASTER_A
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice, product
 
 from msgspec.structs import replace
 
@@ -21,13 +22,13 @@ from madlite.model import RunPlan, Value
 from madlite.model.values import EnvValue
 
 _NUMBER = re.compile(r"[0-9]{1,6}")
-_RANGES = re.compile(r"\[(\d+)[^\]]*\]")  # of a host list: rack[1-2]n[01,07-09]
+_LISTED = re.compile(r"(?:\[[^\]]*\]|[^,\s\[])+")  # a name of a host list, and its ranges: rack[1-2]n[01,07-09]
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_MOST_HOSTS = 65536  # of one list: a range beyond it is a slip
 _EVERY_ONE = re.compile(r"1(\(x\d+\))?")  # SLURM_STEP_TASKS_PER_NODE where each node has one
 # names of: number of processes, this one's rank, processes of this machine
-_OF_MPI = (
-    ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
-)
+_OPEN_MPI = ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_PMI = ("MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS")
 
 
 class NodeValues(Value, frozen=True):
@@ -57,15 +58,46 @@ def find_node_values(environ: Mapping[str, str]) -> NodeValues:
 
 
 def is_task_of_several(environ: Mapping[str, str]) -> bool:
-    """Return whether a step of Slurm has started a madlite on each of several nodes."""
+    """Return whether a step of Slurm, or Open MPI in an allocation, has started a madlite on each of several nodes."""
+    return _is_of_several(environ, _OPEN_MPI) or _is_step_of_several(environ)
+
+
+def _is_of_several(environ: Mapping[str, str], names: tuple[str, str, str, str]) -> bool:
+    count = environ.get(names[1], "")
+    return bool(_NUMBER.fullmatch(count)) and int(count) > 1
+
+
+def _is_step_of_several(environ: Mapping[str, str]) -> bool:
     count = environ.get("SLURM_STEP_NUM_NODES", "")
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
     return all(_NUMBER.fullmatch(text) for text in (count, tasks)) and int(count) > 1 and int(tasks) > 1
 
 
-def first_host(host_list: str) -> str:
-    """Return the first name of a host list of Slurm, such as `n[01-04,7],login`."""
-    return _RANGES.sub(r"\1", host_list).partition(",")[0].strip()
+def split_hosts(host_list: str) -> list[str]:
+    """Return the parts of a host list of Slurm: `n[01-04,7],login` has two."""
+    return _LISTED.findall(host_list)
+
+
+def expand_hosts(host_list: str) -> tuple[str, ...]:
+    """Return the names of a host list of Slurm in its order: n01, n02, n03, n04, n7 and login of `n[01-04,7],login`."""
+    return tuple(name for part in split_hosts(host_list) for name in islice(_names(part), _MOST_HOSTS))
+
+
+def _names(part: str) -> Iterator[str]:
+    pieces = re.split(r"\[([^\]]*)\]", part)  # the odd ones are lists of ranges
+    choices = [[*_numbers(piece)] if at % 2 else [piece] for at, piece in enumerate(pieces)]
+    return map("".join, product(*choices))
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    """Yield the numbers of `01-04,7`, each range with as many digits as its first one has."""
+    for text in ranges.split(","):
+        found = _RANGE.fullmatch(text.strip())
+        if found is None:
+            yield text
+            continue
+        first, last = int(found[1]), int(found[2] or found[1])
+        yield from (f"{number:0{len(found[1])}d}" for number in range(first, min(last, first + _MOST_HOSTS) + 1))
 
 
 # What a plan of several nodes has of this.
@@ -149,13 +181,17 @@ def _sources(environ: Mapping[str, str]) -> list[tuple[str, dict[str, str]]]:
 
 
 def _of_launcher(environ: Mapping[str, str]) -> list[tuple[str, dict[str, str]]]:
-    if is_task_of_several(environ):
+    if _is_of_several(environ, _OPEN_MPI):  # whose daemons are a step of Slurm on all nodes but the first
+        return [_of_mpi(environ, *_OPEN_MPI)]
+    if _is_step_of_several(environ):
         return [_of_step(environ)]
-    for name, size, rank, here in _OF_MPI:
-        if _NUMBER.fullmatch(environ.get(size, "")) and int(environ[size]) > 1:
-            _refuse_ranks(environ.get(here, "1"), f"{name} ({here}={environ.get(here, '')})", "--map-by ppr:1:node")
-            return [(name, {"NNODES": environ[size], "NODE_RANK": environ.get(rank, "")})]
-    return []
+    by_srun = "SLURM_STEP_ID" in environ and _PMI[-1] not in environ  # srun --mpi=pmi2: the ranks of one node
+    return [_of_mpi(environ, *_PMI)] if _is_of_several(environ, _PMI) and not by_srun else []
+
+
+def _of_mpi(environ: Mapping[str, str], name: str, size: str, rank: str, here: str) -> tuple[str, dict[str, str]]:
+    _refuse_ranks(environ.get(here, "1"), f"{name} ({here}={environ.get(here, '')})", "--map-by ppr:1:node")
+    return name, {"NNODES": environ[size], "NODE_RANK": environ.get(rank, "")}
 
 
 def _of_step(environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -167,7 +203,7 @@ def _of_step(environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     values = {
         "NNODES": environ["SLURM_STEP_NUM_NODES"],
         "NODE_RANK": environ.get("SLURM_NODEID", ""),
-        "MASTER_ADDR": peers or first_host(environ.get("SLURM_STEP_NODELIST", "")),
+        "MASTER_ADDR": peers or next(iter(expand_hosts(environ.get("SLURM_STEP_NODELIST", ""))), ""),
     }
     step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
     return f"Slurm step {step}", values

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
+from msgspec.structs import replace
 
 from madlite.backends.recipe_book import read_architectures
 from madlite.errors import UsageProblem, one_hint
@@ -28,12 +29,14 @@ from madlite.model import (
     Value,
     Variant,
 )
-from madlite.plan.context import GPUS_OPTION, Context, Options
+from madlite.plan.context import ASKED, GPUS_OPTION, Context, Options
 
 Availability = Callable[[str], "Problem | None"]
 """Returns why a runtime cannot be used now; raises UsageProblem for an unknown name."""
 DEFAULT_RUNTIME = "docker"
 """The runtime of a card that names none."""
+STARTS_ITSELF = "slurm_multi"
+"""The launcher of a card whose script starts the steps, and their containers, on its nodes itself (madengine 2)."""
 MOST_GPUS = 65536  # numbers from there on are a slip, and a range of them would fill the memory
 _RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
@@ -64,17 +67,24 @@ def choose_runtime(
     available: Availability,
     traits: Mapping[str, Traits],
     without_image: tuple[str, ...] = (),
+    launcher: str = "",
 ) -> RuntimeChoice:
     """Return the requested runtime, else the card's, else docker; `traits` are those of each runtime, by name.
+
+    A card that has an image is kept from starting on nodes without containers, unless it lists a runtime without them,
+    or the user asked for this one.
 
     A runtime without containers stands in for docker only where the card lists it, and no engine answers or there is no
     image.  `without_image` are the runtimes of a run whose card lists none and that has no image.
 
     Raises:
-        UsageProblem: the runtime asked for is not one the card lists, or the one of the card does not exist.
+        UsageProblem: the runtime asked for is not one the card lists or has no container for `--image`, or the one of
+            the card does not exist.
     """
     if options.runtime:
-        return _asked_for(card, options.runtime, available, traits)
+        choice = _asked_for(card, options, available, traits)
+        own = choice.traits.containerised or launcher.replace("-", "_") == STARTS_ITSELF
+        return choice if own or choice.traits.local else _without_container(choice, card, options, has_image, traits)
     listed = card.runtimes or (() if has_image else without_image) or (DEFAULT_RUNTIME,)
     if DEFAULT_RUNTIME not in listed:
         return _chosen(listed[0], "card", _of_card(card, listed[0], available), traits)
@@ -100,14 +110,37 @@ def _of_card(card: Card, runtime: str, available: Availability) -> Problem | Non
         ) from None
 
 
-def _asked_for(card: Card, runtime: str, available: Availability, traits: Mapping[str, Traits]) -> RuntimeChoice:
+def _asked_for(card: Card, options: Options, available: Availability, traits: Mapping[str, Traits]) -> RuntimeChoice:
+    runtime = options.runtime
     # a card names those of this machine: on others it runs as its image and script do
     if card.runtimes and runtime not in card.runtimes and (runtime not in traits or traits[runtime].local):
         raise UsageProblem(
             f"card '{card.name}' does not run on runtime '{runtime}' (it lists {', '.join(card.runtimes)})",
             f"--runtime {card.runtimes[0]}",
         )
-    return _chosen(runtime, "--runtime", available(runtime), traits)
+    return _chosen(runtime, options.runtime_origin, available(runtime), traits)
+
+
+def _without_container(
+    choice: RuntimeChoice, card: Card, options: Options, has_image: bool, traits: Mapping[str, Traits]
+) -> RuntimeChoice:
+    """Return the choice of nodes that have no containers, blocked for a card that has an image and must have one."""
+    name = "container of the cluster file or, in an allocation, $MADLITE_CONTAINER: docker, podman, pyxis or apptainer"
+    if options.image:
+        raise UsageProblem(f"--image {options.image}: the nodes run commands without a container", name)
+    bare = any(one in traits and not traits[one].containerised for one in card.runtimes)
+    wants = has_image or bool(card.dockerfile)
+    if not (wants or card.runtimes) or options.runtime_origin == ASKED or choice.blocked:
+        return choice
+    if bare:
+        return replace(choice, note="runs without a container: the nodes have none") if wants else choice
+    image = card.image or card.dockerfile
+    reason = (
+        f"card '{card.name}' runs in an image{f' ({image})' if image else ''}, and the nodes have no container for it"
+    )
+    hint = f"{name}; --runtime {choice.runtime} runs the card without one"
+    blocked = Blocked(status=Status.FAILURE, cause=Cause.IMAGE, reason=reason, hint=hint)
+    return replace(choice, blocked=blocked)
 
 
 def _unreachable(problem: Problem) -> Blocked:
@@ -174,7 +207,9 @@ def allocate_gpus(
     missing = sorted(set(visible) - have)
     if wanted > len(have) or wanted > len(visible) or missing:
         left_by = _left_by(machine, named, visible, environ)
-        return GpuAllocation(gpu_ids=(), wanted=wanted, blocked=_too_few(card, wanted, have, visible, missing, left_by))
+        return GpuAllocation(
+            gpu_ids=(), wanted=wanted, blocked=_too_few(card, machine.words, wanted, have, visible, missing, left_by)
+        )
     return GpuAllocation(gpu_ids=visible[:wanted], wanted=wanted)
 
 
@@ -192,7 +227,7 @@ def _refuse_missing(named: tuple[int, ...], text: str, machine: Machine) -> None
     hint = f"{takes}; {count} GPUs are 0-{count - 1}" if text.strip().isdigit() and count > 1 else takes
     more = "leave it out to run on the CPU" if not have else "--set n_gpus=N sets how many a run uses"
     raise UsageProblem(
-        f"--gpus {text} names GPU {_listed(missing)}, this machine has {_ids(have)}", one_hint(hint, more)
+        f"--gpus {text} names GPU {_listed(missing)}, {machine.words} has {_ids(have)}", one_hint(hint, more)
     )
 
 
@@ -211,12 +246,12 @@ def _left_by(machine: Machine, named: tuple[int, ...], visible: tuple[int, ...],
 
 
 def _too_few(
-    card: Card, wanted: int, have: set[int], visible: tuple[int, ...], missing: list[int], left_by: str
+    card: Card, machine: str, wanted: int, have: set[int], visible: tuple[int, ...], missing: list[int], left_by: str
 ) -> Blocked:
     if missing:
-        reason = f"docker_gpus names GPU {_listed(missing)}, this machine has {_ids(have)}"
+        reason = f"docker_gpus names GPU {_listed(missing)}, {machine} has {_ids(have)}"
     elif wanted > len(have):
-        reason = f"card '{card.name}' asks for {wanted} GPUs, this machine has {len(have)}"
+        reason = f"card '{card.name}' asks for {wanted} GPUs, {machine} has {len(have)}"
     else:
         reason = f"card '{card.name}' asks for {wanted} GPUs, {left_by} leaves {len(visible)}"
     return Blocked(

@@ -67,7 +67,7 @@ def read_recipe_file(path: Path) -> RecipeFile:
     try:
         text = read_text(path, where, given=True)
     except UsageProblem as problem:
-        raise UsageProblem(problem.message, problem.hint or _WRITTEN) from None
+        raise UsageProblem(problem.message, one_hint(problem.hint, _WRITTEN)) from None
     table = _table(text, where)
     _refuse_unknown(table, where)
     try:

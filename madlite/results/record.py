@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from enum import Enum
 from functools import lru_cache
+from operator import is_
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -195,6 +196,7 @@ def record_schema() -> dict[str, Json]:
 # Values for a record: no number that JSON cannot express, no secret in free text.
 
 _LEFT_OUT = object()
+_PLAIN = frozenset((int, bool))  # always expressible, and without a text
 
 
 def sanitized(value: Any, mask: Callable[[str], str]) -> Any:
@@ -208,16 +210,20 @@ def sanitized(value: Any, mask: Callable[[str], str]) -> Any:
 
 
 def _sanitized(value: Any, mask: Callable[[str], str]) -> Any:
-    if value is None:
+    """Return the clean value: the same object where nothing changes, so that a struct without a change is no copy."""
+    if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, str):
-        return value if isinstance(value, Enum) else mask(value)
+        return value if isinstance(value, Enum) or (masked := mask(value)) == value else masked
     if isinstance(value, float):
         return value if math.isfinite(value) else _LEFT_OUT
     if isinstance(value, msgspec.Struct):
         return _struct(value, mask)
     if isinstance(value, (tuple, list)):
-        return tuple(item for one in value if (item := _sanitized(one, mask)) is not _LEFT_OUT)
+        items = [_sanitized(one, mask) for one in value]
+        if type(value) is tuple and all(map(is_, items, value)):
+            return value
+        return tuple(item for item in items if item is not _LEFT_OUT)
     if isinstance(value, Mapping):
         pairs = ((mask(key) if type(key) is str else key, _sanitized(item, mask)) for key, item in value.items())
         return {key: item for key, item in pairs if item is not _LEFT_OUT}
@@ -225,24 +231,26 @@ def _sanitized(value: Any, mask: Callable[[str], str]) -> Any:
 
 
 def _struct(value: msgspec.Struct, mask: Callable[[str], str]) -> Any:
-    fields: dict[str, Any] = {}
-    for name, (fixed, optional) in _fields(type(value)).items():
+    changed: dict[str, Any] = {}
+    for name, optional in _fields(type(value)):
         old = getattr(value, name)
-        new = old if fixed else _sanitized(old, mask)
+        new = _sanitized(old, mask)
         if new is _LEFT_OUT and not optional:
             return _LEFT_OUT
-        fields[name] = None if new is _LEFT_OUT else new
-    return msgspec.structs.replace(value, **fields)
+        if new is not old:
+            changed[name] = None if new is _LEFT_OUT else new
+    return msgspec.structs.replace(value, **changed) if changed else value
 
 
 @lru_cache(maxsize=64)
-def _fields(kind: type[msgspec.Struct]) -> dict[str, tuple[bool, bool]]:
-    """Return for each field whether it is a Literal, and whether it may be None."""
+def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
+    """Return the fields that are not a Literal, each with whether it may be None."""
     hints = get_type_hints(kind)
-    return {
-        name: (get_origin(hints[name]) is Literal, type(None) in get_args(hints[name]))
+    return tuple(
+        (name, type(None) in get_args(hints[name]))
         for name in kind.__struct_fields__
-    }
+        if get_origin(hints[name]) is not Literal
+    )
 
 
 _MOST_FILES = 1000
@@ -286,9 +294,10 @@ def make_record(
         files=tuple(_files(plan.folder, dict(rendered))),
         **{name: getattr(result, name) for name in SHARED},
     )
-    masked = {name: sanitized(getattr(record, name), mask) for name in _FREE_TEXT}
-    clean: Record = sanitized(replace(record, **masked), Redactor().text)
-    return clean
+    by_shape = Redactor().text
+    free = {name: sanitized(getattr(record, name), lambda text: by_shape(mask(text))) for name in _FREE_TEXT}
+    rest: Record = sanitized(replace(record, **dict.fromkeys(free)), by_shape)
+    return replace(rest, **free)
 
 
 def plan_fields(plan: RunPlan) -> dict[str, Any]:

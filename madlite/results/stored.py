@@ -133,11 +133,12 @@ class NotedRuns:
         return self._imported[run_id].origin if run_id in self._imported else ""
 
     def is_foreign(self, folder: Path) -> bool:
-        """Return whether madlite did not make a run's folder here; False without a journal.
+        """Return whether madlite did not make a run's folder here; False without a journal, or where there is none.
 
         A copy of a folder of runs has other inodes, and the records that its journal has.
         """
-        return self._is_there and folder.name not in self._own and folder.name not in self._records
+        known = folder.name in self._own or folder.name in self._records
+        return self._is_there and not known and exists(folder, shut=True)
 
     def doubt(self, folder: Path) -> str:
         """Return a message where a run's record is not what madlite wrote; "" where it is, or that is unknown."""

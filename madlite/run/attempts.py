@@ -8,7 +8,7 @@ so that the next command can write its row where this one is killed meanwhile.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec.structs import replace
@@ -140,6 +140,25 @@ def smaller(plan: RunPlan) -> int | None:
     return micro_batch // 2 if micro_batch is not None and micro_batch > 1 else None
 
 
+def smaller_plans(one: Planned, plugins: Plugins) -> Iterator[Planned]:
+    """Yield a run with each smaller micro batch that its backend can train with, the largest first."""
+    micro_batch = smaller(one.plan) or 0
+    while micro_batch:
+        if (again := _planned_with(one, micro_batch, plugins)) is not None:
+            yield again
+        micro_batch //= 2
+
+
+def _planned_with(one: Planned, micro_batch: int, plugins: Plugins) -> Planned | None:
+    try:
+        again = one.with_micro_batch(micro_batch)
+        if again is None or again.plan.blocked is not None:
+            return None
+        return None if any(finding.fatal for finding in find_findings(again, plugins)) else again
+    except MadliteError:  # there is no run of this size: of the next smaller one there may be
+        return None
+
+
 class SetAside(Protocol):
     """What can still be done with a result that is set aside: its writer's part of that."""
 
@@ -182,7 +201,7 @@ class Attempts:
             return self._after_standing(one, self._failed)
         known = self._policy.micro_batches
         found = known.find(one.plan) if known is not None else None
-        again = self._planned_with(one, found[0]) if found is not None else None
+        again = _planned_with(one, found[0], self._plugins) if found is not None else None
         if found is None or again is None:
             return one
         self._of_another = found[1]
@@ -237,19 +256,10 @@ class Attempts:
     def _smaller(self, one: Planned, micro_batch: int) -> Planned | None:
         """Return the run with the next smaller micro batch that its backend can train with."""
         while micro_batch:
-            if (again := self._planned_with(one, micro_batch)) is not None:
+            if (again := _planned_with(one, micro_batch, self._plugins)) is not None:
                 return again
             micro_batch //= 2
         return None
-
-    def _planned_with(self, one: Planned, micro_batch: int) -> Planned | None:
-        try:
-            again = one.with_micro_batch(micro_batch)
-            if again is None or again.plan.blocked is not None:
-                return None
-            return None if any(finding.fatal for finding in find_findings(again, self._plugins)) else again
-        except MadliteError:  # there is no run of this size: of the next smaller one there may be
-            return None
 
     def set_aside(self, one: Planned, result: Result, writer: SetAside, folder: RunFolder, following: Planned) -> None:
         """Keep a failed attempt whose result file is written, in the place of the one before it."""

@@ -79,7 +79,9 @@ class Batch:
         self._options, self._plugins, self._screen = options, plugins, screen
         self._clock, self._journal = clock, journal or BatchJournal()
         self._settings, self._later = settings, later
-        self._planned = [replace(one, plan=replace(one.plan, batch=self._journal.id)) for one in planned]
+        of_batch = (replace(one, plan=replace(one.plan, batch=self._journal.id)) for one in planned)
+        self._planned = dict(enumerate(of_batch))  # those not begun: thousands are large
+        self._names = tuple(one.plan.card.name for one in planned)
         self._side_files = SideFiles(screen.warn)
         self._scheduler: Scheduler | None = None  # while they run
         self._lock = threading.Lock()  # guards all below
@@ -95,7 +97,7 @@ class Batch:
 
     def run(self, signals: Signals | None = None) -> RunOutcome:
         """Run all of them; after INT, TERM or HUP running ones are ended and the rest is not started."""
-        every = (*self._planned, *self._later)
+        every = (*self._planned.values(), *self._later)
         self._journal.request(requested_run(one) for one in every)
         with ExitStack() as stack:
             stack.callback(self._side_files.close)
@@ -143,8 +145,10 @@ class Batch:
     def _scheduling(self) -> Iterator[tuple[Scheduler, int]]:
         """Yield what says which run starts when, and how many threads run them; GPUs are given back after the block."""
         settings = self._settings
-        jobs = make_jobs(self._planned, self._plugins, self._options.environ, settings.at_once, settings.exclusive)
-        with open_pool(jobs, self._planned, self._options.environ, settings.at_once, self._stopped) as pool:
+        planned, environ = tuple(self._planned.values()), self._options.environ
+        jobs = make_jobs(planned, self._plugins, environ, settings.at_once, settings.exclusive)
+        with open_pool(jobs, planned, environ, settings.at_once, self._stopped) as pool:
+            del planned
             for gpu, text in (pool.foreign() if pool is not None else {}).items():
                 self._screen.warn(f"GPU {gpu} is left alone: {text}")
             slots = settings.at_once or cpu_slots()
@@ -160,11 +164,10 @@ class Batch:
 
     def _work(self, scheduler: Scheduler) -> None:
         while (start := scheduler.take()) is not None:
-            position = start.job.position
-            before = self._settings.standing.get(self._planned[position].plan.id)
-            attempts = Attempts(self._settings.retry, self._plugins, before)
-            one: Planned | None = attempts.first(self._planned[position])
-            self._journal.begin(self._planned[position].plan.id)
+            position, run_id = start.job.position, start.job.run_id
+            attempts = Attempts(self._settings.retry, self._plugins, self._settings.standing.get(run_id))
+            one: Planned | None = attempts.first(self._planned.pop(position))
+            self._journal.begin(run_id)
             try:
                 while one is not None:
                     one = self._attempt(position, self._bound(one, start), attempts, scheduler, start)
@@ -176,7 +179,7 @@ class Batch:
         self, position: int, one: Planned, attempts: Attempts, scheduler: Scheduler, start: Start
     ) -> Planned | None:
         """Run one attempt of a run; return the next one when it is due, None where this was the last."""
-        self._screen.started(one.plan, position + 1, len(self._planned))
+        self._screen.started(one.plan, position + 1, len(self._names))
         try:
             result, saved, bug, following = self._run(one, attempts, scheduler, start)
         finally:
@@ -189,7 +192,7 @@ class Batch:
                 return following[0]
             result, saved = attempts.give_up("not tried again: the command was ended")
         if saved:
-            self._journal.end(self._planned[position].plan.id)
+            self._journal.end(start.job.run_id)
         self._screen.finished(one.plan, result)
         if following is None:
             self._plugins.notify("madlite_run_finished", plan=one.plan, result=result)
@@ -208,8 +211,8 @@ class Batch:
         """Show how far the batch is where runs go on at the same time."""
         with self._lock:
             ended, took_s = len(self._results), self._took_s
-        if not scheduler.is_over and self._settings.at_once != 1 and len(self._planned) > 1:
-            self._screen.overall(ended, len(self._planned), scheduler.left_s(took_s / ended))
+        if not scheduler.is_over and self._settings.at_once != 1 and len(self._names) > 1:
+            self._screen.overall(ended, len(self._names), scheduler.left_s(took_s / ended))
 
     @contextmanager
     def _stoppable(self, run: Run) -> Iterator[None]:
@@ -305,7 +308,7 @@ class Batch:
 
     def _outcome(self, code: ExitCode | None) -> RunOutcome:
         results = tuple(self._results[position] for position in sorted(self._results))
-        names = [one.plan.card.name for one in self._planned]
+        names = self._names
         return RunOutcome(
             results=results,
             not_started=tuple(name for position, name in enumerate(names) if position not in self._results),

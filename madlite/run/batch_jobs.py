@@ -31,6 +31,7 @@ _RECORDS, _FOLDERS = 3, 20  # of a card that are looked at for a duration, the n
 _LARGEST_SCRIPT_BYTES = 1 << 20
 # a port that is written down; `${MASTER_PORT:-29500}` is one that the environment decides
 _PORT = re.compile(r"(?:--(?:master|main_process)[-_]port[= ]+|\bMASTER_PORT=)[\"']?(\d{2,5})\b")
+_BY_US = "--parallel"  # the origin of a port that no other run of the batch has
 _PORTS = ("MASTER_PORT", "PET_MASTER_PORT")  # the second one is torchrun's own: it does not read the first
 
 
@@ -57,6 +58,7 @@ def make_jobs(
             expected_s=known.get(one.plan.id),
             exclusive=exclusive,
             keeps=one.plan.keep_alive,
+            blocked=one.plan.blocked is not None,
         )
         for position, one in enumerate(planned)
     ]
@@ -87,14 +89,19 @@ def bound_plan(plan: RunPlan, start: Start, environ: Mapping[str, str], *, numa:
     if start.problem is not None:
         return replace(plan, blocked=failed(start.problem))
     if not start.gpu_ids:
-        return replace(plan, notes=(*plan.notes, *_without_effect(plan, start, numa=numa)))
+        return _noted(plan, _without_effect(plan, start, numa=numa))
     plan = bind_gpus(plan, start.gpu_ids, environ)
     if not numa:
         return plan
     near = numa_place([gpu for gpu in plan.machine.gpus if gpu.index in start.gpu_ids])
     if near is not None:
         return bind_numa(plan, near)
-    return replace(plan, notes=(*plan.notes, "--bind numa: this machine does not say which NUMA node its GPUs are at"))
+    return _noted(plan, ["--bind numa: this machine does not say which NUMA node its GPUs are at"])
+
+
+def _noted(plan: RunPlan, notes: Iterable[str]) -> RunPlan:
+    """Return the plan with notes, which a plan that is run again has already."""
+    return replace(plan, notes=tuple(dict.fromkeys((*plan.notes, *notes))))
 
 
 def _without_effect(plan: RunPlan, start: Start, *, numa: bool) -> Iterator[str]:
@@ -218,12 +225,16 @@ def _duration(folders: Sequence[Path], plan: RunPlan) -> float | None:
 
 
 def with_own_port(plan: RunPlan, taken: set[str]) -> RunPlan:
-    """Return the plan with a port of its own for its ranks to meet, where nothing decides one; `taken` grows by it."""
-    if any(name in plan.env for name in _PORTS) or not plan.place.whole or plan.place.nodes > 1:
+    """Return the plan with a port of its own for its ranks to meet, where nothing decides one; `taken` grows by it.
+
+    A run that is tried again gets another one: the first may be what it failed for.
+    """
+    is_decided = any(name in plan.env and plan.origins.get(f"env.{name}") != _BY_US for name in _PORTS)
+    if is_decided or not plan.place.whole or plan.place.nodes > 1:
         return plan
     port = _free_port(taken)
     taken.add(port)
-    origins = {f"env.{name}": "--parallel" for name in _PORTS}
+    origins = {f"env.{name}": _BY_US for name in _PORTS}
     return replace(plan, env={**plan.env, **dict.fromkeys(_PORTS, port)}, origins={**plan.origins, **origins})
 
 

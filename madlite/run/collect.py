@@ -30,13 +30,14 @@ from madlite.workspace.journal import RunEntry, RunRows, is_own, now, read_of, r
 class Collected(Value, frozen=True):
     """The outcome of collecting one run: a message, and the result where it is collected now.
 
-    `failed` where it should have been, and was not.
+    `failed` where it should have been, and was not; `busy` where that is so as another process has the run now.
     """
 
     run_id: str
     message: str
     result: Result | None = None
     failed: bool = False
+    busy: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -93,7 +94,8 @@ def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) 
     try:
         run_folder = RunFolder.reopen(folder)
     except BlockingIOError:
-        raise RecordError("it is still running, or another command is collecting it") from None
+        text = "not collected: it is still running, or another command is collecting it"
+        return Collected(run_id=folder.name, message=text, failed=True, busy=True)
     try:
         if exists(folder / RECORD):  # by now
             return Collected(run_id=folder.name, message=_collected_text(read_record(folder)))

@@ -24,6 +24,7 @@ class Job(Value, frozen=True):
 
     Runs that have one of their `keys` in common do not run at the same time.  An `exclusive` one gets all GPUs of the
     machine to itself, and uses some of them.  What a run that `keeps` leaves running is meant to stay, and has no GPU.
+    A `blocked` one has its row and executes nothing: no other run is beside it.
     """
 
     position: int
@@ -35,6 +36,7 @@ class Job(Value, frozen=True):
     expected_s: float | None = None
     exclusive: bool = False
     keeps: bool = False
+    blocked: bool = False
 
 
 class Start(Value, frozen=True):

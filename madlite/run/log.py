@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from madlite.measure.lines import LONGEST
@@ -98,14 +98,23 @@ class RunLog:
             self._live_name = name
 
     def link_live(self, path: Path) -> None:
-        """Give the last live log another name in its folder."""
+        """Give the last live log another name in its folder; none where a later run of the card has its first one."""
         if not self._live:
             return
-        with _optional_file(path), folder_of(path) as (folder, name), folder.atomic(name) as beside:
-            try:  # by its descriptor: its name may be another run's by now
-                os.link(f"/proc/self/fd/{self._live[-1].fd}", beside, dst_dir_fd=folder.fd, follow_symlinks=True)
-            except OSError:  # a file system without hard links, a machine without /proc
-                os.symlink(self._live_name, beside, dir_fd=folder.fd)
+        with _optional_file(path), folder_of(path) as (folder, name), suppress(_ReplacedError):
+            warn = _target_of(folder, name) != self._live_name  # the link below is of an earlier run, and ours
+            with folder.atomic(name, warn=warn) as beside:
+                self._link(folder, beside)
+
+    def _link(self, folder: Folder, beside: str) -> None:
+        """Give the last live log a name by its descriptor: its first name may be another run's by now."""
+        fd = self._live[-1].fd
+        try:
+            os.link(f"/proc/self/fd/{fd}", beside, dst_dir_fd=folder.fd, follow_symlinks=True)
+        except OSError:
+            if not os.fstat(fd).st_nlink:  # that run gives its own log both names
+                raise _ReplacedError from None
+            os.symlink(self._live_name, beside, dir_fd=folder.fd)  # no hard links here, or no /proc
 
     def flush(self) -> None:
         """Pass on buffered output; call it when an action ends."""
@@ -160,6 +169,18 @@ class RunLog:
         if not self.problem:
             self.problem = f"{what}: {error.strerror}"
             _log.warning("%s", self.problem)
+
+
+class _ReplacedError(Exception):
+    """The live log has no name any more."""
+
+
+def _target_of(folder: Folder, name: str) -> str:
+    """Return what a symbolic link names, "" where there is none."""
+    try:
+        return os.readlink(name, dir_fd=folder.fd)
+    except OSError:
+        return ""
 
 
 class _NodeLines:

@@ -322,7 +322,9 @@ def _run_inputs(
 def _runtime(card: Card, spec: RunSpec, image: Dockerfile | Image | None, inputs: BatchInputs) -> RuntimeChoice:
     has_image = bool(image or spec.image or image_of_command(inputs))
     traits = {name: runtime.traits for name, runtime in inputs.runtimes.items()}
-    return choose_runtime(card, inputs.options, has_image, lambda name: _available(name, inputs), traits, spec.runtimes)
+    launcher = str(inputs.context.typed.distributed.get("launcher") or spec.launcher)
+    available = partial(_available, inputs=inputs)
+    return choose_runtime(card, inputs.options, has_image, available, traits, spec.runtimes, launcher)
 
 
 def _available(name: str, inputs: BatchInputs) -> Problem | None:

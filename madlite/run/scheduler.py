@@ -27,6 +27,7 @@ class _Running:
         self.start, self.began_s = start, began_s
         self.passed = passed  # the position of the run before it that was waiting for GPUs
         self.beside: dict[str, None] = {}  # runs at the same time, in the order in which they met
+        self.is_blocked = start.job.blocked or start.problem is not None  # then it executes nothing
 
 
 class _First:
@@ -212,9 +213,10 @@ class Scheduler:
         if self._pool is not None:
             begun.beside.update(dict.fromkeys(self._pool.beside()))
         for one in self._running.values():
-            begun.beside[one.start.job.run_id] = None
-            if len(one.beside) < MOST_BESIDE:
-                one.beside[job.run_id] = None
+            if not (one.is_blocked or begun.is_blocked):
+                begun.beside[one.start.job.run_id] = None
+                if len(one.beside) < MOST_BESIDE:
+                    one.beside[job.run_id] = None
         self._running[job.position] = begun
         return start
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
 from itertools import islice
@@ -18,6 +18,7 @@ from madlite.secrets.shapes import meanings
 from madlite.secrets.spellings import SHORTEST, as_it_stands, encoded, errors_of, spellings
 
 MASK = b"***"
+_PLAIN = frozenset((int, float, bool))  # most of a plan's values; without a text, and no part of them is one
 _SHORT, _MOST_SHORT = 1024, 8192  # characters of a text that is looked through once only, and how many of those
 
 
@@ -125,23 +126,32 @@ def _mask(data: bytes, spans: Iterable[shapes.Span], at: int, out: int, cut: int
     return b"".join(parts), at
 
 
-def texts_of(value: object) -> Iterator[str]:
-    """Yield all texts of a value but those that are wrapped as secrets, names of a table too."""
+def texts_of(value: object) -> list[str]:
+    """Return all texts of a value but those that are wrapped as secrets, names of a table too."""
+    found: list[str] = []
+    _add_texts(value, found.append)
+    return found
+
+
+def _add_texts(value: object, add: Callable[[str], None]) -> None:
+    parts: Iterable[object] = ()
     if isinstance(value, (str, Path)):
-        yield str(value)
+        add(str(value))
     elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            yield from texts_of(getattr(value, name))
+        parts = [getattr(value, name) for name in value.__struct_fields__]
     elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            yield from texts_of(item)
+        parts = value
     elif isinstance(value, Mapping):
-        for item in (*value, *value.values()):
-            yield from texts_of(item)
+        parts = (*value, *value.values())
+    for part in parts:
+        if part is not None and type(part) not in _PLAIN:
+            _add_texts(part, add)
 
 
 def _masked(value: object, mask: Callable[[str], str]) -> object:
     """Return a value's parts with their texts masked; names of fields stay."""
+    if value is None or type(value) in _PLAIN:
+        return value
     if isinstance(value, (str, Path)):
         return value.value if isinstance(value, Enum) else mask(str(value))
     if isinstance(value, msgspec.Struct):

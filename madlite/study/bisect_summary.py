@@ -114,8 +114,32 @@ def _interval_text(interval: Interval | None) -> str:
     return "-" if interval is None else f"[{interval.low:+.2%}, {interval.high:+.2%}]"
 
 
+def _no_change_text(summary: BisectSummary, change: str) -> str:
+    good, bad = summary.items[0], summary.items[-1]
+    return (
+        f"nothing to find: {good.name} (the good end) and {bad.name} (the bad end) do not differ: "
+        f"{number_text(good.median)} and {number_text(bad.median)} by {len(good.values)} and {len(bad.values)} runs, "
+        f"change {change}; other ends: --good, --bad; a smaller change: --max-repeats and --fail-on"
+    )
+
+
+def _end_failed_text(summary: BisectSummary) -> str:
+    end = "good" if summary.failed == summary.items[0].name else "bad"
+    failed = next(one for one in summary.items if one.name == summary.failed)
+    why = f" ({failed.failures[0]})" if failed.failures else ""
+    see = f"madlite show {failed.runs[-1]} has the cause; " if failed.runs else ""
+    return (
+        f"{summary.failed} has no number{why}, and it is the {end} end, by which the others are judged: "
+        f"{see}--{end} ITEM names another one"
+    )
+
+
 def _conclusion(summary: BisectSummary) -> str:
+    if summary.conclusion == "end failed":
+        return _end_failed_text(summary)
     change = "" if summary.change is None else f"{summary.change:+.2%} {_interval_text(summary.interval)}"
+    if summary.conclusion == "no change":
+        return _no_change_text(summary, change)
     pair = f"last good {summary.last_good}, first bad {summary.first_bad}"
     if summary.conclusion == "found" and summary.candidates:
         names = ", ".join((*summary.candidates, summary.first_bad))
@@ -127,7 +151,5 @@ def _conclusion(summary: BisectSummary) -> str:
         "found": f"{pair}: change {change}",
         "not confirmed": f"not confirmed: {pair}, but in turns the change is {change}: the number changes little by "
         "little, or the machine does",
-        "no change": f"no change between good and bad: {change}; nothing to find",
-        "end failed": f"{summary.failed} has no number, so that nothing can be compared with it",
     }
     return texts.get(summary.conclusion, f"not finished: the same command with --resume={summary.id} goes on")

@@ -48,7 +48,9 @@ class PlannedPoint(Value, frozen=True):
     planned: Planned
 
 
-def plan_points(counts: Sequence[int], plan: PlanWith, *, strong: bool, over: Axis = GPUS) -> list[PlannedPoint]:
+def plan_points(
+    counts: Sequence[int], plan: PlanWith, *, strong: bool, over: Axis = GPUS, on_cluster: bool = False
+) -> list[PlannedPoint]:
     """Return a run of each card, variant and image on each number of GPUs, or of nodes.
 
     Weak scaling leaves each GPU its work: a global batch that the plan names grows with the GPUs, from that of the
@@ -70,7 +72,8 @@ def plan_points(counts: Sequence[int], plan: PlanWith, *, strong: bool, over: Ax
             key = tuple(values.items())
             if key not in made:
                 made[key] = plan(values)
-            points.append(PlannedPoint(varied=values, planned=_member(made[key], at, len(own), count, over)))
+            member = _member(made[key], at, len(own), count, over, on_cluster=on_cluster)
+            points.append(PlannedPoint(varied=values, planned=member))
     return points
 
 
@@ -104,7 +107,7 @@ def _check_machine(counts: Sequence[int], own: Sequence[Planned]) -> None:
             has = f"{here} of {one.plan.machine.device}" if here else "none"
             hint = f"--gpus {','.join(str(count) for count in counts if count <= here)}" if here >= min(counts) else ""
             pretend = f"--dry-run --machine {max(counts)}xMI300X plans for a machine that has them"
-            raise UsageProblem(f"--gpus {max(counts)}: this machine has {has}", hint or pretend)
+            raise UsageProblem(f"--gpus {max(counts)}: {one.plan.machine.words} has {has}", hint or pretend)
 
 
 def _values(one: Planned, count: int, largest: int, over: Axis, *, strong: bool) -> dict[str, Scalar]:
@@ -137,7 +140,7 @@ def _ranks(one: Planned) -> int:
     return one.plan.place.gpus_per_node or (int(ranks) if str(ranks).isdecimal() else 1)
 
 
-def _member(plans: Sequence[Planned], at: int, expected: int, count: int, over: Axis) -> Planned:
+def _member(plans: Sequence[Planned], at: int, expected: int, count: int, over: Axis, *, on_cluster: bool) -> Planned:
     option, what = _OPTIONS[over]
     if len(plans) != expected:
         text = f"on {count} {what} the tag has {len(plans)} runs, by itself {expected}"
@@ -146,8 +149,10 @@ def _member(plans: Sequence[Planned], at: int, expected: int, count: int, over: 
     if plan.blocked is not None and plan.blocked.cause is Cause.GPUS:
         raise UsageProblem(f"{option} {count}: {plan.blocked.reason}")
     if over == NODES and (plan.traits.local or plan.place.nodes != count):
-        text = f"--nodes {count}: {plan.card.name} runs on this machine alone (runtime {plan.runtime})"
-        raise UsageProblem(text, "salloc -N4 madlite scaling …, or --cluster NAME")
+        place = "one node" if on_cluster else "this machine"
+        text = f"--nodes {count}: {plan.card.name} runs on {place} alone (runtime {plan.runtime})"
+        leave = "leave --runtime out: the cluster decides how a run is on several nodes"
+        raise UsageProblem(text, leave if on_cluster else "salloc -N4 madlite scaling …, or --cluster NAME")
     return plans[at]
 
 

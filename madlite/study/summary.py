@@ -18,6 +18,8 @@ from madlite.run.screen import Planned, pair
 CONFIDENCE = 0.95
 SCALING = "scaling"
 """The kind of the study that has no summary but figures of its own (`efficiency`)."""
+LEAST_FOR_INTERVAL = 3
+"""Of two runs the quantile is 12.7: an interval several times as wide as their difference, which says nothing."""
 INTERVAL = "Student's t interval of the mean of the runs"
 
 
@@ -41,9 +43,10 @@ class Sample(Value, frozen=True):
 
 
 class MetricSummary(Value, frozen=True):
-    """One metric of a series over its runs; `interval` and `cv` are None of fewer than two values.
+    """One metric of a series over its runs; `cv` is None of fewer than two values, `interval` of fewer than three.
 
     `cv` is the standard deviation (of n - 1) of the runs' numbers ÷ their mean: that between runs, not within one.
+    Of values above 0 the interval begins at 0 where Student's would begin below.
     """
 
     metric: str
@@ -212,5 +215,13 @@ def _metric(metric: Metric, values: tuple[float, ...]) -> MetricSummary:
         min=min(values),
         max=max(values),
         cv=coefficient_of_variation(values),
-        interval=mean_interval(values, CONFIDENCE),
+        interval=_interval(values),
     )
+
+
+def _interval(values: Sequence[float]) -> Interval | None:
+    """Return the interval of the mean; None where the values are too few for one that says anything."""
+    found = mean_interval(values, CONFIDENCE) if len(values) >= LEAST_FOR_INTERVAL else None
+    if found is None or min(values) <= 0:
+        return found
+    return Interval(low=max(0.0, found.low), high=found.high)  # a speed is never below 0

@@ -5,6 +5,7 @@ The runs of one point, card, variant and image are a series; `varied` of their s
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from madlite.errors import MadliteError, UsageProblem
 from madlite.measure.statistics import ratio_of_means
 from madlite.model import Study
+from madlite.plan.plan_file import plan_digest
 from madlite.plan.values import canonical_key
 from madlite.run.screen import Planned
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary
@@ -51,10 +53,16 @@ def sweep_points(texts: Iterable[str], *, zipped: bool = False) -> tuple[dict[st
 
 def _values_of(text: str) -> tuple[str, list[str]]:
     name, equals, rest = text.partition("=")
-    key, found = canonical_key(name.strip()), [value.strip() for value in rest.split(",")]
+    key = canonical_key(name.strip())
     if not equals or not key:
         raise UsageProblem(f"--sweep {text!r} is not KEY=A,B", _HOW)
-    if not all(found):
+    try:  # a value with a comma is in double quotes
+        found = [value.strip() for value in next(csv.reader([rest], skipinitialspace=True, strict=True), [])]
+    except csv.Error as error:
+        raise UsageProblem(
+            f"--sweep {text!r}: a quote is not closed, or not at the ends of a value ({error})", _HOW
+        ) from None
+    if not all(found or [""]):
         raise UsageProblem(f"--sweep {text!r} has an empty value", _HOW)
     if twice := next((value for at, value in enumerate(found) if value in found[:at]), ""):
         raise UsageProblem(f"--sweep {text!r} has the value {twice} twice", "--repeat N runs each point N times")
@@ -78,18 +86,31 @@ def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Pla
     A point that cannot be planned where others can has runs that are blocked: it is a failure of the sweep.
 
     Raises:
+        UsageProblem: two points are the same run: `--sweep steps=10,010`.
         MadliteError: no point can be planned, or none by a defect of a plugin; the message names the first.
     """
     tried = [_plan_point(values, plan) for values in points]
     problems = [one for one in tried if isinstance(one, UsageProblem)]
     if len(problems) == len(points):
         raise problems[0]
+    _refuse_twice(points, tried)
     found: list[Planned] = []
     for values, made in zip(points, tried, strict=True):
         for one in plan(values, _named(values)) if isinstance(made, UsageProblem) else made:
             study = Study(id="", kind=KIND, varied=dict(values), series=len(found) + 1, index=1, count=1)
             found.append(replace(one, plan=replace(one.plan, study=study)))
     return found
+
+
+def _refuse_twice(points: Sequence[Mapping[str, str]], tried: Sequence[Sequence[Planned] | UsageProblem]) -> None:
+    seen: dict[tuple[str, ...], Mapping[str, str]] = {}
+    for values, made in zip(points, tried, strict=True):
+        if isinstance(made, UsageProblem) or len(points) == 1:
+            continue
+        same = seen.setdefault(tuple(plan_digest(one.plan) for one in made), values)
+        if same is not values:
+            what = f"{_named(values)} is the same run as {point_text(same)}"
+            raise UsageProblem(what, "leave one of them out; --repeat N runs each point N times")
 
 
 def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[Planned] | UsageProblem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from string import ascii_uppercase
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from madlite.model import RunPlan, Scalar, Value
 from madlite.plan.recipe_file import recipe_text
 from madlite.study.tune import KIND, TuneOutcome, Tuning, point_text
 from madlite.study.tune_models import Point, Seen
-from madlite.study.tune_search import LEVELS, gain_interval
+from madlite.study.tune_search import FEWEST_RUNS, LEVELS, gain_interval
 
 PAGE, RECIPE = "tune.html", "recipe.toml"
 _WIDTH, _HEIGHT = 56, 12  # of the plot on the screen, in characters
@@ -171,6 +172,18 @@ def table_lines(report: TuneReport) -> Iterator[str]:
     yield from _reasons(report)
 
 
+def report_lines(report: TuneReport) -> Iterator[str]:
+    """Yield all of it: the table, the plot, and what is the fastest."""
+    yield from table_lines(report)
+    yield from plot_lines(report)
+    yield from conclusion_lines(report)
+
+
+def recipe_command(where: Path) -> str:
+    """Return the command that runs the best configuration; `where` is the folder of the study."""
+    return f"madlite run --recipe-file {where / RECIPE}"
+
+
 def _reasons(report: TuneReport) -> Iterator[str]:
     """Yield why points did not run, or failed."""
     for one in report.points:
@@ -188,10 +201,19 @@ def conclusion_lines(report: TuneReport) -> Iterator[str]:
         if default is not None and report.why == "default_failed":
             yield f"  the default itself failed ({default.outcome}: {default.reason}): there is nothing to compare with"
         return
-    if not best.varied:
+    if best.varied:
+        yield from _gain_lines(report, best, default, report.ratio)
+    elif len(report.points) > 1:
         yield "  the default is the fastest of what was tried"
-        return
-    gain = f"{100 * (report.ratio - 1):+.2f} %"
+    else:
+        yield f"  nothing but the default was tried: a comparison takes {FEWEST_RUNS} runs or more"
+    if report.why in ("budget", "interrupted"):
+        yield f"  the same command with --resume={report.id} goes on, and --minutes or --runs gives it more"
+
+
+def _gain_lines(report: TuneReport, best: TunedPoint, default: TunedPoint, ratio: float) -> Iterator[str]:
+    """Yield what the best point gains over the default, and what it trains otherwise."""
+    gain = f"{100 * (ratio - 1):+.2f} %"
     if report.interval is not None:
         low, high = (100 * (end - 1) for end in (report.interval.low, report.interval.high))
         pairs = min(best.full, default.full)
@@ -201,8 +223,6 @@ def conclusion_lines(report: TuneReport) -> Iterator[str]:
     sure = "" if report.confirmed else ", not told from noise" if best.full else ", not confirmed by a full run"
     yield f"  fastest: {best.text}: {gain}{sure}"
     yield from _batch_lines(report, best, default)
-    if report.why in ("budget", "interrupted"):
-        yield f"  the same command with --resume={report.id} goes on, and --minutes or --runs gives it more"
 
 
 def _batch_lines(report: TuneReport, best: TunedPoint, default: TunedPoint) -> Iterator[str]:
@@ -218,7 +238,8 @@ def _batch_lines(report: TuneReport, best: TunedPoint, default: TunedPoint) -> I
             return
         if one.speed and default.speed and one.global_batch == default.global_batch:
             gain = f"{100 * (one.speed / default.speed - 1):+.2f} %"
-            yield f"  fastest with a global batch of {default.global_batch}: {one.text}: {gain}"
+            sure = "" if one.full else ", not confirmed by a full run"
+            yield f"  fastest with a global batch of {default.global_batch}: {one.text}: {gain}{sure}"
             return
 
 

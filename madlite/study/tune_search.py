@@ -34,6 +34,7 @@ GAIN = 0.004  # what a run has to promise over the best one
 CLOSE = 0.01  # points as near to each other as this are both confirmed
 LEVELS = {2: 0.97, 3: 0.99, 4: 0.995, 5: 0.995}  # of the interval, by full runs of each; what they miss adds up to 5 %
 MOST_REPEATS = max(LEVELS)  # full runs of one point
+FEWEST_RUNS = 2 * min(LEVELS)  # of a study: the default, a short one, and a full one of each to confirm it
 
 
 class NextRun(Value, frozen=True):
@@ -193,7 +194,8 @@ def _confirm(seen: Seen, costs: Costs) -> NextRun | Stop:
     default = seen.space.default
     finalists = _finalists(seen, costs)
     if not finalists:
-        return Stop(why="default_best")
+        is_cut = not seen.is_confirming and best_candidate(seen) is not None
+        return Stop(why="budget" if is_cut else "default_best")
     runs = {point: len(seen.full(point)) for point in (*finalists, default)}
     if (interval := gain_interval(seen, finalists[0])) is not None and (interval.low > 1 or interval.high < 1):
         return Stop(why="confirmed" if interval.low > 1 else "default_best")

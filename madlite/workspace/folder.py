@@ -56,6 +56,7 @@ def real_folders(parent: Path) -> Iterator[Path]:
 
 _LOG = logging.getLogger(__name__)
 QUERY_S, _RETRY_S = 2.0, 0.005  # a process that tests a lock holds it for a moment
+CHECK_PREFIX, CHECK_REQUEST = "check-", "request.json"  # of a check of a cluster: its folder, and the file it locks
 LOCK, HANDLE, PLAN, LOG = "lock", "handle", "plan.json", "run.log"
 STEPS, CONTEXT, RESULT = "steps.jsonl", "context.json", "result.json"
 WORK, VIEW = "work", ".view"  # what a container sees of the run's folder, and in place of the folder of runs

@@ -140,10 +140,15 @@ class GpuLease:
         os.close(self._fd)
 
     def _write(self, data: bytes) -> None:
-        if self._has_text:
+        """Write a line over what is there, and only then cut off the rest: a kill in between leaves an owner."""
+        if not self._has_text:
+            return
+        try:
+            os.pwrite(self._fd, data, 0)
+            os.ftruncate(self._fd, len(data))
+        except OSError:  # a full disk: nobody's, rather than of who had it before
             with suppress(OSError):
                 os.ftruncate(self._fd, 0)
-                os.pwrite(self._fd, data, 0)
 
 
 class LeaseFolder:
@@ -329,7 +334,7 @@ def _read(fd: int) -> LeaseHolder | None:
     if _is_linked(fd):
         return None
     try:
-        holder = msgspec.json.decode(os.pread(fd, _LIMIT_BYTES, 0), type=LeaseHolder)
+        holder = msgspec.json.decode(os.pread(fd, _LIMIT_BYTES, 0).partition(b"\n")[0], type=LeaseHolder)
         texts = {name: text for name, text in structs.asdict(holder).items() if isinstance(text, str)}
         return structs.replace(holder, **{name: printable(text) for name, text in texts.items()})
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -138,6 +138,11 @@ def studies_with(workspace: Path, name: str) -> list[str]:
     return sorted(match["id"] for match, folder in found if match is not None and exists(folder / name))
 
 
+def is_running(workspace: Path, study_id: str) -> bool:
+    """Return whether the madlite of a study lives."""
+    return is_locked(study_path(workspace, study_id) / _LOCK)
+
+
 def study_path(workspace: Path, study_id: str) -> Path:
     """Return where the folder of a study is."""
     return workspace / RUNS / f"study-{study_id}"

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -97,29 +97,17 @@ class Place:
         """Start the command that is attacked; its output goes beside the folder."""
         with self.screen.open("wb") as out:
             words = ("run", "--cluster", "lab", "--nodes", str(nodes), "--tags", "t")
-            return subprocess.Popen(
-                [sys.executable, "-m", "madlite", *words],
-                cwd=self.folder,
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+            return subprocess.Popen(**self._command(*words), stdout=out, stderr=out, start_new_session=True)
+
+    def _command(self, *words: str) -> dict[str, Any]:
+        """Return how a command of madlite is started in the folder."""
+        argv = [sys.executable, "-m", "madlite", *words]
+        return {"args": argv, "cwd": self.folder, "env": self.environ, "stdin": subprocess.DEVNULL}
 
     def call(self, *words: str) -> str:
         """Run a command that nothing attacks; "it does not end" stands for the output of one that hangs."""
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "madlite", *words],
-                cwd=self.folder,
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                check=False,
-            )
+            done = subprocess.run(**self._command(*words), capture_output=True, text=True, timeout=LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
             return "it does not end"
         return done.stdout + done.stderr

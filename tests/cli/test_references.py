@@ -14,9 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.backends.loader import load_plugins
-from madlite.cli import run as run_command
 from madlite.cli.main import call
 from madlite.cli.screens import PlainScreen, Sink
+from madlite.cli.summary import compare_run
 from madlite.model import Card, Cause, Machine, Metric, Place, Result, Status, Variant
 from tests.cli.stored_runs import store
 from tests.factories import WINDOW, make_plan
@@ -137,9 +137,7 @@ def ended(place):
         plan = make_plan(place, **{**on_mi300x(place), **changes})
         read, write = os.pipe()
         sink = Sink(write)
-        screen = PlainScreen(
-            sink, live=False, compare=partial(run_command._compare, load_plugins("", only_built_in=True))
-        )
+        screen = PlainScreen(sink, live=False, compare=partial(compare_run, load_plugins("", only_built_in=True)))
         screen.finished(plan, result)
         sink.close()
         os.close(write)

@@ -96,6 +96,24 @@ def test_runs_that_go_on_were_cut_off_or_cannot_be_read_are_told_apart(place, ca
     assert "record.json" in said(capsys, "show", "000005")
 
 
+def test_a_run_whose_command_was_killed_before_it_had_a_folder_is_cut_off_and_not_in_doubt(place, capsys):
+    run = place / "madlite_runs/20260102T030405-a-000001"
+    (run.parent / ".journal.jsonl").write_text(
+        json.dumps(
+            {"at": "2026-01-02T03:04:05+00:00", "run": run.name, "inode": run.stat().st_ino, "uid": os.geteuid()}
+        )
+        + "\n"
+    )
+    lines = [{"started": "2026-01-03T00:00:00+00:00", "command": ["run"], "madlite": "0.1.0"}]
+    lines += [{"asked": [{"id": "20260103T000000-c-000003", "card": "c"}]}, {"began": "20260103T000000-c-000003"}]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (run.parent / "batch-20260103T000000-1f9a2f.jsonl").write_text(text)
+    assert call(["runs"]) == 0
+    told = capsys.readouterr()
+    (line,) = [line for line in told.out.splitlines() if "000003" in line]
+    assert "CUT OFF  " in line and "cannot be trusted: 20260103" not in told.err, told
+
+
 def test_an_export_has_no_formula_and_keeps_numbers(place, capsys):
     store(place, "20260104T000000-f-000006", good("f"), card=Card(name="=cmd|' /C calc'!A0", root=place, source="x"))
     rows = {row["id"][-1]: row for row in csv.DictReader(io.StringIO(said(capsys, "runs", "--csv")))}

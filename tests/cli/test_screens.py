@@ -125,11 +125,18 @@ def test_a_terminal_shows_a_row_for_each_run_one_for_all_and_what_they_wait_for(
     screen.waiting("GPU 0: run x of user y")
     screen._progress.refresh()
     screen.waiting("")
+    screen.started(one, 1, 3)
+    screen.phase("pulling x", "r1")
+    screen.started(two, 2, 3)
+    rows = [task.description for task in screen._progress.tasks]
+    assert rows == ["[1/3] tiny pulling x", "[2/3] tiny starting"], "whatever they do, and the first one, too"
     for position, run in enumerate((one, two), 1):
-        screen.started(run, position, 3)
         screen.step(run, step(position))
     screen.overall(1, 3, 3700)
     assert len(screen._progress.tasks) == 3
+    *_, left = screen._progress.columns
+    lefts = [left.render(task).plain for task in screen._progress.tasks]
+    assert [text.split(" ")[0] for text in lefts] == ["left", "left", ""], "of all runs only the estimate that is told"
     screen._progress.refresh()
     screen.finished(one, success(one))
     screen.finished(two, success(two))

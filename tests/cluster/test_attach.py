@@ -7,13 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from madlite.cli import attach
 from madlite.cli.main import call
-from madlite.cluster import follow, submit
+from madlite.cluster import ends, follow, slurm, submit
 from madlite.cluster.submission import JOBS
+from madlite.workspace.folder import RunFolder
 from tests.csv_rows import csv_rows
 
 pytestmark = pytest.mark.host
@@ -63,11 +66,44 @@ def test_rows_go_to_the_file_of_the_command_that_submitted_them(folder: Path):
     assert [len(csv_rows(folder / name)) for name in ("a.csv", "b.csv")] == [1, 1]
 
 
+def test_what_has_its_rows_is_told_again_with_the_exit_code_of_its_outcome(folder: Path, capfd):
+    assert run("--detach", "--repeat", "2") == 0
+    assert call(["attach"]) == 3
+    first = capfd.readouterr().out
+    assert "2 FAILURE" in first and f"results: {folder}/perf.csv" in first
+    (own,) = submissions(folder)
+    assert call(["attach", own]) == 3
+    again = capfd.readouterr().out
+    ends = [line for line in first.splitlines() if "FAILURE a [" in line or "try:" in line or "results:" in line]
+    assert len(ends) >= 3 and all(line in again for line in ends)
+    assert len(csv_rows(folder / "perf.csv")) == 2
+    shutil.rmtree(next(folder.glob("madlite_runs/2*-a-*")))
+    assert call(["attach", own]) == 3
+    assert "its record is gone" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("words", "files"), [((), {"a.csv"}), (("-o", "all.csv"), {"all.csv"})])
 def test_collect_has_a_file_of_its_own_only_where_one_is_named(folder: Path, words, files):
     assert run("--detach", "-o", "a.csv") == 0
     assert call(["collect", *words]) == 3
     assert {one.name for one in folder.glob("*.csv") if not one.name.startswith("perf_entry")} == files
+
+
+def test_no_secret_of_the_cluster_file_is_in_the_files_of_a_submission(folder: Path):
+    secret = "hf_thisIsNoRealTokenButLooksLikeOne9012"
+    with (folder / "cluster.toml").open("a") as file:
+        file.write(f'[clusters.lab.env]\nHF_TOKEN = "{secret}"\n')
+    assert run("--detach") == 0
+    files = [file for file in folder.glob("madlite_runs/jobs-*/**/*") if file.is_file()]
+    assert [file.name for file in files if secret in file.read_text()] == ["environment"]
+
+
+def test_in_an_allocation_the_variable_of_a_cluster_submits_nothing(folder: Path, monkeypatch):
+    monkeypatch.setenv("MADLITE_CLUSTER", "lab")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    assert call(["run", "--tags", "a"]) == 0
+    assert submissions(folder) == [] and len(csv_rows(folder / "perf.csv")) == 1
 
 
 def test_detach_fails_where_nothing_was_submitted(folder: Path, capfd):
@@ -99,6 +135,76 @@ def test_a_run_that_has_ended_is_not_submitted_again(folder: Path):
     assert call(["run", "--plan", str(plan), "--no-rows"]) == 0
     assert call(["attach"]) == 0
     assert len(csv_rows(folder / "perf.csv")) == 1 and (folder / "submitted").read_text() == "sbatch\n"
+
+
+def test_a_job_that_is_started_twice_measures_once(folder: Path, capfd):
+    """As of an sbatch whose answer did not come, or of a scheduler that queues it again and does not tell the job."""
+    assert run("--detach") == 0
+    (script,) = folder.glob("madlite_runs/jobs-*/scripts/1.sh")
+    for code in (0, 4):
+        assert subprocess.run(["bash", script], check=False).returncode == code
+    assert "a run of this plan has begun" in capfd.readouterr().err
+    assert call(["collect"]) == 0 and call(["collect"]) == 0
+    assert len(csv_rows(folder / "perf.csv")) == 1
+
+
+def test_a_run_that_another_command_is_about_to_collect_is_no_failure(folder: Path, monkeypatch):
+    assert run("--detach") == 0
+    (script,) = folder.glob("madlite_runs/jobs-*/scripts/1.sh")
+    subprocess.run(["bash", script], check=True)
+    real, done = follow.collect_all, []
+
+    def busy_at_first(folders, *rest):
+        with ExitStack() as other:
+            if not done:
+                other.callback(RunFolder.reopen(folders[0]).close)
+            done.extend(real(folders, *rest))
+        return iter(done[-1:])
+
+    monkeypatch.setattr(follow, "collect_all", busy_at_first)
+    assert call(["attach"]) == 0
+    assert [one.failed for one in done] == [True, False] and len(csv_rows(folder / "perf.csv")) == 1
+
+
+def test_accounting_that_is_down_is_waited_for_by_what_follows(folder: Path, monkeypatch):
+    monkeypatch.setattr(ends, "POLL_S", 0.1)
+    monkeypatch.setattr(slurm, "_PAUSE_S", 0.01)
+    down = "sacct: error: Problem talking to the database: Connection refused"
+    told = "4001|TIMEOUT|143:0|n1|0:0|Unknown"
+    count = f"echo >>{folder}/asked; [ $(wc -l <{folder}/asked) -gt 5 ]"
+    command(folder, "sacct", f"{count} && echo '{told}' || {{ echo '{down}' >&2; exit 1; }}")
+    assert run() == 3
+    (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
+    assert record["cause"] == "timeout", record["reason"]
+
+
+def test_accounting_that_stays_down_costs_a_run_its_cause_and_not_its_row(folder: Path, monkeypatch):
+    monkeypatch.setattr(slurm, "_PAUSE_S", 0.01)
+    command(folder, "sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
+    assert run("--detach") == 0 and call(["collect"]) == 3
+    (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
+    assert "the cluster does not know job 4001 any more (sacct: Connection refused)" in record["reason"]
+
+
+def test_what_another_command_submits_meanwhile_is_not_submitted_twice(folder: Path, monkeypatch):
+    sbatch = (folder / "bin/sbatch").read_bytes()
+    unreachable(folder)
+    assert run("--detach") == 3
+    for name, text in (("sbatch", sbatch), ("squeue", b"#!/bin/sh\n")):
+        (folder / "bin" / name).write_bytes(text)
+    read = attach.open_submissions
+
+    def and_another_begins(wanted):
+        stored = read(wanted)
+        (jobs,) = folder.glob(f"madlite_runs/jobs-*/{JOBS}")
+        jobs.write_text("")  # as it was before that command
+        stored = read(wanted)
+        subprocess.run([sys.executable, "-m", "madlite", "attach"], cwd=folder, check=False)
+        return stored
+
+    monkeypatch.setattr(attach, "open_submissions", and_another_begins)
+    assert call(["attach"]) in (0, 3)
+    assert (folder / "submitted").read_text() == "sbatch\n"
 
 
 def test_who_waits_fails_with_the_run_that_another_command_collected(folder: Path, monkeypatch):
@@ -141,7 +247,7 @@ def test_a_submission_that_is_ended_has_the_signal_s_code_and_is_given_up(folder
             ("--nodes", "2", "--runtime", "host"),
             "--runtime host beside --nodes 2: it would run on the first node alone",
         ),
-        (("--nodes", "2", "--image", "i:1"), "--image i:1 beside --cluster lab: its nodes run commands without one"),
+        (("--nodes", "2", "--image", "i:1"), "--image i:1: the nodes run commands without a container"),
         (("--machine", "8xMI300X", "--dry-run"), "--machine 8xMI300X beside --cluster lab"),
         (("--cluster", ""), "--cluster has no name"),
     ],
@@ -151,12 +257,14 @@ def test_what_would_run_elsewhere_than_asked_is_refused(folder: Path, capfd, wor
     assert message in capfd.readouterr().err and not (folder / "submitted").exists()
 
 
-def test_a_card_whose_image_is_not_used_is_told(folder: Path, capfd):
+def test_a_card_with_an_image_is_no_job_on_nodes_without_containers(folder: Path, capfd):
     (folder / "a.Dockerfile").write_text("FROM scratch\n")
     card = {"name": "a", "scripts": "run.sh", "dockerfile": "a", "tags": [], "n_gpus": "0"}
     (folder / "models.json").write_text(json.dumps([card]))
-    assert run("--nodes", "2", "--detach") == 0
-    assert "a: its image is not used, for container of cluster 'lab' is none" in capfd.readouterr().err
+    assert run("--nodes", "2", "--detach") == 3
+    assert "card 'a' runs in an image (a), and the nodes have no container for it" in capfd.readouterr().out
+    assert not (folder / "submitted").exists() and csv_rows(folder / "perf.csv")[0]["status"] == "FAILURE"
+    assert run("--nodes", "2", "--detach", "--runtime", "slurm") == 0 and (folder / "submitted").exists()
 
 
 def test_what_bash_said_of_a_job_that_never_began_is_the_reason(folder: Path):
@@ -172,10 +280,14 @@ def test_what_bash_said_of_a_job_that_never_began_is_the_reason(folder: Path):
 
 
 def test_a_check_that_is_interrupted_leaves_no_job(folder: Path):
-    command(folder, "squeue", "kill -INT $PPID; sleep 0.5")
+    cleaned = f"{sys.executable} -m madlite clean --yes >{folder}/cleaned 2>&1"
+    command(folder, "squeue", f"cd {folder} && {cleaned}; kill -INT $PPID; sleep 0.5")
     command(folder, "scancel", f"echo $@ >>{folder}/cancelled")
     checked = subprocess.run(
         [sys.executable, "-m", "madlite", "cluster", "check", "lab", "--nodes", "1"], capture_output=True, text=True
     )
     assert checked.returncode == 130, checked.stderr
     assert "4001" in (folder / "cancelled").read_text() and "Traceback" not in checked.stderr
+    (left,) = folder.glob("madlite_runs/check-*")  # clean has left it, for it was in use
+    assert f"the check's files stay: {left}" in checked.stderr
+    assert "nothing is left behind" in (folder / "cleaned").read_text()

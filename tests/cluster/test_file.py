@@ -64,18 +64,38 @@ def test_nodes_without_gpus_have_no_machine_to_plan_for(tmp_path):
     assert read(tmp_path, GOOD, "cpu").machine == ""
 
 
+def test_a_prologue_may_be_a_text_of_several_lines(tmp_path):
+    cluster = read(tmp_path, '[clusters.lab]\nprologue = """\nmodule load rocm\nif true; then\n  A=1\nfi"""\n')
+    assert cluster.prologue == ("module load rocm", "if true; then", "  A=1", "fi")
+
+
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
         ("[clusters.lab.slurm]\npartiton='x'", "key 'slurm.partiton' is unknown", "did you mean partition?"),
         ("[clusters.lab]\ngpus_per_nod=8", "key 'gpus_per_nod' is unknown", "did you mean gpus_per_node?"),
-        ("[clusters.lab]\ncontainer='dockr'", "key 'container' is wrong", "accepted: 'docker', 'podman'"),
+        ("[clusters.lab]\ncontainer='dockr'", "key 'container' is wrong", "accepted: 'apptainer', 'docker', 'none'"),
         ("[clusters.lab]\nscheduler='slrum'", "scheduler 'slrum' is unknown", "did you mean slurm?"),
         ("[clusters.lab]\ngpu='MI300X'", "'gpu' without 'gpus_per_node'", "both of them"),
         ("[clusters.lab]\ngpu='MI300Y'\ngpus_per_node=8", "gpu 'MI300Y' is unknown", "did you mean MI300X?"),
         ("[clusters.lab]\nmounts=['data:/data']", "mount 'data:/data' is none", "/data:/data"),
-        ("[clusters.lab.slurm]\ntime='four hours'", "key 'slurm.time' is wrong", ""),
-        ('[clusters.lab]\nprologue=["a\\nb"]', "key 'prologue", ""),
+        (
+            "[clusters.lab.slurm]\nqos='q'\ntime='four hours'",
+            ", line 3: [clusters.lab]: key 'slurm.time' is wrong: \"four hours\" is not a time as Slurm has it",
+            'time = "04:00:00"',
+        ),
+        (
+            '[clusters.lab]\nprologue=["ok", "a\\nb"]',
+            "line 2: [clusters.lab]: key 'prologue[1]' is wrong: \"a\\nb\" is not text on one line",
+            'prologue = ["module load rocm"]',
+        ),
+        ("[clusters.lab]\nshared='/s'", '"/s" is not a list, in brackets', 'shared = ["/shared"]'),
+        ("[clusters.lab]\ngpus_per_node=-1", "-1 is not a whole number, 0 or more", "gpus_per_node = 8"),
+        ("[clusters.lab]\ngid_index='x'", '"x" is not a whole number, 0 or more', "gid_index = 3"),
+        ("[clusters.lab.slurm]\nexclusive='yes'", '"yes" is not true or false', "exclusive = true"),
+        ("[clusters.lab]\nslurm='x'", '"x" is not a table', ""),
+        ("[clusters.lab.env]\nHF_TOKEN=['s']", "key 'env.HF_TOKEN' is wrong: it is not text, a number", ""),
+        ("[clusters.lab]\nkubernetes.namespace='A B'", '"A B" is not a name of Kubernetes: lower-case', "namespace = "),
         ("[cluster.lab]\n", "key 'cluster' is unknown", "[clusters.NAME]"),
         ("[clusters.lab", "is no TOML", ""),
         ("[clusters.lap]", "has no cluster 'lab'", "did you mean --cluster lap?"),

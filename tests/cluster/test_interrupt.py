@@ -102,7 +102,7 @@ def test_ctrl_c_asks_and_cancel_ends_the_jobs_with_their_rows(site):
         terminal.type("cancel\n")
         assert terminal.end() == 130, terminal.shown
     assert [(row["model"], row["status"]) for row in site.rows()] == [("a", "FAILURE")]
-    assert site.jobs() == []
+    wait_until(lambda: site.jobs() == [], "the job is over")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.cluster import follow
+from madlite.cluster.ends import JobEnds
 from tests.csv_rows import csv_rows
 
 pytestmark = pytest.mark.host
@@ -57,18 +58,14 @@ def test_jobs_that_ended_long_ago_are_not_waited_for(folder: Path, monkeypatch):
     assert call(["collect"]) == 0 and len(csv_rows(folder / "perf.csv")) == 2
 
 
-def test_a_job_that_has_just_ended_is_given_a_moment(folder: Path):
+def test_a_job_that_has_just_ended_is_given_a_moment(folder: Path, monkeypatch):
     ended(folder, 0)
-    followed = follow.Settling._find_long_over
-    seen = []
+    asked, seen = JobEnds.find_long_over, []
 
-    def watched(self, there):
-        followed(self, there)
-        seen.append(dict(self._ends))
+    def watched(self, jobs):
+        asked(self, jobs)
+        seen.append([job for job in jobs if job in self])
 
-    follow.Settling._find_long_over = watched
-    try:
-        assert call(["collect"]) == 3
-    finally:
-        follow.Settling._find_long_over = followed
-    assert seen[0] == {} and len(csv_rows(folder / "perf.csv")) == 2
+    monkeypatch.setattr(JobEnds, "find_long_over", watched)
+    assert call(["collect"]) == 3
+    assert seen[0] == [] and len(csv_rows(folder / "perf.csv")) == 2

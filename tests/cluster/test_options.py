@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -31,9 +32,10 @@ def site(tmp_path, monkeypatch):
     [
         (("--repeat", "2", "--cold"), "--cold beside --cluster"),
         (("--settle",), "--settle beside --cluster"),
-        (("--oom-fallback",), "--oom-fallback beside --cluster"),
+        (("--oom-fallback",), "--oom-fallback has no effect"),
+        (("--detach", "--fail-fast"), "--fail-fast beside --detach"),
+        (("--detach", "--max-failures", "2"), "--max-failures beside --detach"),
         (("--parallel", "2"), "--parallel beside --cluster"),
-        (("--fail-fast",), "--fail-fast beside --cluster"),
         (("--detach", "--summary-output", "s.json"), "--summary-output beside --detach"),
         (("--detach", "--fail-on-suspect"), "--fail-on-suspect beside --detach"),
         (("--detach", "--baseline", "last"), "--baseline beside --detach"),
@@ -53,13 +55,28 @@ def test_a_dry_run_names_the_points_and_repeats_of_an_array(site, capfd):
     words = ("--sweep", "env.A=1,2", "--repeat", "2", "--retry", "3")
     assert call(["run", "--cluster", "lab", "--tags", "a", "--dry-run", *words]) == 0
     out = capfd.readouterr().out
-    assert "# 2: a · env.A=2  (run 1 of 2, caches of the user)\n# 3: a · env.A=1  (run 2 of 2" in out
+    assert "# 2: a · env.A=2  (run 1 of 2, caches of the user): job 1, element 2\n# 3: a · env.A=1  (run 2 of 2" in out
+    assert out.count("# --- commands\n") == 2 and '"A": "2"' in out and "bash run.sh" in out, "the plan of each point"
     assert "#SBATCH --array=1-4\n" in out
-    assert "--retry 3 --retry-wait 10.0 ${SLURM_RESTART_COUNT:+--again}" in out
+    assert "attempt=${SLURM_RESTART_COUNT:+--again}\n" in out
+    assert '--retry 3 --retry-wait 10.0 "${attempt:---once}"\n' in out
     assert not (site / "madlite_runs").exists()
 
 
-@pytest.mark.parametrize("words", [["--again"], ["--attempt", "x"]])
+def test_explain_shows_the_plan_for_the_cluster(site, capfd, monkeypatch):
+    with (site / "cluster.toml").open("a") as file:
+        file.write('[clusters.big]\ngpu = "MI300X"\ngpus_per_node = 8\n')
+    card = json.loads((site / "models.json").read_text())[0]
+    (site / "models.json").write_text(json.dumps([{**card, "n_gpus": "16"}]))
+    assert call(["explain", "a", "--cluster", "big", "--check"]) == 3
+    assert "card 'a' asks for 16 GPUs, the planned machine has 8" in capfd.readouterr().out
+    monkeypatch.setenv("MADLITE_CLUSTER", "big")
+    assert call(["explain", "a", "--nodes", "2", "--set", "n_gpus=8", "--check"]) == 0
+    out = capfd.readouterr().out
+    assert "8 x AMD Instinct MI300X" in out and re.search(r"^  runtime +slurm ", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", [["--again"], ["--attempt", "x"], ["--once"]])
 def test_what_a_job_is_started_with_is_for_jobs_alone(site, capfd, words):
     assert call(["run", "--tags", "a", *words]) == 4
     assert words[0] in capfd.readouterr().err

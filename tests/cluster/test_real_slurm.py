@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.csv_rows import perf_rows
+from tests.engine.test_retry import PATTERN, STAND_IN, TRAINING
 from tests.slurm_fixture import SlurmCluster
 from tests.waiting import start_session, wait_until
 
@@ -141,6 +143,66 @@ def test_cancelled_jobs_have_rows_that_say_so(site):
     assert {record["cause"] for record in site.records()} == {"interrupted"}
 
 
+def test_cancel_asks_slurm_seldom_and_ends_with_the_results(site):
+    """The run takes four seconds to end; the queue is asked once behind scancel, and once for what is left."""
+    (site.folder / "scripts/a/run.sh").write_text("trap 'sleep 4; exit 1' TERM\nsleep 100 &\nwait\n")
+    (site.folder / "bin").mkdir()
+    squeue = site.folder / "bin/squeue"
+    squeue.write_text(f'#!/bin/sh\necho "$@" >>{site.folder}/asked\nexec {shutil.which("squeue")} "$@"\n')
+    squeue.chmod(0o755)
+    assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
+    wait_until(lambda: [*site.folder.glob("madlite_runs/2*-a-*/progress.json")], "the run")
+    site.environ["PATH"] = f"{squeue.parent}:{site.environ['PATH']}"
+    code, out = site.call("cancel", site.submission())
+    assert code == 0, out
+    assert "the jobs of 1 run are cancelled; waiting for their results" in out
+    assert len((site.folder / "asked").read_text().splitlines()) == 2
+    assert [row["status"] for row in site.rows()] == ["FAILURE"] and "interrupted" in out
+    assert "the job was cancelled" in str(site.records()[0]["reason"])
+
+
+def test_what_a_run_ends_with_is_shown_as_of_runs_here(site):
+    (site.folder / "scripts/a/run.sh").write_text("echo 'RuntimeError: it broke' >&2; exit 3\n")
+    here = site.call("run", "--tags", "t")
+    there = site.call("run", "--cluster", "lab", "--tags", "t")
+    assert (here[0], there[0]) == (3, 3)
+    kept = re.compile(r"^ +(?:FAILURE|log:|try:|> ).*|^\d FAILURE.*|^failed: |^results: .*", re.MULTILINE)
+    ends = [sorted(re.sub(r"2\d{7}T\S+?/", "RUN/", text) for text in kept.findall(out)) for _, out in (here, there)]
+    assert len(ends[0]) >= 7 and ends[0] == ends[1]
+
+
+def test_what_waits_is_cancelled_once_as_many_runs_have_failed_as_may(site):
+    """The array runs one element at a time: the first one fails, and the others never begin."""
+    (site.folder / "scripts/a/run.sh").write_text("exit 3\n")
+    with (site.folder / "cluster.toml").open("a") as file:
+        file.write('[clusters.one.slurm]\nexclusive = false\ndirectives = ["--array=1-4%1"]\n')
+    code, out = site.call("run", "--cluster", "one", "--tags", "a", "--repeat", "4", "--fail-fast")
+    assert code == 3, out
+    assert "1 run has failed (--max-failures 1): the jobs of 3 that wait are cancelled" in out, out
+    assert [row["status"] for row in site.rows()] == ["FAILURE"] * 4
+    reasons = sorted(str(record["reason"]) for record in site.records())
+    assert sum("1 run has failed (--max-failures 1): the job was cancelled" in text for text in reasons) == 3, reasons
+
+
+def test_out_of_memory_is_followed_by_the_next_smaller_micro_batch_in_the_same_job(site):
+    script = TRAINING % "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 896.00 MiB."
+    (site.folder / "scripts/a/run.sh").write_text(script)
+    (site.folder / "python.sh").write_text(STAND_IN)
+    (site.folder / "python.sh").chmod(0o755)
+    recipe = {"script": "scripts/a/run.sh", "steps": 24, "step": PATTERN, "nproc_per_node": 1}
+    recipe |= {"micro_batch": 8, "global_batch": 16}
+    card = {"name": "a", "args": "", "tags": [], "runtimes": ["host"], "backend": "torchrun", "recipe": recipe}
+    (site.folder / "models.json").write_text(json.dumps([card]))
+    words = ("--set", f"env.MADLITE_PYTHON={site.folder}/python.sh", "--oom-fallback")
+    code, out = site.call("run", "--cluster", "lab", "--tags", "a", *words)
+    assert code == 0, out
+    (row,) = site.rows()
+    assert (row["status"], row["batch_size"]) == ("SUCCESS", "2")
+    records = {one["variant"]["micro_batch"]: one for one in site.records()}
+    assert sorted(records) == [2, 4, 8] and records[2]["attempt"]["micro_batch"] == 2
+    assert "micro batch 8, 4 did not fit, ran with 2" in out
+
+
 def test_a_refused_job_has_a_row_with_sbatch_s_words(site):
     code, out = site.call("run", "--cluster", "nowhere", "--tags", "a")
     assert code == 3
@@ -203,11 +265,16 @@ def test_a_cluster_file_is_made_by_asking_and_its_nodes_are_checked(site):
     code, out = site.call("cluster", "check", "example", "--nodes", "4", "--good-nodes", "good")
     assert code == 0, out
     assert (site.folder / "good").read_text().split() == ["n1", "n2", "n3", "n4"]
+    assert [*site.folder.glob("madlite_runs/check-*")] == []
     (site.folder / "cluster.toml").write_text(text.replace('# interface = "eth0"', 'interface = "nosuch0"'))
     code, out = site.call("cluster", "check", "example", "--nodes", "2")
     assert code == 6, out
     assert len(re.findall(r"^n[1-4]: failed$", out, re.MULTILINE)) == 2
     assert "interface nosuch0 is not there" in out
+    (left,) = site.folder.glob("madlite_runs/check-*")
+    assert f"{left} has the job's script" in out and len([*left.glob("node-*.json")]) == 2
+    assert str(left) in site.call("clean")[1]
+    assert site.call("clean", "--yes")[0] == 0 and not left.exists()
 
 
 def test_good_nodes_and_excluded_ones_decide_where_jobs_go(site):

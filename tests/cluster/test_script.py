@@ -80,7 +80,12 @@ def test_a_shared_node_is_asked_for_the_run_s_gpus_alone():
 
 @pytest.mark.parametrize(
     ("gres", "asked"),
-    [("gpu:mi300x:8", "gpu:mi300x:2"), ("gpu:8", "gpu:2"), ("gpu:h100:8,nvme:1", "gpu:h100:2,nvme:1"), ("x:1", "x:1")],
+    [
+        ("gpu:mi300x:8", "gpu:mi300x:2"),
+        ("gpu:8", "gpu:2"),
+        ("gpu:1g.10gb:8,nvme:1", "gpu:1g.10gb:2,nvme:1"),
+        ("x:1", "x:1"),
+    ],
 )
 def test_a_named_resource_is_asked_for_as_often_as_the_run_has_gpus(gres, asked):
     for exclusive, expected in ((False, asked), (True, gres)):
@@ -112,7 +117,36 @@ def test_the_script_is_clean_for_shellcheck(count):
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize(
+    ("workspace", "output"),
+    [
+        ("/shared/dépôt", "/shared/dépôt/madlite_runs/jobs-S/output/1-%a.out"),
+        ("/shared/my runs", '"/shared/my runs/madlite_runs/jobs-S/output/1-%a.out"'),
+        ("/shared/it's 5%a", '"/shared/it\'s 5%%a/madlite_runs/jobs-S/output/1-%a.out"'),
+    ],
+)
+def test_a_folder_of_any_name_is_one_of_a_directive(workspace, output):
+    job = JobScript(number=1, name="n", first=1, count=2, nodes=1, gpus=0)
+    text = slurm_script(CLUSTER, submission(2), job, Path(workspace), [template_root(None)])
+    assert directives(text)["output"] == output
+
+
 def test_a_folder_that_a_directive_cannot_name_is_refused():
     job = JobScript(number=1, name="n", first=1, count=1, nodes=1, gpus=0)
     with pytest.raises(UsageProblem, match="writes no output"):
-        slurm_script(CLUSTER, submission(1), job, Path("/shared/my runs"), [template_root(None)])
+        slurm_script(CLUSTER, submission(1), job, Path('/shared/"my"'), [template_root(None)])
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "exclude", "asked"),
+    [
+        (("n[1-4]",), (), "n[1-4]"),  # as many as the job has
+        (("n[1-2]", "n5"), (), "n[1-2],n5"),
+        (("n[1-6]",), (), "n1,n2,n3,n4"),
+        (("n[1-6]",), ("n[2-3]",), "n1,n4,n5,n6"),
+        (("n2",), ("n2",), None),
+    ],
+)
+def test_a_job_gets_as_many_of_the_listed_nodes_as_it_has(nodelist, exclude, asked):
+    cluster = Cluster(name="lab", slurm=SlurmSettings(nodelist=nodelist, exclude=exclude))
+    assert directives(script(cluster)).get("nodelist") == asked

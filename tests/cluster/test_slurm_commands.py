@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,16 @@ def test_the_queue_is_one_question_for_all_jobs(site):
     assert len(calls()) == 1
 
 
+def test_the_list_of_an_array_is_whole(site):
+    """squeue and scontrol cut it after 64 characters by themselves: what is behind would seem to be over."""
+    command, slurm, _, _ = site
+    whole = ",".join(str(2 * n) for n in range(1, 101))
+    cut = f'[ "$SLURM_BITSTR_LEN" = 0 ] && list="{whole}]" || list="{whole[:60]}"'
+    command("squeue", f'{cut}; echo "5_[$list|PENDING|x||"')
+    jobs = [f"5_{2 * n}" for n in range(1, 101)]
+    assert {*slurm.queue(jobs)} == {*jobs}
+
+
 def test_the_end_of_a_job_is_the_controller_s_word_and_then_accounting_s(site):
     command, slurm, _, _ = site
     command(
@@ -86,6 +98,15 @@ def test_accounting_that_is_not_there_is_no_error(site):
     command("scontrol", "echo 'Invalid job id specified' >&2; exit 1")
     command("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     assert slurm.ended(["7"]) == {}
+
+
+def test_accounting_that_does_not_answer_is_asked_again_and_knows_no_end(site):
+    command, slurm, calls, _ = site
+    command("scontrol", "echo 'Invalid job id specified' >&2; exit 1")
+    command("sacct", "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1")
+    (state,) = slurm.ended(["7"]).values()
+    assert state.state == "" and "Connection refused" in state.reason
+    assert len([call for call in calls() if call.startswith("sacct")]) == 3
 
 
 def test_a_controller_that_does_not_answer_is_asked_again_and_later(site, tmp_path):
@@ -118,6 +139,15 @@ def test_a_command_that_hangs_is_given_up(site, tmp_path):
         (1, "sbatch: error: invalid partition specified: x", "partition"),
         (1, "sbatch: error: Batch job submission failed: Invalid account or account/partition combination", "account"),
         (255, "sbatch: unrecognized option '--wckeyy=x'", "directives"),
+        (
+            1,
+            "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit)",
+            "fewer",
+        ),
+        (1, "sbatch: error: Invalid generic resource (gres) specification", "gres of the cluster file"),
+        (1, "sbatch: error: Memory specification can not be satisfied", "mem of the cluster file"),
+        (1, "sbatch: error: Batch job submission failed: Invalid feature specification", "constraint"),
+        (1, "sbatch: error: --exclusive is not allowed here", "exclusive of the cluster file"),
         (1, "sbatch: error: Batch job submission failed: Requested node configuration is not available", "--nodes"),
     ],
 )
@@ -130,10 +160,29 @@ def test_a_refusal_names_the_key_to_change(site, code, text, hint):
     assert hint in caught.value.hint
 
 
+def test_the_queue_is_that_of_who_asks_whatever_user_names(site):
+    command, slurm, calls, _ = site
+    command("squeue", "exit 0")
+    slurm.queue(["5"])
+    assert f"-u {pwd.getpwuid(os.geteuid()).pw_name} " in calls()[-1] and slurm._environ["USER"] == "me"
+
+
 def test_a_job_is_found_by_its_name(site):
     command, slurm, _, _ = site
     command("squeue", "printf '5|other\\n6_[1-3]|madlite-S-1\\n7_2|madlite-S-2\\n'")
     assert slurm.find(["madlite-S-1", "madlite-S-2", "madlite-S-3"]) == {"madlite-S-1": "6", "madlite-S-2": "7"}
+
+
+def test_a_job_that_has_just_ended_is_found_by_its_name(site):
+    command, slurm, _, _ = site
+    command("squeue", "case $* in *'-t all'*) printf '5|madlite-S-1\\n7|other\\n';; *) printf '7|other\\n';; esac")
+    assert slurm.find(["madlite-S-1", "madlite-S-2"]) == {"madlite-S-1": "5"}
+
+
+def test_ranges_of_excluded_nodes_are_not_idle(site):
+    command, slurm, _, _ = site
+    command("sinfo", "printf 'n1|idle\\nn2|idle\\nn3|idle\\nn4|alloc\\n'")
+    assert slurm.idle_nodes(["n[1-2]"]) == ("n3",)
 
 
 def test_the_array_limit_is_the_cluster_s_or_the_file_s(site):

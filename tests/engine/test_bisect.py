@@ -148,9 +148,13 @@ def test_an_interrupted_bisect_says_how_it_goes_on(on_host: Checkout):
 @pytest.mark.parametrize(
     ("script", "code", "said"),
     [
-        ("echo performance: $((1000 + RANDOM % 3)) x", 5, "no change between good and bad"),
-        ("exit 9", 3, "1.toml has no number"),
-        ("echo performance: 5 x; exit $((ITEM - 1))", 3, "2.toml has no number"),
+        (
+            "echo performance: $((1000 + RANDOM % 3)) x",
+            5,
+            "nothing to find: 1.toml (the good end) and 2.toml (the bad end) do not differ: 1,00",
+        ),
+        ("exit 9", 3, "it is the good end, by which the others are judged: madlite show "),
+        ("echo performance: 5 x; exit $((ITEM - 1))", 3, "--bad ITEM names another one"),
     ],
 )
 def test_ends_without_a_difference_or_a_number(on_host: Checkout, script: str, code: int, said: str):

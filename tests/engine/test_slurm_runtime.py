@@ -11,8 +11,10 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -170,6 +172,63 @@ def _has_cwd(process: Path, folder: Path) -> bool:
         return False
 
 
+HANGS = """import os, time
+rank = os.environ["RANK"]
+def next_batch():
+    while True:
+        time.sleep(0.5)
+def all_reduce():
+    while True:
+        time.sleep(0.5)
+for n in range(1, 6):
+    time.sleep(0.1)
+    print(f"[rank{rank}] step: {n} loss: {9 - n / 10:.3f} tps: {1000 + n}", flush=True)
+next_batch() if rank == "1" else all_reduce()
+"""
+METRIC = """[ "$SLURMD_NODENAME" = n1 ] && mhz=2100 || mhz=2000
+printf '[{"gpu": 0, "clock": {"gfx_0": {"clk": %s}}}]' $mhz
+"""
+
+
+def test_a_hang_of_the_second_node_is_noticed_and_the_stacks_and_clocks_of_both_are_kept(site, tmp_path):
+    bench = _bench(tmp_path / "machine", 1)
+    tool = bench.bin / "amd-smi"
+    tool.write_text(tool.read_text().replace("\n", f'\nif [ "$1" = metric ]; then\n{METRIC}exit\nfi\n', 1))
+    launcher = tmp_path / "launcher"  # in place of torchrun: one rank of the script
+    launcher.write_text(
+        f"#!/bin/bash\nexport RANK=$NODE_RANK LOCAL_RANK=0\nexec {sys.executable} -u {tmp_path}/train.py\n"
+    )
+    launcher.chmod(0o755)
+    (tmp_path / "train.py").write_text(HANGS)
+    step = r"\[rank\d+\] step:\s+(?P<n>\d+)\s+loss:\s+(?P<loss>\S+)\s+tps:\s+(?P<tokens_per_s_per_gpu>\S+)"
+    card = {"name": "a", "backend": "torchrun", "n_gpus": "1", "tags": [], "runtimes": ["host"]}
+    recipe = {"script": "train.py", "step": step, "steps": 20, "nproc_per_node": 1}
+    (site.folder / "models.json").write_text(json.dumps([{**card, "recipe": recipe}]))
+    site.environ |= {"PATH": f"{bench.bin}:{site.environ['PATH']}", "PYTHONPATH": os.getcwd()}
+    limits = ("--silence-limit", "4", "--start-silence-limit", "120", "--set", "stop_grace_s=2")
+    command = [sys.executable, "-c", ELSEWHERE, str(bench.root), "run", "--tags", "a", *limits]
+    given = ["--set", f"env.MADLITE_PYTHON={launcher}"]
+    started = start_session(["salloc", "--quiet", "-wn1,n2", "-N2", *command, *given], site.folder, site.environ)
+    out, _ = started.communicate(timeout=200)
+    record = site.record()
+    assert started.returncode == 3 and record["ended_by"] == "hang", out
+    assert "rank 1 in next_batch (train.py:5); rank 0 in all_reduce (train.py:8)" in out
+    stacks = (site.run / "hang/stacks.txt").read_text()
+    assert {re.search(r"node (\d)", part)[1] for part in stacks.split("===") if "train.py" in part} == {"0", "1"}
+    assert [(one["name"], one["clock_mhz"]) for one in record["nodes"]] == [("n1", 2100), ("n2", 2000)]
+
+
+def _bench(folder: Path, gpus: int) -> Bench:
+    """Return a made-up machine with so many MI300X, whose KFD has their render nodes from 128 on."""
+    bench = Bench(folder)
+    bench.node(0)
+    bench.mi300x(gpus)
+    bench.file("dev/kfd")
+    bench.file("opt/rocm/.info/version", "6.4.1-83\n")
+    bench.tool("amd-smi", ("*static*", amd_static([*range(gpus)])), ("*list*", amd_list([*range(1, gpus + 1)])))
+    return bench
+
+
 def test_secrets_reach_the_nodes_by_a_file_of_their_owner_alone(site):
     started = site.start(2, "--set", "env.SLEEP=600", "--set", "stop_grace_s=1", "--timeout", "20")
     try:
@@ -247,6 +306,36 @@ def test_a_job_that_slurm_ends_ends_its_training_in_time_and_leaves_no_container
     assert told == ["TERM\ndone\n"] * 2, output.read_text()
 
 
+@pytest.mark.parametrize("steps_too", [False, True], ids=["madlite", "and its steps"])
+def test_a_madlite_that_is_killed_leaves_nothing_on_the_nodes_after_its_job(site, engine, base_image, steps_too):
+    site.environ |= {"DOCKER_HOST": engine, "MADLITE_CONTAINER": "docker"}
+    card = json.loads((site.folder / "models.json").read_text())[0]
+    (site.folder / "models.json").write_text(json.dumps([{**card, "runtimes": []}]))
+    words = [sys.executable, "-m", "madlite", "run", "--tags", "a", "--image", base_image, "--set", "env.SLEEP=600"]
+    ends = f"until [ -e {site.folder}/end ]; do sleep 0.1; done"
+    shell = ["bash", "-c", f"{shlex.join(words)}; {ends}"]
+    started = start_session(["salloc", "--quiet", "-N2", *shell], site.folder, site.environ)
+    try:
+        wait_until(lambda: len([*site.folder.glob("**/begun.*")]) == 2, "both nodes have begun")
+        (run,) = [file.parent.name for file in site.folder.glob("madlite_runs/*/plan.json")]
+        (found,) = [
+            path for path in Path("/proc").iterdir() if path.name.isdigit() and _is_madlite_of(path, site.folder)
+        ]
+        below = psutil.Process(int(found.name)).children(recursive=True)
+        os.kill(int(found.name), signal.SIGKILL)
+        for one in below if steps_too else ():
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        (site.folder / "end").touch()
+        started.communicate(timeout=120)
+        wait_until(lambda: not containers(engine, run), "the containers' end")
+        listed = [sys.executable, "-m", "madlite", "runs"]
+        told = subprocess.run(listed, cwd=site.folder, env=site.environ, capture_output=True, text=True, check=True)
+        assert "CUT OFF" in told.stdout and f"1 earlier run was cut off: {run} (no row)" in told.stderr
+    finally:
+        started.kill()
+
+
 def test_docker_takes_several_gpus_of_nvidia(engine, base_image, tmp_path):
     plan = replace(
         make_plan(tmp_path, id=f"gpus-{os.getpid()}", image=Image(ref=base_image)),
@@ -273,12 +362,7 @@ def test_docker_takes_several_gpus_of_nvidia(engine, base_image, tmp_path):
 
 def test_each_container_has_the_gpus_of_its_own_node(site, engine, base_image, tmp_path):
     """The first node's first GPUs are another job's, so that Slurm gives others there than on the second."""
-    bench = Bench(tmp_path / "machine")
-    bench.node(0)
-    bench.mi300x(8)
-    bench.file("dev/kfd")
-    bench.file("opt/rocm/.info/version", "6.4.1-83\n")
-    bench.tool("amd-smi", ("*static*", amd_static([*range(8)])), ("*list*", amd_list([*range(1, 9)])))
+    bench = _bench(tmp_path / "machine", 8)
     asked = tmp_path / "asked"  # docker itself has no such devices here
     docker = shutil.which("docker")
     bench.script(

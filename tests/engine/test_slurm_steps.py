@@ -63,3 +63,19 @@ def test_a_script_in_an_allocation_has_the_launcher_of_its_own_node(slurm: Slurm
             folder
         )
     assert "--standalone" not in logs(folder) and "$" not in logs(folder)
+
+
+@pytest.mark.parametrize("asked", [["--gpus=16"], ["--ntasks=16", "--gpus-per-task=1"]])
+def test_a_node_has_all_of_its_gpus_however_the_job_asked_for_them(slurm: SlurmCluster, folder: Path, asked):
+    (folder / "scripts/run.sh").write_text('echo "GPUs $ROCR_VISIBLE_DEVICES of $NNODES"\necho performance: 1 tok\n')
+    environ = {"SLURM_LABELIO": "1", "NNODES": "9"}  # of the user's shell, or of a job's script
+    done = slurm.run("salloc", "--quiet", "-N2", *asked, f"--chdir={folder}", *madlite(""), **environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for node in (0, 1):
+        assert f"[node{node}]: GPUs 0,1,2,3,4,5,6,7 of 2\n" in logs(folder)
+
+
+def test_runs_that_would_share_the_nodes_of_an_allocation_are_refused(slurm: SlurmCluster, folder: Path):
+    done = slurm.run("salloc", "--quiet", "-N2", f"--chdir={folder}", *madlite("--parallel 2"))
+    assert done.returncode == 4 and "each run has all of their GPUs" in done.stderr, done.stderr
+    assert not [*folder.glob("madlite_runs/*/record.json")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import tomli
 
 from tests.engine.checkout import Checkout, end
 from tests.study import fake_trainer
+from tests.waiting import start_session, wait_until
 
 pytestmark = pytest.mark.host
 CARD = {"name": "fake_model", "backend": "fake", "tags": ["fake"], "n_gpus": "-1", "runtimes": ["host"]}
@@ -29,6 +29,14 @@ class Tuned(Checkout):
 
     def tune(self, *args: str) -> subprocess.CompletedProcess[str]:
         return self.madlite("tune", "fake_model", "--runtime", "host", *args)
+
+    def start(self, point: str) -> subprocess.Popen[str]:
+        """Start a tune, and return it while it trains at this point, which waits."""
+        (self.plugin / "wait").write_text(point)
+        started = start_session(self.command("tune", "fake_model", "--runtime", "host"), self.folder, self.env)
+        wait_until(lambda: started.poll() is not None or (self.ran and f" {point}" in self.ran[-1]), point)
+        assert started.poll() is None, self.ran
+        return started
 
     @property
     def ran(self) -> list[str]:
@@ -71,24 +79,13 @@ def test_the_known_optimum_is_found_confirmed_and_written_as_a_recipe(tuned: Tun
     assert tuned.ran[-1] == "30 5 full plain"
     listed = tuned.madlite("runs", "--of", report["id"])
     assert listed.returncode == 0 and "SUCCESS, short" in listed.stdout, listed.stdout + listed.stderr
+    for words in ("fastest: micro_batch=5: +25.0", "stopped, the gain is confirmed", "madlite run --recipe-file "):
+        assert words in listed.stdout, listed.stdout
     tuned.assert_nothing_left()
 
 
 def test_a_kill_in_the_middle_loses_nothing_and_resume_repeats_no_run(tuned: Tuned):
-    (tuned.plugin / "wait").write_text("5 full plain")
-    started = subprocess.Popen(
-        tuned.command("tune", "fake_model", "--runtime", "host"),
-        cwd=tuned.folder,
-        env=tuned.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    limit = time.monotonic() + 120
-    while not (tuned.ran and " 5 full plain" in tuned.ran[-1]):
-        assert time.monotonic() < limit and started.poll() is None, tuned.ran
-        time.sleep(0.05)
+    started = tuned.start("5 full plain")
     end(started, signal.SIGKILL)
     before = tuned.ran
     (tuned.plugin / "wait").unlink()
@@ -106,20 +103,7 @@ def test_a_kill_in_the_middle_loses_nothing_and_resume_repeats_no_run(tuned: Tun
 
 
 def test_ctrl_c_prints_the_best_so_far(tuned: Tuned):
-    (tuned.plugin / "wait").write_text("5 full plain")
-    started = subprocess.Popen(
-        tuned.command("tune", "fake_model", "--runtime", "host"),
-        cwd=tuned.folder,
-        env=tuned.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    limit = time.monotonic() + 120
-    while not (tuned.ran and " 5 full plain" in tuned.ran[-1]):
-        assert time.monotonic() < limit and started.poll() is None, tuned.ran
-        time.sleep(0.05)
+    started = tuned.start("5 full plain")
     code, out = end(started, signal.SIGINT)
     assert code == 130, out
     assert "configuration" in out and "tune.html" in out and (tuned.study / "recipe.toml").exists(), out

@@ -85,6 +85,18 @@ def test_infiniband_needs_no_index(tmp_path: Path):
     assert found.variables == {"NCCL_IB_HCA": "=mlx5_0:1"} and "InfiniBand" in found.text
 
 
+def test_the_default_route_may_be_one_of_ipv6(tmp_path: Path):
+    nothing, hop = "0" * 32, "fd" + "0" * 29 + "1"
+    rest = "00000003 00000000 00000003"
+    lines = [f"{nothing} 00 {nothing} 00 {nothing} ffffffff {rest} lo"]
+    lines += [
+        f"{nothing} 00 {nothing} 00 {hop} {metric} {rest} {name}" for metric, name in (("400", "ib0"), ("64", "eth1"))
+    ]
+    lines += [f"fd{nothing[2:]} 40 {nothing} 00 {nothing} 00000001 {rest} eth2"]
+    write(tmp_path / "proc/net/ipv6_route", "\n".join(lines))
+    assert find_fabric(tmp_path).interface == "eth1"
+
+
 def test_without_a_route_the_only_interface_that_is_up_is_the_network(tmp_path: Path):
     for name, state in (("lo", "unknown"), ("docker0", "up"), ("veth1a2b", "up"), ("eno1", "up"), ("eno2", "down")):
         write(tmp_path / f"sys/class/net/{name}/operstate", state)

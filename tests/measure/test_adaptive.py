@@ -12,6 +12,7 @@ import pytest
 from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, autocorrelation, median_interval
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.steps import Steps
+from madlite.measure.window import steady_values
 from madlite.model import AdaptiveLength, Quantity, Step
 from madlite_plugins.hf.reader import HuggingFaceReader
 from madlite_plugins.torchtitan.reader import TorchtitanReader
@@ -166,6 +167,22 @@ def test_constant_steps_are_enough_at_the_first_look() -> None:
     found, _ = length_of([5.0] * 22)
     assert found is not None and (found.steady_steps, found.low, found.high) == (20, 5.0, 5.0)
     assert "±0 %" in adaptive_text(found)
+
+
+def test_of_lines_most_of_which_have_no_number_few_are_looked_at(monkeypatch) -> None:
+    looked = []
+    monkeypatch.setattr(ConvergenceMonitor, "_values", lambda self, steps, last: looked.append(last) or of(steps, last))
+
+    def of(steps: Steps, last: int) -> tuple[Sequence[int], Sequence[float]]:
+        return steady_values(steps, SPEED, 0, last)
+
+    chance = random.Random(1)
+    monitor, steps = ConvergenceMonitor(0.0001, SPEED, 0, None), Steps()
+    for n in range(1, 3001):
+        step = Step(n=n, values={SPEED: chance.gauss(1000, 100)} if n % 10 == 0 else {Quantity.LOSS: 1.0})
+        steps.add(step)
+        assert monitor.check(step, steps) is None
+    assert len(looked) < 1000, "the curve is made anew each time"
 
 
 def test_few_steps_have_no_interval() -> None:

@@ -12,7 +12,7 @@ from madlite.machine.fabric import Fabric, RdmaPort
 from madlite.model import Card, Machine, RunSpec, Traits
 from madlite.plan.context import Options
 from madlite.plan.make import make_plan
-from madlite.plan.node_values import find_node_values, first_host
+from madlite.plan.node_values import expand_hosts, find_node_values, is_task_of_several, split_hosts
 from madlite.plan.place import RuntimeChoice
 from madlite_plugins.nodes import NODE_SETTINGS
 from tests.plan.conftest import rendered_draft
@@ -84,11 +84,43 @@ def test_a_madlite_for_each_rank_is_refused(environ: dict[str, str]):
 
 
 @pytest.mark.parametrize(
-    ("host_list", "first"),
-    [("n1", "n1"), ("n[1-4]", "n1"), ("gpu[03,07-9],x", "gpu03"), ("r[1-2]n[04-5]", "r1n04"), ("b,a", "b"), ("", "")],
+    ("host_list", "names"),
+    [
+        ("", []),
+        ("n1", ["n1"]),
+        ("b,a", ["b", "a"]),
+        ("n[001-003,007]", ["n001", "n002", "n003", "n007"]),
+        ("n[8-11]", ["n8", "n9", "n10", "n11"]),
+        ("gpu[03,07-08],x", ["gpu03", "gpu07", "gpu08", "x"]),
+        ("rack1-n[01-02]-ib", ["rack1-n01-ib", "rack1-n02-ib"]),
+        ("r[1-2]n[04-5]", ["r1n04", "r1n05", "r2n04", "r2n05"]),
+        ("n[2-1],m[a]", ["ma"]),
+    ],
 )
-def test_the_first_node_of_a_host_list_is_where_nodes_meet(host_list: str, first: str):
-    assert first_host(host_list) == first
+def test_a_host_list_has_its_names_in_slurm_s_order(host_list: str, names: list[str]):
+    assert [*expand_hosts(host_list)] == names
+
+
+def test_the_commas_within_brackets_separate_no_hosts():
+    assert split_hosts("n[1,3], m[1,3],x") == ["n[1,3]", "m[1,3]", "x"]
+
+
+MPI = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+
+
+def test_mpirun_in_an_allocation_counts_its_nodes_itself():
+    """Its daemons are a step on all nodes but the first, which has no step."""
+    for environ, rank in (({**STEP, **MPI}, "1"), ({"SLURM_JOB_NUM_NODES": "3", **MPI, MPI_RANK: "0"}, "0")):
+        assert find_node_values(environ).variables == {"NNODES": "3", "NODE_RANK": rank}
+        assert is_task_of_several(environ)
+
+
+MPI_RANK = "OMPI_COMM_WORLD_RANK"
+
+
+def test_ranks_that_srun_starts_by_pmi_on_one_node_are_no_nodes():
+    environ = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "8", "PMI_SIZE": "8", "PMI_RANK": "3"}
+    assert find_node_values(environ).nnodes == 0
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Card, Cause, Problem, Traits
@@ -58,3 +59,39 @@ def test_without_an_image_no_engine_is_asked_where_a_card_can_do_without_one():
 
     found = choose_runtime(card("docker", "host"), OPTIONS, False, never, TRAITS)
     assert (found.runtime, found.note) == ("host", "runs on the host: the card names no image")
+
+
+NODES = Traits(containerised=False, local=False)
+
+
+@pytest.mark.parametrize(
+    ("listed", "has_image", "origin", "blocked"),
+    [
+        ((), True, "the allocation", True),
+        (("docker",), False, "cluster 'lab'", True),
+        (("docker", "host"), True, "the allocation", False),
+        ((), False, "the allocation", False),
+        ((), True, "--runtime", False),
+    ],
+)
+def test_a_card_with_an_image_does_not_run_on_nodes_without_containers(listed, has_image, origin, blocked):
+    traits = {**TRAITS, "nodes": NODES}
+    options = replace(OPTIONS, runtime="nodes", runtime_origin=origin)
+    found = choose_runtime(card(*listed), options, has_image, available_nodes, traits)
+    assert (found.runtime, found.origin, found.blocked is not None) == ("nodes", origin, blocked)
+    if found.blocked is not None:
+        assert "runs in an image, and the nodes have no container for it" in found.blocked.reason
+        assert "--runtime nodes runs the card without one" in found.blocked.hint
+    own = choose_runtime(card(*listed), options, has_image, available_nodes, traits, launcher="slurm-multi")
+    assert own.blocked is None, "its script starts the containers"
+
+
+def test_an_image_that_nodes_cannot_start_is_refused():
+    traits = {**TRAITS, "nodes": NODES}
+    options = replace(OPTIONS, runtime="nodes", image="i:1")
+    with pytest.raises(UsageProblem, match="--image i:1: the nodes run commands without a container"):
+        choose_runtime(card(), options, True, available_nodes, traits)
+
+
+def available_nodes(name: str) -> Problem | None:
+    return None

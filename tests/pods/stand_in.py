@@ -63,6 +63,8 @@ class Cluster:
         self.watches: list[str] = []  # the version from which each began
         self.cut_watches_after = 0  # events that one connection gives; 0 all
         self.may_watch = True
+        self.token = "t0ken"  # of who may do everything
+        self.away = 0  # so many requests from now on get no answer
         self.oldest = 0  # the least version that a watch may begin from
         self._version = 100
         self._history: list[tuple[int, str, dict]] = []
@@ -81,15 +83,15 @@ class Cluster:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
-    def kubeconfig(self) -> Path:
-        """Return a file that names this cluster."""
+    def kubeconfig(self, user: dict | None = None) -> Path:
+        """Return a file that names this cluster; `user` is how one logs in, if not by the token."""
         file = self.home / "kubeconfig"
         text = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "here",
             "clusters": [{"name": "here", "cluster": {"server": self.url}}],
-            "users": [{"name": "me", "user": {"token": "t0ken"}}],
+            "users": [{"name": "me", "user": user or {"token": self.token}}],
             "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me", "namespace": "bench"}}],
         }
         file.write_text(json.dumps(text))
@@ -187,6 +189,8 @@ class Cluster:
             status = self.pod_status(body)
             if status is not None:
                 body["status"] = status
+                if status["phase"] in ("Succeeded", "Failed"):
+                    pod.over.set()
             else:
                 threading.Thread(target=self._run, args=(pod, index), daemon=True).start()
 
@@ -314,6 +318,8 @@ def make_handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
+            if code == 429:
+                self.send_header("Retry-After", "3")
             self.end_headers()
             self.wfile.write(data)
 
@@ -323,13 +329,17 @@ def make_handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             size = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(size) or b"{}") if size else {}
             cluster.requests.append((self.command, url.path))
+            if cluster.away > 0:
+                cluster.away -= 1
+                self.close_connection = True
+                return None
             for planned in cluster.answers:
                 if planned[0] in f"{self.command} {url.path}":
                     cluster.answers.remove(planned)
                     return self.answer(planned[1], _status(planned[1], planned[2]))
             if url.path.startswith("/containerLogs/"):  # as an API server asks a kubelet
                 return self.log(url.path.split("/")[3], query)
-            if self.headers.get("Authorization") != "Bearer t0ken":
+            if self.headers.get("Authorization") != f"Bearer {cluster.token}":
                 return self.answer(401, _status(401, "Unauthorized"))
             if url.path == "/version":
                 return self.answer(200, {"gitVersion": "v1.37.0"})

@@ -85,6 +85,13 @@ class Site:
     def let_go(self) -> None:
         (self.folder / "hold").unlink()
 
+    def kill_submitter(self) -> None:
+        """Submit the card, and kill the command once the run that is held prints."""
+        started = self.start("run", "--cluster", "lab", "--tags", "a")
+        wait_until(lambda: list(self.folder.glob("madlite_runs/*/run.log")) and "line 40" in self.log(), "output")
+        started.kill()
+        started.communicate()
+
     def submission(self) -> Path:
         return next(self.folder.glob("madlite_runs/jobs-*"))
 
@@ -217,10 +224,7 @@ def test_a_submission_that_is_killed_at_any_moment_is_finished_by_attach(site, t
 
 def test_a_killed_submitter_and_a_killed_follower_lose_nothing(site):
     site.hold()
-    started = site.start("run", "--cluster", "lab", "--tags", "a")
-    wait_until(lambda: list(site.folder.glob("madlite_runs/*/run.log")) and "line 40" in site.log(), "output")
-    started.kill()
-    started.communicate()
+    site.kill_submitter()
     (follower,) = site.followers()
     again = site.start("attach")
     follower.kill()
@@ -233,10 +237,7 @@ def test_a_killed_submitter_and_a_killed_follower_lose_nothing(site):
 
 def test_what_is_cancelled_after_its_submitter_was_killed_has_its_row_with_the_reason(site):
     site.hold()
-    started = site.start("run", "--cluster", "lab", "--tags", "a")
-    wait_until(lambda: list(site.folder.glob("madlite_runs/*/run.log")) and "line 40" in site.log(), "output")
-    started.kill()
-    started.communicate()
+    site.kill_submitter()
     code, out = site.call("cancel", site.submission().name.removeprefix("jobs-"))
     assert code == 0 and "the run was cancelled" in out, out
     site.has_one_row("FAILURE")
@@ -267,6 +268,30 @@ def test_clean_removes_the_job_of_a_killed_run_and_none_of_a_submission(site):
     site.let_go()
     code, out = site.call("attach")
     assert code == 0 and [row["performance"] for row in site.rows()] == ["12.5"], out
+
+
+def test_a_context_that_is_switched_meanwhile_and_a_login_that_is_over_cost_no_run(site):
+    site.hold()
+    assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach")[0] == 0
+    file = site.cluster.kubeconfig()
+    config = json.loads(file.read_text())
+    other = {"name": "elsewhere", "cluster": {"server": "http://127.0.0.1:9"}}
+    config["clusters"].append(other)
+    config["contexts"].append({"name": "elsewhere", "context": {"cluster": "elsewhere", "user": "me"}})
+    config["current-context"] = "elsewhere"
+    file.write_text(json.dumps(config))
+    assert "1 running" in site.call("jobs")[1]
+    started = site.start("attach")
+    wait_until(lambda: list(site.folder.glob("madlite_runs/*/run.log")) and "line 40" in site.log(), "output")
+    site.cluster.token, before = "an0ther", len(site.cluster.requests)
+    wait_until(lambda: any(path.endswith("/jobs") for _, path in site.cluster.requests[before:]), "a refused poll")
+    site.let_go()
+    wait_until(lambda: all(pod.over.is_set() for pod in site.cluster.pods.values()), "the pod's end")
+    config["users"][0]["user"]["token"] = site.cluster.token
+    file.write_text(json.dumps(config))
+    out, _ = started.communicate(timeout=120)
+    assert started.returncode == 0, out
+    site.has_one_row()
 
 
 PREEMPTED = {
@@ -357,7 +382,7 @@ def test_a_job_that_is_gone_has_a_row_that_says_so(site):
     (name,) = [name for kind, name in site.cluster.objects if kind == "jobs"]
     site.cluster.delete("jobs", name, 0)
     code, out = site.call("collect")
-    assert code == 3 and "does not know job" in out, out
+    assert code == 3 and "the job is gone, and its log was not read before" in out, out
     site.has_one_row("FAILURE")
 
 
@@ -401,5 +426,5 @@ def test_a_mistake_in_the_cluster_file_is_refused_with_its_place(site, old, new,
     file = site.folder / "cluster.toml"
     file.write_text(file.read_text().replace(old, new, 1))
     code, out = site.call("run", "--cluster", "lab", "--tags", "a")
-    assert code == 4 and message in out and "cluster.toml: [clusters.lab]" in out, out
+    assert code == 4 and message in out and re.search(r"cluster\.toml(, line \d+)?: \[clusters\.lab\]", out), out
     assert site.cluster.requests == []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from madlite.runtimes.kubernetes.api import Refusal
 from madlite.runtimes.kubernetes.log_stream import LogPosition, Mark, MarkReader, follow
 
 LINES = [f"2026-01-01T00:00:0{second}.{part}Z {text}\n" for second, part, text in (
@@ -47,11 +50,27 @@ def test_it_is_asked_for_from_the_last_line_s_second_on():
     assert read([len(LINES[0]) + 3])[1][:2] == ["", "2026-01-01T00:00:01Z"]
 
 
-def test_a_log_that_is_gone_ends():
+@pytest.mark.parametrize("trouble", [Refusal("gone", status=404), Refusal("node", status=500), OSError("silent")])
+def test_a_log_that_is_gone_ends_and_is_known_to_be_cut(trouble):
     def gone(since: str) -> Answer:
-        raise OSError("404")
+        raise trouble
 
-    assert list(follow(gone, lambda: True, lambda: None)) == []
+    position = LogPosition()
+    assert list(follow(gone, lambda: True, lambda: None, position)) == [] and position.is_cut
+
+
+@pytest.mark.parametrize("trouble", [Refusal("no answer"), Refusal("busy", status=503)])
+def test_the_end_of_a_log_is_waited_for_while_the_cluster_is_away(trouble):
+    left = [trouble] * 30
+
+    def away(since: str) -> Answer:
+        if left:
+            raise left.pop()
+        return Answer("".join(line for line in LINES if line[:19] >= since[:19]).encode(), breaks=False)
+
+    position = LogPosition()
+    assert b"".join(follow(away, lambda: True, lambda: None, position)) == b"a\nb\nc\nd\ne\nf\n"
+    assert not position.is_cut
 
 
 def test_a_line_without_a_time_is_taken_as_it_is():

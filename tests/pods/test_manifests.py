@@ -84,7 +84,11 @@ def test_the_objects_are_valid(tmp_path, table, vendor):
     resource = {"AMD": "amd.com/gpu", "NVIDIA": "nvidia.com/gpu"}[vendor]
     assert container["resources"]["limits"][resource] == container["resources"]["requests"][resource] == "8"
     assert job["template"]["spec"]["restartPolicy"] == "Never" and "activeDeadlineSeconds" not in job
-    assert job["template"]["spec"]["activeDeadlineSeconds"] > 3600, "waiting for a node is no part of it"
+    assert job["template"]["spec"]["activeDeadlineSeconds"] >= 2 * 3600, "an image is pulled in it, no node waited for"
+    failed = [(rule["action"], *sorted(set(rule) - {"action"})) for rule in job["podFailurePolicy"]["rules"]]
+    assert failed == [("FailJob", "onPodConditions"), ("FailJob", "onExitCodes")], "no pod measures a second time"
+    assert job["podReplacementPolicy"] == "Failed" and job["ttlSecondsAfterFinished"] > 3 * 86400
+    assert objects.config["immutable"] is True
 
 
 def test_what_the_settings_ask_for_is_in_the_pods(tmp_path):
@@ -111,7 +115,8 @@ def test_secrets_stand_in_the_secret_alone(tmp_path):
     valid(list(objects.all()))
     others = json.dumps([one for one in objects.all() if one is not objects.secret])
     assert "s3cr3t" not in others and "s3cr3t" not in yaml_of(objects)
-    assert sorted(objects.secret["data"]) == ["HF_TOKEN", "MADLITE_ACTION_0_KEY"]
+    assert sorted(objects.secret["data"]) == ["HF_TOKEN", "MADLITE_ACTION_0_KEY"] and objects.secret["immutable"]
+    assert "write what *** stands for (HF_TOKEN, MADLITE_ACTION_0_KEY)" in yaml_of(objects)
     assert 'env KEY="${MADLITE_ACTION_0_KEY}" PLAIN=' in objects.config["data"]["actions.sh"]
 
 
@@ -222,6 +227,12 @@ def test_madengine_s_keys_are_understood():
         ({"volumes": [{"mount": "/x"}]}, "the volume at /x has 0 sources", "claim"),
         ({"volumes": [{"mount": "/x", "claim": "a", "nfs": "b:/c"}]}, "2 sources", ""),
         ({"volumes": [{"mount": "/x", "nfs": "b"}]}, "no HOST:/PATH", ""),
+        ({"labels": {"team": "a b"}}, "labels.team is 'a b', which is no value of a label", "63"),
+        ({"labels": {"team/": "a"}}, "labels has the key 'team/'", "63"),
+        ({"annotations": {"x" * 64: "any text: it's fine"}}, "annotations has the key", "63"),
+        ({"node_selector": {"pool": "x" * 64}}, "which is no value of a label", "63"),
+        ({"volumes": [{"mount": "/d", "claim": "a"}, {"mount": "/d/", "nfs": "b:/c"}]}, "two volumes are mounted", ""),
+        ({"volumes": [{"mount": "/dev/shm", "claim": "a"}]}, "which a pod has already", "shm_size"),
         ({"secrets": {"strategie": "x"}}, "key 'secrets.strategie' is unknown", "strategy"),
     ],
 )

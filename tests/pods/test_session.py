@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, Exit, Secret
 from madlite.runtimes.kubernetes.runtime import KubernetesRuntime
+from madlite.runtimes.kubernetes.settings import KubernetesSettings
 from tests.pods.stand_in import Cluster
 from tests.waiting import wait_until
 
@@ -292,6 +294,82 @@ def test_a_server_that_is_busy_is_asked_again(cluster, runtime, plan):
     assert ended.code == 0 and output.text() == "fine\n"
 
 
+def test_a_server_that_asks_to_wait_is_asked_again_then(cluster, runtime, plan, monkeypatch):
+    waits: list[float] = []
+    monkeypatch.setattr("madlite.runtimes.kubernetes.api._pause", waits.append)
+    cluster.answers += [("POST /apis/batch", 429, "too many")]
+    (ended,), _ = run(runtime, plan("echo fine"))
+    assert ended.code == 0 and waits == [3.0]
+
+
+def test_a_run_that_waits_outlives_a_server_that_is_away(cluster, runtime, plan, monkeypatch, caplog):
+    monkeypatch.setattr("madlite.runtimes.kubernetes.api._pause", lambda wait_s: None)
+    cluster.pod_status = lambda pod: unscheduled("0/4 nodes are available: 4 Insufficient cpu.")
+
+    def go_away() -> None:
+        wait_until(lambda: "Insufficient cpu" in caplog.text)
+        cluster.away = 40  # more than a call that nobody waits for is tried
+        wait_until(lambda: not cluster.away)
+        (pod,) = cluster.pods.values()
+        cluster._run(pod, 0)
+
+    threading.Thread(target=go_away, daemon=True).start()
+    (ended,), (output,) = run(runtime, plan("echo it ran"))
+    assert (ended.code, output.text()) == (0, "it ran\n")
+    assert_nothing_left(cluster)
+
+
+def test_a_token_whose_time_is_over_is_fetched_anew(cluster, plan, tmp_path):
+    tokens, plugin = tmp_path / "token", tmp_path / "login"
+    tokens.write_text("t0ken")
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+    plugin.write_text(
+        f"#!{sys.executable}\nimport json, pathlib\n"
+        f"token = pathlib.Path({str(tokens)!r}).read_text()\n"
+        f"print(json.dumps({{**{credential!r}, 'status': {{'token': token}}}}))\n"
+    )
+    plugin.chmod(0o755)
+    command = {"apiVersion": credential["apiVersion"], "command": str(plugin), "interactiveMode": "Never"}
+    runtime = KubernetesRuntime(KubernetesSettings(kubeconfig=str(cluster.kubeconfig({"exec": command}))))
+    made, output = plan('echo begun; while [ ! -e "$MADLITE_WORKSPACE/over" ]; do sleep 0.1; done; echo done'), Output()
+
+    def expire() -> None:
+        output.some.wait(60)
+        cluster.token = "an0ther"
+        tokens.write_text(cluster.token)
+        (pod,) = cluster.pods
+        (cluster.home / pod / "myworkspace/over").touch()
+
+    threading.Thread(target=expire, daemon=True).start()
+    with runtime.open(made) as session:
+        assert session.run(made.actions[0], output).code == 0
+    assert output.text() == "begun\ndone\n"
+    assert_nothing_left(cluster)
+
+
+def test_a_pod_whose_node_says_nothing_any_more_is_lost(cluster, runtime, plan, monkeypatch):
+    monkeypatch.setattr("madlite.runtimes.kubernetes.session._LOST_S", 0.0)
+    made, output = plan("echo begun; sleep 600"), Output()
+
+    def lose() -> None:
+        output.some.wait(60)
+        (name,) = cluster.pods
+        body = cluster.pods[name].body
+        taint = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+        body["status"]["conditions"] = [taint]
+        body["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 0}
+        cluster.answers += [("/log", 500, "dial tcp 10.0.0.1:10250: connect: no route to host")] * 99
+        cluster.kill(cluster.pods[name], 0)  # and nobody notes it at the pod
+        body["status"]["phase"] = "Running"
+
+    cluster._ended = lambda pod, code: pod.over.set()
+    threading.Thread(target=lose, daemon=True).start()
+    with pytest.raises(RuntimeProblem, match="was removed from its node") as problem, runtime.open(made) as session:
+        session.run(made.actions[0], output)
+    assert problem.value.cause is Cause.PREEMPTED
+    assert session.notes == (f"the end of the log of pod {session.nodes[0]} could not be read: its node may be gone",)
+
+
 def test_a_handle_cancels_and_reports_from_another_process(cluster, runtime, plan):
     made = plan("echo begun; sleep 600", keep_alive=True)
     with runtime.open(made) as session:
@@ -310,8 +388,6 @@ def test_a_handle_cancels_and_reports_from_another_process(cluster, runtime, pla
 
 
 def test_without_a_cluster_it_is_not_available(tmp_path, monkeypatch):
-    from madlite.runtimes.kubernetes.settings import KubernetesSettings
-
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     problem = KubernetesRuntime(KubernetesSettings(kubeconfig=str(tmp_path / "none"))).available()
     assert problem is not None and "kubeconfig" in problem.what

@@ -8,7 +8,7 @@ import pytest
 
 from madlite.errors import RuntimeProblem
 from madlite.runtimes.kubernetes import watch
-from madlite.runtimes.kubernetes.api import Refusal
+from madlite.runtimes.kubernetes.api import DAY_S, Refusal
 from madlite.runtimes.kubernetes.watch import PodWatch
 from tests.waiting import wait_until
 
@@ -106,3 +106,21 @@ def test_a_list_that_is_refused_is_a_problem_at_once_and_one_without_an_answer_a
     with pytest.raises(RuntimeProblem, match="no answer"):
         pods.now()
     assert server.listed > 2
+
+
+def test_who_only_reads_what_a_job_leaves_waits_for_a_day_and_for_a_login(watched):
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] = min(now[0] + 3600, 20 * 3600)
+        return now[0]
+
+    listed = ([pod("a", 5)], "7")
+    server = Server([Refusal("no answer"), Refusal("who is this", status=401), listed], [])
+    pods = watched(server, "r", clock, DAY_S)
+    wait_until(lambda: server.listed >= 3, "the list after hours")
+    assert pods.get("a") == (pod("a", 5), True)
+    refused = watched(Server([Refusal("who is this", status=401)], []), "r")
+    refused.wait(0, 60)
+    with pytest.raises(RuntimeProblem, match="who is this"):
+        refused.now()

@@ -115,6 +115,7 @@ def test_where_the_machine_does_not_name_the_numa_node_a_note_says_so(tmp_path):
     plan = planned(tmp_path, machine=EIGHT, place=Place(gpus_per_node=1, gpu_ids=(0,))).plan
     bound = bound_plan(plan, start, {}, numa=True)
     assert bound.engine_options == plan.engine_options and "does not say which NUMA node" in bound.notes[-1]
+    assert bound_plan(bound, start, {}, numa=True).notes == bound.notes, "of a run that is tried again, too"
 
 
 def test_each_run_has_a_port_of_its_own_unless_something_decides_it(tmp_path):
@@ -122,6 +123,8 @@ def test_each_run_has_a_port_of_its_own_unless_something_decides_it(tmp_path):
     one, two = (with_own_port(planned(tmp_path).plan, taken) for _ in range(2))
     assert one.env["MASTER_PORT"] == one.env["PET_MASTER_PORT"] != two.env["MASTER_PORT"]
     assert one.origins["env.MASTER_PORT"] == "--parallel" and taken == {one.env["MASTER_PORT"], two.env["MASTER_PORT"]}
+    again = with_own_port(one, taken)
+    assert again.env["MASTER_PORT"] == again.env["PET_MASTER_PORT"] not in {one.env["MASTER_PORT"]}, "perhaps in use"
     own = planned(tmp_path, env={"MASTER_PORT": "29500"}).plan
     assert with_own_port(own, taken) == own
     part = planned(tmp_path, place=Place(nodes=2)).plan

@@ -81,6 +81,25 @@ def test_a_lease_of_a_killed_process_is_free_and_names_it(folder):
         assert [one.holder for one in leases.states([NAME])] == [None]
 
 
+@pytest.mark.parametrize("moment", ["pwrite", "ftruncate"])
+@pytest.mark.parametrize("handle", ["", "0123456789ab" * 5])
+def test_a_kill_while_an_owner_is_written_leaves_its_run_in_the_lease(folder, monkeypatch, moment, handle):
+    def killed() -> None:
+        lease, _ = LeaseFolder(folder).take(NAME)
+        lease.note(replace(ME, handle="0123456789ab" * 2))
+        monkeypatch.setattr(os, moment, lambda *args: os.kill(os.getpid(), signal.SIGKILL))
+        lease.note(replace(ME, handle=handle))
+
+    pid = os.fork()
+    if pid == 0:
+        killed()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    with closing(LeaseFolder(folder)) as leases:
+        (state,) = leases.states([NAME])
+        assert not state.locked and state.holder is not None and state.holder.run == ME.run
+
+
 def test_a_file_that_is_there_is_opened_without_making_one(folder, monkeypatch):
     LeaseFolder(folder).take(NAME)
     real, flags = os.open, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.run.watchdog.processes import Dump, ProcessInfo, RankPlaces, in_order, locate_ranks
 
@@ -42,6 +43,14 @@ def test_two_ranks_in_different_lines_of_one_module_share_no_place():
         text="rank 1 in stuck_in_my_loader (hang.py:10); rank 0 in synchronize (torch/cuda/__init__.py:1162)",
         outliers="rank 1",
     )
+
+
+@pytest.mark.parametrize(("nodes", "found"), [((0, 0, 1, 1), 1), ((0, 0, 0, 0), None)])
+def test_the_node_of_the_ranks_that_stand_apart_is_known_where_there_are_several(nodes, found):
+    stacks = [(REDUCE.format(line=2806), *STEP)] * 3 + [LOADS]
+    dumps = [replace(one, node=node) for one, node in zip(ranks(*stacks), nodes, strict=True)]
+    places = locate_ranks(dumps)
+    assert (places.outliers, places.node) == ("rank 3", found)
 
 
 def test_the_one_rank_of_eight_that_is_elsewhere_is_told_first():

@@ -80,6 +80,42 @@ def test_a_live_log_has_its_second_name_where_there_are_no_hard_links(tmp_path, 
     assert (tmp_path / "x.run.live.log").read_bytes() == b"on" and not (tmp_path / "none.log").exists()
 
 
+def test_of_two_runs_of_a_card_at_a_time_the_later_one_has_both_names(tmp_path, caplog):
+    names = [tmp_path / "x.live.log", tmp_path / "x.run.live.log"]
+    first, later = (RunLog(tmp_path / f"run{n}.log", [], []) for n in (1, 2))
+    for log in (first, later):
+        log.begin_live(names[0])
+    first.link_live(names[1])  # while the image of the later one is prepared
+    assert not os.path.lexists(names[1])
+    later.link_live(names[1])
+    for log, text in ((first, b"first"), (later, b"later")):
+        log.feed(Chunk(data=text))
+        log.close()
+    assert [path.read_bytes() for path in names] == [b"later"] * 2 and not names[1].is_symlink()
+    assert not caplog.text
+
+
+def test_the_second_name_of_an_earlier_run_is_replaced_without_a_warning(tmp_path, monkeypatch, caplog):
+    def link(*_args, **_keys):
+        raise OSError("no hard links here")
+
+    monkeypatch.setattr(os, "link", link)
+    for text in (b"first", b"later"):
+        log = RunLog(tmp_path / "run.log", [], [])
+        log.begin_live(tmp_path / "x.live.log")
+        log.link_live(tmp_path / "x.run.live.log")
+        log.feed(Chunk(data=text))
+        log.close()
+    assert (tmp_path / "x.run.live.log").read_bytes() == b"later" and not caplog.text
+    (tmp_path / "x.run.live.log").unlink()
+    (tmp_path / "x.run.live.log").symlink_to("/etc/passwd")
+    log = RunLog(tmp_path / "run.log", [], [])
+    log.begin_live(tmp_path / "x.live.log")
+    log.link_live(tmp_path / "x.run.live.log")
+    log.close()
+    assert "a link is in the place of" in caplog.text
+
+
 def test_a_legacy_name_that_cannot_be_had_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / "x.live.log").mkdir()
     log = RunLog(tmp_path / "run.log", [], [])

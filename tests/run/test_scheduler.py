@@ -128,6 +128,13 @@ def test_without_a_gpu_the_slots_count_and_beside_runs_know_each_other(folder):
         assert machine.end(1) == ("r0", "r2")
 
 
+def test_a_run_that_executes_nothing_is_beside_none(folder):
+    with closing(pool_of(folder)) as pool:
+        machine = Machine([job(0, 1), job(1, 0, blocked=True), job(2, 1)], pool)
+        assert sorted(machine.fill()) == [0, 1, 2]
+        assert (machine.end(0), machine.end(1), machine.end(2)) == (("r2",), (), ("r0",))
+
+
 def test_an_exclusive_run_has_every_gpu_and_uses_its_own(folder):
     with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
         start = Scheduler([job(0, 2, exclusive=True)], pool, 1).take()

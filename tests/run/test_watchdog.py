@@ -111,6 +111,9 @@ def test_before_the_first_step_the_other_option_is_named(tmp_path):
 def test_the_ranks_to_look_at_are_named_where_some_stand_apart(outliers, hint):
     quiet = SilenceNote(text="no step", for_s=1.0, hung=True, option="--silence-limit")
     assert hang_hint(quiet, HangReport(outliers=outliers)) == f"{hint}--silence-limit SECONDS waits longer"
+    if outliers.startswith("rank"):
+        on_node = hang_hint(quiet, HangReport(outliers=outliers, node="1 (n2)"))
+        assert on_node.startswith(f"look where {outliers} on node 1 (n2) stand; ")
 
 
 def test_a_run_that_goes_on_meanwhile_is_not_stopped(dog):

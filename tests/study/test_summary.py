@@ -48,11 +48,21 @@ def test_runs_without_a_number_are_counted_by_their_cause_and_suspect_ones_are_s
     head, line, metric = summary_lines(summary)
     assert head == f"repeat {ID}"
     assert line == "  a  (2 of 5 runs, 2 failed (2 x timeout), 1 not started, 1 suspect, counted, caches warm)"
-    # s = √2, CV = 1.41421 / 11; t(1; 0.975) = 12.7062, half = 12.7062 x 1.41421 / √2
+    # s = √2, CV = 1.41421 / 11; t(1; 0.975) = 12.7062 would make it -1.7062 to 23.7062: that says nothing
+    assert one.metrics[0].interval is None
     assert metric == (
-        "    samples/s: mean 11 (95 % interval -1.7062 to 23.7062, Student's t, n 2), median 11, 10 to 12, "
+        "    samples/s: mean 11 (2 runs are too few for an interval: --repeat 5), median 11, 10 to 12, "
         "between-run CV 12.9 %"
     )
+
+
+def test_the_interval_of_a_speed_does_not_go_below_0_and_says_what_makes_it_narrower():
+    """Of 1, 2, 9: mean 4, s² = 38/2, s = 4.3589; t(2; 0.975) = 4.3027; half 4.3027 x 4.3589 / √3 = 10.828."""
+    *_, metric = summary_lines(summarise(ID, "repeat", [sample(good(value), count=3) for value in (1, 2, 9)]))
+    assert "mean 4 (95 % interval 0 to 14.8281, Student's t, n 3; wide, for the runs scatter: --repeat 6)" in metric
+    (series,) = summarise(ID, "repeat", [sample(good(value), count=3) for value in (-1, 2, 9)]).series
+    interval = series.metrics[0].interval
+    assert interval is not None and interval.low < 0, "of what can be below 0 nothing is cut off"
 
 
 def test_one_run_has_no_interval_and_none_no_statistics():

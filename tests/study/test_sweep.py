@@ -8,8 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
+from madlite.run.screen import Planned
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary
-from madlite.study.sweep import sweep_lines, sweep_points
+from madlite.study.sweep import plan_sweep, sweep_lines, sweep_points
+from tests.factories import make_plan
 
 
 def test_every_combination_comes_with_the_last_key_changing_first() -> None:
@@ -27,6 +29,20 @@ def test_zip_pairs_the_values() -> None:
     assert points == ({"micro_batch": "1", "env.X": "a"}, {"micro_batch": "2", "env.X": "b"})
 
 
+def test_a_value_with_a_comma_is_in_quotes_and_one_with_an_equals_sign_in_none() -> None:
+    assert sweep_points(['env.X="0,1", a=b']) == ({"env.X": "0,1"}, {"env.X": "a=b"})
+
+
+def test_points_that_are_the_same_run_are_refused(tmp_path) -> None:
+    def plan(values, refused_as):
+        made = make_plan(tmp_path, env={"STEPS": str(int(values["steps"]))})
+        return [Planned(plan=made, backends=(), files=(), runtime=None)]
+
+    assert len(plan_sweep(sweep_points(["steps=10,11"]), plan)) == 2
+    with pytest.raises(UsageProblem, match="steps=010 is the same run as steps=10"):
+        plan_sweep(sweep_points(["steps=10,010"]), plan)
+
+
 @pytest.mark.parametrize(
     ("texts", "zipped", "words"),
     [
@@ -35,6 +51,7 @@ def test_zip_pairs_the_values() -> None:
         (["micro_batch=1,,2"], False, "has an empty value"),
         (["micro_batch="], False, "has an empty value"),
         (["micro_batch=1,2,1"], False, "has the value 1 twice"),
+        (['env.X="0,1'], False, "a quote is not closed"),
         (["micro_batch=1", "batch_size=2"], False, "names micro_batch twice"),
         (["micro_batch=1,2", "steps=1"], True, "micro_batch has 2, steps has 1"),
         ([f"steps={','.join(map(str, range(1, 102)))}", "seq_len=1,2,3,4,5,6,7,8,9,10"], False, "makes 1010 points"),

@@ -2,7 +2,9 @@
 
 import re
 
-from madlite.study.tune_report import TunedPoint, TuneReport, plot_lines, render_page
+from msgspec.structs import replace
+
+from madlite.study.tune_report import TunedPoint, TuneReport, conclusion_lines, plot_lines, render_page
 
 FASTEST = TunedPoint(
     text="activation_checkpoint=none",
@@ -52,6 +54,15 @@ def test_the_letters_of_the_plot_are_those_of_the_table_and_of_the_screen():
     assert letters_on(page) == on_screen == {"activation_checkpoint=none": "A", "default": "B"}
     in_table = re.findall(r"<tr><td>(.*?)</td><td>([A-Z]?)</td>", page)
     assert dict(in_table) == {**on_screen, "compile=true": ""}
+
+
+def test_what_was_not_tried_or_not_confirmed_is_told():
+    alone = replace(report_of(DEFAULT, DEFAULT), points=(DEFAULT,), ratio=1.0, why="budget", confirmed=False)
+    said = " ".join(conclusion_lines(alone))
+    assert "nothing but the default was tried" in said and "--resume=" in said
+    larger = replace(FASTEST, text="micro_batch=3", varied={"micro_batch": 3}, global_batch=3)
+    *_, last = conclusion_lines(replace(report_of(larger, replace(FASTEST, full=0), DEFAULT), default=DEFAULT))
+    assert "fastest with a global batch of 1: activation_checkpoint=none: " in last and "not confirmed" in last
 
 
 def test_a_gpus_memory_is_drawn_where_it_is_known():

@@ -143,6 +143,12 @@ def test_a_default_that_is_best_is_called_so():
     assert Seen(H200, trainer.trials).best == DEFAULT
 
 
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_budget_without_room_for_another_configuration_is_not_a_default_that_is_best(most):
+    trainer = llama()
+    assert trainer.tune(Budget(runs=most)) == Stop(why="budget") and len(trainer.trials) == 1
+
+
 def test_a_refused_point_costs_nothing_and_the_next_one_is_tried():
     """A global batch of 8 on two GPUs: micro batches 1, 2 and 4 divide it; 8 is refused when planned."""
     trainer = llama(refuses=lambda point: "" if 8 % (2 * point.batch) == 0 else "no multiple")

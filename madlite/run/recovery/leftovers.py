@@ -36,6 +36,8 @@ from madlite.safe_read import read_inside, read_regular
 from madlite.workspace import journal
 from madlite.workspace.claims import locked_model_dir
 from madlite.workspace.folder import (
+    CHECK_PREFIX,
+    CHECK_REQUEST,
     HANDLE,
     PLAN,
     RECORD,
@@ -409,6 +411,10 @@ def _files(workspace: Path) -> Iterator[Leftover]:
             yield Leftover(kind="file", run_id=NO_RUN, text=str(path), handle=str(path))
     for folder in _half_removed(workspace / RUNS):
         yield Leftover(kind="file", run_id=NO_RUN, text=str(folder), handle=str(folder))
+    for folder in real_folders(workspace / RUNS):
+        if folder.name.startswith(CHECK_PREFIX) and not is_locked(folder / CHECK_REQUEST, unknown=True):
+            text = f"{folder}, of a check of a cluster"
+            yield Leftover(kind="file", run_id=NO_RUN, text=text, handle=str(folder))
 
 
 def _half_removed(runs: Path) -> Iterator[Path]:

@@ -19,6 +19,7 @@ from madlite.process import capture
 from madlite.run.watchdog.processes import (
     Dump,
     ProcessInfo,
+    beside_interpreter,
     cpu_times,
     dump,
     find_processes,
@@ -83,6 +84,7 @@ _HEAD = re.compile(
 _TURN_S = 0.1
 
 # $1: what to show.  $2: what of a process's environment says that it is the run's; "" where all processes there are.
+# $3: where py-spy may be, beside madlite's interpreter: a node that shares the file system has it there.
 # Session 1 is a container's own, and ours is this script's.
 _SCRIPT = r"""
 exec 2> /dev/null
@@ -107,7 +109,8 @@ if [ "$1" = gpus ]; then
   command -v nvidia-smi > /dev/null && nvidia-smi
   exit 0
 fi
-[ "$1" != stacks ] || command -v py-spy > /dev/null || exit 3
+py_spy=$(command -v py-spy) || py_spy=$3
+[ "$1" != stacks ] || [ -x "$py_spy" ] || exit 3
 for entry in /proc/[0-9]*; do
   pid=${entry#/proc/}
   look "$pid" || continue
@@ -117,7 +120,7 @@ for entry in /proc/[0-9]*; do
   if [ "$1" = stacks ]; then
     case "$(readlink "/proc/$pid/exe")" in *python*) ;; *) continue ;; esac
     echo "=== pid $pid parent $parent rank $rank local $local_rank"
-    py-spy dump --pid "$pid" 2>&1
+    "$py_spy" dump --pid "$pid" 2>&1
   else
     echo "pid $pid parent $parent rank ${rank:--} local_rank ${local_rank:--} state $state" \
       "wchan $(cat "/proc/$pid/wchan") command $(tr '\0' ' ' < "/proc/$pid/cmdline")"
@@ -195,7 +198,7 @@ class _NodeProbe:
     def _show(self, what: str) -> str:
         """Run the script for one thing, as long as there is time, and return what it printed until then."""
         limit_s = min(INSIDE_LIMIT_S if what != "stacks" else INSIDE_STACKS_S, self._left_s())
-        argv = ("/bin/sh", "-c", _SCRIPT, "sh", what, self._mark)
+        argv = ("/bin/sh", "-c", _SCRIPT, "sh", what, self._mark, str(beside_interpreter()))
         return self._session.probe(argv, self._node, limit_s).stdout.decode("utf-8", "replace")
 
 
@@ -269,6 +272,7 @@ class HangProbe:
             location=self._locate(dumps),
             evidence=self._mask(at),
             outliers=places.outliers,
+            node="" if places.node is None else f"{places.node} ({self._session.nodes[places.node]})",
         )
 
     def _inside(self, wanted: Sequence[str], cancelled: Event) -> NodeFacts:

@@ -197,9 +197,14 @@ class Frame(Value, frozen=True):
         return f"{self.name} ({self.path}{':' + self.line if self.line else ''})"
 
 
+def beside_interpreter() -> Path:
+    """Return where the program is that is installed with madlite."""
+    return Path(sys.executable).with_name("py-spy")
+
+
 def find_py_spy(path: str) -> str | None:
     """Return the program: on the search path, or beside the interpreter that runs madlite."""
-    beside = Path(sys.executable).with_name("py-spy")
+    beside = beside_interpreter()
     return shutil.which("py-spy", path=path) or (str(beside) if beside.is_file() else None)
 
 
@@ -271,10 +276,14 @@ class CodePlace(Value, frozen=True):
 
 
 class RankPlaces(Value, frozen=True):
-    """Where the ranks are in one line, and which of them stand apart; "" where that is not known."""
+    """Where the ranks are in one line, and which of them stand apart; "" where that is not known.
+
+    `node` is the number of the node that has all of these, where the ranks are on several.
+    """
 
     text: str = ""
     outliers: str = ""
+    node: int | None = None
 
 
 def locate_ranks(dumps: Sequence[Dump]) -> RankPlaces:
@@ -295,7 +304,13 @@ def locate_ranks(dumps: Sequence[Dump]) -> RankPlaces:
     return RankPlaces(
         text="; ".join([*texts, *([f"{rest} more ranks elsewhere"] if rest else [])]),
         outliers=_rank_text(places[0].ranks, len(ranks)) if apart else "",
+        node=_node_of(places[0].ranks, dumps) if apart else None,
     )
+
+
+def _node_of(ranks: Sequence[str], dumps: Sequence[Dump]) -> int | None:
+    nodes = {one.node for one in dumps if one.rank in ranks}
+    return nodes.pop() if len(nodes) == 1 and len({one.node for one in dumps}) > 1 else None
 
 
 def in_order(processes: Sequence[ProcessInfo]) -> list[ProcessInfo]:

@@ -21,13 +21,14 @@ from madlite.run.watchdog.progress_monitor import ProgressMonitor, SilenceNote
 class HangReport(Value, frozen=True):
     """`notes` name what is wrong with its processes, `location` where the rest is, `evidence` where its ranks are.
 
-    `outliers` are the ranks that stand apart: the others may be waiting for them.
+    `outliers` are the ranks that stand apart: the others may be waiting for them; `node` is theirs, of several.
     """
 
     notes: tuple[str, ...] = ()
     location: str = ""
     evidence: str = ""
     outliers: str = ""
+    node: str = ""
 
 
 ProbeHang: TypeAlias = Callable[[threading.Event], HangReport]
@@ -159,5 +160,6 @@ def hang_text(silence: SilenceNote, report: HangReport) -> str:
 def hang_hint(silence: SilenceNote, report: HangReport) -> str:
     """Return what to do about a hang: where to look, and which option lets a run be silent for longer."""
     verb = "stand" if report.outliers.startswith("ranks ") or report.outliers.endswith(" ranks") else "stands"
-    check = f"look where {report.outliers} {verb}; " if report.outliers else ""
+    node = f" on node {report.node}" if report.node else ""
+    check = f"look where {report.outliers}{node} {verb}; " if report.outliers else ""
     return f"{check}{silence.option} SECONDS waits longer"

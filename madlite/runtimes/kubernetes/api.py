@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from msgspec.structs import asdict, replace
+
 from madlite.cancellation import check
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause
+from madlite.runtimes.kubernetes.access import connect
 from madlite.runtimes.kubernetes.faults import quota_fault
 from madlite.runtimes.kubernetes.manifests import CONTAINER
 from madlite.runtimes.kubernetes.settings import KubernetesSettings
@@ -19,15 +23,20 @@ from madlite.workspace.folder import RUN_LABEL
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
-_WAITS_S = (0.5, 1.0, 2.0, 4.0)  # between tries of a call that the server was too busy for
+_WAITS_S = (0.5, 1.0, 2.0, 4.0)  # between tries of a call that a server was too busy for, or did not answer
+_LONGEST_S = 30.0  # between two tries of a call that is waited for
 _ANSWER_S = (10.0, 30.0)  # to connect, and for an answer
 _QUIET_S = 60.0  # a log that is silent for so long is asked for again: its connection may be dead
 AGAIN = (429, 500, 502, 503, 504)
 """Answers of a server that is too busy: it is asked again."""
-NOT_FOUND, CONFLICT, GONE = 404, 409, 410
-"""The answers to what is not there, to what is there already, and to a watch from a version that is forgotten."""
+LOST_S = 300.0
+"""How long a server that has answered before is waited for, while a run depends on it."""
+DAY_S = 86400.0
+"""How long one is waited for by who only reads what a Job leaves that goes on without, a login included."""
+UNKNOWN, NOT_FOUND, CONFLICT, GONE = 401, 404, 409, 410
+"""The answers to nobody it knows, to what is not there, to what is there already, and to a watch from a version that is
+forgotten."""
 _WATCH_S = 60  # how long the server leaves a watch open
-_HINT = "pip install 'madlite[kubernetes]'"
 _KINDS = {
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
     "JobSet": "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets",
@@ -46,22 +55,39 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Refusal(RuntimeProblem):
-    """What the server answered other than well; `status` is its HTTP code."""
+    """What the server answered other than well.
 
-    def __init__(self, message: str, hint: str = "", *, cause: str = Cause.PREPARE, status: int = 0) -> None:
+    `status` is its HTTP code, 0 where it did not answer; `wait_s` is how long it asks to wait.
+    """
+
+    def __init__(
+        self, message: str, hint: str = "", *, cause: str = Cause.PREPARE, status: int = 0, wait_s: float = 0.0
+    ) -> None:
         super().__init__(message, hint, cause=cause)
-        self.status = status
+        self.status, self.wait_s = status, wait_s
+
+
+def may_pass(refusal: Refusal, patience_s: float = 0.0) -> bool:
+    """Return whether the same question may be answered later; in a day somebody logs in again."""
+    return not refusal.status or refusal.status in AGAIN or (refusal.status == UNKNOWN and patience_s >= DAY_S)
 
 
 class Api:
-    """One namespace of a cluster, as the settings or the kubeconfig name it.
+    """One namespace of a cluster, as the settings or the kubeconfig name it; `access` is which one that is.
+
+    A server that is too busy, or does not answer, is asked again for seconds; with `patience_s` for so long, one that
+    never has answered included where it `is_known`.
 
     Raises:
         RuntimeProblem: there is no client, or no such kubeconfig.
     """
 
-    def __init__(self, settings: KubernetesSettings) -> None:
-        self._client, self.namespace = _client(settings)
+    def __init__(self, settings: KubernetesSettings, patience_s: float = 0.0, *, is_known: bool = False) -> None:
+        self._client, self.access = connect(settings)
+        self.namespace = self.access.namespace
+        self._settings = settings
+        self._patience_s, self._is_known = patience_s, is_known
+        self._renews = threading.Lock()
 
     def close(self) -> None:
         """Close the connections."""
@@ -195,12 +221,33 @@ class Api:
 
     def _call(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         """Return the answer of a call, tried again while the server is too busy, or does not answer."""
-        answer = _patiently(lambda: self._once(method, path, **more))
+        # a stop does not wait for a server that is away
+        patience_s = self._patience_s if self._is_known and method != "DELETE" else 0.0
+        answer = _patiently(lambda: self._once(method, path, **more), patience_s)
+        self._is_known = True
         found = json.loads(answer or b"{}")
         return found if isinstance(found, dict) else {}
 
-    def _once(
+    def _once(self, method: str, path: str, **more: Any) -> Any:
+        """Return the answer of a call; who is not known any more, as a token's time is over, logs in again once."""
+        client = self._client
+        try:
+            return self._sent(client, method, path, **more)
+        except Refusal as refusal:
+            if refusal.status != UNKNOWN:
+                raise
+            return self._sent(self._renewed(client), method, path, **more)
+
+    def _renewed(self, client: Any) -> Any:
+        """Return a client of this very cluster by the kubeconfig as it is now, in the place of one that was refused."""
+        with self._renews:
+            if self._client is client:
+                self._client, _ = connect(replace(self._settings, **asdict(self.access)))
+            return self._client
+
+    def _sent(
         self,
+        client: Any,
         method: str,
         path: str,
         *,
@@ -211,7 +258,7 @@ class Api:
         quiet_s: float = _QUIET_S,
     ) -> Any:
         with _explained(f"{method} {path.rpartition('/')[2] if stream else path.rsplit('/', 1)[-1]}", self.namespace):
-            answer = self._client.call_api(
+            answer = client.call_api(
                 path.format(namespace=self.namespace),
                 method,
                 query_params=list(query),
@@ -236,55 +283,36 @@ def _lines(answer: Any) -> Iterator[bytes]:
         yield from filter(None, whole)
 
 
-def _client(settings: KubernetesSettings) -> tuple[Any, str]:
-    try:
-        from kubernetes import client, config
-    except ImportError:
-        raise RuntimeProblem("the client of Kubernetes is not installed", _HINT, cause=Cause.ENGINE) from None
-    from urllib3 import disable_warnings
-    from urllib3.exceptions import InsecureRequestWarning
-
-    disable_warnings(InsecureRequestWarning)  # of each call, where the kubeconfig says that it is wanted
-    file, context = settings.kubeconfig or None, settings.context or None
-    try:
-        made = config.new_client_from_config(config_file=file, context=context, persist_config=False)
-        contexts, active = config.list_kube_config_contexts(config_file=file)
-        chosen = next((one for one in contexts if one["name"] == context), active)
-        namespace = chosen["context"].get("namespace", "")
-    except config.ConfigException as error:
-        if file or context:
-            what = f"the kubeconfig cannot be used: {error}"
-            raise RuntimeProblem(what, "kubectl config get-contexts", cause=Cause.ENGINE) from None
-        made, namespace = _inside(client, config, error)
-    return made, settings.namespace or namespace or "default"
-
-
-def _inside(client: Any, config: Any, error: Exception) -> tuple[Any, str]:
-    """Return the client of a process that runs in a pod itself."""
-    from pathlib import Path
-
-    own = client.Configuration()
-    try:
-        config.load_incluster_config(client_configuration=own)
-    except config.ConfigException:
-        what = f"no cluster is known: {error}"
-        hint = "KUBECONFIG or k8s.kubeconfig names the file of one"
-        raise RuntimeProblem(what, hint, cause=Cause.ENGINE) from None
-    file = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-    return client.ApiClient(own), file.read_text(encoding="utf-8").strip() if file.is_file() else ""
-
-
-def _patiently(work: Callable[[], _T]) -> _T:
-    for wait_s in _WAITS_S:
+def _patiently(work: Callable[[], _T], patience_s: float) -> _T:
+    """Return what a call answers, tried again a few times, and for `patience_s`."""
+    until_s = time.monotonic() + patience_s
+    for wait_s in _pauses():
         check()
         try:
             return work()
         except Refusal as refusal:
-            if refusal.status and refusal.status not in AGAIN:
+            is_over = wait_s > _WAITS_S[-1] and time.monotonic() >= until_s
+            if is_over or not may_pass(refusal, patience_s):
                 raise
             _LOG.debug("again in %s s: %s", wait_s, refusal.message)
-            time.sleep(wait_s)
-    return work()
+            _pause(min(max(wait_s, refusal.wait_s), _LONGEST_S))
+    raise AssertionError("pauses have no end")
+
+
+def _pauses() -> Iterator[float]:
+    yield from _WAITS_S
+    wait_s = _WAITS_S[-1]
+    while True:
+        wait_s = min(2 * wait_s, _LONGEST_S)
+        yield wait_s
+
+
+def _pause(wait_s: float) -> None:
+    """Wait, in a call that is left no longer than that."""
+    until_s = time.monotonic() + wait_s
+    while (left_s := until_s - time.monotonic()) > 0:
+        check()
+        time.sleep(min(left_s, 0.5))
 
 
 @contextmanager
@@ -324,7 +352,9 @@ def _refusal(error: Any, what: str, namespace: str) -> Refusal:
         return Refusal("the cluster has no JobSet", "install JobSet, or leave k8s.jobset out", status=status)
     if status == CONFLICT:
         return Refusal(f"it is there already: {message}", "madlite clean", status=status)
-    return Refusal(f"the cluster refuses {what} ({status}): {message}", status=status)
+    asked = str((error.headers or {}).get("Retry-After", ""))
+    wait_s = float(asked[:9]) if asked.isascii() and asked.isdigit() else 0.0
+    return Refusal(f"the cluster refuses {what} ({status}): {message}", status=status, wait_s=wait_s)
 
 
 def _message(error: Any) -> str:

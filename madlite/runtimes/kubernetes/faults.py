@@ -185,13 +185,19 @@ def ended_fault(pod: Json) -> Fault | None:
     return _disrupted(status, name, where) or _removed(pod, name, where)
 
 
+def deletion_grace_s(pod: Json) -> int | None:
+    """Return how long a pod that somebody deletes has to end; None of one that nobody does."""
+    metadata = pod["metadata"]
+    return int(metadata.get("deletionGracePeriodSeconds") or 0) if metadata.get("deletionTimestamp") else None
+
+
 def _removed(pod: Json, name: str, where: str) -> Fault | None:
     """Return that somebody deleted the pod before its container had ended."""
     metadata = pod["metadata"]
     gone = _time(metadata.get("deletionTimestamp"))
     if gone is None:
         return None
-    asked = gone - timedelta(seconds=int(metadata.get("deletionGracePeriodSeconds") or 0))
+    asked = gone - timedelta(seconds=deletion_grace_s(pod) or 0)
     state, said = container_state(pod)
     ended = _time(said.get("finishedAt")) if state == "terminated" else None
     if phase_of(pod) == "Succeeded" or (ended is not None and ended < asked):

@@ -15,7 +15,9 @@ from typing import Any
 
 from madlite.model import Value
 
-_TRIES = 4  # to read the log of a pod that has ended
+_TRIES = 100  # to read the log of a pod that has ended, a second and more apart, where the cluster is busy
+_TOLD = 25  # of these count where it says that the log cannot be read
+_BUSY = (429, 502, 503, 504)
 _TIMED = re.compile(rb"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ", re.ASCII)
 _FRACTION = re.compile(r"(?:\.(?P<part>\d+))?(?P<zone>Z|[+-]\d\d:\d\d)$")
 
@@ -25,6 +27,7 @@ class LogPosition:
 
     def __init__(self) -> None:
         self.count = 0  # lines that were taken
+        self.is_cut = False  # whether the end of the log could not be read
         self._time = ""  # the last whole line's, as the log has it
         self._same = 0
         self._again = 0  # lines of that time that are still to come a second time
@@ -142,7 +145,8 @@ def follow(
     """Yield the lines of a pod's log, each once; `open_log(since)` opens it, `is_over` says whether more can come.
 
     `pause` waits between two connections, and raises where nobody wants to go on.  `position` is where it is: at each
-    line its time is that line's.
+    line its time is that line's.  A cluster that does not answer is asked until it does; one that says of a pod that
+    has ended that its log cannot be read, for its node is gone, say, a few times: then `position.is_cut` is true.
     """
     position, failed = position or LogPosition(), 0
     while failed < _TRIES:
@@ -150,9 +154,11 @@ def follow(
         before, rest = position.count, None
         try:
             rest = yield from _connection(open_log(position.since), position)
-        except _broken():
-            failed += over  # the log of a pod that is gone is gone too
+        except _broken() as problem:
+            failed = 0 if position.count > before else failed + (over and _weight(problem))
+            position.is_cut = over
         if over and rest is not None and position.count == before:  # read once more, and nothing was new: it is whole
+            position.is_cut = False
             if rest and (text := position.take(rest)) is not None:
                 yield text
             return
@@ -160,16 +166,29 @@ def follow(
             pause()
 
 
+def _weight(problem: BaseException) -> int:
+    """Return how much a failure to read the log of a pod that has ended counts; none where nobody answers."""
+    status = getattr(problem, "status", None)
+    if status is None:  # it was read, and nothing came
+        return _TOLD
+    return 1 if status in _BUSY else _TOLD if status else 0
+
+
 def _connection(answer: Any, position: LogPosition) -> Generator[bytes, None, bytes]:
     """Yield the new lines that one connection brings, and return what came after the last line break."""
     position.reconnect()
-    rest = b""
+    parts: list[bytes] = []  # of a line that goes on; one may be megabytes long
     for piece in answer.stream(1 << 16, decode_content=False):
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
+        head, ended, tail = piece.partition(b"\n")
+        parts.append(head)
+        if not ended:
+            continue
+        *whole, last = tail.split(b"\n")
+        for line in (b"".join(parts), *whole):
             if (text := position.take(line + b"\n")) is not None:
                 yield text
-    return rest
+        parts = [last]
+    return b"".join(parts)
 
 
 def _broken() -> tuple[type[BaseException], ...]:

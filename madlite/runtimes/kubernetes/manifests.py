@@ -29,7 +29,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _SCRIPT = "pod.sh"
 _ACTIONS = "actions.sh"
-_LIMIT_MORE_S = 600  # of a pod's own limit beyond the run's: madlite's comes first
+_LIMIT_MORE_S = 3600  # of a pod's own limit beyond the run's: the kubelet counts from before it pulls the image
 _DEADLINE_S = 7 * 86400  # of a run without a limit
 _NAME = 52  # of a Job: its pods add an index and five characters, and a name of a label has 63
 GPU_RESOURCES = {"AMD": "amd.com/gpu", "NVIDIA": "nvidia.com/gpu"}
@@ -90,7 +90,11 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
         if settings.jobset
         else _job(plan, settings, metadata, template),
         service=_service(plan, metadata, name, settings),
-        config={"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **content_of(content)},
+        config={
+            **{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata},
+            **content_of(content),
+            "immutable": True,
+        },
         secret=_secret(metadata, secrets) if secrets else None,
     )
 
@@ -109,6 +113,7 @@ def _secret(metadata: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str
     return {
         **{"apiVersion": "v1", "kind": "Secret", "metadata": dict(metadata), "type": "Opaque"},
         "data": _encoded(secrets),
+        "immutable": True,
     }
 
 
@@ -430,7 +435,10 @@ def shown(objects: Objects) -> list[dict[str, Any]]:
 
 
 def yaml_of(objects: Objects) -> str:
-    """Return the objects as YAML documents that `kubectl apply -f -` takes; it has the secrets' values masked."""
+    """Return the objects as YAML documents that `kubectl apply -f -` takes; it has the secrets' values masked.
+
+    Comments say how to remove them, and that the values are to be written before they are applied.
+    """
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -440,8 +448,14 @@ def yaml_of(objects: Objects) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
     Dumper.add_representer(str, text)
+    kinds = ",".join(sorted(str(one["kind"]).lower() for one in objects.all()))
+    label = f"{RUN_LABEL}={objects.job['metadata']['labels'][RUN_LABEL]}"
+    head = f"# Made by madlite; what was applied by hand is removed by: kubectl delete {kinds} -l {label}\n"
+    if objects.secret is not None:
+        names = ", ".join(objects.secret["data"])
+        head += f"# Secrets are masked: before this is applied by hand, write what *** stands for ({names}).\n"
     documents = (yaml.dump(one, Dumper=Dumper, sort_keys=False, width=120) for one in shown(objects))
-    return "---\n".join(documents)
+    return head + "---\n" + "---\n".join(documents)
 
 
 def renamed(text: str, run_id: str, other: str) -> str:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.cancellation import check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.model import Cause, ImageUsed, JobOutcome, Json, Place, Problem, RunPlan, Say, Traits
-from madlite.runtimes.kubernetes.api import CONFLICT, Api, Refusal
+from madlite.runtimes.kubernetes.api import CONFLICT, DAY_S, LOST_S, Api, Refusal
 from madlite.runtimes.kubernetes.faults import (
     Fault,
     capacity_fault,
@@ -71,7 +71,9 @@ class KubernetesRuntime:
         return place.where == self.name
 
     def available(self) -> Problem | None:
-        """Return why the cluster cannot be used, or None."""
+        """Return why the cluster cannot be used, or None; for a Job that is there already it is waited for."""
+        if self._followed:
+            return None
         try:
             api = Api(self.settings)
             try:
@@ -116,15 +118,16 @@ class KubernetesRuntime:
             RuntimeProblem: the cluster refuses the run, or its pods cannot start.
             Interrupted: a stop came before they had.
         """
-        api = interruptible(lambda: Api(self.settings))
+        patience_s = DAY_S if self._followed else LOST_S
+        api = interruptible(lambda: Api(self.settings, patience_s, is_known=bool(self._followed)))
         run, name, kind = label_value(plan.id), job_name(plan.id), job_kind(self.settings)
         session: KubernetesSession | None = None
         pods: PodWatch | None = None
         try:
             interruptible(lambda: self._create(api, plan, kind, name))
-            pods = PodWatch(api, run)
+            pods = PodWatch(api, run, patience_s=patience_s)
             nodes = interruptible(lambda: _wait(api, pods, plan, name, self.settings))
-            access = (self.settings.kubeconfig, self.settings.context)
+            access = (api.access.kubeconfig, api.access.context)
             session = KubernetesSession(api, kind, name, nodes, plan, pods, access, followed=bool(self._followed))
             yield session
         finally:

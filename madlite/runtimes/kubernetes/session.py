@@ -10,13 +10,22 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from madlite.cancellation import Interrupted
 from madlite.errors import RuntimeProblem
 from madlite.model import Action, Cause, Chunk, Completed, Exit, RunPlan, Sink, Value
 from madlite.runtimes.kubernetes.api import Api
-from madlite.runtimes.kubernetes.faults import Fault, ended_fault, exit_code, gone_fault, phase_of, pod_name
+from madlite.runtimes.kubernetes.faults import (
+    Fault,
+    deletion_grace_s,
+    ended_fault,
+    exit_code,
+    gone_fault,
+    phase_of,
+    pod_name,
+)
 from madlite.runtimes.kubernetes.log_stream import LogPosition, Mark, MarkReader, follow
 from madlite.runtimes.kubernetes.manifests import INDEX_LABEL, label_value, numbered
 from madlite.runtimes.kubernetes.watch import POLL_S, PodWatch
@@ -25,6 +34,7 @@ from madlite.safe_files import Folder
 _LOG = logging.getLogger(__name__)
 _STOPPED = 130
 _AFTER_STOP_S = 20.0  # for pods that were told to end, beyond their graces
+_LOST_S = 60.0  # beyond its grace a pod that is deleted and stays has a node that says nothing any more
 
 
 class PodEnd(Value, frozen=True):
@@ -66,6 +76,7 @@ class KubernetesSession:
         self._pods = pods
         self._said: queue.Queue[Said] = queue.Queue(maxsize=4096)
         self._ends: dict[int, PodEnd] = {}
+        self._deleted_s: dict[str, float] = {}  # when it was seen first that somebody deletes a pod
         self._files: dict[str, bytes] = {}
         self._early: list[Said] = []  # of nodes that are further than the others
         self._first_s: float | None = None  # the time of the first output
@@ -97,7 +108,7 @@ class KubernetesSession:
         for number, one in numbered(self._plan.actions, skip_run=self._plan.skip_model_run):
             if (one.kind, one.argv, one.cwd) == (action.kind, action.argv, action.cwd):
                 return number
-        raise RuntimeProblem(f"the pods were not given action '{action.kind}' ({' '.join(action.argv)[:80]})")
+        raise RuntimeProblem(f"pods run the actions of their plan alone, and no '{action.kind}' beside them")
 
     def _start_following(self) -> None:
         if not self._threads:
@@ -109,23 +120,32 @@ class KubernetesSession:
     def _follow(self, node: int) -> None:
         """Read one pod's log to its end; everything of it goes to the thread that runs the action."""
         name, reader, position = self.nodes[node], MarkReader(self._plan.id), LogPosition()
-
-        def is_over() -> bool:
-            pod, is_there = self._pods.get(name)
-            return not is_there or pod is None or phase_of(pod) in ("Succeeded", "Failed")
-
         try:
+            is_over = partial(self._is_over, name)
             for line in follow(lambda since: self._api.log(name, since), is_over, self._pause, position):
                 for one in reader.feed(line):
                     self._said.put(Said(node, one, position.seconds))
             if rest := reader.flush():
                 self._said.put(Said(node, rest, position.seconds))
+            if position.is_cut:
+                self.notes = (*self.notes, f"the end of the log of pod {name} could not be read: its node may be gone")
             end = self._end_of(name)
         except (RuntimeProblem, Interrupted, _Left) as problem:
             _LOG.debug("log of %s: %s", name, problem)
             lost = problem.message if isinstance(problem, RuntimeProblem) else ""
             end = PodEnd(None, Fault(text=lost, hint="kubectl cluster-info", cause=Cause.ENGINE) if lost else None)
         self._said.put(Said(node, end))
+
+    def _is_over(self, name: str) -> bool:
+        """Return whether a pod prints nothing any more, for it has ended, or its node says nothing any more."""
+        pod, is_there = self._pods.get(name)
+        if not is_there or pod is None or phase_of(pod) in ("Succeeded", "Failed"):
+            return True
+        grace_s = deletion_grace_s(pod)
+        if grace_s is None:
+            return False
+        now_s = time.monotonic()
+        return now_s - self._deleted_s.setdefault(name, now_s) > grace_s + _LOST_S
 
     def _end_of(self, name: str) -> PodEnd:
         """Return how a pod ended, as it was seen last."""

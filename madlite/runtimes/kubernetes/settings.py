@@ -19,9 +19,9 @@ from madlite.model import Json, Value
 RUNTIME = "kubernetes"
 _DNS = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$|^$"
 _QUANTITY = r"^([0-9]+(\.[0-9]+)?)([KMGTPE]i?|[mkunp])?$|^$"
-_Name = Annotated[str, Meta(pattern=_DNS)]
-_Quantity = Annotated[str, Meta(pattern=_QUANTITY)]
-_Path = Annotated[str, Meta(pattern=r"^/")]
+_Name = Annotated[str, Meta(pattern=_DNS, description="a name of Kubernetes: lower-case letters, digits, '-' and '.'")]
+_Quantity = Annotated[str, Meta(pattern=_QUANTITY, description="a quantity of Kubernetes", examples=["64Gi"])]
+_Path = Annotated[str, Meta(pattern=r"^/", description="an absolute path", examples=["/data"])]
 
 
 class Toleration(Value, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class KubernetesSettings(Value, frozen=True, forbid_unknown_fields=True):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     port: Annotated[int, Meta(ge=1, le=65535)] = 29500
-    ttl_s: Annotated[int, Meta(ge=0)] = 86400
+    ttl_s: Annotated[int, Meta(ge=0)] = 7 * 86400  # a detached run's log is there after a weekend
     pending_limit_s: Annotated[float, Meta(ge=0)] = 0.0
 
     @property
@@ -183,6 +183,8 @@ def check_settings(settings: KubernetesSettings, where: str) -> None:
     for name in (*settings.rdma, *filter(None, [settings.gpu_resource])):
         if not _RESOURCE.fullmatch(name):
             raise UsageProblem(f"{where}: '{name}' is no name of a resource", "such as amd.com/gpu or rdma/hca")
+    _check_labels(settings, where)
+    _check_mounts(settings, where)
     for one in settings.volumes:
         sources = [source for source in (one.claim, one.host_path, one.nfs) if source]
         if len(sources) != 1:
@@ -190,3 +192,47 @@ def check_settings(settings: KubernetesSettings, where: str) -> None:
             raise UsageProblem(what, "one of claim, host_path and nfs")
         if one.nfs and ":/" not in one.nfs:
             raise UsageProblem(f"{where}: nfs '{one.nfs}' is no HOST:/PATH")
+
+
+_PREFIX = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?"
+_KEY = re.compile(_PREFIX + r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+
+
+def _check_labels(settings: KubernetesSettings, where: str) -> None:
+    """Refuse labels and annotations that Kubernetes does not take.
+
+    Raises:
+        UsageProblem: there are such.
+    """
+    for name in ("labels", "annotations", "node_selector"):
+        for key, value in getattr(settings, name).items():
+            if not _KEY.fullmatch(key):
+                what = f"{where}: {name} has the key '{key}', which is none of Kubernetes"
+                raise UsageProblem(
+                    what, "letters, digits, - _ . and at most 63 of them, after a domain and / where it has one"
+                )
+            if name != "annotations" and not _LABEL_VALUE.fullmatch(value):
+                what = f"{where}: {name}.{key} is '{value}', which is no value of a label"
+                raise UsageProblem(what, "letters, digits, - _ . and at most 63 of them")
+
+
+_SHM = "/dev/shm"  # noqa: S108 - the pod's
+
+
+def _check_mounts(settings: KubernetesSettings, where: str) -> None:
+    """Refuse two volumes in one place, and one where madlite's own are.
+
+    Raises:
+        UsageProblem: there are such.
+    """
+    seen: set[str] = set()
+    for one in settings.volumes:
+        mount = one.mount.rstrip("/") or "/"
+        own = next((name for name in ("/madlite", _SHM) if mount == name or mount.startswith(f"{name}/")), "")
+        if own or mount == "/":
+            hint = "shm_size is its size" if own == _SHM else "another folder"
+            raise UsageProblem(f"{where}: a volume is mounted at {mount}, which a pod has already", hint)
+        if mount in seen:
+            raise UsageProblem(f"{where}: two volumes are mounted at {mount}", "each has a folder of its own")
+        seen.add(mount)

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from madlite.errors import RuntimeProblem
-from madlite.runtimes.kubernetes.api import AGAIN, GONE, Refusal
+from madlite.runtimes.kubernetes.api import GONE, LOST_S, Refusal, may_pass
 from madlite.runtimes.kubernetes.faults import pod_name
 
 _LOG = logging.getLogger(__name__)
 POLL_S = 2.0
 _LONGEST_PAUSE_S = 30.0
-_LOST_S = 300.0  # after which a cluster that does not answer counts as gone
 _DENIED = (400, 403, 405, 501)  # answers to a watch after which it is polled
 
 
@@ -31,10 +30,15 @@ class _Pods(Protocol):
 
 
 class PodWatch:
-    """The pods of one run, kept up to date by a thread until `close`."""
+    """The pods of one run, kept up to date by a thread until `close`.
 
-    def __init__(self, api: _Pods, run: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._api, self._run, self._clock = api, run, clock
+    A cluster that does not answer for `patience_s` counts as gone.
+    """
+
+    def __init__(
+        self, api: _Pods, run: str, clock: Callable[[], float] = time.monotonic, patience_s: float = LOST_S
+    ) -> None:
+        self._api, self._run, self._clock, self._patience_s = api, run, clock, patience_s
         self._pods: dict[str, dict[str, Any]] = {}
         self._removed: dict[str, dict[str, Any]] = {}  # as they were last
         self._changed = threading.Condition()
@@ -100,7 +104,8 @@ class PodWatch:
 
     def _goes_on(self, problem: RuntimeProblem) -> bool:
         """Return whether it is tried again: from the last version, by a list, or without a watch."""
-        status = problem.status if isinstance(problem, Refusal) else 0
+        refusal = problem if isinstance(problem, Refusal) else Refusal(problem.message)
+        status = refusal.status
         if self._version and status == GONE:
             self._version = ""
             return True
@@ -109,8 +114,8 @@ class PodWatch:
             self._polls = True
             return True
         self._broken_s = self._clock() if self._broken_s is None else self._broken_s
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        if (status and status not in AGAIN) or self._clock() - self._broken_s > _LOST_S:
+        self._pause_s = min(max(2 * self._pause_s, refusal.wait_s), _LONGEST_PAUSE_S)
+        if not may_pass(refusal, self._patience_s) or self._clock() - self._broken_s > self._patience_s:
             with self._changed:
                 self._problem = problem
                 self._changed.notify_all()

@@ -10,6 +10,7 @@ from functools import cached_property
 from madlite import process
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause
+from madlite.plan.node_values import expand_hosts
 
 _QUERY_S = 30.0  # a controller that is busy answers late
 _TRIES = 4
@@ -73,8 +74,30 @@ class Allocation:
         own = [] if self.is_spur else ["--cpu-bind=none", "--kill-on-bad-exit=0", "--quit-on-interrupt"]
         return [
             *("srun", f"--jobid={self.job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
-            *(f"--nodelist={','.join(names)}", "--overlap", *own, *options),
+            *(f"--nodelist={','.join(names)}", "--overlap", *own, *self._gpus(names), *options),
         ]
+
+    def _gpus(self, names: Sequence[str]) -> list[str]:
+        """Return what a step asks for where the job's GPUs were asked for in all, or for each of its tasks.
+
+        Without it the step would inherit that: `--gpus=16` of two nodes cannot be met on one, and of
+        `--gpus-per-task=1` a step of one task has one GPU.
+
+        Raises:
+            RuntimeProblem: Slurm does not answer.
+        """
+        if self.is_spur or not _IN_ALL & self._environ.keys():
+            return []
+        counts = {self._gpu_counts[name] for name in names if name in self._gpu_counts}
+        if not counts:
+            return []
+        return [f"--gpus-per-node={counts.pop()}"] if len(counts) == 1 and 0 not in counts else ["--gres=none"]
+
+    @cached_property
+    def _gpu_counts(self) -> dict[str, int]:
+        """How many GPUs the job has on each of its nodes."""
+        blocks = _NODE_GRES.findall(self._query("scontrol", "show", "job", "-d", self.job_id))
+        return {name: sum(map(int, _GPU_COUNT.findall(gres))) for nodes, gres in blocks for name in expand_hosts(nodes)}
 
     def lost(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return which of some nodes are down or do not respond; none where Slurm does not answer."""
@@ -90,7 +113,8 @@ class Allocation:
         of_job = {
             name: value for name, value in self._environ.items() if name.startswith(("SLURM_", "SPUR_", "MUNGE_"))
         }
-        return found | {name: value for name, value in of_job.items() if not _OPTIONS.match(name)}
+        kept = {name: text for name, text in of_job.items() if not (_OPTIONS.match(name) or _FORMS.fullmatch(name))}
+        return found | kept
 
     def _query(self, *argv: str) -> str:
         problem = ""
@@ -111,6 +135,17 @@ _KEPT = re.compile(
 _OPTIONS = re.compile(
     r"SLURM_(NTASKS|NPROCS|NNODES|TASKS_PER_NODE|NTASKS_PER_NODE|DISTRIBUTION|EXACT|CPU_BIND|MEM_BIND|JOB_GPUS|STEP_GPUS)"
 )
+
+# what srun reads as the form of its output, or as a request for GPUs
+_FORMS = re.compile(
+    r"SLURM_(LABELIO|UNBUFFEREDIO|STD(IN|OUT|ERR)MODE|EXPORT_ENV|HINT|THREADS_PER_CORE"
+    r"|GPUS|GPUS_PER_(TASK|SOCKET)|TRES_PER_TASK|TRES_BIND|GPU_BIND|(CPUS|MEM)_PER_GPU)"
+)
+_IN_ALL = frozenset(
+    f"SLURM_{name}" for name in ("GPUS", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "NTASKS_PER_GPU", "TRES_PER_TASK")
+)
+_NODE_GRES = re.compile(r"^\s*Nodes=(\S+) .*\bGRES=(\S*)", re.MULTILINE)
+_GPU_COUNT = re.compile(r"\bgpu:(?:[^:,()]+:)?([0-9]+)")
 
 
 def allocation_of(environ: Mapping[str, str]) -> Allocation | None:

@@ -27,6 +27,7 @@ from madlite.model import (
     Say,
     Traits,
 )
+from madlite.plan.place import STARTS_ITSELF
 from madlite.runtimes.slurm.allocation import Allocation, allocation_of
 from madlite.runtimes.slurm.containers import FLAVOURS, IMAGES_VARIABLE, VARIABLE, Container, container_of
 from madlite.runtimes.slurm.session import AGENT, INSIDE, NODES, STATE, SlurmSession, call_nodes
@@ -34,7 +35,6 @@ from madlite.secrets import mask_values
 from madlite.workspace.folder import RUN_MARK
 from madlite.workspace.mounts import make_mounts
 
-ON_FIRST = "slurm_multi"  # a card's launcher: its script starts the steps on the nodes itself (madengine 2)
 _QUERY_S = 30.0
 _ENDINGS = {"pyxis": ".sqsh", "apptainer": ".sif"}
 _STATE = re.compile(r"\bJobState=(\S+)(?:\s+Reason=(\S+))?")
@@ -123,7 +123,7 @@ class SlurmRuntime:
             plan.workspace,
             {"folder": folder, "workspace": plan.inside if self.traits.containerised else str(plan.workspace)},
             plan.stop_grace_s,
-            on_first=plan.launcher.replace("-", "_") == ON_FIRST,
+            on_first=plan.launcher.replace("-", "_") == STARTS_ITSELF,
         )
         try:
             session.open()

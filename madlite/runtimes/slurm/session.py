@@ -409,17 +409,17 @@ class SlurmSession:
 
     def _write_environment(self, env: Mapping[str, EnvValue]) -> None:
         """Write the variables of an action for its owner alone: they are in no argument and no export of srun."""
-        ranks = {
-            "NNODES": str(len(self.nodes)),
+        defaults = {
             "MASTER_ADDR": self._allocation.address,
             "MASTER_PORT": self._allocation.port,
             # madengine 2's names
             "MAD_DEPLOYMENT_TYPE": "slurm",
             "MAD_IN_SLURM_JOB": "1",
             "MAD_SLURM_JOB_ID": self._allocation.job_id,
-            "MAD_TOTAL_NODES": str(len(self.nodes)),
         }
-        values = {**ranks, **reveal(self._env), **reveal(env)}
+        # whatever a job's script exported: that may be the number of the allocation's nodes
+        counts = dict.fromkeys(("NNODES", "MAD_TOTAL_NODES"), str(len(self.nodes)))
+        values = {**defaults, **reveal(self._env), **reveal(env), **counts}
         lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items() if name.isidentifier()]
         lines += [_AS_JOB.format(nodes=len(self.nodes))] if self._on_first else []
         try:

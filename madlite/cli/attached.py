@@ -1,0 +1,344 @@
+"""Submissions that a command is about: what is told of their runs, their rows, and what they came to."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from madlite.cli import setup
+from madlite.cli.terminal import echo_on
+from madlite.errors import ExitCode
+from madlite.study.summary import SCALING
+
+if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
+    from madlite.cluster.follow import RunState, Settling
+    from madlite.cluster.schedulers import Scheduler
+    from madlite.cluster.submission import JobRun, Stored
+    from madlite.model import Json, Result
+    from madlite.plan.context import Options
+    from madlite.run.collect import Collected
+    from madlite.run.screen import RunOutcome
+
+_STEPS_S = 30.0  # between two lines about the steps of running runs
+_SHOWN = 8  # so many runs are named, of more their numbers
+
+
+def scheduler_for(stored: Stored) -> Scheduler:
+    """Return the scheduler of a submission, as the cluster file was then."""
+    import os
+
+    from madlite.cluster.schedulers import scheduler_of
+
+    named = stored.submission
+    cluster = replace(named.description, name=named.cluster, scheduler=named.scheduler)
+    return scheduler_of(cluster, dict(os.environ))
+
+
+def attach(stored: Sequence[Stored], on_interrupt: str = "", output: Path | None = None) -> Attached:
+    """Return submissions with what their rows are written with, into `output` or the results file of each."""
+    import os
+
+    from madlite.plan.context import Options
+
+    here = Path.cwd()
+    options = Options(workspace=here, output=here / (output or "perf.csv"), environ=dict(os.environ))
+    schedulers = tuple(map(scheduler_for, stored))
+    return Attached(stored, schedulers, options, setup.load(False, False), on_interrupt, output)
+
+
+class Attached:
+    """Submissions that are followed, and where their rows go."""
+
+    def __init__(
+        self,
+        stored: Sequence[Stored],
+        schedulers: Sequence[Scheduler],
+        options: Options,
+        plugins: Plugins,
+        on_interrupt: str,
+        output: Path | None = None,
+    ) -> None:
+        from madlite.cli.screens import DirectSink, PlainScreen, Sink
+        from madlite.cli.summary import compare_run
+        from madlite.cluster.follow import Settling
+        from madlite.results.header import new_columns
+
+        self.on_interrupt = on_interrupt
+        self.results: list[Result] = []
+        self.failed = False
+        self.follows = False  # whether runs that go on are waited for
+        self.study: Json = None  # what the last study that came to its end did
+        self.lines: list[str] = []  # of studies, for the end
+        self.screen = PlainScreen(DirectSink(sys.stdout.fileno()), live=False, compare=partial(compare_run, plugins))
+        self._options = options
+        self._shown: str = ""
+        self._told: set[str] = set()
+        self._steps_s = 0.0
+        silent = PlainScreen(Sink(sys.stderr.fileno()), live=False)
+        runtimes = setup.make_runtimes(plugins)
+        self.settlings: list[Settling] = []
+        for one, scheduler in zip(stored, schedulers, strict=True):
+            named = one.submission
+            file = options.workspace / (output or named.output)
+            own = replace(options, output=file, columns=named.columns, strict_header=named.strict_header)
+            begin = new_columns(options.contract)
+            self.settlings.append(Settling(one, scheduler, own, silent, runtimes, begin))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a run has neither a row nor a reason for none, and may get one."""
+        return any(one.is_followed for one in self.settlings)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether a run has neither a row nor a reason for none."""
+        return any(one.stored.open_runs for one in self.settlings)
+
+    def has_ended(self) -> bool:
+        """Return whether the job of an open run is over, as far as the schedulers say."""
+        return any(state.word == "over" and one.polled for one in self.settlings for state in one.states())
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a run is being brought to the working folder."""
+        return any(one.scheduler.is_fetching for one in self.settlings)
+
+    def poll(self) -> None:
+        """Ask each scheduler; one that does not answer is told once and asked again later."""
+        from madlite.cluster.schedulers import Unreachable
+
+        for one in self.settlings:
+            if not one.stored.open_runs:
+                continue
+            try:
+                one.poll()
+            except Unreachable as problem:
+                self._tell(f"{problem.message}; the jobs go on, and it is asked again")
+            else:
+                self._told = {text for text in self._told if "asked again" not in text}
+
+    def settle(self) -> None:
+        """Write the rows of what is over."""
+        from madlite.cluster.schedulers import Unreachable
+
+        for one in self.settlings:
+            one.follows = self.follows
+            with suppress(Unreachable):
+                for run, done in one.settle():
+                    self._print(one, run, done)
+                one.keep_limit()
+            for text in one.notices:
+                self._tell(text)
+
+    def show(self) -> None:
+        """Print how many runs wait and run, where that has changed, and now and then the steps of a few."""
+        states = [state for one in self.settlings for state in one.states()]
+        text = summary_text(states)
+        if text != self._shown:
+            self._shown = text
+            if text:
+                echo_on(text)
+        if time.monotonic() - self._steps_s >= _STEPS_S:
+            self._steps_s = time.monotonic()
+            for state in states[:_SHOWN]:
+                if state.progress is not None and state.progress.step is not None:
+                    echo_on(f"  {state_line(state)}")
+
+    def recall(self) -> None:
+        """Take in, and print, what those runs came to whose end an earlier command has seen."""
+        for one in self.settlings:
+            for run, done in one.before:
+                self._print(one, run, done)
+
+    def cancel(self) -> None:
+        """End the jobs of all open runs, give up those that have none, and ask once what is left.
+
+        Raises:
+            Unreachable: a scheduler does not answer; the others were asked.
+        """
+        from madlite.cluster.schedulers import Unreachable
+
+        problems = []
+        for one in self.settlings:
+            try:
+                one.cancel()
+            except Unreachable as problem:
+                problems.append(problem)
+        if problems:
+            raise problems[0]
+
+    @property
+    def has_unsubmitted(self) -> bool:
+        """Whether a run has no job yet, and was not refused one."""
+        return any(
+            not (one.stored.job_of(run) or one.stored.state_of(run).refused)
+            for one in self.settlings
+            for run in one.stored.open_runs
+        )
+
+    def finish(self) -> None:
+        """End jobs that are left of runs that all have their rows; write what studies came to, and keep its lines."""
+        from madlite.cluster.schedulers import Unreachable
+
+        for one in self.settlings:
+            named = one.stored.submission
+            if one.stored.open_runs:
+                continue
+            try:
+                one.cancel_left()
+            except Unreachable as problem:
+                setup.warn(f"{problem.message}: whether a job is left is not known (squeue --me)")
+            if named.study:
+                finish = self._finish_scaling if named.study == SCALING else self._finish_study
+                finish(named.id, one.workspace)
+
+    def _finish_study(self, study_id: str, workspace: Path) -> None:
+        from madlite.cli.repeat import study_lines, summary_of_runs
+        from madlite.study.repeat import save_summary
+
+        summary = summary_of_runs(workspace, study_id)
+        if summary is None:
+            return
+        self.study = msgspec.to_builtins(summary)
+        self.lines += [*study_lines(summary), f"  madlite runs --of {study_id}"]
+        if problem := save_summary(summary, workspace):
+            setup.warn(problem)
+
+    def _finish_scaling(self, study_id: str, workspace: Path) -> None:
+        from madlite.cli.repeat import records_of
+        from madlite.cli.scaling import study_lines
+        from madlite.study.efficiency import scalings_of
+        from madlite.study.scaling import save_scaling
+        from madlite.study.summary import samples_of_records
+
+        scalings = scalings_of(samples_of_records(records_of(workspace, study_id)))
+        problems = save_scaling(study_id, scalings, workspace)
+        self.study = {"id": study_id, "kind": SCALING, "scalings": msgspec.to_builtins(scalings)}
+        self.lines += study_lines(study_id, scalings, workspace)
+        for text in problems:
+            setup.warn(text)
+
+    def exit_code(self) -> int:
+        """Return the exit code of the runs that have come to their end."""
+        from madlite.run.batch import exit_code
+
+        return int(ExitCode.RUN_FAILED if self.failed else exit_code(self.results))
+
+    def outcome(self, code: int) -> RunOutcome:
+        """Return what the runs came to; those that are left count as not started."""
+        from madlite.run.screen import RunOutcome
+
+        left = tuple(run.card for one in self.settlings for run in one.stored.open_runs)
+        return RunOutcome(results=tuple(self.results), not_started=left, exit_code=ExitCode(code))
+
+    def close(self, code: int) -> None:
+        """Print the totals of what has ended, and what studies came to."""
+        from madlite.cli.summary import print_totals
+
+        if self.results or self.lines:
+            files = ", ".join(dict.fromkeys(str(one.output) for one in self.settlings))
+            print_totals(self.screen, self.outcome(code), files, self.lines, self._options.contract)
+
+    def _print(self, one: Settling, run: JobRun, done: Collected) -> None:
+        if done.failed:
+            if f"{done.run_id} {done.message}" not in self._told:
+                self._told.add(f"{done.run_id} {done.message}")
+                setup.warn(f"{done.run_id}: {done.message}")
+            self.failed = True
+            return
+        self.screen.end([f"{done.run_id}: {done.message}"])
+        if done.result is not None:
+            self.results.append(done.result)
+            self._print_end(one, run, done.result)
+        for text in done.warnings:
+            setup.warn(text)
+
+    def _print_end(self, one: Settling, run: JobRun, result: Result) -> None:
+        """Print what a run on this machine ends with, too."""
+        from madlite.cli.format import outcome_text, short_reason
+        from madlite.workspace.folder import LOG, exists
+
+        plan = one.plan_of(run, result)
+        if plan is None:
+            self.screen.end([f"      {outcome_text(result)}{short_reason(result)}"])
+            return
+        if exists(plan.folder / LOG):
+            self.screen.logs(plan)
+        self.screen.finished(plan, result)
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            setup.warn(text)
+
+
+def summary_text(states: Sequence[RunState]) -> str:
+    """Return how many runs wait, run and the like: `2 running, 18 pending (Resources)`."""
+    counts = Counter((one.word, one.state.reason if one.word == "PENDING" else "") for one in states)
+    words = [f"{n} {word.lower()}{f' ({reason})' if reason else ''}" for (word, reason), n in counts.items()]
+    return ", ".join(words)
+
+
+def state_line(one: RunState) -> str:
+    """Return a line about one open run."""
+    reason = f" ({one.state.reason})" if one.state.reason else ""
+    where = f" on {one.state.nodes}" if one.state.nodes else ""
+    ends = f", time until {one.state.ends}" if one.state.ends and one.word == "RUNNING" else ""
+    progress = one.progress
+    steps = ""
+    if progress is not None and progress.step is not None:
+        steps = f", step {progress.step}{f' of {progress.steps}' if progress.steps else ''}"
+    job = f" job {one.job}" if one.job else ""
+    return f"{one.run.id}:{job} {one.word}{reason}{where}{steps}{ends}"
+
+
+def state_lines(states: Sequence[RunState], most: int | None, width: int | None) -> Iterator[str]:
+    """Yield lines about open runs, those in the same state and with no step in one where they are more than `most`.
+
+    In a terminal of `width` columns a longer line is broken.
+    """
+    alike = Counter(map(_sort, states))
+    told: set[tuple[str, str]] = set()
+    for one in states:
+        sort = _sort(one)
+        if most is None or alike[sort] <= most or one.progress is not None:
+            yield from _broken(state_line(one), width)
+        elif sort not in told:
+            told.add(sort)
+            yield from _broken(_alike_line([each for each in states if _sort(each) == sort]), width)
+
+
+def _sort(one: RunState) -> tuple[str, str]:
+    return one.word, one.state.reason if one.progress is None else one.run.id
+
+
+def _alike_line(states: Sequence[RunState]) -> str:
+    """Return a line about runs in the same state: `1000 runs: PENDING (Resources), jobs 12_1 to 12_1000, 600 of a`."""
+    first, last = states[0], states[-1]
+    reason = f" ({first.state.reason})" if first.state.reason else ""
+    jobs = f", jobs {first.job} to {last.job}" if first.job else ""
+    cards = Counter(one.run.card for one in states).most_common()
+    named = ", ".join(f"{count} of {card}" for card, count in cards[:3])
+    more = f" and {len(cards) - 3} more cards" if len(cards) > 3 else ""
+    return f"{len(states)} runs: {first.word}{reason}{jobs}, {named}{more}"
+
+
+def _broken(text: str, width: int | None) -> Iterator[str]:
+    """Yield a line, where it is too wide what it is about and the rest, indented."""
+    if width is None or len(text) + 2 <= width:
+        yield f"  {text}"
+        return
+    head, _, rest = text.partition(": ")
+    yield f"  {head}:"
+    yield from textwrap.wrap(rest, max(20, width), initial_indent=" " * 4, subsequent_indent=" " * 4)
