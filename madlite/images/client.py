@@ -35,8 +35,21 @@ def found_socket(environ: Mapping[str, str]) -> Path | None:
 
 def podman_version(client: Any) -> str:
     """Return the version of the podman that answers, "" for another engine."""
+    if ping_headers(client).get("Server", "").startswith("Docker/"):
+        return ""
     parts = client.version().get("Components") or []
     return next((str(part.get("Version", "")) for part in parts if part.get("Name") == "Podman Engine"), "")
+
+
+def ping_headers(client: Any) -> Mapping[str, str]:
+    """Return the headers with which an engine answers that it is there; none where it refuses to.
+
+    They name the engine and its version of the API.  Docker starts three programs to answer `/version`, and more for
+    `/info`: with many short runs that is most of what the engine does.
+    """
+    answer = client.get(f"{client.base_url}/_ping", timeout=client.timeout)
+    found: Mapping[str, str] = answer.headers if answer.ok else {}
+    return found
 
 
 def translate_gpu_requests(client: Any, host: dict[str, Json]) -> None:
@@ -73,6 +86,7 @@ SOCKET = Path("/var/run/docker.sock")
 DEFAULT_ADDRESS = f"unix://{SOCKET}"
 ANSWER_LIMIT_S = 2.0  # for asking whether an engine is there
 API_LIMIT_S = 120.0  # for one call; removing a big container can take a minute
+_ANY_VERSION = "1.24"  # of the API, for a client that asks which one it is to use
 RESTART = "does docker version hang as well? sudo systemctl restart docker"
 START = "is docker running? sudo systemctl start docker; podman: systemctl --user start podman.socket"
 JOIN_GROUP = "sudo usermod -aG docker $USER, then log in again"
@@ -135,16 +149,21 @@ def connect(environ: Mapping[str, str], limit_s: float = API_LIMIT_S) -> Client:
         RuntimeProblem: no engine answers at the address, or it is no address.
     """
     import docker
+    import requests
 
     address = docker_address(environ)
     try:
         settings = docker.utils.kwargs_from_env(environment={**environ, "DOCKER_HOST": address})
-        return docker.APIClient(**settings, version="auto", timeout=limit_s)
-    except docker.errors.DockerException as error:
+        with docker.APIClient(**settings, version=_ANY_VERSION, timeout=limit_s) as client:
+            version = ping_headers(client).get("Api-Version", "auto")
+        client = docker.APIClient(**settings, version=version, timeout=limit_s)
+    except (docker.errors.DockerException, requests.RequestException) as error:
         raise unreachable(address, error) from error
     except ValueError as error:
         hint = "check DOCKER_HOST: unix:///path/to/docker.sock or tcp://host:2375"
         raise RuntimeProblem(f"no Docker Engine answers at {address}: {error}", hint, cause=Cause.ENGINE) from error
+    client.trust_env = not address.startswith("unix://")  # no proxy is on the way to a socket
+    return client
 
 
 @contextmanager

@@ -32,6 +32,7 @@ _LIMIT_BYTES = 16 << 20  # of a Dockerfile, or of what .dockerignore has
 _BLOCK_BYTES = 512  # of a tar
 _ENTRY_BYTES = 3 * _BLOCK_BYTES  # beside a file's content, at most for a name of usual length
 _MOST_NAMES = 3
+_SMALL_BYTES = 1 << 20  # of a context: less than what the engine itself writes of a build, and not worth a question
 
 
 class Packed(NamedTuple):
@@ -163,7 +164,8 @@ def _check_room(client: Client, image: Image, context: Path, content: _Content) 
         RuntimeProblem: there is too little room.
     """
     wanted: dict[int, tuple[int, str]] = {}
-    for folder, size in ((tempfile.gettempdir(), content.packed_bytes), (_engine_folder(client), content.bytes)):
+    of_engine = _engine_folder(client) if content.bytes > _SMALL_BYTES else ""
+    for folder, size in ((tempfile.gettempdir(), content.packed_bytes), (of_engine, content.bytes)):
         place = Path(folder)
         if folder and place.is_dir():
             before, first = wanted.get(place.stat().st_dev, (0, folder))

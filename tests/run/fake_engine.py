@@ -30,9 +30,13 @@ class Lines(list[Any]):
 
 
 class FakeEngine:
-    """Answers by `METHOD /path`, without version and query; what nobody planned is 404."""
+    """Answers by `METHOD /path`, without version and query; what nobody planned is 404.
 
-    def __init__(self, answers: Mapping[str, Answer]) -> None:
+    Each answer has the `headers`.
+    """
+
+    def __init__(self, answers: Mapping[str, Answer], headers: Mapping[str, str] | None = None) -> None:
+        self.headers = headers or {}
         self.answers: dict[str, Answer] = {"GET /version": (200, {"ApiVersion": "1.43", "Components": []}), **answers}
         self.asked: list[str] = []
         self._folder = tempfile.mkdtemp(prefix="madlite-")  # a socket's path must be short
@@ -90,6 +94,9 @@ class _Handler(BaseHTTPRequestHandler):
                 held.wait()
             return
         self.send_response(status)
+        for name, text in self.server.engine.headers.items():
+            if name != "Server":  # which is sent already
+                self.send_header(name, text)
         self.send_header("Content-Type", "application/json")
         self.send_header(*(("Transfer-Encoding", "chunked") if lines else ("Content-Length", str(len(data)))))
         self.end_headers()
@@ -98,6 +105,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n" if lines else data)
 
     do_POST = do_DELETE = do_GET
+
+    def version_string(self) -> str:
+        return self.server.engine.headers.get("Server", "FakeEngine")
 
     def address_string(self) -> str:
         return "a socket"

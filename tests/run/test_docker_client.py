@@ -14,9 +14,10 @@ import requests
 import urllib3
 
 from madlite.errors import RuntimeProblem
-from madlite.images.client import docker_address, explained
+from madlite.images.client import connect, docker_address, explained, translate_gpu_requests
 from madlite.model import Cause, Problem
 from madlite.runtimes.docker.runtime import DockerRuntime
+from tests.run.fake_engine import FakeEngine
 
 
 @pytest.fixture
@@ -142,3 +143,25 @@ def test_only_an_engine_that_went_away_is_called_unreachable(raised, cause):
     assert told.value.cause is cause
     expected = f"docker: {raised}" if cause is Cause.PREPARE else "no Docker Engine answers"
     assert told.value.message.startswith(expected)
+
+
+def test_dockers_slow_answers_are_not_asked_for_what_its_headers_tell():
+    """Docker starts programs to tell its version, for each connection of each run."""
+    engine = FakeEngine({"GET /_ping": (200, b"OK")}, {"Api-Version": "1.41", "Server": "Docker/28.0.1 (linux)"})
+    try:
+        with connect(engine.environ) as client:
+            assert client.api_version == "1.41"
+            translate_gpu_requests(client, {"DeviceRequests": [{"Driver": "", "Count": -1}]})
+        assert set(engine.asked) == {"GET /_ping"}
+    finally:
+        engine.close()
+
+
+def test_an_engine_whose_headers_do_not_tell_is_asked_for_its_version():
+    """A proxy before its socket may refuse a request, or pass no header on."""
+    engine = FakeEngine({"GET /version": (200, {"ApiVersion": "1.43"})})
+    try:
+        with connect(engine.environ) as client:
+            assert client.api_version == "1.43"
+    finally:
+        engine.close()

@@ -159,6 +159,17 @@ def test_the_engines_own_folder_counts_where_it_is_on_this_machine(checkout, scr
     engine.close()
 
 
+def test_the_engine_is_not_asked_where_it_keeps_a_small_context(checkout, scratch):
+    engine = FakeEngine({"GET /info": (200, {"DockerRootDir": "/"})})
+    with connect(engine.environ) as client:
+        pack(client, image(checkout))
+        assert "GET /info" not in engine.asked
+        (checkout / "docker/weights").write_bytes(b"1" * (2 << 20))
+        pack(client, image(checkout))
+        assert "GET /info" in engine.asked
+    engine.close()
+
+
 def test_what_is_packed_has_no_name_that_a_kill_could_leave(client, checkout, scratch):
     with packed_context(client, image(checkout), lambda line: None) as packed:
         assert os.fstat(packed.file.fileno()).st_size and list(scratch.iterdir()) == []

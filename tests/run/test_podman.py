@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from madlite.errors import RuntimeProblem
 from madlite.images import client
 from madlite.images import client as docker_client
-from madlite.images.client import DEFAULT_ADDRESS, docker_address, podman_note
+from madlite.images.client import DEFAULT_ADDRESS, Client, docker_address, podman_note
+from tests.run.fake_engine import FakeEngine
 
 NVIDIA = {"Driver": "", "DeviceIDs": ["0", "3"], "Capabilities": [["gpu"]]}
 
 
-class Engine:
-    """Answers what it is, as podman and docker do."""
-
-    def __init__(self, name: str, version: str) -> None:
-        self._parts = [{"Name": name, "Version": version}, {"Name": "Conmon", "Version": "conmon version 2.1.6"}]
-
-    def version(self) -> dict[str, object]:
-        return {"Version": self._parts[0]["Version"], "Components": self._parts}
+@contextmanager
+def engine(name: str, version: str) -> Iterator[Client]:
+    """Yield a client of an engine that answers what it is, as podman and docker do."""
+    parts = [{"Name": name, "Version": version}, {"Name": "Conmon", "Version": "conmon version 2.1.6"}]
+    server = f"Libpod/{version} (linux)" if name.startswith("Podman") else f"Docker/{version} (linux)"
+    headers = {"Api-Version": "1.41", "Server": server}
+    answers = {"GET /version": (200, {"ApiVersion": "1.41", "Components": parts}), "GET /_ping": (200, b"OK")}
+    answering = FakeEngine(answers, headers)
+    try:
+        with client.connect(answering.environ) as connected:
+            yield connected
+    finally:
+        answering.close()
 
 
 @pytest.fixture
@@ -69,18 +78,21 @@ def test_podman_is_named_where_it_was_found_unasked(sockets, tmp_path):
 )
 def test_podman_is_asked_for_gpus_by_their_cdi_names(asked, names):
     host = {"DeviceRequests": [asked]}
-    client.translate_gpu_requests(Engine("Podman Engine", "5.10.1"), host)
+    with engine("Podman Engine", "5.10.1") as podman:
+        client.translate_gpu_requests(podman, host)
     assert host == {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": names}]}
 
 
 def test_docker_is_asked_in_its_own_words():
     host = {"DeviceRequests": [NVIDIA]}
-    client.translate_gpu_requests(Engine("Engine", "20.10.24"), host)
+    with engine("Engine", "20.10.24") as docker:
+        client.translate_gpu_requests(docker, host)
     assert host == {"DeviceRequests": [NVIDIA]}
 
 
 @pytest.mark.parametrize("version", ["4.3.1", "5.3.2", "3.4"])
 def test_a_podman_that_would_leave_gpus_out_is_refused(version):
-    with pytest.raises(RuntimeProblem, match=f"podman {version} gives no NVIDIA GPUs"):
-        client.translate_gpu_requests(Engine("Podman Engine", version), {"DeviceRequests": [NVIDIA]})
-    client.translate_gpu_requests(Engine("Podman Engine", version), {})
+    with engine("Podman Engine", version) as podman:
+        with pytest.raises(RuntimeProblem, match=f"podman {version} gives no NVIDIA GPUs"):
+            client.translate_gpu_requests(podman, {"DeviceRequests": [NVIDIA]})
+        client.translate_gpu_requests(podman, {})

@@ -10,17 +10,19 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from madlite.files import exists
 from madlite.machine.foreign_processes import sees_all_processes
-from madlite.machine.host import list_folder, read_file
+from madlite.machine.host import read_file
 from madlite.model import Gpu
 from madlite.runtimes.host import supervisor
 from madlite.workspace.folder import RUN_MARK
 from madlite.workspace.gpu_leases import LeaseFolder, LeaseHolder, LeaseState, lease_names
 
-_SUPERVISOR = "/".join(Path(supervisor.__file__).parts[-2:])  # of whatever installation
+_SUPERVISOR = "/".join(Path(supervisor.__file__).parts[-2:]).encode()  # of whatever installation
+_BLOCK_BYTES = 1 << 16
 _BOOT = "sys/kernel/random/boot_id"
 UNSEEN = "perhaps processes that cannot be seen from here"
 _CONTAINER = re.compile(r"[0-9a-f]{12,64}")  # an id of docker's or podman's
@@ -99,19 +101,43 @@ def _found(holder: LeaseHolder, proc: Path) -> str:
     A run's processes are below a supervisor, whose command line everybody sees, and carry the run's mark in their
     environment, which their own user sees.  A container's are in a control group of its id, which everybody sees.
     """
-    container = holder.handle if _CONTAINER.fullmatch(holder.handle) else ""
-    mark = f"{RUN_MARK}={holder.run}"
+    container = holder.handle.encode() if _CONTAINER.fullmatch(holder.handle) else b""
+    run = holder.run.encode("utf-8", "replace")
+    mark = f"{RUN_MARK}=".encode() + run
     found = []
-    for folder in list_folder(proc):
-        if not folder.name.isdecimal():
-            continue
-        if container and container in read_file(folder / "cgroup"):
-            return f"container {container[:12]}"
-        words = read_file(folder / "cmdline").split("\0")
-        supervises = holder.run in words and any(word.endswith(_SUPERVISOR) for word in words)
-        if supervises or mark in read_file(folder / "environ").split("\0"):
-            found.append(folder.name)
+    for pid in _processes(proc):
+        if container and container in _read(f"{proc}/{pid}/cgroup"):
+            return f"container {holder.handle[:12]}"
+        words = _read(f"{proc}/{pid}/cmdline").split(b"\0")
+        supervises = run in words and any(word.endswith(_SUPERVISOR) for word in words)
+        if supervises or mark in _read(f"{proc}/{pid}/environ").split(b"\0"):
+            found.append(pid)
     if not found:
         return ""
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return f"pid {found[0]}{more}"
+
+
+def _processes(proc: Path) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(proc) if name.isdecimal())  # noqa: PTH208 - thousands of paths
+    except OSError:
+        return []
+
+
+def _read(path: str) -> bytes:
+    """Return a file of a process, empty where it is gone or must not be read.
+
+    By the plainest means: this is asked whenever a run ends, of every process of the machine.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        parts = iter(partial(os.read, fd, _BLOCK_BYTES), b"")
+        return b"".join(parts)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

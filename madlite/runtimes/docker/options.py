@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -325,7 +326,7 @@ def add_options(
         UsageProblem: an option is unknown, or a value of one cannot be read; it names `origin`.
     """
     try:
-        for option, values in _parse(split_words(text, environ)):
+        for option, values in _parse(tuple(split_words(text, environ))):
             for value in values:
                 _put(body, option, _value(option, value, environ, workspace))
     except ValueError as error:
@@ -340,11 +341,14 @@ def parse_options(text: str, environ: Mapping[str, str]) -> list[tuple[list[str]
     Raises:
         ValueError: they cannot be read.
     """
-    return [(option.names.split(), values) for option, values in _parse(split_words(text, environ))]
+    return [(option.names.split(), values) for option, values in _parse(tuple(split_words(text, environ)))]
 
 
-def _parse(words: list[str]) -> list[tuple[Option, tuple[str, ...]]]:
+@lru_cache(maxsize=64)  # a run's options are read when it is planned, requested, masked and shown
+def _parse(words: tuple[str, ...]) -> tuple[tuple[Option, tuple[str, ...]], ...]:
     """Return every option that was given, with its values as text; the last one of a single-valued option."""
+    if not words:  # most cards have none
+        return ()
     flags = {name for option in OPTIONS if option.kind == "flag" for name in option.names.split()}
     parameters: list[click.Parameter] = [_parameter(option, f"option_{at}") for at, option in enumerate(OPTIONS)]
     command = click.Command("docker run", params=parameters, add_help_option=False)
@@ -353,7 +357,8 @@ def _parse(words: list[str]) -> list[tuple[Option, tuple[str, ...]]]:
     except click.UsageError as error:
         raise ValueError(error.format_message()) from error
     found = [(option, given[f"option_{at}"]) for at, option in enumerate(OPTIONS)]
-    return [(option, value if _repeats(option) else (value,)) for option, value in found if value not in (None, ())]
+    there = [(option, value) for option, value in found if value not in (None, ())]
+    return tuple((option, value if _repeats(option) else (value,)) for option, value in there)
 
 
 def _parameter(option: Option, name: str) -> click.Option:
