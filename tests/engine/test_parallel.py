@@ -151,7 +151,7 @@ def test_runs_beside_each_other_have_ports_and_marks_of_their_own(machine):
     ids = [record["id"] for record in machine.records()]
     assert [record["beside"] for record in machine.records()] == [ids[1:], ids[:1]]
     shown = machine.madlite("show", ids[0]).stdout
-    assert f"1 at the same time: {ids[1]}" in shown
+    assert f"1 in its course: {ids[1]}" in shown
 
 
 @pytest.mark.host
