@@ -157,3 +157,25 @@ def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
     count = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
     number = int(count) if count.isdecimal() else max(1, len(environ.get("SPUR_PEER_NODES", "").split(",")))
     return Allocation(job_id, nodes, number, environ)
+
+
+def ids_of_note(note: str, planned: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the run's GPUs by the node's own numbers; None where they do not follow from a note of agent.sh.
+
+    Where a step may open no others, Slurm counts those of its variables from 0.
+
+    Raises:
+        ValueError: it is not whole.
+    """
+    own, given, chosen = (
+        tuple(int(word) for word in words.split(",")) if words != "-" else () for words in note.split()
+    )
+    if not own and not given:
+        found = chosen or planned
+    elif len(own) == len(given) == len(planned):
+        found = own
+    elif own == given:
+        found = chosen or own
+    else:
+        return None
+    return found[: len(planned)] if len(found) >= len(planned) else None

@@ -50,7 +50,7 @@ class SlurmRuntime:
         self._environ = environ
         self._flavour = environ.get(VARIABLE, "") or "none"
         self._allocation = allocation_of(environ)
-        self.traits = Traits(containerised=self._flavour != "none", local=False)
+        self.traits = Traits(containerised=self._flavour != "none", local=False, names_gpus=True)
 
     def supports(self, place: Place) -> bool:
         """Return whether a plan is for the nodes of an allocation, and the allocation has as many."""
@@ -123,6 +123,7 @@ class SlurmRuntime:
             plan.workspace,
             {"folder": folder, "workspace": plan.inside if self.traits.containerised else str(plan.workspace)},
             plan.stop_grace_s,
+            gpu_ids=plan.place.gpu_ids,
             on_first=plan.launcher.replace("-", "_") == STARTS_ITSELF,
         )
         try:
