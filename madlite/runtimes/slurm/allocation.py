@@ -88,14 +88,21 @@ class Allocation:
         """
         if self.is_spur or not _IN_ALL & self._environ.keys():
             return []
-        counts = {self._gpu_counts[name] for name in names if name in self._gpu_counts}
+        counts = [self.gpu_counts[name] for name in names if name in self.gpu_counts]
         if not counts:
             return []
-        return [f"--gpus-per-node={counts.pop()}"] if len(counts) == 1 and 0 not in counts else ["--gres=none"]
+        if min(counts) == 0:
+            return ["--gres=none"]
+        # of uneven nodes Slurm gives no step more per node than the least of them has, be it on another one
+        return [f"--gpus={counts[0]}"] if len(names) == 1 else [f"--gpus-per-node={min(counts)}"]
 
     @cached_property
-    def _gpu_counts(self) -> dict[str, int]:
-        """How many GPUs the job has on each of its nodes."""
+    def gpu_counts(self) -> dict[str, int]:
+        """How many GPUs the job has on each of its nodes.
+
+        Raises:
+            RuntimeProblem: Slurm does not answer.
+        """
         blocks = _NODE_GRES.findall(self._query("scontrol", "show", "job", "-d", self.job_id))
         return {name: sum(map(int, _GPU_COUNT.findall(gres))) for nodes, gres in blocks for name in expand_hosts(nodes)}
 
