@@ -94,6 +94,7 @@ def test_a_run_is_on_every_node_of_its_allocation_and_has_one_row(site):
     for rank, name in ((0, "n1"), (1, "n2")):
         assert any(f"rank {rank} of 2 meets at 127.0.0.1" in line for line in log.splitlines()), log
         assert f"warning of {rank}" in log and name
+    assert "srun:" not in log + out, "Slurm has something to say of each step"
     record = site.record()
     assert record["runtime"] == "slurm" and record["node_codes"] == [0, 0]
     assert record["place"]["nodes"] == 2

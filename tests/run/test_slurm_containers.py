@@ -280,6 +280,21 @@ def test_spur_gets_only_options_that_it_has(tmp_path) -> None:
     assert names == {"srun", "--jobid", "--nodes", "--ntasks", "--ntasks-per-node", "--nodelist", "--overlap"}
 
 
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("plugin", "binds"), [("task/none", False), ("(null)", False), ("task/affinity,task/cgroup", True), ("", False)]
+)
+def test_binding_is_left_out_where_slurm_has_no_plugin_for_it(tmp_path, plugin, binds) -> None:
+    """Each srun would say so in the run's log."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho 'TaskPlugin              = {plugin}'\necho 'TaskPluginParam = (null type)'\n")
+    scontrol.chmod(0o755)
+    here = allocation_of({**JOB, "PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert here is not None and ("--cpu-bind=none" in here.step(["n1"])) is binds
+    silent = allocation_of(JOB)
+    assert silent is not None and "--cpu-bind=none" in silent.step(["n1"])
+
+
 def test_a_runtime_with_containers_says_so_before_a_plan_is_made(plan) -> None:
     bare, boxed = SlurmRuntime(JOB), SlurmRuntime({**JOB, "MADLITE_CONTAINER": "podman"})
     assert not bare.traits.containerised and boxed.traits.containerised and not boxed.traits.local

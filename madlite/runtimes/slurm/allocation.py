@@ -17,6 +17,7 @@ _TRIES = 4
 _FIRST_PORT = 20000  # of ten thousand, below those that systems give to clients
 _DOWN = re.compile(r"(?:down|fail|error|unknown)\b|.*\*$", re.IGNORECASE)  # sinfo(1): with * it does not respond
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
+_BINDS_NOTHING = re.compile(r"^TaskPlugin *=[ \t]*(?:task/none|\(null.*\))?[ \t]*$", re.MULTILINE)
 _KILL_WAIT_S = 30.0  # Slurm's own, where it is not told
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
@@ -56,10 +57,15 @@ class Allocation:
         return found[1] if found is not None else first
 
     @cached_property
+    def _configuration(self) -> str:
+        """Slurm's configuration; "" where it does not answer."""
+        done = process.capture(["scontrol", "show", "config"], limit_s=_QUERY_S, env=self._environ)
+        return done.stdout if done.ok else ""
+
+    @cached_property
     def kill_wait_s(self) -> float:
         """How long processes have between Slurm's TERM, at the end of a job, and its KILL."""
-        done = process.capture(["scontrol", "show", "config"], limit_s=_QUERY_S, env=self._environ)
-        found = _KILL_WAIT.search(done.stdout) if done.ok else None
+        found = _KILL_WAIT.search(self._configuration)
         return float(found[1]) if found is not None else _KILL_WAIT_S
 
     @property
@@ -71,7 +77,9 @@ class Allocation:
     def step(self, names: Sequence[str], options: Sequence[str] = ()) -> list[str]:
         """Return the srun that starts a command once on each of some nodes, beside other steps."""
         count = str(len(names))
-        own = [] if self.is_spur else ["--cpu-bind=none", "--kill-on-bad-exit=0", "--quit-on-interrupt"]
+        own = [] if self.is_spur else ["--kill-on-bad-exit=0", "--quit-on-interrupt"]
+        if own and not _BINDS_NOTHING.search(self._configuration):  # without a plugin for it each srun would say so
+            own.append("--cpu-bind=none")
         return [
             *("srun", f"--jobid={self.job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
             *(f"--nodelist={','.join(names)}", "--overlap", *own, *self._gpus(names), *options),
