@@ -100,8 +100,13 @@ def test_a_run_is_on_every_node_of_its_allocation_and_has_one_row(site):
     assert record["place"]["nodes"] == 2
 
 
-def test_a_run_takes_the_first_nodes_of_its_allocation_where_it_asks_for_fewer(site):
-    code, out = site.call(3, "--nodes", "2")
+def nnodes(count: int) -> tuple[str, str]:
+    return "-c", json.dumps({"distributed": {"nnodes": count}})
+
+
+@pytest.mark.parametrize("words", [("--nodes", "2"), nnodes(2), ("--nodes", "2", *nnodes(3))])
+def test_a_run_takes_the_first_nodes_of_its_allocation_where_it_asks_for_fewer(site, words):
+    code, out = site.call(3, *words)
     assert code == 0, out
     assert "on the first 2 of its 3 nodes" in out
     ran_on = re.findall(r"rank (\d) of 2 meets at 127.0.0.1 on (n\d)", site.log())
@@ -113,7 +118,12 @@ def test_a_run_takes_the_first_nodes_of_its_allocation_where_it_asks_for_fewer(s
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(("--nodes", "3"), "has 2 nodes"), (("--nodes", "2", "--runtime", "host"), "it would run on this node alone")],
+    [
+        (("--nodes", "3"), "has 2 nodes"),
+        (("--nodes", "2", "--runtime", "host"), "it would run on this node alone"),
+        (nnodes(3), "distributed.nnodes 3: allocation"),
+        ((*nnodes(2), "--runtime", "host"), "distributed.nnodes 2 beside --runtime host: it would run on this node"),
+    ],
 )
 def test_nodes_that_a_run_cannot_have_are_refused(site, words, said):
     code, out = site.call(2, *words)
