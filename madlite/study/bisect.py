@@ -166,9 +166,7 @@ class Bisection:
             return ()
         parts = ((0, found.last_good), (found.first_bad, self._last))
         return tuple(
-            part
-            for part in parts
-            if part[0] != part[1] and self.change(*part).verdict in ("regression", "improvement")
+            part for part in parts if part[0] != part[1] and self.change(*part).verdict in ("regression", "improvement")
         )
 
     def _series(self, item: int, values: Sequence[float]) -> Series:
