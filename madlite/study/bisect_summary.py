@@ -111,8 +111,8 @@ def summary_lines(summary: BisectSummary) -> Iterator[str]:
     if summary.drifted:
         yield "  the machine drifted: from then on each item was run in turns with the good one and compared with these"
     yield f"  {_conclusion(summary)}"
-    for one, other in summary.other_changes:
-        yield f"  it changes between {one} and {other}, too: --good {one} --bad {other} finds where"
+    for begin, end in summary.other_changes:
+        yield f"  it changes between {begin} and {end}, too: --good {begin} --bad {end} finds where"
 
 
 def _standing_text(summary: BisectSummary, number: int) -> str:
