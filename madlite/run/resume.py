@@ -1,7 +1,8 @@
 """`--resume`: what of a batch that was cut off or interrupted is finished, and what is run again.
 
 A run is finished where it has a row or a result: also a failure, for that is its result.  One that was interrupted, cut
-off or never begun is run again.  Runs are found by their plans: of equal ones as many are finished as there were.
+off or never begun is run again, also one whose next attempt was: the row of its failed attempt stays.  Runs are found
+by their plans: of equal ones as many are finished as there were.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from madlite.errors import ExitCode, RecordError, UsageProblem
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Result, RunPlan, Status, Value
+from madlite.model.results import Attempt
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
 from madlite.results.batch_journal import RequestedRun, UnfinishedBatch
@@ -185,10 +187,10 @@ def _result(asked: RequestedRun, batch: UnfinishedBatch, workspace: Path) -> Res
         found = _stored_result(runs / name, workspace)
         if found is None:
             break
-        following = found.attempt.next if found.attempt is not None else ""
-        if not following:
-            return None if found.cause is Cause.INTERRUPTED else found
-        name = following
+        attempt = found.attempt or Attempt()
+        if not attempt.next:
+            return None if found.cause is Cause.INTERRUPTED or attempt.given_up else found
+        name = attempt.next
     if asked.id in batch.ended:
         why = "it ended before, and its record is gone"
         return Result(plan_id=asked.id, status=Status.SKIPPED, reason=why)
