@@ -256,7 +256,7 @@ def run_planned(
         before = resumed(batch_before, own, options, journal, screen) if batch_before is not None and own else None
         planned = before.with_ids(runs.planned) if before is not None else runs.planned
         batch = BatchFiles(planned, options, params) if before is not None else batch
-        for text in _recovery_report(options):
+        for text in _recovery_report(options, batch_before.study if batch_before is not None else ""):
             screen.warn(text)
         journal.note(
             study=own.study_id if own is not None else "",
@@ -416,12 +416,12 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: Unfinish
         yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
 
 
-def _recovery_report(options: Options) -> list[str]:
-    """Return warnings about interrupted earlier runs."""
+def _recovery_report(options: Options, resumed: str = "") -> list[str]:
+    """Return warnings about interrupted earlier runs, apart from the study that is `resumed`."""
     from madlite.run.recovery.unfinished import recovery_report
 
     # without rows it is possibly one of many jobs: `madlite collect` reports the others
-    return recovery_report(options.workspace) if options.rows else []
+    return recovery_report(options.workspace, resumed) if options.rows else []
 
 
 def recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:

@@ -15,6 +15,7 @@ from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import NOT_MEASURED, check_pretended, no_cluster, pretend_options, refuse
 from madlite.cli.batches import runs_of_text
+from madlite.cli.format import duration
 from madlite.cli.options import TagsCommand, common_options, live_option, plan_options, tag_words, tags_option
 from madlite.cli.planning import check_start, planner
 from madlite.cli.preview import preview
@@ -35,6 +36,7 @@ from madlite.study.tune import (
     TuneState,
     Tuning,
     find_study,
+    lost_s,
     make_tuning,
     open_folder,
     point_text,
@@ -196,7 +198,10 @@ class _Study:
         try:
             for text in recovery_warnings(options, self._plugins.runtimes()):
                 screen.warn(text)
-            runner = TuneRunner(state.id, self._tuning, self._planner, self._budget, trials)
+            lost = lost_s(options.workspace, state.id) if self._params["resume"] is not None else 0.0
+            runner = TuneRunner(state.id, self._tuning, self._planner, self._budget.less(lost), trials)
+            if lost:
+                screen.end([f"{duration(lost)} of the budget went into runs that were cut off"])
             outcome = self._run(runner, journal, screen, len(trials))
             self._report(state.id, outcome, folder, screen)
             journal.close()

@@ -8,6 +8,7 @@ ordinary ones, with a row each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from madlite.measure.memory import sequences_per_step
 from madlite.model import Cause, Knob, Result, RunPlan, Scalar, Status, Study, Value
 from madlite.plan.inputs import RUNS
 from madlite.reports.page.run_details import read_steps
-from madlite.reports.runs import list_runs
+from madlite.reports.runs import CUT_OFF, began, list_runs
 from madlite.results.record import result_of
 from madlite.run.batch import Batch, BatchSettings
 from madlite.run.checks import check_plans
@@ -30,7 +31,7 @@ from madlite.secrets import masked_json
 from madlite.study.tune_costs import Budget
 from madlite.study.tune_models import Choice, Point, RunSteps, Space, Trial, TrialStatus
 from madlite.study.tune_search import Stop, next_run
-from madlite.workspace.folder import real_folders
+from madlite.workspace.folder import LOG, real_folders
 from madlite.workspace.study import StudyFolder, study_path
 
 if TYPE_CHECKING:
@@ -275,6 +276,24 @@ def trials_of(workspace: Path, study_id: str, space: Space) -> list[Trial]:
         if (trial := trial_of(result_of(run.record), run.folder, point, full=full)) is not None:
             found.append(trial)
     return found
+
+
+def lost_s(workspace: Path, study_id: str) -> float:
+    """Return the seconds that went into runs of a study which tell nothing: interrupted, or killed.
+
+    Of one that was killed it is known until when it wrote its log.
+    """
+    spent_s = 0.0
+    for run in list_runs(workspace / RUNS):
+        study = run.record.study
+        if study is None or study.id != study_id or run.doubt:
+            continue
+        if run.state == CUT_OFF:
+            with suppress(OSError):
+                spent_s += max(0.0, (run.folder / LOG).lstat().st_mtime - began(run.folder) / 1e9)
+        elif (result := result_of(run.record)).cause is Cause.INTERRUPTED:
+            spent_s += result.durations_s.get("total", 0.0)
+    return spent_s
 
 
 # The study on the disk.

@@ -136,6 +136,7 @@ def test_a_study_goes_on_with_its_other_samples(three):
     samples = [one["study"]["index"] for one in records if not one["study"]["warm_up"]]
     assert sorted(samples) == [1, 2, 3] and len(records) == 4, "the warm-up's caches are still there"
     assert "3 of 3 runs, caches warm" in done.stdout and models(three) == ["a"] * 3
+    assert "caches are left" not in done.stdout + done.stderr, "they are this study's"
     assert not [path for path in three.folder.glob("madlite_runs/study-*/*") if path.name != "study.json"]
 
 
