@@ -298,7 +298,7 @@ class Run:
                 log.say(f"madlite: {verdict.status.value} {verdict.reason}")
         finally:
             log.close()
-        stalls = self.silence.findings(by_itself=self.stop.reason is None or self.stop.reason.cause is Cause.NONE)
+        stalls = self.silence.findings(by_itself=self.stop.reason is None)
         notes = (*self._length(), *stalls, *self.state.image.notes, *self.state.notes, *self.state.missing, *log.notes)
         findings = (*verdict.findings, *notes)
         return self._result(replace(verdict, findings=findings))
