@@ -245,7 +245,7 @@ def trial_of(result: Result, folder: Path, point: Point, *, full: bool) -> Trial
         memory_gib=_peak_gib(result, curves),
         duration_s=result.durations_s.get("total", 0.0),
         steps=max((max(curve, default=0) for curve in curves.values()), default=0),
-        reason="" if status == "ok" else result.reason or result.code,
+        reason="; ".join(result.suspect) if status == "ok" else result.reason or result.code,
         run=result.plan_id,
     )
 
