@@ -269,8 +269,9 @@ def run_planned(
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         file = options.output if options.rows else None
-        print_totals(screen, outcome, file, runs.lines, options.contract, from_manifest=not batch.from_tags)
-        journal.close(interrupted=bool(outcome.not_started) or outcome.exit_code in _BY_SIGNAL)
+        kept = journal.close(interrupted=bool(outcome.not_started) or outcome.exit_code in _BY_SIGNAL)
+        lines = (*runs.lines, *([_GOES_ON] if kept and options.rows else []))
+        print_totals(screen, outcome, file, lines, options.contract, from_manifest=not batch.from_tags)
         if outcome.bug is not None:
             raise outcome.bug
     return batch.exit_code(outcome, against)
@@ -309,6 +310,7 @@ def _shown(options: Options, plugins: Plugins) -> Iterator[PlainScreen]:
         sink.close()
 
 
+_GOES_ON = "madlite run --resume goes on with what was interrupted or never started"
 _BY_SIGNAL = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP)
 
 

@@ -83,6 +83,8 @@ def make_tuning(planned: Sequence[Planned]) -> Tuning:
         what = f"tune takes one run, and the tags stand for {len(planned)}: {names}"
         raise UsageProblem(what, "--mode, --precision and --image-release select among the runs of a tag")
     (one,) = planned
+    if not one.knobs and one.plan.blocked is not None:
+        raise UsageProblem(f"{one.plan.card.name} would not start: {one.plan.blocked.reason}", one.plan.blocked.hint)
     if not one.knobs or one.plan.variant is None:
         what = f"backend '{one.plan.backend}' declares nothing of {one.plan.card.name} that could be tuned"
         raise UsageProblem(what, "docs/tune.md says how a backend does; --backend NAME renders a card from a recipe")
