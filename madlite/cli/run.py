@@ -17,6 +17,7 @@ from madlite.cli.batch_options import (
     NOT_MEASURED,
     check_pretended,
     cluster_options,
+    named_cluster,
     parallel_options,
     pretend_options,
     refuse,
@@ -112,7 +113,7 @@ def command(**params: Any) -> int:
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
     madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
-    from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster, translated
+    from madlite.cli.submit import refuse_without_cluster, run_on_cluster, translated
 
     if params["resume"] and is_alone("resume"):
         return resume_last()
