@@ -257,10 +257,11 @@ class _Study:
         lines = [*report_lines(report)]
         recipe, command = mask(make_recipe(report, plan.card.name, dict(self._recipe_values(mask)), plan)), ""
         problems = [folder.write(SUMMARY, masked_json(report, secrets))]
-        if recipe:
-            problems.append(folder.write(RECIPE, recipe))
+        if recipe and not (problem := folder.write(RECIPE, recipe)):
             command = recipe_command(where)
             lines.append(f"  {command}")
+        elif recipe:
+            problems.append(problem)
         problems.append(folder.write(PAGE, mask(render_page(report, recipe, command))))
         lines.append(runs_of_text(options.workspace, study_id, SUMMARY, PAGE))
         for problem in filter(None, problems):

@@ -7,7 +7,7 @@ ordinary ones, with a row each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +46,8 @@ _BATCH = "micro_batch"
 _WARMUP, _STEADY = 5, 8  # steps of a short run
 _LEAST_WARMUP, _LEAST_STEADY = 3, 4  # where they are long
 _LEAST_FULL = 10  # steady steps of a full run where the budget is not enough for all
+# what can end any run, whatever its configuration
+_OF_MACHINE = (Cause.DISK, Cause.INODES, Cause.PREPARE, Cause.ENGINE, Cause.NETWORK, Cause.PREEMPTED)
 _PEAKS = ("GiB reserved", "GiB used on the device", "GiB allocated")  # labels of quantities, the best first
 _STATE_LIMIT_BYTES = 1 << 20
 
@@ -229,9 +231,17 @@ class PointPlanner:
 # A run that has ended → a trial.
 
 
-def trial_of(result: Result, folder: Path, point: Point, *, full: bool) -> Trial | None:
-    """Return what a run tells of its point; None of one that was interrupted, which tells nothing."""
-    if result.cause is Cause.INTERRUPTED or result.status is Status.SKIPPED:
+def is_of_machine(result: Result) -> bool:
+    """Return whether a run failed for what has nothing to do with its configuration: a full disk, say."""
+    return result.status is Status.FAILURE and result.code in {one.value for one in _OF_MACHINE}
+
+
+def trial_of(result: Result, folder: Path, point: Point, *, full: bool, is_first: bool = False) -> Trial | None:
+    """Return what a run tells of its point; None of one that was interrupted, or ended by the machine.
+
+    The first run of a study tells why there is none.
+    """
+    if result.cause is Cause.INTERRUPTED or result.status is Status.SKIPPED or (is_of_machine(result) and not is_first):
         return None
     speed, curves = _speed(result), read_steps(folder)
     status: TrialStatus = "ok" if result.status is Status.SUCCESS and speed else "failed"
@@ -269,19 +279,19 @@ def _peak_gib(result: Result, curves: Mapping[str, Mapping[int, float]]) -> floa
 
 def trials_of(workspace: Path, study_id: str, space: Space) -> list[Trial]:
     """Return the trials of a study, from the records of its runs in the order in which they began."""
-    found = []
+    found: list[Trial] = []
     for run in list_runs(workspace / RUNS):
         study = run.record.study
         if study is None or study.id != study_id or run.doubt or run.state != run.record.status.value:
             continue
         point, full = space.point(study.varied), not study.short
-        if (trial := trial_of(result_of(run.record), run.folder, point, full=full)) is not None:
-            found.append(trial)
+        trial = trial_of(result_of(run.record), run.folder, point, full=full, is_first=not found)
+        found += [trial] if trial is not None else []
     return found
 
 
 def lost_s(workspace: Path, study_id: str) -> float:
-    """Return the seconds that went into runs of a study which tell nothing: interrupted, or killed.
+    """Return the seconds that went into runs of a study which tell nothing: interrupted, killed, ended by the machine.
 
     Of one that was killed it is known until when it wrote its log.
     """
@@ -293,7 +303,7 @@ def lost_s(workspace: Path, study_id: str) -> float:
         if run.state == CUT_OFF:
             with suppress(OSError):
                 spent_s += max(0.0, (run.folder / LOG).lstat().st_mtime - began(run.folder) / 1e9)
-        elif (result := result_of(run.record)).cause is Cause.INTERRUPTED:
+        elif (result := result_of(run.record)).cause is Cause.INTERRUPTED or is_of_machine(result):
             spent_s += result.durations_s.get("total", 0.0)
     return spent_s
 
@@ -426,8 +436,10 @@ class TuneRunner:
                 is_all_written &= not outcome.pending
                 if outcome.bug is not None or trial is None or signals.exit_code is not None:
                     code = signals.exit_code or outcome.exit_code
+                    is_ended = signals.exit_code is None and any(is_of_machine(one) for one in outcome.results)
+                    stop = Stop(why="machine") if is_ended and trial is None else None
                     trials = tuple(self.trials)
-                    return TuneOutcome(trials=trials, stop=None, exit_code=code, rows=rows, bug=outcome.bug)
+                    return TuneOutcome(trials=trials, stop=stop, exit_code=code, rows=rows, bug=outcome.bug)
         code = ExitCode.OK if is_all_written and what.why != "default_failed" else ExitCode.RUN_FAILED
         return TuneOutcome(trials=tuple(self.trials), stop=what, exit_code=code, rows=rows)
 
@@ -448,7 +460,8 @@ class TuneRunner:
     def _note(self, outcome: RunOutcome, one: Planned, point: Point, *, full: bool) -> Trial | None:
         if not outcome.results:
             return None
-        trial = trial_of(outcome.results[0], one.plan.folder, point, full=full)
+        is_first = not self.trials
+        trial = trial_of(outcome.results[0], one.plan.folder, point, full=full, is_first=is_first)
         if trial is not None:
             self.trials.append(trial)
         return trial
@@ -489,10 +502,3 @@ def open_folder(workspace: Path, state: TuneState, *, resume: bool) -> StudyFold
         folder.close()
         raise UsageProblem(problem, "run madlite in a folder of yours, on a disk with room")
     return folder
-
-
-def refused_lines(space: Space, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield what was not run, and why."""
-    for one in trials:
-        if one.status == "refused":
-            yield f"not run: {point_text(space, one.point)}: {one.reason}"

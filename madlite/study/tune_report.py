@@ -136,6 +136,7 @@ _WHY = {
     "confirmed": "stopped, the gain is confirmed by full runs",
     "undecided": "stopped, further full runs would not tell the best one from the default",
     "budget": "stopped, the rest of the budget is too little for another run",
+    "machine": "stopped, the last run was ended by what is not its configuration's",
     "interrupted": "interrupted",
 }
 _HEADS = ("configuration", "throughput", "against default", "memory", "global batch", "runs", "outcome")
@@ -208,7 +209,7 @@ def conclusion_lines(report: TuneReport) -> Iterator[str]:
         yield "  the default is the fastest of what was tried"
     else:
         yield f"  nothing but the default was tried: a comparison takes {FEWEST_RUNS} runs or more"
-    if report.why in ("budget", "interrupted"):
+    if report.why in ("budget", "interrupted", "machine"):
         yield f"  the same command with --resume={report.id} goes on, and --minutes or --runs gives it more"
 
 

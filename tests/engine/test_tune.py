@@ -118,6 +118,19 @@ def test_the_time_of_runs_that_were_cut_off_counts_against_the_budget(tuned: Tun
     assert done.returncode == 0 and tuned.report()["best"]["varied"] == {"micro_batch": 5}, done.stdout + done.stderr
 
 
+def test_a_run_that_the_machine_ended_tells_nothing_of_its_configuration(tuned: Tuned):
+    (tuned.plugin / "hub").write_text("5 full plain")
+    done = tuned.tune()
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "stopped, the last run was ended by what is not its configuration's" in done.stdout
+    assert (
+        " goes on, and --minutes" in done.stdout and "micro_batch=5" not in done.stdout.partition("configuration  ")[2]
+    )
+    (tuned.plugin / "hub").unlink()
+    done = tuned.tune("--resume")
+    assert done.returncode == 0 and tuned.report()["best"]["varied"] == {"micro_batch": 5}, done.stdout + done.stderr
+
+
 def test_ctrl_c_prints_the_best_so_far(tuned: Tuned):
     started = tuned.start("5 full plain")
     code, out = end(started, signal.SIGINT)
