@@ -107,7 +107,8 @@ def summary_lines(summary: BisectSummary) -> Iterator[str]:
             change = "-" if one.change is None else f"{one.change:+.2%}"
             row = (number_text(one.median), change, _interval_text(one.interval), stands)
             rows.append((str(number), name, str(len(one.runs)), *row))
-    yield from (f"  {line}" for line in align(rows))
+    if len(rows) > 1:
+        yield from (f"  {line}" for line in align(rows))
     if summary.drifted:
         yield "  the machine drifted: from then on each item was run in turns with the good one and compared with these"
     yield f"  {_conclusion(summary)}"

@@ -141,6 +141,7 @@ def test_an_interrupted_bisect_says_how_it_goes_on(on_host: Checkout):
     out, _ = started.communicate(timeout=120)
     (folder,) = on_host.folder.glob("madlite_runs/study-*")
     assert started.returncode == 130 and f"--resume={folder.name.removeprefix('study-')} goes on" in out
+    assert "STANDS" not in out, "no item has a run that tells of it"
     on_host.assert_nothing_left()
 
 
