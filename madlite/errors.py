@@ -16,7 +16,8 @@ def one_hint(*parts: str) -> str:
     """Return the parts of a hint as one, without the empty ones: semicolons between those that end with no mark."""
     text = ""
     for part in filter(None, parts):
-        between = _GAP if text.endswith("?") else " " if text.endswith(".") else "; " if text else ""
+        is_sentence = text.endswith(".") and not text.endswith((" .", "..", "/."))  # `ls .` is none
+        between = _GAP if text.endswith("?") else " " if is_sentence else "; " if text else ""
         text += between + part
     return text
 

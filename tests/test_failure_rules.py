@@ -115,3 +115,13 @@ def test_a_rule_keeps_its_source_and_fields(tmp_path):
     )
     assert read_failure_rules(path) == (FailureRule(pattern="x(?P<n>1)", cause="mine", hint="{n}", source="me"),)
     assert explained("{n} of {other} {}", {"n": "1"}) == "1 of {other} {}"
+
+
+def test_a_hint_and_what_madlite_has_for_it_give_no_advice_twice():
+    four_words = re.compile(r"(?=\b(\w+ \w+ \w+ \w+)\b)")
+    twice = [
+        rule.hint
+        for _, rule in RULES
+        if {*four_words.findall(rule.hint.replace("fetch ", "fetches "))} & {*four_words.findall(rule.here)}
+    ]
+    assert twice == []

@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[1]
         (("leave it out", "", "it reads x"), "leave it out; it reads x", "leave it out; it reads x"),
         (("a", "b", "c"), "a; b; c", "a; b; c"),
         (("is it a?", "madlite b"), "is it a?   madlite b", "is it a? madlite b"),
+        (("ls .", "madlite b"), "ls .; madlite b", "ls .; madlite b"),
+        (("ls ..", "madlite b"), "ls ..; madlite b", "ls ..; madlite b"),
         (("known: a; b.", "is it c?"), "known: a; b. is it c?", "known: a; b. is it c?"),
     ],
 )

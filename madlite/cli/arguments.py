@@ -120,9 +120,9 @@ def _repeat_option(name: str, left: deque[str], ctx: click.Context, *, has_first
 # Options of their own for keys of a plan: what they set is what --set KEY=VALUE would.
 
 
-def whole_number(least: int | None = None) -> click.IntRange:
+def whole_number(least: int | None = None) -> click.types.IntParamType:
     """Return the type of a whole number, as messages call it."""
-    kind = click.IntRange(least)
+    kind = click.types.IntParamType() if least is None else click.IntRange(least)  # whose help has a range without ends
     kind.name = "whole number"
     return kind
 
@@ -139,7 +139,7 @@ class FiniteRange(click.FloatRange):
 
 
 _WHOLE = whole_number(1)
-_TYPES: dict[type, click.IntRange | click.FloatRange] = {int: _WHOLE, float: FiniteRange(0)}
+_TYPES: dict[type, click.types.IntParamType | click.FloatRange] = {int: _WHOLE, float: FiniteRange(0)}
 
 
 def _own_option(field: PlanField, option: PlanOption) -> Callable[[F], F]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -145,18 +146,51 @@ cluster_study_options = group(_CLUSTER, *_JOBS)
 """Add the same of a study that varies the nodes."""
 
 
+def named_cluster(params: Mapping[str, Any]) -> str:
+    """Return the cluster that a command names, by option or environment; "" for none.
+
+    Runs of an allocation are in it, unless the option says otherwise.
+
+    Raises:
+        UsageProblem: it is empty, or given beside a pretended machine.
+    """
+    from madlite.cluster.file import VARIABLE
+    from madlite.runtimes.slurm.allocation import allocation_of
+
+    if params.get("cluster") == "":
+        raise UsageProblem("--cluster has no name: ''", "a variable without a value? cluster.toml has the names")
+    given: str = params.get("cluster") or ""
+    if given and params.get("machine"):
+        what = f"--machine {params['machine']} beside --cluster {given}: its runs are planned for the cluster's GPUs"
+        raise UsageProblem(what, "gpu and gpus_per_node of the cluster file say what they are; leave --machine out")
+    if given or params.get("plan_file") is not None or params.get("machine") or allocation_of(os.environ) is not None:
+        return given
+    return os.environ.get(VARIABLE, "").strip()
+
+
 def _refuse_cluster(ctx: click.Context, param: click.Parameter, name: str | None) -> None:
-    if name is not None and not ctx.resilient_parsing:
-        raise UsageProblem(
-            f"--cluster {name} beside {ctx.info_name}: it chooses each run by those before, which would wait in the "
-            "queue one after another",
-            f"salloc -N1 --exclusive madlite {ctx.info_name} …, which makes all of them in one allocation",
-        )
+    if ctx.resilient_parsing:
+        return
+    named = named_cluster({**ctx.params, "cluster": name})
+    if not named:
+        return
+    command = f"madlite {ctx.info_name} …"
+    hint = f"salloc -N1 --exclusive {command}, which makes all of them in one allocation"
+    origin = f"--cluster {name}"
+    if not name:
+        from madlite.cluster.file import VARIABLE
+
+        origin = f"{VARIABLE}={named}"
+        hint += f"; env -u {VARIABLE} {command} makes them here"
+    raise UsageProblem(
+        f"{origin} beside {ctx.info_name}: it chooses each run by those before, which would wait in the queue one "
+        "after another",
+        hint,
+    )
 
 
-no_cluster = click.option(
-    "--cluster", default=None, hidden=True, expose_value=False, is_eager=True, callback=_refuse_cluster
-)
+# not eager: what is read before a value that is not given is all that is given
+no_cluster = click.option("--cluster", default=None, hidden=True, expose_value=False, callback=_refuse_cluster)
 """Say why a command has no --cluster, and what to do instead."""
 sweep_options = group(
     click.option(

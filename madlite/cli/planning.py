@@ -288,7 +288,8 @@ def planner(
     kubernetes = setup.kubernetes_settings(context)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)
-    machine = setup.find_machine(context, params["machine"] or (kubernetes.machine if kubernetes else ""))
+    origin = f"cluster '{params['cluster']}'" if params.get("cluster") else "--machine"
+    machine = setup.find_machine(context, params["machine"] or (kubernetes.machine if kubernetes else ""), origin)
     recipe = params.get("recipe_file")
     tags, trees = params["tags"] or ((recipe.tag,) if recipe is not None else ()), params["cards_from"]
     if touch:

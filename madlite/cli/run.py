@@ -17,6 +17,7 @@ from madlite.cli.batch_options import (
     NOT_MEASURED,
     check_pretended,
     cluster_options,
+    named_cluster,
     parallel_options,
     pretend_options,
     refuse,
@@ -112,7 +113,7 @@ def command(**params: Any) -> int:
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
     madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
-    from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster, translated
+    from madlite.cli.submit import refuse_without_cluster, run_on_cluster, translated
 
     if params["resume"] and is_alone("resume"):
         return resume_last()
@@ -256,7 +257,7 @@ def run_planned(
         before = resumed(batch_before, own, options, journal, screen) if batch_before is not None and own else None
         planned = before.with_ids(runs.planned) if before is not None else runs.planned
         batch = BatchFiles(planned, options, params) if before is not None else batch
-        for text in _recovery_report(options):
+        for text in _recovery_report(options, batch_before.study if batch_before is not None else ""):
             screen.warn(text)
         journal.note(
             study=own.study_id if own is not None else "",
@@ -269,8 +270,9 @@ def run_planned(
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         file = options.output if options.rows else None
-        print_totals(screen, outcome, file, runs.lines, options.contract, from_manifest=not batch.from_tags)
-        journal.close(interrupted=bool(outcome.not_started) or outcome.exit_code in _BY_SIGNAL)
+        kept = journal.close(interrupted=bool(outcome.not_started) or outcome.exit_code in _BY_SIGNAL)
+        lines = (*runs.lines, *([_GOES_ON] if kept and options.rows else []))
+        print_totals(screen, outcome, file, lines, options.contract, from_manifest=not batch.from_tags)
         if outcome.bug is not None:
             raise outcome.bug
     return batch.exit_code(outcome, against)
@@ -309,6 +311,7 @@ def _shown(options: Options, plugins: Plugins) -> Iterator[PlainScreen]:
         sink.close()
 
 
+_GOES_ON = "madlite run --resume goes on with what was interrupted or never started"
 _BY_SIGNAL = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP)
 
 
@@ -416,12 +419,12 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: Unfinish
         yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
 
 
-def _recovery_report(options: Options) -> list[str]:
-    """Return warnings about interrupted earlier runs."""
+def _recovery_report(options: Options, resumed: str = "") -> list[str]:
+    """Return warnings about interrupted earlier runs, apart from the study that is `resumed`."""
     from madlite.run.recovery.unfinished import recovery_report
 
     # without rows it is possibly one of many jobs: `madlite collect` reports the others
-    return recovery_report(options.workspace) if options.rows else []
+    return recovery_report(options.workspace, resumed) if options.rows else []
 
 
 def recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:

@@ -17,6 +17,7 @@ from madlite.cli.batch_options import (
     NOT_MEASURED,
     check_pretended,
     cluster_study_options,
+    named_cluster,
     pretend_options,
     refuse,
     turn_options,
@@ -91,7 +92,7 @@ def command(**params: Any) -> int:
     salloc -N4 --exclusive madlite scaling my_model --nodes 1,2,4
     madlite scaling my_model --nodes 1,2,4 --cluster mi300
     """
-    from madlite.cli.submit import named_cluster, refuse_without_cluster, run_on_cluster, translated
+    from madlite.cli.submit import refuse_without_cluster, run_on_cluster, translated
     from madlite.results.batch_journal import BatchJournal
 
     over, counts = _wanted(params)

@@ -342,8 +342,8 @@ def find_card(name: str, workspace: Path) -> Card | None:
     return next((card for card in catalog.cards if card.name == name), None)
 
 
-def find_machine(context: Context, pretended: str) -> Machine:
-    """Return this machine, as detected and as the context or `--machine` overrides it."""
+def find_machine(context: Context, pretended: str, origin: str = "--machine") -> Machine:
+    """Return this machine, as detected and as the context overrides it, or `pretended`, which `origin` names."""
     from madlite.machine import detect_machine
     from madlite.machine.host import Host
 
@@ -353,15 +353,16 @@ def find_machine(context: Context, pretended: str) -> Machine:
     if pretended:  # the context's GPU keys describe another machine
         overrides = {key: overrides[key] for key in ("numa_balancing",) if key in overrides} | _pretend(pretended)
     machine = detect_machine(overrides, host=Host(path=os.environ.get("PATH", ""), env=dict(os.environ)))
-    sources = {fact: _typed_source(origin, context, pretended) for fact, origin in machine.sources.items()}
+    whole = origin if pretended else ""
+    sources = {fact: _typed_source(found, context, whole) for fact, found in machine.sources.items()}
     return replace(machine, sources=sources)
 
 
-def _typed_source(origin: str, context: Context, pretended: str) -> str:
-    """Return an origin of a machine's fact by what the user typed: `--machine`, `context file F: KEY`."""
+def _typed_source(origin: str, context: Context, whole: str) -> str:
+    """Return a fact's origin by what the user typed, `context file F: KEY`; `whole` of a pretended machine."""
     key = origin.removeprefix("override ")
-    if pretended and (key in ("device", "n_gpus") or origin.startswith("usual for ")):
-        return "--machine"
+    if whole and (key in ("device", "n_gpus") or origin.startswith("usual for ")):
+        return whole
     typed = context.origins.get(key, "") if key != origin else ""
     return origin if not typed else typed if typed == "--gpu-vendor" else f"{typed}: {key}"
 

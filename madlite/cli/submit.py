@@ -11,7 +11,7 @@ import click
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.batch_options import refuse
+from madlite.cli.batch_options import named_cluster, refuse
 from madlite.cli.preview import preview
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
@@ -67,28 +67,6 @@ def open_cluster(name: str) -> Cluster:
     from madlite.cluster.schedulers import SCHEDULERS
 
     return read_cluster(name, config_folders(), tuple(SCHEDULERS))
-
-
-def named_cluster(params: dict[str, Any]) -> str:
-    """Return the cluster that a command names, by option or environment; "" for none.
-
-    Runs of an allocation are in it, unless the option says otherwise.
-
-    Raises:
-        UsageProblem: it is empty, or given beside a pretended machine.
-    """
-    from madlite.cluster.file import VARIABLE
-    from madlite.runtimes.slurm.allocation import allocation_of
-
-    if params.get("cluster") == "":
-        raise UsageProblem("--cluster has no name: ''", "a variable without a value? cluster.toml has the names")
-    given: str = params.get("cluster") or ""
-    if given and params.get("machine"):
-        what = f"--machine {params['machine']} beside --cluster {given}: its runs are planned for the cluster's GPUs"
-        raise UsageProblem(what, "gpu and gpus_per_node of the cluster file say what they are; leave --machine out")
-    if given or params.get("plan_file") is not None or params.get("machine") or allocation_of(os.environ) is not None:
-        return given
-    return os.environ.get(VARIABLE, "").strip()
 
 
 def refuse_without_cluster(params: dict[str, Any]) -> None:

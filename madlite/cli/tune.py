@@ -15,6 +15,7 @@ from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import NOT_MEASURED, check_pretended, no_cluster, pretend_options, refuse
 from madlite.cli.batches import runs_of_text
+from madlite.cli.format import duration
 from madlite.cli.options import TagsCommand, common_options, live_option, plan_options, tag_words, tags_option
 from madlite.cli.planning import check_start, planner
 from madlite.cli.preview import preview
@@ -35,6 +36,7 @@ from madlite.study.tune import (
     TuneState,
     Tuning,
     find_study,
+    lost_s,
     make_tuning,
     open_folder,
     point_text,
@@ -90,6 +92,9 @@ _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows 
 @common_options
 def command(**params: Any) -> int:
     """Find the fastest configuration of a tag on this machine, and write it as a recipe file.
+
+    Short runs search, full ones confirm: those end by --until 0.5% unless it is given.  Exit code 0: also where the
+    default is the fastest; 3: the default itself failed, or a row could not be written.
 
     \b
     madlite tune demo_hf_lora_tiny --runtime host
@@ -196,7 +201,10 @@ class _Study:
         try:
             for text in recovery_warnings(options, self._plugins.runtimes()):
                 screen.warn(text)
-            runner = TuneRunner(state.id, self._tuning, self._planner, self._budget, trials)
+            lost = lost_s(options.workspace, state.id) if self._params["resume"] is not None else 0.0
+            runner = TuneRunner(state.id, self._tuning, self._planner, self._budget.less(lost), trials)
+            if lost:
+                screen.end([f"{duration(lost)} of the budget went into runs that were cut off"])
             outcome = self._run(runner, journal, screen, len(trials))
             self._report(state.id, outcome, folder, screen)
             journal.close()
@@ -249,10 +257,11 @@ class _Study:
         lines = [*report_lines(report)]
         recipe, command = mask(make_recipe(report, plan.card.name, dict(self._recipe_values(mask)), plan)), ""
         problems = [folder.write(SUMMARY, masked_json(report, secrets))]
-        if recipe:
-            problems.append(folder.write(RECIPE, recipe))
+        if recipe and not (problem := folder.write(RECIPE, recipe)):
             command = recipe_command(where)
             lines.append(f"  {command}")
+        elif recipe:
+            problems.append(problem)
         problems.append(folder.write(PAGE, mask(render_page(report, recipe, command))))
         lines.append(runs_of_text(options.workspace, study_id, SUMMARY, PAGE))
         for problem in filter(None, problems):

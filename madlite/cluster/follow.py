@@ -149,6 +149,7 @@ class Settling:
         self.queue = self.scheduler.queue(jobs) if jobs else {}
         self.polled = True
         self._polls += 1
+        self._tell_waiting()
 
     def _open_jobs(self) -> list[str]:
         return [job for run in self.stored.open_runs if (job := self.stored.job_of(run))]
@@ -196,7 +197,6 @@ class Settling:
 
     def settle(self) -> Iterator[tuple[JobRun, Collected]]:
         """Write the rows of the runs that are over, note them, and yield what became of each."""
-        self._tell_waiting()
         jobs = {job: run for run in self.stored.open_runs if (job := self.stored.job_of(run))}
         attempts = {job: self._latest(run) for job, run in jobs.items()}
         self.scheduler.fetch(self.stored.folder, attempts, ended=not self.follows)

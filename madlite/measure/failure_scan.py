@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from signal import SIGABRT
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -21,7 +22,15 @@ from madlite.failure_rules import COMMON, read_failure_rules
 from madlite.measure.grammar import TERMINATIONS, is_warning, signal_of
 from madlite.measure.launchers import FirstFailure, LauncherScan
 from madlite.measure.lines import Block, make_block
-from madlite.measure.rules import RuleMatch, RuleScan, looks_like_error, plain, without_rank
+from madlite.measure.rules import (
+    RuleMatch,
+    RulePatterns,
+    RuleScan,
+    compile_rules,
+    looks_like_error,
+    plain,
+    without_rank,
+)
 from madlite.measure.tracebacks import RaisedError, TracebackScan
 from madlite.model import Cause, FailureRule, Value
 
@@ -246,12 +255,25 @@ _OF_SLURM = re.compile(
 _RULER = re.compile(r"[-=*_#~+]{5,}\s*$")  # a line of them has no content
 
 
+class ScanRules(NamedTuple):
+    """The rules of a scan: those that explain a failure, and those that show an end."""
+
+    explaining: RulePatterns
+    ending: RulePatterns
+
+
+@lru_cache(maxsize=32)  # each of a run's logs is read with the same rules, and so are those of all runs
+def scan_rules(rules: tuple[FailureRule, ...]) -> ScanRules:
+    """Return rules as a scan needs them."""
+    explaining = compile_rules(rule for rule in rules if rule.tier != "sign")
+    return ScanRules(explaining, compile_rules(rule for rule in rules if rule.ends))
+
+
 class CandidateScan:
     """Takes lines in and keeps what can explain a failure; what it keeps does not grow with the log."""
 
-    def __init__(self, rules: Sequence[FailureRule]) -> None:
-        self._rules = RuleScan(rule for rule in rules if rule.tier != "sign")
-        self._end_rules = RuleScan(rule for rule in rules if rule.ends)
+    def __init__(self, rules: ScanRules) -> None:
+        self._rules, self._end_rules = RuleScan(rules.explaining), RuleScan(rules.ending)
         self._tracebacks, self.launchers = TracebackScan(), LauncherScan()
         self.size = 0  # characters taken in
         self._ends: dict[int, int] = {}  # rank that an import failed in → place of its last line
@@ -364,7 +386,7 @@ class FailureScan:
 
     def __init__(self, rules: Iterable[FailureRule], relabel: Callable[[Iterable[str]], list[str]] = list) -> None:
         self.step_line = ""  # of the last training step
-        self._relabel, self._rules = relabel, tuple(rules) or read_failure_rules(COMMON)
+        self._relabel, self._rules = relabel, scan_rules(tuple(rules) or read_failure_rules(COMMON))
         self._buffer: deque[Block] = deque()
         self._last: deque[str] = deque(maxlen=KEPT)
         self._since = 0  # lines since the last training step
@@ -465,7 +487,7 @@ class FailureScan:
 
     def _find(self) -> FailureCandidate | None:
         late = self.late_candidate
-        if late is not None and late.tier <= ERROR:
+        if not self._before or (late is not None and late.tier <= ERROR):
             return late
         early = CandidateScan(self._rules)
         early.feed(make_block(self._relabel(self._before)))

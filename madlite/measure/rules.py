@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from functools import lru_cache
+from typing import NamedTuple
 
 from madlite.failure_rules import COMMON, read_failure_rules
 from madlite.measure.grammar import rank_in, without_label
@@ -94,21 +95,25 @@ def with_common(rules: Iterable[FailureRule], backends: Collection[str] | None =
     return (*kept, *read_failure_rules(COMMON))
 
 
-_Compiled = list[tuple[re.Pattern[str], FailureRule]]
-# a text in small letters → the rules that need it, each with what its lines hold as it stands.  In bytes, for a single
-# character beyond Latin-1 makes a search in text slow.
-_Needed = dict[bytes, list[tuple[int, str]]]
+class RulePatterns(NamedTuple):
+    """Rules with their patterns, and by the texts they need.
+
+    `needed` has a text in small letters → the rules that need it, each with what its lines hold as it stands.  In
+    bytes, for a single character beyond Latin-1 makes a search in text slow.
+    """
+
+    compiled: list[tuple[re.Pattern[str], FailureRule]]
+    needed: dict[bytes, list[tuple[int, str]]]
 
 
-@lru_cache(maxsize=32)  # each of a run's logs is read with the same rules, and so are those of all runs
-def _compiled(rules: tuple[FailureRule, ...]) -> tuple[_Compiled, _Needed]:
-    """Return rules with their patterns, which were checked where plugins gave them, and by the texts they need."""
+def compile_rules(rules: Iterable[FailureRule]) -> RulePatterns:
+    """Return rules with their patterns, which were checked where plugins gave them."""
     compiled = [(re.compile(rule.pattern), rule) for rule in rules]
-    by_text: _Needed = {}
+    needed: dict[bytes, list[tuple[int, str]]] = {}
     for index, (pattern, _) in enumerate(compiled):
         for text in needed_texts(pattern) or ("",):
-            by_text.setdefault(_small(text), []).append((index, "" if ignores_case(pattern) else text))
-    return compiled, by_text
+            needed.setdefault(_small(text), []).append((index, "" if ignores_case(pattern) else text))
+    return RulePatterns(compiled, needed)
 
 
 class RuleScan:
@@ -117,8 +122,8 @@ class RuleScan:
     A rule is matched against the lines that contain a text it needs: most hold none.
     """
 
-    def __init__(self, rules: Iterable[FailureRule]) -> None:
-        self._rules, self._needed = _compiled(tuple(rules))
+    def __init__(self, rules: RulePatterns) -> None:
+        self._rules, self._needed = rules
         self._found: dict[int, dict[int | None, RuleMatch]] = {}  # by the rule's index
 
     def feed(self, block: Block, begin: int = 0) -> None:

@@ -370,14 +370,15 @@ class Attempt(Value, frozen=True):
     """Which attempt this is of a run that may be tried again.
 
     `number` counts from 1; `retries` is how many may follow a failure that passes.  `earlier` are the attempts before
-    it, oldest first.  `next` is the attempt that took its place: then this one has no row.  `micro_batch` is what it
-    ran with in the place of the planned one, which did not fit.
+    it, oldest first.  `next` is the attempt that took its place: then this one has no row; `given_up` where one was to
+    and has no result.  `micro_batch` is what it ran with in the place of the planned one, which did not fit.
     """
 
     number: int = 1
     retries: int = 0
     earlier: tuple[FailedAttempt, ...] = ()
     next: str = ""
+    given_up: bool = False
     micro_batch: int | None = None
 
 

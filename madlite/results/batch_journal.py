@@ -147,16 +147,17 @@ class BatchJournal:
         self._open_runs.pop(run_id, None)
         self._add(_Line(ended=run_id))
 
-    def close(self, *, interrupted: bool = False) -> None:
-        """Remove the file: all runs have ended, or were reported as never started.
+    def close(self, *, interrupted: bool = False) -> bool:
+        """Remove the file: all runs have ended, or were reported as never started; return whether it is kept.
 
         It stays where it is the only trace of a run, which has neither a row nor a folder on the disk.  Of a batch
         of `madlite run` that was `interrupted` it is kept under another name, in the place of an earlier one.
         """
         if self._fd is None:
-            return
+            return False
         lost = tuple(one for one in self._open_runs.values() if not _has_folder(self._runs, one.id))
-        if not (interrupted and self._is_of_run and not lost and self._keep()):
+        kept = interrupted and self._is_of_run and not lost and self._keep()
+        if not kept:
             self._add(_Line(requested=lost))  # a file that cannot be removed lists only these
         if not lost and self._folder is not None:
             self._folder.remove(self._path.name)
@@ -166,6 +167,7 @@ class BatchJournal:
             if self._made:
                 self._unmake(self._folder)
             self._folder.close()
+        return kept
 
     def _keep(self) -> bool:
         """Keep the file for `--resume`; return whether that was possible."""

@@ -246,7 +246,7 @@ def _record_error(path: Path, error: OSError) -> RecordError:
             f"{path} cannot be written: {error.strerror}", f"ls -ld {folder} {path}   or another file: -o FILE"
         )
     if error.errno in NO_SPACE:
-        return RecordError(f"no space for a row of {path} ({error.strerror}); it is as it was", f"df -h {folder}")
+        return RecordError(f"no space left for {path} ({error.strerror}); it is as it was", f"df -h {folder}")
     return RecordError(f"{path} cannot be written: {error.strerror or error}", "choose another file: -o FILE")
 
 

@@ -211,7 +211,7 @@ def sanitized(value: Any, mask: Callable[[str], str]) -> Any:
 
 def _sanitized(value: Any, mask: Callable[[str], str]) -> Any:
     """Return the clean value: the same object where nothing changes, so that a struct without a change is no copy."""
-    if value is None or type(value) in _PLAIN:
+    if not value or type(value) in _PLAIN:  # nothing of it changes
         return value
     if isinstance(value, str):
         return value if isinstance(value, Enum) or (masked := mask(value)) == value else masked
@@ -234,6 +234,8 @@ def _struct(value: msgspec.Struct, mask: Callable[[str], str]) -> Any:
     changed: dict[str, Any] = {}
     for name, optional in _fields(type(value)):
         old = getattr(value, name)
+        if not old or type(old) in _PLAIN:  # most fields of most: as `_sanitized` has it
+            continue
         new = _sanitized(old, mask)
         if new is _LEFT_OUT and not optional:
             return _LEFT_OUT
@@ -253,6 +255,7 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
     )
 
 
+_BY_SHAPE = Redactor().text
 _MOST_FILES = 1000
 _PLAN_FIELDS = (
     *("backend", "runtime", "traits", "place", "variant", "settings", "overrides", "timeout_s", "log_limit_bytes"),
@@ -273,12 +276,12 @@ def make_record(
     command: Iterable[str] = (),
     rendered: Iterable[tuple[str, bytes]] = (),
     left_out: Iterable[str] = (),
-    mask: Callable[[str], str] = str,
+    mask: Callable[[str], str] = _BY_SHAPE,
 ) -> Record:
     """Return the record of a run that has ended; `rendered` are the files that madlite put into its folder.
 
-    Metrics and rows are masked already, and stay as they went into perf.csv.  In other fields, which are names, only
-    texts that look like secrets are masked.
+    `mask` masks what is a secret by its shape, and known ones.  Metrics and rows are masked already, and stay as they
+    went into perf.csv.  In other fields, which are names, only texts that look like secrets are masked.
     """
     from madlite import __version__
 
@@ -294,9 +297,8 @@ def make_record(
         files=tuple(_files(plan.folder, dict(rendered))),
         **{name: getattr(result, name) for name in SHARED},
     )
-    by_shape = Redactor().text
-    free = {name: sanitized(getattr(record, name), lambda text: by_shape(mask(text))) for name in _FREE_TEXT}
-    rest: Record = sanitized(replace(record, **dict.fromkeys(free)), by_shape)
+    free = {name: sanitized(getattr(record, name), mask) for name in _FREE_TEXT}
+    rest: Record = sanitized(replace(record, **dict.fromkeys(free)), _BY_SHAPE)
     return replace(rest, **free)
 
 

@@ -293,7 +293,8 @@ class Attempts:
         """Write the rows of the attempt that is set aside after all; return its result, and whether they are saved."""
         failed, self._failed = self._failed, None
         assert failed is not None  # noqa: S101 - who waits for the next attempt has set one aside
-        result = replace(failed.result, findings=(*failed.result.findings, why))
+        attempt = replace(failed.result.attempt or Attempt(), given_up=True)
+        result = replace(failed.result, attempt=attempt, findings=(*failed.result.findings, why))
         try:
             return failed.writer.write(result, Steps(), failed.folder), failed.writer.saved
         finally:

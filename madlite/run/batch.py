@@ -97,8 +97,7 @@ class Batch:
 
     def run(self, signals: Signals | None = None) -> RunOutcome:
         """Run all of them; after INT, TERM or HUP running ones are ended and the rest is not started."""
-        every = (*self._planned.values(), *self._later)
-        self._journal.request(requested_run(one) for one in every)
+        self._journal.request(requested_run(one) for one in (*self._planned.values(), *self._later))
         with ExitStack() as stack:
             stack.callback(self._side_files.close)
             signals = signals or stack.enter_context(Signals())

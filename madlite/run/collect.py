@@ -159,6 +159,8 @@ def _write(result: RunResult, run_folder: RunFolder, workspace: Path, output: Pa
     if replaced := replaced_by(run_folder.path):
         attempt = replace(record.attempt or Attempt(), next=replaced)
         record, message = replace(record, rows=None, attempt=attempt), f"no row: it was tried again as {replaced}"
+    elif read_run(run_folder.path).next:
+        record = replace(record, attempt=replace(record.attempt or Attempt(), given_up=True))
     if record.rows is not None:
         is_first = read_run(run_folder.path).rows is None
         rows, message, reports = append_rows_of(record.rows, run_folder, workspace, output, begin)

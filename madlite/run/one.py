@@ -39,6 +39,7 @@ from madlite.run.watchdog.hang import HangProbe
 from madlite.run.watchdog.progress_monitor import ProgressMonitor
 from madlite.run.watchdog.watchdog import HangReport, StopReason, Watchdog
 from madlite.runtimes.docker.request import request_secrets
+from madlite.safe_files import NO_SPACE
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.workspace.claims import claim_model_dir, lock_name, locked_results
 from madlite.workspace.folder import CONTEXT, LOG, RunFolder, open_runs
@@ -174,7 +175,12 @@ def _as_runtime_problem(plan: RunPlan) -> Iterator[None]:
     except OSError as error:
         place = error.filename if str(error.filename).startswith("/") else plan.workspace
         what = f"{place} cannot be written to: {error.strerror or error}"
-        raise RuntimeProblem(what, cause=Cause.PREPARE) from error
+        raise RuntimeProblem(what, cause=_disk_or(Cause.PREPARE, error)) from error
+
+
+def _disk_or(cause: Cause, error: BaseException | None) -> Cause:
+    """Return the cause of what could not be written: the disk, where it is full, else the given one."""
+    return Cause.DISK if isinstance(error, OSError) and error.errno in NO_SPACE else cause
 
 
 # madengine 1 has the first, madengine 2 the parts as well
@@ -235,7 +241,7 @@ class Run:
             self.state.hint = problem.hint
             verdict = _failed(_cause(problem.cause), problem.message)
         except UsageProblem as problem:  # the disk is full, say, since the batch began
-            verdict = _failed(Cause.PREPARE, problem.message)
+            verdict = _failed(_disk_or(Cause.PREPARE, problem.__cause__), problem.message)
         self._find_folder()
         return self._result(verdict)
 
@@ -298,7 +304,7 @@ class Run:
                 log.say(f"madlite: {verdict.status.value} {verdict.reason}")
         finally:
             log.close()
-        stalls = self.silence.findings(by_itself=self.stop.reason is None or self.stop.reason.cause is Cause.NONE)
+        stalls = self.silence.findings(by_itself=self.stop.reason is None)
         notes = (*self._length(), *stalls, *self.state.image.notes, *self.state.notes, *self.state.missing, *log.notes)
         findings = (*verdict.findings, *notes)
         return self._result(replace(verdict, findings=findings))

@@ -1,12 +1,13 @@
 """`--resume`: what of a batch that was cut off or interrupted is finished, and what is run again.
 
 A run is finished where it has a row or a result: also a failure, for that is its result.  One that was interrupted, cut
-off or never begun is run again.  Runs are found by their plans: of equal ones as many are finished as there were.
+off or never begun is run again, also one whose next attempt was: the row of its failed attempt stays.  Runs are found
+by their plans: of equal ones as many are finished as there were.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from msgspec.structs import replace
 from madlite.errors import ExitCode, RecordError, UsageProblem
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Result, RunPlan, Status, Value
+from madlite.model.results import Attempt
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
 from madlite.results.batch_journal import RequestedRun, UnfinishedBatch
-from madlite.results.pending import are_in_file
+from madlite.results.pending import are_in_file, rows_path
 from madlite.results.record import record_json, result_of
 from madlite.results.stored import RunResult, load_result, read_record, uncollected
 from madlite.run.attempts import Standing
@@ -130,7 +132,7 @@ def resume(
                 adopted[one.plan.id] = taken
     cut_off = {one.id for one in batch.requested if results[one.id] is None}
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
-    notes = tuple(_changes(batch, planned, finished, workspace, environ))
+    notes = (*_changes(batch, planned, finished, workspace, environ), *_rows_elsewhere(finished, workspace, output))
     return Resumption(finished=finished, requested=requested, standing=adopted, notes=notes)
 
 
@@ -185,10 +187,10 @@ def _result(asked: RequestedRun, batch: UnfinishedBatch, workspace: Path) -> Res
         found = _stored_result(runs / name, workspace)
         if found is None:
             break
-        following = found.attempt.next if found.attempt is not None else ""
-        if not following:
-            return None if found.cause is Cause.INTERRUPTED else found
-        name = following
+        attempt = found.attempt or Attempt()
+        if not attempt.next:
+            return None if found.cause is Cause.INTERRUPTED or attempt.given_up else found
+        name = attempt.next
     if asked.id in batch.ended:
         why = "it ended before, and its record is gone"
         return Result(plan_id=asked.id, status=Status.SKIPPED, reason=why)
@@ -279,6 +281,19 @@ def _changes(
     others = sum(1 for one in batch.requested if one.digest) - len(planned)
     if others > 0:
         yield f"{others} run{'s' if others > 1 else ''} of the batch are not of this command"
+
+
+def _rows_elsewhere(finished: Mapping[str, Result], workspace: Path, output: Path) -> Iterator[str]:
+    """Yield where the rows of finished runs are, other than in the results file of this command."""
+    records = (read_record(workspace / RUNS / result.plan_id) for result in finished.values())
+    files = Counter(record.rows.path for record in records if record is not None and record.rows is not None)
+    here = rows_path(output, workspace)
+    for name, count in files.items():
+        runs = f"{count} finished run{'s' if count > 1 else ''}"
+        if not exists(workspace / name):
+            yield f"{name} with the rows of {runs} is gone: madlite report rebuild -o FILE writes rows from the records"
+        elif name != here:
+            yield f"the rows of {runs} are in {name}, and are not added to {here}"
 
 
 def _adopt(folder: Path, plan: RunPlan, workspace: Path, output: Path, begin: Sequence[str]) -> Standing | None:

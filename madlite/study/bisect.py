@@ -155,6 +155,20 @@ class Bisection:
         )
         return compare_pair(Pair(base=sides[0], new=sides[1]), settings, lambda series: ())
 
+    @property
+    def other_changes(self) -> tuple[tuple[int, int], ...]:
+        """The parts of the list before and after the pair in which the number changes, too, each by its ends.
+
+        None is named where the machine drifted: their runs were not made in turns.
+        """
+        found = self.found
+        if found is None or found.kind != "found" or self.drifted_at is not None:
+            return ()
+        parts = ((0, found.last_good), (found.first_bad, self._last))
+        return tuple(
+            part for part in parts if part[0] != part[1] and self.change(*part).verdict in ("regression", "improvement")
+        )
+
     def _series(self, item: int, values: Sequence[float]) -> Series:
         key = tuple(_METRIC if name == "metric" else "" for name in DIMENSIONS)
         suspects = sum(one.suspect for one in self.samples if one.item == item)

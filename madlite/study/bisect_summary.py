@@ -31,7 +31,8 @@ class BisectSummary(Value, frozen=True):
     """A bisection; `conclusion` is "" where it was cut off.
 
     `first_bad` is exact where `candidates` is empty, else it is one of these, which could not be tested, or itself.
-    `change` and `interval` are those of the pair, of `no change` those of the ends.
+    `change` and `interval` are those of the pair, of `no change` those of the ends.  `other_changes` are the ends of
+    the parts before and after the pair in which the number changes as well.
     """
 
     id: str
@@ -47,6 +48,7 @@ class BisectSummary(Value, frozen=True):
     drifted: bool
     runs: int
     items: tuple[ItemSummary, ...]
+    other_changes: tuple[tuple[str, str], ...] = ()
 
 
 def summarise_bisection(study_id: str, kind: str, items: Sequence[BisectItem], bisection: Bisection) -> BisectSummary:
@@ -69,6 +71,7 @@ def summarise_bisection(study_id: str, kind: str, items: Sequence[BisectItem], b
         drifted=bisection.drifted_at is not None,
         runs=len(bisection.samples),
         items=tuple(_item(number, item, bisection) for number, item in enumerate(items)),
+        other_changes=tuple((names[one], names[other]) for one, other in bisection.other_changes),
     )
 
 
@@ -100,14 +103,24 @@ def summary_lines(summary: BisectSummary) -> Iterator[str]:
     for number, one in enumerate(summary.items, 1):
         if one.runs:
             name = shortened_middle(f"{one.name} {one.note}".strip(), 60)
-            stands = (one.standing or "not decided") + (f": {one.failures[0]}" if one.failures else "")
+            stands = _standing_text(summary, number) + (f": {one.failures[0]}" if one.failures else "")
             change = "-" if one.change is None else f"{one.change:+.2%}"
             row = (number_text(one.median), change, _interval_text(one.interval), stands)
             rows.append((str(number), name, str(len(one.runs)), *row))
-    yield from (f"  {line}" for line in align(rows))
+    if len(rows) > 1:
+        yield from (f"  {line}" for line in align(rows))
     if summary.drifted:
         yield "  the machine drifted: from then on each item was run in turns with the good one and compared with these"
     yield f"  {_conclusion(summary)}"
+    for begin, end in summary.other_changes:
+        yield f"  it changes between {begin} and {end}, too: --good {begin} --bad {end} finds where"
+
+
+def _standing_text(summary: BisectSummary, number: int) -> str:
+    """Return how an item stands; the ends, of which nothing is known before they differ, by what they were given as."""
+    standing = summary.items[number - 1].standing or "not decided"
+    is_end = number in (1, len(summary.items))
+    return f"the {standing} end" if is_end and summary.conclusion not in ("found", "not confirmed") else standing
 
 
 def _interval_text(interval: Interval | None) -> str:

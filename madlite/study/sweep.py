@@ -105,8 +105,8 @@ def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Pla
 def _refuse_twice(points: Sequence[Mapping[str, str]], tried: Sequence[Sequence[Planned] | UsageProblem]) -> None:
     seen: dict[tuple[str, ...], Mapping[str, str]] = {}
     for values, made in zip(points, tried, strict=True):
-        if isinstance(made, UsageProblem) or len(points) == 1:
-            continue
+        if isinstance(made, UsageProblem) or len(points) == 1 or any(one.plan.blocked is not None for one in made):
+            continue  # of a run that would not start the plan has none of these values
         same = seen.setdefault(tuple(plan_digest(one.plan) for one in made), values)
         if same is not values:
             what = f"{_named(values)} is the same run as {point_text(same)}"

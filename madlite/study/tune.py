@@ -7,7 +7,8 @@ ordinary ones, with a row each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from madlite.measure.memory import sequences_per_step
 from madlite.model import Cause, Knob, Result, RunPlan, Scalar, Status, Study, Value
 from madlite.plan.inputs import RUNS
 from madlite.reports.page.run_details import read_steps
-from madlite.reports.runs import list_runs
+from madlite.reports.runs import CUT_OFF, began, list_runs
 from madlite.results.record import result_of
 from madlite.run.batch import Batch, BatchSettings
 from madlite.run.checks import check_plans
@@ -30,7 +31,7 @@ from madlite.secrets import masked_json
 from madlite.study.tune_costs import Budget
 from madlite.study.tune_models import Choice, Point, RunSteps, Space, Trial, TrialStatus
 from madlite.study.tune_search import Stop, next_run
-from madlite.workspace.folder import real_folders
+from madlite.workspace.folder import LOG, real_folders
 from madlite.workspace.study import StudyFolder, study_path
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ _BATCH = "micro_batch"
 _WARMUP, _STEADY = 5, 8  # steps of a short run
 _LEAST_WARMUP, _LEAST_STEADY = 3, 4  # where they are long
 _LEAST_FULL = 10  # steady steps of a full run where the budget is not enough for all
+# what can end any run, whatever its configuration
+_OF_MACHINE = (Cause.DISK, Cause.INODES, Cause.PREPARE, Cause.ENGINE, Cause.NETWORK, Cause.PREEMPTED)
 _PEAKS = ("GiB reserved", "GiB used on the device", "GiB allocated")  # labels of quantities, the best first
 _STATE_LIMIT_BYTES = 1 << 20
 
@@ -82,6 +85,8 @@ def make_tuning(planned: Sequence[Planned]) -> Tuning:
         what = f"tune takes one run, and the tags stand for {len(planned)}: {names}"
         raise UsageProblem(what, "--mode, --precision and --image-release select among the runs of a tag")
     (one,) = planned
+    if not one.knobs and one.plan.blocked is not None:
+        raise UsageProblem(f"{one.plan.card.name} would not start: {one.plan.blocked.reason}", one.plan.blocked.hint)
     if not one.knobs or one.plan.variant is None:
         what = f"backend '{one.plan.backend}' declares nothing of {one.plan.card.name} that could be tuned"
         raise UsageProblem(what, "docs/tune.md says how a backend does; --backend NAME renders a card from a recipe")
@@ -226,9 +231,17 @@ class PointPlanner:
 # A run that has ended → a trial.
 
 
-def trial_of(result: Result, folder: Path, point: Point, *, full: bool) -> Trial | None:
-    """Return what a run tells of its point; None of one that was interrupted, which tells nothing."""
-    if result.cause is Cause.INTERRUPTED or result.status is Status.SKIPPED:
+def is_of_machine(result: Result) -> bool:
+    """Return whether a run failed for what has nothing to do with its configuration: a full disk, say."""
+    return result.status is Status.FAILURE and result.code in {one.value for one in _OF_MACHINE}
+
+
+def trial_of(result: Result, folder: Path, point: Point, *, full: bool, is_first: bool = False) -> Trial | None:
+    """Return what a run tells of its point; None of one that was interrupted, or ended by the machine.
+
+    The first run of a study tells why there is none.
+    """
+    if result.cause is Cause.INTERRUPTED or result.status is Status.SKIPPED or (is_of_machine(result) and not is_first):
         return None
     speed, curves = _speed(result), read_steps(folder)
     status: TrialStatus = "ok" if result.status is Status.SUCCESS and speed else "failed"
@@ -242,7 +255,7 @@ def trial_of(result: Result, folder: Path, point: Point, *, full: bool) -> Trial
         memory_gib=_peak_gib(result, curves),
         duration_s=result.durations_s.get("total", 0.0),
         steps=max((max(curve, default=0) for curve in curves.values()), default=0),
-        reason="" if status == "ok" else result.reason or result.code,
+        reason="; ".join(result.suspect) if status == "ok" else result.reason or result.code,
         run=result.plan_id,
     )
 
@@ -266,15 +279,33 @@ def _peak_gib(result: Result, curves: Mapping[str, Mapping[int, float]]) -> floa
 
 def trials_of(workspace: Path, study_id: str, space: Space) -> list[Trial]:
     """Return the trials of a study, from the records of its runs in the order in which they began."""
-    found = []
+    found: list[Trial] = []
     for run in list_runs(workspace / RUNS):
         study = run.record.study
         if study is None or study.id != study_id or run.doubt or run.state != run.record.status.value:
             continue
         point, full = space.point(study.varied), not study.short
-        if (trial := trial_of(result_of(run.record), run.folder, point, full=full)) is not None:
-            found.append(trial)
+        trial = trial_of(result_of(run.record), run.folder, point, full=full, is_first=not found)
+        found += [trial] if trial is not None else []
     return found
+
+
+def lost_s(workspace: Path, study_id: str) -> float:
+    """Return the seconds that went into runs of a study which tell nothing: interrupted, killed, ended by the machine.
+
+    Of one that was killed it is known until when it wrote its log.
+    """
+    spent_s = 0.0
+    for run in list_runs(workspace / RUNS):
+        study = run.record.study
+        if study is None or study.id != study_id or run.doubt:
+            continue
+        if run.state == CUT_OFF:
+            with suppress(OSError):
+                spent_s += max(0.0, (run.folder / LOG).lstat().st_mtime - began(run.folder) / 1e9)
+        elif (result := result_of(run.record)).cause is Cause.INTERRUPTED or is_of_machine(result):
+            spent_s += result.durations_s.get("total", 0.0)
+    return spent_s
 
 
 # The study on the disk.
@@ -405,8 +436,10 @@ class TuneRunner:
                 is_all_written &= not outcome.pending
                 if outcome.bug is not None or trial is None or signals.exit_code is not None:
                     code = signals.exit_code or outcome.exit_code
+                    is_ended = signals.exit_code is None and any(is_of_machine(one) for one in outcome.results)
+                    stop = Stop(why="machine") if is_ended and trial is None else None
                     trials = tuple(self.trials)
-                    return TuneOutcome(trials=trials, stop=None, exit_code=code, rows=rows, bug=outcome.bug)
+                    return TuneOutcome(trials=trials, stop=stop, exit_code=code, rows=rows, bug=outcome.bug)
         code = ExitCode.OK if is_all_written and what.why != "default_failed" else ExitCode.RUN_FAILED
         return TuneOutcome(trials=tuple(self.trials), stop=what, exit_code=code, rows=rows)
 
@@ -427,7 +460,8 @@ class TuneRunner:
     def _note(self, outcome: RunOutcome, one: Planned, point: Point, *, full: bool) -> Trial | None:
         if not outcome.results:
             return None
-        trial = trial_of(outcome.results[0], one.plan.folder, point, full=full)
+        is_first = not self.trials
+        trial = trial_of(outcome.results[0], one.plan.folder, point, full=full, is_first=is_first)
         if trial is not None:
             self.trials.append(trial)
         return trial
@@ -468,10 +502,3 @@ def open_folder(workspace: Path, state: TuneState, *, resume: bool) -> StudyFold
         folder.close()
         raise UsageProblem(problem, "run madlite in a folder of yours, on a disk with room")
     return folder
-
-
-def refused_lines(space: Space, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield what was not run, and why."""
-    for one in trials:
-        if one.status == "refused":
-            yield f"not run: {point_text(space, one.point)}: {one.reason}"

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from statistics import fmean
 
+from msgspec.structs import replace
+
 from madlite.model import Value
 from madlite.study.tune_models import Point, Seen
 
@@ -24,6 +26,10 @@ class Budget(Value, frozen=True):
     seconds: float | None = None
     runs: int | None = None
     either: bool = False
+
+    def less(self, seconds: float) -> Budget:
+        """Return what is left after so many seconds that no run tells of."""
+        return self if self.seconds is None else replace(self, seconds=max(0.0, self.seconds - seconds))
 
     def allows(self, runs: int, seconds: float) -> bool:
         """Return whether so many runs may have been made, in this time, all together."""

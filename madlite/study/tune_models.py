@@ -101,6 +101,7 @@ class Trial(Value, frozen=True):
     """One run of a point: `speed` is its throughput, more is better; `full` of a run that is a result, no short one.
 
     `memory_gib` is the peak of a GPU, None where nobody tells.  A `refused` one was never started, and cost nothing.
+    `reason` says why it failed, and of one that is `ok` why its number is doubtful.
     """
 
     point: Point

@@ -107,17 +107,18 @@ def _tuned(tuning: Tuning, point: Point, seen: Seen) -> TunedPoint:
     trials = [one for one in seen.trials if one.point == point]
     good = [one for one in trials if one.status == "ok"]
     bad = next((one for one in trials if one.status != "ok"), None)
+    told = bad or next((one for one in good if one.reason), None)
     peaks = [one.memory_gib for one in trials if one.memory_gib is not None]
     return TunedPoint(
         text=point_text(space, point),
         varied=space.varied(point),
-        outcome=(bad.status if bad is not None else "ok").replace("_", " "),
+        outcome=bad.status.replace("_", " ") if bad is not None else "suspect" if told is not None else "ok",
         speed=seen.ok.get(point),
         memory_gib=max(peaks, default=None),
         global_batch=_global_batch(tuning.default.plan, point),
         short=sum(1 for one in good if not one.full),
         full=sum(1 for one in good if one.full),
-        reason=bad.reason if bad is not None else "",
+        reason=told.reason if told is not None else "",
     )
 
 
@@ -135,6 +136,7 @@ _WHY = {
     "confirmed": "stopped, the gain is confirmed by full runs",
     "undecided": "stopped, further full runs would not tell the best one from the default",
     "budget": "stopped, the rest of the budget is too little for another run",
+    "machine": "stopped, the last run was ended by what is not its configuration's",
     "interrupted": "interrupted",
 }
 _HEADS = ("configuration", "throughput", "against default", "memory", "global batch", "runs", "outcome")
@@ -185,7 +187,7 @@ def recipe_command(where: Path) -> str:
 
 
 def _reasons(report: TuneReport) -> Iterator[str]:
-    """Yield why points did not run, or failed."""
+    """Yield why points did not run, failed, or have a doubtful number."""
     for one in report.points:
         if one.outcome not in ("ok", "out of memory"):
             yield f"  {one.text} {'was not run' if one.outcome == 'refused' else one.outcome}: {one.reason}"
@@ -207,7 +209,7 @@ def conclusion_lines(report: TuneReport) -> Iterator[str]:
         yield "  the default is the fastest of what was tried"
     else:
         yield f"  nothing but the default was tried: a comparison takes {FEWEST_RUNS} runs or more"
-    if report.why in ("budget", "interrupted"):
+    if report.why in ("budget", "interrupted", "machine"):
         yield f"  the same command with --resume={report.id} goes on, and --minutes or --runs gives it more"
 
 

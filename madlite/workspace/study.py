@@ -148,6 +148,11 @@ def study_path(workspace: Path, study_id: str) -> Path:
     return workspace / RUNS / f"study-{study_id}"
 
 
+def has_caches(folder: Path) -> bool:
+    """Return whether caches are in the folder of a study, of whichever series."""
+    return exists(folder / _CACHES)
+
+
 def caches_path(workspace: Path, study_id: str, name: str) -> Path:
     """Return where the caches of a series or a run of a study are."""
     return study_path(workspace, study_id) / _CACHES / name
@@ -188,5 +193,5 @@ def cut_off_studies(workspace: Path) -> Iterator[tuple[str, Path]]:
         found = _NAME.fullmatch(folder.name)
         if found is None or is_locked(folder / _LOCK, unknown=True):
             continue
-        if exists(folder / _LOCK) or exists(folder / _CACHES):
+        if exists(folder / _LOCK) or has_caches(folder):
             yield found["id"], folder

@@ -273,6 +273,12 @@ def test_a_number_that_is_none_has_one_name(capsys, words):
     assert f"invalid value for '{words[-2]}': 'abc' is not a valid whole number" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["run", "tune", "bisect", "scaling"])
+def test_help_has_no_range_without_ends(capsys, command):
+    assert call([command, "--help"]) == 0
+    assert "None]" not in capsys.readouterr().out
+
+
 def test_help_has_no_entry_without_a_text(capsys):
     assert call(["run", "--help"]) == 0
     assert "[TAG]..." not in capsys.readouterr().out.partition("\n")[2]

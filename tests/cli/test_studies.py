@@ -39,7 +39,7 @@ def bisection() -> str:
         BisectSummary(
             id=ID, kind="bisect", metric="tps", conclusion="found", last_good="a.toml", first_bad="b.toml",
             candidates=(), failed="", change=-0.1, interval=None, drifted=False, runs=2,
-            items=(item("a.toml", 100.0), item("b.toml", 90.0)),
+            items=(item("a.toml", 100.0), item("b.toml", 90.0)), other_changes=(("b.toml", "c.toml"),),
         )
     )  # fmt: skip
 
@@ -63,7 +63,15 @@ def told(capsys, *words: str) -> tuple[str, str]:
                 f"  madlite run --recipe-file madlite_runs/study-{ID}/recipe.toml",
             ],
         ),
-        ("bisect", bisection(), ["1  a.toml", "last good a.toml, first bad b.toml: change -10.00%"]),
+        (
+            "bisect",
+            bisection(),
+            [
+                "1  a.toml",
+                "last good a.toml, first bad b.toml: change -10.00%",
+                "it changes between b.toml and c.toml, too: --good b.toml --bad c.toml finds where",
+            ],
+        ),
     ],
 )
 def test_who_closed_the_terminal_gets_what_a_study_came_to(tmp_path, capsys, monkeypatch, kind, summary, lines):

@@ -31,9 +31,17 @@ TITAN = ("pyt_train_llama-3.1-8b", "--mode", "pretrain", "--precision", "BF16")
         ),
         (
             ("pyt_megatron_lm_train_qwen2.5-7b", "--precision", "BF16", "--machine", "8xMI300X"),
-            ["recompute_activations  unset by default; unset, none, sel, full"],
+            [
+                "recompute_activations  unset by default; unset, none, sel, full",
+                f"use_flash_attn  unset by default; unset, 0{LATER}",
+                "nvte_fused_attn_ck  left alone: this run has no such setting",
+            ],
         ),
-        (("pyt_megatron_lm_train_mixtral-8x7b", "--machine", "8xMI300X"), ["ac  none by default; none, sel"]),
+        (
+            ("pyt_megatron_lm_train_mixtral-8x7b", "--machine", "8xMI300X"),
+            ["ac  none by default; none, sel", f"nvte_fused_attn_ck  unset by default; unset, 0{LATER}"],
+        ),
+        (("pyt_train_flux", "--machine", "8xMI300X"), [f"flash_attention  unset by default; unset, false{LATER}"]),
         (
             ("demo_hf_lora_tiny", "--machine", "2xH200"),
             [f"attention  sdpa by default; sdpa, flash_attention_2, flex_attention{LATER}"],
@@ -46,3 +54,10 @@ def test_what_may_be_changed_of_a_tag(words, lines, tmp_path, monkeypatch, capsy
     out = capsys.readouterr().out.splitlines()
     assert set(lines) <= set(out), out[:12]
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_run_that_would_not_start_is_told_with_its_reason(capsys):
+    assert call(["tune", "pyt_train_flux", "--machine", "8xH100", "--dry-run"]) == 4
+    said = capsys.readouterr().err
+    assert "pyt_train_flux would not start: no recipe is known for pyt_train_flux on H100" in said
+    assert "nearest known: posttrain BF16 on MI300X" in said

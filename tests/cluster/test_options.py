@@ -73,7 +73,23 @@ def test_explain_shows_the_plan_for_the_cluster(site, capfd, monkeypatch):
     monkeypatch.setenv("MADLITE_CLUSTER", "big")
     assert call(["explain", "a", "--nodes", "2", "--set", "n_gpus=8", "--check"]) == 0
     out = capfd.readouterr().out
-    assert "8 x AMD Instinct MI300X" in out and re.search(r"^  runtime +slurm ", out, re.MULTILINE)
+    assert re.search(r"^  machine +8 x AMD Instinct MI300X +<- cluster 'big'$", out, re.MULTILINE)
+    assert re.search(r"^  runtime +slurm +<- cluster 'big'$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", [["tune", "a"], ["bisect", "a", "--good", "A", "--bad", "B"]])
+def test_what_chooses_its_runs_one_by_one_is_no_job_of_the_cluster_of_the_environment(site, capfd, monkeypatch, words):
+    monkeypatch.setenv("MADLITE_CLUSTER", "lab")
+    assert call(words) == 4
+    said = capfd.readouterr().err
+    assert f"MADLITE_CLUSTER=lab beside {words[0]}: it chooses each run by those before" in said
+    assert f"env -u MADLITE_CLUSTER madlite {words[0]} …" in said and not (site / "madlite_runs").exists()
+    assert call([*words, "--cluster", "other"]) == 4
+    assert f"--cluster other beside {words[0]}" in capfd.readouterr().err
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    call(words)
+    assert "beside" not in capfd.readouterr().err, "in an allocation the variable counts for nothing"
 
 
 @pytest.mark.parametrize("words", [["--again"], ["--attempt", "x"], ["--once"]])

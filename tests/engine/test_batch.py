@@ -104,6 +104,18 @@ def test_a_run_folder_that_cannot_be_made_is_a_row(planned):
     assert outcome.exit_code is ExitCode.RUN_FAILED and statuses(options) == ["FAILURE"]
 
 
+def test_a_run_folder_that_a_full_disk_does_not_take_has_that_cause(planned, monkeypatch):
+    plans, options, plugins = planned
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("madlite.workspace.folder._open_locked", full)
+    (result,) = run_batch(plans, options, plugins, Quiet()).results
+    assert statuses(options) == ["FAILURE"] and result.code == "disk_full"
+    assert "No space left on device" in result.reason
+
+
 def test_a_row_that_can_be_kept_nowhere_is_said(planned):
     plans, options, plugins = planned
     (options.workspace / "madlite_runs").write_text("a file")

@@ -141,29 +141,37 @@ def test_an_interrupted_bisect_says_how_it_goes_on(on_host: Checkout):
     out, _ = started.communicate(timeout=120)
     (folder,) = on_host.folder.glob("madlite_runs/study-*")
     assert started.returncode == 130 and f"--resume={folder.name.removeprefix('study-')} goes on" in out
+    assert "STANDS" not in out, "no item has a run that tells of it"
     on_host.assert_nothing_left()
 
 
 @pytest.mark.host
 @pytest.mark.parametrize(
-    ("script", "code", "said"),
+    ("script", "code", "said", "stands"),
     [
         (
             "echo performance: $((1000 + RANDOM % 3)) x",
             5,
             "nothing to find: 1.toml (the good end) and 2.toml (the bad end) do not differ: 1,00",
+            "]  the bad end",
         ),
-        ("exit 9", 3, "it is the good end, by which the others are judged: madlite show "),
-        ("echo performance: 5 x; exit $((ITEM - 1))", 3, "--bad ITEM names another one"),
+        (
+            "exit 9",
+            3,
+            "it is the good end, by which the others are judged: madlite show ",
+            "the good end: exit_code: ",
+        ),
+        ("echo performance: 5 x; exit $((ITEM - 1))", 3, "--bad ITEM names another one", "the bad end: exit_code: "),
     ],
 )
-def test_ends_without_a_difference_or_a_number(on_host: Checkout, script: str, code: int, said: str):
+def test_ends_without_a_difference_or_a_number(on_host: Checkout, script: str, code: int, said: str, stands: str):
     on_host.card("one", script + "\n")
     for number in (1, 2):
         text = f'[recipe]\ntag = "one"\nbackend = "script"\n[recipe.set]\nenv.ITEM = "{number}"\n'
         (on_host.folder / f"{number}.toml").write_text(text)
     done = bisect(on_host, "--between", "1.toml,2.toml")
     assert done.returncode == code and said in done.stdout, done.stdout + done.stderr
+    assert stands in done.stdout, "nothing is known of an end that does not differ"
 
 
 @pytest.fixture

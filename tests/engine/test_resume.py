@@ -62,6 +62,7 @@ def test_a_batch_that_was_interrupted_goes_on(three):
     three.wait_for("begun")
     code, out = end(started, signal.SIGTERM)
     assert code == 143 and "never started: c" in out and batch_files(three) == [".interrupted.jsonl"]
+    assert "madlite run --resume goes on with what was interrupted or never started" in out
     assert [status for _, _, status in rows_of(three)] == ["SUCCESS", "FAILURE"]
     done = three.madlite("run", "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -69,6 +70,24 @@ def test_a_batch_that_was_interrupted_goes_on(three):
         ("a", "SUCCESS"), ("b", "FAILURE"), ("b", "SUCCESS"), ("c", "SUCCESS")
     ], "the row of an interrupted run stays"  # fmt: skip
     assert batch_files(three) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "perf.csv with the rows of 1 finished run is gone: madlite report rebuild -o FILE writes rows from the"),
+        (("-o", "new.csv"), "the rows of 1 finished run are in perf.csv, and are not added to new.csv"),
+    ],
+)
+def test_where_the_rows_of_finished_runs_are_is_told(three, words, said):
+    started = three.start("--tags", "a,b,c")
+    three.wait_for("begun")
+    kill(started)
+    if not words:
+        (three.folder / "perf.csv").rename(three.folder / "moved.csv")
+    done = three.run("--tags", "a,b,c", "--resume", *words)
+    assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+    assert "--resume goes on" not in done.stdout
 
 
 def test_a_run_that_failed_by_itself_is_finished(three):
@@ -136,6 +155,7 @@ def test_a_study_goes_on_with_its_other_samples(three):
     samples = [one["study"]["index"] for one in records if not one["study"]["warm_up"]]
     assert sorted(samples) == [1, 2, 3] and len(records) == 4, "the warm-up's caches are still there"
     assert "3 of 3 runs, caches warm" in done.stdout and models(three) == ["a"] * 3
+    assert "caches are left" not in done.stdout + done.stderr, "they are this study's"
     assert not [path for path in three.folder.glob("madlite_runs/study-*/*") if path.name != "study.json"]
 
 

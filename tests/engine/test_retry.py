@@ -103,6 +103,18 @@ def test_ctrl_c_ends_the_wait_and_the_failed_attempt_has_its_row(checkout):
     assert record["attempt"]["next"] == "" and record["rows"]["appended"]
 
 
+def test_a_run_whose_wait_was_ended_is_run_again_by_resume(checkout):
+    checkout.card("a", failing(1, HUB))
+    checkout.card("b", failing(0))
+    started = checkout.start("--tags", "a,b", *LONG)
+    wait_until(lambda: is_set_aside(checkout))
+    started.send_signal(signal.SIGINT)
+    assert started.wait(timeout=120) == 130
+    done = checkout.madlite("run", "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert rows_of(checkout) == [("a", "", "FAILURE"), ("a", "7", "SUCCESS"), ("b", "7", "SUCCESS")]
+
+
 def test_a_kill_during_the_wait_loses_no_row(checkout):
     checkout.card("a", failing(9, HUB))
     checkout.card("b", failing(0))
@@ -124,7 +136,8 @@ def test_a_kill_during_the_wait_loses_no_row(checkout):
 
 
 def test_a_kill_during_the_next_attempt_leaves_the_row_of_the_one_before(checkout):
-    checkout.card("a", failing(1, HUB, then="echo begun; sleep 300"))
+    second = 'if [ ! -e ../second ]; then touch ../second; echo begun; sleep 300; fi; echo "performance: 7 samples/s"'
+    checkout.card("a", failing(1, HUB, then=second))
     checkout.card("b", failing(0))
     started = checkout.start("--tags", "a", *SHORT)
     checkout.wait_for("begun")
@@ -133,6 +146,8 @@ def test_a_kill_during_the_next_attempt_leaves_the_row_of_the_one_before(checkou
     assert done.returncode == 0, done.stdout + done.stderr
     assert rows_of(checkout) == [("a", "", "FAILURE"), ("b", "7", "SUCCESS")]
     assert "was cut off" in done.stdout
+    assert checkout.madlite("run", "--resume").returncode == 0
+    assert rows_of(checkout)[2:] == [("a", "7", "SUCCESS")], "the run that was cut off is not finished"
     checkout.assert_nothing_left()
 
 

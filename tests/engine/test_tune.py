@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -100,6 +101,34 @@ def test_a_kill_in_the_middle_loses_nothing_and_resume_repeats_no_run(tuned: Tun
     assert len(set(short)) == len(short), "no short run was made twice"
     assert f"{len(before) - 1} runs of the study are there already" in done.stdout
     tuned.assert_nothing_left()
+
+
+def test_the_time_of_runs_that_were_cut_off_counts_against_the_budget(tuned: Tuned):
+    started = tuned.start("5 full plain")
+    end(started, signal.SIGKILL)
+    before = tuned.ran
+    (tuned.plugin / "wait").unlink()
+    (log,) = (log for log in tuned.folder.glob("madlite_runs/*/run.log") if not (log.parent / "record.json").exists())
+    an_hour_later = log.stat().st_mtime + 3600
+    os.utime(log, (an_hour_later, an_hour_later))  # it was killed after an hour
+    done = tuned.tune("--resume", "--minutes", "30")
+    assert done.returncode == 0 and tuned.ran == before, done.stdout + done.stderr
+    assert " of the budget went into runs that were cut off" in done.stdout, done.stdout
+    done = tuned.tune("--resume", "--minutes", "70")
+    assert done.returncode == 0 and tuned.report()["best"]["varied"] == {"micro_batch": 5}, done.stdout + done.stderr
+
+
+def test_a_run_that_the_machine_ended_tells_nothing_of_its_configuration(tuned: Tuned):
+    (tuned.plugin / "hub").write_text("5 full plain")
+    done = tuned.tune()
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "stopped, the last run was ended by what is not its configuration's" in done.stdout
+    assert (
+        " goes on, and --minutes" in done.stdout and "micro_batch=5" not in done.stdout.partition("configuration  ")[2]
+    )
+    (tuned.plugin / "hub").unlink()
+    done = tuned.tune("--resume")
+    assert done.returncode == 0 and tuned.report()["best"]["varied"] == {"micro_batch": 5}, done.stdout + done.stderr
 
 
 def test_ctrl_c_prints_the_best_so_far(tuned: Tuned):

@@ -18,10 +18,14 @@ STEP = r"step=step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\
 LAUNCHER = "import runpy, sys\ndef main(words):\n    runpy.run_path(words[-1], run_name='__main__')\n"
 TRAIN = """
 import os, sys, time
-count, spread = int(os.environ["COUNT"]), float(os.environ["SPREAD"])
+count, spread, leave_s = int(os.environ["COUNT"]), float(os.environ["SPREAD"]), float(os.environ.get("LEAVE_S", 0))
 for n in range(1, count + 1):
     print(f"step {n} loss {3 - n / count:.4f} tps {1000 + spread * (n * 7 % 5)}", flush=True)
-    time.sleep(float(os.environ["STEP_S"]))
+    try:
+        time.sleep(float(os.environ["STEP_S"]))
+    except KeyboardInterrupt:
+        time.sleep(leave_s)
+        raise
 """
 
 
@@ -67,6 +71,13 @@ def test_a_run_ends_once_its_number_is_known_and_is_a_success(place, capfd) -> N
     assert "--until 0.5 % ended the run after" in out and "of 20000 steps" in out and "±" in out
     assert call(["show", "last"]) == 0
     assert "--until 0.5 % ended the run after" in capfd.readouterr().out
+
+
+def test_the_time_that_a_training_takes_to_leave_is_no_stall(place, capfd, monkeypatch) -> None:
+    monkeypatch.setattr("madlite.run.watchdog.progress_monitor.SLOW_S", 0.3)
+    assert run(20_000, 1, 0.02, "--until", "0.5%", "--set", "env.LEAVE_S=1") == 0
+    out = capfd.readouterr().out
+    assert "--until 0.5 % ended the run after" in out and "no step for" not in out
 
 
 def test_a_run_whose_noise_is_too_much_goes_to_its_end_and_says_so(place, capfd) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import load_plugins
 from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
-from madlite.measure.failure_scan import ERROR, ROOT, CandidateScan, FailureScan
+from madlite.measure.failure_scan import ERROR, ROOT, CandidateScan, FailureScan, scan_rules
 from madlite.measure.lines import make_block
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
@@ -675,7 +675,7 @@ def test_where_a_launcher_alone_speaks_its_first_failure_is_the_line():
 
 
 def test_an_exception_has_its_rule_where_its_line_was_not_asked_about():
-    scan = CandidateScan(RULES)
+    scan = CandidateScan(scan_rules(RULES))
     scan.feed(make_block(trace(2, OOM)), every_rule=False)
     (clue,) = scan.candidates()
     assert (clue.cause, clue.rank, clue.tier, clue.uncaught) == ("gpu_out_of_memory", 2, ROOT, True)

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from madlite.measure.lines import make_block, rank_of
-from madlite.measure.rules import RuleScan, ignores_case, needed_texts, plain, with_common
+from madlite.measure.rules import RuleScan, compile_rules, ignores_case, needed_texts, plain, with_common
 from madlite.model import FailureRule
 from tests.tiers import examples
 
@@ -59,7 +59,8 @@ def by_hand(lines, pattern):
 @example(["[rank1]: bang", "x", "[rank1]: boom", "boom"], [r"boom|bang"], 2)
 def test_of_each_rank_the_first_line_that_a_rule_matches_is_found(lines, patterns, cut):
     lines = [line for line in lines if line.strip()]
-    scan, begin = RuleScan(FailureRule(pattern=one, cause=f"{n}") for n, one in enumerate(patterns)), 0
+    rules = compile_rules(FailureRule(pattern=one, cause=f"{n}") for n, one in enumerate(patterns))
+    scan, begin = RuleScan(rules), 0
     for part in (lines[:cut], lines[cut:]):
         block = make_block(part)
         scan.feed(block, begin)
@@ -80,7 +81,7 @@ def test_rules_of_other_backends_are_left_out():
 
 
 def test_of_many_ranks_some_are_kept():
-    scan = RuleScan([FailureRule(pattern="boom", cause="x")])
+    scan = RuleScan(compile_rules([FailureRule(pattern="boom", cause="x")]))
     scan.feed(make_block(f"[rank{n}]: boom" for n in range(500)))
     assert 8 <= len(scan.hits()) < 50 and scan.hits()[0].rank == 0
 

@@ -42,7 +42,7 @@ def test_a_row_whose_note_does_not_fit_is_not_written_and_nobody_is_blamed_later
     before = perf.read_bytes()
     assert journal.stat().st_size > len(before) + 400
     said = with_files_of_at_most(journal.stat().st_size + room, lambda: append(space, perf))
-    assert ("no space for a row" in said) == (perf.read_bytes() == before), "written, or said that it is not"
+    assert ("no space left for" in said) == (perf.read_bytes() == before), "written, or said that it is not"
     assert append(space, perf) == [] and changed_files(space) == []
 
 

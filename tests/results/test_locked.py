@@ -291,7 +291,7 @@ def test_a_full_disk_is_told_with_where_to_look(perf: Path, monkeypatch: pytest.
     with monkeypatch.context() as patched, pytest.raises(RecordError) as told:
         patched.setattr("madlite.results.locked.os.open", full)
         append_rows(perf, [row(model="second")])
-    assert told.value.message == f"no space for a row of {perf} (No space left on device); it is as it was"
+    assert told.value.message == f"no space left for {perf} (No space left on device); it is as it was"
     assert told.value.hint == f"df -h {perf.parent}" and perf.read_bytes() == before
 
 

@@ -107,6 +107,27 @@ def test_a_number_that_falls_little_by_little_has_no_pair():
     assert found.kind == "not confirmed" and found.change is not None and abs(found.change.change or 1) < 0.01
 
 
+@pytest.mark.parametrize(
+    ("levels", "others"),
+    [
+        ([1000, 1000, 1000, 900, 900, 1000, 1000, 940], ((3, 7),)),  # another change after the pair
+        ([1000, 1000, 980, 980, 940, 940, 940, 940], ((0, 3),)),  # and one before it, below the limit
+        ([1000, 1000, 1000, 940, 940, 940, 940, 940], ()),
+    ],
+)
+def test_a_number_that_changes_more_than_once_is_told(levels: list[int], others: tuple[tuple[int, int], ...]):
+    simulated = Simulated(3, len(levels), 0, step=0)
+    bisection = Bisection(len(levels), Judge())
+
+    def measure(upcoming: NextItem) -> Sample:
+        made = simulated.measure(upcoming)
+        return Sample(item=made.item, value=(made.value or 0.0) * levels[made.item] / 1000)
+
+    run_bisection(bisection, measure)
+    assert bisection.found is not None and bisection.found.kind == "found"
+    assert bisection.other_changes == others
+
+
 @pytest.mark.parametrize("end", [0, 6])
 def test_an_end_without_a_number_ends_it(end: int):
     found = Simulated(1, 7, 3, failing=[end]).search()

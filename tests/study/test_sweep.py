@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
+from madlite.model import Blocked, Cause, Status
 from madlite.run.screen import Planned
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary
 from madlite.study.sweep import plan_sweep, sweep_lines, sweep_points
@@ -41,6 +42,16 @@ def test_points_that_are_the_same_run_are_refused(tmp_path) -> None:
     assert len(plan_sweep(sweep_points(["steps=10,11"]), plan)) == 2
     with pytest.raises(UsageProblem, match="steps=010 is the same run as steps=10"):
         plan_sweep(sweep_points(["steps=10,010"]), plan)
+
+
+def test_points_that_would_not_start_are_not_taken_for_the_same_run(tmp_path) -> None:
+    def plan(values, refused_as):
+        blocked = Blocked(status=Status.FAILURE, cause=Cause.PREPARE, reason="no recipe is known for it on cpu")
+        return [Planned(plan=make_plan(tmp_path, blocked=blocked), backends=(), files=(), runtime=None)]
+
+    assert [one.plan.study.varied for one in plan_sweep(sweep_points(["steps=10,11"]), plan)] == [
+        {"steps": "10"}, {"steps": "11"},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 """The page of a tuning: its plot has the letters of the screen, it says what cannot be drawn, and has the recipe."""
 
 import re
+from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.study.tune_report import TunedPoint, TuneReport, conclusion_lines, plot_lines, render_page
+from madlite.model import Metric, Result, Status
+from madlite.study.tune import trial_of
+from madlite.study.tune_report import TunedPoint, TuneReport, conclusion_lines, plot_lines, render_page, table_lines
+from madlite.study.tune_search import Point
 
 FASTEST = TunedPoint(
     text="activation_checkpoint=none",
@@ -54,6 +58,17 @@ def test_the_letters_of_the_plot_are_those_of_the_table_and_of_the_screen():
     assert letters_on(page) == on_screen == {"activation_checkpoint=none": "A", "default": "B"}
     in_table = re.findall(r"<tr><td>(.*?)</td><td>([A-Z]?)</td>", page)
     assert dict(in_table) == {**on_screen, "compile=true": ""}
+
+
+def test_a_doubtful_number_is_told_with_its_reason():
+    metric = Metric(metric="samples/s", text="7", status=Status.SUCCESS, value=7.0)
+    tried = Result(plan_id="r", status=Status.SUCCESS, metrics=(metric,), suspect=("the allocator tried again",))
+    trial = trial_of(tried, Path("/nonexistent"), Point(batch=2), full=False)
+    assert trial is not None and trial.status == "ok" and trial.reason == "the allocator tried again"
+    doubtful = replace(FASTEST, text="micro_batch=2", outcome="suspect", reason=trial.reason)
+    report = report_of(FASTEST, DEFAULT, doubtful)
+    assert "  micro_batch=2 suspect: the allocator tried again" in table_lines(report)
+    assert "micro_batch=2 suspect: the allocator tried again" in render_page(report, "", "")
 
 
 def test_what_was_not_tried_or_not_confirmed_is_told():

@@ -50,7 +50,7 @@ from madlite.workspace.folder import (
 )
 from madlite.workspace.gpu_leases import lease_folder
 from madlite.workspace.journal import RunEntry
-from madlite.workspace.study import cut_off_studies, remove_study
+from madlite.workspace.study import cut_off_studies, has_caches, remove_study
 
 # Files that a killed run left: the folder its script ran in, and temporary files.
 
@@ -384,7 +384,8 @@ def _runs(workspace: Path) -> Iterator[Leftover]:
 
 def _studies(workspace: Path) -> Iterator[Leftover]:
     for study_id, folder in cut_off_studies(workspace):
-        yield Leftover(kind="study", run_id=study_id, text=f"its caches, {folder}", handle=str(folder))
+        what = "its caches" if has_caches(folder) else "its lock"
+        yield Leftover(kind="study", run_id=study_id, text=f"{what}, {folder}", handle=str(folder))
 
 
 def _clean_run(path: Path, row: str) -> str | None:

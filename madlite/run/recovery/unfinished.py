@@ -37,7 +37,7 @@ from madlite.workspace.journal import (
     read,
     read_run,
 )
-from madlite.workspace.study import cut_off_studies
+from madlite.workspace.study import cut_off_studies, has_caches
 
 # Pending rows, which perf.csv did not take when their run ended: the next run appends them, each once.
 
@@ -290,14 +290,18 @@ def incomplete_text(runs: Iterable[IncompleteRun]) -> list[str]:
     return lines
 
 
-def recovery_report(workspace: Path) -> list[str]:
-    """Return messages about all unfinished work of earlier commands."""
+def recovery_report(workspace: Path, resumed: str = "") -> list[str]:
+    """Return messages about all unfinished work of earlier commands, apart from the study that is `resumed`."""
     batches = [(text, one.is_resumable) for one in interrupted_batches(workspace) for text in one.messages]
     return [
         *incomplete_text(find_incomplete(workspace)),
         *running_text(workspace),
         *(f"{text}. {f'{RESUME}, ' if resumable else ''}{ACKNOWLEDGE}" for text, resumable in batches),
-        *(f"study {one} was cut off and its caches are left. {ACKNOWLEDGE}" for one, _ in cut_off_studies(workspace)),
+        *(
+            f"study {one} was cut off and its caches are left. madlite clean --yes removes them"
+            for one, folder in cut_off_studies(workspace)
+            if one != resumed and has_caches(folder)
+        ),
         *uncollected_text(workspace),
         *planted_text(workspace),
     ]
