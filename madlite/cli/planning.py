@@ -13,6 +13,7 @@ import msgspec
 from madlite.backends.loader import Plugins
 from madlite.catalog.datasets import DataSets, read_data_sets
 from madlite.cli import setup
+from madlite.cli.allocated import check_context_nodes
 from madlite.cli.arguments import named_values
 from madlite.cli.credentials import read_credentials, read_services
 from madlite.errors import MadliteError, UsageProblem
@@ -128,7 +129,7 @@ def check_local_target(context: Context) -> None:
     """Refuse a context that targets other machines.
 
     Raises:
-        UsageProblem: it asks for Slurm, or for several nodes other than of Kubernetes.
+        UsageProblem: it does.
     """
     keys = context.typed
     on_kubernetes = bool(keys.k8s or keys.kubernetes)
@@ -136,13 +137,10 @@ def check_local_target(context: Context) -> None:
     target = keys.deployment_config.get("target", "local")
     if target not in ("local", "docker", *(_KUBERNETES if on_kubernetes else ())):
         sent.append("deployment_config")
-    if str(keys.distributed.get("nnodes", 1)) not in ("1", "None") and not on_kubernetes:
-        sent.append("distributed.nnodes")
     if sent:
         raise UsageProblem(
-            f"{context.origins.get(sent[0].partition('.')[0], 'context')}: key '{sent[0]}' asks for other machines, "
-            "which madlite cannot give yet",
-            "leave it out to run on this machine alone",
+            f"{context.origins.get(sent[0], 'context')}: key '{sent[0]}' asks for other machines",
+            "--cluster NAME sends runs to those of a cluster file; leave the key out to run on this machine alone",
         )
 
 
@@ -286,6 +284,7 @@ def planner(
     context = setup.make_context(params)
     if not params.get("cluster"):
         check_local_target(context)
+        check_context_nodes(context, options, params)
     kubernetes = setup.kubernetes_settings(context)
     if manifest is not None:
         context = context_over(manifest, context, options.environ)

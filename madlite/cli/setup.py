@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins, load_plugins
 from madlite.catalog.cards import Catalog
+from madlite.cli.allocated import SLURM, allocated
 from madlite.cli.arguments import contract, named_values
 from madlite.cli.main import mask
 from madlite.cli.terminal import echo_on
@@ -25,7 +27,6 @@ from madlite.plan.context import ASKED, GPUS_OPTION, MACHINE_KEYS, Context, Opti
 if TYPE_CHECKING:
     from madlite.plan.recipe_file import RecipeFile
     from madlite.runtimes.kubernetes.settings import KubernetesSettings
-    from madlite.runtimes.slurm.allocation import Allocation
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
 
@@ -173,8 +174,8 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     """
     workspace, output = find_workspace(touch), Path.cwd() / params["output"]
     recipe = params.get("recipe_file")
-    runtime, nodes, note = _allocated(params["runtime"], params.get("nodes"))
-    if runtime == _SLURM and params.get("parallel") not in (None, 1):
+    runtime, nodes, note = allocated(params, os.environ, partial(context_of, params))
+    if runtime == SLURM and params.get("parallel") not in (None, 1):
         what = (
             f"--parallel {params['parallel'] or 'auto'} on the nodes of an allocation: each run has all of their GPUs"
         )
@@ -233,68 +234,6 @@ def command_words() -> tuple[str, ...]:
 
 _TOOLS = "scripts/common/tools.json"
 _CONTEXT = "context"  # among the options of a command, once it was read
-
-
-def _allocated(named: str, asked: int | None) -> tuple[str, int, str]:
-    """Return the runtime and the nodes of runs in the allocation of Slurm that this process is in, and a note on it.
-
-    In one of several nodes a run is on all of them, or on the first ones, as many as are asked for, unless a runtime
-    is named.
-
-    Raises:
-        UsageProblem: it would be on all of them once for each task of srun, or each rank has a madlite; or the nodes
-            that are asked for are not there.
-    """
-    from madlite.plan.node_values import find_node_values, is_task_of_several
-    from madlite.runtimes.slurm.allocation import allocation_of
-    from madlite.runtimes.slurm.containers import ON_STEPS, VARIABLE
-
-    find_node_values(os.environ)
-    here = allocation_of(os.environ)
-    if here is not None and is_task_of_several(os.environ):
-        if named == _SLURM:
-            raise UsageProblem(
-                "--runtime slurm in every task of srun or mpirun: each would run on all nodes",
-                "madlite run …, without it",
-            )
-        if asked is not None:
-            what = f"--nodes {asked} in allocation {here.job_id}: each of its nodes has a madlite of its own"
-            raise UsageProblem(what, "leave --nodes out, or madlite run …, without srun or mpirun")
-        return named, 0, f"in allocation {here.job_id}: each of its nodes has a madlite of its own"
-    one_alone = bool(named) and named != _SLURM
-    if asked is not None:
-        _check_nodes(asked, here, named if one_alone else "")
-    if here is None or one_alone:
-        return named, 0, ""
-    by_steps = os.environ.get(VARIABLE) in (*ON_STEPS, "none")
-    if here.count == 1 and not named and not by_steps:
-        return "", 0, f"in allocation {here.job_id}: its one node alone, with the GPUs that it has there"
-    if asked is not None and asked < here.count:
-        which = f"the first {asked} of its {here.count} nodes" if asked > 1 else f"the first of its {here.count} nodes"
-        return _SLURM, asked, f"in allocation {here.job_id}: on {which}"
-    which = f"its {here.count} nodes" if here.count > 1 else "its one node"
-    return _SLURM, here.count, f"in allocation {here.job_id}: on {which}"
-
-
-def _check_nodes(asked: int, here: Allocation | None, on_one: str) -> None:
-    """Refuse nodes that a run cannot have; `on_one` is the runtime that is asked for and knows one node alone.
-
-    Raises:
-        UsageProblem: there is no allocation, it has fewer, or the runtime would use one.
-    """
-    if here is None:
-        what = f"--nodes {asked} without --cluster, and this is no allocation of Slurm"
-        raise UsageProblem(what, f"add --cluster NAME, or salloc -N{asked} madlite run …")
-    if asked > here.count:
-        has = f"{here.count} node{'s' if here.count != 1 else ''}"
-        what = f"--nodes {asked}: allocation {here.job_id} has {has}"
-        raise UsageProblem(what, f"--nodes {here.count}, or salloc -N{asked} for more")
-    if asked > 1 and on_one:
-        what = f"--runtime {on_one} beside --nodes {asked}: it would run on this node alone"
-        raise UsageProblem(what, "leave --runtime out; $MADLITE_CONTAINER says what nodes run it in")
-
-
-_SLURM = "slurm"
 
 
 def _backend(named: str, recipe: RecipeFile | None) -> str:

@@ -284,7 +284,7 @@ class Traits(Value, frozen=True):
     `sees_processes`: a session's `probe` works, so that a run that hangs can be looked into.  `shares_files`: what they
     write in the workspace is seen here at once; else the results are collected.  `streams`: their output comes while
     they run, not at their end.  `manifests`: a dry run prints what the runtime's `manifest` returns, which the engine's
-    own tool takes.
+    own tool takes.  `names_gpus`: a session's `gpu_ids` reports which of a node's GPUs the run has.
     """
 
     containerised: bool = True
@@ -293,6 +293,7 @@ class Traits(Value, frozen=True):
     shares_files: bool = True
     streams: bool = True
     manifests: bool = False
+    names_gpus: bool = False
 
 
 class Place(Value, frozen=True):

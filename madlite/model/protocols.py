@@ -93,6 +93,16 @@ class Session(Protocol):
         """
 
 
+class GpuSession(Session, Protocol):
+    """A session of a runtime whose traits have `names_gpus`."""
+
+    def gpu_ids(self, node: int) -> tuple[int, ...] | None:
+        """Return the numbers that a node's own drivers give to the run's GPUs there; None while they are not known.
+
+        Safe from another thread.
+        """
+
+
 class Runtime(Protocol):
     """Executes plans somewhere; code depends on its `traits`, never on its name."""
 

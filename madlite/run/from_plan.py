@@ -263,12 +263,12 @@ def _on_machine(plan: RunPlan, machine: Machine, options: Options) -> RunPlan:
     again = "plan it for this machine: madlite plan"
     if planned_machine.vendor != machine.vendor:
         raise UsageProblem(
-            f"the plan is for {_machine_text(planned_machine)}, this machine has {_machine_text(machine)}", again
+            f"the plan is for {_machine_text(planned_machine)}, {_name(machine)} has {_machine_text(machine)}", again
         )
     missing = sorted(set(plan.place.gpu_ids) - {gpu.index for gpu in machine.gpus})
     if missing:
         ids = ", ".join(map(str, missing))
-        raise UsageProblem(f"the plan uses GPU {ids}, this machine has {_machine_text(machine)}", again)
+        raise UsageProblem(f"the plan uses GPU {ids}, {_name(machine)} has {_machine_text(machine)}", again)
     env = dict(plan.env)
     for name, text in machine_variables(machine).items():
         if plan.origins.get(f"env.{name}") == "madlite":
@@ -295,9 +295,8 @@ def _on_visible(plan: RunPlan, saved: SavedPlan, environ: Mapping[str, str]) -> 
         return plan
     if len(left) < len(wanted):
         names = " and ".join(name for name in hiding_variables(plan.machine.vendor) if name in environ)
-        raise UsageProblem(
-            f"the plan uses {len(wanted)} GPUs, {names} leaves {len(left)} here", "ask the scheduler for more of them"
-        )
+        what = f"the plan uses {len(wanted)} GPUs, {names} leaves {len(left)} on {_name(plan.machine)}"
+        raise UsageProblem(what, "ask the scheduler for more of them")
     return bind_gpus(plan, left[: len(wanted)], environ)
 
 
@@ -311,6 +310,11 @@ def _on_network(plan: RunPlan) -> RunPlan:
     if name in plan.devices:
         return plan
     return add_rdma(replace(plan, notes=tuple(note for note in plan.notes if name not in note)))
+
+
+def _name(machine: Machine) -> str:
+    """Return how messages name the machine that a plan is bound to: they may be read on another one."""
+    return f"machine {machine.hostname}" if machine.hostname else "this machine"
 
 
 def _machine_text(machine: Machine) -> str:
@@ -334,7 +338,8 @@ def _check_here(plan: RunPlan, saved: SavedPlan, runtime: Runtime) -> None:
         raise UsageProblem(f"the plan's image is built from {image.dockerfile}, which is not here")
     for mount in plan.mounts:
         if not mount.create and not exists(Path(mount.source)):
-            raise UsageProblem(f"the plan mounts {mount.source} at {mount.target}: it is not on this machine")
+            where = _name(plan.machine)
+            raise UsageProblem(f"the plan mounts {mount.source} at {mount.target}: it is not on {where}")
     try:
         problem = runtime.available()
     except Exception as error:  # the border to a plugin's runtime
@@ -374,9 +379,10 @@ def _machine_differences(planned_machine: Machine, here: Machine) -> Iterator[st
     planned = f"{_machine_text(planned_machine)} ({planned_machine.architecture})"
     if (planned_machine.device, planned_machine.architecture) != (here.device, here.architecture):
         found = f"{_machine_text(here)} ({here.architecture})"
-        yield f"the plan is for {planned}, this machine has {found}: its script stays"
+        yield f"the plan is for {planned}, {_name(here)} has {found}: its script stays"
     elif len(planned_machine.gpus) != len(here.gpus):
-        yield f"the plan was made for a machine with {len(planned_machine.gpus)} GPUs, this one has {len(here.gpus)}"
+        planned_count, count = len(planned_machine.gpus), len(here.gpus)
+        yield f"the plan was made for a machine with {planned_count} GPUs, {_name(here)} has {count}"
     if planned_machine.pretended:  # it was never queried
         return
     for name, old, new in (

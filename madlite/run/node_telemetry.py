@@ -1,6 +1,7 @@
 """What the GPUs of a run's nodes do meanwhile, by their tools, asked through the run's session.
 
-It can neither delay the run nor fail it: a node that does not answer has no samples.
+It can neither delay the run nor fail it: a node that does not answer has no samples.  Nor has one whose tool reports
+more GPUs than the run has there where the session does not name the run's: the others may be another job's.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
+from typing import cast
 
 from msgspec.structs import replace
 
 from madlite.errors import MadliteError
 from madlite.machine.host import Host, ToolOutput
 from madlite.machine.sources.amd_smi import AmdSmi
-from madlite.machine.sources.base import Sample, ToolSource
+from madlite.machine.sources.base import Reading, Sample, ToolSource
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
 from madlite.machine.sources.rocm_smi import RocmSmi
 from madlite.machine.telemetry.summary import packages, summarise
 from madlite.model import GpuUse, NodeUse, RunPlan, Session, Window
+from madlite.model.protocols import GpuSession
 
 LEAST_INTERVAL_S = 10.0  # a question is a step of the scheduler on each node
 REST = 9  # times as long as a round of questions took, in which none is asked
@@ -29,6 +32,7 @@ MOST_NODES = 64  # that are asked: each is a process of this machine
 _LIMIT_S = 30.0  # for a tool to answer
 _AT_ONCE = 16
 _LEAVE_S = 2.0  # for the thread to end
+_EVERY = range(1024)  # numbers that a tool may give to a node's GPUs
 _LOG = logging.getLogger(__name__)
 _TOOLS: dict[str, tuple[type[ToolSource], ...]] = {"AMD": (AmdSmi, RocmSmi), "NVIDIA": (NvidiaSmi,)}
 
@@ -114,9 +118,12 @@ class _Node:
     def __init__(self, session: Session, number: int, plan: RunPlan, over: threading.Event) -> None:
         self.number = number
         self._session, self._over = session, over
+        self._planned = plan.place.gpu_ids
+        self._ids: tuple[int, ...] | None = None
+        self._named_by = cast("GpuSession", session) if plan.traits.names_gpus else None
+        self._most = 0  # GPUs that its tool has reported at a time
         host = Host(limit_s=_LIMIT_S, call=self._call)
-        ids = list(plan.place.gpu_ids)
-        self._tools = [tool(host, ids, over) for tool in _TOOLS.get(plan.machine.vendor, ())]
+        self._tools = [tool(host, _EVERY, over) for tool in _TOOLS.get(plan.machine.vendor, ())]
 
     @property
     def is_silent(self) -> bool:
@@ -128,9 +135,26 @@ class _Node:
         while self._tools and not self._over.is_set():
             found = self._tools[0].read()
             if found.readings:
-                return Sample(t_s=round(now(), 3), gpus=found.readings)
+                own = self._own(found.readings)
+                return Sample(t_s=round(now(), 3), gpus=own) if own else None
             self._tools = self._tools[1:]
         return None
+
+    def _own(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
+        """Return the readings of the run's GPUs, by the plan's numbers; none where they may be another's.
+
+        A tool that reports as many as the run has reports the run's, however it counts them: as in a container, or in
+        a step that may open no others.
+        """
+        self._most = max(self._most, len(readings))
+        if self._most > len(self._planned):
+            if self._ids is None and self._named_by is not None:
+                self._ids = self._named_by.gpu_ids(self.number)
+            readings = [one for one in readings if one.index in (self._ids or ())]
+        if len(readings) != len(self._planned):
+            return ()
+        ordered = sorted(readings, key=lambda one: one.index)
+        return tuple(replace(one, index=index) for one, index in zip(ordered, self._planned, strict=True))
 
     def _call(self, command: Sequence[str], limit_s: float) -> ToolOutput:
         if self._over.is_set():

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
+from madlite.model import Machine
 from madlite.plan.context import Options
 from madlite.plan.plan_file import SavedPlan
 from madlite.run.from_plan import bind_plan, claimed_id, differences
@@ -249,11 +250,12 @@ def test_a_plan_is_for_gpus_of_its_kind_and_at_least_as_many(tmp_path):
     plan, told = bound(saved, here, tmp_path)
     assert plan.machine == here and told == [], "what a pretended machine's ROCm is nobody knows"
     plan, told = bound(saved, replace(here, device="MI999", architecture="gfx999"), tmp_path)
-    assert "this machine has 8 x MI999 (gfx999)" in told[0] and plan.machine.architecture == "gfx999"
+    assert "machine node7 has 8 x MI999 (gfx999)" in told[0] and plan.machine.architecture == "gfx999"
     for other, said in (
-        (replace(here, gpus=here.gpus[:4]), "the plan uses GPU 4, 5, 6, 7, this machine has 4 x"),
+        (replace(here, gpus=here.gpus[:4]), "the plan uses GPU 4, 5, 6, 7, machine node7 has 4 x"),
         (next(one for one in MACHINES if one.vendor == "NVIDIA"), "the plan is for 8 x"),
         (next(one for one in MACHINES if one.vendor == "CPU"), "this machine has no GPU"),
+        (Machine(hostname="node9"), "8 x .*, machine node9 has no GPU"),
     ):
         with pytest.raises(UsageProblem, match=said):
             bound(saved, other, tmp_path)
@@ -273,7 +275,7 @@ def test_a_plan_is_on_the_gpus_that_a_scheduler_gives_its_job(tmp_path):
         replace(saved, context={"docker_gpus": "0,1"}), here, tmp_path, environ={"ROCR_VISIBLE_DEVICES": "4,5"}
     )
     assert plan.place.gpu_ids == (0, 1), "the user named them"
-    with pytest.raises(UsageProblem, match="the plan uses 2 GPUs, ROCR_VISIBLE_DEVICES leaves 1 here"):
+    with pytest.raises(UsageProblem, match="the plan uses 2 GPUs, ROCR_VISIBLE_DEVICES leaves 1 on this machine"):
         bound(saved, here, tmp_path, environ={"ROCR_VISIBLE_DEVICES": "4"})
 
 
@@ -290,7 +292,7 @@ def test_what_belongs_to_a_machine_is_that_of_the_one_it_runs_on(tmp_path):
     plan, told = bound(saved, replace(eight, gpus=(*eight.gpus, replace(eight.gpus[0], index=8))), tmp_path)
     assert plan.env["MADLITE_PYTHON"] == "/here/python" and plan.env["MAD_SYSTEM_NGPUS"] == "9"
     assert plan.env["MAD_GPU_VENDOR"] == "own" and plan.env["F"] == "madlite_runs/id-2"
-    assert plan.folder == tmp_path / "madlite_runs/id-2" and told[0].endswith("with 8 GPUs, this one has 9")
+    assert plan.folder == tmp_path / "madlite_runs/id-2" and told[0].endswith("with 8 GPUs, this machine has 9")
 
 
 def test_a_runtime_or_backend_that_is_not_here_refuses_a_plan(tmp_path):

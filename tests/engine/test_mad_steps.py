@@ -326,12 +326,23 @@ def test_a_token_among_the_args_is_masked_everywhere(checkout: Checkout) -> None
 
 
 @pytest.mark.parametrize(
-    "context", ['{"slurm": {"nodes": 2}}', '{"deploy": {"target": "k8s"}}', '{"distributed": {"nnodes": 2}}']
+    ("context", "said", "hint"),
+    [
+        ('{"slurm": {"nodes": 2}}', "asks for other machines", "--cluster NAME"),
+        ('{"deploy": {"target": "k8s"}}', "asks for other machines", "--cluster NAME sends runs to those"),
+        (
+            '{"distributed": {"nnodes": 2}}',
+            "--additional-context: distributed.nnodes 2 without --cluster, and this is no allocation of Slurm",
+            "add --cluster NAME, or salloc -N2 madlite run",
+        ),
+    ],
 )
-def test_what_is_meant_for_other_machines_is_not_run_here(checkout: Checkout, context: str) -> None:
+def test_what_is_meant_for_other_machines_is_not_run_here(
+    checkout: Checkout, context: str, said: str, hint: str
+) -> None:
     checkout.card("m", RESULT)
     done = checkout.run("--tags", "m", "-c", context)
-    assert done.returncode == 4 and "asks for other machines" in done.stderr and "warning" not in done.stderr
+    assert done.returncode == 4 and said in done.stderr and hint in done.stderr and "warning" not in done.stderr
     assert not (checkout.folder / "perf.csv").exists()
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import stat
 import subprocess
@@ -95,13 +94,19 @@ def test_a_run_is_on_every_node_of_its_allocation_and_has_one_row(site):
     for rank, name in ((0, "n1"), (1, "n2")):
         assert any(f"rank {rank} of 2 meets at 127.0.0.1" in line for line in log.splitlines()), log
         assert f"warning of {rank}" in log and name
+    assert "srun:" not in log + out, "Slurm has something to say of each step"
     record = site.record()
     assert record["runtime"] == "slurm" and record["node_codes"] == [0, 0]
     assert record["place"]["nodes"] == 2
 
 
-def test_a_run_takes_the_first_nodes_of_its_allocation_where_it_asks_for_fewer(site):
-    code, out = site.call(3, "--nodes", "2")
+def nnodes(count: int) -> tuple[str, str]:
+    return "-c", json.dumps({"distributed": {"nnodes": count}})
+
+
+@pytest.mark.parametrize("words", [("--nodes", "2"), nnodes(2), ("--nodes", "2", *nnodes(3))])
+def test_a_run_takes_the_first_nodes_of_its_allocation_where_it_asks_for_fewer(site, words):
+    code, out = site.call(3, *words)
     assert code == 0, out
     assert "on the first 2 of its 3 nodes" in out
     ran_on = re.findall(r"rank (\d) of 2 meets at 127.0.0.1 on (n\d)", site.log())
@@ -113,7 +118,12 @@ def test_a_run_takes_the_first_nodes_of_its_allocation_where_it_asks_for_fewer(s
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(("--nodes", "3"), "has 2 nodes"), (("--nodes", "2", "--runtime", "host"), "it would run on this node alone")],
+    [
+        (("--nodes", "3"), "has 2 nodes"),
+        (("--nodes", "2", "--runtime", "host"), "it would run on this node alone"),
+        (nnodes(3), "distributed.nnodes 3: allocation"),
+        ((*nnodes(2), "--runtime", "host"), "distributed.nnodes 2 beside --runtime host: it would run on this node"),
+    ],
 )
 def test_nodes_that_a_run_cannot_have_are_refused(site, words, said):
     code, out = site.call(2, *words)
@@ -191,7 +201,7 @@ printf '[{"gpu": 0, "clock": {"gfx_0": {"clk": %s}}}]' $mhz
 
 
 def test_a_hang_of_the_second_node_is_noticed_and_the_stacks_and_clocks_of_both_are_kept(site, tmp_path):
-    bench = _bench(tmp_path / "machine", 1)
+    bench = made_up_machine(tmp_path / "machine", 1)
     tool = bench.bin / "amd-smi"
     tool.write_text(tool.read_text().replace("\n", f'\nif [ "$1" = metric ]; then\n{METRIC}exit\nfi\n', 1))
     launcher = tmp_path / "launcher"  # in place of torchrun: one rank of the script
@@ -218,7 +228,7 @@ def test_a_hang_of_the_second_node_is_noticed_and_the_stacks_and_clocks_of_both_
     assert [(one["name"], one["clock_mhz"]) for one in record["nodes"]] == [("n1", 2100), ("n2", 2000)]
 
 
-def _bench(folder: Path, gpus: int) -> Bench:
+def made_up_machine(folder: Path, gpus: int) -> Bench:
     """Return a made-up machine with so many MI300X, whose KFD has their render nodes from 128 on."""
     bench = Bench(folder)
     bench.node(0)
@@ -358,53 +368,6 @@ def test_docker_takes_several_gpus_of_nvidia(engine, base_image, tmp_path):
             ["docker", "rm", "--force", f"madlite-{plan.id}-0"], env=environ, capture_output=True, check=False
         )
     assert [one["DeviceIDs"] for one in asked] == [["0", "3"]]
-
-
-def test_each_container_has_the_gpus_of_its_own_node(site, engine, base_image, tmp_path):
-    """The first node's first GPUs are another job's, so that Slurm gives others there than on the second."""
-    bench = _bench(tmp_path / "machine", 8)
-    asked = tmp_path / "asked"  # docker itself has no such devices here
-    docker = shutil.which("docker")
-    bench.script(
-        "docker",
-        f"""count=$#
-while [ $count -gt 0 ]; do
-  word=$1 count=$((count - 1))
-  shift
-  case $word in
-    --device=*) echo "$SLURMD_NODENAME $word" >>{asked} ;;
-    *) set -- "$@" "$word" ;;
-  esac
-done
-exec {docker} "$@\"""",
-    )
-    card = json.loads((site.folder / "models.json").read_text())[0]
-    (site.folder / "models.json").write_text(json.dumps([{**card, "runtimes": [], "n_gpus": "2"}]))
-    script, output = site.folder / "job.sh", site.folder / "job.out"
-    words = shlex.join([sys.executable, "-c", ELSEWHERE, str(bench.root), "run", "--tags", "a", "--image", base_image])
-    exports = {
-        "DOCKER_HOST": engine,
-        "MADLITE_CONTAINER": "docker",
-        "PYTHONPATH": os.getcwd(),
-        "PATH": f"{bench.bin}:{site.environ['PATH']}",
-    }
-    lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in exports.items())
-    script.write_text(f"#!/bin/bash\n{lines}exec {words}\n")
-    blocker = site.folder / "blocker.sh"
-    blocker.write_text("#!/bin/bash\nexec sleep 600\n")
-    other = site.slurm.batch(blocker, "-wn1", "--gpus-per-node=2", "--output=/dev/null")
-    try:
-        site.slurm.wait_for(other, "RUNNING")
-        job = site.slurm.batch(
-            script, "-wn1,n2", "-N2", "--gpus-per-node=2", f"--chdir={site.folder}", f"--output={output}"
-        )
-        site.slurm.wait_for(job, "COMPLETED", "FAILED")
-    finally:
-        site.slurm.run("scancel", other)
-    assert site.slurm.job(job)["JobState"] == "COMPLETED", output.read_text()
-    found = {tuple(line.split()) for line in asked.read_text().splitlines() if "renderD" in line}
-    of_nodes = {"n1": (130, 131), "n2": (128, 129)}
-    assert found == {(node, f"--device=/dev/dri/renderD{n}") for node, both in of_nodes.items() for n in both}
 
 
 def containers(engine: str, run: str) -> list[str]:

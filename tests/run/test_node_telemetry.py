@@ -6,26 +6,36 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+from msgspec.structs import replace
+
 from madlite.measure.nodes import with_slow
 from madlite.model import Completed, Gpu, Machine, NodeUse, Place
 from madlite.run.node_telemetry import NodeSampler
 from tests.factories import SLURM, make_plan
 from tests.waiting import wait_until
 
+NAMED = replace(SLURM, names_gpus=True)  # traits of a runtime whose sessions name the GPUs of a node
 MACHINE = Machine(vendor="AMD", device="MI300X", gpus=tuple(Gpu(index=n) for n in range(2)))
 
 
 class Nodes:
-    """A session whose nodes answer `amd-smi metric` with these clocks; of one without, nothing is there."""
+    """A session whose nodes answer `amd-smi metric` with these clocks; of one without, nothing is there.
 
-    def __init__(self, *clocks: float | None) -> None:
-        self.clocks, self.asked = clocks, [0] * len(clocks)
+    A tuple of clocks is of as many GPUs; `own` has which of them the run's are, by node.
+    """
+
+    def __init__(self, *clocks: float | tuple[float, ...] | None, own: Sequence[tuple[int, ...] | None] = ()) -> None:
+        self.clocks, self.asked, self.own = clocks, [0] * len(clocks), own
         self.nodes = tuple(f"n{at}" for at in range(len(clocks)))
+
+    def gpu_ids(self, node: int) -> tuple[int, ...] | None:
+        return self.own[node] if self.own else None
 
     def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
         self.asked[node] += 1
-        clock = self.clocks[node]
-        if argv[0] != "amd-smi" or clock is None:
+        clocks = self.clocks[node]
+        if argv[0] != "amd-smi" or clocks is None:
             return Completed(code=127, stderr=b"amd-smi: command not found")
         gpus = [
             {
@@ -35,14 +45,14 @@ class Nodes:
                 "usage": {"gfx_activity": {"value": 99, "unit": "%"}},
                 "temperature": {"hotspot": {"value": 80, "unit": "C"}},
             }
-            for index in range(2)
+            for index, clock in enumerate(clocks if isinstance(clocks, tuple) else (clocks, clocks))
         ]
         return Completed(code=0, stdout=json.dumps(gpus).encode())
 
 
 def sampled(folder: Path, session: Nodes, asked: int = 1, **fields: object) -> list[NodeUse]:
     place = Place(where="slurm", nodes=len(session.nodes), gpus_per_node=2, gpu_ids=(0, 1))
-    plan = make_plan(folder, place=place, traits=SLURM, machine=MACHINE, **fields)
+    plan = make_plan(folder, **{"place": place, "traits": NAMED, "machine": MACHINE, **fields})
     sampler = NodeSampler(plan, lambda: 1.0)
     with sampler.sampling(session):  # type: ignore[arg-type]
         wait_until(lambda: min(session.asked) >= asked, "every node was asked")
@@ -65,6 +75,29 @@ def test_a_node_that_does_not_answer_has_no_samples(tmp_path):
     found = sampled(tmp_path, Nodes(2100.0, None))
     assert [(one.samples, one.clock_mhz) for one in found] == [(1, 2100.0), (0, None)]
     assert not any(one.slow for one in with_slow(found, None))
+
+
+def test_each_node_is_sampled_on_the_gpus_that_the_run_has_there(tmp_path):
+    busy = (900.0, 900.0, 2100.0, 2090.0)
+    found = sampled(tmp_path, Nodes((2100.0, 2100.0, 0.0, 0.0), busy, own=((0, 1), (2, 3))))
+    assert [one.clock_mhz for one in found] == [2100.0, 2095.0]
+    assert not any(one.slow for one in with_slow(found, None))
+
+
+def test_a_tool_that_reports_as_many_gpus_as_the_run_has_reports_the_run_s(tmp_path):
+    """As in a container, or a step that may open no others: they count from 0 there, whatever the node calls them."""
+    found = sampled(tmp_path, Nodes(2100.0, 1300.0, own=((4, 5), (6, 7))))
+    assert [one.clock_mhz for one in found] == [2100.0, 1300.0]
+    assert [one.name for one in with_slow(found, None) if one.slow] == ["n1"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"traits": SLURM}, {"own": (None, None)}, {"own": ((4, 5), (0, 7))}], ids=["nobody", "nothing", "wrong"]
+)
+def test_a_node_of_which_nobody_says_which_gpus_are_the_run_s_has_no_samples(tmp_path, fields):
+    nodes = Nodes((2100.0, 900.0, 900.0), (900.0, 900.0, 2100.0), own=fields.pop("own", ((0, 1), (0, 1))))
+    found = sampled(tmp_path, nodes, **fields)
+    assert [(one.samples, one.clock_mhz) for one in found] == [(0, None)] * 2
 
 
 def test_without_telemetry_or_on_one_node_nothing_is_asked(tmp_path):

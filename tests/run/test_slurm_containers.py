@@ -95,6 +95,47 @@ def test_each_node_s_container_has_the_gpus_that_slurm_gives_it_there(plan) -> N
     assert said == "1 1 GPU 8, which Slurm gives it, has no render node here\n"
 
 
+COMMAND = ("run", "/", "true")
+BOTH = {"SLURM_STEP_GPUS": "4,6", "ROCR_VISIBLE_DEVICES": "4,6"}
+FIRST = {"SLURM_STEP_GPUS": "4,6", "ROCR_VISIBLE_DEVICES": "0,1"}  # where a step may open no others
+ALL = {"SLURM_STEP_GPUS": "0,1,2,3", "ROCR_VISIBLE_DEVICES": "0,1,2,3"}
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("given", "of_plan", "in_container", "by_command"),
+    [
+        (BOTH, "", (4, 6), (4, 6)),
+        (FIRST, "HIP_VISIBLE_DEVICES=0,1", (4, 6), (4, 6)),
+        (ALL, "", (2, 3), (0, 1)),  # nothing hides the first ones from a command of the node itself
+        (ALL, "HIP_VISIBLE_DEVICES=2,3", (2, 3), (2, 3)),
+        ({**ALL, "SLURM_STEP_GPUS": "4,5,6,7"}, "", None, None),  # the tool may count all four of them from 0
+        ({"SLURM_STEP_GPUS": "4,6", "CUDA_VISIBLE_DEVICES": "GPU-5e1,GPU-07a"}, "", (4, 6), None),
+        ({"SLURM_STEP_GPUS": "4", "ROCR_VISIBLE_DEVICES": "4"}, "", None, None),
+        ({"ROCR_VISIBLE_DEVICES": "0,1"}, "", None, None),
+        ({}, "HIP_VISIBLE_DEVICES=2,3", (2, 3), (2, 3)),
+    ],
+)
+def test_a_session_names_the_gpus_that_the_run_has_on_a_node(plan, given, of_plan, in_container, by_command) -> None:
+    machine = Machine(vendor="AMD", gpus=tuple(Gpu(index=n, render_minor=128 + n) for n in range(8)))
+    plan = replace(plan, machine=machine, place=replace(plan.place, gpus_per_node=2, gpu_ids=(2, 3)))
+    nodes, allocation = plan.folder / "nodes", allocation_of(JOB)
+    (nodes / "state").mkdir(parents=True)
+    assert allocation is not None
+    session = SlurmSession(plan.folder, allocation, ("n1", "n2"), gpu_ids=plan.place.gpu_ids)
+    environ = {"PATH": os.environ["PATH"], **given}
+    assert session.gpu_ids(1) is None
+    start = ["keep", "0", "--", "true", "--", "false", *container_of("docker", plan, {}).start()]
+    agent(str(nodes), "1", *start, environ=environ)
+    assert session.gpu_ids(1) == in_container
+    (nodes / "environment").write_text(f"export {of_plan}\n" if of_plan else "")
+    agent(str(nodes), "1", *COMMAND, environ=environ)  # as in the container: nothing of Slurm's is there
+    assert session.gpu_ids(1) == in_container
+    agent(str(nodes), "1", *COMMAND, environ={**environ, "SLURM_JOB_ID": "7"})
+    assert session.gpu_ids(1) == by_command
+    assert session.gpu_ids(0) is None
+
+
 @pytest.mark.host
 def test_apptainer_hands_on_what_hides_the_gpus_of_others(plan, tmp_path) -> None:
     tool = tmp_path / "apptainer"
@@ -237,6 +278,21 @@ def test_spur_gets_only_options_that_it_has(tmp_path) -> None:
     assert here is not None
     names = {word.partition("=")[0] for word in here.step(["n1"])}
     assert names == {"srun", "--jobid", "--nodes", "--ntasks", "--ntasks-per-node", "--nodelist", "--overlap"}
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("plugin", "binds"), [("task/none", False), ("(null)", False), ("task/affinity,task/cgroup", True), ("", False)]
+)
+def test_binding_is_left_out_where_slurm_has_no_plugin_for_it(tmp_path, plugin, binds) -> None:
+    """Each srun would say so in the run's log."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho 'TaskPlugin              = {plugin}'\necho 'TaskPluginParam = (null type)'\n")
+    scontrol.chmod(0o755)
+    here = allocation_of({**JOB, "PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert here is not None and ("--cpu-bind=none" in here.step(["n1"])) is binds
+    silent = allocation_of(JOB)
+    assert silent is not None and "--cpu-bind=none" in silent.step(["n1"])
 
 
 def test_a_runtime_with_containers_says_so_before_a_plan_is_made(plan) -> None:

@@ -44,6 +44,23 @@ remove() { # until Slurm kills this
   done
 }
 
+note_gpus() { # GIVEN CHOSEN: the GPUs of the step by the node's numbers and as GIVEN counts them, and of GIVEN the run's
+  { printf '%s %s %s\n' "${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:--}}" "${1:--}" "${2:--}" >"$folder/state/$rank.gpus"; } 2>/dev/null
+}
+
+note_visible_gpus() { # what variables leave to the command; HIP's counts those that ROCR's leaves
+  local name given="" of_rocr=${HIP_VISIBLE_DEVICES-} id own=""
+  local -a list
+  for name in ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES; do
+    [[ $slurm_gpus != *" $name="* ]] || given=${given:-${!name}}
+  done
+  if [[ $slurm_gpus == *" ROCR_VISIBLE_DEVICES="* ]]; then
+    IFS=, read -ra list <<<"$given"
+    for id in ${of_rocr//,/ }; do own+=,${list[id]-?}; done
+  fi
+  note_gpus "$given" "${own#,}"
+}
+
 add_gpus() { # `{gpus IDS RENDERS}WORD`: WORD for each GPU that the run has on this node, or once for all, to start
   # IDS are the run's on the node that madlite is on: the same here if Slurm gives them here too, else as many that it
   # gives.  AMD's are counted as ROCm counts those that this step may open, which is how KFD lists them; RENDERS are
@@ -77,6 +94,7 @@ add_gpus() { # `{gpus IDS RENDERS}WORD`: WORD for each GPU that the run has on t
       break
     fi
   done
+  note_gpus "$given" "$wanted"
   if [[ $text == *"{ids}"* ]]; then
     start+=("${text//\{ids\}/$wanted}")
     return
@@ -97,6 +115,7 @@ case $what in
     # shellcheck source=/dev/null # written by madlite, readable by the run's owner alone
     . "$folder/environment" || exit 127
     eval "$slurm_gpus" # the GPUs that Slurm gives the step on this node
+    [ -z "${SLURM_JOB_ID-}" ] || note_visible_gpus # the step itself, or a container that has its variables
     export NODE_RANK=$rank MAD_NODE_RANK=$rank MAD_COLLECT_METRICS=false
     [ "$rank" != 0 ] || MAD_COLLECT_METRICS=true
     if [ -n "${MAD_MULTI_NODE_RUNNER-}" ]; then # a MAD script does not expand what is in it

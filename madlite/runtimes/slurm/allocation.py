@@ -17,6 +17,7 @@ _TRIES = 4
 _FIRST_PORT = 20000  # of ten thousand, below those that systems give to clients
 _DOWN = re.compile(r"(?:down|fail|error|unknown)\b|.*\*$", re.IGNORECASE)  # sinfo(1): with * it does not respond
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+)", re.MULTILINE)
+_BINDS_NOTHING = re.compile(r"^TaskPlugin *=[ \t]*(?:task/none|\(null.*\))?[ \t]*$", re.MULTILINE)
 _KILL_WAIT_S = 30.0  # Slurm's own, where it is not told
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
@@ -56,10 +57,15 @@ class Allocation:
         return found[1] if found is not None else first
 
     @cached_property
+    def _configuration(self) -> str:
+        """Slurm's configuration; "" where it does not answer."""
+        done = process.capture(["scontrol", "show", "config"], limit_s=_QUERY_S, env=self._environ)
+        return done.stdout if done.ok else ""
+
+    @cached_property
     def kill_wait_s(self) -> float:
         """How long processes have between Slurm's TERM, at the end of a job, and its KILL."""
-        done = process.capture(["scontrol", "show", "config"], limit_s=_QUERY_S, env=self._environ)
-        found = _KILL_WAIT.search(done.stdout) if done.ok else None
+        found = _KILL_WAIT.search(self._configuration)
         return float(found[1]) if found is not None else _KILL_WAIT_S
 
     @property
@@ -71,7 +77,9 @@ class Allocation:
     def step(self, names: Sequence[str], options: Sequence[str] = ()) -> list[str]:
         """Return the srun that starts a command once on each of some nodes, beside other steps."""
         count = str(len(names))
-        own = [] if self.is_spur else ["--cpu-bind=none", "--kill-on-bad-exit=0", "--quit-on-interrupt"]
+        own = [] if self.is_spur else ["--kill-on-bad-exit=0", "--quit-on-interrupt"]
+        if own and not _BINDS_NOTHING.search(self._configuration):  # without a plugin for it each srun would say so
+            own.append("--cpu-bind=none")
         return [
             *("srun", f"--jobid={self.job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
             *(f"--nodelist={','.join(names)}", "--overlap", *own, *self._gpus(names), *options),
@@ -88,14 +96,21 @@ class Allocation:
         """
         if self.is_spur or not _IN_ALL & self._environ.keys():
             return []
-        counts = {self._gpu_counts[name] for name in names if name in self._gpu_counts}
+        counts = [self.gpu_counts[name] for name in names if name in self.gpu_counts]
         if not counts:
             return []
-        return [f"--gpus-per-node={counts.pop()}"] if len(counts) == 1 and 0 not in counts else ["--gres=none"]
+        if min(counts) == 0:
+            return ["--gres=none"]
+        # of uneven nodes Slurm gives no step more per node than the least of them has, be it on another one
+        return [f"--gpus={counts[0]}"] if len(names) == 1 else [f"--gpus-per-node={min(counts)}"]
 
     @cached_property
-    def _gpu_counts(self) -> dict[str, int]:
-        """How many GPUs the job has on each of its nodes."""
+    def gpu_counts(self) -> dict[str, int]:
+        """How many GPUs the job has on each of its nodes.
+
+        Raises:
+            RuntimeProblem: Slurm does not answer.
+        """
         blocks = _NODE_GRES.findall(self._query("scontrol", "show", "job", "-d", self.job_id))
         return {name: sum(map(int, _GPU_COUNT.findall(gres))) for nodes, gres in blocks for name in expand_hosts(nodes)}
 
@@ -157,3 +172,25 @@ def allocation_of(environ: Mapping[str, str]) -> Allocation | None:
     count = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
     number = int(count) if count.isdecimal() else max(1, len(environ.get("SPUR_PEER_NODES", "").split(",")))
     return Allocation(job_id, nodes, number, environ)
+
+
+def ids_of_note(note: str, planned: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the run's GPUs by the node's own numbers; None where they do not follow from a note of agent.sh.
+
+    Where a step may open no others, Slurm counts those of its variables from 0.
+
+    Raises:
+        ValueError: it is not whole.
+    """
+    own, given, chosen = (
+        tuple(int(word) for word in words.split(",")) if words != "-" else () for words in note.split()
+    )
+    if not own and not given:
+        found = chosen or planned
+    elif len(own) == len(given) == len(planned):
+        found = own
+    elif own == given:
+        found = chosen or own
+    else:
+        return None
+    return found[: len(planned)] if len(found) >= len(planned) else None

@@ -50,7 +50,7 @@ class SlurmRuntime:
         self._environ = environ
         self._flavour = environ.get(VARIABLE, "") or "none"
         self._allocation = allocation_of(environ)
-        self.traits = Traits(containerised=self._flavour != "none", local=False)
+        self.traits = Traits(containerised=self._flavour != "none", local=False, names_gpus=True)
 
     def supports(self, place: Place) -> bool:
         """Return whether a plan is for the nodes of an allocation, and the allocation has as many."""
@@ -85,13 +85,14 @@ class SlurmRuntime:
         """Have the image on every node, and check that it is the same one.
 
         Raises:
-            RuntimeProblem: a node cannot have it, or has another one.
+            RuntimeProblem: a node cannot have it, has another one, or too few GPUs.
         """
+        allocation, nodes = self._nodes(plan)
+        _check_gpus(plan, allocation, nodes)
         if not self.traits.containerised:
             return ImageUsed()
         if plan.image is None:
             raise RuntimeProblem("the card names no image", "--image REF names one", cause=Cause.IMAGE)
-        allocation, nodes = self._nodes(plan)
         if self._flavour in _ENDINGS:
             return self._image_file(plan, allocation, nodes, say)
         say(f"image {plan.image.ref} on {len(nodes)} nodes")
@@ -123,7 +124,8 @@ class SlurmRuntime:
             plan.workspace,
             {"folder": folder, "workspace": plan.inside if self.traits.containerised else str(plan.workspace)},
             plan.stop_grace_s,
-            on_first=plan.launcher.replace("-", "_") == STARTS_ITSELF,
+            gpu_ids=plan.place.gpu_ids,
+            on_first=_starts_itself(plan),
         )
         try:
             session.open()
@@ -220,6 +222,33 @@ class SlurmRuntime:
         words = ["image-file", self._flavour, ref, str(path)]
         (digest,) = _agent_on(allocation, nodes[:1], words, f"no image file of {ref}")
         return ImageUsed(ref=ref, id=digest)
+
+
+def _check_gpus(plan: RunPlan, allocation: Allocation, nodes: tuple[str, ...]) -> None:
+    """Refuse nodes of which one has fewer GPUs than the run uses on each, before anything is started there.
+
+    SPUR is not asked, nor does a Slurm know that does not manage GPUs.
+
+    Raises:
+        RuntimeProblem: there is one, or Slurm does not answer.
+    """
+    wanted = plan.place.gpus_per_node
+    if wanted == 0 or allocation.is_spur or _starts_itself(plan) or not any(allocation.gpu_counts.values()):
+        return
+    counts = [allocation.gpu_counts.get(name, wanted) for name in nodes]
+    if (least := min(counts)) >= wanted:
+        return
+    first = next(at for at, count in enumerate(counts) if count < wanted)
+    what = (
+        f"the run uses {wanted} GPU{'s' if wanted > 1 else ''} of each node, and node {nodes[first]} has "
+        f"{counts[first] or 'none'} in allocation {allocation.job_id}"
+    )
+    hints = (f"--nodes {first}" if first else "", f"--set n_gpus={least}" if least else "")
+    raise RuntimeProblem(what, " or ".join(filter(None, hints)), cause=Cause.GPUS)
+
+
+def _starts_itself(plan: RunPlan) -> bool:
+    return plan.launcher.replace("-", "_") == STARTS_ITSELF
 
 
 def _agent_on(allocation: Allocation, nodes: tuple[str, ...], words: list[str], problem: str) -> list[str]:

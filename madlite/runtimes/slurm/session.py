@@ -29,7 +29,7 @@ from madlite import process
 from madlite.cancellation import STOPPED, ActionGate
 from madlite.errors import RuntimeProblem
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, Sink
-from madlite.runtimes.slurm.allocation import Allocation
+from madlite.runtimes.slurm.allocation import Allocation, ids_of_note
 from madlite.runtimes.slurm.containers import RANK, Container, NoContainer
 from madlite.runtimes.slurm.keeper import Keeper
 from madlite.safe_files import Folder, write_all
@@ -40,6 +40,7 @@ NODES = "nodes"  # in a run's folder: what its nodes read
 STATE = "state"  # in that folder: what they write
 INSIDE = "/madlite"  # that folder as a container sees it
 AGENT, ENVIRONMENT, RUN = "agent.sh", "environment", "run"
+GPUS = f"{RANK}.gpus"  # among what they write: which GPUs a node has
 _AGENT_TEXT = Path(__file__).with_name(AGENT)
 _READ_BYTES = 1 << 18
 _POLL_S = 0.1
@@ -53,6 +54,7 @@ _AT_ONCE = 64
 _BY_SIGNAL = 128  # an exit code above it is that of a signal
 _LOST = re.compile(r"srun: error: (?:Node failure on|Task launch for .{1,80} failed on node) ([\w.-]+)")
 _LINE = 200  # bytes of a line that tells of it, at most
+_NOTE_BYTES = 1 << 14
 # what a step has of itself would be options of the steps that are started in it
 _AS_JOB = (
     "unset $(compgen -v | grep -E '^(SLURM|SPUR)_(STEP|STEPID|NTASKS|NPROCS|TASKS_PER_NODE|DISTRIBUTION|PROCID|LOCALID"
@@ -78,10 +80,12 @@ class SlurmSession:
         cwd_of: dict[str, str] | None = None,
         grace_s: float = 10.0,
         *,
+        gpu_ids: Sequence[int] = (),
         on_first: bool = False,
     ) -> None:
         """Make a session of the run whose folder this is; `cwd_of` has what stands for `{folder}` and the workspace.
 
+        `gpu_ids` are the plan's, which nodes have where Slurm gives them no others.
         `on_first` runs every action on the first node alone, as in the job's own script: what it starts are steps.
         """
         self.nodes = tuple(nodes)
@@ -91,7 +95,7 @@ class SlurmSession:
         self._container = container or NoContainer()
         self._env, self._workspace = dict(env or {}), workspace
         self._cwd_of, self._grace_s = cwd_of or {}, grace_s
-        self._on_first = on_first
+        self._gpu_ids, self._on_first = tuple(gpu_ids), on_first
         self._steps: dict[int, subprocess.Popen[bytes]] = {}
         self._keeper = Keeper()
         self._lost: set[str] = set()  # nodes that died, as far as srun has told
@@ -164,6 +168,15 @@ class SlurmSession:
             RuntimeProblem: srun cannot be started.
         """
         return self._probe(argv, node, limit_s)
+
+    def gpu_ids(self, node: int) -> tuple[int, ...] | None:
+        """Return the run's GPUs on a node by the node's own numbers, as its agent has noted them; None until then."""
+        try:
+            with self._home() as home, home.below(STATE) as state:
+                note = state.read(GPUS.replace(RANK, str(node)), _NOTE_BYTES).decode("ascii")
+            return ids_of_note(note, self._gpu_ids)
+        except (OSError, ValueError):
+            return None
 
     def _probe(
         self, argv: Sequence[str], node: int, limit_s: float, cancelled: threading.Event | None = None
