@@ -135,6 +135,25 @@ def test_an_action_that_ignores_signals_is_killed(cluster, runtime, plan):
     assert_nothing_left(cluster)
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_pods_keep_the_run_s_limit_where_nobody_follows_them(cluster, runtime, plan, monkeypatch, nodes):
+    monkeypatch.setattr("madlite.runtimes.kubernetes.manifests._LIMIT_SLACK_S", 0)
+    script = "trap 'echo last words; exit 0' INT; echo begun; while :; do sleep 0.1; done"
+    made = plan(script, nodes=nodes, stop_grace_s=20.0, timeout_s=1.0)
+    output = Output()
+    with runtime.open(made) as session, pytest.raises(RuntimeProblem) as problem:
+        session.run(made.actions[0], output)
+    assert problem.value.cause == Cause.TIMEOUT and "ended it at the time limit of 1 s" in problem.value.message
+    assert "last words" in output.text()
+    assert_nothing_left(cluster)
+
+
+def test_a_run_that_ends_before_its_limit_ends_as_it_does(cluster, runtime, plan):
+    (ended,), _ = run(runtime, plan("exit 124", timeout_s=600.0))
+    assert ended.code == 124
+    assert_nothing_left(cluster)
+
+
 def test_an_action_s_own_limit_ends_it(cluster, runtime, plan):
     made = plan("sleep 600", stop_grace_s=1.0)
     made = replace(made, actions=(replace(made.actions[0], timeout_s=1.0),))

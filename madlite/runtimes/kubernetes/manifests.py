@@ -29,6 +29,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _SCRIPT = "pod.sh"
 _ACTIONS = "actions.sh"
+_LIMIT_SLACK_S = 30  # beyond the run's limit, by which whoever follows it has ended it
 _LIMIT_MORE_S = 3600  # of a pod's own limit beyond the run's: the kubelet counts from before it pulls the image
 _DEADLINE_S = 7 * 86400  # of a run without a limit
 _NAME = 52  # of a Job: its pods add an index and five characters, and a name of a label has 63
@@ -295,6 +296,7 @@ def _environment(
     own = {
         "MADLITE_MARK": plan.id,
         "MADLITE_GRACE": str(_grace(plan)),
+        "MADLITE_LIMIT": str(math.ceil(plan.timeout_s + _LIMIT_SLACK_S) if plan.timeout_s else 0),
         "MADLITE_WORKSPACE": plan.inside,
         "MADLITE_RESULTS": " ".join(result_names(plan)),
         "NNODES": str(plan.place.nodes),

@@ -11,7 +11,7 @@ s/\\\$MASTER_ADDR/${MASTER_ADDR-}/
 s/\\\$MASTER_PORT/${MASTER_PORT-}/")
     export MAD_MULTI_NODE_RUNNER
 fi
-child='' stopped=''
+child='' stopped='' late=''
 
 tell() { printf '\n#madlite %s %s\n' "$MADLITE_MARK" "$*"; }
 
@@ -31,6 +31,15 @@ stop() { # INT, the grace, TERM, the grace, KILL
     done
 }
 trap stop TERM INT
+trap 'late=1; stop' USR1
+
+keep_limit() { # the run's own, where no madlite follows it
+    trap 'kill "$sleeper" 2> /dev/null; exit' TERM
+    sleep "$MADLITE_LIMIT" &
+    sleeper=$!
+    wait "$sleeper"
+    kill -s USR1 $$
+}
 
 act() { # number, folder, command...
     number=$1 folder=$2
@@ -57,6 +66,7 @@ act() { # number, folder, command...
         done
     fi
     child=''
+    [ -z "$late" ] || code=124 # as timeout(1) has it
     send
     tell end "$number" "$code"
     [ "$code" = 0 ] || exit "$code"
@@ -79,3 +89,8 @@ mkdir -p "$MADLITE_WORKSPACE" || exit 126
 for name in /madlite/files/* /madlite/files/.[!.]*; do # `..` begins what Kubernetes itself has there
     [ ! -e "$name" ] || cp -RL "$name" "$MADLITE_WORKSPACE/" || exit 126
 done
+if [ "${MADLITE_LIMIT:-0}" != 0 ]; then
+    keep_limit > /dev/null 2>&1 &
+    keeper=$!
+    trap 'kill "$keeper" 2> /dev/null' EXIT
+fi

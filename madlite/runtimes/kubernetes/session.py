@@ -33,6 +33,7 @@ from madlite.safe_files import Folder
 
 _LOG = logging.getLogger(__name__)
 _STOPPED = 130
+_LATE = 124  # of an action that pod.sh has ended at the run's limit
 _AFTER_STOP_S = 20.0  # for pods that were told to end, beyond their graces
 _LOST_S = 60.0  # beyond its grace a pod that is deleted and stays has a node that says nothing any more
 
@@ -80,6 +81,7 @@ class KubernetesSession:
         self._files: dict[str, bytes] = {}
         self._early: list[Said] = []  # of nodes that are further than the others
         self._first_s: float | None = None  # the time of the first output
+        self._begun_at_s: dict[int, float] = {}  # by node, the time of the first that its pod said
         self._closed, self._left = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -188,6 +190,8 @@ class KubernetesSession:
     def _take(self, said: Said, number: int, codes: dict[int, int | None], out: Sink, times: _Times) -> None:
         """Take what a node said."""
         node, what = said.node, said.what
+        if said.at_s is not None:
+            self._begun_at_s.setdefault(node, said.at_s)
         if isinstance(what, Mark) and what.kind == "file":
             self._files.setdefault(what.name, what.data)
         elif node in codes:  # further than the others: it has begun the next action, or ended
@@ -200,7 +204,16 @@ class KubernetesSession:
         elif what.number == number:
             times.note(said.at_s)
             if what.kind == "end":
-                codes[node] = what.code if not what.code else self._code_of(PodEnd(what.code, self._fault_of(node)))
+                fault = (self._limit_fault(said, what) or self._fault_of(node)) if what.code else None
+                codes[node] = self._code_of(PodEnd(what.code, fault))
+
+    def _limit_fault(self, said: Said, end: Mark) -> Fault | None:
+        """Return that a pod has ended its action by the run's limit, where nobody followed who would have."""
+        limit_s, began_s = self._plan.timeout_s, self._begun_at_s.get(said.node)
+        if end.code != _LATE or not limit_s or said.at_s is None or began_s is None or said.at_s - began_s < limit_s:
+            return None
+        text = f"pod {self.nodes[said.node]} ended it at the time limit of {limit_s:g} s"
+        return Fault(text=text, hint="--timeout", cause=Cause.TIMEOUT)
 
     def _fault_of(self, node: int) -> Fault | None:
         """Return why the cluster is ending a pod, which its script tells as the exit code of a signal."""
