@@ -333,7 +333,7 @@ def test_a_madlite_that_is_killed_leaves_nothing_on_the_nodes_after_its_job(site
         ]
         below = psutil.Process(int(found.name)).children(recursive=True)
         os.kill(int(found.name), signal.SIGKILL)
-        for one in below if steps_too else ():
+        for one in reversed(below) if steps_too else ():  # each srun has a child that kills its step where it dies
             with suppress(psutil.NoSuchProcess):
                 one.kill()
         (site.folder / "end").touch()
