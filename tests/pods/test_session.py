@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 
@@ -136,15 +137,21 @@ def test_an_action_that_ignores_signals_is_killed(cluster, runtime, plan):
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_pods_keep_the_run_s_limit_where_nobody_follows_them(cluster, runtime, plan, monkeypatch, nodes):
+def test_pods_keep_the_run_s_limit_where_nobody_follows_them(cluster, runtime, plan, monkeypatch, tmp_path, nodes):
     monkeypatch.setattr("madlite.runtimes.kubernetes.manifests._LIMIT_SLACK_S", 0)
-    script = "trap 'echo last words; exit 0' INT; echo begun; while :; do sleep 0.1; done"
-    made = plan(script, nodes=nodes, stop_grace_s=20.0, timeout_s=1.0)
+    (tmp_path / "bin").mkdir()
+    sleep = tmp_path / "bin/sleep"  # no second passes before the workload has begun
+    begun = f"{tmp_path}/begun-$NODE_RANK"
+    sleep.write_text(f'#!/bin/sh\nuntil [ -e "{begun}" ]; do /bin/sleep 0.05; done\nexec /bin/sleep "$@"\n')
+    sleep.chmod(0o755)
+    script = f"trap 'echo last words; exit 0' INT; echo begun; echo > {begun}; while :; do /bin/sleep 0.1; done"
+    env = {"PATH": f"{sleep.parent}:{os.environ['PATH']}"}
+    made = plan(script, nodes=nodes, stop_grace_s=20.0, timeout_s=1.0, env=env)
     output = Output()
     with runtime.open(made) as session, pytest.raises(RuntimeProblem) as problem:
         session.run(made.actions[0], output)
     assert problem.value.cause == Cause.TIMEOUT and "ended it at the time limit of 1 s" in problem.value.message
-    assert "last words" in output.text()
+    assert [output.text(node) for node in range(nodes)] == ["begun\nlast words\n"] * nodes
     assert_nothing_left(cluster)
 
 

@@ -44,10 +44,11 @@ keep_limit() { # the run's own, where no madlite follows it
 act() { # number, folder, command...
     number=$1 folder=$2
     shift 2
-    [ -z "$stopped" ] || exit 143
     tell begin "$number"
     code=126
-    if cd "$folder"; then
+    if [ -n "$stopped" ]; then
+        code=143
+    elif cd "$folder"; then
         if [ -n "${BASH_VERSION-}" ]; then
             set -m # a process group of its own
             "$@" < /dev/null &
@@ -57,6 +58,11 @@ act() { # number, folder, command...
             setsid "$@" < /dev/null &
             child=$!
         fi
+        [ -z "$stopped" ] || { # by a signal that came before `child` was set
+            stopped=''
+            stop
+            stopped=2
+        }
         code=0
         wait "$child" || code=$?
         while running || [ "${stopped:-0}" = 1 ]; do # a signal ended the wait, not the action
