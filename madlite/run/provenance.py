@@ -37,6 +37,7 @@ from madlite.model import (
     Secret,
     Session,
     Settling,
+    Sink,
     Telemetry,
     Value,
     Window,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 # limit.
 
 LIMIT_S = 8.0
+KILLED = 137  # 128 + SIGKILL
 MOST_BYTES = 256 << 10
 # what of the environment can change a training's speed: names that begin so, and whole ones
 PREFIXES = (
@@ -92,6 +94,19 @@ PACKAGES = (
 )
 BELOW = ("/workspace", "/opt", "~")  # where images keep what they brought
 _START = 'PYTHONDONTWRITEBYTECODE=1 exec python3 -B -c "$1" "$2" "$1"'
+# a python3 of the workspace's or the image's may be anything, and wait: its own alarm is not the only limit
+_JOINED = """probe=$1 request=$2 folder=$3 limit=$4
+shift 4
+"$@" || exit
+printf '\\nmadlite-probe-begins\\n'
+if timeout --foreground 1 true; then set -- timeout --foreground -s KILL "$limit" # signals reach what it starts
+elif timeout 1 true; then set -- timeout -s KILL "$limit" # busybox
+else set --; fi 2> /dev/null
+{ cd -- "$folder" && PYTHONDONTWRITEBYTECODE=1 "$@" python3 -B -c "$probe" "$request" "$probe"; } 2> /dev/null
+printf '\\nmadlite-probe-ended %s\\n' "$?"
+"""
+_BEGINS = b"\nmadlite-probe-begins\n"
+_ENDED = re.compile(rb"\nmadlite-probe-ended (\d+)\n$")
 # names what a rendered script runs with; a card's own script knows nothing of the variable
 PYTHON = "MADLITE_PYTHON"
 
@@ -120,6 +135,73 @@ def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
     except RuntimeProblem as problem:  # of a container that is gone the workload will say so itself
         return ProbedFacts(notes=(f"the environment of the run could not be probed: {problem.message}",))
     return read_answer(bytes(output), ended.code)
+
+
+def joined_probe(plan: RunPlan, preparation: Action, action: Action) -> Action | None:
+    """Return a preparation that asks as well, at its end, in the folder and with the environment of the next action.
+
+    An action costs a container some 0.1 s.  None where the probe has to be an action of its own.
+    """
+    same_place = preparation.cwd == "." and "{" not in action.cwd and preparation.env == action.env
+    if not (plan.probe and same_place and (preparation.kind, action.kind) == ("prepare", "run")):
+        return None
+    if preparation.argv[:2] != ("bash", "-c"):  # of another command it is told whether it can be started
+        return None
+    words = (_probe_source(), json.dumps(_probe_request(plan)), action.cwd, f"{LIMIT_S:g}")
+    limit_s = preparation.timeout_s + LIMIT_S if preparation.timeout_s is not None else None
+    return replace(preparation, argv=("bash", "-c", _JOINED, "prepare", *words, *preparation.argv), timeout_s=limit_s)
+
+
+class JoinedAnswer:
+    """Takes the output of a joined preparation: what it prints itself is passed on, what the probe answers is kept."""
+
+    def __init__(self, out: Sink, on_begun: Callable[[], object]) -> None:
+        self._out, self._on_begun = out, on_begun
+        self._begun: set[int] = set()  # nodes
+        self._held: dict[int, Chunk] = {}  # the end of a node's output, which may be the beginning of the mark
+        self._kept = bytearray()
+
+    def __call__(self, chunk: Chunk) -> None:
+        """Take a piece."""
+        if chunk.stream != 1:
+            self._out(chunk)
+        elif chunk.node in self._begun:
+            self._keep(chunk.node, chunk.data)
+        else:
+            held = self._held.pop(chunk.node, None)
+            self._look(replace(chunk, data=held.data + chunk.data) if held else chunk)
+
+    def _look(self, chunk: Chunk) -> None:
+        own, mark, answer = chunk.data.partition(_BEGINS)
+        if mark:
+            self._begun.add(chunk.node)
+            if chunk.node == 0:
+                self._on_begun()
+            self._keep(chunk.node, answer)
+        else:
+            size = next((n for n in range(len(_BEGINS) - 1, 0, -1) if own.endswith(_BEGINS[:n])), 0)
+            own, rest = own[: len(own) - size], own[len(own) - size :]
+            if rest:
+                self._held[chunk.node] = replace(chunk, data=rest)
+        if own:
+            self._out(replace(chunk, data=own))
+
+    def _keep(self, node: int, data: bytes) -> None:
+        if node == 0 and len(self._kept) < MOST_BYTES:
+            self._kept.extend(data[: MOST_BYTES - len(self._kept)])
+
+    def flush(self) -> None:
+        """Pass on what was held back, at the end of the output."""
+        for chunk in self._held.values():
+            self._out(chunk)
+        self._held.clear()
+
+    def facts(self) -> ProbedFacts | None:
+        """Return what was answered; None where the preparation did not come so far."""
+        if 0 not in self._begun:
+            return None
+        found = _ENDED.search(self._kept)
+        return read_answer(bytes(self._kept), int(found[1]) if found else KILLED)
 
 
 def read_answer(output: bytes, code: int) -> ProbedFacts:
@@ -385,9 +467,19 @@ class Instrumentation:
         self._nodes = NodeSampler(planned.plan, now)
         self._inside: ProbedFacts | None = None
 
+    def joined(self, preparation: Action, action: Action) -> Action | None:
+        """Return a preparation that asks as well what is there; None where that is to be asked by itself."""
+        return joined_probe(self._one.plan, preparation, action)
+
+    def take(self, answer: JoinedAnswer) -> None:
+        """Take what a joined preparation's probe answered."""
+        self._inside = answer.facts()
+
     def probe(self, session: Session, action: Action) -> None:
-        """Ask what is there, before the model's own step, unless that is switched off."""
+        """Ask what is there, before the model's own step, unless it is known or that is switched off."""
         plan = self._one.plan
+        if self._inside is not None:
+            return
         self._inside = probe(session, plan, action) if plan.probe else ProbedFacts(notes=(NOT_PROBED,))
 
     def begin(self, stop: StopControl, say: Say) -> None:

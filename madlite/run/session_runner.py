@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +20,7 @@ from madlite.measure.verdict import Observation
 from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
 from madlite.run.log import RunLog
 from madlite.run.mad_log import MadLog
-from madlite.run.provenance import Instrumentation
+from madlite.run.provenance import Instrumentation, JoinedAnswer
 from madlite.run.run_progress import RunProgress
 from madlite.run.screen import Planned, RunEvents
 from madlite.run.stop import StopControl
@@ -130,9 +132,8 @@ class SessionRunner:
 
     def _act(self, session: Session, folder: RunFolder, log: RunLog, results: ResultsFile) -> Observation:
         """Run the actions in their order; one that fails is the last."""
-        for action in self.plan.actions:
-            if action.kind == "clean" or (action.kind == "run" and self.plan.skip_model_run):
-                continue
+        actions = [one for one in self.plan.actions if one.kind != "clean" and not self._is_skipped(one)]
+        for action, following in zip_longest(actions, actions[1:]):
             if self.stop.reason is not None:
                 break
             self.screen.action(action.kind, _phase(action))
@@ -145,7 +146,7 @@ class SessionRunner:
             self.state.begin(action.kind, self.clock())
             try:
                 with self._monitored(action, session, folder, log) as feed:
-                    ended = check_type(session.run(self._with_run_mark(action), feed), Exit, "run", self.one.runtime)
+                    ended = self._run(session, action, following, feed)
             except RuntimeProblem:
                 self.state.cut_off(self.clock())
                 self._note_outcome(session)
@@ -163,6 +164,22 @@ class SessionRunner:
                     node_log=self.state.failed_log,
                 )
         return Observation(exit=self.state.ran, skipped=self.plan.skip_model_run)
+
+    def _is_skipped(self, action: Action) -> bool:
+        return action.kind == "run" and self.plan.skip_model_run
+
+    def _run(self, session: Session, action: Action, following: Action | None, out: Sink) -> Exit:
+        """Run an action; with the last preparation it is asked what is there, outside of the run's time limit."""
+        joined = self.instrumentation.joined(action, following) if following is not None else None
+        command = self._with_run_mark(joined or action)
+        if joined is None:
+            return check_type(session.run(command, out), Exit, "run", self.one.runtime)
+        with ExitStack() as asked:
+            answer = JoinedAnswer(out, lambda: asked.enter_context(self.stop.paused_limit()))
+            asked.callback(answer.flush)
+            ended = check_type(session.run(command, answer), Exit, "run", self.one.runtime)
+        self.instrumentation.take(answer)
+        return ended
 
     def _with_run_mark(self, action: Action) -> Action:
         """Return an action by whose environment its processes are known where a probe sees those of others, too."""
@@ -223,11 +240,30 @@ class SessionRunner:
         if ended or self.plan.keep_alive or self.plan.keep_model_dir:
             return
         for action in self.plan.actions:
-            if action.kind == "clean":
+            if action.kind == "clean" and not self._removed_here(action):
                 try:
                     session.run(action, log.feed)
                 except RuntimeProblem as problem:
                     _log.warning("%s was not cleaned: %s", self.plan.model_dir, problem.message)
+
+    def _removed_here(self, action: Action) -> bool:
+        """Remove the model's folder from here, if that is what an action does: it would cost a container some 0.1 s.
+
+        Where that cannot be, for files of a container's root, say, the action itself is left to do it.
+        """
+        plan = self.plan
+        is_removal = (action.argv, action.cwd) == (("rm", "-rf", "--", plan.model_dir), ".")
+        is_ours = plan.give_back is None or not plan.traits.containerised
+        if not (is_removal and is_ours and plan.traits.local and plan.traits.shares_files):
+            return False
+        try:
+            shutil.rmtree(plan.workspace / plan.model_dir)
+        except FileNotFoundError:
+            return not (plan.workspace / plan.model_dir).exists()
+        except (OSError, RecursionError) as error:
+            _log.debug("%s is not removed from here: %s", plan.model_dir, error)
+            return False
+        return True
 
 
 def check_type(value: object, kind: type[_T], what: str, runtime: Runtime) -> _T:

@@ -74,6 +74,22 @@ def test_the_time_in_which_it_is_asked_what_is_there_is_none_of_the_time_limit(t
     assert checkout.records()[0]["provenance"]["notes"] == [], "it was asked"
 
 
+@pytest.mark.host
+def test_a_python_that_waits_for_ever_is_ended_and_the_run_goes_on(tmp_path):
+    checkout = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+    checkout.card("quick", GOOD)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "python3").write_text("#!/bin/sh\nsleep 300\n")
+    (tools / "python3").chmod(0o755)
+    begun = time.monotonic()
+    done = checkout.run("--tags", "quick", "--timeout", "7", env={"PATH": f"{tools}:{checkout.env['PATH']}"})
+    assert done.returncode == 0 and time.monotonic() - begun < LIMIT_S + 60, done.stdout + done.stderr
+    (note,) = checkout.records()[0]["provenance"]["notes"]
+    assert note == "the environment of the run is unknown: the probe ended with exit code 137"
+    checkout.assert_nothing_left()
+
+
 def test_ctrl_c_at_card_2_of_5_names_the_rest(checkout: Checkout):
     for n in (1, 2, 3, 4, 5):
         checkout.card(f"m{n}", WAITS if n == 2 else GOOD)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from madlite.backends.loader import Plugins
@@ -15,7 +17,16 @@ from madlite.errors import RuntimeProblem
 from madlite.machine import Host
 from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
 from madlite.run import probe_inside
-from madlite.run.provenance import LIMIT_S, MOST_BYTES, Instrumentation, ProbedFacts, probe, read_answer
+from madlite.run.provenance import (
+    LIMIT_S,
+    MOST_BYTES,
+    Instrumentation,
+    JoinedAnswer,
+    ProbedFacts,
+    joined_probe,
+    probe,
+    read_answer,
+)
 from madlite.run.screen import Planned
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.runtimes.host.session import HostSession
@@ -312,6 +323,80 @@ def test_a_python_that_a_variable_names_is_the_one_that_is_asked(tmp_path: Path,
     inside, left = named_python(tmp_path, python)
     assert inside.notes == () and left == []
     assert inside.inside["python"].endswith(f"({sys.executable})")
+
+
+PREPARES = Action(kind="prepare", argv=("bash", "-c", "echo mine >&2; printf begun; exit $2", "prepare", "x", "0"))
+RUNS = Action(kind="run", argv=("bash", "-c", "true"), cwd="sub")
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("size", [1, 7, 1 << 16])
+def test_a_preparation_asks_as_well_in_the_run_s_folder_and_its_own_output_passes(tmp_path: Path, size: int) -> None:
+    plan = make_plan(tmp_path)
+    (tmp_path / "sub").mkdir()
+    joined = joined_probe(plan, PREPARES, RUNS)
+    done = subprocess.run(joined.argv, cwd=tmp_path, capture_output=True, check=False)
+    passed: list[tuple[int, bytes]] = []
+    asked: list[bool] = []
+    taker = JoinedAnswer(lambda chunk: passed.append((chunk.node, chunk.data)), lambda: asked.append(True))
+    taker(Chunk(data=done.stderr, stream=2))
+    for at in range(0, len(done.stdout), size):
+        for node in (0, 1):
+            taker(Chunk(data=done.stdout[at : at + size], node=node))
+    taker.flush()
+    assert done.returncode == 0 and asked == [True] and passed[0] == (0, b"mine\n")
+    assert [b"".join(data for node, data in passed[1:] if node == one) for one in (0, 1)] == [b"begun"] * 2
+    found = taker.facts()
+    assert found.notes == () and found.inside["python"].startswith("3.")
+
+
+@pytest.mark.host
+def test_a_preparation_that_fails_fails_as_by_itself_and_nothing_is_asked(tmp_path: Path) -> None:
+    failing = msgspec.structs.replace(PREPARES, argv=(*PREPARES.argv[:-1], "5"))
+    joined = joined_probe(make_plan(tmp_path), failing, RUNS)
+    done = subprocess.run(joined.argv, cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (5, b"begun", b"mine\n")
+    passed: list[bytes] = []
+    taker = JoinedAnswer(lambda chunk: passed.append(chunk.data), lambda: None)
+    taker(Chunk(data=b"half\nmadlite-pro"))
+    taker.flush()
+    assert taker.facts() is None and b"".join(passed) == b"half\nmadlite-pro"
+
+
+@pytest.mark.parametrize(
+    ("preparation", "run", "plan"),
+    [
+        ({"cwd": "sub"}, {}, {}),
+        ({"env": {"A": "1"}}, {}, {}),
+        ({"kind": "clone"}, {}, {}),
+        ({"argv": ("fetch", "all")}, {}, {}),
+        ({}, {"kind": "data"}, {}),
+        ({}, {"cwd": "{folder}"}, {}),
+        ({}, {}, {"probe": False}),
+    ],
+)
+def test_what_has_another_place_or_environment_is_asked_by_itself(tmp_path: Path, preparation, run, plan) -> None:
+    replaced = msgspec.structs.replace
+    assert joined_probe(make_plan(tmp_path, **plan), replaced(PREPARES, **preparation), replaced(RUNS, **run)) is None
+
+
+@pytest.mark.host
+def test_without_a_python_the_run_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    joined = joined_probe(make_plan(tmp_path), PREPARES, RUNS)
+    bash = shutil.which("bash")
+    done = subprocess.run([bash, *joined.argv[1:]], cwd=tmp_path, env={"PATH": "/nonexistent"}, capture_output=True)
+    taker = JoinedAnswer(lambda chunk: None, lambda: None)
+    taker(Chunk(data=done.stdout))
+    # the shell that the preparation names is not found either
+    assert done.returncode == 127 and taker.facts() is None
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "bash").symlink_to(bash)
+    done = subprocess.run([bash, *joined.argv[1:]], cwd=tmp_path, env={"PATH": str(tools)}, capture_output=True)
+    taker(Chunk(data=done.stdout))
+    (note,) = taker.facts().notes
+    assert done.returncode == 0 and note == "the environment of the run is unknown: there is no Python"
 
 
 def test_switched_off_nothing_is_asked(tmp_path: Path) -> None:
