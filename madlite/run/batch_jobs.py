@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.files import exists
 from madlite.machine.numa import numa_place
-from madlite.model import Machine, RunPlan, Status
+from madlite.model import Cause, Machine, RunPlan, Status
 from madlite.plan.container import bind_gpus, bind_numa
 from madlite.plan.inputs import RUNS
 from madlite.results.stored import read_record
@@ -181,9 +181,10 @@ def _text(path: Path, root: Path) -> str:
 
 
 def known_durations(planned: Iterable[Planned]) -> dict[str, float]:
-    """Return by run id how long the newest successful run of the same card took in this working folder, in seconds.
+    """Return by run id how long the newest run of the same card took in this working folder, in seconds.
 
-    One of the same mode and precision is taken before others.
+    One of the same mode and precision is taken before others.  Of runs that failed, those count that their time limit
+    ended: they take so long at least.
     """
     plans = [one.plan for one in planned if one.plan.blocked is None]
     if not plans or not exists(plans[0].workspace / RUNS):
@@ -215,7 +216,9 @@ def _duration(folders: Sequence[Path], plan: RunPlan) -> float | None:
         if len(durations) == _RECORDS:
             break
         record = read_record(folder)
-        if record is None or record.card != plan.card.name or record.status is not Status.SUCCESS:
+        if record is None or record.card != plan.card.name:
+            continue
+        if record.status is not Status.SUCCESS and record.cause != Cause.TIMEOUT:
             continue
         if (seconds := record.durations_s.get("total")) is not None:
             variant = (record.variant.mode, record.variant.precision) if record.variant is not None else ()
