@@ -428,6 +428,10 @@ class BisectBatch:
         runner.run(bisection, known, begin)
         summary = summarise_bisection(self._folder.id, KIND, self._items, bisection)
         self.study, self.lines = msgspec.to_builtins(summary), [*summary_lines(summary)]
+        if runner.stopped_by:
+            self.lines.append(
+                f"  stopped, the machine ended the last run, which counts for nothing: {runner.stopped_by}"
+            )
         if bisection.found is not None:
             secrets = [text for item in self._items for text in secrets_for(item.planned, options.environ)]
             self.problems = self._folder.end(masked_json(summary, secrets))

@@ -19,7 +19,7 @@ from madlite.secrets.spellings import SHORTEST, as_it_stands, encoded, errors_of
 
 MASK = b"***"
 _PLAIN = frozenset((int, float, bool))  # most of a plan's values; without a text, and no part of them is one
-_SHORT, _MOST_SHORT = 1024, 8192  # characters of a text that is looked through once only, and how many of those
+_SHORT, _MOST_SHORT = 1024, 2048  # characters of a text that is looked through once only, and how many of those
 
 
 class Redactor:

@@ -31,6 +31,7 @@ from madlite.workspace.study import StudyFolder, read_state, studies_with
 KIND = "bisect"
 STATE = "bisect.json"
 _VERSION = 1
+_OF_MACHINE = (Cause.DISK, Cause.INODES, Cause.ENGINE)  # whatever image, file or commit is tried
 
 
 class BisectItem(Value, frozen=True):
@@ -180,10 +181,15 @@ def known_samples(workspace: Path, state: BisectState, metric: str, *, retried: 
     """
     for run in state.runs:
         record = read_record(workspace / RUNS / run.id)
-        if record is None or record.ended_by is Cause.INTERRUPTED:
+        if record is None or record.ended_by is Cause.INTERRUPTED or _is_of_machine(record.status, record.cause):
             continue
         if not (retried and record.status is Status.FAILURE and record.cause in TRANSIENT):
             yield sample_of(run, result_of(record), metric)
+
+
+def _is_of_machine(status: Status, code: str) -> bool:
+    """Return whether a run failed for what would end the runs of all items: nothing of its own is known."""
+    return status is Status.FAILURE and code in {one.value for one in _OF_MACHINE}
 
 
 def sample_of(run: StartedRun, result: Result, metric: str) -> Sample:
@@ -215,13 +221,14 @@ def _direction(metric: Metric) -> Direction:
 
 
 class BisectRunner:
-    """Runs what a bisection asks for, one run after another, until it has ended or a signal came."""
+    """Runs what a bisection asks for, one run after another, until it has ended, a signal came or the machine fails."""
 
     def __init__(
         self, items: Sequence[BisectItem], folder: BisectFolder, metric: str, tell: Callable[[NextItem], None]
     ) -> None:
         self._items, self._folder, self._metric, self._tell = items, folder, metric, tell
         self.outcome = RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
+        self.stopped_by = ""  # why the machine ended it
         self.planned: list[Planned] = []  # of the runs that were started, as the results of `outcome`
 
     def run(
@@ -266,6 +273,9 @@ class BisectRunner:
         if result.plan_id != run.id:  # a retry's
             first, run = run, replace(run, id=result.plan_id)
             self._folder.note(run, instead=first)
+        if _is_of_machine(result.status, result.code):
+            self.stopped_by = result.reason or result.code
+            return None
         return sample_of(run, result, self._metric)
 
     def _member(self, item: BisectItem, number: int, bisection: Bisection) -> Planned:

@@ -123,6 +123,30 @@ def test_a_killed_bisect_of_recipe_files_goes_on_and_repeats_no_run(on_host: Che
 
 
 @pytest.mark.host
+def test_a_full_disk_ends_a_bisect_and_is_no_item_s_failure(on_host: Checkout):
+    full = "[ -e ../full ] && { echo \"cp: error writing 'x': No space left on device\"; exit 1; }\n"
+    on_host.card("one", f'[ "$ITEM" = 4 ] || [ "$ITEM" = 3 ] && {full}NUMBER_FILE=../numbers/$ITEM\n' + RUN)
+    (on_host.folder / "numbers").mkdir()
+    (on_host.folder / "full").touch()
+    for number in range(COUNT):
+        (on_host.folder / f"numbers/{number}").write_text(f"{number}\n")
+        text = f'[recipe]\ntag = "one"\nbackend = "script"\n[recipe.set]\nenv.ITEM = "{number}"\n'
+        (on_host.folder / f"{number}.toml").write_text(text)
+    words = ("--between", ",".join(f"{number}.toml" for number in range(COUNT)), "--fail-on", "regression>2%")
+    done = bisect(on_host, *words)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "stopped, the machine ended the last run, which counts for nothing: " in done.stdout
+    assert "--resume=" in done.stdout and not state(on_host)["ended"]
+    assert [one["cause"] for one in on_host.records() if one["status"] == "FAILURE"] == ["disk_full"]
+    (on_host.folder / "full").unlink()
+    done = bisect(on_host, *words, "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = summary(on_host)
+    assert (found["last_good"], found["first_bad"], found["candidates"]) == ("2.toml", "4.toml", ["3.toml"])
+    assert all("disk_full" not in text for one in found["items"] for text in one["failures"])
+
+
+@pytest.mark.host
 def test_an_interrupted_bisect_says_how_it_goes_on(on_host: Checkout):
     on_host.card("one", "echo begun $$; sleep 300\n")
     for number in (1, 2):
