@@ -283,6 +283,13 @@ class Span(Value, frozen=True):
         """Return where a value lies, from 0 to 1."""
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
+    def levels(self) -> list[float]:
+        """Return some four round numbers to stand along it: multiples of 1, 2, 2.5 or 5 times a power of ten."""
+        rough = (self.high - self.low) / 5
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
+        return [n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+
 
 def _spans(points: Collection[TunedPoint], limit: float | None) -> tuple[Span, Span]:
     memory = [one.memory_gib for one in points if one.memory_gib is not None]
@@ -345,12 +352,10 @@ def render_page(report: TuneReport, recipe: str, command: str) -> str:
 
 def _drawing(report: TuneReport, points: Mapping[str, TunedPoint]) -> Drawing:
     x, y = _spans(points.values(), report.memory_gib)
-    parts = (0.0, 0.25, 0.5, 0.75, 1.0)
-    levels = [y.low + part * (y.high - y.low) for part in parts]
     return Drawing(
         dots=tuple(_dot(report, letter, one, x, y) for letter, one in points.items()),
-        marks=tuple((_BOTTOM - y.part(level) * (_BOTTOM - _TOP), f"{level:,.4g}") for level in levels),
-        ticks=tuple((_LEFT + part * (_RIGHT - _LEFT), f"{part * x.high:.0f}") for part in parts),
+        marks=tuple((_BOTTOM - y.part(level) * (_BOTTOM - _TOP), f"{level:,.6g}") for level in y.levels()),
+        ticks=tuple((_LEFT + x.part(level) * (_RIGHT - _LEFT), f"{level:,.6g}") for level in x.levels()),
         limit=_LEFT + x.part(report.memory_gib) * (_RIGHT - _LEFT) if report.memory_gib else None,
     )
 

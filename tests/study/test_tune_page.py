@@ -3,11 +3,20 @@
 import re
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from madlite.model import Metric, Result, Status
 from madlite.study.tune import trial_of
-from madlite.study.tune_report import TunedPoint, TuneReport, conclusion_lines, plot_lines, render_page, table_lines
+from madlite.study.tune_report import (
+    Span,
+    TunedPoint,
+    TuneReport,
+    conclusion_lines,
+    plot_lines,
+    render_page,
+    table_lines,
+)
 from madlite.study.tune_search import Point
 
 FASTEST = TunedPoint(
@@ -58,6 +67,15 @@ def test_the_letters_of_the_plot_are_those_of_the_table_and_of_the_screen():
     assert letters_on(page) == on_screen == {"activation_checkpoint=none": "A", "default": "B"}
     in_table = re.findall(r"<tr><td>(.*?)</td><td>([A-Z]?)</td>", page)
     assert dict(in_table) == {**on_screen, "compile=true": ""}
+
+
+def test_round_numbers_stand_along_the_axes():
+    assert Span(low=8476.6, high=9366.9).levels() == [8600, 8800, 9000, 9200]
+    assert Span(low=0, high=79.1).levels() == [0, 20, 40, 60]
+    assert Span(low=0.0012, high=0.0019).levels() == pytest.approx([0.0012, 0.0014, 0.0016, 0.0018])
+    page = render_page(report_of(FASTEST, DEFAULT), "", "")
+    for text in ("0", "20", "40", "60", "8,600", "9,200"):
+        assert f">{text}</text>" in page
 
 
 def test_a_doubtful_number_is_told_with_its_reason():
