@@ -42,14 +42,15 @@ class StaleBases:
             self._reasons[base] = (time.monotonic(), reason)
 
 
-def build(client: Client, image: Image, base: str, stale: StaleBases, say: Say) -> str:
+def build(client: Client, image: Image, say: Say, base: str = "", stale: StaleBases | None = None) -> str:
     """Build the image with a fresh base, or with the local one where the base cannot be pulled; return a note if so.
 
-    `base` is what the image is based on, "" where that is unknown.
+    `base` is what the image is based on, "" where that is unknown; `stale` is shared by the builds of a batch.
 
     Raises:
         RuntimeProblem: the context cannot be packed, or a step failed; the message holds the step and its last line.
     """
+    stale = stale or StaleBases()
     with packed_context(client, image, say) as context:
         if known := stale.reason(base):
             say(f"{known}; using the one that is here, as a moment ago")

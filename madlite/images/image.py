@@ -312,7 +312,7 @@ def labels(found: Mapping[str, Any]) -> dict[str, str]:
 def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say, stale: StaleBases) -> ImageUsed:
     begun = time.monotonic()
     buildkit = needs_buildkit(image) and not podman_version(client)  # podman's builder knows most of it
-    note = build_with_buildkit(image, environ, say) if buildkit else build(client, image, base_of(image), stale, say)
+    note = build_with_buildkit(image, environ, say) if buildkit else build(client, image, say, base_of(image), stale)
     took_s = time.monotonic() - begun
     unpushed = _pushed(client, image, environ, say) if image.registry else ""
     registry = "" if unpushed else image.registry

@@ -249,7 +249,7 @@ class SessionRunner:
     def _removed_here(self, action: Action) -> bool:
         """Remove the model's folder from here, if that is what an action does: it would cost a container some 0.1 s.
 
-        Where that cannot be, for files of a container's root, say, the action itself is left to do it.
+        Where that cannot be, for files of a container's root, or of an engine elsewhere, the action itself does it.
         """
         plan = self.plan
         is_removal = (action.argv, action.cwd) == (("rm", "-rf", "--", plan.model_dir), ".")
@@ -258,8 +258,6 @@ class SessionRunner:
             return False
         try:
             shutil.rmtree(plan.workspace / plan.model_dir)
-        except FileNotFoundError:
-            return not (plan.workspace / plan.model_dir).exists()
         except (OSError, RecursionError) as error:
             _log.debug("%s is not removed from here: %s", plan.model_dir, error)
             return False

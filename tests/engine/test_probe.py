@@ -350,6 +350,34 @@ def test_a_preparation_asks_as_well_in_the_run_s_folder_and_its_own_output_passe
     assert found.notes == () and found.inside["python"].startswith("3.")
 
 
+def test_what_a_joined_preparation_prints_passes_however_it_is_cut_and_the_answer_does_not() -> None:
+    own = b"a\nmadlite-probe is not it\n\nmadlite-probe-beginsX\n"
+    ended = b"\nmadlite-probe-ended 0\n"
+    output = own + b"\nmadlite-probe-begins\n" + b"a banner of python's\n" + answer(inside={"os": "x"}) + ended
+    for first in range(len(output)):
+        for second in range(first, len(output), 7):
+            passed: list[bytes] = []
+            asked: list[bool] = []
+            taker = JoinedAnswer(
+                lambda chunk, passed=passed: passed.append(chunk.data), lambda asked=asked: asked.append(True)
+            )
+            for piece in (output[:first], output[first:second], output[second:]):
+                taker(Chunk(data=piece))
+            taker.flush()
+            assert b"".join(passed) == own and asked == [True]
+            assert taker.facts() == ProbedFacts(inside={"os": "x"})
+
+
+def test_an_answer_that_is_cut_off_is_unknown() -> None:
+    taker = JoinedAnswer(lambda chunk: None, lambda: None)
+    taker(Chunk(data=b"\nmadlite-probe-begins\n" + answer(inside={"os": "x"})[:-9]))
+    taker(Chunk(data=b"more", node=1))
+    assert "137" in taker.facts().notes[0]
+    taker(Chunk(data=b"x" * MOST_BYTES))
+    taker(Chunk(data=b"x"))
+    assert len(taker._kept) == MOST_BYTES
+
+
 @pytest.mark.host
 def test_a_preparation_that_fails_fails_as_by_itself_and_nothing_is_asked(tmp_path: Path) -> None:
     failing = msgspec.structs.replace(PREPARES, argv=(*PREPARES.argv[:-1], "5"))
