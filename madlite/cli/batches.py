@@ -266,6 +266,7 @@ def resumed(
 ) -> Resumption:
     """Return what of an earlier batch is finished, and say so."""
     from madlite.cli.terminal import shell_line
+    from madlite.model import Status
     from madlite.results.header import new_columns
     from madlite.run.resume import resume
 
@@ -279,6 +280,10 @@ def resumed(
     screen.end([f"resuming the batch of {when} (UTC), {command}: {done} of {count} runs {were}"])
     for text in found.notes:
         screen.warn(text)
+    for one in runs.planned:
+        result = found.finished.get(one.plan.id)
+        if result is not None and result.status is Status.FAILURE:
+            screen.failed_before(one.plan.card.name, result.code)
     return found
 
 

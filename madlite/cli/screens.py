@@ -185,6 +185,8 @@ class PlainScreen:
     def begin(self, lines: Iterable[str], steps: int | None = None, run_id: str = "", label: str = "") -> None:
         """Print the first lines of an activity; progress follows."""
         with self._lock:
+            if label:  # an earlier attempt's
+                self._shown = {name: one for name, one in self._shown.items() if one.label != label}
             self._shown[run_id] = _ScreenEntry(label, self._clock())
             self._several = len(self._shown) > 1 or self._several
             for text in lines:
@@ -239,9 +241,17 @@ class PlainScreen:
             self._notes.update(f"{NOTE}{note}" for note in result.image.notes)  # true of the batch: once is enough
             self.end(report, plan.id)
 
+    def failed_before(self, card: str, cause: str) -> None:
+        """Name a run in the totals that an earlier command of the batch ran."""
+        self._failed.append((card, cause))
+
     def retrying(self, plan: RunPlan, result: Result, text: str) -> None:
-        """Print the outcome of an attempt, and what follows it."""
-        self.end([*closing_report(plan, result), f"      {text}"], plan.id)
+        """Print the outcome of an attempt, and what follows it; until that begins it is one of those that go on."""
+        with self._lock:
+            shown, several = self._shown.get(plan.id), self._several
+            self.end([*closing_report(plan, result), f"      {text}"], plan.id)
+            if shown is not None:
+                self._shown[plan.id], self._several = shown, several
 
     def end(self, lines: Iterable[str], run_id: str = "") -> None:
         """Print the last lines of an activity."""
@@ -277,7 +287,7 @@ class PlainScreen:
     def total(self, outcome: RunOutcome, output: Path | str | None) -> None:
         """Print the totals of a batch and where its rows are; `output` is None where no file has them yet."""
         counts = Counter(status_text(result.status.value, result.suspect) for result in outcome.results)
-        if len(outcome.results) > 1:
+        if outcome.results and len(outcome.results) + len(outcome.not_started) > 1:
             self._line(", ".join(f"{count} {status}" for status, count in counts.items()), colour=all_coloured)
             causes = Counter(self._failed).items()
             failed = [f"{f'{count} x ' if count > 1 else ''}{name} ({cause})" for (name, cause), count in causes]

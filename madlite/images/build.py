@@ -67,7 +67,8 @@ def build(client: Client, image: Image, say: Say, base: str = "", stale: StaleBa
             say(f"{reason}; trying the one that is here")
             again = _Attempt(client, image, context, say)
             if (problem_again := again.build(pull=False)) is None:
-                stale.note(base, reason)
+                if attempt.failed_base in (base, ""):
+                    stale.note(base, reason)
                 return _not_refreshed(reason)
             problem = problem if again.failed_at_base else problem_again
     if problem is not None:
@@ -94,6 +95,12 @@ class _Attempt:
     @property
     def failed_at_base(self) -> bool:
         return bool(_FROM.match(self._step))
+
+    @property
+    def failed_base(self) -> str:
+        """What the FROM of the last step names; "" where that is an argument, or it is none."""
+        words = [word for word in self._step.split()[1:] if not word.startswith("--")]
+        return words[0] if self.failed_at_base and words and "$" not in words[0] else ""
 
     def build(self, *, pull: bool) -> RuntimeProblem | None:
         """Return None when the image is built, else why not."""
@@ -131,7 +138,7 @@ class _Attempt:
         self._take("\n")
         where = f"{self._image.dockerfile} does not build"
         if self.failed_at_base:
-            problem = pull_problem(self._image.base or self._step.split()[-1], message)
+            problem = pull_problem(self.failed_base or self._image.base or self._step.split()[-1], message)
             if problem is not None:
                 return problem
         step = f" at step '{self._step}'" if self._step else ""

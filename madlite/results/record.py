@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from enum import Enum
 from functools import lru_cache
 from operator import is_
@@ -289,7 +289,7 @@ def make_record(
         **plan_fields(plan),
         madlite=__version__,
         command=tuple(command),
-        ended=_now(),
+        ended=_ended(result),
         context_left_out=tuple(left_out),
         cause=result.code,
         ended_by=result.cause,
@@ -359,6 +359,14 @@ def _sizes(folder: Path, most: int) -> Iterator[tuple[Path, int]]:
                 yield path, path.lstat().st_size
             except OSError:  # gone meanwhile
                 continue
+
+
+def _ended(result: Result) -> str:
+    """Return when a run ended: of one that waited for another attempt to take its place that is long ago."""
+    took_s = result.durations_s.get("total")
+    if not result.started or took_s is None:
+        return _now()
+    return (datetime.fromisoformat(result.started) + timedelta(seconds=took_s)).isoformat(timespec="seconds")
 
 
 def _now() -> str:

@@ -186,6 +186,7 @@ class Batch:
                 self._ports.discard(str(one.plan.env.get("MASTER_PORT")))
         if following is not None:
             self._plugins.notify("madlite_run_finished", plan=one.plan, result=attempts.replaced(result, following))
+            scheduler.rest(start)
             self._screen.retrying(one.plan, result, following[1].text)
             if not self._stopped.wait(following[1].wait_s):
                 return following[0]

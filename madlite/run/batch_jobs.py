@@ -183,8 +183,8 @@ def _text(path: Path, root: Path) -> str:
 def known_durations(planned: Iterable[Planned]) -> dict[str, float]:
     """Return by run id how long the newest run of the same card took in this working folder, in seconds.
 
-    One of the same mode and precision is taken before others.  Of runs that failed, those count that their time limit
-    ended: they take so long at least.
+    It is the newest successful one, or one that its time limit ended where that took longer: it takes so long at least.
+    Those of the same mode and precision are taken before others.
     """
     plans = [one.plan for one in planned if one.plan.blocked is None]
     if not plans or not exists(plans[0].workspace / RUNS):
@@ -211,20 +211,23 @@ def _kind(plan: RunPlan) -> tuple[str, ...]:
 
 
 def _duration(folders: Sequence[Path], plan: RunPlan) -> float | None:
-    durations: list[tuple[bool, float]] = []
+    ended: list[tuple[bool, bool, float]] = []  # whether it is of the same kind, whether it was ended, how long it took
     for folder in reversed(folders[-_FOLDERS:]):
-        if len(durations) == _RECORDS:
+        if len(ended) == _RECORDS:
             break
         record = read_record(folder)
         if record is None or record.card != plan.card.name:
             continue
-        if record.status is not Status.SUCCESS and record.cause != Cause.TIMEOUT:
+        is_cut = record.status is not Status.SUCCESS
+        if is_cut and record.cause != Cause.TIMEOUT:
             continue
         if (seconds := record.durations_s.get("total")) is not None:
             variant = (record.variant.mode, record.variant.precision) if record.variant is not None else ()
-            durations.append(((record.card, *variant) == _kind(plan), seconds))
-    same = [seconds for is_same, seconds in durations if is_same]
-    return next(iter(same or [seconds for _, seconds in durations]), None)
+            ended.append(((record.card, *variant) == _kind(plan), is_cut, seconds))
+    same = [one for one in ended if one[0]] or ended
+    whole = next((seconds for _, is_cut, seconds in same if not is_cut), None)
+    cut = [seconds for _, is_cut, seconds in same if is_cut]
+    return max((*cut, *([] if whole is None else [whole])), default=None)
 
 
 def with_own_port(plan: RunPlan, taken: set[str]) -> RunPlan:

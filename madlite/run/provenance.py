@@ -94,18 +94,22 @@ PACKAGES = (
 )
 BELOW = ("/workspace", "/opt", "~")  # where images keep what they brought
 _START = 'PYTHONDONTWRITEBYTECODE=1 exec python3 -B -c "$1" "$2" "$1"'
-# a python3 of the workspace's or the image's may be anything, and wait: its own alarm is not the only limit
+# a python3 of the workspace's or the image's may be anything, and wait: without timeout(1) nothing is asked here.  What
+# timeout starts has a process group of its own, which it ends: signals to the session are passed on to it.
 _JOINED = """probe=$1 request=$2 folder=$3 limit=$4
 shift 4
 "$@" || exit
-printf '\\nmadlite-probe-begins\\n'
-if timeout --foreground 1 true; then set -- timeout --foreground -s KILL "$limit" # signals reach what it starts
-elif timeout 1 true; then set -- timeout -s KILL "$limit" # busybox
-else set --; fi 2> /dev/null
-{ cd -- "$folder" && PYTHONDONTWRITEBYTECODE=1 "$@" python3 -B -c "$probe" "$request" "$probe"; } 2> /dev/null
+command -v timeout > /dev/null || exit 0
+exec 2> /dev/null
+CDPATH='' cd -- "$folder" || exit 0
+printf 'madlite-probe-begins\\n'
+PYTHONDONTWRITEBYTECODE=1 timeout -s KILL "$limit" python3 -B -c "$probe" "$request" "$probe" < /dev/null &
+asked=$!
+trap 'kill "$asked"' INT TERM
+wait "$asked"
 printf '\\nmadlite-probe-ended %s\\n' "$?"
 """
-_BEGINS = b"\nmadlite-probe-begins\n"
+_BEGINS = b"madlite-probe-begins\n"
 _ENDED = re.compile(rb"\nmadlite-probe-ended (\d+)\n$")
 # names what a rendered script runs with; a card's own script knows nothing of the variable
 PYTHON = "MADLITE_PYTHON"
@@ -140,10 +144,11 @@ def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
 def joined_probe(plan: RunPlan, preparation: Action, action: Action) -> Action | None:
     """Return a preparation that asks as well, at its end, in the folder and with the environment of the next action.
 
-    An action costs a container some 0.1 s.  None where the probe has to be an action of its own.
+    An action costs a container some 0.1 s.  None where the probe has to be an action of its own, as on other machines:
+    their runtimes may run the plan's own actions alone.
     """
     same_place = preparation.cwd == "." and "{" not in action.cwd and preparation.env == action.env
-    if not (plan.probe and same_place and (preparation.kind, action.kind) == ("prepare", "run")):
+    if not (plan.probe and plan.traits.local and same_place and (preparation.kind, action.kind) == ("prepare", "run")):
         return None
     if preparation.argv[:2] != ("bash", "-c"):  # of another command it is told whether it can be started
         return None

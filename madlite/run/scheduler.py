@@ -25,6 +25,8 @@ class _Running:
 
     def __init__(self, start: Start, began_s: float, passed: int | None) -> None:
         self.start, self.began_s = start, began_s
+        self.run_id = start.job.run_id  # of its attempt, which may be another one than the first
+        self.rests = False  # between two attempts
         self.passed = passed  # the position of the run before it that was waiting for GPUs
         self.beside: dict[str, None] = {}  # runs at the same time, in the order in which they met
         self.is_blocked = start.job.blocked or start.problem is not None  # then it executes nothing
@@ -86,11 +88,21 @@ class Scheduler:
     def note(self, start: Start, run_id: str, folder: str, handle: str = "") -> None:
         """Note which attempt of a run is on its GPUs, and once its session is open the handle of that."""
         with self._condition:
+            one = self._running.get(start.job.position)
+            if one is not None and one.run_id != run_id:
+                one.run_id, one.rests, one.beside = run_id, False, {}
+                self._meet(one)
             if self._pool is not None and start.job.position in self._running:
                 self._pool.note(start.leased, run_id, folder, handle)
 
+    def rest(self, start: Start) -> None:
+        """Note that an attempt of a run has ended, and the next one has not begun: it disturbs no other."""
+        with self._condition:
+            if (one := self._running.get(start.job.position)) is not None:
+                one.rests = True
+
     def beside(self, start: Start) -> tuple[str, ...]:
-        """Return the runs that went on beside one so far."""
+        """Return the runs that went on beside an attempt so far."""
         with self._condition:
             one = self._running[start.job.position]
             if self._pool is not None:
@@ -210,15 +222,20 @@ class Scheduler:
         job = self._waiting.pop(at)
         self._has_begun = True
         begun = _Running(start, self._clock(), first.job.position if first is not None and start.leased else None)
+        self._meet(begun)
+        self._running[job.position] = begun
+        return start
+
+    def _meet(self, begun: _Running) -> None:
+        """Note of a run, or of another attempt of it, and of those that go on now, that they were beside each other."""
         if self._pool is not None:
             begun.beside.update(dict.fromkeys(self._pool.beside()))
         for one in self._running.values():
-            if not (one.is_blocked or begun.is_blocked):
-                begun.beside[one.start.job.run_id] = None
-                if len(one.beside) < MOST_BESIDE:
-                    one.beside[job.run_id] = None
-        self._running[job.position] = begun
-        return start
+            if one is begun or one.rests or one.is_blocked or begun.is_blocked:
+                continue
+            begun.beside[one.run_id] = None
+            if len(one.beside) < MOST_BESIDE:
+                one.beside[begun.run_id] = None
 
     def _leaves_enough(self, first: _First, job: Job) -> bool:
         """Return whether the first that waits will have enough GPUs of those it can count on without a run's."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-import shutil
+import os
+import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import TypeVar
@@ -20,12 +22,14 @@ from madlite.measure.verdict import Observation
 from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
 from madlite.run.log import RunLog
 from madlite.run.mad_log import MadLog
+from madlite.run.provenance import LIMIT_S as PROBE_LIMIT_S
 from madlite.run.provenance import Instrumentation, JoinedAnswer
 from madlite.run.run_progress import RunProgress
 from madlite.run.screen import Planned, RunEvents
 from madlite.run.stop import StopControl
+from madlite.safe_files import REMOVED, Folder
 from madlite.safe_read import read_inside
-from madlite.workspace.folder import HANDLE, RUN_MARK, RunFolder
+from madlite.workspace.folder import HANDLE, RUN_MARK, WORK, RunFolder
 from madlite.workspace.mounts import copy_whole
 
 # The `multiple_results` file of a run: found where scripts leave it, and only when this run wrote it.
@@ -63,6 +67,7 @@ class ResultsFile:
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_LATE_S = 2.0  # for what is killed at its limit to be gone
 _PHASES = {
     "clone": "cloning the repository",
     "data": "fetching data",
@@ -115,7 +120,7 @@ class SessionRunner:
                     raise collect_problem
                 if collect_problem is None:
                     self._copy_outputs(session, observed)
-                self._clean(session, log)
+                self._clean(session, folder, log)
         except RuntimeProblem:
             if self.stop.reason is None or self.stop.reason.cause is Cause.NONE:
                 raise
@@ -174,10 +179,13 @@ class SessionRunner:
         command = self._with_run_mark(joined or action)
         if joined is None:
             return check_type(session.run(command, out), Exit, "run", self.one.runtime)
-        with ExitStack() as asked:
-            answer = JoinedAnswer(out, lambda: asked.enter_context(self.stop.paused_limit()))
-            asked.callback(answer.flush)
+        pause = _Pause(self.stop.paused_limit)
+        answer = JoinedAnswer(out, pause.begin)
+        try:
             ended = check_type(session.run(command, answer), Exit, "run", self.one.runtime)
+        finally:
+            pause.end()
+            answer.flush()
         self.instrumentation.take(answer)
         return ended
 
@@ -234,34 +242,61 @@ class SessionRunner:
             if is_there or not self.plan.traits.shares_files:
                 session.collect(patterns, self.plan.workspace)
 
-    def _clean(self, session: Session, log: RunLog) -> None:
+    def _clean(self, session: Session, folder: RunFolder, log: RunLog) -> None:
         """Remove what the run made in the workspace; a run that was ended leaves it for inspection, as MAD does."""
         ended = self.stop.reason is not None and self.stop.reason.cause is not Cause.NONE
         if ended or self.plan.keep_alive or self.plan.keep_model_dir:
             return
         for action in self.plan.actions:
-            if action.kind == "clean" and not self._removed_here(action):
+            if action.kind == "clean" and not self._removed_here(action, folder):
                 try:
                     session.run(action, log.feed)
                 except RuntimeProblem as problem:
                     _log.warning("%s was not cleaned: %s", self.plan.model_dir, problem.message)
 
-    def _removed_here(self, action: Action) -> bool:
+    def _removed_here(self, action: Action, folder: RunFolder) -> bool:
         """Remove the model's folder from here, if that is what an action does: it would cost a container some 0.1 s.
 
         Where that cannot be, for files of a container's root, or of an engine elsewhere, the action itself does it.
+        It goes by way of the run's folder, which the container does not see: what still runs there has no part in it.
         """
         plan = self.plan
         is_removal = (action.argv, action.cwd) == (("rm", "-rf", "--", plan.model_dir), ".")
+        is_name = plan.model_dir not in ("", ".", "..") and "/" not in plan.model_dir
         is_ours = plan.give_back is None or not plan.traits.containerised
-        if not (is_removal and is_ours and plan.traits.local and plan.traits.shares_files):
+        if not (is_removal and is_name and is_ours and plan.traits.local and plan.traits.shares_files):
             return False
         try:
-            shutil.rmtree(plan.workspace / plan.model_dir)
-        except (OSError, RecursionError) as error:
+            with Folder.open(plan.workspace) as home:
+                if not stat.S_ISDIR(home.status(plan.model_dir).st_mode):
+                    return False
+                os.rename(plan.model_dir, f"{REMOVED}{WORK}", src_dir_fd=home.fd, dst_dir_fd=folder.files.fd)
+            folder.files.remove_tree(f"{REMOVED}{WORK}")
+        except OSError as error:
             _log.debug("%s is not removed from here: %s", plan.model_dir, error)
             return False
         return True
+
+
+class _Pause:
+    """The time of a joined probe, in which a limit does not count; what outlives its own limit is the run's again."""
+
+    def __init__(self, paused: Callable[[], AbstractContextManager[None]]) -> None:
+        self._paused, self._lock, self._stack = paused, threading.Lock(), ExitStack()
+        self._timer = threading.Timer(PROBE_LIMIT_S + _LATE_S, self.end)
+        self._timer.daemon = True
+
+    def begin(self) -> None:
+        """Begin it."""
+        with self._lock:
+            self._stack.enter_context(self._paused())
+        self._timer.start()
+
+    def end(self) -> None:
+        """End it, once and for all."""
+        self._timer.cancel()
+        with self._lock:
+            self._stack.close()
 
 
 def check_type(value: object, kind: type[_T], what: str, runtime: Runtime) -> _T:

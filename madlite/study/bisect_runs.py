@@ -177,11 +177,16 @@ def _short(value: Json) -> str:
 def known_samples(workspace: Path, state: BisectState, metric: str, *, retried: bool) -> Iterator[Sample]:
     """Yield what the runs of a state came to, in their order; without those that were cut off or stopped.
 
+    What ended a run of an item as a machine does, and again after that was to be mended, is the item's failure.
     Where failures that pass are `retried`, one whose retry was cut off counts as that, too.
     """
+    stopped: set[int] = set()
     for run in state.runs:
         record = read_record(workspace / RUNS / run.id)
-        if record is None or record.ended_by is Cause.INTERRUPTED or _is_of_machine(record.status, record.cause):
+        if record is None or record.ended_by is Cause.INTERRUPTED:
+            continue
+        if _is_of_machine(record.status, record.cause) and run.item not in stopped:
+            stopped.add(run.item)
             continue
         if not (retried and record.status is Status.FAILURE and record.cause in TRANSIENT):
             yield sample_of(run, result_of(record), metric)
@@ -273,10 +278,16 @@ class BisectRunner:
         if result.plan_id != run.id:  # a retry's
             first, run = run, replace(run, id=result.plan_id)
             self._folder.note(run, instead=first)
-        if _is_of_machine(result.status, result.code):
+        if _is_of_machine(result.status, result.code) and not self._was_stopped_at(one, run):
             self.stopped_by = result.reason or result.code
             return None
         return sample_of(run, result, self._metric)
+
+    def _was_stopped_at(self, one: Planned, run: StartedRun) -> bool:
+        """Return whether the machine ended an earlier run of the same item."""
+        earlier = (before.id for before in self._folder.state.runs if before.item == run.item and before.id != run.id)
+        records = (read_record(one.plan.workspace / RUNS / name) for name in earlier)
+        return any(record is not None and _is_of_machine(record.status, record.cause) for record in records)
 
     def _member(self, item: BisectItem, number: int, bisection: Bisection) -> Planned:
         index = 1 + sum(one.item == number for one in bisection.samples)

@@ -209,6 +209,68 @@ def test_a_container_that_is_kept_is_told_with_the_command_that_opens_a_shell_in
     assert text.count("madlite clean --kept --yes") == 2
 
 
+def failed(plan) -> Result:
+    return Result(plan_id=plan.id, status=Status.FAILURE, cause=Cause.NETWORK, durations_s={"total": 1})
+
+
+def test_a_run_that_is_tried_again_keeps_its_prefix_until_it_ends(plan, pipe):
+    sink, said = pipe
+    screen = PlainScreen(sink, live=False)
+    other, again = (msgspec.structs.replace(plan, id=name) for name in ("other", "again"))
+    screen.started(plan, 1, 2)
+    screen.started(other, 2, 2)
+    screen.retrying(plan, failed(plan), "tried again in 30 s")
+    screen.finished(other, success(other))
+    screen.started(again, 1, 2)
+    screen.logs(again)
+    screen.finished(again, failed(again))
+    _, begun, *lines = said().splitlines()
+    assert begun.startswith("[2/2]") and {line.partition(" ")[0] for line in lines} == {"[1/2]", "[2/2]"}
+    assert sum(line.startswith("[1/2]       FAILURE") for line in lines) == 2
+    assert sum(line.startswith("[1/2]       log:") for line in lines) == 1
+
+
+def test_a_wait_that_is_ended_is_told_under_the_run_s_own_prefix(plan, pipe):
+    sink, said = pipe
+    screen = PlainScreen(sink, live=False)
+    other = msgspec.structs.replace(plan, id="other")
+    screen.started(plan, 1, 2)
+    screen.started(other, 2, 2)
+    screen.retrying(plan, failed(plan), "tried again in 30 s")
+    screen.finished(plan, failed(plan))
+    screen.finished(other, success(other))
+    assert sum(line.startswith("[1/2]       FAILURE") for line in said().splitlines()) == 2
+
+
+def test_runs_one_after_another_have_no_prefix_however_often_they_are_tried(plan, pipe):
+    sink, said = pipe
+    screen = PlainScreen(sink, live=False)
+    again = msgspec.structs.replace(plan, id="again")
+    screen.started(plan, 1, 2)
+    screen.retrying(plan, failed(plan), "tried again in 30 s")
+    screen.started(again, 1, 2)
+    screen.finished(again, failed(again))
+    assert sum(line.startswith("      FAILURE") for line in said().splitlines()) == 2
+
+
+def test_failures_of_an_earlier_command_of_the_batch_are_named_in_its_totals(plan, pipe):
+    sink, said = pipe
+    screen = PlainScreen(sink, live=False)
+    screen.failed_before("old", "exit_code")
+    screen.finished(plan, success(plan))
+    ended = RunOutcome(results=(failed(plan), success(plan)), not_started=(), exit_code=ExitCode.RUN_FAILED)
+    screen.total(ended, Path("perf.csv"))
+    assert "1 FAILURE, 1 SUCCESS\nfailed: old (exit_code)\n" in said()
+
+
+def test_a_batch_of_which_one_run_ended_has_totals(plan, pipe):
+    sink, said = pipe
+    screen = PlainScreen(sink, live=False)
+    screen.finished(plan, failed(plan))
+    screen.total(RunOutcome(results=(failed(plan),), not_started=("b",), exit_code=ExitCode.RUN_FAILED), None)
+    assert "1 FAILURE\nfailed: tiny (network)\n" in said()
+
+
 def test_rows_that_are_not_in_the_results_file_are_named(plan, pipe):
     sink, said = pipe
     screen = PlainScreen(sink, live=False)

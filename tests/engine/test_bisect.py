@@ -138,12 +138,29 @@ def test_a_full_disk_ends_a_bisect_and_is_no_item_s_failure(on_host: Checkout):
     assert "stopped, the machine ended the last run, which counts for nothing: " in done.stdout
     assert "--resume=" in done.stdout and not state(on_host)["ended"]
     assert [one["cause"] for one in on_host.records() if one["status"] == "FAILURE"] == ["disk_full"]
+    before = len(on_host.records())
     (on_host.folder / "full").unlink()
     done = bisect(on_host, *words, "--resume")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0 and len(on_host.records()) > before, done.stdout + done.stderr
     found = summary(on_host)
     assert (found["last_good"], found["first_bad"], found["candidates"]) == ("2.toml", "4.toml", ["3.toml"])
     assert all("disk_full" not in text for one in found["items"] for text in one["failures"])
+
+
+@pytest.mark.host
+def test_an_item_that_fills_the_disk_each_time_is_left_out(on_host: Checkout):
+    fills = '[ "$ITEM" = 1 ] && { echo "OSError: [Errno 28] No space left on device"; exit 1; }\n'
+    on_host.card("one", fills + 'v=100; [ "$ITEM" -ge 2 ] && v=80\necho "performance: $v samples/s"\n')
+    for number in range(3):
+        text = f'[recipe]\ntag = "one"\nbackend = "script"\n[recipe.set]\nenv.ITEM = "{number}"\n'
+        (on_host.folder / f"{number}.toml").write_text(text)
+    words = ("--between", "0.toml,1.toml,2.toml", "--fail-on", "regression>2%")
+    assert bisect(on_host, *words).returncode == 3 and not state(on_host)["ended"]
+    done = bisect(on_host, *words, "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = summary(on_host)
+    assert (found["last_good"], found["first_bad"], found["candidates"]) == ("0.toml", "2.toml", ["1.toml"])
+    assert found["items"][1]["standing"] == "untestable" and "disk_full" in found["items"][1]["failures"][0]
 
 
 @pytest.mark.host

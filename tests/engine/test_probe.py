@@ -353,7 +353,7 @@ def test_a_preparation_asks_as_well_in_the_run_s_folder_and_its_own_output_passe
 def test_what_a_joined_preparation_prints_passes_however_it_is_cut_and_the_answer_does_not() -> None:
     own = b"a\nmadlite-probe is not it\n\nmadlite-probe-beginsX\n"
     ended = b"\nmadlite-probe-ended 0\n"
-    output = own + b"\nmadlite-probe-begins\n" + b"a banner of python's\n" + answer(inside={"os": "x"}) + ended
+    output = own + b"madlite-probe-begins\n" + b"a banner of python's\n" + answer(inside={"os": "x"}) + ended
     for first in range(len(output)):
         for second in range(first, len(output), 7):
             passed: list[bytes] = []
@@ -370,12 +370,31 @@ def test_what_a_joined_preparation_prints_passes_however_it_is_cut_and_the_answe
 
 def test_an_answer_that_is_cut_off_is_unknown() -> None:
     taker = JoinedAnswer(lambda chunk: None, lambda: None)
-    taker(Chunk(data=b"\nmadlite-probe-begins\n" + answer(inside={"os": "x"})[:-9]))
+    taker(Chunk(data=b"madlite-probe-begins\n" + answer(inside={"os": "x"})[:-9]))
     taker(Chunk(data=b"more", node=1))
     assert "137" in taker.facts().notes[0]
     taker(Chunk(data=b"x" * MOST_BYTES))
     taker(Chunk(data=b"x"))
     assert len(taker._kept) == MOST_BYTES
+
+
+def test_whole_lines_pass_at_once() -> None:
+    passed: list[tuple[int, bytes]] = []
+    taker = JoinedAnswer(lambda chunk: passed.append((chunk.stream, chunk.data)), lambda: None)
+    for stream, data in ((1, b"Downloading torch\n"), (2, b"WARNING: x\n"), (1, b"next\n")):
+        taker(Chunk(data=data, stream=stream))
+    assert passed == [(1, b"Downloading torch\n"), (2, b"WARNING: x\n"), (1, b"next\n")]
+
+
+@pytest.mark.host
+def test_the_folder_of_the_run_is_the_workspace_s_whatever_cdpath_says(tmp_path: Path) -> None:
+    for folder in ("sub", "elsewhere/sub"):
+        (tmp_path / folder).mkdir(parents=True)
+    joined = joined_probe(make_plan(tmp_path), PREPARES, RUNS)
+    path = Path(program(tmp_path / "bin/python3", "#!/bin/sh\npwd\n")).parent
+    env = {"PATH": f"{path}:{os.environ['PATH']}", "CDPATH": str(tmp_path / "elsewhere")}
+    done = subprocess.run(joined.argv, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert f"\n{tmp_path}/sub\n" in done.stdout
 
 
 @pytest.mark.host
@@ -421,6 +440,10 @@ def test_without_a_python_the_run_is_told_so(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "bash").symlink_to(bash)
+    done = subprocess.run([bash, *joined.argv[1:]], cwd=tmp_path, env={"PATH": str(tools)}, capture_output=True)
+    taker(Chunk(data=done.stdout))
+    assert done.returncode == 0 and taker.facts() is None, "without timeout(1) it is asked by itself, with a limit"
+    (tools / "timeout").symlink_to(shutil.which("timeout"))
     done = subprocess.run([bash, *joined.argv[1:]], cwd=tmp_path, env={"PATH": str(tools)}, capture_output=True)
     taker(Chunk(data=done.stdout))
     (note,) = taker.facts().notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from datetime import datetime
 
 import pytest
 
@@ -73,6 +74,18 @@ def test_a_run_that_fails_twice_for_what_passes_has_one_row(checkout, line):
     rebuilt = checkout.madlite("report", "rebuild", "-o", "again.csv")
     assert "1 row of 1 run" in rebuilt.stdout, rebuilt.stdout + rebuilt.stderr
     checkout.assert_nothing_left()
+
+
+def test_an_attempt_ended_when_it_did_and_not_after_its_successor(checkout):
+    checkout.card("a", failing(1, HUB))
+    assert checkout.run("--tags", "a", "--retry", "1", "--retry-wait", "4").returncode == 0
+    first, last = sorted(checkout.records(), key=lambda one: one["attempt"]["number"])
+    lasted_s = [
+        (datetime.fromisoformat(one["ended"]) - datetime.fromisoformat(one["started"])).total_seconds()
+        for one in (first, last)
+    ]
+    assert lasted_s == [int(one["durations_s"]["total"]) for one in (first, last)]
+    assert first["ended"] < last["started"]
 
 
 @pytest.mark.parametrize("line", ["KeyError: 'x'", MEMORY, "loss is nan"])

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from madlite.model import Action, Exit, Traits
 from madlite.run.screen import Planned
 from madlite.run.session_runner import SessionRunner
+from madlite.safe_files import Folder
 from tests.factories import make_plan
 
 NAME = "run_directory"
@@ -20,7 +21,7 @@ CONTAINER = Traits(local=True, containerised=True, shares_files=True)
 
 def cleaned(tmp_path: Path, action: Action = REMOVES, traits: Traits = CONTAINER, **plan: object) -> list[Action]:
     """Clean after a run; return what its session was asked to do."""
-    made = make_plan(tmp_path, model_dir=NAME, actions=(action,), **plan)
+    made = make_plan(tmp_path, **{"model_dir": NAME, **plan}, actions=(action,))
     made = replace(made, traits=traits)
     one = Planned(plan=made, backends=(), files=(), runtime=None)
     stop = SimpleNamespace(reason=None)
@@ -31,7 +32,10 @@ def cleaned(tmp_path: Path, action: Action = REMOVES, traits: Traits = CONTAINER
         return Exit(code=0, duration_s=0.1)
 
     runner = SessionRunner(one, None, stop, None, None, None, None, None)  # type: ignore[arg-type]
-    runner._clean(SimpleNamespace(run=run), SimpleNamespace(feed=None))  # type: ignore[arg-type]
+    with Folder.open(made.folder) as home:
+        folder = SimpleNamespace(files=home)
+        runner._clean(SimpleNamespace(run=run), folder, SimpleNamespace(feed=None))  # type: ignore[arg-type]
+    assert list(made.folder.iterdir()) == []
     return asked
 
 
@@ -78,6 +82,13 @@ def test_a_user_s_run_on_the_host_is_the_user_s_own(tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir()
     host = Traits(local=True, containerised=False, shares_files=True)
     assert cleaned(tmp_path, traits=host, give_back=(1000, 1000)) == [] and not (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize("name", [".", "..", "scripts/one", ""])
+def test_what_is_no_name_is_the_session_s(tmp_path: Path, name) -> None:
+    (tmp_path / "scripts/one").mkdir(parents=True)
+    action = replace(REMOVES, argv=("rm", "-rf", "--", name))
+    assert cleaned(tmp_path, action, model_dir=name) == [action] and (tmp_path / "scripts/one").is_dir()
 
 
 @pytest.mark.parametrize("kept", [{"keep_model_dir": True}, {"keep_alive": True}])

@@ -92,3 +92,10 @@ def test_a_disk_that_is_full_is_its_own_cause(image):
     with pytest.raises(RuntimeProblem) as problem:
         build(Builder([*BUILT, {"error": "write /x: no space left on device"}]), image, lambda line: None)
     assert problem.value.cause is Cause.DISK
+
+
+def test_what_is_known_of_one_base_is_nothing_of_another(image):
+    engine, stale = Builder([{"stream": "Step 1/3 : FROM local/only AS tools\n"}, AWAY], BUILT, BUILT), StaleBases()
+    assert "image local/only cannot be pulled" in build(engine, image, lambda line: None, BASE, stale)
+    assert stale.reason(BASE) == "" and build(engine, image, lambda line: None, BASE, stale) == ""
+    assert engine.pulls == [True, False, True]

@@ -128,6 +128,19 @@ def test_without_a_gpu_the_slots_count_and_beside_runs_know_each_other(folder):
         assert machine.end(1) == ("r0", "r2")
 
 
+def test_another_attempt_of_a_run_is_beside_what_it_meets_itself(folder):
+    scheduler = Scheduler([job(n, 0) for n in range(3)], None, 3, clock=lambda: 0.0)
+    first, second = scheduler.take(), scheduler.take()
+    assert scheduler.beside(first) == ("r1",)
+    scheduler.rest(first)
+    third = scheduler.take()
+    assert scheduler.beside(third) == ("r1",), "between two attempts the first disturbs nobody"
+    scheduler.end(second)
+    scheduler.note(first, "again", "")
+    scheduler.note(first, "again", "", "handle")
+    assert scheduler.end(first) == ("r2",) and scheduler.end(third) == ("r1", "again")
+
+
 def test_a_run_that_executes_nothing_is_beside_none(folder):
     with closing(pool_of(folder)) as pool:
         machine = Machine([job(0, 1), job(1, 0, blocked=True), job(2, 1)], pool)

@@ -77,7 +77,8 @@ class KubernetesSession:
         self._pods = pods
         self._said: queue.Queue[Said] = queue.Queue(maxsize=4096)
         self._ends: dict[int, PodEnd] = {}
-        self._fault: Fault | None = None  # the first by which the cluster ended a pod
+        self._late: Fault | None = None  # that a pod has ended its action by the run's limit
+        self._late_until_s = math.inf
         self._deleted_s: dict[str, float] = {}  # when it was seen first that somebody deletes a pod
         self._files: dict[str, bytes] = {}
         self._early: list[Said] = []  # of nodes that are further than the others
@@ -171,23 +172,23 @@ class KubernetesSession:
         """Pass output on until every node has ended the action; return codes, who failed first, whether it expired.
 
         Raises:
-            RuntimeProblem: the cluster ended a pod; the others were stopped then, and all that they said was passed on.
+            RuntimeProblem: the cluster ended a pod, or pods ended the action by the run's limit, each of them by itself.
         """
         codes: dict[int, int | None] = {node: self._code_of(end) for node, end in self._ends.items()}
         first = next((node for node, code in codes.items() if code), None)
         expired = False
         waiting, self._early = self._early, []
-        while len(codes) < len(self.nodes) and not self._left.is_set():
-            expired = expired or (limit_s is not None and time.monotonic() > began + limit_s)
-            if (expired or self._fault) and not self._closed.is_set():
+        while len(codes) < len(self.nodes) and not self._left.is_set() and time.monotonic() < self._late_until_s:
+            if limit_s is not None and not expired and time.monotonic() > began + limit_s:
+                expired = True
                 self.stop(self._plan.stop_grace_s)
             said = waiting.pop(0) if waiting else self._next()
             if said is not None:
                 self._take(said, number, codes, out, times)
             first = next((node for node, code in codes.items() if code), None) if first is None else first
         self._early += waiting
-        if self._fault is not None:
-            raise RuntimeProblem(self._fault.text, self._fault.hint, cause=self._fault.cause)
+        if self._late is not None and not self._closed.is_set():
+            raise RuntimeProblem(self._late.text, self._late.hint, cause=self._late.cause)
         return [codes.get(node) for node in range(len(self.nodes))], first, expired
 
     def _take(self, said: Said, number: int, codes: dict[int, int | None], out: Sink, times: _Times) -> None:
@@ -207,8 +208,16 @@ class KubernetesSession:
         elif what.number == number:
             times.note(said.at_s)
             if what.kind == "end":
-                fault = (self._limit_fault(said, what) or self._fault_of(node)) if what.code else None
+                if late := self._limit_fault(said, what):
+                    self._note_late(late)
+                fault = self._fault_of(node) if what.code and not late else None
                 codes[node] = self._code_of(PodEnd(what.code, fault))
+
+    def _note_late(self, fault: Fault) -> None:
+        """Note the first pod that came to the run's limit; the others come to theirs, and say their last words."""
+        if self._late is None:
+            self._late = fault
+            self._late_until_s = time.monotonic() + 2 * self._plan.stop_grace_s + _AFTER_STOP_S
 
     def _limit_fault(self, said: Said, end: Mark) -> Fault | None:
         """Return that a pod has ended its action by the run's limit, where nobody followed who would have."""
@@ -231,9 +240,13 @@ class KubernetesSession:
         return 1.0 + at_s - self._first_s
 
     def _code_of(self, end: PodEnd) -> int | None:
-        """Return the code of a pod, or of its action; keep it in mind where the cluster ended it unasked."""
-        if self._fault is None and not self._closed.is_set():
-            self._fault = end.fault
+        """Return the code of a pod, or of its action.
+
+        Raises:
+            RuntimeProblem: the cluster ended it, and nobody asked for that.
+        """
+        if end.fault is not None and not self._closed.is_set() and self._late is None:
+            raise RuntimeProblem(end.fault.text, end.fault.hint, cause=end.fault.cause)
         return end.code if end.code is not None else _STOPPED
 
     def _next(self) -> Said | None:
