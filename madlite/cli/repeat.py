@@ -93,7 +93,8 @@ def summary_lines(summary: StudySummary) -> Iterator[str]:
     """Yield the statistics of a study, series by series."""
     yield f"{summary.kind} {summary.id}"
     if summary.failed_warm_ups:
-        yield f"  the warm-up failed: {', '.join(summary.failed_warm_ups)}; nothing was repeated"
+        what = "its runs were not started" if any(one.runs for one in summary.series) else "nothing was repeated"
+        yield f"  the warm-up failed: {', '.join(summary.failed_warm_ups)}; {what}"
     for one in summary.series:
         parts = (one.card, one.mode, one.precision, one.image, series_text(one))
         yield f"  {' · '.join(filter(None, parts))}  ({_counts(one)})"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from madlite.errors import ExitCode, UsageProblem
-from madlite.model import Status, Study, Value
+from madlite.model import RunPlan, Status, Study, Value
 from madlite.plan.caches import cache_folders, with_caches
 from madlite.run.batch import Batch, BatchSettings
 from madlite.run.from_plan import copied
@@ -159,20 +159,55 @@ def run_repeat(
                 settings=BatchSettings(retry=settings.retry, recoverable=settings.recoverable),
                 later=runs,
             ).run(signals)
-            if warm.exit_code is ExitCode.OK and warm.bug is None:
-                batch = Batch(runs, options, plugins, screen, journal=journal, settings=settings)
+            startable = _startable(runs, warm_ups, warm) if signals.exit_code is None else ()
+            started = {one.plan.id for one in startable}
+            left_out = [one for one in runs if one.plan.id not in started]
+            if startable:
+                batch = Batch(startable, options, plugins, screen, journal=journal, settings=settings, later=left_out)
                 outcome = batch.run(signals)
             else:
-                outcome = replace(warm, results=(), not_started=tuple(one.plan.card.name for one in runs))
+                outcome = replace(warm, results=(), not_started=())
+            outcome = _without(outcome, left_out)
         outcome = before.whole(repeat.runs, outcome)
         ended = pair(warm_ups, warm.results)
-        failed = [one.plan.card.name for one, result in ended if result and result.status is Status.FAILURE]
+        failed = [_name_of(one.plan) for one, result in ended if result and result.status is Status.FAILURE]
         samples = samples_of(before.with_ids(repeat.runs), outcome.results)
         summary = summarise(repeat.id, repeat.kind, samples, failed)
         problems.append(folder.write_summary(_summary_text(repeat, summary, options)))
     finally:
         problems.append(folder.close())
     return RepeatOutcome(runs=outcome, summary=summary, problems=tuple(filter(None, problems)))
+
+
+def _startable(runs: Sequence[Planned], warm_ups: Sequence[Planned], warm: RunOutcome) -> Sequence[Planned]:
+    """Return the runs that follow the warm-ups: one that failed ends all, but only its own point of a sweep."""
+    if warm.bug is not None:
+        return ()
+    if warm.exit_code is ExitCode.OK:
+        return runs
+    ended = pair(warm_ups, warm.results)
+    failed = {_series(one) for one, result in ended if result is None or result.status is Status.FAILURE}
+    return [one for one in runs if one.plan.study is not None and one.plan.study.varied and _series(one) not in failed]
+
+
+def _series(one: Planned) -> int | None:
+    return one.plan.study.series if one.plan.study is not None else None
+
+
+def _without(outcome: RunOutcome, left_out: Sequence[Planned]) -> RunOutcome:
+    """Return an outcome with runs that were not started after a failed warm-up."""
+    if not left_out:
+        return outcome
+    is_good = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED) and bool(outcome.results)
+    code = ExitCode.RUN_FAILED if is_good else outcome.exit_code
+    names = (one.plan.card.name for one in left_out)
+    return replace(outcome, not_started=(*outcome.not_started, *names), exit_code=code)
+
+
+def _name_of(plan: RunPlan) -> str:
+    """Return the card of a run, with the values of its point in a sweep."""
+    varied = plan.study.varied if plan.study is not None else {}
+    return plan.card.name + (f" ({', '.join(f'{key}={value}' for key, value in varied.items())})" if varied else "")
 
 
 def _open_folder(repeat: Repeat, before: Resumption, *, is_resumed: bool) -> tuple[StudyFolder, tuple[Planned, ...]]:

@@ -123,6 +123,25 @@ def test_a_warm_up_that_fails_ends_the_study_with_its_cause(on_host: Checkout):
 
 
 @pytest.mark.host
+def test_a_point_of_a_sweep_whose_warm_up_fails_is_left_out_and_the_others_are_repeated(on_host: Checkout):
+    on_host.card("one", '[ "$A" = 2 ] && [ ! -e ../mended ] && exit 4; echo "performance: $A samples/s"\n')
+    words = ("--tags", "one", "--sweep", "env.A=1,2,3", "--repeat", "2", "--summary-output", "summary.json")
+    done = on_host.run(*words)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert sorted(row["performance"] for row in on_host.rows) == ["1", "1", "3", "3"]
+    assert "the warm-up failed: one (env.A=2); its runs were not started" in done.stdout
+    assert "never started: one (2 runs)" in done.stdout and "failed: one (exit_code)" in done.stdout
+    told = json.loads((on_host.folder / "summary.json").read_text())
+    assert not told["overall_success"] and told["study"]["failed_warm_ups"] == ["one (env.A=2)"]
+    listed = on_host.madlite("runs", "--of", "last")
+    assert listed.returncode == 0 and listed.stdout.count(", warm-up") == 3, listed.stdout + listed.stderr
+    (on_host.folder / "mended").touch()
+    done = on_host.run(*words, "--resume")
+    assert done.returncode == 0 and caches_left(on_host) == [], done.stdout + done.stderr
+    assert sorted(row["performance"] for row in on_host.rows) == ["1", "1", "2", "2", "3", "3"]
+
+
+@pytest.mark.host
 def test_a_run_that_fails_is_counted_and_the_others_go_on(on_host: Checkout):
     on_host.card("one", COUNTS + '[ "$(wc -l < ../count)" != 3 ] || exit 7\n')
     done = on_host.run("--tags", "one", "--repeat", "3")

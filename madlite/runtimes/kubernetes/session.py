@@ -172,7 +172,7 @@ class KubernetesSession:
         """Pass output on until every node has ended the action; return codes, who failed first, whether it expired.
 
         Raises:
-            RuntimeProblem: the cluster ended a pod, or pods ended the action by the run's limit, each of them by itself.
+            RuntimeProblem: the cluster ended a pod, or pods ended the action by the run's limit.
         """
         codes: dict[int, int | None] = {node: self._code_of(end) for node, end in self._ends.items()}
         first = next((node for node, code in codes.items() if code), None)
@@ -208,10 +208,18 @@ class KubernetesSession:
         elif what.number == number:
             times.note(said.at_s)
             if what.kind == "end":
-                if late := self._limit_fault(said, what):
-                    self._note_late(late)
-                fault = self._fault_of(node) if what.code and not late else None
-                codes[node] = self._code_of(PodEnd(what.code, fault))
+                codes[node] = self._ended_code(said, what)
+
+    def _ended_code(self, said: Said, end: Mark) -> int | None:
+        """Return the code of an action that a pod has ended, by itself or at the run's limit.
+
+        Raises:
+            RuntimeProblem: the cluster is ending the pod.
+        """
+        if late := self._limit_fault(said, end):
+            self._note_late(late)
+            return end.code
+        return self._code_of(PodEnd(end.code, self._fault_of(said.node) if end.code else None))
 
     def _note_late(self, fault: Fault) -> None:
         """Note the first pod that came to the run's limit; the others come to theirs, and say their last words."""
