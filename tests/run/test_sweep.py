@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from madlite.run.recovery.leftovers import partial_files, remove_run_files
+from madlite.workspace.claims import lock_name
 from madlite.workspace.folder import LOCK, PLAN
 
 DEAD = 2**22 + 7  # above every process id of Linux
@@ -91,3 +93,15 @@ def test_a_hostile_plan_makes_nothing_be_removed(tmp_path, run):
     (tmp_path / "run_directory").mkdir()
     remove_run_files(run)
     assert precious.is_dir() and (tmp_path / "run_directory").is_dir()
+
+
+def test_the_lock_of_a_folder_that_was_the_run_s_alone_goes_with_it(tmp_path, run):
+    own = f"run_directory_{run.name[-6:]}"
+    for name in (own, "run_directory"):
+        (tmp_path / name).mkdir()
+        (run.parent / lock_name(name)).touch()
+        (run / PLAN).write_text(json.dumps({"model_dir": name}))
+        remove_run_files(run)
+        assert not (tmp_path / name).exists()
+    assert not (run.parent / lock_name(own)).exists()
+    assert (run.parent / lock_name("run_directory")).exists(), "others use it, too"

@@ -34,7 +34,7 @@ from madlite.runtimes.docker.runtime import DockerRuntime
 from madlite.safe_files import REMOVED, Folder
 from madlite.safe_read import read_inside, read_regular
 from madlite.workspace import journal
-from madlite.workspace.claims import locked_model_dir
+from madlite.workspace.claims import lock_name, locked_model_dir
 from madlite.workspace.folder import (
     CHECK_PREFIX,
     CHECK_REQUEST,
@@ -45,6 +45,7 @@ from madlite.workspace.folder import (
     exists,
     is_alive,
     is_locked,
+    open_runs,
     real_folders,
     unfinished,
 )
@@ -81,6 +82,9 @@ def remove_run_files(folder: Path) -> None:
     with locked_model_dir(folder.parent, name) as is_free:
         if is_free:
             shutil.rmtree(workspace / name)
+            if name.endswith(f"_{folder.name[-6:]}"):  # this run's alone
+                with suppress(OSError), open_runs(workspace) as runs:
+                    runs.remove(lock_name(name))
 
 
 def partial_files(workspace: Path) -> Iterator[Path]:
