@@ -289,7 +289,8 @@ def _names(given: Sequence[str], workspace: Path) -> list[str]:
     if repeated := next((word for at, word in enumerate(words) if word in words[:at]), ""):
         raise UsageProblem(f"--between has '{repeated}' twice", "each item once, in order")
     if len(words) < 2:
-        has = f"only '{words[0]}'" if words else "nothing"
+        no_file = "" if not words or exists(workspace / words[0]) else ", and no file with a list has that name"
+        has = f"only '{words[0]}'{no_file}" if words else "nothing"
         raise UsageProblem(f"--between has {has}: a change lies between two items", _SHAPE)
     return words
 

@@ -145,8 +145,9 @@ def refuse_other_cards(recipe: RecipeFile, requests: Iterable[Request]) -> None:
     for request in requests:
         if not _is_for(recipe.tag, request.card, request.tag):
             raise UsageProblem(
-                f"{recipe.origin} is for tag '{recipe.tag}', and '{request.tag}' runs card '{request.card.name}'",
-                f"--tags {recipe.tag}, or leave --recipe-file out",
+                f"recipe file {recipe.path} is for tag '{recipe.tag}', and '{request.tag}' runs card "
+                f"'{request.card.name}'",
+                f"name tag {recipe.tag}, or another recipe file",
             )
 
 
