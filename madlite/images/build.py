@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
-import time
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
@@ -19,65 +17,27 @@ _STEP = re.compile(r"^(?:\[\d+/\d+\] )?step \d+/\d+ ?: (?P<instruction>.+)$", re
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the builder prints a step's stderr in red
 _BUILDERS_OWN = ("--->", "Removing intermediate container")
 _FROM = re.compile(r"FROM\b", re.IGNORECASE)
-_PULL_AGAIN_S = 600.0  # after a base could not be pulled
 
 
-class StaleBases:
-    """Base images that could not be pulled a moment ago: not each build of a batch waits for a registry that is away.
-
-    Threads may share one.
-    """
-
-    def __init__(self) -> None:
-        self._reasons: dict[str, tuple[float, str]] = {}
-
-    def reason(self, base: str) -> str:
-        """Return why a base could not be pulled within the last minutes, else ""."""
-        at_s, reason = self._reasons.get(base, (-math.inf, ""))
-        return reason if time.monotonic() - at_s < _PULL_AGAIN_S else ""
-
-    def note(self, base: str, reason: str) -> None:
-        """Note why a base could not be pulled just now."""
-        if base:
-            self._reasons[base] = (time.monotonic(), reason)
-
-
-def build(client: Client, image: Image, say: Say, base: str = "", stale: StaleBases | None = None) -> str:
+def build(client: Client, image: Image, say: Say) -> str:
     """Build the image with a fresh base, or with the local one where the base cannot be pulled; return a note if so.
-
-    `base` is what the image is based on, "" where that is unknown; `stale` is shared by the builds of a batch.
 
     Raises:
         RuntimeProblem: the context cannot be packed, or a step failed; the message holds the step and its last line.
     """
-    stale = stale or StaleBases()
     with packed_context(client, image, say) as context:
-        if known := stale.reason(base):
-            say(f"{known}; using the one that is here, as a moment ago")
-            attempt = _Attempt(client, image, context, say)
-            problem = attempt.build(pull=False)
-            if problem is None:
-                return _not_refreshed(known)
-            if not attempt.failed_at_base:
-                raise problem
         attempt = _Attempt(client, image, context, say)
         problem = attempt.build(pull=True)
         if problem is not None and attempt.failed_at_base:
-            reason = _first_line(problem.message)
-            say(f"{reason}; trying the one that is here")
+            stale = _first_line(problem.message)
+            say(f"{stale}; trying the one that is here")
             again = _Attempt(client, image, context, say)
             if (problem_again := again.build(pull=False)) is None:
-                if attempt.failed_base in (base, ""):
-                    stale.note(base, reason)
-                return _not_refreshed(reason)
+                return f"the base image was not refreshed: {stale}"
             problem = problem if again.failed_at_base else problem_again
     if problem is not None:
         raise problem
     return ""
-
-
-def _not_refreshed(reason: str) -> str:
-    return f"the base image was not refreshed: {reason}"
 
 
 class _Attempt:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from madlite.errors import RuntimeProblem
-from madlite.images.build import StaleBases, build
+from madlite.images.build import build
 from madlite.images.buildkit import build_with_buildkit, needs_buildkit
 from madlite.images.client import (
     Client,
@@ -247,18 +247,14 @@ def log_in(client: Client, login: Login) -> None:
         ) from error
 
 
-def prepare_image(
-    client: Client, image: Image, environ: Mapping[str, str], say: Say, stale: StaleBases | None = None
-) -> ImageUsed:
+def prepare_image(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> ImageUsed:
     """Return the image to use, present on the engine; `say` gets what it is doing, a line at a time.
-
-    `stale` is shared by the builds of a batch.
 
     Raises:
         RuntimeProblem: it cannot be built, found or pulled, or the disk is too full.
     """
     if image.dockerfile is not None and not image.prebuilt:
-        return _built(client, image, environ, say, stale or StaleBases())
+        return _built(client, image, environ, say)
     note = _fetched(client, image, environ, say)
     registry = "" if note else image.registry
     return _image_used(client, image, image.base_digest, registry, image.build_duration_s, note)
@@ -309,14 +305,14 @@ def labels(found: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(text) for name, text in values.items()}
 
 
-def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say, stale: StaleBases) -> ImageUsed:
+def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> ImageUsed:
     begun = time.monotonic()
     buildkit = needs_buildkit(image) and not podman_version(client)  # podman's builder knows most of it
-    note = build_with_buildkit(image, environ, say) if buildkit else build(client, image, say, base_of(image), stale)
+    stale = build_with_buildkit(image, environ, say) if buildkit else build(client, image, say)
     took_s = time.monotonic() - begun
     unpushed = _pushed(client, image, environ, say) if image.registry else ""
     registry = "" if unpushed else image.registry
-    return _image_used(client, image, base_digest(client, image), registry, took_s, note, unpushed)
+    return _image_used(client, image, base_digest(client, image), registry, took_s, stale, unpushed)
 
 
 def _pushed(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> str:
@@ -361,7 +357,6 @@ class DockerBuilder:
 
     def __init__(self, client: Client, environ: Mapping[str, str]) -> None:
         self._client, self._environ = client, environ
-        self._stale = StaleBases()
 
     def build(self, image: Image, say: Say) -> ImageUsed:
         """Build the image, and push it; where that fails the last note states why.
@@ -370,7 +365,7 @@ class DockerBuilder:
             RuntimeProblem: the engine, the Dockerfile or the disk does not allow it.
         """
         with explained(self._environ):
-            return prepare_image(self._client, image, self._environ, say, self._stale)
+            return prepare_image(self._client, image, self._environ, say)
 
 
 @contextmanager

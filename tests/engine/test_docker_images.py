@@ -99,20 +99,6 @@ def test_a_dockerfile_is_built_on_a_base_that_is_only_here(runtime, client, tmp_
     with runtime.open(make_plan(tmp_path, image=image, id=f"{tmp_path.name}-b")) as session:
         session.run(Action(kind="run", argv=("cat", "/built", "/note")), lambda chunk: output.append(chunk.data))
     assert b"".join(output) == b"arch is gfx942, 8 long\nfrom the context"
-    said.clear()
-    again = runtime.prepare(make_plan(tmp_path, image=image), said.append)
-    assert again.notes == used.notes and "was not refreshed" in used.notes[0]
-    assert any("as a moment ago" in line for line in said) and not any("trying" in line for line in said), said
-
-
-def test_a_base_that_could_not_be_pulled_and_is_gone_since_is_pulled_for(runtime, client, tmp_path, dockerfile):
-    client.tag(BASE_IMAGE, "madlite-test.invalid/once")
-    image = dockerfile("FROM madlite-test.invalid/once\n")
-    assert "was not refreshed" in runtime.prepare(make_plan(tmp_path, image=image), lambda line: None).notes[0]
-    client.remove_image("madlite-test.invalid/once")
-    with pytest.raises(RuntimeProblem, match="madlite-test.invalid/once") as caught:
-        runtime.prepare(make_plan(tmp_path, image=image), lambda line: None)
-    assert caught.value.cause == Cause.IMAGE, caught.value.message
 
 
 def test_a_step_that_fails_is_told_with_its_last_line(runtime, tmp_path, dockerfile):

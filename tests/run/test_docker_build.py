@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from madlite.errors import RuntimeProblem
-from madlite.images import build as module
-from madlite.images.build import StaleBases, build
+from madlite.images.build import build
 from madlite.model import Cause, Image, Secret
 
 BASE = "rocm/primus:v25.9"
@@ -53,49 +52,36 @@ def test_a_build_pulls_its_base_and_says_its_lines(image):
     assert engine.asked[0]["buildargs"] == {"TOKEN": "12345678"} and engine.asked[0]["tag"] == "ci-x"
 
 
-def test_a_base_whose_registry_is_away_is_the_one_that_is_here_and_is_not_asked_for_again(image, monkeypatch):
-    engine, stale, said = Builder([FROM, AWAY], BUILT, BUILT, [FROM, AWAY], BUILT), StaleBases(), []
-    note = build(engine, image, said.append, BASE, stale)
+def test_a_base_whose_registry_is_away_is_the_one_that_is_here(image):
+    engine, said = Builder([FROM, AWAY], BUILT), []
+    note = build(engine, image, said.append)
     assert engine.pulls == [True, False] and "trying the one that is here" in "".join(said)
     assert note.startswith(f"the base image was not refreshed: image {BASE} cannot be pulled: the registry cannot be")
-    assert build(engine, image, said.append, BASE, stale) == note and engine.pulls[2:] == [False]
-    now = module.time.monotonic()
-    monkeypatch.setattr(module.time, "monotonic", lambda: now + 601)
-    assert build(engine, image, said.append, BASE, stale) == note and engine.pulls[3:] == [True, False], "later it is"
-    assert stale.reason("another") == ""
 
 
-def test_a_base_that_is_gone_since_is_pulled_for(image):
-    stale = StaleBases()
-    stale.note(BASE, "the registry was away")
-    engine = Builder([FROM, GONE], [FROM, GONE], [FROM, GONE])
+def test_a_base_that_is_nowhere_is_told_as_the_registry_has_it(image):
+    engine = Builder([FROM, GONE], [FROM, GONE])
     with pytest.raises(RuntimeProblem, match=f"image {BASE} cannot be pulled: there is no such repository") as problem:
-        build(engine, image, lambda line: None, BASE, stale)
-    assert problem.value.cause is Cause.IMAGE and engine.pulls == [False, True, False]
+        build(engine, image, lambda line: None)
+    assert problem.value.cause is Cause.IMAGE and engine.pulls == [True, False]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_step_that_fails_is_told_with_its_last_line_whatever_is_known_of_the_base(image, known):
-    stale = StaleBases()
-    if known:
-        stale.note(BASE, "the registry was away")
+def test_a_base_of_a_stage_is_told_by_its_name(image):
+    engine = Builder([{"stream": "Step 1/3 : FROM --platform=linux/amd64 local/only AS tools\n"}, AWAY], BUILT)
+    assert "image local/only cannot be pulled" in build(engine, image, lambda line: None)
+
+
+def test_a_step_that_fails_is_told_with_its_last_line(image):
     engine = Builder([*BUILT, {"stream": "no rule"}, {"error": "returned a non-zero code: 2"}])
     with pytest.raises(RuntimeProblem) as problem:
-        build(engine, image, lambda line: None, BASE, stale)
+        build(engine, image, lambda line: None)
     told = "Dockerfile does not build at step 'RUN make': returned a non-zero code: 2 (last line: no rule)"
     assert told in problem.value.message and problem.value.cause is Cause.BUILD
     assert problem.value.hint == f"docker build -f {image.dockerfile} {image.dockerfile.parent}"
-    assert engine.pulls == [not known], "it is no failure of the base"
+    assert engine.pulls == [True], "it is no failure of the base"
 
 
 def test_a_disk_that_is_full_is_its_own_cause(image):
     with pytest.raises(RuntimeProblem) as problem:
         build(Builder([*BUILT, {"error": "write /x: no space left on device"}]), image, lambda line: None)
     assert problem.value.cause is Cause.DISK
-
-
-def test_what_is_known_of_one_base_is_nothing_of_another(image):
-    engine, stale = Builder([{"stream": "Step 1/3 : FROM local/only AS tools\n"}, AWAY], BUILT, BUILT), StaleBases()
-    assert "image local/only cannot be pulled" in build(engine, image, lambda line: None, BASE, stale)
-    assert stale.reason(BASE) == "" and build(engine, image, lambda line: None, BASE, stale) == ""
-    assert engine.pulls == [True, False, True]

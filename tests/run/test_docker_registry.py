@@ -51,7 +51,7 @@ def engine(slow: str) -> tuple[docker.APIClient, SlowRegistry]:
 def built(tmp_path, monkeypatch) -> Image:
     """An image that is built at once."""
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
-    monkeypatch.setattr(docker_image, "build", lambda client, image, say, base, stale: "")
+    monkeypatch.setattr(docker_image, "build", lambda client, image, say: "")
     return Image(ref="ci-tiny", dockerfile=tmp_path / "Dockerfile", registry=TARGET)
 
 

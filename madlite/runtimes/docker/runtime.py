@@ -13,7 +13,6 @@ from pathlib import Path
 
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import RuntimeProblem
-from madlite.images.build import StaleBases
 from madlite.images.client import (
     ANSWER_LIMIT_S,
     Client,
@@ -267,7 +266,6 @@ class DockerRuntime:
         self._answer: tuple[Problem | None] | None = None
         self._lock = threading.Lock()
         self._preparing: dict[str, threading.Lock] = {}  # of each image
-        self._stale = StaleBases()
 
     def supports(self, place: Place) -> bool:
         """Return whether plans for this place can run here."""
@@ -298,7 +296,7 @@ class DockerRuntime:
             raise RuntimeProblem(f"card '{plan.card.name}' names no image", "--image REF names one", cause=Cause.IMAGE)
         full_request(plan, self._environ)
         with self._alone(plan.image.ref, say), connected(self._environ) as client:
-            return prepare_image(client, plan.image, self._environ, say, self._stale)
+            return prepare_image(client, plan.image, self._environ, say)
 
     @contextmanager
     def _alone(self, ref: str, say: Say) -> Iterator[None]:
