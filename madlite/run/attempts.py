@@ -103,7 +103,8 @@ class NextAttempt(Value, frozen=True):
         """How the run is tried again."""
         if self.micro_batch is not None:
             return f"tried again with micro batch {self.micro_batch} (--oom-fallback)"
-        return f"tried again in {self.wait_s:.3g} s (retry {self.retry} of {self.retries})"
+        wait = f"{self.wait_s:.3g}" if self.wait_s < 100 else f"{self.wait_s:,.0f}"
+        return f"tried again in {wait} s (retry {self.retry} of {self.retries})"
 
 
 def next_attempt(
@@ -181,11 +182,11 @@ class Standing(NamedTuple):
 
 
 class Attempts:
-    """The attempts of one run of a batch."""
+    """The attempts of one run of a batch, which has `run_id` as it was planned, the first one's."""
 
-    def __init__(self, policy: RetryPolicy, plugins: Plugins, before: Standing | None = None) -> None:
+    def __init__(self, run_id: str, policy: RetryPolicy, plugins: Plugins, before: Standing | None = None) -> None:
         """Begin with the attempt of an earlier command that is `before` the first one, if one is."""
-        self._policy, self._plugins = policy, plugins
+        self.run_id, self._policy, self._plugins = run_id, policy, plugins
         self._earlier: tuple[FailedAttempt, ...] = ()
         self._failed = before
         if before is not None:
@@ -285,9 +286,9 @@ class Attempts:
         finally:
             failed.folder.close()
 
-    def replaced(self, result: Result, following: tuple[Planned, NextAttempt]) -> Result:
+    def replaced(self, result: Result, following: Planned) -> Result:
         """Return the result of an attempt as its record will have it, once the next one has taken its place."""
-        return replace(result, attempt=replace(result.attempt or Attempt(), next=following[0].plan.id))
+        return replace(result, attempt=replace(result.attempt or Attempt(), next=following.plan.id))
 
     def give_up(self, why: str) -> tuple[Result, bool]:
         """Write the rows of the attempt that is set aside after all; return its result, and whether they are saved."""

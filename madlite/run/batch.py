@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.errors import ExitCode
-from madlite.model import Cause, Result, Status, Value
+from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.plan.context import Options
 from madlite.plan.plan_file import plan_digest
 from madlite.results.batch_journal import BatchJournal, RequestedRun
@@ -57,6 +57,14 @@ class BatchSettings(Value, frozen=True):
     recoverable: bool = False
 
 
+class _Between(NamedTuple):
+    """A run between two attempts: the plan of the one that failed, and the next one as it is planned."""
+
+    failed: RunPlan
+    following: Planned
+    attempts: Attempts
+
+
 class Batch:
     """Runs plans as `settings` has it.
 
@@ -85,6 +93,7 @@ class Batch:
         self._side_files = SideFiles(screen.warn)
         self._scheduler: Scheduler | None = None  # while they run
         self._lock = threading.Lock()  # guards all below
+        self._between: dict[int, _Between] = {}
         self._ports: set[str] = set()  # of the running runs
         self._stop: StopReason | None = None  # of the whole batch
         self._stopped = threading.Event()  # the same, to wait for
@@ -137,6 +146,8 @@ class Batch:
             work()
             for thread in threads:
                 thread.join()
+            for position in sorted(self._between):
+                self._give_up(position, scheduler)
         if raised:
             raise raised[0]
 
@@ -163,41 +174,59 @@ class Batch:
 
     def _work(self, scheduler: Scheduler) -> None:
         while (start := scheduler.take()) is not None:
-            position, run_id = start.job.position, start.job.run_id
-            attempts = Attempts(self._settings.retry, self._plugins, self._settings.standing.get(run_id))
-            one: Planned | None = attempts.first(self._planned.pop(position))
-            self._journal.begin(run_id)
+            with self._lock:
+                between = self._between.pop(start.job.position, None)
             try:
-                while one is not None:
-                    one = self._attempt(position, self._bound(one, start), attempts, scheduler, start)
+                if between is not None:
+                    self._attempt(between.following, between.attempts, scheduler, start)
+                else:
+                    self._begin(scheduler, start)
             finally:
                 scheduler.end(start)
             self._after(scheduler)
 
-    def _attempt(
-        self, position: int, one: Planned, attempts: Attempts, scheduler: Scheduler, start: Start
-    ) -> Planned | None:
-        """Run one attempt of a run; return the next one when it is due, None where this was the last."""
+    def _begin(self, scheduler: Scheduler, start: Start) -> None:
+        """Run the first attempt of a run."""
+        run_id = start.job.run_id
+        attempts = Attempts(run_id, self._settings.retry, self._plugins, self._settings.standing.get(run_id))
+        one = attempts.first(self._planned.pop(start.job.position))
+        self._journal.begin(run_id)
+        self._attempt(one, attempts, scheduler, start)
+
+    def _attempt(self, planned: Planned, attempts: Attempts, scheduler: Scheduler, start: Start) -> None:
+        """Run one attempt of a run; the next one, where one is due, starts when the scheduler has it start."""
+        position, one = start.job.position, self._bound(planned, start)
         self._screen.started(one.plan, position + 1, len(self._names))
         try:
-            result, saved, bug, following = self._run(one, attempts, scheduler, start)
+            result, saved, bug, following = self._run(one, planned, attempts, scheduler, start)
         finally:
             with self._lock:
                 self._ports.discard(str(one.plan.env.get("MASTER_PORT")))
-        if following is not None:
-            self._plugins.notify("madlite_run_finished", plan=one.plan, result=attempts.replaced(result, following))
-            scheduler.rest(start)
-            self._screen.retrying(one.plan, result, following[1].text)
-            if not self._stopped.wait(following[1].wait_s):
-                return following[0]
-            result, saved = attempts.give_up("not tried again: the command was ended")
-        if saved:
-            self._journal.end(start.job.run_id)
-        self._screen.finished(one.plan, result)
         if following is None:
+            self._finish(one.plan, attempts, result, saved=saved)
             self._plugins.notify("madlite_run_finished", plan=one.plan, result=result)
-        self._note(scheduler, position, result, saved, bug)
-        return None
+            self._note(scheduler, position, result, saved, bug)
+            return
+        again, when = following
+        self._plugins.notify("madlite_run_finished", plan=one.plan, result=attempts.replaced(result, again))
+        self._screen.retrying(one.plan, result, when.text)
+        with self._lock:
+            self._between[position] = _Between(one.plan, again, attempts)
+        scheduler.rest(start, again.plan.id, str(again.plan.folder), when.wait_s)
+
+    def _give_up(self, position: int, scheduler: Scheduler) -> None:
+        """Write the row of a failed attempt whose next one does not start any more."""
+        failed, _, attempts = self._between.pop(position)
+        why = "the command was ended" if self._stop is not None else "no run starts any more after those that failed"
+        result, saved = attempts.give_up(f"not tried again: {why}")
+        self._finish(failed, attempts, result, saved=saved)
+        self._note(scheduler, position, result, saved, None)
+
+    def _finish(self, plan: RunPlan, attempts: Attempts, result: Result, *, saved: bool) -> None:
+        """Say that a run has ended, of which `attempts` were made."""
+        if saved:
+            self._journal.end(attempts.run_id)
+        self._screen.finished(plan, result)
 
     def _bound(self, one: Planned, start: Start) -> Planned:
         """Return a run as it starts: on the GPUs that it gets, and with a port that no other run of the batch has."""
@@ -211,7 +240,7 @@ class Batch:
         """Show how far the batch is where runs go on at the same time."""
         with self._lock:
             ended, took_s = len(self._results), self._took_s
-        if not scheduler.is_over and self._settings.at_once != 1 and len(self._names) > 1:
+        if ended and not scheduler.is_over and self._settings.at_once != 1 and len(self._names) > 1:
             self._screen.overall(ended, len(self._names), scheduler.left_s(took_s / ended))
 
     @contextmanager
@@ -230,11 +259,11 @@ class Batch:
                 del self._stops[run_id]
 
     def _run(
-        self, one: Planned, attempts: Attempts, scheduler: Scheduler, start: Start
+        self, one: Planned, planned: Planned, attempts: Attempts, scheduler: Scheduler, start: Start
     ) -> tuple[Result, bool, Exception | None, tuple[Planned, NextAttempt] | None]:
-        """Run one to its end and write it; return a bug too, which ends the batch once all is written.
+        """Run one, `planned` without its GPUs, to its end and write it; return also a bug, which ends the batch.
 
-        What is tried again is set aside, and the next attempt returned: it has the GPUs of this one.
+        What is tried again is set aside, and the next attempt returned: it may get other GPUs.
         """
         environ, settings = self._options.environ, self._settings
         bug: Exception | None = None
@@ -260,7 +289,8 @@ class Batch:
             steps = run.state.monitor.steps
             try:
                 result = attempts.annotated(one, run.run())
-                if (following := self._set_aside(one, result, attempts, run, writer)) is not None:
+                following = None if scheduler.is_over else self._set_aside(planned, result, attempts, run, writer)
+                if following is not None:
                     return result, False, None, following
                 result = writer.write(result, steps, run.folder)
             except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe

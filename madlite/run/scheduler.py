@@ -13,11 +13,14 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
 
+from msgspec.structs import replace
+
 from madlite.errors import UsageProblem
 from madlite.run.gpu_pool import GpuPool, Job, Outlook, Start, Waiting
 
 _LOOK_AHEAD = 64  # of the waiting runs: with ten thousand of them not each is tried each time
 MOST_BESIDE = 64  # runs at the same time that are named
+_MOST_RESTING = 32  # runs that wait to be tried again: where so many do others would too, and each has files open
 
 
 class _Running:
@@ -25,8 +28,6 @@ class _Running:
 
     def __init__(self, start: Start, began_s: float, passed: int | None) -> None:
         self.start, self.began_s = start, began_s
-        self.run_id = start.job.run_id  # of its attempt, which may be another one than the first
-        self.rests = False  # between two attempts
         self.passed = passed  # the position of the run before it that was waiting for GPUs
         self.beside: dict[str, None] = {}  # runs at the same time, in the order in which they met
         self.is_blocked = start.job.blocked or start.problem is not None  # then it executes nothing
@@ -61,6 +62,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._waiting = list(jobs) if in_order else _longest_first(jobs)
+        self._resting: list[tuple[float, Job]] = []  # that are tried again, and when
         self._pool, self._cpu_slots = pool, cpu_slots
         self._on_wait, self._clock = on_wait, clock
         self._condition = threading.Condition()
@@ -76,7 +78,7 @@ class Scheduler:
             UsageProblem: the leases cannot be used, and no run has started yet; later it is that of a `Start`.
         """
         with self._condition:
-            while self._waiting and not self.is_over:
+            while (self._waiting or self._resting) and not self.is_over:
                 if (start := self._next()) is not None:
                     self._show("")
                     self._condition.notify_all()  # another one of them may have waited for other processes
@@ -86,23 +88,13 @@ class Scheduler:
             return None
 
     def note(self, start: Start, run_id: str, folder: str, handle: str = "") -> None:
-        """Note which attempt of a run is on its GPUs, and once its session is open the handle of that."""
+        """Note which run is on its GPUs, and once its session is open the handle of that."""
         with self._condition:
-            one = self._running.get(start.job.position)
-            if one is not None and one.run_id != run_id:
-                one.run_id, one.rests, one.beside = run_id, False, {}
-                self._meet(one)
-            if self._pool is not None and start.job.position in self._running:
+            if self._pool is not None and self._goes_on(start):
                 self._pool.note(start.leased, run_id, folder, handle)
 
-    def rest(self, start: Start) -> None:
-        """Note that an attempt of a run has ended, and the next one has not begun: it disturbs no other."""
-        with self._condition:
-            if (one := self._running.get(start.job.position)) is not None:
-                one.rests = True
-
     def beside(self, start: Start) -> tuple[str, ...]:
-        """Return the runs that went on beside an attempt so far."""
+        """Return the runs that went on beside one so far."""
         with self._condition:
             one = self._running[start.job.position]
             if self._pool is not None:
@@ -111,17 +103,31 @@ class Scheduler:
 
     def end(self, start: Start) -> tuple[str, ...]:
         """Take back what an ended run had, and return the runs that went on beside it; a second time nothing."""
+        return self._end(start, None)
+
+    def rest(self, start: Start, run_id: str, folder: str, wait_s: float) -> None:
+        """Take back what an attempt of a run had; the next one, `run_id`, starts after `wait_s`, before all others."""
+        again = replace(start.job, run_id=run_id, folder=folder)
+        self._end(start, (self._clock() + wait_s, again))
+
+    def _end(self, start: Start, again: tuple[float, Job] | None) -> tuple[str, ...]:
         with self._condition:
-            if start.job.position not in self._running:
+            if not self._goes_on(start):
                 return ()
         left = self._pool.left_on(start.leased) if self._pool is not None and not start.job.keeps else ""
         with self._condition:
+            self._resting += [] if again is None else [again]
             ended = self._running.pop(start.job.position)
             if self._pool is not None:
                 ended.beside.update(dict.fromkeys(self._pool.beside()))
                 self._pool.give_back(start.leased, left=left)
             self._condition.notify_all()
             return tuple(islice(ended.beside, MOST_BESIDE))
+
+    def _goes_on(self, start: Start) -> bool:
+        """Return whether a run was not ended yet: another attempt of it has a start of its own."""
+        one = self._running.get(start.job.position)
+        return one is not None and one.start is start
 
     def stop(self) -> None:
         """Start no other run; what goes on is not touched."""
@@ -138,6 +144,7 @@ class Scheduler:
         """
         with self._condition:
             jobs = [(one.start.job, self._clock() - one.began_s) for one in self._running.values()]
+            jobs += [(job, self._clock() - due_s) for due_s, job in self._resting]
             jobs += [(job, 0.0) for job in self._waiting]
         if any(job.expected_s is None for job, _ in jobs) and typical_s is None:
             return None
@@ -149,8 +156,9 @@ class Scheduler:
     def _wait(self) -> None:
         """Wait for a change: of our own runs, and one of the threads also for other processes."""
         waiting = self._pool.waiting if self._pool is not None else None
+        rest_s = min((max(0.0, due_s - self._clock()) for due_s, _ in self._resting), default=None)
         if waiting is None or self._is_polling:
-            self._condition.wait()
+            self._condition.wait(rest_s)
             return
         self._is_polling = True
         try:
@@ -158,7 +166,7 @@ class Scheduler:
                 self._list_foreign(self._pool)
                 return
             self._show(waiting.text)
-            self._condition.wait(waiting.poll_s)
+            self._condition.wait(waiting.poll_s if rest_s is None else min(waiting.poll_s, rest_s))
         finally:
             self._is_polling = False
 
@@ -177,6 +185,10 @@ class Scheduler:
 
     def _next(self) -> Start | None:
         """Start the first of the waiting runs that can; None where none can now."""
+        self._wake()
+        if len(self._resting) >= (1 if self._in_order else _MOST_RESTING):
+            self._pause()
+            return None
         first: _First | None = None  # that waits for GPUs
         waited: Waiting | None = None
         keys = {key for one in self._running.values() for key in one.start.job.keys}
@@ -191,6 +203,19 @@ class Scheduler:
         if self._pool is not None:
             self._pool.waiting = waited
         return None
+
+    def _wake(self) -> None:
+        """Put the runs first that are to be tried again now."""
+        now_s = self._clock()
+        due = [one for one in self._resting if one[0] <= now_s]
+        self._waiting[:0] = [job for _, job in due]
+        self._resting = [one for one in self._resting if one not in due]
+
+    def _pause(self) -> None:
+        """Keep no GPU for a run that does not start before others were tried again."""
+        if self._pool is not None:
+            self._pool.waiting = None
+            self._pool.let_go()
 
     def _needs_gpus(self, job: Job) -> bool:
         return self._pool is not None and (job.gpus > 0 or job.exclusive)
@@ -227,15 +252,15 @@ class Scheduler:
         return start
 
     def _meet(self, begun: _Running) -> None:
-        """Note of a run, or of another attempt of it, and of those that go on now, that they were beside each other."""
+        """Note of a run that begins, and of those that go on now, that they were beside each other."""
         if self._pool is not None:
             begun.beside.update(dict.fromkeys(self._pool.beside()))
         for one in self._running.values():
-            if one is begun or one.rests or one.is_blocked or begun.is_blocked:
+            if one.is_blocked or begun.is_blocked:
                 continue
-            begun.beside[one.run_id] = None
+            begun.beside[one.start.job.run_id] = None
             if len(one.beside) < MOST_BESIDE:
-                one.beside[begun.run_id] = None
+                one.beside[begun.start.job.run_id] = None
 
     def _leaves_enough(self, first: _First, job: Job) -> bool:
         """Return whether the first that waits will have enough GPUs of those it can count on without a run's."""

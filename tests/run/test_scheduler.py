@@ -129,16 +129,64 @@ def test_without_a_gpu_the_slots_count_and_beside_runs_know_each_other(folder):
 
 
 def test_another_attempt_of_a_run_is_beside_what_it_meets_itself(folder):
-    scheduler = Scheduler([job(n, 0) for n in range(3)], None, 3, clock=lambda: 0.0)
-    first, second = scheduler.take(), scheduler.take()
+    machine = Machine([job(n, 0) for n in range(3)], None)
+    scheduler = machine.scheduler
+    assert machine.fill() == [0, 1]
+    first = machine.running.pop(0)
     assert scheduler.beside(first) == ("r1",)
-    scheduler.rest(first)
-    third = scheduler.take()
-    assert scheduler.beside(third) == ("r1",), "between two attempts the first disturbs nobody"
-    scheduler.end(second)
-    scheduler.note(first, "again", "")
-    scheduler.note(first, "again", "", "handle")
-    assert scheduler.end(first) == ("r2",) and scheduler.end(third) == ("r1", "again")
+    scheduler.rest(first, "again", "", 5.0)
+    assert machine.fill() == [2]
+    assert scheduler.beside(machine.running[2]) == ("r1",), "between two attempts the first disturbs nobody"
+    machine.end(1)
+    machine.now_s = 5.0
+    assert machine.fill() == [0]
+    assert scheduler.end(first) == () and scheduler.beside(machine.running[0]) == ("r2",), "the first is over"
+    assert machine.end(0) == ("r2",) and machine.end(2) == ("r1", "again")
+
+
+def test_who_waits_to_be_tried_again_leaves_its_gpus_to_others_and_comes_before_them_then(folder):
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        machine = Machine([job(0, 8, 100), job(1, 8, 90), job(2, 8, 80)], pool)
+        assert machine.fill() == [0]
+        machine.scheduler.rest(machine.running.pop(0), "again", "", 30.0)
+        assert machine.fill() == [1], "it does not wait for the one that waits"
+        assert machine.scheduler.left_s(None) == pytest.approx(30 + 100 + 90 + 80)
+        machine.now_s = 30.0
+        assert machine.fill() == []
+        machine.end(1)
+        assert machine.fill() == [0] and machine.running[0].job.run_id == "again"
+        machine.scheduler.rest(machine.running.pop(0), "third", "", 30.0)
+        assert machine.fill() == [2]
+        machine.end(2)
+        assert machine.fill() == [] and other.take(job(9, 8), passes=False) == ALL, "nor do GPUs wait for it"
+
+
+def test_one_after_another_means_that_the_next_one_waits_too(folder):
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        machine = Machine([job(0, 8), job(1, 8)], pool, in_order=True)
+        assert machine.fill() == [0]
+        machine.scheduler.rest(machine.running.pop(0), "again", "", 30.0)
+        assert machine.fill() == [] and other.take(job(9, 8), passes=False) == ALL
+        other.give_back(ALL)
+        machine.now_s = 30.0
+        assert machine.fill() == [0]
+
+
+def test_no_more_begin_where_many_wait_to_be_tried_again():
+    machine = Machine([job(n, 0) for n in range(100)], None)
+    while machine.fill():
+        for position in list(machine.running):
+            machine.scheduler.rest(machine.running.pop(position), f"again{position}", "", 60.0)
+    begun = len(machine.order)
+    assert 8 <= begun < 64
+    machine.now_s = 60.0
+    assert machine.fill() == [0, 1], "those first that waited longest"
+
+
+def test_a_take_sleeps_until_the_next_attempt_is_due():
+    scheduler = Scheduler([job(0, 0)], None, 1)
+    scheduler.rest(scheduler.take(), "again", "", 0.05)
+    assert scheduler.take().job.run_id == "again"
 
 
 def test_a_run_that_executes_nothing_is_beside_none(folder):
