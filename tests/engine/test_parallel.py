@@ -246,6 +246,37 @@ def test_two_commands_share_no_gpu_and_the_wait_is_told(machine, tmp_path):
     assert record["durations_s"]["total"] < 60
 
 
+HUB = "echo 'huggingface_hub.errors.HfHubHTTPError: 503 Server Error: Service Temporarily Unavailable for url: h' >&2"
+
+
+@pytest.mark.host
+def test_gpus_of_a_run_that_waits_to_be_tried_again_go_to_another_command(machine, tmp_path):
+    other = Machine(tmp_path / "other", machine.seen)
+    machine.gpu_card("first", 8, f"{HUB}; exit 1")
+    other.gpu_card("second", 8)
+    with machine.start("--tags", "t", "--retry", "1", "--retry-wait", "3600", *QUICK) as one:
+        next(line for line in one.stdout if "tried again in" in line)
+        succeeded(other.run("--tags", "t", *QUICK))
+        one.send_signal(signal.SIGINT)
+        one.communicate(timeout=120)
+    assert one.returncode == 130 and [row["status"] for row in machine.rows] == ["FAILURE"]
+
+
+@pytest.mark.host
+def test_the_next_attempt_gets_gpus_of_its_own(machine):
+    once = f'if [ ! -e "$SEEN/failed" ]; then : > "$SEEN/failed"; {HUB}; exit 1; fi; : > "$SEEN/again"'
+    machine.gpu_card("first", 1, once)
+    machine.gpu_card("second", 1, until("again"))
+    options = ("--parallel", "auto", "--retry", "1", "--retry-wait", "1", *QUICK)
+    succeeded(machine.run("--tags", "first,second", *options, env={"HIP_VISIBLE_DEVICES": "4,5"}))
+    failed, *_ = sorted(machine.records(), key=lambda one: one["status"])
+    assert failed["status"] == "FAILURE" and len(machine.records()) == 3
+    for record in machine.records():
+        begun = machine.events("begin")[record["id"]]
+        assert gpus_of(begun) == record["place"]["gpu_ids"] and set(gpus_of(begun)) <= {4, 5}
+    assert [(row["model"], row["status"]) for row in machine.rows].count(("first", "SUCCESS")) == 1
+
+
 @pytest.mark.host
 def test_the_wait_for_gpus_ends_with_a_signal_and_has_no_row(machine, tmp_path):
     other = Machine(tmp_path / "other", machine.seen)
