@@ -28,9 +28,9 @@ from madlite.plan.make import secrets_of
 from madlite.plan.manifest import plaintext_secrets
 from madlite.run.context import context_file, masked
 from madlite.run.detect import AutoDetectReader
+from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
 from madlite.run.mad_log import MadLog
-from madlite.run.provenance import Instrumentation
 from madlite.run.run_progress import RunProgress
 from madlite.run.screen import Planned, ProgressWriter, RunEvents, Screen
 from madlite.run.session_runner import SessionRunner, border, check_type

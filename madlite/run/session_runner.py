@@ -20,10 +20,11 @@ from madlite.errors import MadliteError, RuntimeProblem
 from madlite.measure.multiple import FileResults, FileStamp, is_fresh, parse_results, stamp, unreadable
 from madlite.measure.verdict import Observation
 from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
+from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
 from madlite.run.mad_log import MadLog
-from madlite.run.provenance import LIMIT_S as PROBE_LIMIT_S
-from madlite.run.provenance import Instrumentation, JoinedAnswer
+from madlite.run.probe import LIMIT_S as PROBE_LIMIT_S
+from madlite.run.probe import JoinedAnswer
 from madlite.run.run_progress import RunProgress
 from madlite.run.screen import Planned, RunEvents
 from madlite.run.stop import StopControl

@@ -17,16 +17,8 @@ from madlite.errors import RuntimeProblem
 from madlite.machine import Host
 from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
 from madlite.run import probe_inside
-from madlite.run.provenance import (
-    LIMIT_S,
-    MOST_BYTES,
-    Instrumentation,
-    JoinedAnswer,
-    ProbedFacts,
-    joined_probe,
-    probe,
-    read_answer,
-)
+from madlite.run.instrumentation import Instrumentation
+from madlite.run.probe import LIMIT_S, MOST_BYTES, JoinedAnswer, ProbedFacts, joined_probe, probe, read_answer
 from madlite.run.screen import Planned
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.runtimes.host.session import HostSession
@@ -336,16 +328,15 @@ def test_a_preparation_asks_as_well_in_the_run_s_folder_and_its_own_output_passe
     (tmp_path / "sub").mkdir()
     joined = joined_probe(plan, PREPARES, RUNS)
     done = subprocess.run(joined.argv, cwd=tmp_path, capture_output=True, check=False)
-    passed: list[tuple[int, bytes]] = []
+    passed: list[bytes] = []
     asked: list[bool] = []
-    taker = JoinedAnswer(lambda chunk: passed.append((chunk.node, chunk.data)), lambda: asked.append(True))
+    taker = JoinedAnswer(lambda chunk: passed.append(chunk.data), lambda: asked.append(True))
     taker(Chunk(data=done.stderr, stream=2))
     for at in range(0, len(done.stdout), size):
-        for node in (0, 1):
-            taker(Chunk(data=done.stdout[at : at + size], node=node))
+        taker(Chunk(data=done.stdout[at : at + size]))
     taker.flush()
-    assert done.returncode == 0 and asked == [True] and passed[0] == (0, b"mine\n")
-    assert [b"".join(data for node, data in passed[1:] if node == one) for one in (0, 1)] == [b"begun"] * 2
+    assert done.returncode == 0 and asked == [True]
+    assert passed[0] == b"mine\n" and b"".join(passed[1:]) == b"begun"
     found = taker.facts()
     assert found.notes == () and found.inside["python"].startswith("3.")
 
@@ -371,11 +362,10 @@ def test_what_a_joined_preparation_prints_passes_however_it_is_cut_and_the_answe
 def test_an_answer_that_is_cut_off_is_unknown() -> None:
     taker = JoinedAnswer(lambda chunk: None, lambda: None)
     taker(Chunk(data=b"madlite-probe-begins\n" + answer(inside={"os": "x"})[:-9]))
-    taker(Chunk(data=b"more", node=1))
     assert "137" in taker.facts().notes[0]
     taker(Chunk(data=b"x" * MOST_BYTES))
     taker(Chunk(data=b"x"))
-    assert len(taker._kept) == MOST_BYTES
+    assert len(taker._answer) == MOST_BYTES
 
 
 def test_whole_lines_pass_at_once() -> None:
@@ -482,7 +472,7 @@ def test_in_a_real_process_it_leaves_nothing_behind_and_trips_over_no_file_of_th
 
 @pytest.mark.host
 def test_a_probe_that_hangs_is_ended_and_the_session_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from madlite.run import provenance as module
+    from madlite.run import probe as module
 
     plan = make_plan(tmp_path / "w")
     monkeypatch.setattr(module, "LIMIT_S", 0.5)

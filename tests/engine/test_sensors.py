@@ -26,7 +26,8 @@ from madlite.model import (
 )
 from madlite.run import provenance as module
 from madlite.run import provenance as senses_module
-from madlite.run.provenance import Instrumentation, ProbedFacts, TelemetryRecorder
+from madlite.run.instrumentation import Instrumentation, TelemetryRecorder
+from madlite.run.probe import ProbedFacts
 from madlite.run.screen import Planned
 from madlite.runtimes.host.runtime import HostRuntime
 from madlite.safe_files import Folder
