@@ -24,8 +24,7 @@ from madlite.model import (
     Traits,
     Window,
 )
-from madlite.run import provenance as module
-from madlite.run import provenance as senses_module
+from madlite.run import instrumentation as module
 from madlite.run.instrumentation import Instrumentation, TelemetryRecorder
 from madlite.run.probe import ProbedFacts
 from madlite.run.screen import Planned
@@ -200,7 +199,7 @@ def test_a_result_gets_what_was_noted(tmp_path: Path, monkeypatch: pytest.Monkey
     plan = make_plan(tmp_path, place=Place(gpu_ids=(3,), gpus_per_node=1), machine=machine)
     one = Planned(plan=plan, backends=(), files=(), runtime=HostRuntime({}))
     senses = Instrumentation(one, Plugins(), Host(), lambda: 0.0)
-    monkeypatch.setattr(senses_module, "probe", lambda session, plan, action: ProbedFacts(packages={"torch": "2.9"}))
+    monkeypatch.setattr(module, "probe", lambda session, plan, action: ProbedFacts(packages={"torch": "2.9"}))
     image = ImageUsed(ref="x", digest="sha256:1", id="sha256:2", labels={"release": "v1"})
     before = Result(plan_id="1", status=Status.SUCCESS, image=image, findings=("first",))
     blank = senses.annotate(before)
