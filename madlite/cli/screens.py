@@ -189,8 +189,8 @@ class PlainScreen:
                 self._shown = {name: one for name, one in self._shown.items() if one.label != label}
             self._shown[run_id] = _ScreenEntry(label, self._clock())
             self._several = len(self._shown) > 1 or self._several
-            for text in lines:
-                self._line(text)
+            for at, text in enumerate(lines):
+                self._line(text, run_id if at else "")  # the title has the label itself
 
     def phase(self, text: str, run_id: str = "") -> None:
         """Print the current phase, throttled unless live; all phases are in the log."""

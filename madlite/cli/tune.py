@@ -250,7 +250,7 @@ class _Study:
     def _report(self, study_id: str, outcome: TuneOutcome, folder: StudyFolder, screen: PlainScreen) -> None:
         """Print what the study came to, and write it down."""
         plan, options = self._tuning.default.plan, self._options
-        report = make_report(study_id, self._tuning, outcome)
+        report = make_report(study_id, self._tuning, outcome, lost_s(options.workspace, study_id))
         secrets = secrets_for(self._tuning.default, options.environ)
         mask = Redactor(secrets).text
         where = study_path(options.workspace, study_id).relative_to(options.workspace)

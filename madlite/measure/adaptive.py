@@ -176,9 +176,11 @@ def adaptive_text(length: AdaptiveLength) -> str:
     """Return how the run ended its length as a sentence."""
     until = f"--until {percent(length.target)}"
     of = f" of {length.steps_planned}" if length.steps_planned else ""
-    if not length.reached:
-        return f"{until} did not end the run: {length.why or f'its last step came first, with ±{_interval_of(length)}'}"
     interval = _interval_of(length)
+    if not length.reached:
+        is_whole = not length.steps_planned or length.steps_run >= length.steps_planned
+        ended = "its last step came first" if is_whole else f"it ended after {length.steps_run}{of} steps"
+        return f"{until} did not end the run: {length.why or f'{ended}, with ±{interval}'}"
     return f"{until} ended the run after {length.steps_run}{of} steps: the 95 % interval of the median is ±{interval}"
 
 

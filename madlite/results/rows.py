@@ -148,8 +148,11 @@ _OWN_COLUMN = {"micro_batch": "batch_size", **{name: name for name in ("mode", "
 
 
 def _varied(plan: RunPlan) -> dict[str, str]:
-    """Return the values in which a run of a sweep differs from the others, for which the row has no column."""
-    if plan.study is None or plan.study.kind != "sweep":
+    """Return the values in which a run of a sweep differs from the others, or of tune from the default's.
+
+    Those that the row has a column for are left out.
+    """
+    if plan.study is None or plan.study.kind not in ("sweep", "tune"):
         return {}
     own = _variant_columns(plan)
     return {key: str(value) for key, value in plan.study.varied.items() if _OWN_COLUMN.get(key, key) not in own}

@@ -16,8 +16,9 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import ExitCode, MadliteError, UsageProblem
+from madlite.measure.adaptive import FIRST_LOOK
 from madlite.measure.memory import sequences_per_step
-from madlite.model import Cause, Knob, Result, RunPlan, Scalar, Status, Study, Value
+from madlite.model import Cause, Knob, Result, RunPlan, Scalar, Status, Study, Value, Window
 from madlite.plan.inputs import RUNS
 from madlite.reports.page.run_details import read_steps
 from madlite.reports.runs import CUT_OFF, began, list_runs
@@ -156,6 +157,7 @@ def _steps(plan: RunPlan) -> RunSteps | None:
     if variant is None or not variant.steps:
         return None
     steps = RunSteps(
+        warmup=variant.warmup_steps,
         full=variant.steps,
         least_full=min(variant.steps, variant.warmup_steps + _LEAST_FULL * every),
         short=min(variant.warmup_steps, _WARMUP) + _STEADY * every,
@@ -202,9 +204,11 @@ class PointPlanner:
         return one if self._is_same(one.plan) else "it would train something else"
 
     def _full(self, steps: int) -> dict[str, Scalar]:
-        """Return what ends a full run once its number is known, unless the user decided about that."""
+        """Return what ends a full run once its number is known, unless the user decided about that, or it is short."""
         plan = self._tuning.default.plan
-        decided = plan.until or plan.origins.get("until", "default") != "default"
+        usual = self._tuning.space.steps
+        too_few = usual is not None and 0 < steps - usual.warmup < FIRST_LOOK
+        decided = too_few or plan.until or plan.origins.get("until", "default") != "default"
         until: dict[str, Scalar] = {} if decided or plan.result_rule.kind != "steps" else {"until": UNTIL}
         return {**until, "steps": steps} if steps else until
 
@@ -255,9 +259,18 @@ def trial_of(result: Result, folder: Path, point: Point, *, full: bool, is_first
         memory_gib=_peak_gib(result, curves),
         duration_s=result.durations_s.get("total", 0.0),
         steps=max((max(curve, default=0) for curve in curves.values()), default=0),
+        step_s=_step_s(result.window),
         reason="; ".join(result.suspect) if status == "ok" else result.reason or result.code,
         run=result.plan_id,
     )
+
+
+def _step_s(window: Window | None) -> float:
+    """Return how long a steady step took; 0 where nobody knows."""
+    if window is None or window.began_s is None or window.ended_s is None:
+        return 0.0
+    every = (window.last_step - window.first_step) / (window.n - 1) if window.n > 1 else 1.0  # steps of a line
+    return (window.ended_s - window.began_s) / (window.n * every)
 
 
 def _speed(result: Result) -> float:

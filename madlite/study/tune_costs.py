@@ -1,8 +1,9 @@
 """What further runs of `madlite tune` take, and what the budget allows of them.
 
-A run takes `start + steps x k x m / v`, with its micro batch m and throughput v: `start` (imports, weights,
-compilation) and `k` are fitted to the runs so far.  So a large micro batch, whose steps are long, gets fewer of them:
-in a short run, and in a full one where the budget would not be enough for all.
+A run takes `start + steps x k x m / v`, with its micro batch m and throughput v: `k` is what the steady steps of the
+runs so far took, and `start` (imports, weights, compilation) what else the last run of the same or the nearest group
+took.  So a large micro batch, whose steps are long, gets fewer of them: in a short run, and in a full one where the
+budget would not be enough for all.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from statistics import fmean
 from msgspec.structs import replace
 
 from madlite.model import Value
-from madlite.study.tune_models import Point, Seen
+from madlite.study.tune_models import Group, Point, Seen, nearest
 
 SHORT_S = 25.0  # of the steps of a short run, where fewer than usual will do
-_START = 0.5  # the part of a run that is no steps, before two runs tell
+_MARGIN = 0.1  # by which full runs that are to follow may take longer than is expected
 
 
 class Budget(Value, frozen=True):
@@ -64,8 +65,8 @@ class Costs:
     def full_steps(self, point: Point, others: Sequence[Point]) -> int | None:
         """Return how many steps one more full run of a point makes: 0 for all of them, None where it is too much.
 
-        `others` are the points of the full runs that should follow it: as far as there is enough for all, some is left
-        for them.
+        `others` are the points of the full runs that should follow it: where there is enough for all, this one has no
+        more than the least steps unless they have what they need, and a margin.
         """
         least_s = self._least_s(point)
         if not self._budget.allows(self._runs + 1, self._spent_s + least_s):
@@ -73,10 +74,12 @@ class Costs:
         steps, step_s = self._space.steps, self._step_s(point)
         if steps is None or not step_s or self._budget.seconds is None:
             return 0
-        left_s = self._budget.seconds - self._spent_s
+        more_s = self._budget.seconds - self._spent_s - least_s
         later_s = sum(self._least_s(one) for one in others)
-        fitting = int((left_s - (later_s if left_s - later_s >= least_s else 0.0) - self._fit[0]) / step_s)
-        return 0 if fitting >= steps.full else max(steps.least_full, fitting)
+        if more_s >= later_s:
+            more_s -= (1 + _MARGIN) * later_s
+        fitting = steps.least_full + int(max(0.0, more_s) / step_s)
+        return 0 if fitting >= steps.full else fitting
 
     def _usual_s(self) -> float:
         """Return what a full run takes: on average as the default's, and as the shortest one of the best point."""
@@ -90,30 +93,27 @@ class Costs:
 
     def _seconds(self, point: Point, steps: int, *, full: bool) -> float:
         if steps and (step_s := self._step_s(point)):
-            return self._fit[0] + steps * step_s
+            return self._start_s(point) + steps * step_s
         alike = [one.duration_s for one in self._ok if one.full == full] or [one.duration_s for one in self._ok]
         return fmean(alike) if alike else 0.0
 
     def _step_s(self, point: Point) -> float:
         """Return how long a step of a point takes, one that never ran as fast as the best; 0 if no run tells."""
         speed = self._seen.ok.get(point) or self._seen.ok[self._seen.best]
-        return self._fit[1] * max(1, point.batch) / speed
+        return self._work * max(1, point.batch) / speed
+
+    def _start_s(self, point: Point) -> float:
+        starts = self._starts
+        return starts[nearest(point.group, starts)] if starts else 0.0
 
     @cached_property
-    def _fit(self) -> tuple[float, float]:
-        """Return `start` in seconds and `k`, by least squares of the relative error; zeros where no run tells."""
-        runs = [(one.steps * max(1, one.point.batch) / one.speed, one.duration_s) for one in self._ok if one.steps]
-        if not (runs := [(work, seconds) for work, seconds in runs if work > 0 and seconds > 0]):
-            return 0.0, 0.0
-        ones = [1 / seconds for _, seconds in runs]
-        works = [work / seconds for work, seconds in runs]
-        squares = sum(one * one for one in ones), sum(work * work for work in works)
-        mixed = sum(one * work for one, work in zip(ones, works, strict=True))
-        determinant = squares[0] * squares[1] - mixed * mixed
-        if determinant > 1e-3 * squares[0] * squares[1]:  # else they are alike, and tell no more than one run
-            start = (sum(ones) * squares[1] - sum(works) * mixed) / determinant
-            k = (sum(works) * squares[0] - sum(ones) * mixed) / determinant
-            if start > 0 and k > 0:
-                return start, k
-        mean_s = fmean(seconds for _, seconds in runs)
-        return _START * mean_s, (1 - _START) * mean_s / fmean(work for work, _ in runs)
+    def _work(self) -> float:
+        """`k`: the seconds of a step times the throughput, for each sequence of its micro batch; 0 if no run tells."""
+        found = [one.step_s * one.speed / max(1, one.point.batch) for one in self._ok if one.step_s]
+        return fmean(found) if found else 0.0
+
+    @cached_property
+    def _starts(self) -> dict[Group, float]:
+        """What the last run of each group took beside its steps, in seconds: by then its caches are filled."""
+        told = [one for one in self._ok if one.step_s and one.steps]
+        return {one.point.group: max(0.0, one.duration_s - one.steps * one.step_s) for one in told}

@@ -52,8 +52,12 @@ class Choice(Value, frozen=True):
 
 
 class RunSteps(Value, frozen=True):
-    """How many steps runs make: full and short ones, and the least of them that tell a throughput."""
+    """How many steps runs make: full and short ones, and the least of them that tell a throughput.
 
+    Of a full run `warmup` are none of its result.
+    """
+
+    warmup: int
     full: int
     least_full: int
     short: int
@@ -111,6 +115,7 @@ class Trial(Value, frozen=True):
     memory_gib: float | None = None
     duration_s: float = 0.0
     steps: int = 0  # that it made; 0: nobody knows
+    step_s: float = 0.0  # how long a steady one took; 0: nobody knows
     reason: str = ""
     run: str = ""
 

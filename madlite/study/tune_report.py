@@ -61,8 +61,8 @@ class TuneReport(Value, frozen=True):
     kind: str = KIND
 
 
-def make_report(study_id: str, tuning: Tuning, outcome: TuneOutcome) -> TuneReport:
-    """Return what the trials of a study came to."""
+def make_report(study_id: str, tuning: Tuning, outcome: TuneOutcome, lost_s: float = 0.0) -> TuneReport:
+    """Return what the trials of a study came to; `lost_s` went into runs that tell nothing."""
     space, plan = tuning.space, tuning.default.plan
     seen = Seen(space, outcome.trials)
     points = {point: _tuned(tuning, point, seen) for point in dict.fromkeys(one.point for one in outcome.trials)}
@@ -75,7 +75,9 @@ def make_report(study_id: str, tuning: Tuning, outcome: TuneOutcome) -> TuneRepo
         backend=plan.backend,
         metric=plan.result_rule.headline_metric or headline.name,
         unit=headline.unit,
-        points=tuple(sorted(points.values(), key=lambda one: -(one.speed or 0.0))),
+        points=tuple(
+            points[point] for point in sorted(points, key=lambda one: (one != best, -(points[one].speed or 0)))
+        ),
         best=points[best] if best is not None else None,
         default=points.get(space.default),
         ratio=_ratio(seen, best, interval) if best is not None else None,
@@ -84,7 +86,7 @@ def make_report(study_id: str, tuning: Tuning, outcome: TuneOutcome) -> TuneRepo
         why=outcome.stop.why if outcome.stop is not None else "interrupted",
         memory_gib=space.memory_gib,
         runs=sum(1 for one in outcome.trials if one.status != "refused"),
-        spent_s=sum(one.duration_s for one in outcome.trials),
+        spent_s=sum(one.duration_s for one in outcome.trials) + lost_s,
     )
 
 
@@ -224,6 +226,11 @@ def _gain_lines(report: TuneReport, best: TunedPoint, default: TunedPoint, ratio
         )
     sure = "" if report.confirmed else ", not told from noise" if best.full else ", not confirmed by a full run"
     yield f"  fastest: {best.text}: {gain}{sure}"
+    yield from (
+        f"  as fast or faster in a short run, and not confirmed: {one.text}"
+        for one in report.points
+        if one.speed and best.speed and one != best and one.speed >= best.speed and not one.full
+    )
     yield from _batch_lines(report, best, default)
 
 
@@ -235,7 +242,7 @@ def _batch_lines(report: TuneReport, best: TunedPoint, default: TunedPoint) -> I
         f"  it trains a global batch of {best.global_batch}, the default {default.global_batch}: another benchmark "
         "where that counts; --keep-global-batch keeps it"
     )
-    for one in report.points:  # the fastest first
+    for one in report.points:  # the best first, then the fastest
         if one == default:
             return
         if one.speed and default.speed and one.global_batch == default.global_batch:

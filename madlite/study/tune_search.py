@@ -72,16 +72,17 @@ def best_candidate(seen: Seen) -> Point | None:
     """Return the point that promises most over the best one; None where nothing promises enough.
 
     As long as runs leave the fixed cost of a step open, all is looked at once more with a high one, of which larger
-    micro batches save more; and where no configuration ran with two of them, however unlikely they fit.
+    micro batches save more.  Where no configuration ran with two of them, a second one of those comes first, however
+    unlikely it fits: it tells the cost, by which much that is further away is none of the promising.
     """
     memory, groups = MemoryModel(seen), list(_groups(seen))
     likely, high = fixed_costs(seen)
     found = _most_promising({group: _scores(seen, group, SpeedModel(seen, likely), memory) for group in groups})
     if found is None and high > likely:
         again = {group: _scores(seen, group, SpeedModel(seen, high), memory) for group in groups}
-        found = _most_promising(again)
-        if found is None and all(len(batches) < 2 for batches in seen.batches.values()):
+        if all(len(batches) < 2 for batches in seen.batches.values()):
             found = _smallest(again[group] for group in groups if group in seen.batches)
+        found = found or _most_promising(again)
     return found
 
 
@@ -118,7 +119,8 @@ def _most_promising(of_groups: Mapping[Group, dict[Point, float]]) -> Point | No
 
 def _smallest(scores: Iterable[dict[Point, float]]) -> Point | None:
     """Return the smallest micro batch that would be the best one: of all it is the likeliest to fit."""
-    return min((point for found in scores for point in found), key=lambda point: point.batch, default=None)
+    promised = {point: score for found in scores for point, score in found.items()}
+    return min(promised, key=lambda point: (point.batch, -promised[point]), default=None)
 
 
 def _scores(seen: Seen, group: Group, speed: SpeedModel, memory: MemoryModel) -> dict[Point, float]:

@@ -115,6 +115,7 @@ def test_the_time_of_runs_that_were_cut_off_counts_against_the_budget(tuned: Tun
     assert done.returncode == 0 and tuned.ran == before, done.stdout + done.stderr
     assert " of the budget went into runs that were cut off" in done.stdout, done.stdout
     done = tuned.tune("--resume", "--minutes", "70")
+    assert tuned.report()["spent_s"] > 3600
     assert done.returncode == 0 and tuned.report()["best"]["varied"] == {"micro_batch": 5}, done.stdout + done.stderr
 
 
@@ -136,6 +137,8 @@ def test_ctrl_c_prints_the_best_so_far(tuned: Tuned):
     code, out = end(started, signal.SIGINT)
     assert code == 130, out
     assert "configuration" in out and "tune.html" in out and (tuned.study / "recipe.toml").exists(), out
+    took_s = [one["durations_s"]["total"] for one in tuned.records()]
+    assert tuned.report()["spent_s"] == pytest.approx(sum(took_s)), "that of the run that was interrupted, too"
     tuned.assert_nothing_left()
 
 

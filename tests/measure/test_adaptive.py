@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, autocorrelation, median_interval
 from madlite.measure.monitor import LogMonitor
@@ -136,6 +137,12 @@ def test_a_run_that_came_to_its_last_step_was_ended_by_that() -> None:
     found, at_end = length_of(values, target=0.002)
     assert found is None and not at_end.reached and not at_end.why
     assert "did not end the run: its last step came first, with ±0." in adaptive_text(at_end)
+
+
+def test_a_run_that_was_interrupted_did_not_come_to_its_last_step() -> None:
+    _, at_end = length_of(list(series(0, 0.0015, 24, "short")), target=0.002)
+    ended = adaptive_text(replace(at_end, steps_planned=at_end.steps_run + 3))
+    assert f"did not end the run: it ended after {at_end.steps_run} of {at_end.steps_run + 3} steps, with ±0." in ended
 
 
 def test_a_training_that_drifts_goes_on() -> None:

@@ -19,6 +19,7 @@ from madlite.model import (
     Row,
     RunPlan,
     Status,
+    Study,
     Variant,
 )
 from madlite.results import STANDARD_COLUMNS, append_rows, build_rows
@@ -252,6 +253,15 @@ def test_failed_rendered_run_says_which_combination_failed() -> None:
     (cells,) = built(RENDERED, failed(Cause.TIMEOUT))
     assert (cells["model"], cells["mode"], cells["precision"]) == ("llama", "finetune_lora", "BF16")
     assert [cells[name] for name in ("batch_size", "seq_len", "num_gpus")] == ["2", "8192", "1"]
+
+
+@pytest.mark.parametrize(("kind", "shown"), [("sweep", "none"), ("tune", "none"), ("repeat", None), ("bisect", None)])
+def test_rows_of_different_configurations_can_be_told_apart(kind: str, shown: str | None) -> None:
+    study = Study(id="s", kind=kind, varied={"micro_batch": 2, "activation_checkpoint": "none"})
+    for result in (replace(DONE, metrics=(MEASURED,)), failed(Cause.TIMEOUT)):
+        (cells,) = built(replace(RENDERED, study=study), result)
+        assert cells.get("activation_checkpoint") == shown and cells["batch_size"] == "2"
+        assert "micro_batch" not in cells, "which batch_size has"
 
 
 def test_strict_header_puts_mode_and_precision_into_the_name_of_a_rendered_run() -> None:

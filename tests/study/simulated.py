@@ -47,8 +47,16 @@ class Trainer:
             return Trial(point=point, status="out_of_memory", full=full, duration_s=self.run_s)
         speed = self.speed(point) * self.random.gauss(1, self.noise)
         told = memory if self.tells_memory else None
+        step_s = self.step_s(point) if self.step_s is not None else 0.0
         return Trial(
-            point=point, status="ok", full=full, speed=speed, memory_gib=told, duration_s=duration_s, steps=steps
+            point=point,
+            status="ok",
+            full=full,
+            speed=speed,
+            memory_gib=told,
+            duration_s=duration_s,
+            steps=steps,
+            step_s=step_s,
         )
 
     def _length(self, next_one: NextRun) -> tuple[int, float]:

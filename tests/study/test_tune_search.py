@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from madlite.study.tune_costs import Budget
+from madlite.study.tune_costs import Budget, Costs
 from madlite.study.tune_models import Choice, Point, RunSteps, Seen, Space, Trial
 from madlite.study.tune_search import NextRun, Stop, next_run
 from tests.study.simulated import Trainer
@@ -169,7 +169,7 @@ def test_the_budget_in_runs_leaves_room_for_the_confirmation():
             assert len(set(full)) == 2, f"{most} runs: {full}"
 
 
-LONG_STEPS = RunSteps(full=50, least_full=20, short=13, least_short=7)
+LONG_STEPS = RunSteps(warmup=10, full=50, least_full=20, short=13, least_short=7)
 
 
 def on_two_h100(minutes: float | None = 8) -> tuple[Trainer, Stop]:
@@ -209,6 +209,66 @@ def test_long_steps_are_fewer_so_that_the_budget_is_enough_for_the_confirmation(
     assert stop.why in ("confirmed", "budget")
     long = [one for one in trainer.trials if not one.full and one.point.batch >= 4]
     assert all(one.steps < LONG_STEPS.short for one in long)
+
+
+@pytest.mark.parametrize("minutes", [7, 8, 10])
+def test_what_is_far_away_is_not_run_before_the_cost_of_a_step_is_known(minutes):
+    """Llama 3.1 8B on two H100 of 80 GB, in tokens/s/GPU and GiB as they were measured; the rest by the models."""
+    measured = {("selective", 1): 8539.0, ("none", 1): 9285.0, ("selective", 2): 9293.0, ("full", 8): 8395.0}
+    highest = {"none": 9840.0, "selective": 9660.0, "full": 8500.0}
+    space = Space(
+        default=Point(batch=1, group=("selective", True)),
+        choices=(CHECKPOINTING, COMPILE),
+        memory_gib=79.6,
+        steps=LONG_STEPS,
+    )
+
+    def speed(point: Point) -> float:
+        mode, compiled = str(point.group[0]), point.group[1]
+        found = measured.get((mode, point.batch), highest[mode] * point.batch / (0.09 + point.batch))
+        return found * (1.0 if compiled else 0.8)
+
+    trainer = Trainer(
+        space=space,
+        speed=speed,
+        memory_gib=lambda point: 33.9 + {"none": 38.5, "selective": 17.9, "full": 5.46}[point.group[0]] * point.batch,
+        limit_gib=78.5,
+        noise=0.001,
+        run_s=37.0,
+        step_s=lambda point: 8192 * point.batch / speed(point),
+    )
+    assert trainer.tune(Budget(seconds=60 * minutes)).why == "confirmed"
+    assert trainer.spent_s <= 60 * minutes
+    assert {one.point.batch for one in trainer.trials} == {1, 2}
+
+
+def test_a_start_that_takes_long_is_expected_of_its_own_group_alone():
+    compiled, plain = Point(batch=1, group=(True,)), Point(batch=1, group=(False,))
+    kinds = Choice(key="compile", values=(False, True))
+    space = Space(default=plain, choices=(kinds,), steps=LONG_STEPS)
+    trials = [
+        Trial(point=plain, status="ok", full=True, speed=100.0, duration_s=90.0, steps=50, step_s=1.0),
+        Trial(point=compiled, status="ok", speed=125.0, duration_s=210.4, steps=13, step_s=0.8),
+    ]
+    costs = Costs(Seen(space, trials), Budget(seconds=300.4 + 260))
+    assert costs.full_steps(plain, ()) == 0, "40 s and 50 steps of 1 s"
+    assert costs.full_steps(compiled, ()) == 0, "200 s and 50 steps of 0.8 s"
+    assert costs.full_steps(compiled, (plain,)) is not None
+    assert Costs(Seen(space, trials), Budget(seconds=300.4 + 215)).full_steps(compiled, ()) is None, (
+        "200 s and 20 steps"
+    )
+    assert Costs(Seen(space, trials), Budget(seconds=300.4 + 69)).full_steps(plain, ()) == 29
+
+
+def test_the_runs_that_follow_have_a_margin_before_this_one_has_more_than_the_least_steps():
+    space = Space(default=Point(batch=1), steps=LONG_STEPS)
+    trial = Trial(point=Point(batch=1), status="ok", full=True, speed=100.0, duration_s=90.0, steps=50, step_s=1.0)
+    one, others = space.default, (space.default,)  # the least of a run: 40 s and 20 steps of 1 s
+
+    def steps_of(left_s: float) -> int | None:
+        return Costs(Seen(space, [trial]), Budget(seconds=90.0 + left_s)).full_steps(one, others)
+
+    assert [steps_of(left_s) for left_s in (59, 60, 119, 120, 126, 127, 200)] == [None, 20, 0, 20, 20, 21, 0]
 
 
 def test_a_full_run_that_fails_twice_ends_the_search():
