@@ -10,7 +10,7 @@ from madlite.cli.format import span_text
 from madlite.model import Status
 from madlite.plan.inputs import RUNS
 from madlite.study.efficiency import scaling_lines, scalings_of
-from madlite.study.repeat import KIND, plan_repeat
+from madlite.study.repeat import KIND, plan_repeat, warm_up_text
 from madlite.study.scaling import KIND as SCALING
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary, samples_of_records, summarise
 from madlite.study.sweep import KIND as SWEEP
@@ -64,9 +64,18 @@ def statistics_of(records: Sequence[Record]) -> list[str]:
 def summary_of(records: Sequence[Record]) -> StudySummary | None:
     """Return what the runs of one repeat or sweep came to; None of others."""
     study, samples = records[0].study if records else None, list(samples_of_records(records))
-    if study is None or not samples or study.kind not in (KIND, SWEEP):
+    failed = _failed_warm_ups(records)
+    if study is None or not (samples or failed) or study.kind not in (KIND, SWEEP):
         return None
-    return summarise(study.id, study.kind, samples)
+    return summarise(study.id, study.kind, samples, failed)
+
+
+def _failed_warm_ups(records: Sequence[Record]) -> list[str]:
+    """Return the warm-ups that failed, and did not succeed when the study was resumed."""
+    warm_ups = (one for one in records if one.is_warm_up and not one.is_replaced)
+    ended = [(warm_up_text(one.card, one.study), one.status) for one in warm_ups]
+    good = {name for name, status in ended if status is Status.SUCCESS}
+    return sorted({name for name, status in ended if status is Status.FAILURE} - good)
 
 
 def summary_of_runs(workspace: Path, study_id: str) -> StudySummary | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from madlite.errors import ExitCode, UsageProblem
-from madlite.model import RunPlan, Status, Study, Value
+from madlite.model import Status, Study, Value
 from madlite.plan.caches import cache_folders, with_caches
 from madlite.run.batch import Batch, BatchSettings
 from madlite.run.from_plan import copied
@@ -170,7 +170,11 @@ def run_repeat(
             outcome = _without(outcome, left_out)
         outcome = before.whole(repeat.runs, outcome)
         ended = pair(warm_ups, warm.results)
-        failed = [_name_of(one.plan) for one, result in ended if result and result.status is Status.FAILURE]
+        failed = [
+            warm_up_text(one.plan.card.name, one.plan.study)
+            for one, result in ended
+            if result and result.status is Status.FAILURE
+        ]
         samples = samples_of(before.with_ids(repeat.runs), outcome.results)
         summary = summarise(repeat.id, repeat.kind, samples, failed)
         problems.append(folder.write_summary(_summary_text(repeat, summary, options)))
@@ -204,10 +208,10 @@ def _without(outcome: RunOutcome, left_out: Sequence[Planned]) -> RunOutcome:
     return replace(outcome, not_started=(*outcome.not_started, *names), exit_code=code)
 
 
-def _name_of(plan: RunPlan) -> str:
-    """Return the card of a run, with the values of its point in a sweep."""
-    varied = plan.study.varied if plan.study is not None else {}
-    return plan.card.name + (f" ({', '.join(f'{key}={value}' for key, value in varied.items())})" if varied else "")
+def warm_up_text(card: str, study: Study | None) -> str:
+    """Return the card of a warm-up, with the values of its point in a sweep."""
+    varied = study.varied if study is not None else {}
+    return card + (f" ({', '.join(f'{key}={value}' for key, value in varied.items())})" if varied else "")
 
 
 def _open_folder(repeat: Repeat, before: Resumption, *, is_resumed: bool) -> tuple[StudyFolder, tuple[Planned, ...]]:

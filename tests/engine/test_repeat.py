@@ -120,6 +120,7 @@ def test_a_warm_up_that_fails_ends_the_study_with_its_cause(on_host: Checkout):
     assert not (on_host.folder / "perf.csv").exists() and caches_left(on_host) == []
     told = json.loads((on_host.folder / "summary.json").read_text())
     assert not told["overall_success"] and told["study"]["failed_warm_ups"] == ["two"]
+    assert "the warm-up failed: two; nothing was repeated" in on_host.madlite("runs", "--of", "last").stdout
 
 
 @pytest.mark.host
@@ -135,9 +136,11 @@ def test_a_point_of_a_sweep_whose_warm_up_fails_is_left_out_and_the_others_are_r
     assert not told["overall_success"] and told["study"]["failed_warm_ups"] == ["one (env.A=2)"]
     listed = on_host.madlite("runs", "--of", "last")
     assert listed.returncode == 0 and listed.stdout.count(", warm-up") == 3, listed.stdout + listed.stderr
+    assert "the warm-up failed: one (env.A=2); its runs were not started" in listed.stdout
     (on_host.folder / "mended").touch()
     done = on_host.run(*words, "--resume")
     assert done.returncode == 0 and caches_left(on_host) == [], done.stdout + done.stderr
+    assert "the warm-up failed" not in on_host.madlite("runs", "--of", "last").stdout
     assert sorted(row["performance"] for row in on_host.rows) == ["1", "1", "2", "2", "3", "3"]
 
 
