@@ -270,7 +270,7 @@ def run_planned(
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
         file = options.output if options.rows else None
-        kept = journal.close(interrupted=bool(outcome.not_started) or outcome.exit_code in _BY_SIGNAL)
+        kept = journal.close(interrupted=outcome.has_left or outcome.exit_code in _BY_SIGNAL)
         lines = (*runs.lines, *([_GOES_ON] if kept and options.rows else []))
         print_totals(screen, outcome, file, lines, options.contract, from_manifest=not batch.from_tags)
         if outcome.bug is not None:

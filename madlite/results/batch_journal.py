@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 
 import msgspec
@@ -102,6 +103,7 @@ class BatchJournal:
         self._made = False
         self._fd: int | None = None
         self._end = 0  # of the lines
+        self._lock = Lock()  # guards it: runs begin and end in their own threads
         self._folder: Folder | None = None
         self._requested: dict[str, RequestedRun] = {}
         self._open_runs: dict[str, RequestedRun] = {}  # begun, and without a row
@@ -207,7 +209,7 @@ class BatchJournal:
         if self._fd is None:
             return
         data = json_line(line)
-        with suppress(OSError):  # a full disk: a run that is not recorded is reported as never started
+        with self._lock, suppress(OSError):  # a full disk: a run that is not recorded is reported as never started
             if os.pwrite(self._fd, data, self._end) == len(data):
                 self._end += len(data)
 

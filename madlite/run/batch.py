@@ -138,6 +138,7 @@ class Batch:
             except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
                 raised.append(error)
                 scheduler.stop()
+            raised.extend(self._give_up_all(scheduler))
 
         with self._scheduling() as (scheduler, at_once):
             threads = [threading.Thread(target=work, name="madlite-run") for _ in range(1, at_once)]
@@ -146,8 +147,6 @@ class Batch:
             work()
             for thread in threads:
                 thread.join()
-            for position in sorted(self._between):
-                self._give_up(position, scheduler)
         if raised:
             raise raised[0]
 
@@ -173,28 +172,31 @@ class Batch:
             yield scheduler, max(1, min(slots + with_gpus, len(jobs), _MOST_THREADS))
 
     def _work(self, scheduler: Scheduler) -> None:
-        while (start := scheduler.take()) is not None:
-            with self._lock:
-                between = self._between.pop(start.job.position, None)
+        again: Start | None = None  # of another attempt, which has what the one before had
+        while (start := again or scheduler.take()) is not None:
             try:
-                if between is not None:
-                    self._attempt(between.following, between.attempts, scheduler, start)
-                else:
-                    self._begin(scheduler, start)
+                again = self._attempt(*self._due(start), scheduler, start)
             finally:
                 scheduler.end(start)
             self._after(scheduler)
 
-    def _begin(self, scheduler: Scheduler, start: Start) -> None:
-        """Run the first attempt of a run."""
+    def _due(self, start: Start) -> tuple[Planned, Attempts]:
+        """Return the attempt of a run that starts."""
+        with self._lock:
+            between = self._between.pop(start.job.position, None)
+        if between is not None:
+            return between.following, between.attempts
         run_id = start.job.run_id
         attempts = Attempts(run_id, self._settings.retry, self._plugins, self._settings.standing.get(run_id))
         one = attempts.first(self._planned.pop(start.job.position))
         self._journal.begin(run_id)
-        self._attempt(one, attempts, scheduler, start)
+        return one, attempts
 
-    def _attempt(self, planned: Planned, attempts: Attempts, scheduler: Scheduler, start: Start) -> None:
-        """Run one attempt of a run; the next one, where one is due, starts when the scheduler has it start."""
+    def _attempt(self, planned: Planned, attempts: Attempts, scheduler: Scheduler, start: Start) -> Start | None:
+        """Run one attempt of a run; return the start of the next one where that goes on at once, on what this one has.
+
+        One that is to wait starts when the scheduler has it start.
+        """
         position, one = start.job.position, self._bound(planned, start)
         self._screen.started(one.plan, position + 1, len(self._names))
         try:
@@ -206,20 +208,37 @@ class Batch:
             self._finish(one.plan, attempts, result, saved=saved)
             self._plugins.notify("madlite_run_finished", plan=one.plan, result=result)
             self._note(scheduler, position, result, saved, bug)
-            return
+            return None
         again, when = following
         self._plugins.notify("madlite_run_finished", plan=one.plan, result=attempts.replaced(result, again))
         self._screen.retrying(one.plan, result, when.text)
         with self._lock:
             self._between[position] = _Between(one.plan, again, attempts)
-        scheduler.rest(start, again.plan.id, str(again.plan.folder), when.wait_s)
+        next_id, folder = again.plan.id, str(again.plan.folder)
+        if not when.wait_s and not scheduler.is_over:
+            return scheduler.again(start, next_id, folder)
+        scheduler.rest(start, next_id, folder, when.wait_s)
+        return None
 
-    def _give_up(self, position: int, scheduler: Scheduler) -> None:
-        """Write the row of a failed attempt whose next one does not start any more."""
-        failed, _, attempts = self._between.pop(position)
-        why = "the command was ended" if self._stop is not None else "no run starts any more after those that failed"
+    def _give_up_all(self, scheduler: Scheduler) -> Iterator[Exception]:
+        """Write the rows of failed attempts whose next ones do not start any more; yield what went wrong."""
+        while scheduler.is_over:
+            with self._lock:
+                position = min(self._between, default=None)
+                if position is None:
+                    return
+                between = self._between.pop(position)
+            try:
+                self._give_up(position, between, scheduler)
+            except Exception as error:  # noqa: BLE001 - the others have their rows all the same
+                yield error
+
+    def _give_up(self, position: int, between: _Between, scheduler: Scheduler) -> None:
+        plan, attempts = between.failed, between.attempts
+        why = "the command was ended" if self._stop is not None else "no run starts any more"
         result, saved = attempts.give_up(f"not tried again: {why}")
-        self._finish(failed, attempts, result, saved=saved)
+        self._finish(plan, attempts, result, saved=saved)
+        self._plugins.notify("madlite_run_finished", plan=plan, result=result)
         self._note(scheduler, position, result, saved, None)
 
     def _finish(self, plan: RunPlan, attempts: Attempts, result: Result, *, saved: bool) -> None:

@@ -63,6 +63,8 @@ class Scheduler:
     ) -> None:
         self._waiting = list(jobs) if in_order else _longest_first(jobs)
         self._resting: list[tuple[float, Job]] = []  # that are tried again, and when
+        self._due: set[int] = set()  # positions of waiting ones that are tried again now
+        self._turn: int | None = None  # the position of the first that waits for GPUs
         self._pool, self._cpu_slots = pool, cpu_slots
         self._on_wait, self._clock = on_wait, clock
         self._condition = threading.Condition()
@@ -105,18 +107,31 @@ class Scheduler:
         """Take back what an ended run had, and return the runs that went on beside it; a second time nothing."""
         return self._end(start, None)
 
-    def rest(self, start: Start, run_id: str, folder: str, wait_s: float) -> None:
-        """Take back what an attempt of a run had; the next one, `run_id`, starts after `wait_s`, before all others."""
-        again = replace(start.job, run_id=run_id, folder=folder)
-        self._end(start, (self._clock() + wait_s, again))
+    def again(self, start: Start, run_id: str, folder: str) -> Start:
+        """Begin the next attempt of a run, `run_id`, on what the one before had."""
+        following = replace(start, job=replace(start.job, run_id=run_id, folder=folder))
+        with self._condition:
+            ended = self._running.pop(start.job.position)
+            begun = _Running(following, ended.began_s, ended.passed)
+            self._meet(begun)
+            self._running[start.job.position] = begun
+        return following
 
-    def _end(self, start: Start, again: tuple[float, Job] | None) -> tuple[str, ...]:
+    def rest(self, start: Start, run_id: str, folder: str, wait_s: float) -> None:
+        """Take back what an attempt of a run had; the next one, `run_id`, can start after `wait_s`.
+
+        It comes before all others then, but for the one that waits for GPUs longest, and for those that are due longer.
+        """
+        following = replace(start.job, run_id=run_id, folder=folder)
+        self._end(start, (self._clock() + wait_s, following))
+
+    def _end(self, start: Start, following: tuple[float, Job] | None) -> tuple[str, ...]:
         with self._condition:
             if not self._goes_on(start):
                 return ()
         left = self._pool.left_on(start.leased) if self._pool is not None and not start.job.keeps else ""
         with self._condition:
-            self._resting += [] if again is None else [again]
+            self._resting += [] if following is None else [following]
             ended = self._running.pop(start.job.position)
             if self._pool is not None:
                 ended.beside.update(dict.fromkeys(self._pool.beside()))
@@ -140,18 +155,21 @@ class Scheduler:
     def left_s(self, typical_s: float | None) -> float | None:
         """Return how long the batch will take, by durations that are known, else `typical_s`; None where it is unknown.
 
-        It is what all GPUs or slots need together, and at least the longest that goes on.
+        It is what all GPUs or slots need together, and at least the longest that goes on, or waits to be tried again.
         """
         with self._condition:
-            jobs = [(one.start.job, self._clock() - one.began_s) for one in self._running.values()]
-            jobs += [(job, self._clock() - due_s) for due_s, job in self._resting]
-            jobs += [(job, 0.0) for job in self._waiting]
-        if any(job.expected_s is None for job, _ in jobs) and typical_s is None:
+            now_s = self._clock()
+            jobs = [(one.start.job, now_s - one.began_s, 0.0) for one in self._running.values()]
+            jobs += [(job, 0.0, max(0.0, due_s - now_s)) for due_s, job in self._resting]
+            jobs += [(job, 0.0, 0.0) for job in self._waiting]
+        if any(job.expected_s is None for job, _, _ in jobs) and typical_s is None:
             return None
-        left = [(max(1, job.gpus), max(0.0, (job.expected_s or typical_s or 0.0) - done_s)) for job, done_s in jobs]
-        with_gpus = self._pool is not None and any(job.gpus for job, _ in jobs)
+        needs_s = [max(0.0, (job.expected_s or typical_s or 0.0) - done_s) for job, done_s, _ in jobs]
+        with_gpus = self._pool is not None and any(job.gpus for job, _, _ in jobs)
         room = len(self._pool.every) if self._pool is not None and with_gpus else self._cpu_slots
-        return max(sum(size * left_s for size, left_s in left) / max(1, room), max((one for _, one in left), default=0))
+        together_s = sum(max(1, job.gpus) * need_s for (job, _, _), need_s in zip(jobs, needs_s, strict=True))
+        longest_s = max((wait_s + need_s for (_, _, wait_s), need_s in zip(jobs, needs_s, strict=True)), default=0.0)
+        return max(together_s / max(1, room), longest_s)
 
     def _wait(self) -> None:
         """Wait for a change: of our own runs, and one of the threads also for other processes."""
@@ -186,13 +204,16 @@ class Scheduler:
     def _next(self) -> Start | None:
         """Start the first of the waiting runs that can; None where none can now."""
         self._wake()
-        if len(self._resting) >= (1 if self._in_order else _MOST_RESTING):
+        only_due = len(self._resting) >= (1 if self._in_order else _MOST_RESTING)
+        if only_due and not self._due:
             self._pause()
             return None
         first: _First | None = None  # that waits for GPUs
         waited: Waiting | None = None
         keys = {key for one in self._running.values() for key in one.start.job.keys}
         for at, job in enumerate(self._waiting[: 1 if self._in_order else _LOOK_AHEAD]):
+            if only_due and job.position not in self._due:
+                continue
             if keys & job.keys:
                 keys |= job.keys  # nobody gets past it with one of them
             elif (start := self._start_of(job, first)) is not None:
@@ -200,16 +221,21 @@ class Scheduler:
             elif self._needs_gpus(job):
                 waited = waited or (self._pool.waiting if self._pool is not None else None)
                 first = first or _First(job, self._pool)
+        self._turn = first.job.position if first is not None else None
         if self._pool is not None:
             self._pool.waiting = waited
         return None
 
     def _wake(self) -> None:
-        """Put the runs first that are to be tried again now."""
+        """Put the runs that are to be tried again now behind those that come before them, and before all others."""
         now_s = self._clock()
-        due = [one for one in self._resting if one[0] <= now_s]
-        self._waiting[:0] = [job for _, job in due]
-        self._resting = [one for one in self._resting if one not in due]
+        due = [job for due_s, job in self._resting if due_s <= now_s]
+        self._resting = [one for one in self._resting if one[0] > now_s]
+        before = set() if self._in_order else {*self._due, self._turn}
+        looked_at = enumerate(self._waiting[:_LOOK_AHEAD], 1)
+        place = max((after for after, job in looked_at if job.position in before), default=0)
+        self._waiting[place:place] = due
+        self._due.update(job.position for job in due)
 
     def _pause(self) -> None:
         """Keep no GPU for a run that does not start before others were tried again."""
@@ -245,6 +271,8 @@ class Scheduler:
 
     def _begin(self, at: int, start: Start, first: _First | None) -> Start:
         job = self._waiting.pop(at)
+        self._due.discard(job.position)
+        self._turn = first.job.position if first is not None else None
         self._has_begun = True
         begun = _Running(start, self._clock(), first.job.position if first is not None and start.leased else None)
         self._meet(begun)

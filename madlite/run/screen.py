@@ -234,6 +234,12 @@ class RunOutcome(Value, frozen=True):
     bug: Exception | None = None
     pending: tuple[str, ...] = ()
 
+    @property
+    def has_left(self) -> bool:
+        """Whether runs are left that `--resume` would run: they never started, or were not tried again."""
+        given_up = any(one.attempt is not None and one.attempt.given_up for one in self.results)
+        return bool(self.not_started) or given_up
+
 
 def _attempts(result: Result) -> Iterator[str]:
     """Yield the ids of a run's attempts: it was planned as one of them."""

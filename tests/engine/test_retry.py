@@ -138,6 +138,18 @@ def test_a_failure_that_ends_the_batch_leaves_no_other_run_to_be_tried_again(che
     assert done.returncode == 3, done.stdout + done.stderr
     assert rows_of(checkout) == [("b", "", "FAILURE"), ("a", "", "FAILURE")]
     assert "not tried again: no run starts any more" in done.stdout
+    (checkout.folder / "count-a").write_text("x\n" * 9)
+    again = checkout.madlite("run", "--resume")
+    assert rows_of(checkout)[2:] == [("a", "7", "SUCCESS")], again.stdout + again.stderr
+
+
+def test_a_failed_attempt_has_its_row_as_soon_as_it_is_given_up(checkout):
+    checkout.card("a", failing(9, HUB))
+    checkout.card("b", "while ! grep -q next ../madlite_runs/*-a-*/journal.jsonl; do sleep 0.1; done\nexit 7\n")
+    checkout.card("c", 'while [ "$(wc -l < ../perf.csv)" != 3 ]; do sleep 0.1; done\necho "performance: 1 x"\n')
+    done = checkout.run("--tags", "a,b,c", "--parallel", "3", "--fail-fast", *LONG)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert [model for model, _, _ in rows_of(checkout)] == ["b", "a", "c"], "the last one waits for their rows"
 
 
 def test_a_run_whose_wait_was_ended_is_run_again_by_resume(checkout):

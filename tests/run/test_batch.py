@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,28 @@ def test_a_batch_that_goes_on_or_ended_leaves_nothing_to_tell(tmp_path):
     batch.close()
     batch.close()
     assert list(tmp_path.iterdir()) == [], "nothing ran: the folder is as it was"
+
+
+def test_no_line_is_lost_where_runs_begin_and_end_in_many_threads(tmp_path):
+    ids = [f"r{n}" for n in range(800)]
+    with BatchJournal(tmp_path, ("run",)) as journal:
+        journal.request(RequestedRun(id=one, card="a") for one in ids)
+
+        def run(some):
+            for one in some:
+                journal.begin(one)
+                journal.end(one)
+
+        threads = [threading.Thread(target=run, args=(ids[n::8],)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (file,) = tmp_path.glob("madlite_runs/batch-*.jsonl")
+        lines = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+        journal.close()
+    for key in ("began", "ended"):
+        assert sorted(line[key] for line in lines if line.get(key)) == sorted(ids)
 
 
 def test_a_folder_with_runs_stays(tmp_path):

@@ -144,21 +144,23 @@ def test_another_attempt_of_a_run_is_beside_what_it_meets_itself(folder):
     assert machine.end(0) == ("r2",) and machine.end(2) == ("r1", "again")
 
 
-def test_who_waits_to_be_tried_again_leaves_its_gpus_to_others_and_comes_before_them_then(folder):
+def test_who_waits_to_be_tried_again_leaves_its_gpus_to_others_and_comes_behind_one_at_most_then(folder):
     with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
-        machine = Machine([job(0, 8, 100), job(1, 8, 90), job(2, 8, 80)], pool)
+        machine = Machine([job(n, 8, 100 - 10 * n) for n in range(4)], pool)
         assert machine.fill() == [0]
         machine.scheduler.rest(machine.running.pop(0), "again", "", 30.0)
         assert machine.fill() == [1], "it does not wait for the one that waits"
-        assert machine.scheduler.left_s(None) == pytest.approx(30 + 100 + 90 + 80)
+        assert machine.scheduler.left_s(None) == pytest.approx(100 + 90 + 80 + 70), "others work while it waits"
         machine.now_s = 30.0
         assert machine.fill() == []
         machine.end(1)
-        assert machine.fill() == [0] and machine.running[0].job.run_id == "again"
-        machine.scheduler.rest(machine.running.pop(0), "third", "", 30.0)
-        assert machine.fill() == [2]
+        assert machine.fill() == [2], "which waited for GPUs before"
         machine.end(2)
-        assert machine.fill() == [] and other.take(job(9, 8), passes=False) == ALL, "nor do GPUs wait for it"
+        assert machine.fill() == [0] and machine.running[0].job.run_id == "again"
+        machine.end(0)
+        assert machine.fill() == [3]
+        machine.scheduler.rest(machine.running.pop(3), "again3", "", 30.0)
+        assert machine.fill() == [] and other.take(job(9, 8), passes=False) == ALL, "no GPU waits for it"
 
 
 def test_one_after_another_means_that_the_next_one_waits_too(folder):
@@ -181,6 +183,81 @@ def test_no_more_begin_where_many_wait_to_be_tried_again():
     assert 8 <= begun < 64
     machine.now_s = 60.0
     assert machine.fill() == [0, 1], "those first that waited longest"
+
+
+def test_time_left_is_at_least_what_one_waits_and_then_takes():
+    machine = Machine([job(0, 0, 5)], None)
+    machine.fill()
+    machine.scheduler.rest(machine.running.pop(0), "again", "", 60.0)
+    machine.now_s = 20.0
+    assert machine.scheduler.left_s(None) == pytest.approx(45)
+
+
+def test_however_many_wait_those_that_are_due_begin():
+    machine = Machine([job(n, 0) for n in range(64)], None)
+    machine.scheduler._cpu_slots = 64
+    assert len(machine.fill()) == 64
+    for position in range(64):
+        machine.scheduler.rest(machine.running.pop(position), f"again{position}", "", 10.0 + position)
+    machine.now_s = 11.0
+    assert machine.fill() == [0, 1]
+    machine.now_s = 10.0 + 50
+    assert machine.fill() == list(range(2, 51))
+
+
+def test_one_that_is_due_takes_nothing_that_a_run_waits_with(folder):
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        assert other.take(job(8, 1), passes=False) == (0,)
+        machine = Machine([job(0, 1, 50), job(1, 8, 9)], pool)
+        assert machine.fill() == [0]
+        machine.scheduler.rest(machine.running.pop(0), "again", "", 5.0)
+        assert machine.fill() == [], "the second keeps seven, and waits for the eighth"
+        machine.now_s = 5.0
+        assert machine.fill() == [] and other.take(job(9, 1), passes=False) is None
+        other.give_back((0,))
+        assert machine.fill() == [1]
+        machine.end(1)
+        assert machine.fill() == [0]
+
+
+def test_runs_that_fail_again_and_again_do_not_keep_a_large_one_waiting(folder):
+    with closing(pool_of(folder)) as pool:
+        machine = Machine([job(0, 1, 50), job(1, 1, 50), job(2, 8, 9)], pool)
+        assert machine.fill() == [0, 1]
+        machine.scheduler.rest(machine.running.pop(0), "again", "", 2.0)
+        machine.now_s = 2.0
+        assert machine.fill() == [], "the third has waited longer"
+        machine.end(1)
+        assert machine.fill() == [2]
+
+
+def test_those_that_are_due_longer_come_first(folder):
+    with closing(pool_of(folder)) as pool:
+        machine = Machine([job(n, 8, 100 - n) for n in range(5)], pool)
+        for name in ("again0", "again1"):
+            (position,) = machine.fill()
+            machine.scheduler.rest(machine.running.pop(position), name, "", 10.0)
+            machine.now_s += 1.0
+        assert machine.fill() == [2]
+        for machine.now_s in (10.5, 11.5):
+            assert machine.fill() == []
+        order = []
+        while machine.running:
+            machine.end(machine.order[-1])
+            order += machine.fill()
+        assert order == [3, 0, 1, 4]
+
+
+def test_an_attempt_that_follows_at_once_keeps_what_the_one_before_had(folder):
+    with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
+        machine = Machine([job(0, 1), job(1, 1)], pool)
+        machine.fill()
+        first = machine.running[0]
+        assert other.take(job(9, 8), passes=False) is None
+        again = machine.scheduler.again(first, "again", "")
+        assert again.leased == first.leased and machine.scheduler.end(first) == (), "that is over already"
+        assert machine.end(1) == ("r0", "again")
+        assert machine.scheduler.end(again) == ("r1",)
 
 
 def test_a_take_sleeps_until_the_next_attempt_is_due():
