@@ -9,7 +9,7 @@ import pytest
 from madlite.errors import ExitCode
 from madlite.model import Cause, Result, Status, Study
 from madlite.run.screen import Planned, RunOutcome
-from madlite.study.repeat import _name_of, _startable, _without
+from madlite.study.repeat import _startable, _without, warm_up_text
 from tests.factories import make_plan
 
 GOOD = RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
@@ -59,5 +59,5 @@ def test_runs_that_were_not_started_are_named_and_are_a_failure(tmp_path):
 
 
 def test_a_point_is_named_with_its_values(tmp_path):
-    assert _name_of(run_of(tmp_path, "r", 1, A=2, B=3).plan) == "tiny (A=2, B=3)"
-    assert _name_of(make_plan(tmp_path, id="other")) == "tiny"
+    assert warm_up_text("tiny", run_of(tmp_path, "r", 1, A=2, B=3).plan.study) == "tiny (A=2, B=3)"
+    assert warm_up_text("tiny", None) == "tiny"
