@@ -222,11 +222,8 @@ class Batch:
 
     def _give_up_all(self, scheduler: Scheduler) -> Iterator[Exception]:
         """Write the rows of failed attempts whose next ones do not start any more; yield what went wrong."""
-        while scheduler.is_over:
+        while (position := scheduler.give_up()) is not None:
             with self._lock:
-                position = min(self._between, default=None)
-                if position is None:
-                    return
                 between = self._between.pop(position)
             try:
                 self._give_up(position, between, scheduler)

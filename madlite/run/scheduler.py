@@ -139,6 +139,18 @@ class Scheduler:
             self._condition.notify_all()
             return tuple(islice(ended.beside, MOST_BESIDE))
 
+    def give_up(self) -> int | None:
+        """Return the position of a run that was to be tried again and is not any more, each once; None without one."""
+        with self._condition:
+            left = [*self._due, *(job.position for _, job in self._resting)] if self.is_over else []
+            if not left:
+                return None
+            position = min(left)
+            self._due.discard(position)
+            self._resting = [one for one in self._resting if one[1].position != position]
+            self._waiting = [job for job in self._waiting if job.position != position]
+            return position
+
     def _goes_on(self, start: Start) -> bool:
         """Return whether a run was not ended yet: another attempt of it has a start of its own."""
         one = self._running.get(start.job.position)
@@ -229,8 +241,9 @@ class Scheduler:
     def _wake(self) -> None:
         """Put the runs that are to be tried again now behind those that come before them, and before all others."""
         now_s = self._clock()
+        self._resting.sort(key=lambda one: one[0])
         due = [job for due_s, job in self._resting if due_s <= now_s]
-        self._resting = [one for one in self._resting if one[0] > now_s]
+        self._resting = self._resting[len(due) :]
         before = set() if self._in_order else {*self._due, self._turn}
         looked_at = enumerate(self._waiting[:_LOOK_AHEAD], 1)
         place = max((after for after, job in looked_at if job.position in before), default=0)

@@ -248,6 +248,24 @@ def test_those_that_are_due_longer_come_first(folder):
         assert order == [3, 0, 1, 4]
 
 
+def test_what_is_not_tried_again_after_a_stop_is_given_up_once():
+    machine = Machine([job(n, 0) for n in range(5)], None)
+    machine.scheduler._cpu_slots = 5
+    machine.fill()
+    for position, wait_s in ((0, 9.0), (1, 5.0), (2, 1.0)):
+        machine.scheduler.rest(machine.running.pop(position), f"again{position}", "", wait_s)
+    machine.scheduler._cpu_slots = 0
+    machine.now_s = 5.0
+    assert machine.fill() == [] and machine.scheduler.give_up() is None, (
+        "they are tried again as long as nobody stops it"
+    )
+    machine.scheduler._cpu_slots = 3
+    assert machine.fill() == [2]
+    machine.scheduler.stop()
+    assert [machine.scheduler.give_up() for _ in range(3)] == [0, 1, None], "the third has begun"
+    assert machine.scheduler.take() is None
+
+
 def test_an_attempt_that_follows_at_once_keeps_what_the_one_before_had(folder):
     with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
         machine = Machine([job(0, 1), job(1, 1)], pool)
