@@ -181,7 +181,13 @@ def adaptive_text(length: AdaptiveLength) -> str:
         is_whole = not length.steps_planned or length.steps_run >= length.steps_planned
         ended = "its last step came first" if is_whole else f"it ended after {length.steps_run}{of} steps"
         return f"{until} did not end the run: {length.why or f'{ended}, with ±{interval}'}"
-    return f"{until} ended the run after {length.steps_run}{of} steps: the 95 % interval of the median is ±{interval}"
+    how = "was reached" if length.steps_planned and length.steps_run >= length.steps_planned else "ended the run"
+    return f"{until} {how} after {length.steps_run}{of} steps: the 95 % interval of the median is ±{interval}"
+
+
+def ending_text(length: AdaptiveLength) -> str:
+    """Return why the run is ended, while more steps may still be reported."""
+    return f"--until {percent(length.target)} ended the run"
 
 
 def _interval_of(length: AdaptiveLength) -> str:

@@ -14,13 +14,14 @@ from msgspec.structs import asdict, replace
 
 from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
-from madlite.model.results import headline_of
+from madlite.model.results import Attempt, headline_of
 from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import interrupted_batches, requested_cards
 from madlite.results.pending import rows_path
 from madlite.results.record import Record, record_json
 from madlite.results.stored import NotedRuns, has_any_file, load_record, load_result, read_plan, read_record, with_plan
 from madlite.workspace.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive, is_uncollected, real_folders
+from madlite.workspace.journal import read_run
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
 LAST = "last"
@@ -169,10 +170,22 @@ def _opened(folder: Path) -> StoredRun:
     if problem:
         return StoredRun(folder=folder, state=UNREADABLE, record=planned, problem=problem)
     if is_alive(folder):  # first: a run that ends meanwhile has its result by then
-        return StoredRun(folder=folder, state=RUNNING, record=planned)
+        return _set_aside(folder) or StoredRun(folder=folder, state=RUNNING, record=planned)
     return (
         _waiting(folder, planned) if is_uncollected(folder) else StoredRun(folder=folder, state=CUT_OFF, record=planned)
     )
+
+
+def _set_aside(folder: Path) -> StoredRun | None:
+    """Return a failed attempt whose next one waits or goes on, which keeps its folder until that has a result."""
+    if not (following := read_run(folder).next):
+        return None
+    try:
+        record = load_result(folder).record
+    except RecordError:
+        return None
+    record = replace(record, attempt=replace(record.attempt or Attempt(), next=following))
+    return StoredRun(folder=folder, state=record.status.value, record=record)
 
 
 def _waiting(folder: Path, planned: Record) -> StoredRun:

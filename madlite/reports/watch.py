@@ -90,7 +90,7 @@ class Watch:
                 planned = replace(planned, card=plan.card.name, batch=plan.batch, study=plan.study)
                 self._planned[folder.name] = planned
         progress = read_progress(folder) or Progress(state="running")
-        return replace(planned, progress=progress, elapsed_s=_since(progress.started))
+        return replace(planned, progress=progress, elapsed_s=_since(progress.started, progress.ended))
 
 
 def changes(before: tuple[WatchedRun, ...], now: tuple[WatchedRun, ...]) -> Iterator[WatchedRun]:
@@ -120,8 +120,9 @@ def _ended(run: StoredRun) -> WatchedRun:
     )
 
 
-def _since(started: str) -> float | None:
+def _since(started: str, ended: str = "") -> float | None:
     try:
-        return max(0.0, (datetime.now(timezone.utc) - datetime.fromisoformat(started)).total_seconds())
+        until = datetime.fromisoformat(ended) if ended else datetime.now(timezone.utc)
+        return max(0.0, (until - datetime.fromisoformat(started)).total_seconds())
     except (ValueError, TypeError):
         return None

@@ -242,9 +242,8 @@ def _record_error(path: Path, error: OSError) -> RecordError:
     if error.errno == errno.ENOENT:
         return RecordError(f"{path} cannot be made: there is no folder {folder}", f"mkdir -p {folder}")
     if error.errno in _DENIED:
-        return RecordError(
-            f"{path} cannot be written: {error.strerror}", f"ls -ld {folder} {path}   or another file: -o FILE"
-        )
+        why = os.strerror(errno.EROFS) if _is_read_only(folder) else error.strerror
+        return RecordError(f"{path} cannot be written: {why}", f"ls -ld {folder} {path}   or another file: -o FILE")
     if error.errno in NO_SPACE:
         return RecordError(f"no space left for {path} ({error.strerror}); it is as it was", f"df -h {folder}")
     return RecordError(f"{path} cannot be written: {error.strerror or error}", "choose another file: -o FILE")
@@ -329,6 +328,7 @@ def sync_folder(folder: Path) -> None:
 # A workload can make links and devices in the working folder: a link that leads out of it, or elsewhere out of its own
 # folder, is not followed, and a device in it is not written to.
 
+_NO_FOLDER = "is no folder that this user may write in"
 _SCREEN = (1, 2)
 _SYSTEM_LINKS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))  # whose links the system makes
 
@@ -342,7 +342,15 @@ def check_writable(path: Path, is_expected: Callable[[Path], bool] = lambda path
     """
     target = _target(path, is_expected)
     if target is not None and (not target.parent.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK)):
-        raise _not_writable(path, f"{target.parent} is no folder that this user may write in")
+        why = "is on a file system that is read-only" if _is_read_only(target.parent) else _NO_FOLDER
+        raise _not_writable(path, f"{target.parent} {why}")
+
+
+def _is_read_only(folder: Path) -> bool:
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
 
 
 def write_named(path: Path, text: str, is_expected: Callable[[Path], bool] = lambda path: False) -> None:

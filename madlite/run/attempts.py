@@ -251,7 +251,9 @@ class Attempts:
         again = one if found.micro_batch is None else self._smaller(one, found.micro_batch)
         if again is None:
             return None
-        planned = _in_place_of(one, again, new_run_id(one.plan.card.name), was_begun="run" in result.durations_s)
+        is_warm_up = one.plan.study is not None and one.plan.study.warm_up
+        run_id = new_run_id(f"warm-up {one.plan.card.name}" if is_warm_up else one.plan.card.name)
+        planned = _in_place_of(one, again, run_id, was_begun="run" in result.durations_s)
         return planned, replace(found, micro_batch=None if found.micro_batch is None else _micro_batch(planned.plan))
 
     def _smaller(self, one: Planned, micro_batch: int) -> Planned | None:

@@ -326,7 +326,7 @@ class Batch:
         if problem := writer.set_aside(result, run.state.monitor.steps, run.folder):
             self._screen.warn(f"{one.plan.card.name} is not tried again: {problem}")
             return None
-        run.progress.ended(result)
+        run.progress.ended(result, "tried again")
         attempts.set_aside(one, result, writer, run.release_folder(), following[0])
         return following
 

@@ -17,7 +17,7 @@ from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, inline_hint
 from madlite.machine.host import Host
-from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text
+from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, ending_text
 from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
@@ -387,7 +387,7 @@ class Run:
         self.plugins.notify("madlite_run_step", plan=self.plan, step=step)
         if self._convergence is not None and (length := self._convergence.check(step, self.state.monitor.steps)):
             self.state.is_complete = True
-            text = adaptive_text(length)
+            text = ending_text(length)
             self.stop.request(StopReason(cause=Cause.NONE, text=text, short="its steps are enough"))
 
     def _make_convergence(self) -> ConvergenceMonitor | None:

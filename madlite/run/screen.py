@@ -57,10 +57,10 @@ class ProgressWriter:
             self._first = step
         self._change(soon=False, step=step.n, left_s=self._left_s(step), **_figures(step))
 
-    def ended(self, result: Result) -> None:
-        """Note how the run ended; nothing is written any more after it."""
-        ended = _utc()
-        self._change(state="ended", doing="", left_s=None, status=result.status.value, cause=result.code, ended=ended)
+    def ended(self, result: Result, doing: str = "") -> None:
+        """Note how the run ended, and what is done about it; nothing is written any more after it."""
+        status, cause = result.status.value, result.code
+        self._change(state="ended", doing=doing, left_s=None, status=status, cause=cause, ended=_utc())
         with self._lock:
             self._folder = None
 
@@ -236,9 +236,9 @@ class RunOutcome(Value, frozen=True):
 
     @property
     def has_left(self) -> bool:
-        """Whether runs are left that `--resume` would run: they never started, or were not tried again."""
+        """Whether runs are left that `--resume` would run: never started, without a row, or not tried again."""
         given_up = any(one.attempt is not None and one.attempt.given_up for one in self.results)
-        return bool(self.not_started) or given_up
+        return bool(self.not_started or self.pending) or given_up
 
 
 def _attempts(result: Result) -> Iterator[str]:

@@ -124,7 +124,8 @@ class Bisection:
             ValueError: it is another item's.
         """
         if self.upcoming is None or sample.item != self.upcoming.item:
-            raise ValueError(f"a result of item {sample.item} where {self.upcoming} is next")
+            wanted = f"one of item {self.upcoming.item}" if self.upcoming is not None else "none"
+            raise ValueError(f"run {sample.run} is one of item {sample.item} where {wanted} is next")
         self.samples.append(sample)
         try:
             self.upcoming = self._steps.send(sample)

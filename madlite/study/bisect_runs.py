@@ -17,7 +17,7 @@ from madlite.model import Cause, Json, Metric, Result, Status, Study, Value, to_
 from madlite.plan.inputs import RUNS
 from madlite.reports.series import Direction, direction_of
 from madlite.results.batch_journal import BatchJournal
-from madlite.results.record import result_of
+from madlite.results.record import Record, result_of
 from madlite.results.stored import read_record
 from madlite.run.attempts import TRANSIENT
 from madlite.run.batch import Batch, BatchSettings
@@ -178,7 +178,7 @@ def known_samples(workspace: Path, state: BisectState, metric: str, *, retried: 
     """Yield what the runs of a state came to, in their order; without those that were cut off or stopped.
 
     What ended a run of an item as a machine does, and again after that was to be mended, is the item's failure.
-    Where failures that pass are `retried`, one whose retry was cut off counts as that, too.
+    Where failures that pass are `retried`, one whose next attempt was cut off tells nothing; the last attempt's counts.
     """
     stopped: set[int] = set()
     for run in state.runs:
@@ -188,8 +188,14 @@ def known_samples(workspace: Path, state: BisectState, metric: str, *, retried: 
         if _is_of_machine(record.status, record.cause) and run.item not in stopped:
             stopped.add(run.item)
             continue
-        if not (retried and record.status is Status.FAILURE and record.cause in TRANSIENT):
+        if not (retried and _was_to_be_tried_again(record)):
             yield sample_of(run, result_of(record), metric)
+
+
+def _was_to_be_tried_again(record: Record) -> bool:
+    attempt = record.attempt
+    is_last = attempt is not None and not attempt.next and not attempt.given_up
+    return record.status is Status.FAILURE and record.cause in TRANSIENT and not is_last
 
 
 def _is_of_machine(status: Status, code: str) -> bool:
@@ -255,6 +261,8 @@ class BisectRunner:
 
             try:
                 run_bisection(bisection, measure, known)
+                if bisection.upcoming is not None and signals.exit_code is not None:
+                    self.outcome = replace(self.outcome, exit_code=signals.exit_code)
             except ValueError as error:
                 what = f"the records of bisect {self._folder.id} are not those of this search: {error}"
                 raise UsageProblem(what, "leave --resume out to begin anew") from error
@@ -266,15 +274,19 @@ class BisectRunner:
         signals: Signals,
         start: Callable[[Sequence[Planned], Signals], RunOutcome],
     ) -> Sample | None:
+        if signals.exit_code is not None:
+            return None
         one = self._member(self._items[upcoming.item], upcoming.item, bisection)
         run = StartedRun(id=one.plan.id, item=upcoming.item)
         self._folder.note(run)
         outcome = start([one], signals)
         self.planned.append(one)
         self._add(outcome)
-        if not outcome.results or outcome.bug is not None or signals.exit_code is not None:
+        if not outcome.results or outcome.bug is not None:
             return None
         result = outcome.results[0]
+        if result.cause is Cause.INTERRUPTED or (result.attempt is not None and result.attempt.given_up):
+            return None
         if result.plan_id != run.id:  # a retry's
             first, run = run, replace(run, id=result.plan_id)
             self._folder.note(run, instead=first)

@@ -123,6 +123,24 @@ def test_a_killed_bisect_of_recipe_files_goes_on_and_repeats_no_run(on_host: Che
 
 
 @pytest.mark.host
+def test_an_item_whose_attempts_all_fail_for_what_passes_is_known_to_resume(on_host: Checkout):
+    hub = "echo 'HfHubHTTPError: 503 Server Error: Service Temporarily Unavailable for url: h' >&2"
+    on_host.card("one", f"[ $ITEM = 1 ] && {{ {hub}; exit 1; }}\necho performance: $((ITEM < 2 ? 9 : 5)) x\n")
+    names = []
+    for number in range(4):
+        text = f'[recipe]\ntag = "one"\nbackend = "script"\n[recipe.set]\nenv.ITEM = "{number}"\n'
+        (on_host.folder / f"{number}.toml").write_text(text)
+        names.append(f"{number}.toml")
+    words = ("--between", ",".join(names), "--retry", "1", "--retry-wait", "0")
+    assert bisect(on_host, *words).returncode == 0
+    found, ran = summary(on_host), len(on_host.records())
+    assert (found["last_good"], found["first_bad"], found["candidates"]) == ("0.toml", "2.toml", ["1.toml"])
+    again = bisect(on_host, *words, "--resume")
+    assert again.returncode == 0 and len(on_host.records()) == ran, again.stdout + again.stderr
+    assert summary(on_host)["candidates"] == ["1.toml"]
+
+
+@pytest.mark.host
 def test_a_full_disk_ends_a_bisect_and_is_no_item_s_failure(on_host: Checkout):
     full = "[ -e ../full ] && { echo \"cp: error writing 'x': No space left on device\"; exit 1; }\n"
     on_host.card("one", f'[ "$ITEM" = 4 ] || [ "$ITEM" = 3 ] && {full}NUMBER_FILE=../numbers/$ITEM\n' + RUN)

@@ -171,6 +171,10 @@ def test_a_kill_during_the_wait_loses_no_row(checkout):
     wait_until(lambda: is_set_aside(checkout))
     other = checkout.run("--tags", "b")
     assert other.returncode == 0 and rows_of(checkout) == [("b", "7", "SUCCESS")], "the first one goes on"
+    (listed,) = (line for line in checkout.madlite("runs").stdout.splitlines() if " a " in line)
+    assert "FAILURE" in listed and "tried again" in listed, "it does not run"
+    (waiting,) = (line for line in checkout.madlite("watch", "--once").stdout.splitlines() if " a " in line)
+    assert "ended: tried again" in waiting
     kill(started)
     assert rows_of(checkout) == [("b", "7", "SUCCESS")]
     done = checkout.run("--tags", "b")
