@@ -426,7 +426,9 @@ class Settling:
                 if state is None:
                     return None  # it is not over yet, or the cluster does not answer
                 if state.restarts or state.state not in ("", "DELETED", "COMPLETED", "FAILED"):
-                    name_end(folder, end_of(state, self.stored.job_of(run), last_error(self.stored, run), started=True))
+                    job = self.stored.job_of(run)
+                    end = end_of(state, job, last_error(self.stored, run), started=True)
+                    name_end(folder, self._named(end) if job in self._cancelled else end)
         done = self._rows(folder)
         for earlier in filter(is_uncollected, attempts[:-1]):  # of which this one has taken the place
             self._rows(earlier)
@@ -489,9 +491,13 @@ class Settling:
             return self._collect(run, standing)
         started = exists(attempts[0])
         end = end_of(state, job, last_error(self.stored, run), started=started)
-        if not started and end.cause is Cause.INTERRUPTED and self._is_limit_reached():
-            end = replace(end, reason=f"{self._limit_text()}: {end.reason}")
-        return self._fail(run, end)
+        return self._fail(run, end if started else self._named(end))
+
+    def _named(self, end: JobEnd) -> JobEnd:
+        """Return the end of a job that was cancelled with the failures of others, where those were the reason."""
+        if end.cause is not Cause.INTERRUPTED or not self._is_limit_reached():
+            return end
+        return replace(end, reason=f"{self._limit_text()}: {end.reason}")
 
     def _find_long_over(self, there: frozenset[str]) -> None:
         """Note the ends of jobs that ended a minute ago, once of each: their files certainly are seen here."""
