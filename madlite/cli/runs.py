@@ -281,7 +281,7 @@ def _cells(run: StoredRun) -> Iterator[str]:
     yield _gpus(run)
     doubt = " (not as madlite left it)" if run.doubt else ""
     marks = {
-        "not collected": not run.collected,
+        "not collected": not run.collected and not record.is_replaced,
         "imported": bool(run.origin),
         "pruned": bool(run.pruned),
         "warm-up": record.is_warm_up,

@@ -177,7 +177,7 @@ def _opened(folder: Path) -> StoredRun:
 
 
 def _set_aside(folder: Path) -> StoredRun | None:
-    """Return a failed attempt whose next one waits or goes on, which keeps its folder until that has a result."""
+    """Return a failed attempt whose next one waits or goes on: its madlite keeps its folder until that has a result."""
     if not (following := read_run(folder).next):
         return None
     try:
@@ -185,7 +185,7 @@ def _set_aside(folder: Path) -> StoredRun | None:
     except RecordError:
         return None
     record = replace(record, attempt=replace(record.attempt or Attempt(), next=following))
-    return StoredRun(folder=folder, state=record.status.value, record=record)
+    return StoredRun(folder=folder, state=record.status.value, record=record, collected=False)
 
 
 def _waiting(folder: Path, planned: Record) -> StoredRun:

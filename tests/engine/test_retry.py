@@ -172,7 +172,13 @@ def test_a_kill_during_the_wait_loses_no_row(checkout):
     other = checkout.run("--tags", "b")
     assert other.returncode == 0 and rows_of(checkout) == [("b", "7", "SUCCESS")], "the first one goes on"
     (listed,) = (line for line in checkout.madlite("runs").stdout.splitlines() if " a " in line)
-    assert "FAILURE" in listed and "tried again" in listed, "it does not run"
+    assert "FAILURE" in listed and ", tried again" in listed and "collected" not in listed, "it does not run"
+    name = listed.split()[0]
+    assert f"tried again as {name[:8]}" in checkout.madlite("show", name).stdout
+    packed = checkout.madlite("archive", name, "-o", "x.tar.gz")
+    assert packed.returncode == 4 and "not collected" in packed.stderr, packed.stdout + packed.stderr
+    pruned = checkout.madlite("prune", "--all", "--larger-than", "1", "--yes")
+    assert (checkout.folder / "madlite_runs" / name / "result.json").exists(), pruned.stdout + pruned.stderr
     (waiting,) = (line for line in checkout.madlite("watch", "--once").stdout.splitlines() if " a " in line)
     assert "ended: tried again" in waiting
     kill(started)
