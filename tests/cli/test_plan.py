@@ -220,9 +220,7 @@ def test_what_was_rendered_is_what_runs_whatever_the_templates_are_by_then(check
     (checkout / "templates/hf").mkdir(parents=True)
     (checkout / "templates/hf/run.sh.j2").write_text("echo another\n")
     assert "echo another" in script(*tags) and script("--plan", "plan.json") == of_plan
-    told = json.loads((checkout / "plan.json").read_text())["plan"]["id"]
-    (first,) = set(re.findall(r"\d{8}T\d{6}-demo-hf-lora-tiny-[0-9a-f]{6}", before))
-    assert of_plan == before.replace(first, told)
+    assert of_plan == before
 
 
 def bound(saved, machine, workspace, runtimes=None, environ=MappingProxyType({})):
