@@ -10,7 +10,7 @@ from madlite.cli.format import span_text
 from madlite.model import Status
 from madlite.plan.inputs import RUNS
 from madlite.study.efficiency import scaling_lines, scalings_of
-from madlite.study.repeat import KIND, Repeat, plan_repeat, warm_up_text
+from madlite.study.repeat import KIND, plan_repeat, warm_up_text
 from madlite.study.scaling import KIND as SCALING
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary, samples_of_records, summarise
 from madlite.study.sweep import KIND as SWEEP
@@ -29,13 +29,10 @@ def preview_repeat(planned: Sequence[Planned], params: dict[str, Any]) -> tuple[
     from madlite.results.batch_journal import BatchJournal
 
     repeat = plan_repeat(planned, BatchJournal().id, params["repeat"], cold=params["cold"])
-    lines = ["# --- order of the runs", *_warm_up_lines(repeat)]
+    warm_ups = (warm_up_text(one.plan.card.name, one.plan.study) for one in repeat.warm_ups)
+    lines = ["# --- order of the runs", *(f"warm-up  {text}" for text in warm_ups)]
     lines += [f"{n}/{len(repeat.runs)}  {place_text(one)}" for n, one in enumerate(repeat.runs, 1)]
     return repeat.firsts, lines
-
-
-def _warm_up_lines(repeat: Repeat) -> Iterator[str]:
-    return (f"warm-up  {warm_up_text(one.plan.card.name, one.plan.study)}" for one in repeat.warm_ups)
 
 
 def place_text(one: Planned) -> str:

@@ -95,8 +95,8 @@ class NextAttempt(Value, frozen=True):
 
     @property
     def text(self) -> str:
-        """How the run is tried again, for who can end the wait."""
-        return self.when if self.micro_batch is not None else f"{self.when}; Ctrl-C ends the wait"
+        """How the run is tried again, for who can end the command."""
+        return self.when if self.micro_batch is not None else f"{self.when}; Ctrl-C ends the command"
 
     @property
     def when(self) -> str:

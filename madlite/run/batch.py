@@ -175,12 +175,12 @@ class Batch:
         again: Start | None = None  # of another attempt, which has what the one before had
         while (start := again or scheduler.take()) is not None:
             try:
-                again = self._attempt(*self._due(start), scheduler, start)
+                again = self._attempt(*self._attempt_of(start), scheduler, start)
             finally:
                 scheduler.end(start)
             self._after(scheduler)
 
-    def _due(self, start: Start) -> tuple[Planned, Attempts]:
+    def _attempt_of(self, start: Start) -> tuple[Planned, Attempts]:
         """Return the attempt of a run that starts."""
         with self._lock:
             between = self._between.pop(start.job.position, None)

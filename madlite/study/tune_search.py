@@ -73,7 +73,7 @@ def best_candidate(seen: Seen) -> Point | None:
 
     As long as runs leave the fixed cost of a step open, all is looked at once more with a high one, of which larger
     micro batches save more.  Where no configuration ran with two of them, a second one of those comes first, however
-    unlikely it fits: it tells the cost, by which much that is further away is none of the promising.
+    unlikely it fits: it tells the cost, and so whether anything further away is worth a run.
     """
     memory, groups = MemoryModel(seen), list(_groups(seen))
     likely, high = fixed_costs(seen)
