@@ -6,6 +6,7 @@ The runs of one point, card, variant and image are a series; `varied` of their s
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
@@ -22,6 +23,7 @@ from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary
 KIND = "sweep"
 MOST_POINTS = 1000  # more are a slip
 _HOW = "--sweep micro_batch=1,2,4"
+_REPEAT = "--repeat N runs each point N times"
 
 PlanPoint = Callable[[Mapping[str, str], str], Sequence[Planned]]
 """Plans the runs of a command with more values of `--set`; with a name of them, refused ones are blocked."""
@@ -33,11 +35,14 @@ def sweep_points(texts: Iterable[str], *, zipped: bool = False) -> tuple[dict[st
     With `zipped` the first value of each key, then the second of each, and so on.
 
     Raises:
-        UsageProblem: a text is no `KEY=A,B`, a key or value is there twice, or zipped keys have different counts.
+        UsageProblem: a text is no `KEY=A,B`, a key, a value or (zipped) a point is there twice, or zipped keys have
+            different counts.
     """
     values: dict[str, list[str]] = {}
     for text in texts:
         key, found = _values_of(text)
+        if not zipped and (twice := _first_twice(found)):
+            raise UsageProblem(f"--sweep {text!r} has the value {twice} twice", _REPEAT)
         if key in values:
             raise UsageProblem(f"--sweep names {key} twice", f"one option with all of its values: {_HOW}")
         values[key] = found
@@ -48,7 +53,14 @@ def sweep_points(texts: Iterable[str], *, zipped: bool = False) -> tuple[dict[st
     combined = list(zip(*values.values(), strict=True)) if zipped else list(product(*values.values()))
     if len(combined) > MOST_POINTS:
         raise UsageProblem(f"--sweep makes {len(combined)} points, more than {MOST_POINTS}", "--zip pairs the values")
-    return tuple(dict(zip(values, point, strict=True)) for point in combined)
+    points = tuple(dict(zip(values, point, strict=True)) for point in combined)
+    if twice := _first_twice([point_text(point) for point in points]):
+        raise UsageProblem(f"--sweep with --zip makes the point {twice} twice", _REPEAT)
+    return points
+
+
+def _first_twice(texts: Sequence[str]) -> str:
+    return next((text for text, count in Counter(texts).items() if count > 1), "")
 
 
 def _values_of(text: str) -> tuple[str, list[str]]:
@@ -64,8 +76,6 @@ def _values_of(text: str) -> tuple[str, list[str]]:
         ) from None
     if not all(found or [""]):
         raise UsageProblem(f"--sweep {text!r} has an empty value", _HOW)
-    if twice := next((value for at, value in enumerate(found) if value in found[:at]), ""):
-        raise UsageProblem(f"--sweep {text!r} has the value {twice} twice", "--repeat N runs each point N times")
     return key, found
 
 
@@ -110,7 +120,7 @@ def _refuse_twice(points: Sequence[Mapping[str, str]], tried: Sequence[Sequence[
         same = seen.setdefault(tuple(plan_digest(one.plan) for one in made), values)
         if same is not values:
             what = f"{_named(values)} is the same run as {point_text(same)}"
-            raise UsageProblem(what, "leave one of them out; --repeat N runs each point N times")
+            raise UsageProblem(what, f"leave one of them out; {_REPEAT}")
 
 
 def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[Planned] | UsageProblem:

@@ -47,15 +47,15 @@ class Costs:
         self._runs, self._spent_s = len(started), sum(one.duration_s for one in started)
         self._ok = [one for one in started if one.status == "ok"]
 
-    def allow_search(self, full: int = 2) -> bool:
-        """Return whether one more short run, near the best point, leaves enough for so many full ones."""
+    def allow_search(self, following: Sequence[Point]) -> bool:
+        """Return whether one more short run, near the best point, leaves enough for full runs of these points."""
         best = self._seen.best
         short_s = self._seconds(best, self.short_steps(best), full=False)
-        return self._budget.allows(self._runs + 1 + full, self._spent_s + short_s + full * self._usual_s())
+        return self._allow(1 + len(following), short_s + self._full_s(following))
 
-    def allow_full(self, count: int = 1) -> bool:
-        """Return whether there is enough left for so many more full runs."""
-        return self._budget.allows(self._runs + count, self._spent_s + count * self._usual_s())
+    def allow_full(self, points: Sequence[Point]) -> bool:
+        """Return whether there is enough left for full runs of these points."""
+        return self._allow(len(points), self._full_s(points))
 
     def short_steps(self, point: Point) -> int:
         """Return how many steps a short run of a point makes; 0: as many as usual."""
@@ -69,7 +69,7 @@ class Costs:
         more than the least steps unless they have what they need, and a margin.
         """
         least_s = self._least_s(point)
-        if not self._budget.allows(self._runs + 1, self._spent_s + least_s):
+        if not self._allow(1, least_s):
             return None
         steps, step_s = self._space.steps, self._step_s(point)
         if steps is None or not step_s or self._budget.seconds is None:
@@ -77,16 +77,16 @@ class Costs:
         more_s = self._budget.seconds - self._spent_s - least_s
         later_s = sum(self._least_s(one) for one in others)
         if more_s >= later_s:
-            more_s -= (1 + _MARGIN) * later_s
+            more_s -= self._full_s(others)
         fitting = steps.least_full + int(max(0.0, more_s) / step_s)
         return 0 if fitting >= steps.full else fitting
 
-    def _usual_s(self) -> float:
-        """Return what a full run takes: on average as the default's, and as the shortest one of the best point."""
-        default, best = self._space.default, self._seen.best
-        made = [one.duration_s for one in self._ok if one.full and one.point == default]
-        of_default = fmean(made) if made else self._least_s(default)
-        return of_default if best == default else fmean((of_default, self._least_s(best)))
+    def _allow(self, runs: int, seconds: float) -> bool:
+        return self._budget.allows(self._runs + runs, self._spent_s + seconds)
+
+    def _full_s(self, points: Sequence[Point]) -> float:
+        """Return what full runs with the least steps take, and a margin."""
+        return (1 + _MARGIN) * sum(map(self._least_s, points))
 
     def _least_s(self, point: Point) -> float:
         return self._seconds(point, self._space.steps.least_full if self._space.steps else 0, full=True)

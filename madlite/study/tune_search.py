@@ -87,14 +87,21 @@ def best_candidate(seen: Seen) -> Point | None:
 
 
 def _promising(seen: Seen, costs: Costs) -> Point | None:
-    """Return the point that is worth a short run, for which the budget leaves a full run of the best and the default.
+    """Return the point that is worth a short run, for which the budget leaves the full runs that confirm the best one.
 
-    Later choices leave each of them two in all.
+    While nothing is faster than the default, and no later choice was tried, a full run of each is enough to go on.
     """
-    ample = costs.allow_search(3)
-    if ample or (costs.allow_search(2) and not seen.has_later):
-        return best_candidate(seen) or (_later(seen) if ample else None)
+    best, default = seen.best, seen.space.default
+    if costs.allow_search(_missing(seen, (best,)) if best != default else [default] * 3):
+        return best_candidate(seen) or _later(seen)
+    if best == default and not seen.has_later and costs.allow_search([default] * 2):
+        return best_candidate(seen)
     return None
+
+
+def _missing(seen: Seen, points: Sequence[Point]) -> list[Point]:
+    """Return the full runs that points and the default lack for a first look at what they gain."""
+    return [one for one in (*points, seen.space.default) for _ in range(min(LEVELS) - len(seen.full(one)))]
 
 
 def _later(seen: Seen) -> Point | None:
@@ -220,8 +227,8 @@ def _finalists(seen: Seen, costs: Costs) -> list[Point]:
     ranked = sorted((point for point in seen.ok if point != default), key=lambda point: -seen.ok[point])
     ranked = [point for point in ranked if seen.ok[point] > seen.ok[default] or seen.full(point)]
     close = [point for point in ranked if seen.ok[point] >= seen.ok[ranked[0]] * (1 - CLOSE)]
-    missing = sum(max(0, 2 - len(seen.full(point))) for point in (*close[:2], default))
-    return close[:2] if costs.allow_full(missing) else sorted(close, key=lambda point: -len(seen.full(point)))[:1]
+    is_enough = costs.allow_full(_missing(seen, close[:2]))
+    return close[:2] if is_enough else sorted(close, key=lambda point: -len(seen.full(point)))[:1]
 
 
 def gain_interval(seen: Seen, point: Point) -> Interval | None:

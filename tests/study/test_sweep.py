@@ -54,6 +54,11 @@ def test_points_that_would_not_start_are_not_taken_for_the_same_run(tmp_path) ->
     ]  # fmt: skip
 
 
+def test_zipped_values_may_be_there_twice_where_their_points_differ() -> None:
+    points = sweep_points(["micro_batch=1,1,2", "activation_checkpoint=none,full,full"], zipped=True)
+    assert [tuple(point.values()) for point in points] == [("1", "none"), ("1", "full"), ("2", "full")]
+
+
 @pytest.mark.parametrize(
     ("texts", "zipped", "words"),
     [
@@ -65,6 +70,7 @@ def test_points_that_would_not_start_are_not_taken_for_the_same_run(tmp_path) ->
         (['env.X="0,1'], False, "a quote is not closed"),
         (["micro_batch=1", "batch_size=2"], False, "names micro_batch twice"),
         (["micro_batch=1,2", "steps=1"], True, "micro_batch has 2, steps has 1"),
+        (["micro_batch=1,1", "steps=5,5"], True, "makes the point micro_batch=1, steps=5 twice"),
         ([f"steps={','.join(map(str, range(1, 102)))}", "seq_len=1,2,3,4,5,6,7,8,9,10"], False, "makes 1010 points"),
     ],
 )

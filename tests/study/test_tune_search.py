@@ -211,6 +211,39 @@ def test_long_steps_are_fewer_so_that_the_budget_is_enough_for_the_confirmation(
     assert all(one.steps < LONG_STEPS.short for one in long)
 
 
+@pytest.mark.parametrize("minutes", [8, 12])
+def test_what_the_confirmation_needs_is_not_spent_on_the_search(minutes):
+    """Llama 3.1 8B on two H200, in tokens/s/GPU and GiB as they were measured; the rest by the models."""
+    measured = {
+        ("selective", 1): 8549.0, ("selective", 2): 9212.0, ("selective", 3): 9555.0, ("none", 1): 9305.0,
+        ("none", 2): 6838.0, ("full", 4): 8670.5,
+    }  # fmt: skip
+    highest = {"none": 10070.0, "selective": 10320.0, "full": 9000.0}
+
+    def speed(point: Point) -> float:
+        mode, compiled = str(point.group[0]), point.group[1]
+        found = measured.get((mode, point.batch), highest[mode] * point.batch / (0.23 + point.batch))
+        return found * (1.0 if compiled else 0.8)
+
+    def memory(point: Point) -> float:
+        return 63.4 + {"none": 37.1, "selective": 17.6, "full": 5.4}[str(point.group[0])] * point.batch
+
+    for seed in range(10):
+        trainer = Trainer(
+            space=replace(H200, memory_gib=140.4, steps=LONG_STEPS),
+            speed=speed,
+            memory_gib=memory,
+            limit_gib=138.0,
+            noise=0.002,
+            seed=seed,
+            run_s=38.0,
+            step_s=lambda point: 8192 * point.batch / speed(point),
+        )
+        assert trainer.tune(Budget(seconds=60 * minutes)).why == "confirmed", trainer.trials
+        assert trainer.spent_s <= 60 * minutes
+        assert speed(Seen(trainer.space, trainer.trials).best) >= 0.995 * 9555
+
+
 @pytest.mark.parametrize("minutes", [7, 8, 10])
 def test_what_is_far_away_is_not_run_before_the_cost_of_a_step_is_known(minutes):
     """Llama 3.1 8B on two H100 of 80 GB, in tokens/s/GPU and GiB as they were measured; the rest by the models."""
