@@ -35,7 +35,7 @@ _LONGEST = 60  # characters of a cell
     default="",
     metavar="WORD",
     shell_complete=complete_status,
-    help="Only success, suspect, failure, skipped, not-collected, running, cut-off, or a cause.",
+    help="Only success, suspect, failure, tried-again, skipped, not-collected, running, cut-off, or a cause.",
 )
 @click.option(
     "--of",

@@ -374,6 +374,11 @@ class Study(Value, frozen=True):
     short: bool = False
     caches: Literal["", "cold", "warm"] = ""
 
+    @property
+    def point(self) -> dict[str, Scalar]:
+        """`varied` of a configuration that is compared with others: in a sweep, or in the search of the fastest one."""
+        return self.varied if self.kind in ("sweep", "tune") else {}
+
 
 class Blocked(Value, frozen=True):
     """Why a plan must not start; it still becomes a row."""

@@ -195,6 +195,7 @@ class ExportRow(Value, frozen=True):
     device: str = ""
     gpus: int | None = None
     nodes: int | None = None
+    varied: str = ""
     run: str = ""
     started: datetime | None = None
     steady_cv: float | None = None

@@ -80,9 +80,16 @@ def load_baseline(runs: Path, name: str) -> Baseline:
         found = msgspec.json.decode(read_regular(file, _LIMIT_BYTES), type=Baseline)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageProblem(f"{file} is no baseline: {error}", f"madlite baseline drop {name}") from error
-    if found.version != _VERSION or any(len(one.key) != len(DIMENSIONS) for one in found.series):
+    series = tuple(map(_with_varied, found.series))
+    if found.version != _VERSION or any(len(one.key) != len(DIMENSIONS) for one in series):
         raise UsageProblem(f"{file} is a baseline of another version of madlite", f"madlite baseline drop {name}")
-    return found
+    return replace(found, series=series)
+
+
+def _with_varied(series: Series) -> Series:
+    """Return a series of a baseline that was made when the values of a study's point were no dimension."""
+    *others, metric = series.key or ("",)
+    return replace(series, key=(*others, "", metric)) if len(series.key) == len(DIMENSIONS) - 1 else series
 
 
 def baseline_names(runs: Path) -> list[str]:

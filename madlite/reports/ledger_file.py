@@ -73,6 +73,17 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX runs_in_doubt ON runs(id) WHERE doubt != '' OR problem != ''",
         "UPDATE runs SET record_inode = NULL",  # they are read again, with the journal
     ),
+    (  # the values of a study's point are a dimension
+        "DELETE FROM results",
+        "DROP TABLE series",
+        """CREATE TABLE series(
+            n INTEGER PRIMARY KEY, model TEXT NOT NULL, backend TEXT NOT NULL, recipe TEXT NOT NULL, mode TEXT NOT NULL,
+            precision TEXT NOT NULL, seq_len TEXT NOT NULL, micro_batch TEXT NOT NULL, global_batch TEXT NOT NULL,
+            device TEXT NOT NULL, gpus TEXT NOT NULL, nodes TEXT NOT NULL, varied TEXT NOT NULL, metric TEXT NOT NULL,
+            UNIQUE(model, backend, recipe, mode, precision, seq_len, micro_batch, global_batch, device, gpus, nodes,
+            varied, metric))""",
+        "UPDATE runs SET record_inode = NULL",  # they are read again
+    ),
 )
 VERSION = len(MIGRATIONS)
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.sshfs", "9p", "afs")

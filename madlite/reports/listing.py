@@ -16,7 +16,8 @@ COLUMNS = (
 _HEAD = ("ID", "WHEN (UTC)", "CARD", "BACKEND", "MODE", "PRECISION", "GPU", "STATUS", "NUMBER", "TOOK")
 SUSPECT = "suspect"  # `--status` of a success whose number is suspect
 NOT_COLLECTED = "not collected"  # and of a run whose result waits for `madlite collect`
-STATES = ("success", SUSPECT, "failure", "skipped", "not-collected", "running", "cut-off", "unreadable")
+TRIED_AGAIN = "tried again"  # of a failed attempt whose place another one took
+STATES = ("success", SUSPECT, "failure", "tried-again", "skipped", "not-collected", "running", "cut-off", "unreadable")
 """The values of `--status` besides the causes of failures."""
 
 
@@ -99,12 +100,12 @@ def _note(found: Sequence[str], how: str) -> Iterator[str]:
 
 
 def status_words(run: StoredRun) -> tuple[str, ...]:
-    """Return the `--status` values of a run; a suspect success is a success too."""
+    """Return the `--status` values of a run; a suspect success is a success too, an attempt tried again a failure."""
     return (
         run.state.lower(),
         _normalized(run.record.cause),
         SUSPECT if run.is_suspect else "",
-        "" if run.collected else NOT_COLLECTED,
+        TRIED_AGAIN if run.record.is_replaced else "" if run.collected else NOT_COLLECTED,
     )
 
 
@@ -115,7 +116,7 @@ def wanted_status(status: str, causes: Iterable[str]) -> str:
         UsageProblem: there is no such status, and neither a cause.
     """
     wanted = _normalized(status)
-    words = (*Status, SUSPECT, NOT_COLLECTED, *Cause, RUNNING, CUT_OFF, UNREADABLE, *causes)
+    words = (*Status, SUSPECT, NOT_COLLECTED, TRIED_AGAIN, *Cause, RUNNING, CUT_OFF, UNREADABLE, *causes)
     if wanted and wanted not in (statuses := {_normalized(word) for word in words} - {""}):
         raise _no_status(status, statuses)
     return wanted

@@ -15,12 +15,13 @@ from madlite.measure.performance import is_cost, is_throughput, judge_number
 from madlite.model import QUANTITIES, Cause, RunPlan, Status, Value
 from madlite.plan.caches import CACHE_VARIABLES
 from madlite.results.record import Record, plan_fields
+from madlite.text import scalar_text
 
 Direction = Literal["higher", "lower", "neutral"]
 
 DIMENSIONS = (
     *("model", "backend", "recipe", "mode", "precision", "seq_len", "micro_batch", "global_batch"),
-    *("device", "gpus", "nodes", "metric"),
+    *("device", "gpus", "nodes", "varied", "metric"),
 )
 _COLUMNS = {
     **{name: (name,) for name in DIMENSIONS},
@@ -106,6 +107,7 @@ def series_name(dimensions: Mapping[str, str]) -> str:
         *(f"{short} {dimensions[name]}" for name, short in _SHORT.items() if dimensions.get(name)),
         place or (f"{gpus} GPUs" if gpus else ""),
         f"{nodes} nodes" if nodes not in ("", "1") else "",
+        dimensions.get("varied", ""),
         dimensions.get("metric", ""),
     )
     return " ".join(part for part in parts if part)
@@ -303,9 +305,16 @@ def record_dimensions(record: Record) -> dict[str, str]:
         "device": record.device,
         "gpus": place.nodes * place.gpus_per_node if place else None,
         "nodes": place.nodes if place else None,
+        "varied": _varied(record),
         "metric": "",
     }
     return {name: "" if value is None else str(value) for name, value in known.items()}
+
+
+def _varied(record: Record) -> str:
+    """Return the values of a study's point that are no dimension of their own."""
+    point = record.study.point if record.study is not None else {}
+    return ", ".join(f"{key}={scalar_text(value)}" for key, value in point.items() if key not in DIMENSIONS)
 
 
 def record_facts(record: Record) -> dict[str, str]:

@@ -152,10 +152,10 @@ def _varied(plan: RunPlan) -> dict[str, str]:
 
     Those that the row has a column for are left out.
     """
-    if plan.study is None or plan.study.kind not in ("sweep", "tune"):
+    if plan.study is None:
         return {}
     own = _variant_columns(plan)
-    return {key: str(value) for key, value in plan.study.varied.items() if _OWN_COLUMN.get(key, key) not in own}
+    return {key: str(value) for key, value in plan.study.point.items() if _OWN_COLUMN.get(key, key) not in own}
 
 
 def _is_rendered(plan: RunPlan) -> bool:

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
@@ -260,7 +261,8 @@ class ResultWriter:
                     place = folder.files
                 saved = save_rows(rows, place, new_columns(self._options.contract))
         except (RecordError, OSError) as problem:
-            return "", f"it cannot be saved either ({problem}): {[row.cells for row in rows]}"
+            text = msgspec.json.encode([plain_cells(row) for row in rows]).decode()
+            return "", f"it cannot be saved either ({problem}): {text}"
         return saved.name, f"it is saved in {saved}"
 
     def _entries(self, result: Result) -> Entries | None:

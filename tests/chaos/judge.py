@@ -153,7 +153,7 @@ def _of_part(
     begun = f"[1/{len(one.parts)}]" in said  # before that it has not said that anything was begun
     told_at_once = re.search(rf"never started: .*\b{part.name}\b", said)
     told_at_once = told_at_once or (
-        one.on_tmpfs and "cannot be saved either" in said and f"'model': '{part.name}" in said
+        one.on_tmpfs and "cannot be saved either" in said and f'"model":"{part.name}' in said
     )
     if not rows and begun and not told_at_once and not told.names(part):
         yield f"{part.name} has no row and is not named by the next command"

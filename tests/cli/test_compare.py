@@ -156,6 +156,15 @@ def test_a_baseline_of_another_version_is_refused(place, capsys):
     assert "another version of madlite" in output(capsys, "compare", "old", "b.csv", code=4)
 
 
+def test_a_baseline_from_before_points_were_series_is_read(place, capsys):
+    output(capsys, "baseline", "set", "old", "a.csv")
+    file = place / "madlite_runs/baselines/old.json"
+    saved = json.loads(file.read_text())
+    del saved["series"][0]["key"][-2]
+    file.write_text(json.dumps(saved))
+    assert "1 series compared" in output(capsys, "compare", "old", "b.csv")
+
+
 def test_a_damaged_baseline_is_named(place, capsys):
     output(capsys, "baseline", "set", "old", "a.csv")
     (place / "madlite_runs/baselines/old.json").write_text("{")

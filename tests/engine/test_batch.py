@@ -122,7 +122,9 @@ def test_a_row_that_can_be_kept_nowhere_is_said(planned):
     options.output.mkdir()
     screen = Quiet()
     assert run_batch(plans, options, plugins, screen).exit_code is ExitCode.RUN_FAILED
-    assert "cannot be saved either" in screen.said[0] and "'model': 'm'" in screen.said[0]
+    said, _, text = screen.said[0].partition("cannot be saved either (")
+    (row,) = json.loads(text[text.index("): ") + 3 :])
+    assert said and (row["model"], row["status"]) == ("m", "FAILURE")
 
 
 @pytest.mark.parametrize(

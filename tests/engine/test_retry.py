@@ -70,6 +70,8 @@ def test_a_run_that_fails_twice_for_what_passes_has_one_row(checkout, line):
     assert f"attempt 3, after {first['id']} [{first['cause']}], {second['id']}" in done.stdout
     assert "retry 1 of 3" in done.stdout and "retry 2 of 3" in done.stdout
     assert "tried again" in checkout.madlite("runs").stdout
+    listed = json.loads(checkout.madlite("runs", "--status", "tried-again", "--json").stdout)
+    assert sorted(one["id"] for one in listed) == sorted((first["id"], second["id"]))
     assert f"tried again as {second['id']}" in checkout.madlite("show", first["id"]).stdout
     rebuilt = checkout.madlite("report", "rebuild", "-o", "again.csv")
     assert "1 row of 1 run" in rebuilt.stdout, rebuilt.stdout + rebuilt.stderr

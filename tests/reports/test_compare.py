@@ -7,9 +7,12 @@ import random
 import pytest
 
 from madlite.errors import UsageProblem
+from madlite.model import Status, Study
 from madlite.reports.compare import DEFAULTS, Settings, Verdict, compare, noise_of
 from madlite.reports.gates import read_gates, trips
-from madlite.reports.series import DIMENSIONS, Sample, Series, direction_of, group, of_row
+from madlite.reports.series import DIMENSIONS, Sample, Series, direction_of, group, of_record, of_row
+from madlite.results.record import Record
+from madlite.workspace.journal import RunRows
 from tests.csv_results import noisy, row
 
 
@@ -131,8 +134,32 @@ def test_of_negative_numbers_less_is_less():
 
 def test_what_one_side_does_not_record_is_named():
     assert one(series([1.0], seq_len=4096), series([1.0])).pair.unknown == (
-        *("backend", "recipe", "mode", "seq_len", "micro_batch", "global_batch", "nodes"),
+        *("backend", "recipe", "mode", "seq_len", "micro_batch", "global_batch", "nodes", "varied"),
     )
+
+
+def point_of(kind: str, value: float, **varied: str) -> Series:
+    """Return the series of a run of a study."""
+    study = Study(id="s", kind=kind, varied=varied, series=1, index=1)
+    rows = RunRows(path="perf.csv", cells=({"model": "m", "metric": "tps", "performance": str(value)},))
+    record = Record(id="r", card="m", status=Status.SUCCESS, study=study, rows=rows)
+    (found,) = group(of_record(record, ""))
+    return found
+
+
+def test_the_points_of_a_sweep_are_series_of_their_own():
+    low, high = point_of("sweep", 100.0, fused="false"), point_of("sweep", 200.0, fused="true", micro_batch="2")
+    assert (low["varied"], high["varied"]) == ("fused=false", "fused=true"), "the micro batch is a dimension"
+    report = compare([low, high], [point_of("sweep", 202.0, fused="true"), point_of("sweep", 101.0, fused="false")])
+    assert sorted((one.base, one.new) for one in report.comparisons) == [(100.0, 101.0), (200.0, 202.0)]
+
+
+def test_a_run_without_a_study_is_compared_with_each_point_of_a_sweep():
+    plain = point_of("repeat", 100.0)
+    assert plain["varied"] == ""
+    points = [point_of("sweep", 100.0, fused="false"), point_of("sweep", 200.0, fused="true")]
+    assert [one.ratio for one in compare([plain], points).comparisons] == [1.0, 2.0]
+    assert not compare(points, [plain]).comparisons, "which of them is not known"
 
 
 def test_across_a_dimension_the_difference_is_said():

@@ -42,13 +42,13 @@ class HudExporter:
 
 def _record(row: ExportRow, benchmark: str) -> dict[str, Json]:
     """Return a record without its number."""
-    sizes = {name: getattr(row, name) for name in ("seq_len", "micro_batch", "global_batch")}
+    known = {name: getattr(row, name) for name in ("seq_len", "micro_batch", "global_batch", "varied")}
     return {
         "benchmark": {
             "name": benchmark,
             "mode": "training",
             "dtype": row.precision.lower(),
-            "extra_info": _texts({"recipe": row.recipe, "mode": row.mode, **sizes, "suspect": row.suspect}),
+            "extra_info": _texts({"recipe": row.recipe, "mode": row.mode, **known, "suspect": row.suspect}),
         },
         "model": {"name": row.model, "type": "", "backend": row.backend, "origins": [], "extra_info": {}},
         "metric": {

@@ -140,6 +140,7 @@ class RowReader:
             global_batch=numbers["global_batch"],
             gpus=numbers["gpus"],
             nodes=numbers["nodes"],
+            varied=texts["varied"],
             value=_finite(entry.sample.value if entry.sample is not None else None),
             unit=QUANTITIES[metric].unit if metric in QUANTITIES else "",
             direction=direction_of(metric),
