@@ -294,10 +294,10 @@ def _common(shown: Sequence[Comparison]) -> str:
 
 
 def _shared(shown: Sequence[Comparison]) -> dict[str, str]:
-    from madlite.reports.series import DIMENSIONS
-
-    columns = zip(DIMENSIONS, zip(*(one.pair.new.key for one in shown), strict=True), strict=True)
-    return {name: texts[0] for name, texts in columns if len({*texts}) == 1 and name != "model"}
+    every = [one.pair.known for one in shown]
+    return {
+        name: text for name, text in every[0].items() if name != "model" and all(one[name] == text for one in every)
+    }
 
 
 def _table(shown: Sequence[Comparison]) -> None:
@@ -315,11 +315,10 @@ def _table(shown: Sequence[Comparison]) -> None:
 def _cells(one: Comparison, shared: set[str]) -> Iterator[str]:
     from madlite.reports.compare import p_text
     from madlite.reports.comparison_text import change_text, interval_text, number_text
-    from madlite.reports.series import DIMENSIONS, series_name
+    from madlite.reports.series import series_name
 
     base, new = one.pair.base, one.pair.new
-    own = zip(DIMENSIONS, new.key, strict=True)
-    name = series_name({name: text for name, text in own if name not in shared})
+    name = series_name({name: text for name, text in one.pair.known.items() if name not in shared})
     yield f"{name} to {one.source}" if one.source else name
     yield number_text(one.base)
     yield number_text(one.new)

@@ -20,6 +20,7 @@ from madlite.model import (
     Window,
 )
 from madlite.model.results import Attempt
+from madlite.secrets import masked_value
 
 # Runs on the screen: one line each, with the reason of a failure.
 
@@ -40,7 +41,7 @@ def title(plan: RunPlan, position: int, total: int) -> str:
 
 def study_text(study: Study) -> str:
     """Return the study of a run: `sweep 20261122T093011-3fa91c: batch_size=4`, `repeat …: run 2 of 5, caches warm`."""
-    said = [f"{name}={value}" for name, value in study.varied.items()]
+    said = [f"{name}={masked_value(name, value)}" for name, value in study.varied.items()]
     said += ["warm-up, no result"] if study.warm_up else []
     said += ["short, no result"] if study.short else []
     of = f" of {study.count}" if study.count is not None else ""  # of a search nobody knows how many it takes

@@ -15,7 +15,7 @@ from madlite.reports.sides import RunHistory, Side, of_runs
 def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
     """Return the cell `relative_change` of a row: new ÷ median of the base - 1, in percent, as `-2.91`.
 
-    "" where the base has no such series, or the row no number.
+    "" where the base has no such series or several, or the row no number.
     """
     from statistics import median
 
@@ -24,7 +24,7 @@ def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
         return ""
     key = tuple(entry.dimensions[name] for name in DIMENSIONS)
     pairs, _, _ = pair([one for one in side.series if one.values], [Series(key=key, values=(entry.sample.value,))])
-    middle = median(pairs[0].base.values) if pairs else 0.0
+    middle = median(pairs[0].base.values) if len(pairs) == 1 else 0.0
     return f"{100 * (entry.sample.value - middle) / abs(middle):.2f}" if middle else ""
 
 

@@ -21,7 +21,7 @@ from madlite.measure.statistics import (
     smallest_p,
 )
 from madlite.model import Value
-from madlite.reports.series import DIMENSIONS, FACT_GROUPS, Direction, Pair, Series, pair
+from madlite.reports.series import DIMENSIONS, FACT_GROUPS, Direction, Pair, Series, pair, series_name
 
 FEWEST_HISTORY = 4  # samples from which a noise is estimated
 _FLOOR = 2.0  # standard errors that a change has to be above
@@ -89,7 +89,8 @@ class Comparison(Value, frozen=True):
     @property
     def name(self) -> str:
         """The series in one line, with what it is compared to where that has a name of its own."""
-        return f"{self.pair.new.name} to {self.source}" if self.source else self.pair.new.name
+        name = series_name(self.pair.known)
+        return f"{name} to {self.source}" if self.source else name
 
     @property
     def change(self) -> float | None:

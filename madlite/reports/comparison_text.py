@@ -73,7 +73,12 @@ def closing_notes(report: Report) -> Iterator[str]:
 
 
 def _matters(one: Comparison, name: str) -> bool:
-    """Return whether a dimension has to be named where it is unknown: always, or because one side has it."""
+    """Return whether a dimension has to be named where it is unknown: always, or because one side has it.
+
+    A run that has no `varied` is seldom one of an unknown point: the name of the series has the other side's.
+    """
+    if name == "varied":
+        return False
     return name in ("precision", "seq_len", "device") or bool(one.pair.base[name] or one.pair.new[name])
 
 

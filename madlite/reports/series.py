@@ -305,16 +305,17 @@ def record_dimensions(record: Record) -> dict[str, str]:
         "device": record.device,
         "gpus": place.nodes * place.gpus_per_node if place else None,
         "nodes": place.nodes if place else None,
-        "varied": _varied(record),
         "metric": "",
     }
-    return {name: "" if value is None else str(value) for name, value in known.items()}
+    texts = {name: "" if value is None else str(value) for name, value in known.items()}
+    return {**texts, "varied": _varied(record, texts)}
 
 
-def _varied(record: Record) -> str:
-    """Return the values of a study's point that are no dimension of their own."""
+def _varied(record: Record, others: Mapping[str, str]) -> str:
+    """Return the values of a study's point that no other dimension has, in the order of their names."""
     point = record.study.point if record.study is not None else {}
-    return ", ".join(f"{key}={scalar_text(value)}" for key, value in point.items() if key not in DIMENSIONS)
+    values = {key: scalar_text(value) for key, value in sorted(point.items())}
+    return ", ".join(f"{key}={text}" for key, text in values.items() if others.get(key) != text)
 
 
 def record_facts(record: Record) -> dict[str, str]:
@@ -354,6 +355,12 @@ class Pair(Value, frozen=True):
     new: Series
     unknown: tuple[str, ...] = ()
 
+    @property
+    def known(self) -> dict[str, str]:
+        """The dimensions of the new side, and of the base what only that has."""
+        both = zip(DIMENSIONS, self.base.key, self.new.key, strict=True)
+        return {name: new or base for name, base, new in both}
+
 
 def pair(
     base: Sequence[Series], new: Sequence[Series], across: Sequence[str] = ()
@@ -361,7 +368,8 @@ def pair(
     """Return the pairs whose known dimensions agree but for those `across`, and what is left of either side.
 
     A series with several possible partners gets the one that shares the most known dimensions; where two share equally
-    many it gets none: the caller names a filter.
+    many it gets none: the caller names a filter.  What ran at no point of a study is paired with each point of the
+    other side, unless its own side has points of it, too.
     """
     candidates: dict[tuple[str, str], list[Series]] = {}
     ends = [DIMENSIONS.index(name) for name in ("model", "metric")]
@@ -370,15 +378,33 @@ def pair(
         candidates.setdefault(_key_ends(series, ends, ignored), []).append(series)
     pairs: list[Pair] = []
     unpaired: list[Series] = []
+    with_points = [{_pointless(one) for one in side if one["varied"]} for side in (base, new)]
     for series in new:
-        partners = _partners(candidates.get(_key_ends(series, ends, ignored), ()), series, ignored)
-        if len(partners) == 1:
-            pairs.append(Pair(base=partners[0], new=series, unknown=_unknown(partners[0], series)))
+        possible = candidates.get(_key_ends(series, ends, ignored), ())
+        if "varied" not in across:
+            possible = [one for one in possible if _is_of_point(one, series, *with_points)]
+        partners = _partners(possible, series, ignored)
+        if len(partners) == 1 or (not series["varied"] and len({*map(_pointless, partners)}) == 1):
+            pairs += [Pair(base=one, new=series, unknown=_unknown(one, series)) for one in partners]
         else:
             unpaired.append(series)
     paired = {id(one.base) for one in pairs}
     left = [series for series in base if id(series) not in paired]
     return _with_failed_runs(pairs, left, unpaired, ignored)
+
+
+def _pointless(series: Series) -> tuple[str, ...]:
+    """Return a series' key without the point of a study that it ran at."""
+    return tuple("" if name == "varied" else text for name, text in zip(DIMENSIONS, series.key, strict=True))
+
+
+def _is_of_point(
+    base: Series, new: Series, base_points: set[tuple[str, ...]], new_points: set[tuple[str, ...]]
+) -> bool:
+    """Return whether both ran at a point of a study or neither, or the side of the one that did not has no points."""
+    if bool(base["varied"]) == bool(new["varied"]):
+        return True
+    return _pointless(new) not in new_points if base["varied"] else _pointless(base) not in base_points
 
 
 def _with_failed_runs(

@@ -274,6 +274,7 @@ def _unknown(name: str, runs: Path) -> UsageProblem:
     if is_published(name):
         return UsageProblem(f"{name!r} can only be BASE of madlite compare", "madlite compare published last")
     known = [*baseline_names(runs), *(run_names(runs) if runs.is_dir() else ()), *_csv_files(), LAST]
+    known = [one for one in known if one != name]  # `last` where nothing ran
     close = nearest_words(name, known, most=1) or names_with(known, name)[-1:]
     hint = "a results file, a folder, a run's id, last, last~1, a baseline, or device=MI300X"
     return UsageProblem(
@@ -298,6 +299,11 @@ def shared_runs(base: Side, new: Side) -> str:
     )
 
 
+def _alternates(run: StoredRun) -> bool:
+    """Return whether a run is of a bisect: its series goes to and fro between what is good and what is bad."""
+    return run.record.study is not None and run.record.study.kind == "bisect"
+
+
 class RunHistory:
     """The numbers of a folder's earlier runs, series by series; they are read when the first is asked for."""
 
@@ -315,6 +321,7 @@ class RunHistory:
         try:
             with _up_to_date(self._runs, self._ledger) as ledger:
                 names = [name for name in ledger.ids(limit=HISTORY_RUNS) if name not in self._without]
-                return iter(of_runs("history", ledger.opened(names), {}).series)
+                runs = (run for run in ledger.opened(names) if not _alternates(run))
+                return iter(of_runs("history", runs, {}).series)
         except (MadliteError, OSError):
             return iter(())

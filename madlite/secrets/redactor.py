@@ -242,6 +242,12 @@ def mask_values(env: Mapping[str, EnvValue]) -> dict[str, EnvValue]:
     return {name: MASK.decode() if isinstance(value, Secret) else value for name, value in env.items()}
 
 
+def masked_value(key: str, value: object) -> str:
+    """Return a value of `--set` as text, `***` for one that is a secret by its key or its shape."""
+    text = str(value)
+    return MASK.decode() if is_secret(key.rpartition(".")[2], text) or shaped(text) else text
+
+
 def collect(environ: Mapping[str, str], *more: Iterable[EnvValue]) -> tuple[str, ...]:
     """Return every secret text worth masking: of the environment by name or shape, and of `more` where wrapped.
 

@@ -26,6 +26,7 @@ from madlite.run.screen import Planned, RunOutcome, Screen, pair
 from madlite.run.stop import Signals
 from madlite.secrets import masked_json
 from madlite.study.summary import StudySummary, samples_of, summarise
+from madlite.study.sweep import point_text
 from madlite.workspace.folder import new_run_id
 from madlite.workspace.study import StudyFolder, caches_path
 
@@ -211,7 +212,7 @@ def _without(outcome: RunOutcome, left_out: Sequence[Planned]) -> RunOutcome:
 def warm_up_text(card: str, study: Study | None) -> str:
     """Return the card of a warm-up, with the values of its point in a sweep."""
     varied = study.varied if study is not None else {}
-    return card + (f" ({', '.join(f'{key}={value}' for key, value in varied.items())})" if varied else "")
+    return card + (f" ({point_text(varied)})" if varied else "")
 
 
 def _open_folder(repeat: Repeat, before: Resumption, *, is_resumed: bool) -> tuple[StudyFolder, tuple[Planned, ...]]:

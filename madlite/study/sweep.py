@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -18,8 +19,10 @@ from madlite.model import Study
 from madlite.plan.plan_file import plan_digest
 from madlite.plan.values import canonical_key
 from madlite.run.screen import Planned
+from madlite.secrets import masked_value
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary
 
+V = TypeVar("V", bound=Hashable)
 KIND = "sweep"
 MOST_POINTS = 1000  # more are a slip
 _HOW = "--sweep micro_batch=1,2,4"
@@ -42,7 +45,7 @@ def sweep_points(texts: Iterable[str], *, zipped: bool = False) -> tuple[dict[st
     for text in texts:
         key, found = _values_of(text)
         if not zipped and (twice := _first_twice(found)):
-            raise UsageProblem(f"--sweep {text!r} has the value {twice} twice", _REPEAT)
+            raise UsageProblem(f"--sweep {_shown(text)} has the value {masked_value(key, twice)} twice", _REPEAT)
         if key in values:
             raise UsageProblem(f"--sweep names {key} twice", f"one option with all of its values: {_HOW}")
         values[key] = found
@@ -54,34 +57,41 @@ def sweep_points(texts: Iterable[str], *, zipped: bool = False) -> tuple[dict[st
     if len(combined) > MOST_POINTS:
         raise UsageProblem(f"--sweep makes {len(combined)} points, more than {MOST_POINTS}", "--zip pairs the values")
     points = tuple(dict(zip(values, point, strict=True)) for point in combined)
-    if twice := _first_twice([point_text(point) for point in points]):
-        raise UsageProblem(f"--sweep with --zip makes the point {twice} twice", _REPEAT)
+    if (same := _first_twice(combined)) is not None:
+        point = point_text(dict(zip(values, same, strict=True)))
+        raise UsageProblem(f"--sweep with --zip makes the point {point} twice", _REPEAT)
     return points
 
 
-def _first_twice(texts: Sequence[str]) -> str:
-    return next((text for text, count in Counter(texts).items() if count > 1), "")
+def _first_twice(values: Sequence[V]) -> V | None:
+    return next((value for value, count in Counter(values).items() if count > 1), None)
 
 
 def _values_of(text: str) -> tuple[str, list[str]]:
     name, equals, rest = text.partition("=")
     key = canonical_key(name.strip())
     if not equals or not key:
-        raise UsageProblem(f"--sweep {text!r} is not KEY=A,B", _HOW)
+        raise UsageProblem(f"--sweep {_shown(text)} is not KEY=A,B", _HOW)
     try:  # a value with a comma is in double quotes
         found = [value.strip() for value in next(csv.reader([rest], skipinitialspace=True, strict=True), [])]
     except csv.Error as error:
         raise UsageProblem(
-            f"--sweep {text!r}: a quote is not closed, or not at the ends of a value ({error})", _HOW
+            f"--sweep {_shown(text)}: a quote is not closed, or not at the ends of a value ({error})", _HOW
         ) from None
     if not all(found or [""]):
-        raise UsageProblem(f"--sweep {text!r} has an empty value", _HOW)
+        raise UsageProblem(f"--sweep {_shown(text)} has an empty value", _HOW)
     return key, found
 
 
+def _shown(text: str) -> str:
+    """Return an option's text in quotes, without a secret."""
+    key, equals, rest = text.partition("=")
+    return repr(f"{key}{equals}{masked_value(key, rest)}")
+
+
 def point_text(values: Mapping[str, object]) -> str:
-    """Return a point as text: `micro_batch=2, steps=50`."""
-    return ", ".join(f"{key}={value}" for key, value in values.items())
+    """Return a point as text, without secrets: `micro_batch=2, steps=50`."""
+    return ", ".join(f"{key}={masked_value(key, value)}" for key, value in values.items())
 
 
 def series_text(one: SeriesSummary) -> str:
@@ -118,9 +128,14 @@ def _refuse_twice(points: Sequence[Mapping[str, str]], tried: Sequence[Sequence[
         if isinstance(made, UsageProblem) or len(points) == 1 or any(one.plan.blocked is not None for one in made):
             continue  # of a run that would not start the plan has none of these values
         same = seen.setdefault(tuple(plan_digest(one.plan) for one in made), values)
-        if same is not values:
+        if same is not values and not _differ_in_secrets(values, same):
             what = f"{_named(values)} is the same run as {point_text(same)}"
             raise UsageProblem(what, f"leave one of them out; {_REPEAT}")
+
+
+def _differ_in_secrets(values: Mapping[str, str], others: Mapping[str, str]) -> bool:
+    """Return whether two points differ in what no digest of a plan has."""
+    return any(masked_value(key, value) != value != others[key] for key, value in values.items())
 
 
 def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[Planned] | UsageProblem:

@@ -34,7 +34,7 @@ GAIN = 0.004  # what a run has to promise over the best one
 CLOSE = 0.01  # points as near to each other as this are both confirmed
 LEVELS = {2: 0.97, 3: 0.99, 4: 0.995, 5: 0.995}  # of the interval, by full runs of each; what they miss adds up to 5 %
 MOST_REPEATS = max(LEVELS)  # full runs of one point
-FEWEST_RUNS = 2 * min(LEVELS)  # of a study: the default, a short one, and a full one of each to confirm it
+FEWEST_RUNS = 2 * min(LEVELS)  # of a study: the default, a short one, and a full one of each, for a first figure
 
 
 class NextRun(Value, frozen=True):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
-from madlite.model import Metric, Status
+from madlite.model import Metric, Status, Study
+from madlite.reports.sides import RunHistory, read_side
 from tests.cli.stored_runs import good, store
 from tests.csv_results import noisy, row, write
 
@@ -101,6 +102,19 @@ def test_a_suspect_run_is_not_believed(place, capsys):
     store(place, name, good(name, metrics=(metric,), suspect=("loss is flat",)))
     output(capsys, "baseline", "set", "b", "model=tiny")
     assert "suspicious (p 1): 2 of 12 runs are suspect" in output(capsys, "compare", "b", "model=tiny")
+
+
+def test_what_a_bisect_ran_to_and_fro_is_no_noise(place):
+    """Of a bisect over a change of 10 % the distance of neighbours is that change."""
+    for second in range(8):
+        study = Study(id="s", kind="bisect", varied={"image": "ab"[second % 2]}, series=1, index=1)
+        stored(place, 100.0 + 10 * (second % 2), second, study=study)
+    for second, number in enumerate((110.0, 110.5, 109.5, 110.2), 20):
+        stored(place, number, second, study=Study(id="r", kind="repeat", series=1, index=second))
+    runs = place / "madlite_runs"
+    (series,) = read_side("model=tiny", runs, {}).series
+    assert len(series.values) == 12
+    assert list(RunHistory(runs, ())(series)) == [110.0, 110.5, 109.5, 110.2]
 
 
 def test_a_baseline_stays_when_its_file_is_gone(place, capsys):

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.model import Status, Study
-from madlite.reports.compare import DEFAULTS, Settings, Verdict, compare, noise_of
+from madlite.model import Scalar, Status, Study, Variant
+from madlite.reports.compare import DEFAULTS, Report, Settings, Verdict, compare, noise_of
 from madlite.reports.gates import read_gates, trips
 from madlite.reports.series import DIMENSIONS, Sample, Series, direction_of, group, of_record, of_row
 from madlite.results.record import Record
@@ -138,28 +138,49 @@ def test_what_one_side_does_not_record_is_named():
     )
 
 
-def point_of(kind: str, value: float, **varied: str) -> Series:
+def point_of(kind: str, value: float, variant: Variant | None = None, **varied: Scalar) -> Series:
     """Return the series of a run of a study."""
     study = Study(id="s", kind=kind, varied=varied, series=1, index=1)
     rows = RunRows(path="perf.csv", cells=({"model": "m", "metric": "tps", "performance": str(value)},))
-    record = Record(id="r", card="m", status=Status.SUCCESS, study=study, rows=rows)
+    record = Record(id="r", card="m", status=Status.SUCCESS, study=study, rows=rows, variant=variant)
     (found,) = group(of_record(record, ""))
     return found
 
 
+def pairs_of(report: Report) -> list[tuple[float | None, float | None]]:
+    return sorted((one.base, one.new) for one in report.comparisons)
+
+
 def test_the_points_of_a_sweep_are_series_of_their_own():
-    low, high = point_of("sweep", 100.0, fused="false"), point_of("sweep", 200.0, fused="true", micro_batch="2")
-    assert (low["varied"], high["varied"]) == ("fused=false", "fused=true"), "the micro batch is a dimension"
-    report = compare([low, high], [point_of("sweep", 202.0, fused="true"), point_of("sweep", 101.0, fused="false")])
-    assert sorted((one.base, one.new) for one in report.comparisons) == [(100.0, 101.0), (200.0, 202.0)]
+    two = Variant(model="m", mode="pretrain", precision="BF16", micro_batch=2)
+    low, high = (
+        point_of("sweep", 100.0, fused="false", ac="none"),
+        point_of("sweep", 200.0, two, micro_batch="2", ac="full"),
+    )
+    assert (low["varied"], high["varied"]) == ("ac=none, fused=false", "ac=full"), "the micro batch is a dimension"
+    assert point_of("sweep", 1.0, micro_batch="2")["varied"] == "micro_batch=2", "not of a card with its own script"
+    report = compare(
+        [low, high], [point_of("sweep", 202.0, two, ac="full"), point_of("sweep", 101.0, ac="none", fused="false")]
+    )
+    assert pairs_of(report) == [(100.0, 101.0), (200.0, 202.0)]
 
 
-def test_a_run_without_a_study_is_compared_with_each_point_of_a_sweep():
+def test_a_run_of_no_study_is_compared_with_each_point_of_a_sweep():
     plain = point_of("repeat", 100.0)
     assert plain["varied"] == ""
     points = [point_of("sweep", 100.0, fused="false"), point_of("sweep", 200.0, fused="true")]
-    assert [one.ratio for one in compare([plain], points).comparisons] == [1.0, 2.0]
-    assert not compare(points, [plain]).comparisons, "which of them is not known"
+    there, back = compare([plain], points), compare(points, [plain])
+    assert pairs_of(there) == [(100.0, 100.0), (100.0, 200.0)] and pairs_of(back) == [(100.0, 100.0), (200.0, 100.0)]
+    assert {one.name for one in there.comparisons} == {one.name for one in back.comparisons} == {
+        "m fused=false tps", "m fused=true tps",
+    }  # fmt: skip
+
+
+def test_the_points_of_two_searches_that_differ_are_not_compared_with_a_default():
+    base = [point_of("tune", 100.0), point_of("tune", 150.0, ac="none")]
+    report = compare(base, [point_of("tune", 100.0), point_of("tune", 70.0, ac="full")])
+    assert pairs_of(report) == [(100.0, 100.0)]
+    assert [one["varied"] for one in (*report.only_base, *report.only_new)] == ["ac=none", "ac=full"]
 
 
 def test_across_a_dimension_the_difference_is_said():

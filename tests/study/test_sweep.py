@@ -11,7 +11,7 @@ from madlite.errors import UsageProblem
 from madlite.model import Blocked, Cause, Status
 from madlite.run.screen import Planned
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary
-from madlite.study.sweep import plan_sweep, sweep_lines, sweep_points
+from madlite.study.sweep import plan_sweep, point_text, sweep_lines, sweep_points
 from tests.factories import make_plan
 
 
@@ -52,6 +52,19 @@ def test_points_that_would_not_start_are_not_taken_for_the_same_run(tmp_path) ->
     assert [one.plan.study.varied for one in plan_sweep(sweep_points(["steps=10,11"]), plan)] == [
         {"steps": "10"}, {"steps": "11"},
     ]  # fmt: skip
+
+
+def test_secrets_of_points_are_masked_and_told_apart(tmp_path) -> None:
+    def plan(values, refused_as):
+        return [Planned(plan=make_plan(tmp_path), backends=(), files=(), runtime=None)]
+
+    points = sweep_points(["env.HF_TOKEN=hf_secretone1,hf_secrettwo2"])
+    assert point_text(points[0]) == "env.HF_TOKEN=***" and point_text({"env.X": "1"}) == "env.X=1"
+    assert len(plan_sweep(points, plan)) == 2, "a plan's digest has no secrets"
+    for text in ("env.HF_TOKEN=hf_secretone1,hf_secretone1", 'env.HF_TOKEN="hf_secretone1'):
+        with pytest.raises(UsageProblem) as refused:
+            sweep_points([text])
+        assert "secretone" not in refused.value.message
 
 
 def test_zipped_values_may_be_there_twice_where_their_points_differ() -> None:
