@@ -110,6 +110,12 @@ def test_a_killed_bisect_of_recipe_files_goes_on_and_repeats_no_run(on_host: Che
     (on_host.folder / "pause").unlink()
     other = bisect(on_host, *words[:-1], "regression>1%", "--resume")
     assert other.returncode == 4 and "fail-on" in other.stderr, "another search"
+    recipe = on_host.folder / "0.toml"
+    begun_with = recipe.read_text()
+    recipe.write_text(begun_with.replace('"0"', '"1"'))
+    changed = bisect(on_host, *words, "--resume")
+    assert changed.returncode == 4 and "content of 0.toml '" in changed.stderr, changed.stderr
+    recipe.write_text(begun_with)
     done = bisect(on_host, *words, "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "goes on after 9 runs" in done.stdout
