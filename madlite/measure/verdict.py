@@ -158,12 +158,13 @@ def _verdict(run: CheckInput) -> Verdict:
     number, failed = run.number, first_failed(results)
     suspect = warning_texts(results)
     compute_texts = compute_findings(run.compute) if run.compute else ()
+    clock_texts = tuple(one.text for one in results if one.row is table.CLOCK_DIFFERS)
     verdict = Verdict(
         status=Status.SUCCESS,
         evidence=number.evidence,
         window=run.window if run.ran else None,
         metrics=number.metrics,
-        findings=(*number.findings, *(text for text in compute_texts if text not in suspect)),
+        findings=(*number.findings, *(text for text in (*compute_texts, *clock_texts) if text not in suspect)),
         checks=tuple(one.check for one in results),
         compute=run.compute,
     )

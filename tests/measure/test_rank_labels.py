@@ -80,13 +80,13 @@ def test_ranks_without_a_label_are_doubted_and_a_line_that_is_there_twice_is_not
 
 
 def test_logs_of_ranks_one_after_another_without_a_label_are_doubted_and_a_log_that_is_there_twice_is_not():
-    logs = [titan(FALLING, speeds=[7000.0 / rank + n for n in range(20)]) for rank in (1, 2)]
+    logs = [titan(FALLING, speeds=[7500.0 - 500 * rank + n for n in range(20)]) for rank in (1, 2)]
     (text,) = parsed([*logs[0], *logs[1]]).verdict.suspect
     assert "several ranks print without a label" in text
     assert parsed([*logs[0], *logs[0]]).verdict.suspect == ()
     later = [line.replace(" 10:", " 11:") for line in logs[1]]
     assert parsed([*logs[0], *later]).verdict.suspect == (), "another training of the same seed"
-    other = titan([loss - 0.05 for loss in FALLING], speeds=[3500.0 + n for n in range(20)])
+    other = titan([loss - 0.05 for loss in FALLING], speeds=[6000.0 + n for n in range(20)])
     assert parsed([*logs[0], *other]).verdict.suspect == (), "another training at the same time"
 
 

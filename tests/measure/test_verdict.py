@@ -15,7 +15,7 @@ from madlite.plan.make import make_plan
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 PATTERN = step_pattern(r"step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>\S+)(?: loss=(?P<loss>\S+))?")
-DONE = Exit(code=0, duration_s=1.0)
+DONE = Exit(code=0, duration_s=1e6)
 
 
 def follow(text: str, rules=(), error_scan=None) -> LogMonitor:

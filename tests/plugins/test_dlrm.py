@@ -128,7 +128,7 @@ def test_how_far_a_rate_varies_may_be_nothing(tmp_path):
     (tmp_path / "results.csv").write_text("Recommendations/s (mean),Recommendations/s (std/mean)\n81920.25,0.00\n")
     argv = [sys.executable, TEMPLATES / "dlrm/results.py", tmp_path / "results.csv", tmp_path / RESULTS]
     assert subprocess.run(argv, check=False).returncode == 0
-    seen = Observation(exit=Exit(code=0, duration_s=1.0), results=read_results(tmp_path / RESULTS))
+    seen = Observation(exit=Exit(code=0, duration_s=1e6), results=read_results(tmp_path / RESULTS))
     verdict = judge(plan, seen, LogMonitor([Dlrm().reader(plan)]))
     assert verdict.status is Status.SUCCESS and verdict.findings == ()
     result = Result(plan_id=plan.id, status=verdict.status, cause=verdict.cause, metrics=verdict.metrics)

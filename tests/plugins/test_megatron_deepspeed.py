@@ -90,7 +90,7 @@ def test_a_run_is_judged_by_what_megatron_prints(tmp_path, texts, status, word):
     log = LogMonitor([Torchrun().reader(plan)], [])
     log.feed("\n".join(texts).encode() + b"\n")
     log.finish()
-    verdict = judge(plan, Observation(exit=Exit(code=0, duration_s=1.0)), log)
+    verdict = judge(plan, Observation(exit=Exit(code=0, duration_s=1e6)), log)
     assert verdict.status is status and word in verdict.reason
     if status is Status.SUCCESS:
         assert {one.metric: float(one.text) for one in verdict.metrics} == {"tokens_per_s_per_gpu": 16384.0}

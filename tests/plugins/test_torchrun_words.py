@@ -100,7 +100,7 @@ def test_steps_are_what_a_log_is_held_to_and_one_that_has_more_is_noted(tmp_path
         log = LogMonitor([Torchrun().reader(plan)])
         log.feed("".join(f"step {n} loss {3 - n / 10} tps {1000 + n}\n" for n in range(1, 16)).encode())
         log.finish(plan.workspace)
-        return judge(plan, Observation(exit=Exit(code=0, duration_s=1.0)), log)
+        return judge(plan, Observation(exit=Exit(code=0, duration_s=1e6)), log)
 
     verdict = judged(10)
     assert verdict.status is Status.SUCCESS and verdict.window.median == 1008.0

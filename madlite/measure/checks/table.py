@@ -229,7 +229,12 @@ COMPUTE_UNKNOWN = CheckRow(
 )
 
 CLOCK_AGREES = CheckRow("clock", "pass", "the speed fits the time between the lines of its steps")
-TOO_FAST = CheckRow("clock", "warn", "the speed comes to more than twice the work of the steps in that time")
+TOO_FAST = CheckRow("clock", "warn", "the speed is more than 1.5 times what the clock allows")
+TOO_SLOW = CheckRow("clock", "warn", "the speed is less than 0.67 times what the clock shows")
+LONGER_THAN_LIVED = CheckRow("clock", "fail", "the steps would take longer than the training ran", (Cause.BAD_NUMBER,))
+CLOCK_DIFFERS = CheckRow(
+    "clock", "unknown", "they are that far apart, and steps have texts of any length, which is reported as a finding"
+)
 CLOCK_UNKNOWN = CheckRow("clock", "unknown", "the work of a step is not known, or too few of the times")
 
 # in the order in which they explain: of several denials the first is the verdict's
@@ -260,7 +265,7 @@ TABLE: tuple[CheckRow, ...] = (
     *(NETWORK_RDMA, NETWORK_SOCKETS, NETWORK_UNKNOWN),
     *(NO_FOREIGN_PROCESSES, FOREIGN_PROCESSES, FOREIGN_UNKNOWN),
     *(COMPUTE_PLAUSIBLE, ABOVE_PEAK, MFU_ABOVE, COMPUTE_DIFFERS, COMPUTE_UNKNOWN),
-    *(CLOCK_AGREES, TOO_FAST, CLOCK_UNKNOWN),
+    *(CLOCK_AGREES, TOO_FAST, TOO_SLOW, LONGER_THAN_LIVED, CLOCK_DIFFERS, CLOCK_UNKNOWN),
 )
 
 

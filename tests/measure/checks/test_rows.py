@@ -181,7 +181,7 @@ def summed(**more: object) -> Verdict:
     return judge(plan, Observation(exit=DONE), log)
 
 
-def timed(speed: float) -> Verdict:
+def timed(speed: float, exit: Exit = DONE, **settings: object) -> Verdict:
     """Return the verdict of a run whose steps of 1000 tokens take 0.1 s by madlite's clock."""
     clock = [1.0]
     log = LogMonitor([OwnReader(OWN_STEP)], now=lambda: clock[0])
@@ -189,9 +189,9 @@ def timed(speed: float) -> Verdict:
         clock[0] += 0.1
         log.feed(f"step {n} tps {speed * 10_000:.0f}\n".encode())
     log.finish()
-    variant = Variant(model="m", seq_len=100, micro_batch=10)
-    plan = plan_of("torchtitan", variant, result_rule=ResultRule(kind="steps", loss_expected=False))
-    return judge(plan, Observation(exit=DONE), log)
+    variant = Variant(model="m", seq_len=100, micro_batch=10, global_batch=10)
+    rule = ResultRule(kind="steps", loss_expected=False)
+    return judge(plan_of("torchtitan", variant, result_rule=rule, settings=settings), Observation(exit=exit), log)
 
 
 def comma(text: str) -> Verdict:
@@ -373,6 +373,9 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (table.COMPUTE_UNKNOWN, lambda: own(OWN, "", False)),
     (table.CLOCK_AGREES, lambda: timed(1.0)),
     (table.TOO_FAST, lambda: timed(100.0)),
+    (table.TOO_SLOW, lambda: timed(0.5)),
+    (table.LONGER_THAN_LIVED, lambda: timed(0.1, Exit(code=0, duration_s=2.0))),
+    (table.CLOCK_DIFFERS, lambda: timed(0.5, packed=False)),
     (table.CLOCK_UNKNOWN, lambda: own(OWN, "", False)),
     (table.CLOCK_UNKNOWN, run),
 ]
@@ -438,7 +441,7 @@ def test_a_decimal_comma_is_named_with_what_it_was_to_be():
 
 def test_the_first_denial_explains_and_the_others_are_kept():
     verdict = run(
-        lambda text: without(r"step: 1\d ", "Training completed")(text) + FOOTER, exit=Exit(code=1, duration_s=1)
+        lambda text: without(r"step: 1\d ", "Training completed")(text) + FOOTER, exit=Exit(code=1, duration_s=9)
     )
     assert verdict.cause is Cause.EXIT_CODE and "exit code 1" in verdict.reason
     denied = {one.name for one in verdict.checks if one.status == "fail"}
