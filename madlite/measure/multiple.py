@@ -38,12 +38,13 @@ _RUN_BYTES = 1 << 20
 _RUN = re.compile(rb'(?<![^",\r\n])[^",\r\n]{%d,}' % _RUN_BYTES)
 
 
-class FileStamp(Value, frozen=True):
-    """What a file was before the run, so that a left-over is not taken for a result."""
+class FileBefore(Value, frozen=True):
+    """What a file was before the run, so that a left-over is not taken for a result; `data` is what it had."""
 
     inode: int
     mtime_ns: int
     size: int
+    data: bytes = b""
 
 
 class FileResults(Value, frozen=True):
@@ -54,22 +55,45 @@ class FileResults(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def stamp(path: Path) -> FileStamp | None:
+def stamp(path: Path, data: bytes = b"") -> FileBefore | None:
     """Return what identifies the file's present content; None where there is no file."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return FileStamp(inode=found.st_ino, mtime_ns=found.st_mtime_ns, size=found.st_size)
+    return FileBefore(inode=found.st_ino, mtime_ns=found.st_mtime_ns, size=found.st_size, data=data)
 
 
-def is_fresh(path: Path, before: FileStamp | None, started_ns: int) -> bool:
+def is_fresh(path: Path, before: FileBefore | None, started_ns: int) -> bool:
     """Return whether the file was written by this run: changed since `before`, and newer than its start.
 
     Two seconds of grace are given to file systems that keep coarse times.
     """
-    now = stamp(path)
+    now = stamp(path, before.data if before is not None else b"")
     return now is not None and now != before and now.mtime_ns >= started_ns - 2_000_000_000
+
+
+def results_since(path: Path, data: bytes, before: FileBefore | None) -> FileResults | None:
+    """Return the results that a run added to a file that it wrote; None where that is what was there before it.
+
+    The results that the file began with before, in their order, are an earlier run's: a script may append.
+    """
+    read = parse_results(path.name, data)
+    if before is None or not before.data:
+        return read
+    if data == before.data:  # one that was replaced is a new file with equal results
+        now = stamp(path)
+        return read if now is not None and now.inode != before.inode else None
+    old = parse_results(path.name, before.data).metrics
+    count = len(old)
+    if not count or len(read.metrics) <= count or [*map(_named, read.metrics[:count])] != [*map(_named, old)]:
+        return read
+    note = f"{path.name}: its first {count} results were there before the run, and are not taken"
+    return replace(read, metrics=read.metrics[count:], notes=(*read.notes, note))
+
+
+def _named(metric: Metric) -> tuple[str, str, str]:
+    return metric.label, metric.metric, metric.text
 
 
 def read_results(path: Path) -> FileResults:

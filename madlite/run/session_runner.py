@@ -8,7 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from madlite.cancellation import Interrupted
 from madlite.errors import MadliteError, RuntimeProblem
-from madlite.measure.multiple import FileResults, FileStamp, is_fresh, parse_results, stamp, unreadable
+from madlite.measure.multiple import FileBefore, FileResults, is_fresh, results_since, stamp, unreadable
 from madlite.measure.verdict import Observation
 from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
 from madlite.run.instrumentation import Instrumentation
@@ -44,12 +44,12 @@ class ResultsFile:
         self._root, self._target = plan.workspace, plan.workspace / rule.file
         wanted = rule.kind == "multiple_results"
         self._paths = (plan.workspace / plan.model_dir / rule.file, self._target) if wanted else ()
-        self._before: dict[Path, FileStamp | None] = {}
+        self._before: dict[Path, FileBefore | None] = {}
         self._begun_ns = 0
 
     def begin(self) -> None:
         """Note what is there now that the script starts: a clone or a copy of scripts may have brought one along."""
-        self._before = {path: stamp(path) for path in self._paths}
+        self._before = {path: stamp(path, self._content(path)) for path in self._paths}
         self._begun_ns = time.time_ns()
 
     def read(self) -> FileResults | None:
@@ -58,12 +58,17 @@ class ResultsFile:
         if fresh is None:
             return None
         try:
-            read = parse_results(fresh.name, read_inside(fresh, self._root))
+            read = results_since(fresh, read_inside(fresh, self._root), self._before[fresh])
         except OSError as error:
             return unreadable(fresh.name, error)
         if fresh != self._target:
             copy_whole(fresh, self._target, self._root)
         return read
+
+    def _content(self, path: Path) -> bytes:
+        with suppress(OSError, ValueError):
+            return read_inside(path, self._root)
+        return b""
 
 
 _log = logging.getLogger(__name__)

@@ -112,6 +112,14 @@ def test_a_left_over_results_file_is_not_a_result(checkout: Checkout):
     assert (row["model"], row["status"], row["performance"]) == ("stale", "FAILURE", "")
 
 
+def test_rows_that_an_earlier_run_left_in_the_results_file_are_not_taken_again(checkout: Checkout):
+    script = "[ -f ../r.csv ] || echo model,performance,metric > ../r.csv\necho m,$RANDOM.5,tokens/s >> ../r.csv\n"
+    checkout.card("more", script, multiple_results="r.csv")
+    assert [checkout.run("--tags", "more").returncode for _ in range(2)] == [0, 0]
+    written = [line.split(",")[1] for line in (checkout.folder / "r.csv").read_text().splitlines()[1:]]
+    assert [row["performance"] for row in checkout.rows] == written
+
+
 def test_a_time_out(checkout: Checkout):
     script = "trap 'echo got INT; exit 9' INT\necho begun\nwhile :; do sleep 0.05; done\n"
     checkout.card("slow", script, timeout=2)

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from madlite.measure.multiple import is_fresh, read_results, stamp
+from madlite.measure.multiple import is_fresh, read_results, results_since, stamp
 from madlite.model import Status
 
 
@@ -87,6 +87,41 @@ def test_freshness(tmp_path):
     file.write_text("new!")
     os.utime(file, ns=(begun + 1, begun + 1))
     assert is_fresh(file, before, begun)
+
+
+ROW = "m,{},tokens_per_second\n"
+OLD = "model,performance,metric\n" + ROW.format(101) + ROW.format(102)
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (OLD + ROW.format(103), ["103"]),
+        (OLD + ROW.format(102), ["102"]),
+        ((OLD + ROW.format(103)).replace("metric\n", "metric,batch\n").replace("second\n", "second,8\n"), ["103"]),
+        ("model,performance,metric\n" + ROW.format(103) + ROW.format(102), ["103", "102"]),
+        ("model,performance,metric\n" + ROW.format(101), ["101"]),
+        (OLD, None),
+    ],
+    ids=["appended", "the same number again", "written anew with the old rows", "others", "fewer", "only touched"],
+)
+def test_what_a_file_had_before_the_run_is_no_result_of_it(tmp_path, now, expected):
+    file = tmp_path / "r.csv"
+    file.write_text(OLD)
+    before = stamp(file, OLD.encode())
+    file.write_text(now)
+    found = results_since(file, now.encode(), before)
+    assert (found and [metric.text for metric in found.metrics]) == expected
+    assert not found or len(found.notes) == (len(found.metrics) == 1 and len(now) > len(OLD))
+
+
+def test_a_file_that_took_the_place_of_one_with_the_same_results_is_a_result(tmp_path):
+    file = tmp_path / "r.csv"
+    file.write_text(OLD)
+    before = stamp(file, OLD.encode())
+    (tmp_path / "new.csv").write_text(OLD)
+    (tmp_path / "new.csv").replace(file)
+    assert len(results_since(file, OLD.encode(), before).metrics) == 2
 
 
 @pytest.mark.parametrize("text", ['"12,5"', '"7.123,4"', '"0,512"', '"1.234.567"', '"12,34,567"', "12,5", "2,872"])

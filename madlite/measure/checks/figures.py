@@ -295,7 +295,9 @@ def _longer_than_it_lived(run: CheckInput, window: Window, work: Work, step_s: f
     """Return that the steps would have taken longer than the process lived; None where they fit, or it is unknown."""
     ended = run.observed.exit if run.observed is not None else None
     count = window.last_step - window.first_step + 1
-    if ended is None or work.at_most or _work_varies(run) or _LEAST * count * step_s <= ended.duration_s:
+    if ended is None or not ended.duration_s or work.at_most or _work_varies(run):
+        return None
+    if _LEAST * count * step_s <= ended.duration_s:
         return None
     text = (
         f"{count} steps at {_figure(window.median)} {window.quantity.label} take {_figure(count * step_s)} s, "
