@@ -21,7 +21,16 @@ from madlite.cluster.failed_run import name_end, read_plan, write_failure
 from madlite.cluster.outcomes import JobEnd, end_of, refused_end, why_never, why_waits
 from madlite.cluster.retries import Retrying
 from madlite.cluster.schedulers import JobState, Refused, Scheduler, Unreachable
-from madlite.cluster.submission import PLANS, JobRun, Note, OpenSubmission, ScriptState, Stored, read_stored
+from madlite.cluster.submission import (
+    PLANS,
+    UNKNOWN_JOB,
+    JobRun,
+    Note,
+    OpenSubmission,
+    ScriptState,
+    Stored,
+    read_stored,
+)
 from madlite.errors import RecordError, UsageProblem
 from madlite.model import Cause, Result, RunPlan, Runtime, Status, Value
 from madlite.plan.context import Options
@@ -43,7 +52,6 @@ from madlite.workspace.folder import (
 from madlite.workspace.journal import now, read_run
 
 CANCELLED = "cancelled before it was submitted"  # in the place of a refusal
-UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
 _NEVER_S = 25.0  # how long a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be

@@ -89,6 +89,64 @@ def test_collect_has_a_file_of_its_own_only_where_one_is_named(folder: Path, wor
     assert {one.name for one in folder.glob("*.csv") if not one.name.startswith("perf_entry")} == files
 
 
+PLUGIN = """apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:9"}}}}]
+users:
+- name: u
+  user:
+    exec: {{apiVersion: client.authentication.k8s.io/v1, command: touch, args: ["{marker}"], interactiveMode: Never}}
+"""
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "kubernetes"])
+@pytest.mark.parametrize("words", [["jobs"], ["collect"], ["attach"], ["cancel", "{id}"], ["jobs", "{id}"]])
+def test_a_submission_that_was_not_made_here_is_named_and_starts_nothing(
+    folder: Path, monkeypatch, caplog, scheduler, words
+):
+    assert run("--detach") == 0
+    (own,) = submissions(folder)
+    here, marker = folder / "elsewhere", folder / "executed"
+    shutil.copytree(folder / f"madlite_runs/jobs-{own}", here / f"madlite_runs/jobs-{own}")
+    with (here / f"madlite_runs/jobs-{own}/{JOBS}").open("a") as notes:
+        notes.write('{"at":"","script":1,"job":"--me"}\n')
+    (folder / "config").write_text(PLUGIN.format(marker=marker))
+    file = here / f"madlite_runs/jobs-{own}/submission.json"
+    planted = json.loads(file.read_text())
+    planted["scheduler"] = scheduler
+    if scheduler == "kubernetes":
+        planted["description"]["kubernetes"]["kubeconfig"] = str(folder / "config")
+    file.write_text(json.dumps(planted))
+    for name in ("scontrol", "squeue", "scancel", "sinfo", "sacct", "sbatch"):
+        command(folder, name, f"touch {marker}")
+    monkeypatch.chdir(here)
+    code = call([word.format(id=own) for word in words])
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert f"madlite_runs/jobs-{own}: not in the journal of this folder" in told and "so left alone" in told
+    assert code == (4 if "{id}" in words else 0) and not marker.exists()
+
+
+def test_a_submission_is_in_the_journal_before_the_cluster_has_it(folder: Path):
+    command(folder, "sbatch", 'grep -q \'"made":"jobs-\' madlite_runs/.journal.jsonl && echo 4001')
+    assert run("--detach") == 0
+    assert call(["attach"]) == 3 and len(csv_rows(folder / "perf.csv")) == 1
+
+
+def test_what_is_no_id_of_a_job_is_no_argument_of_a_command(folder: Path):
+    assert run("--detach") == 0
+    (own,) = submissions(folder)
+    for name in ("scontrol", "squeue", "scancel", "sinfo", "sacct"):
+        command(folder, name, f'echo {name} "$@" >>{folder}/asked')
+    with (folder / f"madlite_runs/jobs-{own}/{JOBS}").open("a") as notes:
+        notes.write('{"at":"","script":1,"job":"--me"}\n')
+    for words in (["jobs"], ["cancel", own]):
+        call(words)
+    asked = (folder / "asked").read_text()
+    assert "--me" not in asked and "scancel -- 4001" in asked
+
+
 def test_no_secret_of_the_cluster_file_is_in_the_files_of_a_submission(folder: Path):
     secret = "hf_thisIsNoRealTokenButLooksLikeOne9012"
     with (folder / "cluster.toml").open("a") as file:
