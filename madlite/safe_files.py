@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a full disk, a quota and a limit of size answer
+_NO_SPACE_WORDS = tuple(map(os.strerror, NO_SPACE))
 _LOG = logging.getLogger(__name__)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -413,6 +414,11 @@ def read_limited(fd: int, limit_bytes: int, where: str) -> bytes:
     if left <= 0:  # it may grow meanwhile
         raise OSError(errno.EFBIG, f"it is larger than {size_words(limit_bytes)}", where)
     return b"".join(pieces)
+
+
+def tells_no_space(message: str) -> bool:
+    """Return whether an error message is of a full disk, a quota or a limit of size."""
+    return any(words in message for words in _NO_SPACE_WORDS)
 
 
 def size_words(size: int) -> str:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode
+from madlite.safe_files import tells_no_space
 from madlite.study.summary import SCALING
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from madlite.run.screen import RunOutcome
 
 _STEPS_S = 30.0  # between two lines about the steps of running runs
+_NO_ROOM = "rows wait for room on the disk (df -h .)"
 _SHOWN = 8  # so many runs are named, of more their numbers
 
 
@@ -252,9 +254,10 @@ class Attached:
 
     def _print(self, one: Settling, run: JobRun, done: Collected) -> None:
         if done.failed:
-            if f"{done.run_id} {done.message}" not in self._told:
-                self._told.add(f"{done.run_id} {done.message}")
-                setup.warn(f"{done.run_id}: {done.message}")
+            full = tells_no_space(done.message)
+            if (key := _NO_ROOM if full else done.message) not in self._told:  # once of all runs
+                self._told.add(key)
+                setup.warn(f"{done.run_id}: {done.message}{f'; {_NO_ROOM}' if full else ''}")
             self.failed = True
             return
         self.screen.end([f"{done.run_id}: {done.message}"])

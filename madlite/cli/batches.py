@@ -191,7 +191,7 @@ def unfinished(workspace: Path) -> UnfinishedBatch:
     if (batch := open_unfinished(workspace)) is not None:
         return batch
     what = "--resume: no batch of this folder was killed or interrupted"
-    if others := [one.command for one in interrupted_batches(workspace) if not one.is_resumable]:
+    if others := [one.command for one in interrupted_batches(workspace) if not one.is_of_run]:
         said = shell_line(("madlite", *others[-1]))
         raise UsageProblem(f"{what}, only {said}", f"it goes on by its own command: madlite {others[-1][0]} --help")
     raise UsageProblem(what, "madlite runs")

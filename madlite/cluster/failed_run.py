@@ -69,7 +69,8 @@ def write_failure(
     folder = RunFolder.reopen(plan.folder) if exists(plan.folder) else RunFolder.create(plan, (), secrets)
     try:
         options = replace(options, rows=False, command=saved.command)
-        ResultWriter(one, options, screen, mask).write(_result(plan.id, end), Steps(), folder)
+        if problem := ResultWriter(one, options, screen, mask).write_result(_result(plan.id, end), Steps(), folder):
+            raise RecordError(problem)
     finally:
         folder.close()
 

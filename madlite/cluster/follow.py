@@ -21,7 +21,16 @@ from madlite.cluster.failed_run import name_end, read_plan, write_failure
 from madlite.cluster.outcomes import JobEnd, end_of, refused_end, why_never, why_waits
 from madlite.cluster.retries import Retrying
 from madlite.cluster.schedulers import JobState, Refused, Scheduler, Unreachable
-from madlite.cluster.submission import PLANS, JobRun, Note, OpenSubmission, ScriptState, Stored, read_stored
+from madlite.cluster.submission import (
+    PLANS,
+    UNKNOWN_JOB,
+    JobRun,
+    Note,
+    OpenSubmission,
+    ScriptState,
+    Stored,
+    read_stored,
+)
 from madlite.errors import RecordError, UsageProblem
 from madlite.model import Cause, Result, RunPlan, Runtime, Status, Value
 from madlite.plan.context import Options
@@ -31,19 +40,21 @@ from madlite.results.sidefiles import write_waiting
 from madlite.results.stored import load_result, read_record
 from madlite.run.collect import Collected, attempts_of, collect_all
 from madlite.run.screen import Screen
+from madlite.safe_files import tells_no_space
 from madlite.workspace.folder import (
     RECORD,
     RESULT,
     Progress,
+    RunFolder,
     exists,
     is_alive,
     is_uncollected,
     read_progress,
+    was_disk_full,
 )
-from madlite.workspace.journal import now, read_run
+from madlite.workspace.journal import is_own, now, read_run
 
 CANCELLED = "cancelled before it was submitted"  # in the place of a refusal
-UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
 _NEVER_S = 25.0  # how long a job waits for what never comes before it is cancelled
 _TRIES = 3  # of collecting a run that cannot be
@@ -211,7 +222,8 @@ class Settling:
                 if done is not None:
                     settled |= {} if done.failed else {run.id: done.message}
                     self._failed_runs += done.result is not None and done.result.status is Status.FAILURE
-                    self._failures[run.id] += done.failed
+                    # a full disk passes: what has no row for want of room is tried for as long as that takes
+                    self._failures[run.id] += done.failed and not tells_no_space(done.message)
                     yield run, done
         finally:
             for text in write_waiting(self.workspace):
@@ -444,6 +456,9 @@ class Settling:
 
     def _rows(self, folder: Path) -> Collected | None:
         """Return what became of a run with a result; None while another command writes its rows."""
+        if not is_own(folder):  # an attempt of a run of ours: the disk was too full for its job to note it
+            with suppress(OSError):
+                RunFolder.reopen(folder, begun=True).close()
         done = next(iter(collect_all([folder], self.workspace, self._options.output, self._begin)))
         return None if done.busy else self._with_result(done)
 
@@ -489,8 +504,8 @@ class Settling:
             return None
         if standing := [one for one in attempts if is_uncollected(one)]:  # what followed it came to nothing
             return self._collect(run, standing)
-        started = exists(attempts[0])
-        end = end_of(state, job, last_error(self.stored, run), started=started)
+        started, full = exists(attempts[0]), any(map(was_disk_full, attempts))
+        end = end_of(state, job, last_error(self.stored, run), started=started, disk_full=full)
         return self._fail(run, end if started else self._named(end))
 
     def _named(self, end: JobEnd) -> JobEnd:
@@ -535,7 +550,7 @@ class Settling:
         except BlockingIOError:
             return None
         except (RecordError, UsageProblem) as problem:
-            if not begun and exists(folder):  # by another command, at this moment
+            if not (begun or tells_no_space(problem.message)) and exists(folder):  # by another command, at this moment
                 return None
             return Collected(run_id=run.id, message=f"no row: {problem.message}", failed=True)
         except OSError as problem:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from madlite.cluster.schedulers import JobState
 from madlite.model import Cause, Value
+from madlite.safe_files import tells_no_space
 
 _TERM = 128 + 15
 
@@ -77,10 +78,13 @@ def refused_end(text: str) -> JobEnd:
     return JobEnd(cause=Cause.JOB_REFUSED, reason=message or text, hint=hint if message else "")
 
 
-def end_of(state: JobState, job: str, last_error: str = "", *, started: bool = False) -> JobEnd:
+def end_of(
+    state: JobState, job: str, last_error: str = "", *, started: bool = False, disk_full: bool = False
+) -> JobEnd:
     """Return why a run has no result, of a job that is over.
 
-    `last_error` is the last error line of the job's output; `started` whether the run had begun.
+    `last_error` is the last error line of the job's output; `started` whether the run had begun, `disk_full` whether
+    there was no room for its files.
     """
     if state.restarts and started:
         return _queued_again(state, job, last_error)
@@ -88,6 +92,9 @@ def end_of(state: JobState, job: str, last_error: str = "", *, started: bool = F
     if what is not None:
         cause, reason, hint = what
         return JobEnd(cause=cause, reason=f"{reason} ({_facts(state, job)})", hint=hint)
+    if disk_full or tells_no_space(last_error):
+        reason = f"the disk of the working folder was full, so the run left no result ({_facts(state, job)})"
+        return JobEnd(cause=Cause.DISK, reason=reason, hint="df -h in the working folder; then run it again")
     if not state.state:
         asked = f" ({state.reason})" if state.reason else ""
         return JobEnd(

@@ -196,7 +196,7 @@ class Slurm:
         """End jobs by scancel; SPUR, which has no elements of arrays, ends whole arrays."""
         names = [*dict.fromkeys(job.partition("_")[0] if self.is_spur else job for job in jobs)]
         for at in range(0, len(names), 500):
-            done = self._call(["scancel", *names[at : at + 500]])
+            done = self._call(["scancel", "--", *names[at : at + 500]])
             if not done.ok and not _GONE.search(_words(done)) and "already" not in _words(done).lower():
                 raise Unreachable(f"scancel: {_words(done)}", f"scancel {' '.join(names[:3])}")
 

@@ -3,16 +3,22 @@
 `madlite_runs/jobs-<id>/` has submission.json, the plan files, the job scripts, the jobs' own output, and jobs.jsonl,
 which grows by a line before and after each job is submitted, and when a run is settled: it has a row, or never gets
 one.  What submits may be killed between any two of these; the name of a job finds it in the cluster's queue.
+
+A line of the folder of runs' journal makes it a submission of that folder, and its runs runs of it; a folder without
+one, which was copied or unpacked there, is left alone.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -23,20 +29,28 @@ from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder, write_all
 from madlite.safe_read import read_regular
 from madlite.workspace.folder import acquire, is_locked, open_runs, real_folders
-from madlite.workspace.journal import now
+from madlite.workspace.journal import add, made_here, now, submission_entry
 
+_LOG = logging.getLogger(__name__)
 VERSION = 1
 PREFIX = "jobs-"  # of the folder
 SUBMISSION, JOBS, PLANS, SCRIPTS, OUTPUT, ENVIRONMENT, LOCK = (
     *("submission.json", "jobs.jsonl", "plans", "scripts", "output", "environment", "submitting"),
 )
 _LIMIT_BYTES = 256 << 20
+UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
+_NAME = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?\Z")]  # one part of a path
+# ids of jobs as schedulers give them, before they are arguments of their commands: of Slurm, and names of Kubernetes
+_JOB_IDS = {
+    "slurm": re.compile(rf"[0-9]+(_[0-9]+)?|{UNKNOWN_JOB}"),
+    "kubernetes": re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"),
+}
 
 
 class JobRun(Value, frozen=True):
     """A run of a submission: its plan file is `plans/<number>.json`, counted from 1."""
 
-    id: str
+    id: _NAME
     card: str
     number: int
 
@@ -53,7 +67,7 @@ class JobScript(Value, frozen=True):
     count: int
     nodes: int
     gpus: int  # of each node
-    ending: str = "sh"
+    ending: _NAME = "sh"
 
     @property
     def file(self) -> str:
@@ -114,7 +128,7 @@ class Note(Value, frozen=True, omit_defaults=True):
     script: int = 0
     job: str = ""
     refused: str = ""
-    attempt: str = ""
+    attempt: _NAME = ""
     is_last: bool = False
     run: str = ""
     settled: str = ""
@@ -217,6 +231,9 @@ class OpenSubmission:
                         write_all(fd, data)
                     finally:
                         os.close(fd)
+            with open_runs(workspace) as runs:
+                entry = submission_entry(home, home.path.name, (run.id for run in submission.runs))
+                add(runs, entry, durable=True)
             home.write(SUBMISSION, to_json(submission).encode())
             os.fsync(home.fd)
         except OSError as error:
@@ -306,9 +323,11 @@ def read_stored(folder: Path) -> Stored | None:
         return None
     if submission.version != VERSION or folder.lstat().st_uid != os.geteuid():
         return None
+    if folder.name != f"{PREFIX}{submission.id}" or submission.scheduler not in _JOB_IDS:
+        return None
     scripts: dict[int, ScriptState] = {}
     settled: dict[str, str] = {}
-    for note in _notes(folder):
+    for note in _notes(folder, _JOB_IDS[submission.scheduler]):
         if note.run:
             settled[note.run] = note.settled
         else:
@@ -339,16 +358,32 @@ def _job(run: JobRun, script: JobScript, scripts: Mapping[int, ScriptState]) -> 
 
 
 def stored_submissions(workspace: Path, wanted: Sequence[str] = ()) -> tuple[Stored, ...]:
-    """Return the submissions of a working folder, the oldest first; with `wanted` those of these ids."""
-    folders = [one for one in real_folders(workspace / RUNS) if one.name.startswith(PREFIX)]
+    """Return the submissions of a working folder, the oldest first; with `wanted` those of these ids.
+
+    Those with open runs that were not made there are named in a warning.
+    """
+    runs = workspace / RUNS
+    folders = [one for one in real_folders(runs) if one.name.startswith(PREFIX)]
     if wanted:
         folders = [one for one in folders if one.name.removeprefix(PREFIX) in wanted]
-    return tuple(stored for folder in folders if (stored := read_stored(folder)) is not None)
+    own = made_here(runs, (folder.name for folder in folders))
+    found = [stored for folder in folders if (stored := read_stored(folder)) is not None]
+    if foreign := [one.folder.name for one in found if one.folder.name not in own and one.open_runs]:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+        _LOG.warning(
+            "%s%s: not in the journal of this folder (copied or unpacked here, or of an earlier madlite), so left "
+            "alone; madlite collect writes the rows of runs that ended here, squeue --me lists jobs",
+            ", ".join(f"{RUNS}/{name}" for name in foreign[:3]),
+            more,
+        )
+    return tuple(one for one in found if one.folder.name in own)
 
 
-def _notes(folder: Path) -> Iterator[Note]:
+def _notes(folder: Path, job_ids: re.Pattern[str]) -> Iterator[Note]:
     decode = msgspec.json.Decoder(Note).decode
     with suppress(OSError):
         for line in read_regular(folder / JOBS, _LIMIT_BYTES).splitlines():
             with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                yield decode(line)
+                note = decode(line)
+                # a script whose job is none is looked for by its name
+                yield note if job_ids.fullmatch(note.job) else msgspec.structs.replace(note, job="")

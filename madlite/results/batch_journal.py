@@ -3,13 +3,15 @@
 A run that has begun has a folder; one that has not would be lost with a killed madlite.  The file is locked as long as
 its madlite lives, grows by a line per run that begins and ends, and is removed at an orderly end, which reports on the
 screen what never started.  Its lines are JSON: the command, `asked`, then `began` and `ended` with a run's id.  Of the
-last batch that was ended before all of its runs had begun it is kept as `.interrupted.jsonl`, for `--resume`.
+last batch that was ended before all of its runs had begun it is kept as `.interrupted.jsonl`, for `--resume`, which
+goes on only with a batch whose id is in the journal of the folder of runs: its command is run.
 """
 
 from __future__ import annotations
 
 import fcntl
 import fnmatch
+import logging
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -20,13 +22,16 @@ from threading import Lock
 from types import TracebackType
 
 import msgspec
+from msgspec.structs import replace
 
 from madlite.model import Value, json_line
 from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder, half_made
 from madlite.safe_read import read_regular
 from madlite.workspace.folder import LOCK, PLAN, RECORD, acquire, exists, is_locked, open_runs
+from madlite.workspace.journal import JOURNAL, add, made_entry, made_here, read
 
+_LOG = logging.getLogger(__name__)
 _LIMIT_BYTES = 64 << 20
 _INTERRUPTED = ".interrupted.jsonl"
 _GLOB, _GLOB_BEGUN = "batch-*.jsonl", ".batch-*.jsonl.[0-9]*"  # and one that is being created, by its process
@@ -41,6 +46,7 @@ class RequestedRun(Value, frozen=True, omit_defaults=True):
 
 
 class _Line(Value, frozen=True, omit_defaults=True):
+    id: str = ""
     started: str = ""
     command: tuple[str, ...] = ()
     madlite: str = ""
@@ -56,21 +62,28 @@ class InterruptedBatch(Value, frozen=True):
     """A batch whose madlite is gone: runs that have neither a row nor a folder, and whether they were begun.
 
     `planned` is False where it ended before its runs were planned: only `command` is known then.  `requested` are all
-    of its runs.
+    of its runs.  `is_own` where it is in the journal of the folder of runs, by its `id`.
     """
 
     path: Path
+    id: str
     started: str
     command: tuple[str, ...]
     planned: bool
     never_started: tuple[RequestedRun, ...] = ()
     begun: tuple[RequestedRun, ...] = ()
     requested: tuple[RequestedRun, ...] = ()
+    is_own: bool = False
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether it is one of `madlite run`."""
+        return _is_of_run(self.command)
 
     @property
     def is_resumable(self) -> bool:
         """Whether `madlite run --resume` goes on with it."""
-        return _is_of_run(self.command)
+        return self.is_of_run and self.is_own
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -111,13 +124,16 @@ class BatchJournal:
         self._resumed: UnfinishedBatch | None = None
         self._carried: tuple[RequestedRun, ...] = ()
         self.id = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-        self._path = self._runs / f"batch-{self.id}.jsonl"
+        self._path = self._runs / _file_name(self.id)
         with suppress(OSError):  # the runs report a folder that cannot be written to
             if workspace is not None:
                 self._open(command)
 
     def request(self, runs: Iterable[RequestedRun]) -> None:
         """Record the runs, in their order; from now on only `close` is an orderly end."""
+        if not self._under_way and self._folder is not None:
+            with suppress(OSError):  # a full disk: it is not resumed
+                add(self._folder, made_entry(_file_name(self.id)))
         self._under_way = True
         every = (*self._carried, *runs)
         self._requested = {one.id: one for one in every}
@@ -202,7 +218,7 @@ class BatchJournal:
         from madlite import __version__
 
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-        self._add(_Line(started=now, command=tuple(command), madlite=__version__))
+        self._add(_Line(id=self.id, started=now, command=tuple(command), madlite=__version__))
         self._folder.rename(beside, self._path.name)
 
     def _add(self, line: _Line) -> None:
@@ -222,8 +238,10 @@ class BatchJournal:
     def _unmake(self, runs: Folder) -> None:
         """Remove the folder where nothing ran: wrong usage leaves the working folder as it was."""
         with suppress(OSError):
-            if os.listdir(runs.fd) == [".gitignore"]:  # noqa: PTH208 - of the open folder
-                runs.remove(".gitignore")
+            names = {*os.listdir(runs.fd)}  # noqa: PTH208 - of the open folder
+            if names <= {".gitignore", JOURNAL} and {one.made for one in read(self._runs)} <= {self._path.name}:
+                for name in names:
+                    runs.remove(name)
                 self._runs.rmdir()
 
 
@@ -237,6 +255,7 @@ class UnfinishedBatch:
     def __init__(self, path: Path, fd: int) -> None:
         lines = _lines(path)
         self.path, self._fd = path, fd
+        self.id = _first_id(lines)
         self.started = next((line.started for line in lines if line.started), "")
         self.command = next((line.command for line in lines if line.command), ())
         self.madlite = next((line.madlite for line in lines if line.madlite), "")
@@ -261,9 +280,19 @@ class UnfinishedBatch:
 
 def open_unfinished(workspace: Path) -> UnfinishedBatch | None:
     """Return the last batch of `madlite run` that did not come to its end and that no command goes on with."""
-    found = [one for path in (*dead_files(workspace), workspace / RUNS / _INTERRUPTED) if (one := _claimed(path))]
+    runs = workspace / RUNS
+    found = [one for path in (*dead_files(workspace), runs / _INTERRUPTED) if (one := _claimed(path))]
     fitting = [one for one in found if one.requested and _is_of_run(one.command)]
-    last = max(fitting, key=lambda one: one.started, default=None)
+    own = made_here(runs, (_file_name(one.id) for one in fitting))
+    for one in fitting:
+        if _file_name(one.id) not in own:
+            _LOG.warning(
+                "%s/%s: not in the journal of this folder (copied or unpacked here, or of an earlier madlite), "
+                "so not resumed",
+                RUNS,
+                one.path.name,
+            )
+    last = max((one for one in fitting if _file_name(one.id) in own), key=lambda one: one.started, default=None)
     for one in found:
         if one is not last:
             one.close()
@@ -294,8 +323,10 @@ def requested_cards(runs: Path) -> dict[str, str]:
 
 def interrupted_batches(workspace: Path) -> tuple[InterruptedBatch, ...]:
     """Return the batches of a workspace whose madlite is gone and with unfinished runs, oldest first."""
-    found = (_interrupted(path) for path in dead_files(workspace))
-    return tuple(one for one in found if one is not None and one.messages)
+    read = (_interrupted(path) for path in dead_files(workspace))
+    found = [one for one in read if one is not None and one.messages]
+    own = made_here(workspace / RUNS, (_file_name(one.id) for one in found))
+    return tuple(replace(one, is_own=_file_name(one.id) in own) for one in found)
 
 
 def dead_files(workspace: Path) -> tuple[Path, ...]:
@@ -341,6 +372,7 @@ def _interrupted(path: Path) -> InterruptedBatch | None:
     left = [one for one in every if one.id not in done and not _has_folder(path.parent, one.id)]
     return InterruptedBatch(
         path=path,
+        id=_first_id(lines),
         started=next((line.started for line in lines if line.started), ""),
         command=next((line.command for line in lines if line.command), ()),
         planned=bool(requested),
@@ -348,6 +380,14 @@ def _interrupted(path: Path) -> InterruptedBatch | None:
         begun=tuple(one for one in left if one.id in begun),
         requested=every,
     )
+
+
+def _first_id(lines: Iterable[_Line]) -> str:
+    return next((line.id for line in lines if line.id), "")
+
+
+def _file_name(batch_id: str) -> str:
+    return f"batch-{batch_id}.jsonl"
 
 
 def _line(text: bytes) -> _Line | None:

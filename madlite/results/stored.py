@@ -16,7 +16,7 @@ from madlite.results.header import indented, read_json
 from madlite.results.record import VERSION, Record, record_json
 from madlite.safe_read import read_regular
 from madlite.workspace import journal
-from madlite.workspace.folder import PLAN, RECORD, RESULT, awaits_collection, exists, is_alive
+from madlite.workspace.folder import PLAN, RECORD, RESULT, awaits_collection, exists, has_result, is_alive
 from madlite.workspace.journal import RunRows
 
 LIMIT_BYTES = 256 << 20
@@ -305,10 +305,14 @@ def load_result(folder: Path) -> RunResult:
 
 
 def _doubt(folder: Path, data: bytes) -> str:
-    """Return a message where a result file is not what madlite wrote; "" where it is."""
+    """Return a message where a result file is not what madlite wrote; "" where it is.
+
+    A full disk takes no line of the journal: a result without one is that of a run of ours which it names.
+    """
     written = [entry for entry in journal.read_of(folder.parent, folder.name) if entry.result]
     if not written:
-        return f"{RESULT} is not in the journal of {RUNS}: madlite did not write it"
+        is_ours = journal.is_own(folder) and has_result(folder)
+        return "" if is_ours else f"{RESULT} is not in the journal of {RUNS}: madlite did not write it"
     if hashlib.sha256(data).hexdigest() not in [entry.result for entry in written]:
         return f"{RESULT} was changed by another program after {written[-1].at[:19]} (UTC), when madlite wrote it"
     return ""

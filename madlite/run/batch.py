@@ -287,7 +287,16 @@ class Batch:
         retries = settings.retry.is_active
         recoverable = settings.recoverable or retries
         with (
-            Run(one, self._plugins, self._screen, secrets, self._clock, environ, settings.settle) as run,
+            Run(
+                one,
+                self._plugins,
+                self._screen,
+                secrets,
+                self._clock,
+                environ,
+                settings.settle,
+                reserve=not self._options.rows,
+            ) as run,
             self._stoppable(run),
         ):
             scheduler.note(start, one.plan.id, str(one.plan.folder))
@@ -323,7 +332,7 @@ class Batch:
         following = attempts.next(one, result) if run.folder is not None and not self._stopped.is_set() else None
         if following is None or run.folder is None:
             return None
-        if problem := writer.set_aside(result, run.state.monitor.steps, run.folder):
+        if problem := writer.write_result(result, run.state.monitor.steps, run.folder):
             self._screen.warn(f"{one.plan.card.name} is not tried again: {problem}")
             return None
         run.progress.ended(result, "tried again")

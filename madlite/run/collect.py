@@ -23,7 +23,7 @@ from madlite.results.record import Record, record_json, result_of
 from madlite.results.sidefiles import leave_entries, write_entries, write_waiting
 from madlite.results.stored import RunResult, load_result, read_record, uncollected
 from madlite.run.recovery.unfinished import append_once, appended_rows, target_of
-from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, is_alive
+from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, has_result, is_alive
 from madlite.workspace.journal import RunEntry, RunRows, is_own, now, read_of, read_run
 
 
@@ -122,12 +122,9 @@ def replaced_by(folder: Path) -> str:
     following = read_run(folder).next
     if not following or "/" in following:
         return ""
-    noted = read_of(folder.parent, following)  # a workload can write such files too
-    there = (
-        (RECORD, any(one.record for one in noted)),
-        (RESULT, any(one.result for one in noted)),
-    )
-    return following if any(is_ours and exists(folder.parent / following / name) for name, is_ours in there) else ""
+    place = folder.parent / following
+    is_recorded = exists(place / RECORD) and any(one.record for one in read_of(place.parent, following))
+    return following if is_recorded or has_result(place) else ""
 
 
 def attempts_of(folder: Path) -> tuple[Path, ...]:

@@ -199,8 +199,11 @@ class Run:
         clock: Callable[[], float],
         environ: Mapping[str, str],
         settle: Settle | None = None,
+        *,
+        reserve: bool = False,
     ) -> None:
         self.one, self.plan = one, one.plan
+        self._reserve = reserve  # room on the disk for its result, of which nothing else tells
         self.plugins, self.clock = plugins, clock
         self.began = clock()
         self.started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -281,7 +284,7 @@ class Run:
     def _create_folder(self) -> RunFolder:
         context = context_file(self.one.context, self.mask).data
         files = [*((file.path, file.data) for file in self.one.files), *([(CONTEXT, context)] if context else [])]
-        self.folder = RunFolder.create(self.plan, files, self._secrets)
+        self.folder = RunFolder.create(self.plan, files, self._secrets, reserve=self._reserve)
         self.progress.open(self.folder)
         return self.folder
 

@@ -124,8 +124,8 @@ class ResultWriter:
             problems.append(self._write_record(replace(result, findings=findings), folder))
         return replace(result, findings=(*result.findings, *filter(None, problems)))
 
-    def set_aside(self, result: Result, steps: Steps, folder: RunFolder) -> str:
-        """Write the result file of a run that is tried again; return the error message, "" if none."""
+    def write_result(self, result: Result, steps: Steps, folder: RunFolder) -> str:
+        """Write steps and result file alone; return the error message, "" if none."""
         problem = folder.stream(STEPS, step_lines(steps)) if len(steps) else ""
         return problem or self._write_result_file(result, self._planned_rows(result), folder)
 
@@ -135,7 +135,7 @@ class ResultWriter:
             self._screen.warn(f"{self._plan.id}: {problem}")
 
     def _save_result(self, result: Result, problems: Iterable[str], folder: RunFolder | None) -> str:
-        """Write the result file; where it is the only output and cannot be written, the rows are shown."""
+        """Write the result file; it is said where it is the only output and cannot be written."""
         if self._has_result_file:
             return ""
         rows = self._planned_rows(result)
@@ -145,7 +145,7 @@ class ResultWriter:
         problem = self._write_result_file(result, rows, folder)
         if problem and not self._options.rows:
             self.saved = False
-            self._screen.warn(f"the result cannot be saved ({problem}): {[row.cells for row in rows]}")
+            self._screen.warn(f"{self._plan.id}: {problem}, so that it gets no row of its own (df -h .)")
         return problem
 
     def _planned_rows(self, result: Result) -> tuple[Row, ...]:

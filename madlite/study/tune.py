@@ -32,8 +32,8 @@ from madlite.secrets import masked_json
 from madlite.study.tune_costs import Budget
 from madlite.study.tune_models import Choice, Point, RunSteps, Space, Trial, TrialStatus
 from madlite.study.tune_search import Stop, next_run
-from madlite.workspace.folder import LOG, real_folders
-from madlite.workspace.study import StudyFolder, study_path
+from madlite.workspace.folder import LOG
+from madlite.workspace.study import StudyFolder, studies_with, study_path
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -356,11 +356,10 @@ def find_study(workspace: Path, named: str, state: TuneState) -> str:
     Raises:
         UsageProblem: there is none, or it asks another question.
     """
-    prefix = study_path(workspace, "").name
-    folders = [study_path(workspace, named)] if named else sorted(real_folders(workspace / RUNS), reverse=True)
-    different = ""
-    for folder in folders:
-        found = _read_state(folder) if folder.name.startswith(prefix) else None
+    known = studies_with(workspace, STATE)
+    different, found = "", None
+    for study_id in [one for one in known if one == named] if named else reversed(known):
+        found = _read_state(study_path(workspace, study_id))
         if found is None:
             continue
         different = _difference(found, state)

@@ -25,7 +25,7 @@ from madlite.errors import UsageProblem
 from madlite.model import RunPlan, Value
 from madlite.plan.inputs import RUNS
 from madlite.plan.make import secrets_of
-from madlite.safe_files import NO_SPACE, Folder, kind_of
+from madlite.safe_files import NO_SPACE, Folder, kind_of, write_all
 from madlite.safe_read import read_regular
 from madlite.secrets import collect, masked_json
 from madlite.workspace import journal
@@ -61,6 +61,9 @@ LOCK, HANDLE, PLAN, LOG = "lock", "handle", "plan.json", "run.log"
 STEPS, CONTEXT, RESULT = "steps.jsonl", "context.json", "result.json"
 WORK, VIEW = "work", ".view"  # what a container sees of the run's folder, and in place of the folder of runs
 _NEW_LOCK = f".{LOCK}"
+# room on the disk for a result that nothing but its file tells of; empty where the disk was full
+_RESERVED, _RESERVED_BYTES = f".{RESULT}", 256 << 10
+_LIMIT_RESULT_BYTES = 256 << 20
 
 
 def new_run_id(card_name: str, now: datetime | None = None) -> str:
@@ -95,10 +98,15 @@ class RunFolder:
         self._lock = lock
         self._work = work
         self._journal = RunJournalWriter(home)
+        self._reserved = -1
 
     @classmethod
-    def create(cls, plan: RunPlan, files: Iterable[tuple[str, bytes]], known: Iterable[str] = ()) -> RunFolder:
+    def create(
+        cls, plan: RunPlan, files: Iterable[tuple[str, bytes]], known: Iterable[str] = (), *, reserve: bool = False
+    ) -> RunFolder:
         """Make the folder, take its lock, and write the plan, `known` secrets masked, and the rendered files.
+
+        `reserve` keeps room on the disk for the result, which then can be written however full the disk is by then.
 
         Raises:
             UsageProblem: the working folder cannot be written to.
@@ -113,6 +121,8 @@ class RunFolder:
             folder = cls(home, _open_locked(home, _NEW_LOCK))
             folder.note(RunEntry(at=journal.now()))
             home.rename(_NEW_LOCK, LOCK)
+            if reserve:
+                folder._reserve()
             folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
             folder._fill(plan, files)
         except (OSError, UsageProblem) as error:
@@ -223,9 +233,53 @@ class RunFolder:
         return ""
 
     def write_result(self, text: str) -> str:
-        """Write the run's result file after its hash in the journal; return the error message, "" if none."""
+        """Write the run's result file after its hash in the journal; return the error message, "" if none.
+
+        The result counts without its line, which a full disk does not take.
+        """
         data = text.encode("utf-8", "backslashreplace")
-        return self._note_hash(journal.result_entry(self.path.name, data), RESULT) or self.write_text(RESULT, text)
+        self._note_hash(journal.result_entry(self.path.name, data))
+        try:
+            if self._reserved >= 0:
+                self._write_reserved(data)
+            else:
+                self.write(RESULT, data)
+                self._home.remove(_RESERVED)
+        except OSError as error:
+            return f"{RESULT} could not be written: {error.strerror}"
+        return ""
+
+    def _reserve(self) -> None:
+        """Keep room on the disk for the result.
+
+        Raises:
+            OSError: there is none.
+        """
+        self._reserved = self._home.create(_RESERVED)
+        try:
+            os.posix_fallocate(self._reserved, 0, _RESERVED_BYTES)
+        except OSError as error:  # others than a full disk: this file system reserves nothing
+            if error.errno in NO_SPACE:
+                os.ftruncate(self._reserved, 0)
+                raise
+
+    def _write_reserved(self, data: bytes) -> None:
+        """Write the result into the room that was kept for it.
+
+        Raises:
+            OSError: it is larger, and the disk is full; the file is empty then, which `was_disk_full` finds.
+        """
+        try:
+            os.lseek(self._reserved, 0, os.SEEK_SET)
+            write_all(self._reserved, data)
+            os.ftruncate(self._reserved, len(data))
+            os.fsync(self._reserved)
+        except OSError:
+            os.ftruncate(self._reserved, 0)
+            raise
+        self._home.rename(_RESERVED, RESULT)
+        os.close(self._reserved)
+        self._reserved = -1
 
     def write_record(self, text: str) -> str:
         """Write the run's record after its hash in the journal; return the error message, "" if none."""
@@ -237,7 +291,7 @@ class RunFolder:
             self._note_hash(journal.record_entry(self.path.name, data, written=True))
         return problem
 
-    def _note_hash(self, entry: journal.Entry, name: str = RECORD) -> str:
+    def _note_hash(self, entry: journal.Entry) -> str:
         """Add a line to the journal; return the error message of a full disk, other errors are logged.
 
         A record without its line would later be reported as foreign; one that was not written comes later.
@@ -247,13 +301,15 @@ class RunFolder:
                 journal.add(runs, entry)
         except OSError as error:
             if error.errno in NO_SPACE:
-                return f"{name} could not be written: {error.strerror} ({journal.JOURNAL})"
+                return f"{RECORD} could not be written: {error.strerror} ({journal.JOURNAL})"
             _LOG.debug("%s: %s", journal.JOURNAL, error)
         return ""
 
     def close(self) -> None:
         """Close the journal, and release the lock."""
         self._journal.close()
+        if self._reserved >= 0:
+            os.close(self._reserved)
         os.close(self._lock)
         for folder in filter(None, (self._home, self._work)):
             folder.close()
@@ -369,14 +425,14 @@ def awaits_collection(runs: Path) -> tuple[Path, ...]:
 
 def is_uncollected(folder: Path) -> bool:
     """Return whether a run has ended with a result file and has no record."""
-    if _has(folder, RECORD) or is_alive(folder) or not _has_result(folder):
+    if _has(folder, RECORD) or is_alive(folder) or not has_result(folder):
         return False
     return read_run(folder).cleaned is None
 
 
 def _has_ended(folder: Path) -> bool:
     """Return whether a run's end is on the disk."""
-    return _has(folder, RECORD) or read_run(folder).cleaned is not None or _has_result(folder)
+    return _has(folder, RECORD) or read_run(folder).cleaned is not None or has_result(folder)
 
 
 def _has_pending_rows(folder: Path) -> bool:
@@ -387,11 +443,36 @@ def _has_pending_rows(folder: Path) -> bool:
     return pending.rows is not None and pending.cleaned is None
 
 
-def _has_result(folder: Path) -> bool:
-    """Return whether madlite wrote a run's result; a workload may have a file of that name."""
+class _Recorded(Value, frozen=True):
+    id: str = ""
+
+
+class _Result(Value, frozen=True):
+    record: _Recorded = _Recorded()
+
+
+def has_result(folder: Path) -> bool:
+    """Return whether madlite wrote a run's result; a workload may have a file of that name.
+
+    Without its line in the journal, which a full disk did not take, it has to name the run.
+    """
     if not _has(folder, RESULT):
         return False
-    return any(entry.result for entry in journal.read_of(folder.parent, folder.name))
+    if any(entry.result for entry in journal.read_of(folder.parent, folder.name)):
+        return True
+    try:
+        found = msgspec.json.decode(read_regular(folder / RESULT, _LIMIT_RESULT_BYTES), type=_Result)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return found.record.id == folder.name
+
+
+def was_disk_full(folder: Path) -> bool:
+    """Return whether the disk had no room for the result of a run that has none."""
+    try:
+        return (folder / _RESERVED).lstat().st_size == 0
+    except OSError:
+        return False
 
 
 def _has(folder: Path, name: str) -> bool:

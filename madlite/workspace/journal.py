@@ -1,8 +1,8 @@
 """Two journals of JSON lines, both out of reach of containers.
 
 `.journal.jsonl` in the folder of runs lists what madlite created and wrote in a working folder: a run's folder with
-its inode, the hashes of its record and result, what was written to a results file.  Files that look like madlite's and
-are not listed were made by another program.
+its inode, the hashes of its record and result, what was written to a results file; a submission to a cluster, a study,
+the journal of a batch.  Files that look like madlite's and are not listed were made by another program.
 
 `journal.jsonl` in a run's folder has the rows that are being appended to a results file, until the run's record has
 where they are, and what `madlite clean` did with a run that was cut off.
@@ -59,6 +59,9 @@ class Entry(Value, frozen=True, omit_defaults=True):
     Of an imported run `inode`, `uid` and `record` together, `origin`, the archive that it came from, and `doubt`, what
     was wrong with its record before it was packed.  Of a run that is `pruned`: `files` where its record stays, or
     `folder`, with the number of its `rows` and the results file that has them, `rows_in`.
+
+    Of a submission, a study or a batch: `made`, the name of its folder or file; of a submission also `uid` and the ids
+    of its `runs`, which have no line of their own where the disk was full when their jobs began.
     """
 
     at: str
@@ -80,10 +83,14 @@ class Entry(Value, frozen=True, omit_defaults=True):
     pruned: Literal["", "files", "folder"] = ""
     rows: int = 0
     rows_in: str = ""
+    made: str = ""
+    runs: tuple[str, ...] = ()
 
 
-def add(runs: Folder, entry: Entry) -> None:
+def add(runs: Folder, entry: Entry, *, durable: bool = False) -> None:
     """Add a line; a new journal begins with the records that exist already, of an older madlite or copied.
+
+    A `durable` line is on the disk when this returns.
 
     Raises:
         OSError: it cannot be written.
@@ -93,6 +100,8 @@ def add(runs: Folder, entry: Entry) -> None:
         with suppress(OSError):  # machines that share the folder append at once, and NFS alone loses a line then
             fcntl.flock(fd, fcntl.LOCK_EX)
         _append(fd, [entry] if os.fstat(fd).st_size else [*_existing_records(runs), entry])
+        if durable:
+            os.fsync(fd)
     finally:
         os.close(fd)
 
@@ -126,6 +135,19 @@ def read(runs: Path, tail_bytes: int = 0) -> tuple[Entry, ...]:
 
 def read_of(runs: Path, run: str) -> tuple[Entry, ...]:
     """Return the entries of one run; of those of others nothing is decoded, for a journal has some of each run."""
+    found = _with_text(runs, msgspec.json.encode(run))
+    return tuple(entry for entry in found if entry.run == run or run in entry.runs)
+
+
+def made_here(runs: Path, names: Iterable[str]) -> frozenset[str]:
+    """Return those of the submissions, studies and batches of these names that madlite made in a folder of runs."""
+    wanted = frozenset(names)
+    if not wanted:
+        return frozenset()
+    return wanted & {entry.made for entry in _with_text(runs, b'"made":')}
+
+
+def _with_text(runs: Path, text: bytes) -> tuple[Entry, ...]:
     try:
         with Folder.open(runs) as folder:
             fd = folder.open_file(JOURNAL, os.O_RDONLY, make=False)
@@ -133,7 +155,7 @@ def read_of(runs: Path, run: str) -> tuple[Entry, ...]:
         return ()
     with os.fdopen(fd, "rb") as file:
         data = file.read()
-    return tuple(entry for entry in _decoded(_lines_with(data, msgspec.json.encode(run)), Entry) if entry.run == run)
+    return tuple(_decoded(_lines_with(data, text), Entry))
 
 
 def _lines_with(data: bytes, text: bytes) -> Iterator[bytes]:
@@ -196,6 +218,16 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="microseconds")
 
 
+def made_entry(name: str) -> Entry:
+    """Return the entry of a study or a batch."""
+    return Entry(at=now(), made=name)
+
+
+def submission_entry(home: Folder, name: str, runs: Iterable[str]) -> Entry:
+    """Return the entry of a submission of these runs."""
+    return Entry(at=now(), made=name, runs=tuple(runs), uid=os.fstat(home.fd).st_uid)
+
+
 def folder_entry(home: Folder, run_id: str) -> Entry:
     """Return the entry of a run's new folder."""
     facts = os.fstat(home.fd)
@@ -225,22 +257,24 @@ def result_entry(run_id: str, result: bytes) -> Entry:
 
 def own_folders(runs: Path, entries: Iterable[Entry] | None = None) -> frozenset[str]:
     """Return the names of the folders in a folder of runs that madlite made: of the recorded inode and owner."""
-    return frozenset(entry.run for entry in (read(runs) if entries is None else entries) if _is_of(runs, entry))
+    every = read(runs) if entries is None else entries
+    return frozenset(name for entry in every for name in (entry.run, *entry.runs) if _is_of(runs, name, entry))
 
 
 def is_own(folder: Path) -> bool:
     """Return whether a folder of a run is one that madlite made, as `own_folders` has it."""
-    return any(_is_of(folder.parent, entry) for entry in read_of(folder.parent, folder.name))
+    return any(_is_of(folder.parent, folder.name, entry) for entry in read_of(folder.parent, folder.name))
 
 
-def _is_of(runs: Path, entry: Entry) -> bool:
-    if not (entry.run and entry.inode) or "/" in entry.run:
+def _is_of(runs: Path, name: str, entry: Entry) -> bool:
+    is_of_submission = name in entry.runs
+    if not name or "/" in name or not (is_of_submission or entry.inode):
         return False
     try:
-        facts = (runs / entry.run).lstat()
+        facts = (runs / name).lstat()
     except OSError:
         return False
-    return (facts.st_ino, facts.st_uid) == (entry.inode, entry.uid)
+    return facts.st_uid == entry.uid and (is_of_submission or facts.st_ino == entry.inode)
 
 
 def _existing_records(runs: Folder) -> Iterator[Entry]:

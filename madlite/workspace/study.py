@@ -1,14 +1,17 @@
 """The folder of a study in the folder of runs: the caches of its runs while it goes on, and what it came to.
 
 `study-ID` has a lock as long as its madlite lives.  The caches are removed at its end; what a kill left is `clean`'s.
+One that is not in the journal of the folder of runs was copied or unpacked there, and is not gone on with.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,10 +19,12 @@ from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder
 from madlite.safe_read import read_regular
 from madlite.workspace.folder import acquire, exists, is_locked, open_runs, real_folders
+from madlite.workspace.journal import add, made_entry, made_here
 
+_LOG = logging.getLogger(__name__)
 SUMMARY = "study.json"
 _LIMIT_BYTES = 16 << 20  # of a state
-_CACHES, _LOCK = "caches", "study.lock"
+_CACHES, _LOCK, _PREFIX = "caches", "study.lock", "study-"
 _NAME = re.compile(r"study-(?P<id>\d{8}T\d{6}-[0-9a-f]{6})")
 
 
@@ -36,8 +41,14 @@ class StudyFolder:
         Raises:
             OSError: it cannot be made.
         """
+        name = study_path(workspace, study_id).name
         with open_runs(workspace, make=True) as runs:
-            home = runs.below(study_path(workspace, study_id).name, new=True)
+            home = runs.below(name, new=True)
+            try:
+                add(runs, made_entry(name))
+            except OSError:
+                home.close()
+                raise
         return cls._locked(home)
 
     @classmethod
@@ -60,10 +71,15 @@ class StudyFolder:
 
         Raises:
             BlockingIOError: its madlite lives.
-            OSError: it cannot be opened.
+            OSError: it cannot be opened, or was not made in this folder.
         """
-        with open_runs(workspace, make=make) as runs:
-            home = runs.below(study_path(workspace, study_id).name, make=make)
+        path = study_path(workspace, study_id)
+        if make and not exists(path):
+            return cls.create(workspace, study_id)
+        if not made_here(workspace / RUNS, [path.name]):
+            raise PermissionError(errno.EPERM, "it is not in the journal of this folder", str(path))
+        with open_runs(workspace) as runs:
+            home = runs.below(path.name)
         return cls._locked(home)
 
     def write_state(self, name: str, text: str) -> None:
@@ -132,10 +148,21 @@ def read_state(workspace: Path, study_id: str, name: str) -> bytes:
 
 
 def studies_with(workspace: Path, name: str) -> list[str]:
-    """Return the ids of the studies that have a state of this name, the newest last."""
-    folders = real_folders(workspace / RUNS)
-    found = ((_NAME.fullmatch(folder.name), folder) for folder in folders)
-    return sorted(match["id"] for match, folder in found if match is not None and exists(folder / name))
+    """Return the ids of the studies of this folder that have a state of this name, the newest last."""
+    studies = [folder for folder in real_folders(workspace / RUNS) if _NAME.fullmatch(folder.name)]
+    own = _own(workspace, [folder for folder in studies if exists(folder / name)])
+    return sorted(folder.name.removeprefix(_PREFIX) for folder in own)
+
+
+def _own(workspace: Path, folders: Sequence[Path]) -> list[Path]:
+    """Return those of the folders of studies that madlite made in this folder; the others are named in a warning."""
+    own = made_here(workspace / RUNS, (folder.name for folder in folders))
+    if foreign := [f"{RUNS}/{folder.name}" for folder in folders if folder.name not in own]:
+        _LOG.warning(
+            "%s: not in the journal of this folder (copied or unpacked here, or of an earlier madlite), so not resumed",
+            ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""),
+        )
+    return [folder for folder in folders if folder.name in own]
 
 
 def is_running(workspace: Path, study_id: str) -> bool:
@@ -145,7 +172,7 @@ def is_running(workspace: Path, study_id: str) -> bool:
 
 def study_path(workspace: Path, study_id: str) -> Path:
     """Return where the folder of a study is."""
-    return workspace / RUNS / f"study-{study_id}"
+    return workspace / RUNS / f"{_PREFIX}{study_id}"
 
 
 def has_caches(folder: Path) -> bool:

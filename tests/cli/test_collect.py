@@ -270,6 +270,7 @@ def test_a_file_of_that_name_which_a_workload_wrote_is_no_result(checkout, capfd
             if '"result"' not in line
         )
     )
+    (folder / RESULT).write_text('{"version": 1, "record": {"id": "mine"}}')
     assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
     assert call(["clean"]) == 0 and f"{folder.name}  unfinished" in capfd.readouterr().out
 

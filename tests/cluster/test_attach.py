@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.cli import attach
+from madlite.cli import attach, following
 from madlite.cli.main import call
 from madlite.cluster import ends, follow, slurm, submit
 from madlite.cluster.submission import JOBS
@@ -87,6 +87,64 @@ def test_collect_has_a_file_of_its_own_only_where_one_is_named(folder: Path, wor
     assert run("--detach", "-o", "a.csv") == 0
     assert call(["collect", *words]) == 3
     assert {one.name for one in folder.glob("*.csv") if not one.name.startswith("perf_entry")} == files
+
+
+PLUGIN = """apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:9"}}}}]
+users:
+- name: u
+  user:
+    exec: {{apiVersion: client.authentication.k8s.io/v1, command: touch, args: ["{marker}"], interactiveMode: Never}}
+"""
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "kubernetes"])
+@pytest.mark.parametrize("words", [["jobs"], ["collect"], ["attach"], ["cancel", "{id}"], ["jobs", "{id}"]])
+def test_a_submission_that_was_not_made_here_is_named_and_starts_nothing(
+    folder: Path, monkeypatch, caplog, scheduler, words
+):
+    assert run("--detach") == 0
+    (own,) = submissions(folder)
+    here, marker = folder / "elsewhere", folder / "executed"
+    shutil.copytree(folder / f"madlite_runs/jobs-{own}", here / f"madlite_runs/jobs-{own}")
+    with (here / f"madlite_runs/jobs-{own}/{JOBS}").open("a") as notes:
+        notes.write('{"at":"","script":1,"job":"--me"}\n')
+    (folder / "config").write_text(PLUGIN.format(marker=marker))
+    file = here / f"madlite_runs/jobs-{own}/submission.json"
+    planted = json.loads(file.read_text())
+    planted["scheduler"] = scheduler
+    if scheduler == "kubernetes":
+        planted["description"]["kubernetes"]["kubeconfig"] = str(folder / "config")
+    file.write_text(json.dumps(planted))
+    for name in ("scontrol", "squeue", "scancel", "sinfo", "sacct", "sbatch"):
+        command(folder, name, f"touch {marker}")
+    monkeypatch.chdir(here)
+    code = call([word.format(id=own) for word in words])
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert f"madlite_runs/jobs-{own}: not in the journal of this folder" in told and "so left alone" in told
+    assert code == (4 if "{id}" in words else 0) and not marker.exists()
+
+
+def test_a_submission_is_in_the_journal_before_the_cluster_has_it(folder: Path):
+    command(folder, "sbatch", 'grep -q \'"made":"jobs-\' madlite_runs/.journal.jsonl && echo 4001')
+    assert run("--detach") == 0
+    assert call(["attach"]) == 3 and len(csv_rows(folder / "perf.csv")) == 1
+
+
+def test_what_is_no_id_of_a_job_is_no_argument_of_a_command(folder: Path):
+    assert run("--detach") == 0
+    (own,) = submissions(folder)
+    for name in ("scontrol", "squeue", "scancel", "sinfo", "sacct"):
+        command(folder, name, f'echo {name} "$@" >>{folder}/asked')
+    with (folder / f"madlite_runs/jobs-{own}/{JOBS}").open("a") as notes:
+        notes.write('{"at":"","script":1,"job":"--me"}\n')
+    for words in (["jobs"], ["cancel", own]):
+        call(words)
+    asked = (folder / "asked").read_text()
+    assert "--me" not in asked and "scancel -- 4001" in asked
 
 
 def test_no_secret_of_the_cluster_file_is_in_the_files_of_a_submission(folder: Path):
@@ -214,6 +272,52 @@ def test_who_waits_fails_with_the_run_that_another_command_collected(folder: Pat
     lines = stored.read_text().splitlines(keepends=True)
     stored.write_text("".join(line for line in lines if '"settled"' not in line))  # not noted yet
     assert call(["attach"]) == 3
+
+
+@pytest.mark.parametrize("words", [(), ("--retry", "1", "--retry-wait", "0")])
+def test_runs_of_a_submission_have_their_rows_without_lines_of_their_own(folder: Path, words):
+    """A full disk takes no line of the journal, neither of a run's folder nor of its result."""
+    (folder / "run.sh").write_text("echo 'HTTPError: 429 Client Error: Too Many Requests for url: x'; exit 1\n")
+    assert run("--detach", *words) == 0
+    (plan,) = folder.glob("madlite_runs/jobs-*/plans/1.json")
+    assert call(["run", "--plan", str(plan), "--no-rows", *words]) == 3
+    journal = folder / "madlite_runs/.journal.jsonl"
+    kept = [line for line in journal.read_text().splitlines(keepends=True) if '"run":' not in line]
+    assert ['"made":"jobs-' in line for line in kept].count(True) == 1
+    journal.write_text("".join(kept))
+    assert call(["collect"]) == 3
+    (row,) = csv_rows(folder / "perf.csv")
+    records = [json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json")]
+    assert row["status"] == "FAILURE" and len(records) == 1 + bool(words)
+    assert [one["cause"] for one in records if one["rows"]] == ["network"]
+    assert call(["report", "rebuild", "-o", "again.csv"]) == 0 and len(csv_rows(folder / "again.csv")) == 1
+
+
+def test_rows_wait_for_room_on_the_disk_and_one_sentence_says_so(folder: Path, small_disk, monkeypatch, capfd):
+    for name in ("run.sh", "models.json", "cluster.toml"):
+        shutil.move(folder / name, small_disk.path / name)
+    monkeypatch.chdir(small_disk.path)
+    assert run("--detach", "--repeat", "3") == 0
+    small_disk.fill()
+    assert call(["collect"]) == 3
+    told = capfd.readouterr().err
+    assert told.count("warning") == 1 and "No space left on device; rows wait for room on the disk (df -h .)" in told
+    assert len(told) < 300 and "not in the journal" not in told
+    tried: list[Path] = []
+    write = follow.write_failure
+
+    def and_room_after_a_while(plan_file: Path, *others):
+        tried.append(plan_file)
+        if len(tried) == 12:
+            small_disk.free()
+        return write(plan_file, *others)
+
+    monkeypatch.setattr(follow, "write_failure", and_room_after_a_while)
+    monkeypatch.setattr(following, "_TICK_S", 0.01)
+    assert call(["attach"]) == 3
+    told = capfd.readouterr().err
+    assert told.count("warning") == 1 and told.count("rows wait for room") == 1
+    assert len(csv_rows(small_disk.path / "perf.csv")) == 3
 
 
 def test_a_number_is_that_of_a_job_and_no_part_of_an_id(folder: Path, capfd):

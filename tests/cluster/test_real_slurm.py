@@ -109,6 +109,35 @@ def test_two_cards_are_an_array_and_each_has_its_row(site):
     assert not (site.folder / f"madlite_runs/jobs-{site.submission()}/environment").exists()
 
 
+def test_jobs_that_begin_on_a_full_disk_have_their_rows(small_disk, slurm):
+    site = Site(small_disk.path, slurm)
+    (site.folder / "cluster.toml").write_text('[clusters.lab.slurm]\nexclusive = false\ndirectives = ["--hold"]\n')
+    assert site.call("run", "--cluster", "lab", "--tags", "t", "--detach")[0] == 0
+    small_disk.fill()
+    slurm.checked("scontrol", "release", *site.jobs())
+    wait_until(lambda: not site.jobs(), "the jobs are over")
+    small_disk.free()
+    assert "looks like a run that madlite did not make" not in site.call("runs")[1]
+    site.collected(2)
+    assert [(one["status"], one["cause"]) for one in site.records()] == [("FAILURE", "disk_full")] * 2
+    assert site.call("jobs")[1].strip() == "no job is open here"
+
+
+def test_a_disk_that_fills_up_while_jobs_run_costs_no_result(small_disk, slurm, tmp_path):
+    site, go = Site(small_disk.path, slurm), tmp_path / "go"
+    script = f"echo performance: 12.5 tok\nfor i in $(seq 900); do [ -e {go} ] && break; sleep 0.1; done\nseq 2000\n"
+    (site.folder / "scripts/a/run.sh").write_text(script)
+    assert site.call("run", "--cluster", "lab", "--tags", "t", "--detach")[0] == 0
+    logs = lambda: [log for log in site.folder.glob("madlite_runs/*/run.log") if log.stat().st_size]  # noqa: E731
+    wait_until(lambda: len(logs()) == 2, "both run")
+    small_disk.fill()
+    go.touch()
+    wait_until(lambda: not site.jobs(), "the jobs are over")
+    small_disk.free()
+    assert {(row["status"], row["performance"]) for row in site.collected(2)} == {("SUCCESS", "12.5")}
+    assert all("the log is incomplete: No space left on device" in one["findings"] for one in site.records())
+
+
 def test_a_context_of_madengine_is_given_to_slurm(site):
     asked = {"slurm": {"partition": "gpu", "gpus_per_node": 0, "exclusive": False}, "env_vars": {"SLEEP": "0.1"}}
     code, out = site.call("run", "--tags", "t", "--additional-context", json.dumps(asked))

@@ -198,7 +198,7 @@ def test_spur_is_found_before_slurm_and_cancels_whole_arrays(site):
     command("scancel", "case $* in *_*) echo 'invalid job id' >&2; exit 2;; esac")
     assert slurm.is_spur
     slurm.cancel(["5_1", "5_2", "6"])
-    assert calls()[-1] == "scancel 5 6"
+    assert calls()[-1] == "scancel -- 5 6"
     assert slurm.array_limit() == 1000  # which it has no command to ask for
 
 

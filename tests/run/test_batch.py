@@ -256,3 +256,27 @@ def test_a_study_of_another_command_is_not_resumed_and_named(tmp_path):
     assert "madlite tune --help" in refused.value.hint
     (text,) = recovery_report(tmp_path)
     assert "3 runs of an earlier batch never started" in text and "run --resume" not in text
+
+
+def test_a_batch_that_was_not_made_here_is_named_and_not_resumed(tmp_path, caplog):
+    """Its command would be run: files that were copied here, or that an archive brought, begin nothing."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    for place in (there, here):
+        place.mkdir()
+    interrupt(there, "run", "--tags", "demo")
+    kill(there)
+    (here / "madlite_runs").mkdir()
+    names = [".interrupted.jsonl", *(file.name for file in dead_files(there))]
+    assert len(names) == 2
+    for name in names:
+        (here / "madlite_runs" / name).write_bytes((there / "madlite_runs" / name).read_bytes())
+    assert open_unfinished(here) is None
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        f"madlite_runs/{one}" for one in names[::-1]
+    ]
+    assert not any("--resume" in text for text in recovery_report(here))
+    with pytest.raises(UsageProblem, match="no batch of this folder was killed or interrupted$"):
+        unfinished(here)
+    own = open_unfinished(there)
+    assert own is not None
+    own.close()

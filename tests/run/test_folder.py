@@ -23,9 +23,11 @@ from madlite.workspace.folder import (
     RECORD,
     RunFolder,
     acquire,
+    has_result,
     is_alive,
     new_run_id,
     unfinished,
+    was_disk_full,
 )
 from madlite.workspace.journal import RUN_JOURNAL
 from tests.factories import write_journal
@@ -181,3 +183,48 @@ def test_on_nfs_a_run_that_was_cut_off_is_not_taken_for_one_that_goes_on(plan, m
 
     monkeypatch.setattr(fcntl, "flock", nfs)
     assert unfinished(plan.workspace) == (plan.folder,)
+
+
+RESULT_TEXT = '{{"version":1,"record":{{"id":"{}"}}}}'
+
+
+def on(disk, plan):
+    """Return the plan of a run whose working folder is a small disk."""
+    return msgspec.structs.replace(plan, workspace=disk.path, folder=disk.path / "madlite_runs" / plan.id)
+
+
+def test_a_result_has_room_on_a_disk_that_became_full(small_disk, plan):
+    one = on(small_disk, plan)
+    with closing(RunFolder.create(one, [], reserve=True)) as folder:
+        small_disk.fill()
+        assert "No space left" in folder.write_text("other", "x" * 5000)
+        assert not has_result(one.folder) and not was_disk_full(one.folder)
+        assert folder.write_result(RESULT_TEXT.format(plan.id) + " " * 100_000) == ""
+    assert has_result(one.folder) and not was_disk_full(one.folder)
+    assert sorted(file.name for file in one.folder.iterdir() if "result" in file.name) == ["result.json"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_without_room_for_its_result_shows_that_the_disk_was_full(small_disk, plan, when):
+    one = on(small_disk, plan)
+    if when == "before":
+        RunFolder.create(msgspec.structs.replace(one, folder=one.folder.with_name("other")), []).close()
+        small_disk.fill()
+        with pytest.raises(UsageProblem, match="No space left"):
+            RunFolder.create(one, [], reserve=True)
+    else:
+        with closing(RunFolder.create(one, [], reserve=True)) as folder:
+            small_disk.fill()
+            assert "No space left" in folder.write_result("x" * (1 << 20))
+    assert was_disk_full(one.folder) and not has_result(one.folder)
+    small_disk.free()
+    with closing(RunFolder.reopen(one.folder, begun=True)) as folder:
+        assert folder.write_result(RESULT_TEXT.format(plan.id)) == ""
+    assert has_result(one.folder) and not was_disk_full(one.folder)
+
+
+def test_a_file_of_a_workload_is_no_result(plan):
+    with closing(RunFolder.create(plan, [])):
+        for text in ("[]", "{}", RESULT_TEXT.format("another"), "{", "\udc80"):
+            (plan.folder / "result.json").write_text(text, errors="surrogateescape")
+            assert not has_result(plan.folder)

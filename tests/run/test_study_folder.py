@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from madlite.run.recovery.leftovers import find_leftovers, remove
-from madlite.workspace.study import StudyFolder, caches_path, cut_off_studies, study_path
+from madlite.workspace.study import StudyFolder, caches_path, cut_off_studies, studies_with, study_path
 
 ID = "20261124T021500-3fa91c"
 
@@ -62,3 +62,19 @@ def test_links_and_other_names_are_no_studies(tmp_path: Path):
     study_path(tmp_path, ID).symlink_to(tmp_path / "elsewhere")
     (tmp_path / "madlite_runs/study-mine/caches").mkdir(parents=True)
     assert not list(cut_off_studies(tmp_path))
+
+
+def test_a_study_that_was_not_made_here_is_named_and_not_resumed(tmp_path, caplog):
+    """Its caches would be mounted and its state believed."""
+    StudyFolder.create(tmp_path, ID).close()
+    other = "20261128T000000-abcdef"
+    for one in (ID, other):
+        (tmp_path / "madlite_runs" / f"study-{one}").mkdir(exist_ok=True)
+        (tmp_path / "madlite_runs" / f"study-{one}" / "state.json").write_text("{}")
+    assert studies_with(tmp_path, "state.json") == [ID]
+    (record,) = caplog.records
+    assert f"madlite_runs/study-{other}: not in the journal of this folder" in record.getMessage()
+    for make in (False, True):
+        with pytest.raises(PermissionError, match="not in the journal"):
+            StudyFolder.reopen(tmp_path, other, make=make)
+    StudyFolder.reopen(tmp_path, ID).close()
