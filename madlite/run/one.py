@@ -43,6 +43,7 @@ from madlite.safe_files import NO_SPACE
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.workspace.claims import claim_model_dir, lock_name, locked_results
 from madlite.workspace.folder import CONTEXT, LOG, RunFolder, open_runs
+from madlite.workspace.journal import RunEntry
 
 if TYPE_CHECKING:
     from madlite.run.settle import Settle
@@ -220,6 +221,7 @@ class Run:
         self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)
         self._convergence = self._make_convergence()
         self.folder: RunFolder | None = None
+        self.begin_entry: RunEntry | None = None  # of its journal
         self.stage: SessionRunner | None = None  # once its session can be opened
         self._claims = ExitStack()
         self.on_open: Callable[[str], None] = lambda handle: None  # gets the handle of its session
@@ -281,7 +283,7 @@ class Run:
     def _create_folder(self) -> RunFolder:
         context = context_file(self.one.context, self.mask).data
         files = [*((file.path, file.data) for file in self.one.files), *([(CONTEXT, context)] if context else [])]
-        self.folder = RunFolder.create(self.plan, files, self._secrets)
+        self.folder = RunFolder.create(self.plan, files, self._secrets, self.begin_entry)
         self.progress.open(self.folder)
         return self.folder
 

@@ -97,8 +97,16 @@ class RunFolder:
         self._journal = RunJournalWriter(home)
 
     @classmethod
-    def create(cls, plan: RunPlan, files: Iterable[tuple[str, bytes]], known: Iterable[str] = ()) -> RunFolder:
+    def create(
+        cls,
+        plan: RunPlan,
+        files: Iterable[tuple[str, bytes]],
+        known: Iterable[str] = (),
+        begin: RunEntry | None = None,
+    ) -> RunFolder:
         """Make the folder, take its lock, and write the plan, `known` secrets masked, and the rendered files.
+
+        Its journal begins with `begin`, which has what the row needs if this process is killed.
 
         Raises:
             UsageProblem: the working folder cannot be written to.
@@ -111,7 +119,7 @@ class RunFolder:
                 _note_made(runs, home, plan.id)
             # the lock gets its name once it is held: a free one would look like a run that was cut off
             folder = cls(home, _open_locked(home, _NEW_LOCK))
-            folder.note(RunEntry(at=journal.now()))
+            folder.note(begin or RunEntry(at=journal.now()))
             home.rename(_NEW_LOCK, LOCK)
             folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
             folder._fill(plan, files)
@@ -346,6 +354,17 @@ def unfinished(workspace: Path) -> tuple[Path, ...]:
     return tuple(path for path in found if path.name in own)
 
 
+def may_have_left(workspace: Path) -> tuple[Path, ...]:
+    """Return the folders of runs without a madlite that may have something running: of those with a record the journal.
+
+    It stays where the next command wrote the row of a run that was cut off, and something of it was still running.
+    """
+    runs = workspace / RUNS
+    recorded = [one for one in real_folders(runs) if _has(one, RUN_JOURNAL) and _has(one, RECORD) and not is_alive(one)]
+    own = journal.own_folders(runs) if recorded else frozenset()
+    return (*unfinished(workspace), *(one for one in recorded if one.name in own))
+
+
 def planted(workspace: Path) -> tuple[Path, ...]:
     """Return folders that look like runs that were cut off or have pending rows, and that madlite did not make."""
     runs = workspace / RUNS
@@ -369,14 +388,14 @@ def awaits_collection(runs: Path) -> tuple[Path, ...]:
 
 def is_uncollected(folder: Path) -> bool:
     """Return whether a run has ended with a result file and has no record."""
-    if _has(folder, RECORD) or is_alive(folder) or not _has_result(folder):
+    if _has(folder, RECORD) or is_alive(folder) or not has_result(folder):
         return False
     return read_run(folder).cleaned is None
 
 
 def _has_ended(folder: Path) -> bool:
     """Return whether a run's end is on the disk."""
-    return _has(folder, RECORD) or read_run(folder).cleaned is not None or _has_result(folder)
+    return _has(folder, RECORD) or read_run(folder).cleaned is not None or has_result(folder)
 
 
 def _has_pending_rows(folder: Path) -> bool:
@@ -387,7 +406,7 @@ def _has_pending_rows(folder: Path) -> bool:
     return pending.rows is not None and pending.cleaned is None
 
 
-def _has_result(folder: Path) -> bool:
+def has_result(folder: Path) -> bool:
     """Return whether madlite wrote a run's result; a workload may have a file of that name."""
     if not _has(folder, RESULT):
         return False
