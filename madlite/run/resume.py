@@ -7,7 +7,7 @@ by their plans: of equal ones as many are finished as there were.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from madlite.run.recovery.unfinished import appended_rows, find_incomplete
 from madlite.run.screen import Planned, RunOutcome, pair
 from madlite.safe_read import digest_of
 from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, is_uncollected
-from madlite.workspace.journal import RunEntry, is_own, now, read_run
+from madlite.workspace.journal import RunEntry, RunRows, is_own, now, read_run
 
 
 class Resumption(Value, frozen=True):
@@ -299,11 +299,14 @@ def _changes(
 def _rows_elsewhere(finished: Mapping[str, Result], workspace: Path, output: Path) -> Iterator[str]:
     """Yield where the rows of finished runs are, other than in the results file of this command."""
     records = (read_record(workspace / RUNS / result.plan_id) for result in finished.values())
-    files = Counter(record.rows.path for record in records if record is not None and record.rows is not None)
+    files: dict[str, list[RunRows]] = defaultdict(list)
+    for record in records:
+        if record is not None and record.rows is not None:
+            files[record.rows.path].append(record.rows)
     here = rows_path(output, workspace)
-    for name, count in files.items():
-        runs = f"{count} finished run{'s' if count > 1 else ''}"
-        if not exists(workspace / name):
+    for name, every in files.items():
+        runs = f"{len(every)} finished run{'s' if len(every) > 1 else ''}"
+        if all(are_in_file(rows, workspace, ()) is False for rows in every):  # there may be a new file of its name
             yield f"{name} with the rows of {runs} is gone: madlite report rebuild -o FILE writes rows from the records"
         elif name != here:
             yield f"the rows of {runs} are in {name}, and are not added to {here}"
