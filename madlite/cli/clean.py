@@ -32,9 +32,9 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
 
     Touched are only containers with madlite's label, processes with its mark, and in this folder unfinished runs and
     batches, sessions of plugin runtimes, Jobs of Kubernetes that no submission has, and incomplete files; nothing that
-    belongs to a running madlite. What runs of other folders left running is listed, and ended only with --everywhere.
-    Changes that another program made to results files are listed; --yes acknowledges them: they are not reported again,
-    and the files stay as they are.
+    belongs to a running madlite. A run that was cut off gets its FAILURE row by --yes. What runs of other folders left
+    running is listed, and ended only with --everywhere. Changes that another program made to results files are listed;
+    --yes acknowledges them: they are not reported again, and the files stay as they are.
     """
     from madlite.results.integrity import changed_files
     from madlite.run.recovery.unfinished import find_all

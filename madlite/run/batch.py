@@ -98,6 +98,7 @@ class Batch:
         self._lock = threading.Lock()  # guards all below
         self._between: dict[int, _Between] = {}
         self._ports: set[str] = set()  # of the running runs
+        self._warned: set[str] = set()  # of leases
         self._stop: StopReason | None = None  # of the whole batch
         self._stopped = threading.Event()  # the same, to wait for
         self._stops: dict[str, StopControl] = {}  # of the running runs
@@ -296,7 +297,9 @@ class Batch:
             self._stoppable(run),
         ):
             scheduler.note(start, one.plan.id, str(one.plan.folder))
+            self._unshared_lease(scheduler, start)
             run.on_open = partial(scheduler.note, start, one.plan.id, str(one.plan.folder))
+            run.unshared_lease = partial(self._unshared_lease, scheduler, start)
             run.on_end = (lambda _: scheduler.beside(start)) if retries else partial(self._ended, scheduler, start)
             writer = ResultWriter(
                 one,
@@ -321,6 +324,16 @@ class Batch:
             run.progress.ended(result)
             attempts.replaced_by(one.plan.id)
             return result, writer.saved, bug, None
+
+    def _unshared_lease(self, scheduler: Scheduler, start: Start) -> str:
+        """Return why others may share the GPUs of a run, and say each reason once."""
+        why = scheduler.unshared_lease(start)
+        with self._lock:
+            is_new = bool(why) and why not in self._warned
+            self._warned.add(why)
+        if is_new:
+            self._screen.warn(f"another user may share the GPUs, and numbers are suspect: {why}")
+        return why
 
     def _set_aside(
         self, one: Planned, result: Result, attempts: Attempts, run: Run, writer: ResultWriter

@@ -225,6 +225,7 @@ class Run:
         self.stage: SessionRunner | None = None  # once its session can be opened
         self._claims = ExitStack()
         self.on_open: Callable[[str], None] = lambda handle: None  # gets the handle of its session
+        self.unshared_lease: Callable[[], str] = lambda: ""  # why others may not see the lease of its GPUs
         # gets how it ended, once its session is closed; returns the runs that were beside it
         self.on_end: Callable[[Status], tuple[str, ...]] = lambda status: ()
 
@@ -327,7 +328,9 @@ class Run:
             self.stage = SessionRunner(
                 one, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log, self.on_open
             )
-            seen = replace(self.stage.act(folder, log), foreign_processes=self.instrumentation.foreign_processes)
+            seen = self.stage.act(folder, log)
+            foreign = self.instrumentation.foreign_processes
+            seen = replace(seen, foreign_processes=foreign, unshared_lease=self.unshared_lease())
         except Interrupted:
             return self._interrupted()
         except RuntimeProblem as problem:

@@ -294,7 +294,7 @@ def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[st
             return _clean_run(Path(leftover.handle), leftover.row)
         elif leftover.kind == "study":
             return remove_study(Path(leftover.handle)) or None
-        elif not acknowledge(Path(leftover.handle)):
+        else:
             _remove_file(Path(leftover.handle))
     except RuntimeProblem as problem:
         return problem.message
@@ -304,6 +304,8 @@ def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[st
 
 
 def _remove_file(path: Path) -> None:
+    if acknowledge(path):
+        return
     if path.is_dir() and not path.is_symlink():
         with Folder.open(path.parent) as folder:
             folder.remove_tree(path.name)
