@@ -98,7 +98,6 @@ class GpuPool:
         self._taken: set[int] = set()
         self._mine: dict[int, GpuLease] = {}  # of taken GPUs, and of those kept for who waits
         self._noted: dict[int, LeaseHolder] = {}  # of taken GPUs, as their leases say
-        self._broken: dict[int, UsageProblem] = {}  # of GPUs whose leases could not be used
         self._turn: GpuLease | None = None
         self._owner = _this_process()
 
@@ -153,7 +152,7 @@ class GpuPool:
         the `spared` it gets none that are kept.
 
         Raises:
-            UsageProblem: too many of the leases cannot be used.
+            UsageProblem: a lease cannot be used, nor one of the user's own.
         """
         self.waiting = None
         allowed = self.every if job.exclusive else job.allowed
@@ -162,7 +161,11 @@ class GpuPool:
         had_turn = self._turn is not None
         if len(free) < wanted or len(free := self._without_foreign(free, wanted)) < wanted or not self._have_turn():
             return None
-        stuck = self._lease(free, wanted)
+        try:
+            stuck = self._lease(free, wanted)
+        except UsageProblem:
+            self.let_go()
+            raise
         have = [index for index in free if index in self._mine][:wanted]
         if len(have) == wanted:
             self._give(job, have)
@@ -170,8 +173,6 @@ class GpuPool:
             return None
         if not (passes and had_turn):
             self.let_go()
-        if len(allowed) - len(broken := [index for index in allowed if index in self._broken]) < wanted:
-            raise self._broken[broken[0]]
         return tuple(have) if len(have) == wanted else None
 
     def left_on(self, gpu_ids: Iterable[int]) -> str:
@@ -246,14 +247,7 @@ class GpuPool:
                 return False
             if index in self._mine:
                 continue
-            try:
-                taken = self._leases.take(self._names[index])
-                self._broken.pop(index, None)
-            except UsageProblem as problem:
-                self._broken[index] = problem
-                stuck = True
-                texts.setdefault(problem.message, []).append(index)
-                continue
+            taken = self._leases.take(self._names[index])
             if taken is None:
                 (state,) = self._leases.states([self._names[index]])
                 texts.setdefault(holder_text(state.holder), []).append(index)
