@@ -443,7 +443,7 @@ def test_a_folder_of_leases_that_another_user_made_for_himself_blocks_nobody(mac
     done = machine.run("--tags", "t", *QUICK)
     said = succeeded(done)
     assert said.count("another user may share the GPUs, and numbers are suspect: the leases of GPUs cannot be") == 1
-    assert [len(one["suspect"]) for one in machine.records()] == [1, 1] and "SUCCESS, suspect" in said
+    assert [len(one["suspect"]) for one in machine.records()] == [1, 1] and "2 SUCCESS (suspect)" in said
     own = machine.seen.parent / "cache/madlite/leases"
     assert sorted(path.name for path in own.iterdir()) == ["gpu-0000:01:00.0", "turn"]
     assert own.stat().st_mode & 0o777 == 0o700
