@@ -85,8 +85,9 @@ def named_file(folder: Path, workspace: Path, output: Path) -> Path | None:
     if not (named := read_run(folder).file):
         return None
     path = workspace / named
-    is_new = not os.path.lexists(path) and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(workspace))
-    return path if is_new else target_of(RunRows(path=named, cells=()), workspace, output)
+    is_inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(workspace))
+    is_new = not os.path.lexists(path) or (path.is_file() and not path.stat().st_size)
+    return path if is_inside and is_new else target_of(RunRows(path=named, cells=()), workspace, output)
 
 
 def cut_off_runs(workspace: Path, *, with_file: bool = True) -> tuple[Path, ...]:
@@ -145,6 +146,9 @@ def _collect_cut_off(folder: Path, workspace: Path, output: Path, begin: Sequenc
         if exists(folder / RECORD) or has_result(folder):  # by now
             return Collected(run_id=folder.name, message="it has its result by now", busy=True)
         found = result_of_cut_off(folder)
+        is_noted = read_run(folder).rows is not None
+        if problem := "" if is_noted else run_folder.note(RunEntry(at=now(), interrupted=True)):
+            raise RecordError(problem)  # else a later command would take the row that follows for the run's own
         done = _write(found, run_folder, workspace, output, begin, keep_journal=bool(running))
         if not running:
             remove_run_files(folder)

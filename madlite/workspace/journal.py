@@ -301,7 +301,8 @@ class RunEntry(Value, frozen=True, omit_defaults=True):
 
     The first line has its `start`, and the results `file` that its rows go to, as `RunRows.path`; none with --no-rows.
     Later ones have the id of the attempt that comes `next`, of a run that is tried again; or before its rows its part
-    of the side files, `entries`, as text, and `listed` once the next command has written that.
+    of the side files, `entries`, as text, and `listed` once the next command has written that.  `interrupted`: its
+    madlite was killed, and the rows that follow are a later command's.
     """
 
     at: str
@@ -312,6 +313,7 @@ class RunEntry(Value, frozen=True, omit_defaults=True):
     next: str = ""
     entries: str = ""
     listed: bool = False
+    interrupted: bool = False
 
 
 class RunJournal(Value, frozen=True):
@@ -319,7 +321,7 @@ class RunJournal(Value, frozen=True):
 
     `rows` are the last ones recorded; without any, `complete` means that the run certainly has none: a journal that
     could not take the rows is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.  `began`
-    is when the run's folder was made; `start`, `file`, `next`, `entries` and `listed` are as an entry has them.
+    is when the run's folder was made; the other fields are as an entry has them.
     """
 
     began: str = ""
@@ -331,6 +333,7 @@ class RunJournal(Value, frozen=True):
     next: str = ""
     entries: str = ""
     listed: bool = False
+    interrupted: bool = False
 
 
 class RunJournalWriter:
@@ -441,4 +444,5 @@ def _content(data: bytes) -> RunJournal:
         next=next((entry.next for entry in reversed(entries) if entry.next), ""),
         entries=next((entry.entries for entry in reversed(entries) if entry.entries), ""),
         listed=any(entry.listed for entry in entries),
+        interrupted=any(entry.interrupted for entry in entries),
     )

@@ -125,6 +125,8 @@ def test_a_kill_while_the_row_is_written_neither_loses_nor_doubles_it(killed, ta
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
     assert killed.madlite("clean", "--yes").returncode == 0
     assert table(killed, "nightly.csv") == [("a", "FAILURE")]
+    (record,) = killed.records()
+    assert (record["cause"], record["ended_by"]) == ("interrupted", "interrupted")
     rebuilt = killed.madlite("report", "rebuild", "-o", "again.csv", "--of", "nightly.csv")
     assert "1 row of 1 run" in rebuilt.stdout, rebuilt.stdout + rebuilt.stderr
 

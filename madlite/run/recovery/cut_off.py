@@ -20,7 +20,7 @@ from madlite.results.rows import build_rows, has_row, masked_rows
 from madlite.results.stored import RunResult, read_run_plan
 from madlite.secrets import Redactor
 from madlite.workspace.folder import HANDLE, LOG, read_progress
-from madlite.workspace.journal import RunJournal, RunRows, RunStart, read_run
+from madlite.workspace.journal import RunRows, RunStart, read_run
 
 _HINT = "madlite run --resume runs it again"
 
@@ -43,7 +43,8 @@ def result_of_cut_off(folder: Path) -> RunResult:
         raise RecordError("it was cut off, and its plan or its row is not known (madlite clean)")
     plan = replace(plan, id=folder.name, folder=folder, workspace=folder.parent.parent)
     start = noted.start or RunStart()
-    result = _of_rows(noted.rows, folder.name) if noted.rows is not None else _interrupted(folder, start)
+    own = None if noted.interrupted else noted.rows  # made before the kill
+    result = _of_rows(own, folder.name) if own is not None else _interrupted(folder, start)
     progress = read_progress(folder)
     result = replace(
         result,
@@ -51,10 +52,12 @@ def result_of_cut_off(folder: Path) -> RunResult:
         started=progress.started if progress is not None and progress.started else noted.began[:19] + "+00:00",
     )
     result = replace(result, durations_s=_durations_s(folder, result.started))
-    cells = noted.rows.cells if noted.rows is not None else _cells(plan, result, start)
+    cells = own.cells if own is not None else _cells(plan, result, start)
     rows = RunRows(path="", cells=cells, strict_header=start.strict_header) if cells else None
     record = make_record(plan, result, rows, command=start.command, left_out=start.left_out)
-    return RunResult(record=record, entries=_entries(plan, result, noted, start) if cells else None)
+    if own is not None:
+        return RunResult(record=record, entries=read_entries(noted.entries.encode()))
+    return RunResult(record=record, entries=_entries(plan, result, start) if cells else None)
 
 
 def _interrupted(folder: Path, start: RunStart) -> Result:
@@ -121,8 +124,6 @@ def _cells(plan: RunPlan, result: Result, start: RunStart) -> tuple[dict[str, st
     return tuple(limited_cells(plain_cells(row)) for row in masked_rows(rows, Redactor().text))
 
 
-def _entries(plan: RunPlan, result: Result, noted: RunJournal, start: RunStart) -> Entries | None:
-    if noted.rows is not None:
-        return read_entries(noted.entries.encode())
+def _entries(plan: RunPlan, result: Result, start: RunStart) -> Entries:
     mask = Redactor().text
     return make_entries(plan, result, pipeline=start.pipeline, build_number=start.build_number, mask=mask)
