@@ -351,8 +351,8 @@ def open_plain(folder: Folder, name: str, flags: int, *, make: bool = True, mode
         raise
 
 
-def check_plain(fd: int, where: str, *, linked: bool = False) -> os.stat_result:
-    """Check that a descriptor is of a plain file with one name, or where it is to be `linked` more; return its status.
+def check_plain(fd: int, where: str) -> os.stat_result:
+    """Check that a descriptor is of a plain file with one name; return its status.
 
     Raises:
         OSError: it is not.
@@ -362,7 +362,7 @@ def check_plain(fd: int, where: str, *, linked: bool = False) -> os.stat_result:
         raise IsADirectoryError(errno.EISDIR, "it is a folder", where)
     if not stat.S_ISREG(facts.st_mode):
         raise OSError(errno.EINVAL, "it is no plain file", where)
-    if facts.st_nlink > 1 and not linked:
+    if facts.st_nlink > 1:
         raise OSError(errno.EMLINK, "it has other names too (hard links)", where)
     return facts
 

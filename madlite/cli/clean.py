@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
+    from madlite.model import Runtime
+    from madlite.run.collect import Collected
     from madlite.run.recovery.leftovers import Leftover
 
 _DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}
@@ -30,12 +32,11 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
 
     Touched are only containers with madlite's label, processes with its mark, and in this folder unfinished runs and
     batches, sessions of plugin runtimes, Jobs of Kubernetes that no submission has, and incomplete files; nothing that
-    belongs to a running madlite. What runs of other folders left running is listed, and ended only with --everywhere.
-    Changes that another program made to results files are listed; --yes acknowledges them: they are not reported again,
-    and the files stay as they are.
+    belongs to a running madlite. A run that was cut off gets its FAILURE row by --yes. What runs of other folders left
+    running is listed, and ended only with --everywhere. Changes that another program made to results files are listed;
+    --yes acknowledges them: they are not reported again, and the files stay as they are.
     """
     from madlite.results.integrity import changed_files
-    from madlite.run.recovery.leftovers import NO_RUN, remove
     from madlite.run.recovery.unfinished import find_all
     from madlite.runtimes.registry import outliving_runtimes
 
@@ -45,18 +46,15 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     found = find_all(Path.cwd(), environ, runtimes)
     for note in found.notes:
         echo(f"warning: {note}", err=True)
-    failed, waiting = False, False
+    waiting, removed = False, []
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere
-        if not yes or not meant or (item.kept and not kept):
+        if yes and meant and (kept or not item.kept):
+            removed.append(item)
+        else:
             echo(f"{item.kind:9} {_of_run(item)}{item.text}{_removal_hint(item, everywhere)}")
             waiting |= meant and not item.kept
-            continue
-        problem = remove(item, environ, runtimes)
-        failed |= problem is not None
-        done = _DONE.get(item.kind, "removed")
-        what = f"{item.kind} {item.run_id}  " if item.run_id != NO_RUN else f"{item.kind}: "
-        echo(f"{'not removed' if problem else done} {what}{problem or item.text}")
+    failed = _remove_all(removed, environ, runtimes)
     changed = changed_files(Path.cwd())
     for file, words in changed:
         if yes:
@@ -76,6 +74,46 @@ def _completed(acknowledged: bool) -> Iterator[str]:
 
     if acknowledged:
         yield from complete_side_files(Path.cwd())
+
+
+def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
+    """Remove leftovers, and say so of each; a run that was cut off gets its row.  Return whether any of that failed."""
+    from madlite.run.collect import cut_off_text
+    from madlite.run.recovery.leftovers import RUNNING
+
+    running = [item for item in items if item.kind in RUNNING]
+    failed = [_remove(item, environ, runtimes) for item in running]
+    rows = _write_rows() if len(items) > len(running) else {}
+    for item in items[len(running) :]:
+        if item.kind == "run" and item.run_id in rows:
+            echo(cut_off_text(rows[item.run_id]))
+            failed.append(rows[item.run_id].failed)
+        else:
+            failed.append(_remove(item, environ, runtimes))
+    return any(failed)
+
+
+def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
+    """Remove a leftover and say so; return whether that failed."""
+    from madlite.run.recovery.leftovers import NO_RUN, remove
+
+    problem = remove(item, environ, runtimes)
+    done = _DONE.get(item.kind, "removed")
+    what = f"{item.kind} {item.run_id}  " if item.run_id != NO_RUN else f"{item.kind}: "
+    echo(f"{'not removed' if problem else done} {what}{problem or item.text}")
+    return problem is not None
+
+
+def _write_rows() -> dict[str, Collected]:
+    """Write the rows of the runs that were cut off; return what became of each, by its id."""
+    from madlite.results.sidefiles import write_waiting
+    from madlite.run.collect import collect_cut_off, cut_off_runs
+    from madlite.run.recovery.leftovers import still_running
+
+    here = Path.cwd()
+    done = [*collect_cut_off(cut_off_runs(here), here, here / "perf.csv", running=still_running(here))]
+    warn_of((*(text for one in done for text in one.warnings), *write_waiting(here)))
+    return {one.run_id: one for one in done}
 
 
 def _of_run(item: Leftover) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,8 @@ def command(run: tuple[str, ...], output: Path) -> int:
     """Append what runs with --no-rows came to to perf.csv, each once.
 
     RUN is the id of a run, a part or a pattern of it, or its folder; without one all that wait here are taken, and the
-    jobs of a cluster are asked about: a run whose job is over and that left no result gets a row that says why.
+    jobs of a cluster are asked about: a run whose job is over and that left no result gets a row that says why. So does
+    a run whose madlite was killed, in the results file that it was for unless -o names one.
 
     \b
     madlite collect
@@ -44,25 +45,28 @@ def command(run: tuple[str, ...], output: Path) -> int:
     from madlite.results.perfcsv import check_appendable
     from madlite.results.sidefiles import write_waiting
     from madlite.run.batch import exit_code
-    from madlite.run.collect import collect_all
+    from madlite.run.collect import collect_all, collect_cut_off
+    from madlite.run.recovery.leftovers import left_running
     from madlite.run.recovery.unfinished import complete_side_files
 
     here = Path.cwd()
     file = here / output
     given = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
     jobs = None if run else _settle_jobs(output if given else None)
-    going_on = {folder for one in jobs.settlings for folder in one.open_folders()} if jobs is not None else set()
-    folders = [folder for folder in _folders(run, here) if folder not in going_on]
-    if folders:
+    going_on, begin = _of_jobs(here), new_columns(contract())
+    folders, cut_off = _folders(run, here, going_on)
+    if folders or cut_off:
         check_appendable(file, here)
         make_folder(Path(os.path.realpath(file)))
     setup.warn_of(complete_side_files(here))
-    done = [*collect_all(folders, here, file, new_columns(contract()))]  # all of it, whoever stops reading
+    running = left_running(here, dict(os.environ), setup.load(False, False).runtimes()) if cut_off else {}
+    done = [*collect_cut_off(cut_off, here, file, begin, running, named=not given)]  # all, whoever stops reading
+    done += collect_all(folders, here, file, begin)
     for one in done:
         _print(one)
     for text in write_waiting(here):
         setup.warn(text)
-    if not folders and (jobs is None or not jobs.results):
+    if not done and (jobs is None or not jobs.results):
         echo("nothing to collect")
     of_jobs = jobs.results if jobs is not None else []
     code = exit_code([*of_jobs, *(one.result for one in done if one.result is not None)])
@@ -109,17 +113,30 @@ def _print(one: Collected) -> None:
     setup.warn_of(one.warnings)
 
 
-def _folders(names: Sequence[str], here: Path) -> list[Path]:
-    """Return the folders of the runs to collect, each once.
+def _of_jobs(here: Path) -> set[Path]:
+    """Return the folders of the runs that jobs of a cluster still have: what becomes of them their jobs decide."""
+    from madlite.cluster.submission import stored_submissions
+    from madlite.plan.inputs import RUNS
+    from madlite.run.collect import attempts_of
+
+    open_runs = [here / RUNS / run.id for one in stored_submissions(here) for run in one.open_runs]
+    return {folder for first in open_runs for folder in (first, *attempts_of(first))}
+
+
+def _folders(names: Sequence[str], here: Path, going_on: Collection[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the folders of the runs to collect, each once, and of those the runs that were cut off apart.
 
     Raises:
         UsageProblem: a name stands for no run of this folder, or for several.
     """
     from madlite.results.stored import uncollected
+    from madlite.run.collect import cut_off_runs
 
+    known = [folder for folder in cut_off_runs(here, with_file=False) if folder not in going_on]
     if not names:
-        return list(uncollected(here))
-    return list(dict.fromkeys(folder for name in names for folder in _named(name, here)))
+        return [folder for folder in uncollected(here) if folder not in going_on], known
+    named = dict.fromkeys(folder for name in names for folder in _named(name, here))
+    return [folder for folder in named if folder not in known], [folder for folder in named if folder in known]
 
 
 def _named(name: str, here: Path) -> Iterator[Path]:

@@ -265,7 +265,7 @@ def run_planned(
             inputs=inputs_of_all(planned, options.workspace),
         )
         batch.begin()
-        settings = _make_settings(params, against, _standing(params, planned, options, before))
+        settings = _make_settings(params, against, _standing(params, planned, options, before), before)
         outcome = runs.run(BatchStart(options, plugins, screen, settings, before))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
@@ -319,7 +319,10 @@ _MakeBatch: TypeAlias = Callable[[Sequence[Planned], dict[str, Any], "BatchJourn
 
 
 def _make_settings(
-    params: dict[str, Any], against: AgainstBaseline | None, standing: Mapping[str, Standing]
+    params: dict[str, Any],
+    against: AgainstBaseline | None,
+    standing: Mapping[str, Standing],
+    resumed: Resumption | None,
 ) -> BatchSettings:
     from madlite.run.batch import BatchSettings
 
@@ -332,6 +335,7 @@ def _make_settings(
         relative_change=against.cell if against else None,
         retry=make_retry(params),
         standing=standing,
+        earlier=resumed.earlier if resumed is not None else {},
         recoverable=bool(params.get("resume")),
     )
 
@@ -406,8 +410,8 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: Unfinish
     What is tried again of the batch `before`, which is resumed, is left.
     """
     from madlite.results.header import new_columns
-    from madlite.run.collect import collect_recoverable
-    from madlite.run.recovery.leftovers import end_orphans
+    from madlite.run.collect import collect_recoverable, recover_cut_off
+    from madlite.run.recovery.leftovers import end_orphans, still_running
     from madlite.run.recovery.unfinished import append_pending, complete_side_files
 
     workspace, output = options.workspace, options.output_target or options.output
@@ -416,6 +420,7 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: Unfinish
         begin = new_columns(options.contract)
         yield from append_pending(workspace, output, begin)
         yield from complete_side_files(workspace)
+        yield from recover_cut_off(workspace, output, begin, still_running(workspace))
         yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
 
 

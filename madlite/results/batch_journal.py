@@ -315,6 +315,26 @@ def _claimed(path: Path) -> UnfinishedBatch | None:
     return None
 
 
+def acknowledge(path: Path) -> bool:
+    """Keep the file of a batch that was cut off for `--resume` alone; return whether it is one with runs that are left.
+
+    It takes the place of an earlier one; a later one that is kept stays.
+    """
+    if not (fnmatch.fnmatch(path.name, _GLOB) and (batch := _claimed(path))):
+        return False
+    kept = path.with_name(_INTERRUPTED)
+    try:
+        if not _is_of_run(batch.command) or batch.ended.issuperset(one.id for one in batch.requested):
+            return False
+        newer = any(line.started > batch.started for line in _lines(kept)) if exists(kept) else False
+        if not newer:
+            with Folder.open(path.parent) as runs:
+                runs.rename(path.name, _INTERRUPTED)
+        return not newer
+    finally:
+        batch.close()
+
+
 def requested_cards(runs: Path) -> dict[str, str]:
     """Return the cards of runs that have no record yet, by id: of running commands and of those that were cut off."""
     found = (one for one in map(_interrupted, sorted(_matching(runs, _GLOB))) if one is not None)

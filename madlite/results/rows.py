@@ -103,6 +103,11 @@ def cut_of(metrics: Iterable[Metric]) -> str:
     return truncation_text({**metric.columns, metric.label: "", metric.metric: ""} for metric in metrics)
 
 
+def has_row(plan: RunPlan, result: Result) -> bool:
+    """Return whether a run has a row: one that skips its model has none, unless it failed."""
+    return plan.writes_row and (not plan.skip_model_run or result.status is Status.FAILURE)
+
+
 def has_results(result: Result) -> bool:
     """Return whether the result's numbers count: after most failures earlier numbers are no result."""
     return result.status is Status.SUCCESS or (result.cause in _JUDGED and not result.exit_code)

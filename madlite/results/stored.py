@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import RecordError
-from madlite.model import QUANTITIES, Place, Quantity, Scalar, Study, Traits, Value, Variant
+from madlite.model import QUANTITIES, Place, Quantity, RunPlan, Scalar, Study, Traits, Value, Variant
 from madlite.plan.inputs import RUNS
 from madlite.results.entries import Entries, entries_of
 from madlite.results.header import indented, read_json
@@ -186,6 +186,15 @@ def read_plan(folder: Path) -> PlanFile | None:
     try:
         return msgspec.json.decode(read_regular(folder / PLAN, _LIMIT_PLAN_BYTES), type=PlanFile, strict=False)
     except (OSError, *UNREADABLE):
+        return None
+
+
+def read_run_plan(folder: Path) -> RunPlan | None:
+    """Return all of a run's plan, its secrets as `***`; None where it cannot be read, or is of another madlite."""
+    try:
+        data = read_regular(folder / PLAN, _LIMIT_PLAN_BYTES)
+        return msgspec.json.decode(data, type=RunPlan, dec_hook=lambda kind, text: kind(text))
+    except (OSError, TypeError, *UNREADABLE):
         return None
 
 

@@ -184,14 +184,18 @@ class Standing(NamedTuple):
 class Attempts:
     """The attempts of one run of a batch, which has `run_id` as it was planned, the first one's."""
 
-    def __init__(self, run_id: str, policy: RetryPolicy, plugins: Plugins, before: Standing | None = None) -> None:
-        """Begin with the attempt of an earlier command that is `before` the first one, if one is."""
+    def __init__(
+        self,
+        run_id: str,
+        policy: RetryPolicy,
+        plugins: Plugins,
+        before: Standing | None = None,
+        earlier: tuple[FailedAttempt, ...] = (),
+    ) -> None:
+        """Begin after attempts of earlier commands: one that is `before` the first one, or `earlier` ones with rows."""
         self.run_id, self._policy, self._plugins = run_id, policy, plugins
-        self._earlier: tuple[FailedAttempt, ...] = ()
+        self._earlier = earlier if before is None else attempts_with(before.result, before.variant)
         self._failed = before
-        if before is not None:
-            earlier = before.result.attempt.earlier if before.result.attempt is not None else ()
-            self._earlier = (*earlier, _failed_attempt(before.result, before.variant))
         self._planned: RunPlan | None = None  # as the run was planned
         self._of_another: FailedAttempt | None = None  # a run like this one, whose micro batch did not fit
 
@@ -199,7 +203,9 @@ class Attempts:
         """Return the run as it is tried first: with the micro batch that fits, where the command knows that."""
         self._planned = one.plan
         if self._failed is not None:
-            return self._after_standing(one, self._failed)
+            self._failed.folder.note(RunEntry(at=now(), next=one.plan.id))
+        if self._earlier:
+            return self._after_earlier(one)
         known = self._policy.micro_batches
         found = known.find(one.plan) if known is not None else None
         again = _planned_with(one, found[0], self._plugins) if found is not None else None
@@ -208,23 +214,28 @@ class Attempts:
         self._of_another = found[1]
         return _in_place_of(one, again, one.plan.id)
 
-    def _after_standing(self, one: Planned, failed: Standing) -> Planned:
-        """Return the run as the attempt that follows the one of an earlier command."""
-        failed.folder.note(RunEntry(at=now(), next=one.plan.id))
+    def _after_earlier(self, one: Planned) -> Planned:
+        """Return the run as the attempt that follows those of an earlier command."""
         sizes = [before.micro_batch for before in self._earlier if before.cause == Cause.GPU_MEMORY.value]
         again = self._smaller(one, (sizes[-1] or 0) // 2) if sizes else None
         return one if again is None else _in_place_of(one, again, one.plan.id)
 
-    def annotated(self, one: Planned, result: Result) -> Result:
-        """Return the result of an attempt with what came before it."""
+    def attempt_of(self, one: Planned) -> Attempt | None:
+        """Return which attempt a run is, and what came before it; None of one that is tried once."""
         if not self._policy.is_active and not self._earlier:
-            return result
-        attempt = Attempt(
+            return None
+        return Attempt(
             number=1 + len(self._earlier),
             retries=self._policy.retries,
             earlier=self._earlier,
             micro_batch=self._fallback(one.plan),
         )
+
+    def annotated(self, one: Planned, result: Result) -> Result:
+        """Return the result of an attempt with what came before it."""
+        attempt = self.attempt_of(one)
+        if attempt is None:
+            return result
         return replace(result, attempt=attempt, findings=(*result.findings, *self._findings(one.plan)))
 
     def _fallback(self, plan: RunPlan) -> int | None:
@@ -302,6 +313,11 @@ class Attempts:
             return failed.writer.write(result, Steps(), failed.folder), failed.writer.saved
         finally:
             failed.folder.close()
+
+
+def attempts_with(result: Result, variant: Variant | None) -> tuple[FailedAttempt, ...]:
+    """Return the attempts of a run up to one that failed, for the next one."""
+    return (*(result.attempt.earlier if result.attempt is not None else ()), _failed_attempt(result, variant))
 
 
 def _failed_attempt(result: Result, variant: Variant | None) -> FailedAttempt:

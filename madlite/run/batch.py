@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.errors import ExitCode
 from madlite.model import Cause, Result, RunPlan, Status, Value
+from madlite.model.results import FailedAttempt
 from madlite.plan.context import Options
 from madlite.plan.plan_file import plan_digest
 from madlite.results.batch_journal import BatchJournal, RequestedRun
@@ -40,7 +41,8 @@ class BatchSettings(Value, frozen=True):
     """How the runs of a batch go: `at_once` of them at the same time, `settle` waits before each of them.
 
     `retry` says after which failures a run is tried again; `standing` are failed attempts of an earlier command, by the
-    ids of the runs that follow them.  What a `recoverable` run came to is written by the next command after a kill.
+    ids of the runs that follow them, and `earlier` those that have their rows.  What a `recoverable` run came to is
+    written by the next command after a kill.
 
     No run starts any more once `max_failures` have failed.  An `exclusive` run has all GPUs of the machine to itself.
     `bind` keeps a run to the CPUs and the memory that are near its GPUs.
@@ -54,6 +56,7 @@ class BatchSettings(Value, frozen=True):
     relative_change: RelativeChange | None = None
     retry: RetryPolicy = RetryPolicy()
     standing: Mapping[str, Standing] = {}
+    earlier: Mapping[str, tuple[FailedAttempt, ...]] = {}
     recoverable: bool = False
 
 
@@ -95,6 +98,7 @@ class Batch:
         self._lock = threading.Lock()  # guards all below
         self._between: dict[int, _Between] = {}
         self._ports: set[str] = set()  # of the running runs
+        self._warned: set[str] = set()  # of leases
         self._stop: StopReason | None = None  # of the whole batch
         self._stopped = threading.Event()  # the same, to wait for
         self._stops: dict[str, StopControl] = {}  # of the running runs
@@ -187,7 +191,9 @@ class Batch:
         if between is not None:
             return between.following, between.attempts
         run_id = start.job.run_id
-        attempts = Attempts(run_id, self._settings.retry, self._plugins, self._settings.standing.get(run_id))
+        settings = self._settings
+        before, earlier = settings.standing.get(run_id), settings.earlier.get(run_id, ())
+        attempts = Attempts(run_id, settings.retry, self._plugins, before, earlier)
         one = attempts.first(self._planned.pop(start.job.position))
         self._journal.begin(run_id)
         return one, attempts
@@ -300,7 +306,9 @@ class Batch:
             self._stoppable(run),
         ):
             scheduler.note(start, one.plan.id, str(one.plan.folder))
+            self._unshared_lease(scheduler, start)
             run.on_open = partial(scheduler.note, start, one.plan.id, str(one.plan.folder))
+            run.unshared_lease = partial(self._unshared_lease, scheduler, start)
             run.on_end = (lambda _: scheduler.beside(start)) if retries else partial(self._ended, scheduler, start)
             writer = ResultWriter(
                 one,
@@ -313,6 +321,7 @@ class Batch:
             )
             steps = run.state.monitor.steps
             try:
+                run.begin_entry = writer.begin_entry(attempts.attempt_of(one))
                 result = attempts.annotated(one, run.run())
                 following = None if scheduler.is_over else self._set_aside(planned, result, attempts, run, writer)
                 if following is not None:
@@ -324,6 +333,16 @@ class Batch:
             run.progress.ended(result)
             attempts.replaced_by(one.plan.id)
             return result, writer.saved, bug, None
+
+    def _unshared_lease(self, scheduler: Scheduler, start: Start) -> str:
+        """Return why others may share the GPUs of a run, and say each reason once."""
+        why = scheduler.unshared_lease(start)
+        with self._lock:
+            is_new = bool(why) and why not in self._warned
+            self._warned.add(why)
+        if is_new:
+            self._screen.warn(f"another user may share the GPUs, and numbers are suspect: {why}")
+        return why
 
     def _set_aside(
         self, one: Planned, result: Result, attempts: Attempts, run: Run, writer: ResultWriter

@@ -24,7 +24,7 @@ from madlite.run.planning import failed
 from madlite.run.screen import Planned
 from madlite.safe_read import read_inside
 from madlite.workspace.folder import new_run_id, real_folders
-from madlite.workspace.gpu_leases import LeaseFolder, lease_folder
+from madlite.workspace.gpu_leases import LeaseFolder, lease_folder, own_lease_folder
 
 MOST_CPU_RUNS = 8  # at once with `auto`: each of them has threads for every core
 _RECORDS, _FOLDERS = 3, 20  # of a card that are looked at for a duration, the newest
@@ -73,14 +73,15 @@ def open_pool(
     `cancelled` ends the tools that list those.
 
     Raises:
-        UsageProblem: the folder of the leases cannot be used.
+        UsageProblem: the folder of the leases cannot be used, nor one of the user's own.
     """
     machine = next((planned[job.position].plan.machine for job in jobs if job.gpus), None)
     if machine is None:
         yield None
         return
     in_use = None if at_once else foreign_on_gpus(machine, environ, cancelled)
-    with closing(GpuPool(machine.gpus, LeaseFolder(lease_folder(environ)), in_use)) as pool:
+    leases = LeaseFolder(lease_folder(environ), own_lease_folder(environ))
+    with closing(GpuPool(machine.gpus, leases, in_use)) as pool:
         yield pool
 
 

@@ -1,4 +1,4 @@
-"""Results in the folders of runs → rows of perf.csv, side files and records, each once.
+"""Results in the folders of runs, also of those cut off → rows of perf.csv, side files and records, each once.
 
 The rows in the run's journal → perf.csv → the journal, appended → the side files → record.json; then the journal is
 removed.  A kill in between leaves a run that is not collected: the next attempt continues there.
@@ -7,13 +7,15 @@ removed.  A kill in between leaves a run that is not collected: the next attempt
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
-from madlite.model import Result, Value
+from madlite.model import Result, Status, Value
 from madlite.model.results import Attempt
 from madlite.plan.inputs import RUNS
 from madlite.results.header import STANDARD_COLUMNS
@@ -22,8 +24,10 @@ from madlite.results.pending import are_in_file, rows_path
 from madlite.results.record import Record, record_json, result_of
 from madlite.results.sidefiles import leave_entries, write_entries, write_waiting
 from madlite.results.stored import RunResult, load_result, read_record, uncollected
+from madlite.run.recovery.cut_off import has_known_result, result_of_cut_off
+from madlite.run.recovery.leftovers import remove_run_files
 from madlite.run.recovery.unfinished import append_once, appended_rows, target_of
-from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, has_result, is_alive
+from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, has_result, is_alive, unfinished
 from madlite.workspace.journal import RunEntry, RunRows, is_own, now, read_of, read_run
 
 
@@ -66,12 +70,122 @@ def collect_recoverable(
     """
     messages = []
     for folder in (one for one in uncollected(workspace) if one not in leave):
-        named = read_run(folder).file
-        path = target_of(RunRows(path=named, cells=()), workspace, output) if named else None
+        path = named_file(folder, workspace, output)
         if path is not None:
             for one in collect_all([folder], workspace, path, begin):
                 messages += [f"{one.run_id}: {one.message}", *one.warnings]
     return [*messages, *(write_waiting(workspace) if messages else ())]
+
+
+def named_file(folder: Path, workspace: Path, output: Path) -> Path | None:
+    """Return the results file that a run names; None where it names none, or a command may not write to it.
+
+    It may be the first run of its file, which then is not there yet.
+    """
+    if not (named := read_run(folder).file):
+        return None
+    path = workspace / named
+    is_inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(workspace))
+    is_new = not os.path.lexists(path) or (path.is_file() and not path.stat().st_size)
+    return path if is_inside and is_new else target_of(RunRows(path=named, cells=()), workspace, output)
+
+
+def cut_off_runs(workspace: Path, *, with_file: bool = True) -> tuple[Path, ...]:
+    """Return the folders of this user's runs that were cut off and of which a row can be written, the oldest first.
+
+    Without `with_file` also those that name no results file, as with --no-rows.
+    """
+    own = (one for one in unfinished(workspace) if one.lstat().st_uid == os.geteuid() and has_known_result(one))
+    return tuple(one for one in own if not with_file or read_run(one).file)
+
+
+def collect_cut_off(
+    folders: Iterable[Path],
+    workspace: Path,
+    output: Path,
+    begin: Sequence[str] = STANDARD_COLUMNS,
+    running: Mapping[str, str] = MappingProxyType({}),
+    *,
+    named: bool = True,
+) -> Iterator[Collected]:
+    """Write the rows and records of runs that were cut off; yield the outcome of each.
+
+    A row goes to `output`, or where `named` is set to the results file that its run names.  What a run still has
+    `running`, as text by its id, is reported: nothing judges it any more.
+    """
+    for folder in folders:
+        try:
+            path = _file_of(folder, workspace, output) if named else output
+            yield _collect_cut_off(folder, workspace, path, begin, running.get(folder.name, ""))
+        except BlockingIOError:
+            yield Collected(run_id=folder.name, message="another command has it", failed=True, busy=True)
+        except (RecordError, OSError) as problem:
+            what = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
+            yield Collected(run_id=folder.name, message=f"no row: {what}", failed=True)
+
+
+def _file_of(folder: Path, workspace: Path, output: Path) -> Path:
+    """Return the results file that a run names, `output` where it names none.
+
+    Raises:
+        RecordError: a command may not write to the one that it names.
+    """
+    if not (name := read_run(folder).file):
+        return output
+    if (path := named_file(folder, workspace, output)) is None:
+        raise RecordError(
+            f"it was cut off, and its row is for {name}, which is no results file of this folder; "
+            f"madlite collect {folder.name} -o {shlex.quote(name)} adds it"
+        )
+    return path
+
+
+def _collect_cut_off(folder: Path, workspace: Path, output: Path, begin: Sequence[str], running: str) -> Collected:
+    run_folder = RunFolder.reopen(folder)
+    try:
+        if exists(folder / RECORD) or has_result(folder):  # by now
+            return Collected(run_id=folder.name, message="it has its result by now", busy=True)
+        found = result_of_cut_off(folder)
+        is_noted = read_run(folder).rows is not None
+        if problem := "" if is_noted else run_folder.note(RunEntry(at=now(), interrupted=True)):
+            raise RecordError(problem)  # else a later command would take the row that follows for the run's own
+        done = _write(found, run_folder, workspace, output, begin, keep_journal=bool(running))
+        if not running:
+            remove_run_files(folder)
+    finally:
+        run_folder.close()
+    return replace(done, message="; ".join(filter(None, ("it was cut off", done.message, running))))
+
+
+_MOST_TOLD = 5
+
+
+def recover_cut_off(
+    workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS, running: Mapping[str, str] | None = None
+) -> list[str]:
+    """Write the rows of runs that were cut off to the results files that they name; return messages, of many a few."""
+    folders = cut_off_runs(workspace)
+    done = [one for one in collect_cut_off(folders, workspace, output, begin, running or {}) if not one.busy]
+    messages = [cut_off_text(one) for one in done[:_MOST_TOLD]]
+    if len(done) > _MOST_TOLD:
+        without = sum(1 for one in done[_MOST_TOLD:] if one.failed)
+        messages.append(
+            f"{len(done) - _MOST_TOLD} more runs were cut off: their rows were added"
+            + (f", but for {without}" if without else "")
+        )
+    reports = dict.fromkeys(text for one in done for text in one.warnings)
+    return [*messages, *reports, *(write_waiting(workspace) if done else ())]
+
+
+def cut_off_text(one: Collected) -> str:
+    """Return what became of a run that was cut off, as a line."""
+    result = one.result
+    cause = f" [{result.code}]" if result is not None and result.status is Status.FAILURE else ""
+    return (
+        f"{one.run_id}: {result.status.value}{cause}, {one.message}"
+        if result is not None
+        else f"{one.run_id}: {one.message}"
+    )
 
 
 def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
@@ -112,9 +226,7 @@ def collect_open(
     Raises:
         RecordError, OSError: its rows or its record are not there.
     """
-    named = read_run(run_folder.path).file
-    path = target_of(RunRows(path=named, cells=()), workspace, output) if named else None
-    return _write(result, run_folder, workspace, path or output, begin)
+    return _write(result, run_folder, workspace, named_file(run_folder.path, workspace, output) or output, begin)
 
 
 def replaced_by(folder: Path) -> str:
@@ -146,8 +258,18 @@ def _collected_text(record: Record | None) -> str:
     return f"collected already{f', its rows are in {rows.path}' if rows is not None else ''}"
 
 
-def _write(result: RunResult, run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
+def _write(
+    result: RunResult,
+    run_folder: RunFolder,
+    workspace: Path,
+    output: Path,
+    begin: Sequence[str],
+    *,
+    keep_journal: bool = False,
+) -> Collected:
     """Write what a result has, except what an earlier attempt has written; the caller holds the run's lock.
+
+    With `keep_journal` the run may have something running, which `clean` looks for by that.
 
     Raises:
         RecordError, OSError: its rows or its record are not there.
@@ -168,7 +290,8 @@ def _write(result: RunResult, run_folder: RunFolder, workspace: Path, output: Pa
             warnings += leave_entries(workspace, entries) if is_first else write_entries(workspace, entries, again=True)
     if problem := run_folder.write_record(record_json(record)):
         raise RecordError(f"{message}, but {problem}")
-    run_folder.end_journal()
+    if not keep_journal:
+        run_folder.end_journal()
     return Collected(run_id=record.id, message=message, result=result_of(record), warnings=tuple(warnings))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 
 from msgspec.structs import replace
@@ -97,8 +98,7 @@ class GpuPool:
         self._taken: set[int] = set()
         self._mine: dict[int, GpuLease] = {}  # of taken GPUs, and of those kept for who waits
         self._noted: dict[int, LeaseHolder] = {}  # of taken GPUs, as their leases say
-        self._broken: dict[int, UsageProblem] = {}  # of GPUs whose leases could not be used
-        self._turn: int | None = None
+        self._turn: GpuLease | None = None
         self._owner = _this_process()
 
     @property
@@ -152,7 +152,7 @@ class GpuPool:
         the `spared` it gets none that are kept.
 
         Raises:
-            UsageProblem: too many of the leases cannot be used.
+            UsageProblem: a lease cannot be used, nor one of the user's own.
         """
         self.waiting = None
         allowed = self.every if job.exclusive else job.allowed
@@ -161,7 +161,11 @@ class GpuPool:
         had_turn = self._turn is not None
         if len(free) < wanted or len(free := self._without_foreign(free, wanted)) < wanted or not self._have_turn():
             return None
-        stuck = self._lease(free, wanted)
+        try:
+            stuck = self._lease(free, wanted)
+        except UsageProblem:
+            self.let_go()
+            raise
         have = [index for index in free if index in self._mine][:wanted]
         if len(have) == wanted:
             self._give(job, have)
@@ -169,8 +173,6 @@ class GpuPool:
             return None
         if not (passes and had_turn):
             self.let_go()
-        if len(allowed) - len(broken := [index for index in allowed if index in self._broken]) < wanted:
-            raise self._broken[broken[0]]
         return tuple(have) if len(have) == wanted else None
 
     def left_on(self, gpu_ids: Iterable[int]) -> str:
@@ -191,15 +193,36 @@ class GpuPool:
         for index in [index for index in self._mine if index not in self._taken]:
             self._mine.pop(index).release()
         if self._turn is not None:
-            os.close(self._turn)
+            self._turn.leave()
             self._turn = None
 
     def note(self, gpu_ids: Iterable[int], run_id: str, folder: str, handle: str = "") -> None:
         """Write into leases which run has them, and the handle of its session: by them others find what it left."""
         holder = replace(self._owner, since=_utc(), run=run_id, folder=folder, handle=handle)
         for index in gpu_ids:
+            self._renew(index)
             self._noted[index] = holder
             self._mine[index].note(holder)
+
+    def _renew(self, index: int) -> None:
+        """Take the lease of a GPU of a run again where its file was removed; note where another process has it."""
+        lease, taken = self._mine[index], None
+        if lease.is_current:
+            return
+        with suppress(UsageProblem):
+            taken = self._leases.take(lease.name)
+        if taken is not None:
+            lease.leave()
+            self._mine[index] = taken[0]
+
+    def unshared(self, gpu_ids: Iterable[int]) -> str:
+        """Return why another process may use GPUs of a run, though it has their leases; "" where none should."""
+        found: dict[str, None] = {}
+        for index in gpu_ids:
+            if (lease := self._mine.get(index)) is not None:
+                removed = "" if lease.is_current else f"{lease.path} was removed while a run had it"
+                found[lease.problem or removed] = None
+        return "; ".join(filter(None, found))
 
     def beside(self) -> set[str]:
         """Return the ids of the runs that other processes have on GPUs of this machine."""
@@ -217,19 +240,14 @@ class GpuPool:
         """Lease free GPUs up to so many; note who has the others, and return whether that may be so for long."""
         texts: dict[str, list[int]] = {}
         stuck = False
+        for index in [index for index in free if index in self._mine and not self._mine[index].is_current]:
+            self._mine.pop(index).leave()  # it waited, and its file was removed
         for index in free:
             if sum(one in self._mine for one in free) >= wanted:
                 return False
             if index in self._mine:
                 continue
-            try:
-                taken = self._leases.take(self._names[index])
-                self._broken.pop(index, None)
-            except UsageProblem as problem:
-                self._broken[index] = problem
-                stuck = True
-                texts.setdefault(problem.message, []).append(index)
-                continue
+            taken = self._leases.take(self._names[index])
             if taken is None:
                 (state,) = self._leases.states([self._names[index]])
                 texts.setdefault(holder_text(state.holder), []).append(index)
@@ -253,8 +271,8 @@ class GpuPool:
         self.note(gpu_ids, job.run_id, job.folder)
 
     def _have_turn(self) -> bool:
-        if self._turn is not None and not self._leases.has_turn(self._turn):
-            os.close(self._turn)
+        if self._turn is not None and not self._turn.is_current:
+            self._turn.leave()
             self._turn = None
         if self._turn is None:
             self._turn = self._leases.take_turn()

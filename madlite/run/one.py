@@ -43,6 +43,7 @@ from madlite.safe_files import NO_SPACE
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.workspace.claims import claim_model_dir, lock_name, locked_results
 from madlite.workspace.folder import CONTEXT, LOG, RunFolder, open_runs
+from madlite.workspace.journal import RunEntry
 
 if TYPE_CHECKING:
     from madlite.run.settle import Settle
@@ -223,9 +224,11 @@ class Run:
         self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)
         self._convergence = self._make_convergence()
         self.folder: RunFolder | None = None
+        self.begin_entry: RunEntry | None = None  # of its journal
         self.stage: SessionRunner | None = None  # once its session can be opened
         self._claims = ExitStack()
         self.on_open: Callable[[str], None] = lambda handle: None  # gets the handle of its session
+        self.unshared_lease: Callable[[], str] = lambda: ""  # why others may not see the lease of its GPUs
         # gets how it ended, once its session is closed; returns the runs that were beside it
         self.on_end: Callable[[Status], tuple[str, ...]] = lambda status: ()
 
@@ -284,7 +287,7 @@ class Run:
     def _create_folder(self) -> RunFolder:
         context = context_file(self.one.context, self.mask).data
         files = [*((file.path, file.data) for file in self.one.files), *([(CONTEXT, context)] if context else [])]
-        self.folder = RunFolder.create(self.plan, files, self._secrets, reserve=self._reserve)
+        self.folder = RunFolder.create(self.plan, files, self._secrets, self.begin_entry, reserve=self._reserve)
         self.progress.open(self.folder)
         return self.folder
 
@@ -328,7 +331,9 @@ class Run:
             self.stage = SessionRunner(
                 one, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log, self.on_open
             )
-            seen = replace(self.stage.act(folder, log), foreign_processes=self.instrumentation.foreign_processes)
+            seen = self.stage.act(folder, log)
+            foreign = self.instrumentation.foreign_processes
+            seen = replace(seen, foreign_processes=foreign, unshared_lease=self.unshared_lease())
         except Interrupted:
             return self._interrupted()
         except RuntimeProblem as problem:

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.measure.steps import Steps
-from madlite.model import Result, Row, RunPlan, Status
+from madlite.model import Result, Row, RunPlan
+from madlite.model.results import Attempt
 from madlite.plan.context import Options
 from madlite.results.entries import Entries, entries_line, make_entries
 from madlite.results.header import limited_cells, new_columns, plain_cells, truncation_text
@@ -22,13 +23,13 @@ from madlite.results.integrity import Integrity
 from madlite.results.pending import rows_path
 from madlite.results.perfcsv import append_rows, left_out_text, save_rows
 from madlite.results.record import Record, make_record, record_json, step_lines
-from madlite.results.rows import build_rows, masked_rows
+from madlite.results.rows import build_rows, has_row, masked_rows
 from madlite.results.sidefiles import due_in_s, leave_entries, write_entries, write_waiting
 from madlite.results.stored import RunResult, result_text
 from madlite.run.context import context_file, left_out_before
 from madlite.run.screen import Planned, Screen
 from madlite.workspace.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
-from madlite.workspace.journal import RunEntry, RunRows, now
+from madlite.workspace.journal import RunEntry, RunRows, RunStart, now
 
 # What is written of a run that has ended, in an order in which no kill loses anything silently.
 #
@@ -105,6 +106,24 @@ class ResultWriter:
         self._truncated = ""  # message about truncated cells
         self._omitted_columns: list[str] = []  # columns for which the file's header has no room
 
+    def begin_entry(self, attempt: Attempt | None) -> RunEntry:
+        """Return what the run's journal begins with: with it the next command writes the row after a kill."""
+        options = self._options
+        start = RunStart(
+            strict_header=options.strict_header,
+            columns=options.columns,
+            pipeline=self._mask(options.environ.get("pipeline", "")),
+            build_number=options.environ.get("BUILD_NUMBER", "0"),
+            command=options.command,
+            left_out=self._left_out(),
+            attempt=attempt,
+        )
+        return RunEntry(at=now(), start=start, file=self._path() if options.rows else "")
+
+    def _path(self) -> str:
+        """Return the results file, as rows name it."""
+        return rows_path(self._options.output_target or self._options.output, self._plan.workspace)
+
     def write(self, result: Result, steps: Steps, folder: RunFolder | None) -> Result:
         """Write all of it, and return the result with errors as findings; without a folder only the rows."""
         problems = [folder.stream(STEPS, step_lines(steps))] if folder is not None and len(steps) else []
@@ -112,7 +131,7 @@ class ResultWriter:
             self._attempted = True
             if self._options.result_file or self._recoverable or not self._options.rows:
                 problems.append(self._save_result(result, filter(None, problems), folder))
-            if self._options.rows and has_row(self._one, result):
+            if self._options.rows and has_row(self._plan, result):
                 entries = self._entries(result)
                 self._note_entries(entries, folder)
                 self._append_rows(result, folder)
@@ -149,7 +168,7 @@ class ResultWriter:
         return problem
 
     def _planned_rows(self, result: Result) -> tuple[Row, ...]:
-        return self._make_rows(result) if has_row(self._one, result) else ()
+        return self._make_rows(result) if has_row(self._plan, result) else ()
 
     def _write_result_file(self, result: Result, rows: Sequence[Row], folder: RunFolder | None) -> str:
         """Write the result file after where its rows go, and return the error message, "" if none."""
@@ -157,9 +176,6 @@ class ResultWriter:
             text = result_text(self._make_run_result(result, rows))
             if folder is None:
                 return "the run has no folder"
-            if self._recoverable and self._options.rows:
-                path = rows_path(self._options.output_target or self._options.output, self._plan.workspace)
-                folder.note(RunEntry(at=now(), file=path))
             problem = folder.write_result(text)
         except Exception as bug:  # noqa: BLE001 - the verdict stands, and rows may still be written
             _log.debug("result file of %s", self._plan.id, exc_info=True)
@@ -240,7 +256,7 @@ class ResultWriter:
     def _note_rows(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
         """Record what is about to be appended; a full disk costs the entry, not the row."""
         self._rows = RunRows(
-            path=rows_path(self._options.output_target or self._options.output, self._plan.workspace),
+            path=self._path(),
             cells=tuple(plain_cells(row) for row in rows),
             at=now(),
             offset=size,
@@ -328,9 +344,3 @@ class ResultWriter:
         before = left_out_before(self._options.command, self._plan.workspace)
         here = context_file(self._one.context, self._mask).left_out
         return tuple(dict.fromkeys((*before, *self._one.context_left_out, *here)))
-
-
-def has_row(one: Planned, result: Result) -> bool:
-    """Say whether a run has a row: one that skips its model has none, unless it failed."""
-    plan = one.plan
-    return plan.writes_row and (not plan.skip_model_run or result.status is Status.FAILURE)

@@ -7,7 +7,7 @@ by their plans: of equal ones as many are finished as there were.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,14 +16,14 @@ from msgspec.structs import replace
 from madlite.errors import ExitCode, RecordError, UsageProblem
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Result, RunPlan, Status, Value
-from madlite.model.results import Attempt
+from madlite.model.results import Attempt, FailedAttempt
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
 from madlite.results.batch_journal import RequestedRun, UnfinishedBatch
 from madlite.results.pending import are_in_file, rows_path
 from madlite.results.record import record_json, result_of
 from madlite.results.stored import RunResult, load_result, read_record, uncollected
-from madlite.run.attempts import Standing
+from madlite.run.attempts import Standing, attempts_with
 from madlite.run.batch import exit_code
 from madlite.run.collect import attempts_of, collect_open, replaced_by
 from madlite.run.from_plan import input_names, local_digest
@@ -32,19 +32,20 @@ from madlite.run.recovery.unfinished import appended_rows, find_incomplete
 from madlite.run.screen import Planned, RunOutcome, pair
 from madlite.safe_read import digest_of
 from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, is_uncollected
-from madlite.workspace.journal import RunEntry, is_own, now, read_run
+from madlite.workspace.journal import RunEntry, RunRows, is_own, now, read_run
 
 
 class Resumption(Value, frozen=True):
     """What of a command's runs is finished: by the ids of their plans, the results, and the runs as they were asked.
 
-    `standing` are failed attempts that are to be followed by another one, by the id of that.  `notes` say what is
-    otherwise now than when the batch began.
+    `standing` are failed attempts that are to be followed by another one, by the id of that, and `earlier` those of
+    runs that were interrupted and have their rows.  `notes` say what is otherwise now than when the batch began.
     """
 
     finished: dict[str, Result] = {}
     requested: dict[str, RequestedRun] = {}
     standing: dict[str, Standing] = {}
+    earlier: dict[str, tuple[FailedAttempt, ...]] = {}
     notes: tuple[str, ...] = ()
 
     def with_ids(self, planned: Sequence[Planned]) -> list[Planned]:
@@ -119,6 +120,7 @@ def resume(
     finished: dict[str, Result] = {}
     requested: dict[str, RequestedRun] = {}
     adopted: dict[str, Standing] = {}
+    earlier: dict[str, tuple[FailedAttempt, ...]] = {}
     for one in planned:
         digest = plan_digest(one.plan)
         if before := done.get(digest):
@@ -127,13 +129,24 @@ def resume(
             if result is not None:
                 finished[one.plan.id], requested[one.plan.id] = result, asked
         elif again := open_runs.get(digest):
-            folder = standing.get(again.popleft().id)
+            asked = again.popleft()
+            folder = standing.get(asked.id)
+            earlier[one.plan.id] = _interrupted_attempts(workspace / RUNS / asked.id)
             if folder is not None and (taken := _adopt(folder, one.plan, workspace, output, begin)) is not None:
                 adopted[one.plan.id] = taken
     cut_off = {one.id for one in batch.requested if results[one.id] is None}
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
     notes = (*_changes(batch, planned, finished, workspace, environ), *_rows_elsewhere(finished, workspace, output))
-    return Resumption(finished=finished, requested=requested, standing=adopted, notes=notes)
+    return Resumption(finished=finished, requested=requested, standing=adopted, earlier=earlier, notes=notes)
+
+
+def _interrupted_attempts(first: Path) -> tuple[FailedAttempt, ...]:
+    """Return the attempts of a run whose last one was interrupted and has its row; none of others."""
+    folder = next(reversed(attempts_of(first)), None)
+    record = read_record(folder) if folder is not None and is_own(folder) else None
+    if record is None or record.ended_by is not Cause.INTERRUPTED:
+        return ()
+    return attempts_with(result_of(record), record.variant)
 
 
 def series_of(planned: Sequence[Planned]) -> tuple[str, ...]:
@@ -286,11 +299,14 @@ def _changes(
 def _rows_elsewhere(finished: Mapping[str, Result], workspace: Path, output: Path) -> Iterator[str]:
     """Yield where the rows of finished runs are, other than in the results file of this command."""
     records = (read_record(workspace / RUNS / result.plan_id) for result in finished.values())
-    files = Counter(record.rows.path for record in records if record is not None and record.rows is not None)
+    files: dict[str, list[RunRows]] = defaultdict(list)
+    for record in records:
+        if record is not None and record.rows is not None:
+            files[record.rows.path].append(record.rows)
     here = rows_path(output, workspace)
-    for name, count in files.items():
-        runs = f"{count} finished run{'s' if count > 1 else ''}"
-        if not exists(workspace / name):
+    for name, every in files.items():
+        runs = f"{len(every)} finished run{'s' if len(every) > 1 else ''}"
+        if all(are_in_file(rows, workspace, ()) is False for rows in every):  # there may be a new file of its name
             yield f"{name} with the rows of {runs} is gone: madlite report rebuild -o FILE writes rows from the records"
         elif name != here:
             yield f"the rows of {runs} are in {name}, and are not added to {here}"

@@ -157,7 +157,9 @@ def run_repeat(
                 plugins,
                 screen,
                 journal=journal,
-                settings=BatchSettings(retry=settings.retry, recoverable=settings.recoverable),
+                settings=BatchSettings(
+                    retry=settings.retry, recoverable=settings.recoverable, earlier=settings.earlier
+                ),
                 later=runs,
             ).run(signals)
             startable = _startable(runs, warm_ups, warm) if signals.exit_code is None else ()

@@ -102,11 +102,18 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, plan: RunPlan, files: Iterable[tuple[str, bytes]], known: Iterable[str] = (), *, reserve: bool = False
+        cls,
+        plan: RunPlan,
+        files: Iterable[tuple[str, bytes]],
+        known: Iterable[str] = (),
+        begin: RunEntry | None = None,
+        *,
+        reserve: bool = False,
     ) -> RunFolder:
         """Make the folder, take its lock, and write the plan, `known` secrets masked, and the rendered files.
 
-        `reserve` keeps room on the disk for the result, which then can be written however full the disk is by then.
+        Its journal begins with `begin`, which has what the row needs if this process is killed.  `reserve` keeps room
+        on the disk for the result, which then can be written however full the disk is by then.
 
         Raises:
             UsageProblem: the working folder cannot be written to.
@@ -119,7 +126,7 @@ class RunFolder:
                 _note_made(runs, home, plan.id)
             # the lock gets its name once it is held: a free one would look like a run that was cut off
             folder = cls(home, _open_locked(home, _NEW_LOCK))
-            folder.note(RunEntry(at=journal.now()))
+            folder.note(begin or RunEntry(at=journal.now()))
             home.rename(_NEW_LOCK, LOCK)
             if reserve:
                 folder._reserve()
@@ -400,6 +407,17 @@ def unfinished(workspace: Path) -> tuple[Path, ...]:
     found = _cut_off(runs)
     own = journal.own_folders(runs) if found else frozenset()
     return tuple(path for path in found if path.name in own)
+
+
+def may_have_left(workspace: Path) -> tuple[Path, ...]:
+    """Return the folders of runs without a madlite that may have something running: of those with a record the journal.
+
+    It stays where the next command wrote the row of a run that was cut off, and something of it was still running.
+    """
+    runs = workspace / RUNS
+    recorded = [one for one in real_folders(runs) if _has(one, RUN_JOURNAL) and _has(one, RECORD) and not is_alive(one)]
+    own = journal.own_folders(runs) if recorded else frozenset()
+    return (*unfinished(workspace), *(one for one in recorded if one.name in own))
 
 
 def planted(workspace: Path) -> tuple[Path, ...]:

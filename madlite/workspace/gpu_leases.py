@@ -1,16 +1,16 @@
 """Leases of GPUs between the madlite processes and users of one machine: one lock file for each GPU.
 
-A lease is an flock(2) on the GPU's file in a folder that every user may write to, and the file's text names the owner.
-The lock goes with the process that holds it, however that ends; the text stays, so that what a killed owner left
-running on the GPU can be looked for.  Nothing is ever removed there: two processes that locked two files of one name
-would share a GPU.
+A lease is an flock(2) on the GPU's file, and the file's text names the owner.  The lock goes with the process that
+holds it, however that ends; the text stays, so that what a killed owner left running on the GPU can be looked for.
 
-The folder is like /tmp, in which the kernel keeps users from opening each other's files with O_CREAT
-(fs.protected_regular) and from following their links (fs.protected_symlinks): a file that is there is opened without
-O_CREAT, a link is never followed, and only a plain file is used.  One that has other names too, which everybody can
-give it, is locked like any, but nothing is read from it or written to it: it may be a file of somebody's.
+Folder and files are for all users (1777 and 0666), and flock alone decides.  Who made the folder can remove files in
+it: a lease counts as long as its path leads to the file that is locked, and is taken again where it does not.  Where
+the folder, or a file in it, cannot be used by all, the lease is one in a folder of the user's own, which others do not
+see.
 
-What cleans /tmp by age leaves a folder alone as long as somebody has it locked (tmpfiles.d(5)), as we do.
+A file that is there is opened without O_CREAT, which the kernel refuses for other users' files in such a folder
+(fs.protected_regular), and a link is never followed.  What cleans /tmp by age leaves a folder alone as long as somebody
+has it locked (tmpfiles.d(5)), as we do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import fcntl
 import os
 import re
 import stat
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -41,7 +40,7 @@ _OTHERWISE = Path("/tmp")  # noqa: S108 - the folder in it is used by all users,
 _NAME = "madlite"
 _FOR_ALL, _FILE_FOR_ALL = 0o1777, 0o666
 _LIMIT_BYTES = 16 << 10
-_TRIES, _TRY_S = 50, 0.02  # for a file or a folder that another user makes just now to be for all
+_TRIES = 10  # to lock a file that others remove meanwhile
 _PREFIX = "gpu-"
 _TURN = "turn"
 
@@ -94,6 +93,18 @@ def _places() -> tuple[Path, Path]:
     return _SHARED / _NAME, _OTHERWISE / f"{_NAME}-leases"
 
 
+def own_lease_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder for leases of this user that the one for all users refuses."""
+    runtime = Path(environ.get("XDG_RUNTIME_DIR") or "-")
+    if runtime.is_absolute() and runtime.is_dir():
+        return runtime / _NAME / "leases"
+    return (
+        Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~", ".cache")).expanduser()
+        / _NAME
+        / "leases"
+    )
+
+
 def lease_names(gpus: Sequence[Gpu]) -> dict[int, str]:
     """Return the name of each GPU's lease by its id, the same whatever else a process sees, and by which tool.
 
@@ -119,12 +130,24 @@ def _key(gpu: Gpu) -> str:
 
 
 class GpuLease:
-    """The lease of one GPU, held until `release` or the end of the process."""
+    """The lease of one GPU, held until `release` or the end of the process.
 
-    def __init__(self, name: str, fd: int) -> None:
-        self.name = name
-        self._fd = fd
-        self._has_text = not _is_linked(fd)
+    `problem` is why other users may not see it, "" where they do.
+    """
+
+    def __init__(self, folder: Folder, name: str, fd: int, problem: str = "") -> None:
+        self.name, self.problem = name, problem
+        self._folder, self._fd = folder, fd
+
+    @property
+    def path(self) -> Path:
+        """Where its file was."""
+        return self._folder.path / self.name
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its path still leads to the file that is locked: else another process can lock a new one."""
+        return _is_named(self._folder, self.name, self._fd)
 
     def note(self, holder: LeaseHolder) -> None:
         """Write who holds it.  On a full disk it is held all the same, by a process that nothing is known of."""
@@ -141,8 +164,6 @@ class GpuLease:
 
     def _write(self, data: bytes) -> None:
         """Write a line over what is there, and only then cut off the rest: a kill in between leaves an owner."""
-        if not self._has_text:
-            return
         try:
             os.pwrite(self._fd, data, 0)
             os.ftruncate(self._fd, len(data))
@@ -152,169 +173,204 @@ class GpuLease:
 
 
 class LeaseFolder:
-    """The open folder of the leases of this machine, until `close`."""
+    """The open folder of the leases of this machine, until `close`.
 
-    def __init__(self, path: Path) -> None:
+    With `own` a folder, or a file in it, that cannot be used by all users is replaced by that one; `problem` says why.
+    """
+
+    def __init__(self, path: Path, own: Path | None = None) -> None:
         """Open the folder, made where there is none.
 
         Raises:
-            UsageProblem: it is no folder, a link, or not to be written to.
+            UsageProblem: it cannot be used, nor `own`.
         """
-        self.path = path
+        self.path, self._own_path, self.problem = path, own, ""
+        self._folder: Folder | None = None
+        self._own: Folder | None = None
         try:
             self._folder = _open_folder(path)
         except OSError as error:
-            raise self._unusable(path, error) from error
-        with suppress(OSError):
-            fcntl.flock(self._folder.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self._refused(path, error)
+            self._open_own()
 
     def take(self, name: str) -> tuple[GpuLease, LeaseHolder | None] | None:
         """Lock a GPU's file; return the lease, with the owner that died without giving it back, or None if it is held.
 
         Raises:
-            UsageProblem: something else is in the place of the file.
+            UsageProblem: its file cannot be used, nor one in the user's own folder.
         """
-        fd = self._take(name)
-        return None if fd is None else (GpuLease(name, fd), _read(fd))
+        if self._folder is not None:
+            try:
+                return _taken(self._folder, name)
+            except OSError as error:
+                self._refused(self.path / name, error)
+        own = self._open_own()
+        try:
+            return _taken(own, name, self.problem)
+        except OSError as error:
+            raise _unusable(own.path / name, error) from error
 
-    def take_turn(self) -> int | None:
+    def take_turn(self) -> GpuLease | None:
         """Lock the right to take leases, which who waits for several GPUs keeps meanwhile; None where another has it.
 
         So of two that wait each for what the other has there is never more than one, and nobody waits for ever for
         many GPUs at once while others take single ones.
 
         Raises:
-            UsageProblem: something else is in the place of its file.
+            UsageProblem: as `take`.
         """
-        return self._take(_TURN)
-
-    def has_turn(self, fd: int) -> bool:
-        """Return whether what `take_turn` gave is still the turn: somebody may have removed its file."""
-        return self._is_named(_TURN, fd)
+        taken = self.take(_TURN)
+        return taken[0] if taken is not None else None
 
     def states(self, names: Iterable[str]) -> Iterator[LeaseState]:
         """Yield the state of GPUs' leases, without taking any."""
         for name in names:
-            try:
-                fd = open_plain(self._folder, name, os.O_RDONLY, make=False)
-            except FileNotFoundError:
-                yield LeaseState(name=name)
-                continue
-            except OSError as error:
-                yield LeaseState(name=name, problem=self._unusable(self.path / name, error).message)
-                continue
-            try:
-                check_plain(fd, str(self.path / name), linked=True)
-                yield LeaseState(name=name, locked=_is_locked(fd), holder=_read(fd))
-            except OSError as error:
-                yield LeaseState(name=name, problem=self._unusable(self.path / name, error).message)
-            finally:
-                os.close(fd)
+            state = _state(self._folder, name) if self._folder is not None else None
+            yield (
+                state
+                if state is not None and not (state.problem and self._own_path)
+                else _state(self._open_own(), name)
+            )
 
     def names(self) -> list[str]:
         """Return the names of all leases that were ever taken here."""
-        return sorted(name for name in os.listdir(self._folder.fd) if name.startswith(_PREFIX))  # noqa: PTH208
+        names = os.listdir(self._folder.fd) if self._folder is not None else []  # noqa: PTH208 - of the open folder
+        return sorted(name for name in names if name.startswith(_PREFIX))
 
     def clear(self, name: str) -> None:
         """Take the name of a dead owner out of a lease; one that is held stays as it is.
 
         Raises:
-            UsageProblem: something else is in the place of the file.
+            UsageProblem: as `take`.
         """
         if (taken := self.take(name)) is not None:
             taken[0].release()
 
     def close(self) -> None:
         """Let go of the folder."""
-        self._folder.close()
+        for folder in filter(None, (self._folder, self._own)):
+            folder.close()
 
-    def _take(self, name: str) -> int | None:
-        while (fd := self._locked(name)) is not None:
-            if self._is_named(name, fd):
-                return fd
-            os.close(fd)  # removed by hand: who comes next would lock another file
-        return None
+    def _refused(self, path: Path, error: OSError) -> None:
+        """Note that something cannot be used.
 
-    def _is_named(self, name: str, fd: int) -> bool:
+        Raises:
+            UsageProblem: there is no other folder.
+        """
+        problem = _unusable(path, error)
+        if self._own_path is None:
+            raise problem from error
+        self.problem = problem.message
+
+    def _open_own(self) -> Folder:
+        if self._own is None:
+            path = self._own_path or self.path
+            try:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._own = Folder.open(path)
+            except OSError as error:
+                raise _unusable(path, error) from error
+        return self._own
+
+
+def _taken(folder: Folder, name: str, problem: str = "") -> tuple[GpuLease, LeaseHolder | None] | None:
+    """Lock a file that has its name also once it is locked; None where another process has it.
+
+    Raises:
+        OSError: it cannot be used.
+    """
+    for _ in range(_TRIES):
         try:
-            return os.path.samestat(os.fstat(fd), self._folder.status(name))
-        except FileNotFoundError:
-            return False
-
-    def _locked(self, name: str) -> int | None:
-        try:
-            fd = self._open(name)
-        except OSError as error:
-            raise self._unusable(self.path / name, error) from error
+            fd = _open(folder, name)
+        except FileExistsError:  # made between our two attempts
+            continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_named(folder, name, fd):
+                return GpuLease(folder, name, fd, problem), _read(fd)
         except BlockingIOError:
             os.close(fd)
             return None
-        except OSError as error:
-            os.close(fd)
-            raise self._unusable(self.path / name, error) from error
-        return fd
-
-    def _open(self, name: str) -> int:
-        """Return a descriptor of a file for all; one that another user makes just now is so in a moment."""
-        for left in reversed(range(_TRIES)):
-            try:
-                return self._open_once(name)
-            except FileExistsError:  # made between our two attempts
-                continue
-            except PermissionError:
-                if not left:
-                    raise
-                time.sleep(_TRY_S)
-        raise OSError(errno.EAGAIN, "it comes and goes")
-
-    def _open_once(self, name: str) -> int:
-        try:
-            fd = open_plain(self._folder, name, os.O_RDWR, make=False)
-        except FileNotFoundError:
-            fd = open_plain(self._folder, name, os.O_RDWR | os.O_EXCL, mode=_FILE_FOR_ALL)
-        try:
-            facts = check_plain(fd, str(self.path / name), linked=True)
-            is_ours = facts.st_uid == os.geteuid() and facts.st_nlink == 1
-            if is_ours and stat.S_IMODE(facts.st_mode) != _FILE_FOR_ALL:
-                os.fchmod(fd, _FILE_FOR_ALL)  # the umask took rights, or its maker was killed
-        except BaseException:
+        except OSError:
             os.close(fd)
             raise
-        return fd
+        os.close(fd)  # it was removed: who comes next would lock another file
+    raise OSError(errno.EAGAIN, "it comes and goes")
 
-    def _unusable(self, path: Path, error: OSError) -> UsageProblem:
-        return UsageProblem(
-            f"the leases of GPUs cannot be used: {path}: {error.strerror or error}",
-            f"its owner or root removes it, or {VARIABLE}=DIR names another folder, the same for all users",
-        )
+
+def _open(folder: Folder, name: str) -> int:
+    """Return a descriptor of a file for all, made where there is none."""
+    try:
+        fd = open_plain(folder, name, os.O_RDWR, make=False)
+    except FileNotFoundError:
+        fd = open_plain(folder, name, os.O_RDWR | os.O_EXCL, mode=_FILE_FOR_ALL)
+    try:
+        facts = check_plain(fd, str(folder.path / name))
+        if stat.S_IMODE(facts.st_mode) != _FILE_FOR_ALL:
+            if facts.st_uid != os.geteuid():
+                raise PermissionError(errno.EACCES, f"it belongs to user {facts.st_uid}, and is not for all users")
+            os.fchmod(fd, _FILE_FOR_ALL)  # the umask took rights, or its maker was killed
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _is_named(folder: Folder, name: str, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), folder.status(name))
+    except OSError:
+        return False
+
+
+def _state(folder: Folder, name: str) -> LeaseState:
+    try:
+        fd = open_plain(folder, name, os.O_RDONLY, make=False)
+    except FileNotFoundError:
+        return LeaseState(name=name)
+    except OSError as error:
+        return LeaseState(name=name, problem=_unusable(folder.path / name, error).message)
+    try:
+        check_plain(fd, str(folder.path / name))
+        return LeaseState(name=name, locked=_is_locked(fd), holder=_read(fd))
+    except OSError as error:
+        return LeaseState(name=name, problem=_unusable(folder.path / name, error).message)
+    finally:
+        os.close(fd)
+
+
+def _unusable(path: Path, error: OSError) -> UsageProblem:
+    return UsageProblem(
+        f"the leases of GPUs cannot be used: {path}: {error.strerror or error}",
+        f"its owner or root removes it, or {VARIABLE}=DIR names another folder, the same for all users",
+    )
 
 
 def _open_folder(path: Path) -> Folder:
-    """Open the folder; one that another user makes just now is for all in a moment."""
+    """Open the folder for all users, made where there is none; one that a user named keeps its mode.
+
+    Raises:
+        OSError: it is no folder, a link, or not for all users.
+    """
     try:
         path.mkdir()
         made = True
     except FileExistsError:
         made = False
-    for left in reversed(range(_TRIES)):
-        folder = Folder(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+    folder = Folder(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+    try:
         facts = os.fstat(folder.fd)
-        is_for_all = made or (path in _places() and facts.st_uid == os.geteuid())
-        if is_for_all and stat.S_IMODE(facts.st_mode) != _FOR_ALL:
+        is_for_all = stat.S_IMODE(facts.st_mode) == _FOR_ALL
+        if not is_for_all and (made or (path in _places() and facts.st_uid == os.geteuid())):
             os.fchmod(folder.fd, _FOR_ALL)  # the umask took rights, or its maker was killed
-        if os.access(path, os.W_OK | os.X_OK):
-            return folder
-        owner = facts.st_uid
+        elif not is_for_all and (path in _places() or not os.access(path, os.W_OK | os.X_OK)):
+            raise PermissionError(errno.EACCES, f"it belongs to user {facts.st_uid}, and is not for all users")
+        with suppress(OSError):
+            fcntl.flock(folder.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BaseException:
         folder.close()
-        if left:
-            time.sleep(_TRY_S)
-    raise PermissionError(errno.EACCES, f"it belongs to user {owner}, and others may not write to it")
-
-
-def _is_linked(fd: int) -> bool:
-    return os.fstat(fd).st_nlink > 1
+        raise
+    return folder
 
 
 def _is_locked(fd: int) -> bool:
@@ -331,8 +387,6 @@ def _read(fd: int) -> LeaseHolder | None:
 
     So its texts have no end of a line and nothing that moves a terminal's cursor.
     """
-    if _is_linked(fd):
-        return None
     try:
         holder = msgspec.json.decode(os.pread(fd, _LIMIT_BYTES, 0).partition(b"\n")[0], type=LeaseHolder)
         texts = {name: text for name, text in structs.asdict(holder).items() if isinstance(text, str)}

@@ -4,8 +4,8 @@
 its inode, the hashes of its record and result, what was written to a results file; a submission to a cluster, a study,
 the journal of a batch.  Files that look like madlite's and are not listed were made by another program.
 
-`journal.jsonl` in a run's folder has the rows that are being appended to a results file, until the run's record has
-where they are, and what `madlite clean` did with a run that was cut off.
+`journal.jsonl` in a run's folder has what the row of a run needs that is cut off, then the rows that are being appended
+to a results file, until the run's record has where they are, and what `madlite clean` did with a run that was cut off.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from madlite.model import Value, json_line
+from madlite.model.results import Attempt
 from madlite.safe_files import Folder, read_limited
 from madlite.safe_read import read_regular
 
@@ -314,31 +315,51 @@ class RunRows(Value, frozen=True):
         return msgspec.structs.replace(self, cells=cells)
 
 
+class RunStart(Value, frozen=True, omit_defaults=True):
+    """What the row and the record of a run need and its plan does not have: with it the next command can write them.
+
+    `columns` are madlite's own that the row is to have, `left_out` the places of secrets of the context.
+    """
+
+    strict_header: bool = False
+    columns: tuple[str, ...] = ()
+    pipeline: str = ""
+    build_number: str = ""
+    command: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    attempt: Attempt | None = None
+
+
 class RunEntry(Value, frozen=True, omit_defaults=True):
     """One line of a run's journal: its `rows` right before they are appended, or what `clean` did with the run.
 
-    Or, before its result file is written, the results `file` that its rows go to, as `RunRows.path`; or the id of the
-    attempt that comes `next`, of a run that is tried again; or before its rows its part of the side files, `entries`,
-    as text, and `listed` once the next command has written that.
+    The first line has its `start`, and the results `file` that its rows go to, as `RunRows.path`; none with --no-rows.
+    Later ones have the id of the attempt that comes `next`, of a run that is tried again; or before its rows its part
+    of the side files, `entries`, as text, and `listed` once the next command has written that.  `interrupted`: its
+    madlite was killed, and the rows that follow are a later command's.
     """
 
     at: str
+    start: RunStart | None = None
     rows: RunRows | None = None
     cleaned: str | None = None
     file: str = ""
     next: str = ""
     entries: str = ""
     listed: bool = False
+    interrupted: bool = False
 
 
 class RunJournal(Value, frozen=True):
     """Content of the journal of a run's folder.
 
     `rows` are the last ones recorded; without any, `complete` means that the run certainly has none: a journal that
-    could not take the rows is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.  `file`,
-    `next`, `entries` and `listed` are as an entry has them.
+    could not take the rows is empty.  `cleaned` is what became of the row, of a run that `clean` dealt with.  `began`
+    is when the run's folder was made; the other fields are as an entry has them.
     """
 
+    began: str = ""
+    start: RunStart | None = None
     rows: RunRows | None = None
     complete: bool = False
     cleaned: str | None = None
@@ -346,6 +367,7 @@ class RunJournal(Value, frozen=True):
     next: str = ""
     entries: str = ""
     listed: bool = False
+    interrupted: bool = False
 
 
 class RunJournalWriter:
@@ -447,6 +469,8 @@ def _content(data: bytes) -> RunJournal:
     cleaned = [entry.cleaned for entry in entries if entry.cleaned is not None]
     begun = bool(entries) and entries[0].cleaned is None  # else it was emptied, or there was none, before `clean`
     return RunJournal(
+        began=entries[0].at if begun else "",
+        start=entries[0].start if begun else None,
         rows=rows[-1] if rows else None,
         complete=begun and len(entries) == len(lines),
         cleaned=cleaned[-1] if cleaned else None,
@@ -454,4 +478,5 @@ def _content(data: bytes) -> RunJournal:
         next=next((entry.next for entry in reversed(entries) if entry.next), ""),
         entries=next((entry.entries for entry in reversed(entries) if entry.entries), ""),
         listed=any(entry.listed for entry in entries),
+        interrupted=any(entry.interrupted for entry in entries),
     )

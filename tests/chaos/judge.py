@@ -42,6 +42,7 @@ def judge(one: Round, place: Place, code: int | None) -> list[str]:
     broken += told.broken
     for part in one.parts:
         broken += _of_part(one, place, part, [row for row in rows if _of(row["model"], part)], said, told, code)
+        broken += _of_cut_off(place, part, told)
     broken += _of_records(place)
     broken += _of_remains(one, place)
     return broken
@@ -111,6 +112,10 @@ class Told:
         cards = ", ".join(re.findall(r"(?:never started|without a row, of an earlier batch): ([\w, -]+)", self.text))
         return any(f"-{part.name}-" in one for one in ids) or part.name in re.split(r"[^\w-]+", cards)
 
+    def is_cut_off(self, part: Part) -> bool:
+        """Return whether `clean` listed a run that has no row, and that the next run was to give one."""
+        return bool(re.search(rf"^run +\S+-{part.name}-\w+  unfinished, no row\b", self.text, re.MULTILINE))
+
     def says_row(self, part: Part) -> bool:
         return bool(re.search(rf"-{part.name}-\w+ *(?: unfinished, |\(){_ROW_IS_THERE}", self.text))
 
@@ -163,6 +168,16 @@ def _of_part(
         yield f"{part.name} has no row and the next command says that it has one"
     if code == 0 and not good:
         yield f"exit code 0, and {part.name} is no SUCCESS"
+
+
+def _of_cut_off(place: Place, part: Part, told: Told) -> Iterator[str]:
+    """Yield what is wrong with the row of a run that was cut off, after the next run."""
+    rows = [row for row in _rows(place) if _of(row["model"], part)]
+    planned = any(place.folder.glob(f"madlite_runs/*-{part.name}-*/plan.json"))
+    if told.is_cut_off(part) and planned and not rows:
+        yield f"{part.name} was cut off and has no row after the next run"
+    if len(rows) > part.rows or (len({row["status"] for row in rows}) > 1 and part.kind != "failing"):
+        yield f"{part.name} has {len(rows)} rows after the next run"
 
 
 def _of_remains(one: Round, place: Place) -> Iterator[str]:

@@ -205,7 +205,7 @@ def test_several_collect_at_once_and_each_row_is_there_once(checkout, capfd):
     assert sum(text.count("was added to perf.csv") for text in (*said, capfd.readouterr().out)) <= 6 == len(ids)
 
 
-def test_a_run_that_goes_on_or_has_no_result_is_not_collected(checkout, capfd):
+def test_a_run_that_goes_on_is_not_collected_and_one_that_was_cut_off_is_a_failure(checkout, capfd):
     (checkout / "scripts/a/run.sh").write_text(
         f"touch {checkout}/begun; while [ ! -e {checkout}/go ]; do sleep 0.05; done\n"
     )
@@ -220,8 +220,8 @@ def test_a_run_that_goes_on_or_has_no_result_is_not_collected(checkout, capfd):
         started.communicate(timeout=60)
     (checkout / "go").touch()
     assert call(["collect", str(folder)]) == 3
-    assert f"it was cut off: it has no {RESULT}" in capfd.readouterr().err
-    assert not (checkout / "perf.csv").exists()
+    assert f"{folder.name}: FAILURE [interrupted], it was cut off; its row was added" in capfd.readouterr().out
+    assert [row["status"] for row in perf_rows(checkout)] == ["FAILURE"]
 
 
 def wait_for(path: Path, limit_s: float = 60) -> None:

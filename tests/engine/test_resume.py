@@ -26,6 +26,12 @@ def models(checkout: Checkout) -> list[str]:  # noqa: F811
     return [row["model"] for row in checkout.rows]
 
 
+def cut_off_and_done(checkout: Checkout) -> tuple[list[str], list[str]]:  # noqa: F811
+    """Return the models of the FAILURE rows and of the others, in their order."""
+    failed = [row["model"] for row in checkout.rows if row["status"] == "FAILURE"]
+    return failed, [row["model"] for row in checkout.rows if row["status"] == "SUCCESS"]
+
+
 def batch_files(checkout: Checkout) -> list[str]:  # noqa: F811
     names = (path.name for path in (checkout.folder / "madlite_runs").iterdir())
     return sorted(name for name in names if name.endswith(".jsonl") and name != ".journal.jsonl")
@@ -47,11 +53,16 @@ def test_a_batch_that_was_killed_goes_on(three, words):
     assert "never started: c" in warned and "madlite run --resume goes on" in warned, warned
     done = three.run(*words, "--add-column", "run", "--resume") if words else three.madlite("run", "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert models(three) == ["a", "b", "c"] == [model for model, _ in superset_of(three)]
+    assert cut_off_and_done(three) == (["b"], ["a", "b", "c"])
+    assert [model for model, _ in superset_of(three)] == ["a", "b", "b", "c"]
     assert "1 of 3 runs is finished and not repeated" in done.stdout and "3 SUCCESS" in done.stdout
+    first, again = (one for one in three.records() if one["card"] == "b")
+    assert (first["cause"], first["attempt"], first["rows"]["appended"]) == ("interrupted", None, True)
+    assert (again["attempt"]["number"], again["attempt"]["next"]) == (2, "")
+    assert again["attempt"]["earlier"] == [{"run": first["id"], "cause": "interrupted", "micro_batch": None}]
     assert "earlier run was cut off: " not in done.stdout and "never started" not in done.stdout
     assert batch_files(three) == [] and "cut off" not in three.madlite("runs").stderr
-    assert "3 rows of 3 runs" in three.madlite("report", "rebuild", "-o", "again.csv").stdout
+    assert "4 rows of 4 runs" in three.madlite("report", "rebuild", "-o", "again.csv").stdout
     done = three.madlite("run", "--resume")
     assert done.returncode == 4 and "no batch of this folder was killed or interrupted" in done.stderr
     three.assert_nothing_left()
@@ -99,7 +110,7 @@ def test_a_run_that_failed_by_itself_is_finished(three):
     kill(started)
     done = three.madlite("run", "--resume")
     assert done.returncode == 3 and "2 of 4 runs are finished" in done.stdout, done.stdout + done.stderr
-    assert models(three) == ["bad", "a", "b", "c"] and "1 FAILURE" in done.stdout
+    assert cut_off_and_done(three) == (["bad", "b"], ["a", "b", "c"]) and "1 FAILURE" in done.stdout
 
 
 def test_what_changed_since_is_said_and_other_plans_are_run(three):
@@ -111,7 +122,7 @@ def test_what_changed_since_is_said_and_other_plans_are_run(three):
     done = three.run("--tags", "a,b,c", "--resume", "--set", "env.OTHER=1")
     assert done.returncode == 0 and "0 of 3 runs are finished" in done.stdout, done.stdout + done.stderr
     assert "scripts/a/run.sh has changed since the batch began" in done.stdout
-    assert models(three) == ["a", "a", "b", "c"]
+    assert cut_off_and_done(three) == (["b"], ["a", "a", "b", "c"])
 
 
 def test_a_kill_of_the_resumed_batch_is_resumed_too(three):
@@ -125,7 +136,8 @@ def test_a_kill_of_the_resumed_batch_is_resumed_too(three):
     kill(started)
     done = three.madlite("run", "--resume")
     assert done.returncode == 0 and "2 of 3 runs are finished" in done.stdout, done.stdout + done.stderr
-    assert models(three) == ["a", "b", "c"] == [model for model, _ in superset_of(three)]
+    assert cut_off_and_done(three) == (["b", "c"], ["a", "b", "c"])
+    assert models(three) == [model for model, _ in superset_of(three)]
 
 
 def test_two_commands_do_not_resume_one_batch(three):
@@ -153,8 +165,8 @@ def test_a_study_goes_on_with_its_other_samples(three):
     records = three.records()
     assert len({one["study"]["id"] for one in records}) == 1
     samples = [one["study"]["index"] for one in records if not one["study"]["warm_up"]]
-    assert sorted(samples) == [1, 2, 3] and len(records) == 4, "the warm-up's caches are still there"
-    assert "3 of 3 runs, caches warm" in done.stdout and models(three) == ["a"] * 3
+    assert sorted(samples) == [1, 2, 2, 3] and len(records) == 5, "the warm-up's caches are still there"
+    assert "3 of 3 runs, caches warm" in done.stdout and cut_off_and_done(three) == (["a"], ["a"] * 3)
     assert "caches are left" not in done.stdout + done.stderr, "they are this study's"
     assert not [path for path in three.folder.glob("madlite_runs/study-*/*") if path.name != "study.json"]
 
@@ -188,8 +200,8 @@ def test_a_sweep_goes_on_with_more_points(three):
     assert done.returncode == 0 and "1 of 3 runs is finished" in done.stdout, done.stdout + done.stderr
     records = three.records()
     assert len({one["study"]["id"] for one in records}) == 1
-    assert sorted((one["study"]["series"], one["study"]["varied"]["env.L"]) for one in records) == [
-        (1, "1"), (2, "2"), (3, "3")
+    assert sorted((one["study"]["series"], one["study"]["varied"]["env.L"], one["status"]) for one in records) == [
+        (1, "1", "SUCCESS"), (2, "2", "FAILURE"), (2, "2", "SUCCESS"), (3, "3", "SUCCESS")
     ]  # fmt: skip
 
 
@@ -262,15 +274,19 @@ def test_after_a_kill_at_any_point_each_run_has_its_row_once(checkout, target, m
     killer = checkout.folder.parent / "killer.py"
     killer.write_text(KILLER)
     count = "1" if target.endswith("close") else "2"
-    argv = [sys.executable, str(killer), target, moment, count, "run", "--runtime", "host", "--tags", "a,b,c", *words]
+    argv = [sys.executable, str(killer), target, moment, count, "run", "--runtime", "host", "--tags", "a,b,c"]
+    argv += ["--add-column", "run", *words]
     done = subprocess.run(argv, cwd=checkout.folder, env=checkout.env, capture_output=True, timeout=240)
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
-    again = checkout.run("--tags", "a,b,c", *words, "--resume")
+    again = checkout.run("--tags", "a,b,c", "--add-column", "run", *words, "--resume")
     if target.endswith("close") and moment == "after":
         assert again.returncode == 4, "all of it was done"
     else:
         assert again.returncode == 0, again.stdout + again.stderr
-    assert models(checkout) == ["a", "b", "c"], again.stdout
-    assert [model for model, _ in superset_of(checkout)] == ["a", "b", "c"]
+    cut_off, done = cut_off_and_done(checkout)
+    assert done == ["a", "b", "c"] and cut_off in ([], ["b"]), again.stdout
+    assert len({row["run"] for row in checkout.rows}) == len(checkout.rows), "no attempt has two rows"
+    assert [model for model, status in superset_of(checkout) if status == "SUCCESS"] == ["a", "b", "c"]
     rebuilt = checkout.madlite("report", "rebuild", "-o", "again.csv")
-    assert "3 rows of 3 runs" in rebuilt.stdout, rebuilt.stdout + rebuilt.stderr
+    count = len(checkout.rows)
+    assert f"{count} rows of {count} runs" in rebuilt.stdout, rebuilt.stdout + rebuilt.stderr

@@ -206,7 +206,11 @@ def test_a_kill_during_the_next_attempt_leaves_the_row_of_the_one_before(checkou
     done = checkout.run("--tags", "b")
     assert done.returncode == 0, done.stdout + done.stderr
     assert rows_of(checkout) == [("a", "", "FAILURE"), ("b", "7", "SUCCESS")]
-    assert "was cut off" in done.stdout
+    assert "FAILURE [interrupted], it was cut off; its row was added to perf.csv" in done.stdout
+    assert "no row: it was tried again as" in done.stdout, "of the attempt before"
+    both = [one for one in checkout.records() if one["card"] == "a"]
+    first, second = sorted(both, key=lambda one: one["attempt"]["number"])
+    assert (first["rows"], first["attempt"]["next"], second["attempt"]["number"]) == (None, second["id"], 2)
     assert checkout.madlite("run", "--resume").returncode == 0
     assert rows_of(checkout)[2:] == [("a", "7", "SUCCESS")], "the run that was cut off is not finished"
     checkout.assert_nothing_left()

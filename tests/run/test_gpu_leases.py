@@ -11,15 +11,15 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Gpu
+from madlite.run.gpu_pool import GpuPool, Job
 from madlite.run.recovery.dead_leases import UNSEEN, clear_leases, lease_states, remains_of
 from madlite.workspace.folder import RUN_MARK
-from madlite.workspace.gpu_leases import LeaseFolder, LeaseHolder, lease_folder, lease_names
+from madlite.workspace.gpu_leases import LeaseFolder, LeaseHolder, lease_folder, lease_names, own_lease_folder
 
 NOBODY = 65534
 GPU = Gpu(index=0, bus="0000:c1:00.0")
@@ -180,11 +180,92 @@ def test_another_user_s_own_folder_is_a_sentence(folder):
     folder.mkdir(mode=0o755)
 
     def refused() -> None:
-        with pytest.raises(UsageProblem, match="belongs to user 0, and others may not write to it") as problem:
+        with pytest.raises(UsageProblem, match="belongs to user 0, and is not for all users") as problem:
             LeaseFolder(folder)
         assert "MADLITE_GPU_LEASES=DIR" in problem.value.hint
 
     as_user(NOBODY, refused)
+
+
+@pytest.mark.host
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("mode", [0o755, 0o700, 0o777])
+def test_a_folder_that_another_user_keeps_for_himself_is_replaced_by_one_s_own(folder, tmp_path, monkeypatch, mode):
+    monkeypatch.setattr("madlite.workspace.gpu_leases._places", lambda: (folder, folder))
+    as_user(NOBODY, lambda: (folder.mkdir(), folder.chmod(mode)))
+    own = tmp_path / "own"
+    with closing(LeaseFolder(folder, own)) as leases, closing(LeaseFolder(folder, own)) as other:
+        lease, _ = leases.take(NAME)
+        assert lease.path == own / NAME and "belongs to user 65534, and is not for all users" in lease.problem
+        lease.note(ME)
+        (state,) = other.states([NAME])
+        assert state.locked and state.holder == ME and not state.problem and other.take(NAME) is None
+        assert leases.take_turn().path == own / "turn" and list(folder.iterdir()) == []
+
+
+@pytest.mark.host
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_file_that_another_user_keeps_for_himself_costs_that_gpu_s_lease_alone(folder, tmp_path):
+    def shut() -> None:
+        (folder / NAME).touch(mode=0o600)
+
+    LeaseFolder(folder).close()
+    as_user(NOBODY, shut)
+    with closing(LeaseFolder(folder, tmp_path / "own")) as leases:
+        lease, _ = leases.take(NAME)
+        assert lease.path == tmp_path / "own" / NAME and f"{folder / NAME}: it belongs to user 65534" in lease.problem
+        beside, _ = leases.take("gpu-1")
+        assert (beside.path, beside.problem) == (folder / "gpu-1", "")
+
+
+@pytest.mark.host
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_the_folder_s_owner_cannot_have_two_users_hold_one_gpu_unnoticed(folder):
+    """In a folder with the sticky bit its owner removes the files of others."""
+
+    def make() -> None:
+        LeaseFolder(folder).close()
+
+    def remove_and_take() -> None:
+        (folder / NAME).unlink()
+        with closing(LeaseFolder(folder)) as leases:
+            assert leases.take(NAME) is not None
+
+    as_user(NOBODY, make)
+    pool = GpuPool([GPU], LeaseFolder(folder), remains=lambda holder: "")
+    job = Job(position=0, run_id="r1", gpus=1, allowed=(0,))
+    assert pool.take(job, passes=False) == (0,) and pool.unshared((0,)) == ""
+    as_user(NOBODY, remove_and_take)
+    assert pool.unshared((0,)) == f"{folder / NAME} was removed while a run had it"
+    pool.note((0,), "r1", "/w")  # the session opens: a second look
+    assert pool.unshared((0,)) == "" and stat.S_IMODE((folder / NAME).stat().st_mode) == 0o666
+    with closing(LeaseFolder(folder)) as other:
+        assert other.take(NAME) is None, "it was taken again"
+    pool.close()
+
+
+def test_a_lease_whose_file_another_process_took_meanwhile_stays_in_doubt(folder):
+    pool = GpuPool([GPU], LeaseFolder(folder), remains=lambda holder: "")
+    pool.take(Job(position=0, run_id="r1", gpus=1, allowed=(0,)), passes=False)
+    (folder / NAME).unlink()
+    with closing(LeaseFolder(folder)) as other:
+        assert other.take(NAME) is not None
+        pool.note((0,), "r1", "/w")
+        assert "was removed while a run had it" in pool.unshared((0,))
+    pool.close()
+
+
+def test_a_lease_that_waits_is_taken_again_where_its_file_was_removed(folder):
+    pool = GpuPool([GPU, Gpu(index=1, bus="0000:c2:00.0")], LeaseFolder(folder), remains=lambda holder: "")
+    job = Job(position=0, run_id="r1", gpus=2, allowed=(0, 1))
+    with closing(LeaseFolder(folder)) as other:
+        second, _ = other.take("gpu-0000:c2:00.0")
+        assert pool.take(job, passes=False) is None
+        (folder / NAME).unlink()
+        second.release()
+        assert pool.take(job, passes=False) == (0, 1) and pool.unshared((0, 1)) == ""
+        assert other.take(NAME) is None
+    pool.close()
 
 
 def plant_link(place: Path) -> None:
@@ -199,6 +280,7 @@ def plant_hard_link(place: Path) -> None:
 
 PLANTED = {
     "link": plant_link,
+    "hard link": plant_hard_link,
     "pipe": os.mkfifo,
     "folder": Path.mkdir,
 }
@@ -219,45 +301,36 @@ def test_what_lies_in_the_place_of_a_file_is_told_and_not_touched(folder, kind, 
     assert not victim.exists() or victim.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", [NAME, "turn"])
-def test_a_file_with_another_name_is_locked_like_any_and_neither_read_nor_written(folder, name):
-    LeaseFolder(folder).close()
-    plant_hard_link(folder / name)
-    victim = folder / "victim"
-    victim.chmod(0o600)
-    text = msgspec.json.encode(ME).decode()
-    victim.write_text(text)
-    with closing(LeaseFolder(folder)) as one, closing(LeaseFolder(folder)) as other:
-        if name == NAME:
-            lease, dead = one.take(NAME)
-            lease.note(ME)
-            (state,) = other.states([NAME])
-            assert dead is None and state.locked and state.holder is None and not state.problem
-            assert other.take(NAME) is None
-            lease.release()
-            assert other.take(NAME) is not None
-        else:
-            assert one.take_turn() is not None and other.take_turn() is None
-    assert victim.read_text() == text and stat.S_IMODE(victim.stat().st_mode) == 0o600
-
-
-def test_the_turn_is_one_s_also_where_its_file_was_removed(folder):
+def test_the_turn_is_one_s_also_where_its_file_was_removed(folder, monkeypatch):
     with closing(LeaseFolder(folder)) as one, closing(LeaseFolder(folder)) as other:
         first = one.take_turn()
-        real, done = other._locked, []
+        real, done = fcntl.flock, []
 
-        def locked(name):
-            fd = real(name)
+        def locked(fd, how):
+            real(fd, how)
             if not done:  # between the lock and what follows
                 done.append((folder / "turn").unlink())
-            return fd
 
-        os.close(first)
-        other._locked = locked
-        second = other.take_turn()
-        assert second is not None and other.has_turn(second) and one.take_turn() is None
+        first.leave()
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "flock", locked)
+            second = other.take_turn()
+        assert second is not None and second.is_current and one.take_turn() is None
         (folder / "turn").unlink()
-        assert not other.has_turn(second)
+        assert not second.is_current
+
+
+def test_a_file_that_is_removed_again_and_again_hangs_nobody(folder, monkeypatch):
+    real = fcntl.flock
+    with closing(LeaseFolder(folder)) as leases, monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", lambda fd, how: (real(fd, how), (folder / NAME).unlink()))
+        with pytest.raises(UsageProblem, match="it comes and goes"):
+            leases.take(NAME)
+
+
+def test_one_s_own_folder_is_of_the_session_or_the_home(tmp_path):
+    assert own_lease_folder({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "madlite/leases"
+    assert own_lease_folder({"XDG_RUNTIME_DIR": "/none", "HOME": "/h"}) == Path("/h/.cache/madlite/leases")
 
 
 def test_a_folder_in_use_is_locked_against_who_cleans_by_age(folder):

@@ -126,8 +126,11 @@ def network(run: CheckInput) -> CheckResult:
 
 
 def foreign_processes(run: CheckInput) -> CheckResult:
-    """Check which other processes used the GPUs."""
+    """Check which other processes used the GPUs, or may have."""
     found = run.observed.foreign_processes if run.observed else None
+    if not found and run.observed and run.observed.unshared_lease:
+        why = run.observed.unshared_lease
+        return check_result(table.GPU_NOT_LEASED, f"another user may share the GPUs: {why}")
     if found is None:
         return check_result(table.FOREIGN_UNKNOWN, _why_foreign_unknown(run))
     return (

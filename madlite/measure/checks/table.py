@@ -212,6 +212,9 @@ NETWORK_UNKNOWN = CheckRow(
 
 NO_FOREIGN_PROCESSES = CheckRow("foreign_processes", "pass", "no other process used the GPUs")
 FOREIGN_PROCESSES = CheckRow("foreign_processes", "warn", "a process that is not the run's used its GPUs")
+GPU_NOT_LEASED = CheckRow(
+    "foreign_processes", "warn", "other users do not see the lease of the run's GPUs, and may have shared them"
+)
 FOREIGN_UNKNOWN = CheckRow(
     "foreign_processes", "unknown", "no GPU, sampling is off, or the GPUs do not report their processes"
 )
@@ -263,7 +266,7 @@ TABLE: tuple[CheckRow, ...] = (
     *(LOSS_FALLS, LOSS_RISES, GRADIENT_NAN, GRADIENT_SKIPPED, GRADIENT_RISES, LOSS_SHORT),
     *(MEMORY_OK, MEMORY_ENDED, MEMORY_OUT, MEMORY_RETRIED),
     *(NETWORK_RDMA, NETWORK_SOCKETS, NETWORK_UNKNOWN),
-    *(NO_FOREIGN_PROCESSES, FOREIGN_PROCESSES, FOREIGN_UNKNOWN),
+    *(NO_FOREIGN_PROCESSES, FOREIGN_PROCESSES, GPU_NOT_LEASED, FOREIGN_UNKNOWN),
     *(COMPUTE_PLAUSIBLE, ABOVE_PEAK, MFU_ABOVE, COMPUTE_DIFFERS, COMPUTE_UNKNOWN),
     *(CLOCK_AGREES, TOO_FAST, TOO_SLOW, LONGER_THAN_LIVED, CLOCK_DIFFERS, CLOCK_UNKNOWN),
 )
@@ -288,6 +291,7 @@ class Observation(Value, frozen=True):
     node_log: LogMonitor | None = None  # and its own output
     results: FileResults | None = None
     skipped: bool = False  # the model's step was left out on request
+    unshared_lease: str = ""  # why others may not see the lease of the run's GPUs
     foreign_processes: tuple[str, ...] | None = (
         None  # processes on the run's GPUs that are not its own; None: not sampled
     )

@@ -17,8 +17,8 @@ import msgspec
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.model import JobOutcome, Runtime, Value
 from madlite.plan.inputs import RUNS
-from madlite.results.batch_journal import dead_files, interrupted_batches
-from madlite.results.stored import UNREADABLE
+from madlite.results.batch_journal import acknowledge, dead_files, interrupted_batches
+from madlite.results.stored import UNREADABLE, read_record
 from madlite.run.recovery.dead_leases import clear_leases
 from madlite.run.recovery.dead_processes import (
     LOCKED,
@@ -45,12 +45,13 @@ from madlite.workspace.folder import (
     exists,
     is_alive,
     is_locked,
+    may_have_left,
     open_runs,
     real_folders,
     unfinished,
 )
 from madlite.workspace.gpu_leases import lease_folder
-from madlite.workspace.journal import RunEntry
+from madlite.workspace.journal import RUN_JOURNAL, RunEntry
 from madlite.workspace.study import cut_off_studies, has_caches, remove_study
 
 # Files that a killed run left: the folder its script ran in, and temporary files.
@@ -146,6 +147,8 @@ def _is_ours(place: Path) -> bool:
     return bool(own) and place.is_dir() and not place.is_symlink()
 
 
+RUNNING = ("container", "session", "process")
+"""The kinds of what a run has running: they come first, and are ended first."""
 GRACE_S = 5.0  # between TERM and KILL for orphaned processes
 
 
@@ -210,11 +213,23 @@ def find_leftovers(
 
 def still_running(workspace: Path) -> dict[str, str]:
     """Return by run what it still has running without a madlite, as a sentence; of runs that were cut off alone."""
-    if not unfinished(workspace):  # processes are searched only where there may be some
+    if not may_have_left(workspace):  # processes are searched only where there may be some
         return {}
     runs = workspace.resolve() / RUNS
     dead = (run for run in find_dead_runs().runs if not _other_folder(runs, run.place.path))
     return {run.run_id: run.still_running for run in dead}
+
+
+def left_running(
+    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
+) -> dict[str, str]:
+    """Return by run what it still has running without a madlite, as a sentence: containers and sessions too."""
+    found = {
+        one.run_id: f"its {one.kind} is still running; madlite clean{' --kept' if one.kept else ''} --yes ends it"
+        for one in find_leftovers(workspace, environ, runtimes).leftovers
+        if one.kind in RUNNING and not one.elsewhere
+    }
+    return {**found, **still_running(workspace)}
 
 
 def end_orphans(
@@ -225,7 +240,7 @@ def end_orphans(
     They would write into folders and files of the next run, and use its GPUs.  What --keep-alive left stays, and so do
     the folders of the runs, and everything of another user's run.
     """
-    dead = {str(folder.resolve()): folder.name for folder in unfinished(workspace) if _is_own_folder(folder)}
+    dead = {str(folder.resolve()): folder.name for folder in may_have_left(workspace) if _is_own_folder(folder)}
     if not dead:
         return ()
     messages = []
@@ -248,10 +263,21 @@ def remove(
     removed.  What was ended has its GPUs no more, whoever else can see that.
     """
     problem = _remove(leftover, environ, runtimes)
-    if problem is None and leftover.kind in ("container", "session", "process"):
+    if problem is None and leftover.kind in RUNNING:
         with suppress(UsageProblem):  # another command tells it
             clear_leases(lease_folder(environ), leftover.run_id)
+        if not leftover.kept and not leftover.elsewhere and exists(Path(leftover.folder, RECORD)):
+            _end_recorded(Path(leftover.folder))
     return problem
+
+
+def _end_recorded(path: Path) -> None:
+    """Remove what was left for a run that was still running when its row was written: its files, and the journal."""
+    with suppress(OSError), closing(RunFolder.reopen(path)) as folder:
+        remove_run_files(path)
+        record = read_record(path)
+        if record is not None and (record.rows is None or record.rows.appended):
+            folder.end_journal()
 
 
 def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> str | None:
@@ -278,6 +304,8 @@ def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[st
 
 
 def _remove_file(path: Path) -> None:
+    if acknowledge(path):
+        return
     if path.is_dir() and not path.is_symlink():
         with Folder.open(path.parent) as folder:
             folder.remove_tree(path.name)
@@ -336,7 +364,7 @@ def _sessions(
 
 
 def _may_be_running(folder: Path, plan: _Planned) -> bool:
-    over = exists(folder / RECORD) and not plan.keep_alive
+    over = exists(folder / RECORD) and not exists(folder / RUN_JOURNAL) and not plan.keep_alive
     return not over and exists(folder / HANDLE) and not is_alive(folder)
 
 

@@ -364,6 +364,8 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (table.NETWORK_UNKNOWN, lambda: run(lambda text: USED.format("Socket") + text)),
     (table.NO_FOREIGN_PROCESSES, lambda: run(foreign_processes=())),
     (table.FOREIGN_PROCESSES, lambda: run(foreign_processes=("python3 (pid 7) on GPU 1",))),
+    (table.GPU_NOT_LEASED, lambda: run(foreign_processes=(), unshared_lease="/run/lock/madlite: it is a link")),
+    (table.GPU_NOT_LEASED, lambda: run(unshared_lease="/run/lock/madlite: it is a link")),
     (table.FOREIGN_UNKNOWN, run),
     (table.COMPUTE_PLAUSIBLE, work),
     (table.COMPUTE_PLAUSIBLE, lambda: work(framework_tflops_per_gpu=101.0, apart=0.01)),

@@ -1,0 +1,192 @@
+"""A run whose madlite was killed gets its row by the next command, once, and `--resume` runs it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from madlite.run.batch import run_batch
+from madlite.run.collect import collect_cut_off, cut_off_runs, recover_cut_off
+from madlite.workspace.folder import RunFolder
+from tests.csv_rows import csv_rows
+from tests.engine.checkout import Checkout
+from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
+from tests.engine.test_resume import KILLER
+from tests.engine.test_retry import checkout, kill  # noqa: F401 - a fixture
+from tests.engine.test_unfinished import Killed, kill_at, rows_of
+
+pytestmark = pytest.mark.host
+WAITS = """echo x >> ../count
+if [ "$(wc -l < ../count)" = 1 ]; then echo begun; sleep 300; fi
+echo "performance: 7 x"
+"""
+
+
+@pytest.fixture
+def killed(checkout: Checkout) -> Checkout:  # noqa: F811
+    """A checkout in which a run of the card `a` was killed, and its script goes on."""
+    checkout.card("a", WAITS)
+    checkout.card("b", 'echo "performance: 1 x"\n')
+    started = checkout.start("--tags", "a", "--add-column", "cause", "-o", "nightly.csv")
+    checkout.wait_for("begun")
+    kill(started)
+    return checkout
+
+
+def table(checkout: Checkout, name: str) -> list[tuple[str, str]]:  # noqa: F811
+    path = checkout.folder / name
+    return [(row["model"], row["status"]) for row in csv_rows(path)] if path.exists() else []
+
+
+def test_the_next_run_writes_the_row_into_the_file_that_it_was_for(killed):
+    done = killed.run("--tags", "b")
+    (record,) = (one for one in killed.records() if one["card"] == "a")
+    said = f"{record['id']}: FAILURE [interrupted], it was cut off; its row was added to nightly.csv"
+    assert done.returncode == 0 and done.stdout.count(said) == 1, done.stdout + done.stderr
+    (row,) = csv_rows(killed.folder / "nightly.csv")
+    assert (row["model"], row["status"], row["cause"], row["performance"]) == ("a", "FAILURE", "interrupted", "")
+    assert table(killed, "perf.csv") == [("b", "SUCCESS")]
+    assert record["reason"] == "madlite was killed before the run had ended (last seen: running)"
+    assert record["command"][0] == "run" and record["durations_s"]["total"] >= record["durations_s"]["run"] >= 0
+    assert "cut off" not in killed.run("--tags", "b").stdout, "it is said once"
+    killed.assert_nothing_left()
+    done = killed.madlite("run", "--resume")
+    assert done.returncode == 0 and f"attempt 2, after {record['id']} [interrupted]" in done.stdout, done.stdout
+    assert table(killed, "nightly.csv") == [("a", "FAILURE"), ("a", "SUCCESS")]
+
+
+def test_collect_writes_it_while_its_script_goes_on_and_clean_ends_that(killed):
+    done = killed.madlite("collect")
+    assert done.returncode == 3 and table(killed, "nightly.csv") == [("a", "FAILURE")]
+    assert "its row was added to nightly.csv; 2 of its processes are still running" in done.stdout, done.stdout
+    assert killed.left_processes() and (killed.folder / "run_directory").exists()
+    assert "process" in killed.madlite("clean").stdout
+    done = killed.madlite("clean", "--yes")
+    assert done.returncode == 0 and not (killed.folder / "run_directory").exists(), done.stdout + done.stderr
+    killed.assert_nothing_left()
+    assert table(killed, "nightly.csv") == [("a", "FAILURE")] and not list(
+        killed.folder.glob("madlite_runs/*/journal.jsonl")
+    )
+
+
+def test_the_next_run_ends_what_goes_on_of_a_run_that_has_its_row_by_then(killed):
+    killed.madlite("collect", "-o", "other.csv")
+    assert table(killed, "other.csv") == [("a", "FAILURE")] and not table(killed, "nightly.csv")
+    done = killed.run("--tags", "b")
+    assert "was still running, ended" in done.stdout, done.stdout
+    killed.assert_nothing_left()
+
+
+def test_clean_writes_it_and_the_batch_can_still_be_resumed(killed):
+    listed = killed.madlite("clean").stdout
+    assert "unfinished, no row" in listed and table(killed, "nightly.csv") == []
+    done = killed.madlite("clean", "--yes")
+    assert "FAILURE [interrupted], it was cut off; its row was added to nightly.csv" in done.stdout, done.stdout
+    assert table(killed, "nightly.csv") == [("a", "FAILURE")] and "nothing is left" in killed.madlite("clean").stdout
+    assert "cut off" not in killed.madlite("runs").stderr
+    assert killed.madlite("run", "--resume").returncode == 0
+    assert table(killed, "nightly.csv") == [("a", "FAILURE"), ("a", "SUCCESS")]
+
+
+def test_a_run_without_rows_gets_one_by_collect_alone(checkout):  # noqa: F811
+    checkout.card("a", WAITS)
+    checkout.card("b", 'echo "performance: 1 x"\n')
+    started = checkout.start("--tags", "a", "--no-rows")
+    checkout.wait_for("begun")
+    kill(started)
+    assert checkout.run("--tags", "b").returncode == 0 and table(checkout, "perf.csv") == [("b", "SUCCESS")]
+    done = checkout.madlite("collect")
+    assert "FAILURE [interrupted], it was cut off" in done.stdout and done.returncode == 3, done.stdout + done.stderr
+    assert table(checkout, "perf.csv") == [("b", "SUCCESS"), ("a", "FAILURE")]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "madlite.results.perfcsv._append",
+        "madlite.run.collect.leave_entries",
+        "madlite.workspace.folder.RunFolder.write_record",
+        "madlite.workspace.folder.RunFolder.end_journal",
+        "madlite.run.collect.remove_run_files",
+    ],
+)
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_kill_while_the_row_is_written_neither_loses_nor_doubles_it(killed, target, moment):
+    killer = killed.folder.parent / "killer.py"
+    killer.write_text(KILLER)
+    argv = [sys.executable, str(killer), target, moment, "1", "clean", "--yes"]
+    done = subprocess.run(argv, cwd=killed.folder, env=killed.env, capture_output=True, timeout=240)
+    assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+    assert killed.madlite("clean", "--yes").returncode == 0
+    assert table(killed, "nightly.csv") == [("a", "FAILURE")]
+    (record,) = killed.records()
+    assert (record["cause"], record["ended_by"]) == ("interrupted", "interrupted")
+    rebuilt = killed.madlite("report", "rebuild", "-o", "again.csv", "--of", "nightly.csv")
+    assert "1 row of 1 run" in rebuilt.stdout, rebuilt.stdout + rebuilt.stderr
+
+
+def cut_off(planned, monkeypatch, target: str, *, after: bool = False) -> None:  # noqa: F811
+    plans, options, plugins = planned
+    with monkeypatch.context() as patch:
+        kill_at(patch, target, after=after)
+        with pytest.raises(Killed):
+            run_batch(plans, options, plugins, Quiet())
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_run_that_was_killed_beside_its_row_keeps_its_result(planned, monkeypatch, after):  # noqa: F811
+    _, options, _ = planned
+    cut_off(planned, monkeypatch, "madlite.results.perfcsv._append", after=after)
+    (said,) = recover_cut_off(options.workspace, options.output)
+    assert "SUCCESS, it was cut off; its row" in said, said
+    assert [(row["status"], row["performance"]) for row in csv_rows(options.output)] == [("SUCCESS", "5")]
+    (folder,) = (options.workspace / "madlite_runs").glob("id-*")
+    record = json.loads((folder / "record.json").read_text())
+    assert (record["status"], record["metrics"][0]["value"], record["rows"]["appended"]) == ("SUCCESS", 5.0, True)
+    (entry,) = json.loads((options.workspace / "perf_super.json").read_text())
+    assert entry["status"] == "SUCCESS" and recover_cut_off(options.workspace, options.output) == []
+
+
+def test_a_run_that_another_madlite_has_gets_no_row(planned, monkeypatch):  # noqa: F811
+    _, options, _ = planned
+    cut_off(planned, monkeypatch, "madlite.run.one.judge")
+    (folder,) = cut_off_runs(options.workspace)
+    monkeypatch.setattr("madlite.workspace.folder.acquire.__defaults__", (0.0,))
+    held = RunFolder.reopen(folder)
+    assert cut_off_runs(options.workspace) == () and recover_cut_off(options.workspace, options.output) == []
+    (busy,) = collect_cut_off([folder], options.workspace, options.output)  # it was locked since
+    assert busy.busy and not options.output.exists()
+    held.close()
+    assert len(recover_cut_off(options.workspace, options.output)) == 1 and rows_of(options.output) == ["m"]
+
+
+def test_a_row_for_a_file_elsewhere_stays_with_a_sentence(planned, monkeypatch, tmp_path_factory):  # noqa: F811
+    from msgspec.structs import replace
+
+    plans, options, plugins = planned
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "all.csv"
+    cut_off((plans, replace(options, output=elsewhere), plugins), monkeypatch, "madlite.run.one.judge")
+    (said,) = recover_cut_off(options.workspace, options.output)
+    assert f"its row is for {elsewhere}, which is no results file of this folder; madlite collect id-m-" in said
+    assert not options.output.exists() and not elsewhere.exists()
+    assert "its row was added" in recover_cut_off(options.workspace, elsewhere)[0] and rows_of(elsewhere) == ["m"]
+
+
+def test_of_many_runs_that_were_cut_off_a_few_are_named(planned, monkeypatch):  # noqa: F811
+    from msgspec.structs import replace
+
+    plans, options, plugins = planned
+    (one,) = plans
+    for n in range(8):
+        run_id = f"id-m{n}-{os.getpid()}"
+        again = replace(one, plan=replace(one.plan, id=run_id, folder=one.plan.folder.with_name(run_id)))
+        cut_off(([again], options, plugins), monkeypatch, "madlite.run.session_runner.SessionRunner.act")
+    said = recover_cut_off(options.workspace, options.output)
+    assert len(said) == 6 and said[-1] == "3 more runs were cut off: their rows were added"
+    assert rows_of(Path(options.output)) == ["m"] * 8
