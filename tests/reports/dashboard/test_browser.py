@@ -17,7 +17,7 @@ __all__ = ["browser", "place"]
 pytestmark = pytest.mark.host
 
 ROWS = "return [...document.querySelectorAll('#runs tbody tr')].map(e => e.dataset.run)"
-LIVE = "return document.getElementById('stream-text').textContent === 'live'"
+LIVE = "return document.getElementById('stream-text')?.textContent === 'live'"
 TRAINING = """
 while [ ! -e GO ]; do sleep 0.1; done 2>/dev/null
 echo 'performance: 5 x'
@@ -35,7 +35,7 @@ def opened(browser, server):
     browser.get("about:blank")
     prefer(browser, "light")
     resize(browser, 1300)
-    browser.get(server.url)
+    browser.get(server.printed)
     assert until(browser, LIVE)
     yield browser
     assert complaints(browser) == []
@@ -44,6 +44,23 @@ def opened(browser, server):
 def complaints(browser) -> list[dict]:
     """Return what the console has; what a test reads back of a canvas is its own doing."""
     return [line for line in browser.get_log("browser") if "readback" not in line["message"]]
+
+
+def test_the_printed_address_opens_it_wherever_it_is_clicked(browser, server, tmp_path):
+    """A link of another site, of a mail in the browser, say; afterwards the token is in no address."""
+    page = tmp_path / "mail.html"
+    page.write_text(f'<a href="{server.printed}&amp;status=failure">open</a>')
+    browser.get(page.as_uri())
+    browser.delete_all_cookies()
+    browser.get(server.url)
+    assert "open the whole address" in browser.find_element("tag name", "body").text
+    browser.get(page.as_uri())
+    browser.find_element("link text", "open").click()
+    assert until(browser, f"return document.title.startsWith('Runs') && {LIVE.removeprefix('return ')}")
+    assert browser.current_url == f"{server.url}/?status=failure"
+    assert "token" not in browser.execute_script("return document.referrer + document.cookie")
+    assert len(browser.execute_script(ROWS)) == 1
+    assert [line for line in complaints(browser) if "403" not in line["message"]] == []
 
 
 def test_a_choice_is_in_the_address_and_back_leaves_it(opened):
@@ -117,7 +134,7 @@ def test_a_run_that_begins_is_shown_and_followed_to_its_end(browser, tmp_path):
     (tmp_path / "models.json").write_text(json.dumps([{**CARD, "name": "<i>m</i>"}]))
     (tmp_path / "madlite_runs").mkdir()
     with dashboard(tmp_path) as server:
-        browser.get(server.url)
+        browser.get(server.printed)
         assert until(browser, LIVE)
         assert "no runs here yet" in browser.find_element("id", "main").text
         command = [sys.executable, "-m", "madlite", "run", "--tags", "t", "--runtime", "host"]
