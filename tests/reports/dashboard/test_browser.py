@@ -7,9 +7,13 @@ import subprocess
 import sys
 from urllib.parse import parse_qs, urlsplit
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
+from madlite.workspace.folder import PROGRESS, Progress, RunFolder
 from tests.browser import browser, prefer, resize, until
+from tests.factories import make_plan
 from tests.reports.dashboard.dashboards import dashboard
 from tests.reports.dashboard.test_server import CARD, HOSTILE, RUN, place
 
@@ -129,6 +133,20 @@ def test_nothing_is_wider_than_the_screen_and_everything_has_a_name(opened, serv
     assert opened.execute_script(f"{nameless}.filter(e => !e.labels?.length && !e.textContent.trim()).length") == 0
 
 
+def test_what_a_run_does_now_is_shown(browser, tmp_path):
+    """It prepares before it is running, and its phase is named where that is more than its state."""
+    plan = replace(make_plan(tmp_path), folder=tmp_path / "madlite_runs" / RUN.format(n=1))
+    folder = RunFolder.create(plan, [], ())
+    with dashboard(tmp_path) as server:
+        browser.get(server.printed)
+        for state, doing in (("preparing", ""), ("preparing", "pulling the image"), ("running", "running")):
+            (plan.folder / PROGRESS).write_bytes(msgspec.json.encode(Progress(state=state, doing=doing)))
+            shown = f"{plan.card.name}{state}{doing if doing != state else ''}"
+            assert until(browser, f"return document.querySelector('.run-live h3')?.textContent === '{shown}'")
+        browser.get("about:blank")
+    folder.close()
+
+
 def test_a_run_that_begins_is_shown_and_followed_to_its_end(browser, tmp_path):
     (tmp_path / "run.sh").write_text(TRAINING.replace("GO", str(tmp_path / "go")))
     (tmp_path / "models.json").write_text(json.dumps([{**CARD, "name": "<i>m</i>"}]))
@@ -139,10 +157,9 @@ def test_a_run_that_begins_is_shown_and_followed_to_its_end(browser, tmp_path):
         assert "no runs here yet" in browser.find_element("id", "main").text
         command = [sys.executable, "-m", "madlite", "run", "--tags", "t", "--runtime", "host"]
         run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
-        assert (
-            until(browser, "return document.querySelector('#live:not([hidden]) .run-live h3')?.textContent")
-            == "<i>m</i>running"
-        )
+        # it prepares first, which the page may show or miss; the workload runs until it is let go
+        shown = "document.querySelector('#live:not([hidden]) .run-live h3')?.textContent"
+        assert until(browser, f"return {shown} === '<i>m</i>running'")
         assert until(browser, "return document.querySelector('#runs .badge')?.textContent === 'RUNNING'")
         (tmp_path / "go").touch()
         assert run.wait(60) == 0
