@@ -16,6 +16,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -63,7 +64,8 @@ def ledgers(runs: Path) -> None:
 def served(folder: Path) -> None:
     command = [sys.executable, "-m", "madlite", "dashboard", "--dir", str(folder), "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    url = re.search(r"http://\S+:\d+", server.stdout.readline())[0]
+    url, token = re.search(r"(http://\S+:\d+)/\?token=(\w+)", server.stdout.readline()).groups()
+    get = partial(get_page, headers={"Authorization": f"Bearer {token}"})
     once("first page after the start", lambda: get(url + "/"))
     time.sleep(20)  # the first look at all folders, and its rest
     for name, path in PAGES.items():
@@ -73,11 +75,11 @@ def served(folder: Path) -> None:
     print(f"| memory of the server | {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10} MiB | |")
 
 
-def get(url: str) -> None:
+def get_page(url: str, headers: dict[str, str]) -> None:
     deadline = time.monotonic() + 30
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=120) as answer:
+            with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=120) as answer:
                 answer.read()
             return
         except urllib.error.URLError:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
 from madlite.cli import setup
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import printable_lines, without_secrets
 from madlite.errors import ExitCode, UsageProblem
 
 _LOOPBACK = "127.0.0.1"
 _PACKAGES = ("starlette", "uvicorn")
+_OPEN = "everybody who reaches this machine can read the runs, without a token"
+_UNENCRYPTED = "the token travels unencrypted; who reads along on the network can use it"
 
 
 @click.command("dashboard", cls=Command)
@@ -25,16 +32,18 @@ _PACKAGES = ("starlette", "uvicorn")
     default=_LOOPBACK,
     show_default=True,
     metavar="ADDRESS",
-    help="The address to listen on; on another than this machine's own everybody who reaches it sees the runs.",
+    help="The address to listen on; on another than this machine's own the token travels unencrypted.",
 )
+@click.option("--no-token", is_flag=True, help="Show the runs to everybody who reaches the address.")
 @click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 @dir_option
 @verbose_option
-def command(port: int, host: str, opens: bool, directory: Path) -> int:
+def command(port: int, host: str, no_token: bool, opens: bool, directory: Path) -> int:
     """Show the runs of this folder in a browser, and how far those are that go on.
 
-    It reads and changes nothing, answers this machine alone, and ends with Ctrl-C. Filters are in the address, and
-    /api/openapi.json describes the same as JSON. It needs: pip install 'madlite[dashboard]'
+    It reads and changes nothing, answers this machine alone, and ends with Ctrl-C. The printed address has a token,
+    which the browser keeps as a cookie; scripts send it as 'Authorization: Bearer TOKEN'. Filters are in the address,
+    and /api/openapi.json describes the same as JSON. It needs: pip install 'madlite[dashboard]'
 
     \b
     madlite dashboard
@@ -48,16 +57,19 @@ def command(port: int, host: str, opens: bool, directory: Path) -> int:
     from madlite.reports.runs import runs_folder
 
     runs = runs_folder(directory)
+    token = "" if no_token else secrets.token_hex(24)
     if not _is_loopback(host):
-        setup.warn(f"--host {host}: everybody who reaches this machine can read the runs, without a password")
+        setup.warn(f"--host {host}: {_OPEN if no_token else _UNENCRYPTED}")
+    with ExitStack() as stack:
 
-    def started(url: str) -> None:
-        echo(f"{runs} at {url}   (Ctrl-C ends)")
-        if opens:
-            _open(url)
+        def started(url: str) -> None:
+            # the address as it is: what masks secrets masks the token
+            click.echo(f"{printable_lines(without_secrets(str(runs)))} at {url}   (Ctrl-C ends)")
+            if opens:
+                _open(stack.enter_context(_private(url)) if token else url)
 
-    words = Words(details=sections, duration=duration, status=status_text)
-    serve(runs, words, host=host, port=port, started=started)
+        words = Words(details=sections, duration=duration, status=status_text)
+        serve(runs, words, host=host, port=port, token=token, started=started)
     return int(ExitCode.OK)
 
 
@@ -70,8 +82,17 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _open(url: str) -> None:
+@contextmanager
+def _private(url: str) -> Iterator[str]:
+    """Yield the address of a file of this user that leads to another: the words of a command are for every user."""
+    with TemporaryDirectory(prefix="madlite-") as folder:
+        file = Path(folder) / "dashboard.html"
+        file.write_text(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(url)}">\n')
+        yield file.as_uri()
+
+
+def _open(address: str) -> None:
     import webbrowser
 
-    if not webbrowser.open(url):
-        setup.warn(f"no browser could be started: open {url}")
+    if not webbrowser.open(address):
+        setup.warn("no browser could be started: open the printed address")

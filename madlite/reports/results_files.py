@@ -34,7 +34,7 @@ from madlite.reports.series import (
     with_failures,
 )
 from madlite.results.header import comparable
-from madlite.safe_read import open_named
+from madlite.safe_read import open_named, open_regular
 from madlite.text import unlimited_fields
 
 if TYPE_CHECKING:
@@ -70,35 +70,36 @@ def read_results(
     where: Mapping[str, str] | None = None,
     by: str = "",
     recorded: Recorded = lambda columns: {},
+    links: bool = True,
 ) -> dict[str, Read]:
     """Return the series of a results file; with a column `by`, those of each of its values, in the file's order.
 
     `where` keeps the rows whose cells of these columns, or dimensions, are these.  Rows of a small file that are
-    `recorded` are taken from there.
+    `recorded` are taken from there.  Without `links` the file is none.
 
     Raises:
         UsageProblem: it cannot be read at all, or has not the columns of results.
     """
     try:
-        with _opened(path) as file:
+        with _opened(path, links=links) as file:
             header = _header(path, file)
             if by and by not in header:
                 raise _no_column(path, by, header)
             size = os.fstat(file.fileno()).st_size
             # rows that have records are matched one by one: records know sequence lengths, batches and doubts
             large = size > SMALL_BYTES and (size > RECORDED_BYTES or not recorded(header))
-            if large and (found := _read_large(path, header, where or {}, by)) is not None:
+            if large and (found := _read_large(path, header, where or {}, by, links=links)) is not None:
                 return found
             return _read_rows(path, _Rows(path, file, header), where or {}, by, recorded)
     except OSError as error:
         raise UsageProblem(f"{path} cannot be read: {error.strerror or error}", f"ls -l {path}") from error
 
 
-def _opened(path: Path) -> TextIO:
+def _opened(path: Path, *, links: bool = True) -> TextIO:
     """Open a file as text, whatever bytes it has; UTF-16 by its byte order mark."""
     if path.is_dir():
         raise UsageProblem(f"{path} is a folder, not a results file", f"ls {path}")
-    fd = open_named(path)
+    fd = open_named(path) if links else open_regular(path)
     encoding = "utf-16" if os.pread(fd, 2, 0) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     return os.fdopen(fd, encoding=encoding, errors="backslashreplace", newline="")
 
@@ -244,7 +245,9 @@ class _Part:
         self.facts: list[dict[str, str]] = []
 
 
-def _read_large(path: Path, header: Sequence[str], where: Mapping[str, str], by: str) -> dict[str, Read] | None:
+def _read_large(
+    path: Path, header: Sequence[str], where: Mapping[str, str], by: str, *, links: bool
+) -> dict[str, Read] | None:
     """Return the series of a large file without their single samples; None where pandas cannot read it."""
     import pandas
 
@@ -253,7 +256,7 @@ def _read_large(path: Path, header: Sequence[str], where: Mapping[str, str], by:
     names = sorted({*keys, _NUMBER, *FACTS} & {*header}, key=header.index)
     parts: dict[tuple[str, ...], _Part] = {}
     try:
-        for frame in _frames(path, header, names):
+        for frame in _frames(path, header, names, links=links):
             _add(parts, frame, keys)
     except (pandas.errors.ParserError, UnicodeError, ValueError):
         return None
@@ -264,13 +267,13 @@ def _read_large(path: Path, header: Sequence[str], where: Mapping[str, str], by:
     return _as_reads(parts, keys, where, by, _notes(path, skipped, count))
 
 
-def _frames(path: Path, header: Sequence[str], names: Sequence[str]) -> Iterator[pandas.DataFrame]:
+def _frames(path: Path, header: Sequence[str], names: Sequence[str], *, links: bool) -> Iterator[pandas.DataFrame]:
     """Yield columns of a file, in parts: numbers as they are, texts as categories; cells beyond the header are cut."""
     import pandas
 
     places = {header.index(name): name for name in names}
     number = header.index(_NUMBER)
-    with _opened(path) as text:
+    with _opened(path, links=links) as text:
         for frame in pandas.read_csv(
             text.buffer if text.encoding != "utf-16" else text,
             header=0,

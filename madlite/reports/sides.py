@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +33,7 @@ BASELINE = "baseline:"
 PUBLISHED = "published"
 HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
 _MOST_STORED = 500
+_RESULTS_NAME = re.compile(r"[^./\0][^/\0]*\.csv")
 
 
 class Side(Value, frozen=True):
@@ -53,8 +55,9 @@ def read_side(
     """Return what a name stands for: a file, a folder, a run, a study or batch, a baseline, or `KEY=VALUE`.
 
     `runs` is the folder of runs of the working folder, which need not exist; `where` keeps results with these
-    dimensions, columns or facts.  Without `paths` no file or folder can be named.
-    `ledger` is that of `runs`, where the caller has it up to date; then a side by a value has no `stored` runs.
+    dimensions, columns or facts.  Without `paths` no folder can be named, and of files only a results file beside
+    `runs`, by its name, that is no link.  `ledger` is that of `runs`, where the caller has it up to date; then a side
+    by a value has no `stored` runs.
 
     Raises:
         UsageProblem: nothing is named so, or it has no results.
@@ -129,6 +132,8 @@ def _files_of(folder: Path) -> tuple[Path, ...]:
 
 def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, ledger: Ledger | None) -> Side:
     """Return what a name stands for; all runs of a folder, or those with a value, by its ledger."""
+    if not paths and _RESULTS_NAME.fullmatch(name) and os.path.lexists(runs.parent / name):
+        return _of_file(runs.parent / name, where, links=False)
     path, (key, _, text) = Path(name), name.partition("=")
     at_path = paths and path.exists()
     if at_path and path.is_dir() and not is_run(path):
@@ -199,8 +204,9 @@ def _of_all_runs(label: str, runs: Path, where: Mapping[str, str], given: Ledger
     return Side(label=label, series=series, runs=used, notes=notes, stored=stored)
 
 
-def _of_file(path: Path, where: Mapping[str, str]) -> Side:
-    return joined_reads(str(path), read_results(path, where=where, recorded=partial(recorded_in, path)).values())
+def _of_file(path: Path, where: Mapping[str, str], *, links: bool = True) -> Side:
+    reads = read_results(path, where=where, recorded=partial(recorded_in, path), links=links)
+    return joined_reads(str(path), reads.values())
 
 
 def recorded_in(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], list[Entry]]:

@@ -175,10 +175,7 @@ class Answers:
 
     def _side(self, name: str, where: Mapping[str, str]) -> Side:
         """Return what a name stands for; of files only the results files of the working folder."""
-        runs = self.ledger.folder
-        if "/" not in name and name.endswith(".csv") and name[0] != "." and (runs.parent / name).is_file():
-            return read_side(str(runs.parent / name), runs, where)
-        return read_side(name, runs, where, paths=False, ledger=self.ledger)
+        return read_side(name, self.ledger.folder, where, paths=False, ledger=self.ledger)
 
 
 def _searched(one: SeriesSummary) -> str:
@@ -237,7 +234,8 @@ def openapi() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "madlite dashboard", "version": __version__, "description": "Read-only; see /."},
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"token": []}],
     }
 
 
@@ -257,6 +255,7 @@ def _operation(
         "responses": {
             "200": described("The answer.", answer),
             "400": described("A parameter cannot be used.", problem),
+            "403": described("The token is missing.", problem),
             **({"404": described("There is nothing of this id.", problem)} if inside else {}),
         },
     }

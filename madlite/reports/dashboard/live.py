@@ -24,7 +24,7 @@ from madlite.reports.watch import Watch, WatchedRun, changes
 from madlite.secrets import Redactor, masked_json
 from madlite.workspace.journal import JOURNAL
 
-MOST_TABS = 200
+MOST_TABS, MOST_OF_A_CLIENT = 200, 50
 FACETS = ("card", "backend", "mode", "precision", "device", "hostname", "cause")
 """The columns whose values the list of runs offers as filters."""
 LOG_LINES, LOG_BYTES = 200, 64 << 10  # of the end of a log
@@ -53,8 +53,9 @@ RELOAD, END = Event("reload", "{}"), Event("end", "{}")
 class Tab:
     """An open tab: what it listens to, and what it has not read yet.  `put` is called from any thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, run: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, run: str, client: tuple[str, str]) -> None:
         self.run = run  # whose log it shows, "" for none
+        self.client = client  # its address, and how it has shown the token
         self.events: asyncio.Queue[Event] = asyncio.Queue(_QUEUE)
         self._loop = loop
 
@@ -101,11 +102,12 @@ class Live:
         for thread in self._threads:
             thread.join(5)
 
-    def open(self, loop: asyncio.AbstractEventLoop, run: str) -> Tab | None:
-        """Return a new tab with what is running as its first events; None where there are too many tabs."""
-        tab = Tab(loop, run)
+    def open(self, loop: asyncio.AbstractEventLoop, run: str, client: tuple[str, str]) -> Tab | None:
+        """Return a new tab with what is running as its first events; None where all or its client have too many."""
+        tab = Tab(loop, run, client)
         with self._lock:
-            if len(self._tabs) >= MOST_TABS or self._stop.is_set():
+            own = sum(other.client == client for other in self._tabs)
+            if own >= MOST_OF_A_CLIENT or len(self._tabs) >= MOST_TABS or self._stop.is_set():
                 return None
             self._tabs.add(tab)
             now = self._now

@@ -1,15 +1,13 @@
-"""The server of the dashboard: addresses, what it refuses, and headers that keep a page from doing harm.
+"""The server of the dashboard: its addresses, and what is answered there.
 
-It answers GET on this machine alone, and only requests whose Host is its own: a page elsewhere whose name is made to
-resolve to 127.0.0.1 is refused.  Nothing of the data becomes markup: templates escape, and the Content-Security-Policy
-lets only its own scripts and styles run.
+Nothing of the data becomes markup: templates escape, and the Content-Security-Policy lets only its own scripts and
+styles run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import logging
 import os
 import socket
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from madlite.errors import UsageProblem
+from madlite.reports.dashboard.access import PARAMETER, Guard
 from madlite.reports.dashboard.api import ENDPOINTS, NO_SUCH, Answers, Endpoint, NotHere, openapi
 from madlite.reports.dashboard.live import END, Live
 from madlite.reports.dashboard.pages import STATIC, Pages, templates
@@ -29,23 +28,9 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from madlite.reports.runs import StoredRun
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-)
-_HEADERS = {
-    "content-security-policy": _POLICY,
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-}
 _ALIVE_S = 15.0  # a comment in an event stream, by which a tab that is gone is noticed
 _END_S = 2  # for answers under way at the end
 _NICE = 10  # runs on this machine come first
@@ -60,10 +45,10 @@ class Words(NamedTuple):
     status: Callable[[str, tuple[str, ...]], str]
 
 
-def make_app(live: Live, words: Words, hosts: frozenset[str]) -> Starlette:
+def make_app(live: Live, words: Words, hosts: frozenset[str], token: str) -> Starlette:
     """Return the application for the runs that `live` watches; `hosts` are the names under which it is called.
 
-    With an empty set every numeric address is one: it listens on all of them.
+    With an empty set every numeric address is one: it listens on all of them.  With a blank token none is needed.
     """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -78,53 +63,9 @@ def make_app(live: Live, words: Words, hosts: frozenset[str]) -> Starlette:
         Route("/events", _events(live)),
         Route("/static/{name}", _static),
     ]
-    middleware = [Middleware(_Guard, hosts=hosts)]
+    middleware = [Middleware(Guard, hosts=hosts, token=token)]
     handlers: Any = {404: _not_found, 500: _broken}
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
-
-
-class _Guard:
-    """Refuses what is not a GET for this server, and adds the headers to every answer."""
-
-    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
-        self._app, self._hosts = app, hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from starlette.responses import PlainTextResponse
-
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            return
-
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                own = [(name.encode(), text.encode()) for name, text in _HEADERS.items()]
-                message["headers"] = [*message.get("headers", []), *own]
-            await send(message)
-
-        found = [value for name, value in scope["headers"] if name == b"host"]
-        app: ASGIApp = self._app
-        if scope["method"] not in ("GET", "HEAD"):
-            app = PlainTextResponse("the dashboard only answers GET\n", 405, {"allow": "GET, HEAD"})
-        elif len(found) != 1 or not is_own_host(found[0].decode("latin-1"), self._hosts):
-            app = PlainTextResponse("this is not the server of that host\n", 421)
-        await app(scope, receive, with_headers)
-
-
-def is_own_host(host: str, hosts: frozenset[str]) -> bool:
-    """Return whether a Host header names this server; a name that anybody can make resolve to it does not."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and host.rpartition(":")[0] else host
-    name = name.removeprefix("[").removesuffix("]").lower()
-    if name in LOOPBACK or name in hosts:
-        return True
-    if hosts:
-        return False
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return name in (socket.gethostname().lower(), socket.getfqdn().lower())
-    return True
 
 
 # Answers.
@@ -184,7 +125,7 @@ def _events(live: Live) -> Callable[[Request], Any]:
     from starlette.responses import PlainTextResponse, StreamingResponse
 
     async def answer(request: Request) -> Response:
-        tab = live.open(asyncio.get_running_loop(), request.query_params.get("run", "")[:300])
+        tab = live.open(asyncio.get_running_loop(), request.query_params.get("run", "")[:300], request.state.client)
         if tab is None:
             return PlainTextResponse("too many tabs are open\n", 503, {"retry-after": "30"})
 
@@ -223,8 +164,8 @@ def _broken(request: Request, error: Exception) -> Response:
 # The process.
 
 
-def serve(runs: Path, words: Words, *, host: str, port: int, started: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C; `started` gets the address.
+def serve(runs: Path, words: Words, *, host: str, port: int, token: str, started: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C those who have the token, everybody where it is blank; `started` gets the address with it.
 
     Raises:
         UsageProblem: the address or port cannot be used.
@@ -232,7 +173,7 @@ def serve(runs: Path, words: Words, *, host: str, port: int, started: Callable[[
     import uvicorn
 
     listener = listen(host, port)
-    url = address(host, listener.getsockname()[1])
+    url = address(host, listener.getsockname()[1], token)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     with Ledger.open(runs) as ledger:
@@ -245,7 +186,7 @@ def serve(runs: Path, words: Words, *, host: str, port: int, started: Callable[[
 
         hosts = frozenset() if host in ("0.0.0.0", "::") else frozenset({host.lower()})  # noqa: S104 - compared alone
         config = uvicorn.Config(
-            make_app(live, words, hosts),
+            make_app(live, words, hosts, token),
             log_level="error",
             access_log=False,
             server_header=False,
@@ -265,10 +206,10 @@ def serve(runs: Path, words: Words, *, host: str, port: int, started: Callable[[
             listener.close()
 
 
-def address(host: str, port: int) -> str:
-    """Return the address for a browser on this machine."""
+def address(host: str, port: int, token: str) -> str:
+    """Return the address for a browser on this machine, with the token where there is one."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{name}:{port}/"
+    return f"http://{name}:{port}/" + (f"?{PARAMETER}={token}" if token else "")
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +28,22 @@ class Access(Value, frozen=True):
 
 
 def connect(settings: KubernetesSettings) -> tuple[Any, Access]:
-    """Return a client of the cluster that the settings or the kubeconfig name, and which that is.
+    """Return a dynamic client of the cluster that the settings or the kubeconfig name, and which that is.
+
+    It takes and gives objects as JSON has them, and never asks the cluster which kinds it has.
 
     Raises:
         RuntimeProblem: there is no client, or no such kubeconfig.
     """
     try:
-        from kubernetes import client, config
+        from kubernetes import client, config, dynamic
     except ImportError:
         raise RuntimeProblem("the client of Kubernetes is not installed", _HINT, cause=Cause.ENGINE) from None
     from urllib3 import Retry, disable_warnings
     from urllib3.exceptions import InsecureRequestWarning
 
     disable_warnings(InsecureRequestWarning)  # of each call, where the kubeconfig says that it is wanted
+    made = partial(dynamic.DynamicClient, discoverer=lambda client, cache_file: None)
     own = client.Configuration()
     own.retries = Retry(total=0)  # who calls decides how long a server is waited for
     file, context = settings.kubeconfig or None, settings.context or None
@@ -49,18 +54,19 @@ def connect(settings: KubernetesSettings) -> tuple[Any, Access]:
         if file or context:
             what = f"the kubeconfig cannot be used: {error}"
             raise RuntimeProblem(what, "kubectl config get-contexts", cause=Cause.ENGINE) from None
-        return client.ApiClient(own), _inside(config, own, settings, error)
+        access = _inside(config, own, settings, error)
+        return made(client.ApiClient(own)), access
     chosen = next((one for one in contexts if one["name"] == context), active)
     namespace = settings.namespace or chosen["context"].get("namespace") or "default"
     access = Access(kubeconfig=settings.kubeconfig or _default_file(), context=chosen["name"], namespace=namespace)
-    return client.ApiClient(own), access
+    return made(client.ApiClient(own)), access
 
 
 def _default_file() -> str:
     """Return the file that the client takes where none is named; "" where these are several."""
-    from kubernetes.config.kube_config import ENV_KUBECONFIG_PATH_SEPARATOR, KUBE_CONFIG_DEFAULT_LOCATION
+    from kubernetes.config import KUBE_CONFIG_DEFAULT_LOCATION
 
-    if ENV_KUBECONFIG_PATH_SEPARATOR in KUBE_CONFIG_DEFAULT_LOCATION:
+    if os.pathsep in KUBE_CONFIG_DEFAULT_LOCATION:
         return ""
     return str(Path(KUBE_CONFIG_DEFAULT_LOCATION).expanduser().absolute())
 

@@ -91,7 +91,7 @@ class Api:
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._client.client.close()
 
     def create(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Make an object, and return it as the server has it."""
@@ -258,14 +258,14 @@ class Api:
         quiet_s: float = _QUIET_S,
     ) -> Any:
         with _explained(f"{method} {path.rpartition('/')[2] if stream else path.rsplit('/', 1)[-1]}", self.namespace):
-            answer = client.call_api(
-                path.format(namespace=self.namespace),
+            answer = client.request(
                 method,
-                query_params=list(query),
-                header_params={"Accept": "*/*", "Content-Type": content},
+                path.format(namespace=self.namespace),
                 body=dict(body) if body is not None else None,
-                auth_settings=["BearerToken"],
-                _preload_content=False,
+                query_params=list(query),
+                header_params={"Accept": "*/*"},
+                content_type=content,
+                serialize=False,
                 _request_timeout=(_ANSWER_S[0], quiet_s) if stream else _ANSWER_S,
             )
             return answer if stream else answer.data

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
+
 
 class Dashboard:
-    """A running one: its address, and its process."""
+    """A running one: its address with and without the token, and its process."""
 
     def __init__(self, place: Path, *args: str) -> None:
         command = [sys.executable, "-m", "madlite", "dashboard", "--port", "0", "--dir", str(place), *args]
@@ -23,9 +25,14 @@ class Dashboard:
         found = None
         while found is None and (line := self.process.stdout.readline()):
             self.said += line
-            found = re.search(r"http://\S+:(\d+)/", line)
+            found = re.search(r"(http://\S+:(\d+))/(?:\?token=(\w+))?", line)
         assert found, self.said
-        self.url, self.port = found[0].rstrip("/"), int(found[1])
+        self.printed, self.url, self.port = found[0], found[1], int(found[2])
+        self.headers = {"authorization": f"Bearer {found[3]}"} if found[3] else {}
+
+    def get(self, path: str, **options: object) -> httpx.Response:
+        """Return what a script that has the token gets."""
+        return httpx.get(self.url + path, headers=self.headers, timeout=60, **options)
 
     def end(self, number: int = signal.SIGINT) -> int:
         """Send a signal and return how it ended, what it printed in `said`."""

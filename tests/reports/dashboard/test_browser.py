@@ -7,9 +7,13 @@ import subprocess
 import sys
 from urllib.parse import parse_qs, urlsplit
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
+from madlite.workspace.folder import PROGRESS, Progress, RunFolder
 from tests.browser import browser, prefer, resize, until
+from tests.factories import make_plan
 from tests.reports.dashboard.dashboards import dashboard
 from tests.reports.dashboard.test_server import CARD, HOSTILE, RUN, place
 
@@ -17,7 +21,7 @@ __all__ = ["browser", "place"]
 pytestmark = pytest.mark.host
 
 ROWS = "return [...document.querySelectorAll('#runs tbody tr')].map(e => e.dataset.run)"
-LIVE = "return document.getElementById('stream-text').textContent === 'live'"
+LIVE = "return document.getElementById('stream-text')?.textContent === 'live'"
 TRAINING = """
 while [ ! -e GO ]; do sleep 0.1; done 2>/dev/null
 echo 'performance: 5 x'
@@ -35,7 +39,7 @@ def opened(browser, server):
     browser.get("about:blank")
     prefer(browser, "light")
     resize(browser, 1300)
-    browser.get(server.url)
+    browser.get(server.printed)
     assert until(browser, LIVE)
     yield browser
     assert complaints(browser) == []
@@ -44,6 +48,23 @@ def opened(browser, server):
 def complaints(browser) -> list[dict]:
     """Return what the console has; what a test reads back of a canvas is its own doing."""
     return [line for line in browser.get_log("browser") if "readback" not in line["message"]]
+
+
+def test_the_printed_address_opens_it_wherever_it_is_clicked(browser, server, tmp_path):
+    """A link of another site, of a mail in the browser, say; afterwards the token is in no address."""
+    page = tmp_path / "mail.html"
+    page.write_text(f'<a href="{server.printed}&amp;status=failure">open</a>')
+    browser.get(page.as_uri())
+    browser.delete_all_cookies()
+    browser.get(server.url)
+    assert "open the whole address" in browser.find_element("tag name", "body").text
+    browser.get(page.as_uri())
+    browser.find_element("link text", "open").click()
+    assert until(browser, f"return document.title.startsWith('Runs') && {LIVE.removeprefix('return ')}")
+    assert browser.current_url == f"{server.url}/?status=failure"
+    assert "token" not in browser.execute_script("return document.referrer + document.cookie")
+    assert len(browser.execute_script(ROWS)) == 1
+    assert [line for line in complaints(browser) if "403" not in line["message"]] == []
 
 
 def test_a_choice_is_in_the_address_and_back_leaves_it(opened):
@@ -112,20 +133,33 @@ def test_nothing_is_wider_than_the_screen_and_everything_has_a_name(opened, serv
     assert opened.execute_script(f"{nameless}.filter(e => !e.labels?.length && !e.textContent.trim()).length") == 0
 
 
+def test_what_a_run_does_now_is_shown(browser, tmp_path):
+    """It prepares before it is running, and its phase is named where that is more than its state."""
+    plan = replace(make_plan(tmp_path), folder=tmp_path / "madlite_runs" / RUN.format(n=1))
+    folder = RunFolder.create(plan, [], ())
+    with dashboard(tmp_path) as server:
+        browser.get(server.printed)
+        for state, doing in (("preparing", ""), ("preparing", "pulling the image"), ("running", "running")):
+            (plan.folder / PROGRESS).write_bytes(msgspec.json.encode(Progress(state=state, doing=doing)))
+            shown = f"{plan.card.name}{state}{doing if doing != state else ''}"
+            assert until(browser, f"return document.querySelector('.run-live h3')?.textContent === '{shown}'")
+        browser.get("about:blank")
+    folder.close()
+
+
 def test_a_run_that_begins_is_shown_and_followed_to_its_end(browser, tmp_path):
     (tmp_path / "run.sh").write_text(TRAINING.replace("GO", str(tmp_path / "go")))
     (tmp_path / "models.json").write_text(json.dumps([{**CARD, "name": "<i>m</i>"}]))
     (tmp_path / "madlite_runs").mkdir()
     with dashboard(tmp_path) as server:
-        browser.get(server.url)
+        browser.get(server.printed)
         assert until(browser, LIVE)
         assert "no runs here yet" in browser.find_element("id", "main").text
         command = [sys.executable, "-m", "madlite", "run", "--tags", "t", "--runtime", "host"]
         run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
-        assert (
-            until(browser, "return document.querySelector('#live:not([hidden]) .run-live h3')?.textContent")
-            == "<i>m</i>running"
-        )
+        # it prepares first, which the page may show or miss; the workload runs until it is let go
+        shown = "document.querySelector('#live:not([hidden]) .run-live h3')?.textContent"
+        assert until(browser, f"return {shown} === '<i>m</i>running'")
         assert until(browser, "return document.querySelector('#runs .badge')?.textContent === 'RUNNING'")
         (tmp_path / "go").touch()
         assert run.wait(60) == 0

@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,9 +21,10 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.model import Card, Machine, Metric, Place, Result, Status, Variant
+from madlite.reports.dashboard.access import is_own_host
 from madlite.reports.dashboard.api import ENDPOINTS, openapi
+from madlite.reports.dashboard.live import MOST_OF_A_CLIENT
 from madlite.reports.dashboard.queries import RunsQuery, parsed
-from madlite.reports.dashboard.server import is_own_host
 from madlite.reports.runs import list_runs
 from madlite.workspace.folder import LOCK, STEPS
 from tests.cli.stored_runs import good, store
@@ -82,7 +85,7 @@ def server(place):
 
 @pytest.fixture
 def get(server):
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, headers=server.headers, timeout=60) as client:
         yield client.get
 
 
@@ -161,7 +164,120 @@ def test_a_port_in_use_is_one_sentence(place, capsys):
 def test_an_address_of_another_machine_is_refused(place, capsys):
     assert call(["dashboard", "--dir", str(place), "--host", "192.0.2.1", "--port", "0"]) == 4
     said = capsys.readouterr().err
-    assert "--host 192.0.2.1: everybody who reaches this machine" in said and "--host 127.0.0.1 is this machine" in said
+    assert "--host 192.0.2.1: the token travels unencrypted" in said and "--host 127.0.0.1 is this machine" in said
+
+
+# The token.
+
+
+@contextmanager
+def owner(server) -> Iterator[httpx.Client]:
+    """Yield a browser that has opened the printed address: it has the cookie."""
+    with httpx.Client(base_url=server.url, timeout=60) as browser:
+        assert browser.get(server.printed).status_code == 200
+        yield browser
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    "path", ["/", "/series", "/runs/last", "/compare", "/nothing", "/api/runs", "/api/openapi.json", "/events"]
+)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer " + "0" * 48},
+        {"authorization": "Bearer"},
+        {"authorization": "Basic {token}"},
+        {"cookie": "madlite-dashboard-1={token}; madlite-dashboard-{port}="},
+        {"cookie": "madlite-dashboard-{port}=\xff"},
+    ],
+)
+def test_without_the_token_nothing_is_told(server, path, headers):
+    words = {"token": server.headers["authorization"].split()[1], "port": server.port}
+    shown = {name: text.format(**words).encode("latin-1") for name, text in headers.items()}
+    for address in (path, f"{path}?token=", f"{path}?token=0&token=%FF"):
+        answer = httpx.get(server.url + address, headers=shown)
+        assert answer.status_code == 403 and "set-cookie" not in answer.headers
+        assert "address that madlite dashboard printed" in answer.text and "Authorization: Bearer" in answer.text
+        assert "llama" not in answer.text and "/tmp" not in answer.text
+        assert answer.headers["content-type"].startswith(
+            "application/json" if path.startswith("/api/") else "text/plain"
+        )
+
+
+@pytest.mark.host
+def test_the_printed_address_sets_a_cookie_and_leads_to_the_address_without_the_token(server):
+    answer = httpx.get(server.printed + "&status=failure&q=a%22b")
+    token = server.headers["authorization"].split()[1]
+    assert answer.headers["set-cookie"] == (
+        f"madlite-dashboard-{server.port}={token}; HttpOnly; Path=/; SameSite=strict"
+    )
+    assert 'content="0; url=/?status=failure&amp;q=a%22b"' in answer.text and token not in answer.text
+    cookie = {"cookie": f"other=1; madlite-dashboard-{server.port}={token}"}
+    for path in ("/", "/api/runs"):
+        assert httpx.get(server.url + path, headers=cookie).status_code == 200
+    stale = httpx.get(server.url + "/runs/last?token=old", headers=cookie)
+    assert "url=/runs/last" in stale.text and "set-cookie" not in stale.headers
+
+
+@pytest.mark.host
+def test_the_way_without_the_token_stays_on_this_host(server):
+    query = server.printed.partition("?")[2]
+    for path in ("//evil.example/", "/%2fevil.example/", "/%5cevil.example/", "/\\evil.example"):
+        way = re.search(r'url=([^"]*)"', httpx.get(f"{server.url}{path}?{query}").text)[1]
+        assert re.match(r"/(?![/\\])", way), way
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "token"])
+def test_a_script_shows_the_token_in_a_header(server, scheme):
+    token = server.headers["authorization"].split()[1]
+    answer = httpx.get(f"{server.url}/api/runs", headers={"authorization": f"{scheme} {token}"})
+    assert answer.json()["total"] == 6 and "set-cookie" not in answer.headers
+
+
+@pytest.mark.host
+def test_two_dashboards_of_one_host_have_a_cookie_each(server, place):
+    with dashboard(place) as other, owner(server) as browser:
+        assert browser.get(f"{other.url}/").status_code == 403
+        assert browser.get(other.printed).status_code == 200
+        for one in (server, other):
+            assert browser.get(f"{one.url}/").status_code == 200
+
+
+@pytest.mark.host
+def test_with_no_token_everybody_is_let_in(place):
+    with dashboard(place, "--no-token") as server:
+        assert server.printed == f"{server.url}/" and httpx.get(server.printed).status_code == 200
+        assert "url=/?q=a" in httpx.get(f"{server.url}/?token=old&q=a").text, "an address of another start"
+        assert "warning" not in server.said
+
+
+def test_with_no_token_another_address_is_warned_of(place, capsys):
+    assert call(["dashboard", "--dir", str(place), "--no-token", "--host", "192.0.2.1", "--port", "0"]) == 4
+    assert "--host 192.0.2.1: everybody who reaches this machine can read the runs" in capsys.readouterr().err
+
+
+@pytest.mark.host
+def test_the_browser_is_started_without_the_token_in_its_words(place, tmp_path, monkeypatch):
+    """They are for every user of the machine; the file that it is given is for its owner."""
+    browser, words = tmp_path / "browser", tmp_path / "words"
+    browser.write_text(
+        f"""#!/bin/sh
+file=${{1#file://}}
+{{ stat -c %a "${{file%/*}}"; cat "$file"; echo "$1"; }} >{words}.new
+mv {words}.new {words}
+"""
+    )
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", str(browser))
+    with dashboard(place, "--open") as server:
+        wait_until(words.exists)
+        mode, page, given = words.read_text().splitlines()
+        assert mode == "700" and f"url={server.printed}" in page and given.startswith("file://")
+        assert Path(given.removeprefix("file://")).exists()
+    assert not Path(given.removeprefix("file://")).exists()
 
 
 # Pages.
@@ -233,6 +349,18 @@ def test_a_results_file_of_the_folder_can_be_a_side(get, place):
     (place / "mine.csv").write_text("model,performance,metric,status\nm,1,x,SUCCESS\nm,2,x,SUCCESS\n")
     report = get("/api/compare", params={"base": "mine.csv", "new": "mine.csv"}).json()
     assert report["comparisons"][0]["ratio"] == 1.0
+
+
+@pytest.mark.host
+def test_a_link_in_the_folder_is_no_results_file(get, place, tmp_path):
+    (tmp_path / "secret.csv").write_text("model,performance,metric,status\nsecret,1,x,SUCCESS\n")
+    for name, target in (("link.csv", tmp_path / "secret.csv"), ("folder.csv", tmp_path), ("none.csv", "nowhere")):
+        (place / name).symlink_to(target)
+        answer = get("/api/compare", params={"base": name, "new": name})
+        assert answer.status_code == 400 and "secret" not in answer.text
+    assert (
+        "link.csv cannot be read: it is a link" in get("/api/compare", params={"base": "link.csv", "new": "last"}).text
+    )
 
 
 # The API.
@@ -313,7 +441,7 @@ def test_every_answer_has_the_headers(get, path):
     ],
 )  # fmt: skip
 def test_no_text_becomes_markup_and_no_secret_is_shown(server, path):
-    text = httpx.get(server.url + path.replace("#", "%23")).text
+    text = server.get(path.replace("#", "%23")).text
     assert "<img src=x" not in text and "alert(1)</script>" not in text and "<marquee" not in text
     assert not re.search(r"<script>|\son\w+=\"|style=\"|javascript:alert\(3\)\"", text), "no inline script or style"
     assert "4900700021" not in text
@@ -339,7 +467,7 @@ def test_names_that_lead_elsewhere_are_nothing(get, name):
 
 def events(server, run: str = ""):
     """Yield the events of a stream."""
-    with httpx.stream("GET", f"{server.url}/events", params={"run": run}, timeout=60) as answer:
+    with httpx.stream("GET", f"{server.url}/events", params={"run": run}, headers=server.headers, timeout=60) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         name = ""
         for line in answer.iter_lines():
@@ -367,7 +495,7 @@ def test_a_run_is_followed_live(tmp_path):
         run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
         wait_until(lambda: list(tmp_path.glob("madlite_runs/*/progress.json")))
         folder = next(tmp_path.glob("madlite_runs/*/progress.json")).parent
-        wait_until(lambda: httpx.get(f"{server.url}/api/live").json())
+        wait_until(lambda: server.get("/api/live").json())
         seen, logs = [], []
         for name, data in events(server, folder.name):
             if name in ("runs", "run"):
@@ -381,32 +509,41 @@ def test_a_run_is_followed_live(tmp_path):
         assert (seen[0]["id"], seen[0]["state"]) == (folder.name, "RUNNING")
         assert (seen[-1]["state"], seen[-1]["number"]) == ("SUCCESS", "5 x")
         assert logs and "waiting <b>" in logs[-1] and TOKEN not in "".join(logs)
-        wait_until(lambda: httpx.get(f"{server.url}/api/runs").json()["runs"][0]["status"] == "SUCCESS")
-        assert httpx.get(f"{server.url}/api/live").json() == []
+        wait_until(lambda: server.get("/api/runs").json()["runs"][0]["status"] == "SUCCESS")
+        assert server.get("/api/live").json() == []
 
 
 @pytest.mark.host
-def test_many_tabs_and_one_that_reads_nothing_do_not_hold_up_others(server, place):
-    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(150)]
-    for one in idle:
-        one.sendall(f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())
-    assert httpx.get(f"{server.url}/api/runs").json()["total"] == 6
-    assert next(events(server))[0] == "runs"
-    more = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(60)]
-    for one in more:
-        one.sendall(f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())
-    wait_until(lambda: httpx.get(f"{server.url}/events").status_code == 503 if refused(more) else False)
-    for one in (*idle, *more):
+def test_a_client_with_many_tabs_that_reads_nothing_does_not_hold_up_others(server):
+    """Those of one client are limited, and a client that shows the token otherwise, or from elsewhere, is another."""
+    script = f"Authorization: {server.headers['authorization']}"
+    idle = [listen(server, script) for _ in range(MOST_OF_A_CLIENT)]
+    refused, stranger = listen(server, script), listen(server, "X-None: 1")
+    assert (status(refused), status(stranger)) == (503, 403)
+    assert server.get("/api/runs").json()["total"] == 6
+    with owner(server) as browser, browser.stream("GET", "/events") as answer:
+        assert answer.status_code == 200 and next(answer.iter_lines())
+    elsewhere = listen(server, script, source="127.0.0.2")
+    assert status(elsewhere) == 200
+    for one in (*idle, refused, stranger, elsewhere):
         one.close()
     wait_until(lambda: can_listen(server), "room for a tab again")
 
 
-def refused(tabs: list[socket.socket]) -> bool:
-    return any(b"503" in one.recv(200) for one in tabs[-1:])
+def listen(server, header: str, source: str = "127.0.0.1") -> socket.socket:
+    """Return a tab that reads nothing, once the server has answered it."""
+    made = socket.create_connection(("127.0.0.1", server.port), 60, (source, 0))
+    made.sendall(f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n{header}\r\n\r\n".encode())
+    made.recv(1, socket.MSG_PEEK)
+    return made
+
+
+def status(tab: socket.socket) -> int:
+    return int(tab.recv(100).split()[1])
 
 
 def can_listen(server) -> bool:
-    with httpx.stream("GET", f"{server.url}/events", timeout=60) as answer:
+    with httpx.stream("GET", f"{server.url}/events", headers=server.headers, timeout=60) as answer:
         return answer.status_code == 200
 
 
@@ -433,7 +570,7 @@ def test_it_writes_nothing_and_takes_no_lock(place):
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
     with dashboard(place) as server:
         for path in ("/", "/series", "/runs/last", "/api/live"):
-            assert httpx.get(server.url + path).status_code == 200
+            assert server.get(path).status_code == 200
         locks = {os.stat(path).st_ino for path in place.rglob(LOCK)}
         held = {
             int(line.split()[5].split(":")[2])
