@@ -215,9 +215,10 @@ class PlannedFile(Value, frozen=True):
 class SavedPlan(Value, frozen=True):
     """What a plan file holds.
 
-    `secrets` are the places of each secret by its name.  `inputs` are the files of the working folder that the run
-    uses, relative to it, with their SHA-256; `image_digest` is that of the image that was here when it was planned.
-    `context` has no secret; `context_left_out` are the places of those that it had.
+    `secrets` are the places of each secret by its name; of a file that was read those that its plan has.  `inputs` are
+    the files of the working folder that the run uses, relative to it, with their SHA-256; `image_digest` is that of the
+    image that was here when it was planned.  `context` has no secret; `context_left_out` are the places of those that
+    it had.
     """
 
     version: int
@@ -270,7 +271,8 @@ def read_plan_file(file: Path, sources: Mapping[str, str]) -> SavedPlan:
     where = f"plan file {file}"
     tree = read_json(file, where, given=True)
     _check_version(tree, where)
-    secret = resolver(sources, _names(tree), where)
+    named = _names(tree)
+    secret = resolver(sources, named, where)
     try:
         for place, values in _environments(tree):
             _wrap(place, values, secret)
@@ -282,7 +284,7 @@ def read_plan_file(file: Path, sources: Mapping[str, str]) -> SavedPlan:
     except binascii.Error:
         raise UsageProblem(f"{where}: a file of 'files' is no base64", _HINT) from None
     _check_names(tree, saved, where)
-    return saved
+    return replace(saved, secrets={name: tuple(places) for name, places in named.items()})
 
 
 def is_plan_file(file: Path) -> bool:
