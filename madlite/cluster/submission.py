@@ -7,6 +7,7 @@ one.  What submits may be killed between any two of these; the name of a job fin
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,8 @@ import msgspec
 
 from madlite.cluster.file import Cluster
 from madlite.errors import UsageProblem
-from madlite.model import Value, json_line, to_json
+from madlite.files import shown, wrong_key
+from madlite.model import FileName, RunId, Value, json_line, to_json
 from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder, write_all
 from madlite.safe_read import read_regular
@@ -31,12 +33,13 @@ SUBMISSION, JOBS, PLANS, SCRIPTS, OUTPUT, ENVIRONMENT, LOCK = (
     *("submission.json", "jobs.jsonl", "plans", "scripts", "output", "environment", "submitting"),
 )
 _LIMIT_BYTES = 256 << 20
+_log = logging.getLogger(__name__)
 
 
 class JobRun(Value, frozen=True):
     """A run of a submission: its plan file is `plans/<number>.json`, counted from 1."""
 
-    id: str
+    id: RunId
     card: str
     number: int
 
@@ -48,12 +51,12 @@ class JobScript(Value, frozen=True):
     """
 
     number: int
-    name: str
+    name: FileName
     first: int
     count: int
     nodes: int
     gpus: int  # of each node
-    ending: str = "sh"
+    ending: FileName = "sh"
 
     @property
     def file(self) -> str:
@@ -86,7 +89,7 @@ class Submission(Value, frozen=True):
     failed no other is started.
     """
 
-    id: str
+    id: FileName
     cluster: str
     scheduler: str
     created: str
@@ -114,9 +117,9 @@ class Note(Value, frozen=True, omit_defaults=True):
     script: int = 0
     job: str = ""
     refused: str = ""
-    attempt: str = ""
+    attempt: FileName = ""
     is_last: bool = False
-    run: str = ""
+    run: FileName = ""
     settled: str = ""
 
 
@@ -302,6 +305,10 @@ def read_stored(folder: Path) -> Stored | None:
     """Return the submission of a folder; None where it has none that can be read: it was cut off while it was made."""
     try:
         submission = msgspec.json.decode(read_regular(folder / SUBMISSION, _LIMIT_BYTES), type=Submission)
+    except msgspec.ValidationError as error:
+        what = wrong_key(error, msgspec.json.decode(read_regular(folder / SUBMISSION, _LIMIT_BYTES)))[1]
+        _log.warning("%s: its %s is not read: %s", shown(folder), SUBMISSION, what)
+        return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     if submission.version != VERSION or folder.lstat().st_uid != os.geteuid():

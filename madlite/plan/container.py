@@ -137,7 +137,7 @@ def log_name(card: Card, image: Image | None) -> str:
         part = image.ref.removeprefix(own) if built_for else image.dockerfile.name.removesuffix(".Dockerfile")
     else:
         part = flat(image.ref)
-    return f"{flat(card.name)}_{part}"
+    return flat(f"{card.name}_{part}")
 
 
 # The environment of a workload, as MAD scripts expect it, and which variable came from where.

@@ -120,7 +120,7 @@ def collect_open(
 def replaced_by(folder: Path) -> str:
     """Return the attempt that has taken a run's place: one that has a result by now; "" where there is none."""
     following = read_run(folder).next
-    if not following or "/" in following:
+    if not following:
         return ""
     noted = read_of(folder.parent, following)  # a workload can write such files too
     there = (
@@ -138,7 +138,7 @@ def attempts_of(folder: Path) -> tuple[Path, ...]:
         record = read_record(folder)
         attempt = record.attempt if record is not None else None
         following = attempt.next if attempt is not None else read_run(folder).next
-        if not following or "/" in following:
+        if not following:
             break
         folder = folder.parent / following
     return tuple(found)

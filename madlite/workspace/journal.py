@@ -22,7 +22,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from madlite.model import Value, json_line
+from madlite.model import FileName, Value, json_line
 from madlite.safe_files import Folder, read_limited
 from madlite.safe_read import read_regular
 
@@ -62,7 +62,7 @@ class Entry(Value, frozen=True, omit_defaults=True):
     """
 
     at: str
-    run: str = ""
+    run: FileName = ""
     inode: int = 0
     uid: int = -1
     record: str = ""
@@ -234,7 +234,7 @@ def is_own(folder: Path) -> bool:
 
 
 def _is_of(runs: Path, entry: Entry) -> bool:
-    if not (entry.run and entry.inode) or "/" in entry.run:
+    if not (entry.run and entry.inode):
         return False
     try:
         facts = (runs / entry.run).lstat()
@@ -270,7 +270,7 @@ class RunRows(Value, frozen=True):
     offset: int = 0
     columns: tuple[str, ...] = ()
     appended: bool = False
-    kept: str = ""
+    kept: FileName = ""
     strict_header: bool = False
 
     def without(self, columns: Collection[str]) -> RunRows:
@@ -292,7 +292,7 @@ class RunEntry(Value, frozen=True, omit_defaults=True):
     rows: RunRows | None = None
     cleaned: str | None = None
     file: str = ""
-    next: str = ""
+    next: FileName = ""
     entries: str = ""
     listed: bool = False
 
@@ -309,7 +309,7 @@ class RunJournal(Value, frozen=True):
     complete: bool = False
     cleaned: str | None = None
     file: str = ""
-    next: str = ""
+    next: FileName = ""
     entries: str = ""
     listed: bool = False
 
