@@ -69,6 +69,28 @@ def run_manifest(checkout: Checkout, *args: str, **env: str) -> subprocess.Compl
     return checkout.run("--manifest-file", "build_manifest.json", *args, env=env)
 
 
+def test_an_image_that_copies_the_working_folder_gets_nothing_of_earlier_runs(mad):
+    copies = "COPY . /copied\nRUN rm -rf /copied/engine\n"
+    (mad.folder / "docker/all.Dockerfile").write_text(DOCKERFILE.format(base=BASE_IMAGE) + copies)
+    (mad.folder / ".venv").mkdir()
+    mad.card(
+        "looker", "echo performance: 5 tok; ls -A /copied /copied/scripts", dockerfile="docker/all", dockercontext="."
+    )
+    for _ in range(2):  # the second build finds what the first run left
+        done = mad.run("--tags", "looker")
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert {"madlite_runs", "perf.csv"} <= {one.name for one in mad.folder.iterdir()}
+    (log,) = sorted(mad.folder.glob("madlite_runs/*/run.log"))[1:]
+    copied = log.read_text().split()
+    assert {"models.json", "scripts", "docker"} <= set(copied)
+    assert not [
+        name
+        for name in copied
+        if name.startswith(("madlite_runs", ".venv", "perf", "build_man")) and name != "performance:"
+    ]
+    assert not [name for name in copied if name.endswith(".live.log")]
+
+
 def test_what_is_built_is_run_from_its_manifest_with_the_args_of_each_tag(mad, client):
     mad.card("printer", PRINTS + '; echo "args $*"', args="--base 1")
     (mad.folder / "docker/broken.Dockerfile").write_text(f"# CONTEXT {{}}\nFROM {BASE_IMAGE}\nRUN exit 7\n")
