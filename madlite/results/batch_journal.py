@@ -21,7 +21,7 @@ from types import TracebackType
 
 import msgspec
 
-from madlite.model import RunId, Value, json_line
+from madlite.model import Value, json_line
 from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder, half_made
 from madlite.safe_read import read_regular
@@ -35,7 +35,7 @@ _GLOB, _GLOB_BEGUN = "batch-*.jsonl", ".batch-*.jsonl.[0-9]*"  # and one that is
 class RequestedRun(Value, frozen=True, omit_defaults=True):
     """A run of a batch; `digest` is equal where its plan is, as `plan_digest` has it."""
 
-    id: RunId
+    id: str
     card: str
     digest: str = ""
 
