@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import CatalogError, UsageProblem, did_you_mean, one_hint
-from madlite.model import Json
+from madlite.model import WRONG_NAMES, Json
 from madlite.safe_read import read_given, read_named
 
 BOM = b"\xef\xbb\xbf"
@@ -141,12 +141,29 @@ def texts(value: Json, at: str) -> Iterator[tuple[str, str]]:
             pending += [(f"{place}[{n}]", below) for n, below in enumerate(item)]
 
 
-def wrong_key(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return the key whose value has the wrong type, and a sentence that names it; "" where it is the whole value."""
+def wrong_key(error: msgspec.ValidationError, tree: Json = None) -> tuple[str, str]:
+    """Return the key whose value has the wrong type, and a sentence that names it; "" where it is the whole value.
+
+    `tree` is what was read; with it the sentence has the value of a name that is none.
+    """
     found = _PLACE.fullmatch(str(error))
     what = found["what"] if found else str(error)
+    for pattern, words in WRONG_NAMES.items():
+        if repr(pattern) in what:
+            values = _values_at(tree, found["key"] if found else "")
+            what = f"{next((ascii(one) for one in values if not re.search(pattern, one)), 'it')[:200]} {words}"
     what = what[:1].lower() + what[1:]
     return (found["key"], f"key '{found['key']}' is wrong: {what}") if found and found["key"] else ("", what)
+
+
+def _values_at(tree: Json, place: str) -> list[str]:
+    """Return the text at a place of a JSON value, or the keys of the table there."""
+    for name, number in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place):
+        try:
+            tree = tree[int(number) if number else name]
+        except (LookupError, TypeError, ValueError):
+            return []
+    return [tree] if isinstance(tree, str) else list(tree) if isinstance(tree, dict) else []
 
 
 def shown(path: Path) -> str:

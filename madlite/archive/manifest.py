@@ -12,8 +12,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 from madlite.errors import UsageProblem
-from madlite.model import Value, to_json
-from madlite.plan.plan_file import RUN_ID
+from madlite.model import RUN_ID, Value, to_json
 from madlite.workspace.folder import HANDLE, LOCK, PROGRESS, RECORD, RESULT
 from madlite.workspace.journal import RUN_JOURNAL
 

@@ -18,8 +18,7 @@ from madlite.archive.choose import WRITTEN, Candidate, left_out, list_files
 from madlite.archive.manifest import FORMAT, MANIFEST, RESERVED, LeftOut, Manifest, PackedFile, PackedRun, manifest_text
 from madlite.errors import UsageProblem
 from madlite.files import NotJson, decode_json
-from madlite.model import Value
-from madlite.plan.plan_file import RUN_ID
+from madlite.model import RUN_ID, Value
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.safe_files import Folder, check_plain, folder_of, open_plain
 from madlite.secrets import Redactor, masked_json

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from madlite.run.recovery.leftovers import Leftover
 
 _DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}
+_MOST_SPECIAL = 20
 
 
 @click.command("clean", cls=Command)
@@ -33,8 +34,9 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     Touched are only containers with madlite's label, processes with its mark, and in this folder unfinished runs and
     batches, sessions of plugin runtimes, Jobs of Kubernetes that no submission has, and incomplete files; nothing that
     belongs to a running madlite. A run that was cut off gets its FAILURE row by --yes. What runs of other folders left
-    running is listed, and ended only with --everywhere. Changes that another program made to results files are listed;
-    --yes acknowledges them: they are not reported again, and the files stay as they are.
+    running is listed, and ended only with --everywhere. Setuid and setgid files and device nodes, which a container can
+    leave here, are listed and stay. Changes that another program made to results files are listed; --yes acknowledges
+    them: they are not reported again, and the files stay as they are.
     """
     from madlite.results.integrity import changed_files
     from madlite.run.recovery.unfinished import find_all
@@ -60,8 +62,9 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
         if yes:
             file.acknowledge()
         echo(f"{'acknowledged: ' if yes else 'change    '}{words}")
+    has_special = _list_special_files()
     waiting |= bool(changed) and not yes
-    if not changed and not any(everywhere or not item.elsewhere for item in found.leftovers):
+    if not changed and not has_special and not any(everywhere or not item.elsewhere for item in found.leftovers):
         echo("nothing is left behind" + (" in this folder" if found.leftovers else ""))
     elif waiting:
         echo(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this")
@@ -114,6 +117,18 @@ def _write_rows() -> dict[str, Collected]:
     done = [*collect_cut_off(cut_off_runs(here), here, here / "perf.csv", running=still_running(here))]
     warn_of((*(text for one in done for text in one.warnings), *write_waiting(here)))
     return {one.run_id: one for one in done}
+
+
+def _list_special_files() -> bool:
+    """Print the files with special rights in this folder; return whether there are any."""
+    from madlite.workspace.special_files import special_files
+
+    found = special_files(Path.cwd())
+    for one in found[:_MOST_SPECIAL]:
+        echo(f"{one.kind:9} {one.name}  (of user {one.uid}; it stays: rm it where nothing of yours needs it)")
+    if len(found) > _MOST_SPECIAL:
+        echo(f"and {len(found) - _MOST_SPECIAL} more of such files")
+    return bool(found)
 
 
 def _of_run(item: Leftover) -> str:

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     callback=lambda ctx, param, files: _only_one(files),
     metavar="FILE",
-    help="Run this plan of `madlite plan`.",
+    help="Run this plan of `madlite plan`. A plan file is code with your rights.",
 )
 @click.option("--again", is_flag=True, hidden=True, help="With --plan: in place of its run that was cut off.")
 @click.option("--attempt", default="", hidden=True, help="With --plan: run it under this id, after a failed attempt.")

@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from madlite.cluster.file import Cluster
 from madlite.errors import UsageProblem
-from madlite.model import Value, json_line, to_json
+from madlite.files import shown, wrong_key
+from madlite.model import FileName, RunId, Value, json_line, to_json
 from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder, write_all
 from madlite.safe_read import read_regular
@@ -39,7 +39,6 @@ SUBMISSION, JOBS, PLANS, SCRIPTS, OUTPUT, ENVIRONMENT, LOCK = (
 )
 _LIMIT_BYTES = 256 << 20
 UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
-_NAME = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?\Z")]  # one part of a path
 # ids of jobs as schedulers give them, before they are arguments of their commands: of Slurm, and names of Kubernetes
 _JOB_IDS = {
     "slurm": re.compile(rf"[0-9]+(_[0-9]+)?|{UNKNOWN_JOB}"),
@@ -50,7 +49,7 @@ _JOB_IDS = {
 class JobRun(Value, frozen=True):
     """A run of a submission: its plan file is `plans/<number>.json`, counted from 1."""
 
-    id: _NAME
+    id: RunId
     card: str
     number: int
 
@@ -62,12 +61,12 @@ class JobScript(Value, frozen=True):
     """
 
     number: int
-    name: str
+    name: FileName
     first: int
     count: int
     nodes: int
     gpus: int  # of each node
-    ending: _NAME = "sh"
+    ending: FileName = "sh"
 
     @property
     def file(self) -> str:
@@ -100,7 +99,7 @@ class Submission(Value, frozen=True):
     failed no other is started.
     """
 
-    id: str
+    id: FileName
     cluster: str
     scheduler: str
     created: str
@@ -128,9 +127,9 @@ class Note(Value, frozen=True, omit_defaults=True):
     script: int = 0
     job: str = ""
     refused: str = ""
-    attempt: _NAME = ""
+    attempt: FileName = ""
     is_last: bool = False
-    run: str = ""
+    run: FileName = ""
     settled: str = ""
 
 
@@ -319,6 +318,10 @@ def read_stored(folder: Path) -> Stored | None:
     """Return the submission of a folder; None where it has none that can be read: it was cut off while it was made."""
     try:
         submission = msgspec.json.decode(read_regular(folder / SUBMISSION, _LIMIT_BYTES), type=Submission)
+    except msgspec.ValidationError as error:
+        what = wrong_key(error, msgspec.json.decode(read_regular(folder / SUBMISSION, _LIMIT_BYTES)))[1]
+        _LOG.warning("%s: its %s is not read: %s", shown(folder), SUBMISSION, what)
+        return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     if submission.version != VERSION or folder.lstat().st_uid != os.geteuid():

@@ -12,7 +12,7 @@ from pathlib import Path
 from madlite.cancellation import check, when_stopped
 from madlite.errors import RuntimeProblem
 from madlite.images.build import by_hand
-from madlite.images.context import dockerfile_text, report_context_size
+from madlite.images.context import dockerfile_text, report_context_size, without_own_files
 from madlite.model import Cause, Image, Say, Secret
 from madlite.process import kill_group, start
 from madlite.secrets import reveal
@@ -57,11 +57,12 @@ def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> s
     env = {**environ, **reveal(secrets), "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"}
     stale = ""
     report_context_size(image, say)
-    problem = _build(image, build_command(image), env, say)
-    if problem is not None and _lacks_base(problem.message):
-        stale = problem.message
-        say(f"{stale}; trying the image that is here")
-        problem = _build(image, build_command(image, pull=False), env, say)
+    with without_own_files(image) as sent:
+        problem = _build(image, build_command(sent), env, say)
+        if problem is not None and _lacks_base(problem.message):
+            stale = problem.message
+            say(f"{stale}; trying the image that is here")
+            problem = _build(image, build_command(sent, pull=False), env, say)
     if problem is not None:
         raise problem
     return f"the base image was not refreshed: {stale}" if stale else ""

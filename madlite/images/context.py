@@ -1,6 +1,7 @@
 """The context of an image build: measured, and packed for the engine's own builder.
 
-It is packed as docker's command line does it: plain files, folders, and links as links, less what .dockerignore names.
+It is packed as docker's command line does it: plain files, folders, and links as links, less what .dockerignore names,
+and less madlite's own results, which a `COPY .` would take into the image.
 Pipes, sockets and devices are left out, and nothing opens them.  What is packed lies in a file without a name, which
 no end of madlite leaves behind.
 """
@@ -14,16 +15,19 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
+from msgspec.structs import replace
+
 from madlite.assets.room import existing, size_text
 from madlite.errors import RuntimeProblem
 from madlite.images.client import Client
 from madlite.model import Cause, Image, Say, Value
+from madlite.plan.inputs import RUNS
 from madlite.safe_files import NO_SPACE, Folder, kind_of, open_plain
 from madlite.safe_read import read_as_spelled, read_named, spells
 
@@ -33,6 +37,13 @@ _BLOCK_BYTES = 512  # of a tar
 _ENTRY_BYTES = 3 * _BLOCK_BYTES  # beside a file's content, at most for a name of usual length
 _MOST_NAMES = 3
 _SMALL_BYTES = 1 << 20  # of a context: less than what the engine itself writes of a build, and not worth a question
+
+
+# what of a working folder is left out as if its .dockerignore began with it: what runs and builds write there
+_OWN_FILES = (
+    *(RUNS, ".venv", "build_manifest.json", "common_info.json", "perf.csv", "*.live.log"),
+    *(f"perf_{kind}.{end}" for kind in ("entry", "super", "entry_super") for end in ("csv", "json")),
+)
 
 
 class Packed(NamedTuple):
@@ -62,24 +73,64 @@ def dockerfile_text(image: Image) -> str:
     Raises:
         RuntimeProblem: it cannot be read, or is a pipe or the like, or such a link.
     """
+    return _dockerfile(image).decode("utf-8", "replace")
+
+
+def _dockerfile(image: Image) -> bytes:
     path = Path(str(image.dockerfile))
     try:
         root = image.root
-        data = read_named(path, _LIMIT_BYTES) if root is None else read_as_spelled(path, root, _LIMIT_BYTES)
+        return read_named(path, _LIMIT_BYTES) if root is None else read_as_spelled(path, root, _LIMIT_BYTES)
     except OSError as error:
         raise RuntimeProblem(f"{path} cannot be read: {error.strerror}", cause=Cause.BUILD) from error
-    return data.decode("utf-8", "replace")
 
 
 def report_context_size(image: Image, say: Say) -> None:
     """Say how large a context is that docker's command line sends; what cannot be read it says itself."""
     dockerfile, context = _places(image)
+    with suppress(OSError):
+        patterns = [*_own_patterns(image), *_patterns(_ignore_file(image))]
+        _report_context(image, context, _content(context, patterns, dockerfile.name), say)
+
+
+def _ignore_file(image: Image) -> Path:
+    """Return the .dockerignore that docker's command line takes: that of the Dockerfile goes before the context's."""
+    dockerfile, context = _places(image)
     own = dockerfile.with_name(f"{dockerfile.name}{_IGNORE}")
-    try:
-        ignore = own if own.is_file() else context / _IGNORE
-        _report_context(image, context, _content(context, _patterns(ignore), dockerfile.name), say)
-    except OSError:
+    return own if own.is_file() else context / _IGNORE
+
+
+def _own_patterns(image: Image) -> list[str]:
+    """Return what a .dockerignore would have to name to leave madlite's own files out of a context."""
+    context = os.path.realpath(_places(image)[1])
+    home = Path(os.path.realpath(image.root or context))
+    return [str(home.relative_to(context) / name) for name in _OWN_FILES] if home.is_relative_to(context) else []
+
+
+@contextmanager
+def without_own_files(image: Image) -> Iterator[Image]:
+    """Yield the image as docker's command line is to build it, without madlite's own files in its context.
+
+    Where there are some, its Dockerfile is a copy with a .dockerignore of its own, the only one that docker then reads.
+
+    Raises:
+        RuntimeProblem: Dockerfile or .dockerignore cannot be read, or no copy can be made.
+    """
+    dockerfile, context = _places(image)
+    own = _own_patterns(image)
+    if not any(True for pattern in own for _ in context.glob(pattern)):
+        yield image
         return
+    with ExitStack() as opened:
+        try:
+            folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="madlite-build-"))
+            copy = Path(folder, dockerfile.name)
+            copy.write_bytes(_dockerfile(image))
+            ignored = "\n".join([*own, *_patterns(_ignore_file(image)), ""])
+            copy.with_name(f"{copy.name}{_IGNORE}").write_text(ignored, "utf-8", "surrogateescape")
+        except OSError as error:
+            raise _unreadable(image, context, error) from error
+        yield replace(image, dockerfile=copy, context=context)
 
 
 @contextmanager
@@ -95,7 +146,7 @@ def packed_context(client: Client, image: Image, say: Say) -> Iterator[Packed]:
     patterns: list[str] = []
     try:
         patterns = _patterns(context / _IGNORE)
-        content = _content(context, patterns, name)
+        content = _content(context, [*_own_patterns(image), *patterns], name)
     except OSError as error:
         raise _unreadable(image, context, error) from error
     _report_context(image, context, content, say)

@@ -70,11 +70,16 @@ from madlite.model.results import (
 from madlite.model.sessions import PROBE_BYTES, Chunk, Completed, Exit, JobOutcome, Sink
 from madlite.model.values import (
     QUANTITIES,
+    RUN_ID,
     SPEEDS,
+    WRONG_NAMES,
     Cause,
     EnvValue,
+    FileName,
     Json,
+    PathBelow,
     Quantity,
+    RunId,
     Scalar,
     Secret,
     Status,

@@ -8,7 +8,18 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from madlite.model.cards import Card, Machine
-from madlite.model.values import Cause, EnvValue, Quantity, Scalar, Secret, Status, Value
+from madlite.model.values import (
+    Cause,
+    EnvValue,
+    FileName,
+    PathBelow,
+    Quantity,
+    RunId,
+    Scalar,
+    Secret,
+    Status,
+    Value,
+)
 
 # The shape of a model, as far as its floating-point work follows from it.
 
@@ -146,7 +157,7 @@ class Knob(Value, frozen=True):
 class FileTemplate(Value, frozen=True):
     """A file of the run folder: rendered from `template`, or copied byte for byte where `raw`."""
 
-    path: str  # relative to the run folder
+    path: PathBelow  # relative to the run folder
     template: str  # name on the template search path, e.g. torchtitan/run.sh.j2
     raw: bool = False
 
@@ -179,7 +190,7 @@ class ResultRule(Value, frozen=True):
     """
 
     kind: Literal["performance_line", "multiple_results", "steps"] = "performance_line"
-    file: str = ""
+    file: PathBelow = ""
     headline: Quantity = Quantity.TOKENS_PER_S_PER_GPU
     headline_metric: str = "tokens_per_s_per_gpu"
     mad: tuple[MadMetric, ...] = ()
@@ -364,7 +375,7 @@ class Study(Value, frozen=True):
     (`warm`); "" where the run uses others.
     """
 
-    id: str
+    id: FileName
     kind: str
     varied: dict[str, Scalar] = {}
     series: int | None = None
@@ -397,7 +408,7 @@ class RunPlan(Value, frozen=True):
     field the source its value came from.
     """
 
-    id: str
+    id: RunId
     card: Card
     backend: str
     place: Place
@@ -422,7 +433,7 @@ class RunPlan(Value, frozen=True):
     result_rule: ResultRule = ResultRule()
     args: str = ""  # the card's args with the tag's additions, as perf.csv shows them
     model_args: str | None = None  # the context's, which replace args at the run
-    model_dir: str = ""  # relative to the workspace, the folder a MAD script runs in
+    model_dir: FileName = ""  # relative to the workspace, the folder a MAD script runs in
     timeout_s: Annotated[float, Meta(gt=0)] | None = None  # wall clock of the open session, None without limit
     start_silence_s: float = 1800.0  # without any output before the first step; 0 without limit
     silence_s: float = 300.0  # without a step after it, or 20 median steps where that is longer; 0 without limit
@@ -436,17 +447,19 @@ class RunPlan(Value, frozen=True):
     keep_model_dir: bool = False
     skip_model_run: bool = False
     name: str = ""  # container name the contract asks for; taken when free
-    log_name: str = ""  # what the names of its logs in the workspace begin with
+    log_name: FileName = ""  # what the names of its logs in the workspace begin with
     give_back: tuple[int, int] | None = None  # uid, gid that own what the container wrote as root
     origins: dict[str, str] = {}
     notes: tuple[str, ...] = ()  # what the user should know before the start, one line each
     blocked: Blocked | None = None
     data: tuple[DataUse, ...] = ()
-    outputs: tuple[str, ...] = ()  # glob patterns, in the folder the script runs in, of what goes up to the workspace
+    outputs: tuple[
+        PathBelow, ...
+    ] = ()  # glob patterns, in the folder the script runs in, of what goes up to the workspace
     writes_row: bool = True
     overrides: tuple[tuple[str, str | None], ...] = ()  # what followed the tag's colon
     error_scan: ErrorScan | None = None  # of a script's own output; None where nothing is looked for
-    batch: str = ""  # the id of the command that runs it, with all of its runs
+    batch: FileName = ""  # the id of the command that runs it, with all of its runs
     study: Study | None = None
 
     @property

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from madlite.model.plans import Attention
 from madlite.model.sessions import JobOutcome
-from madlite.model.values import QUANTITIES, SPEEDS, Cause, Quantity, Status, Value
+from madlite.model.values import QUANTITIES, SPEEDS, Cause, FileName, Quantity, RunId, Status, Value
 
 # What a run's numbers come to, how they were checked, and why a run failed.
 
@@ -361,7 +361,7 @@ def headline_of(metrics: Sequence[Metric], window: Window | None) -> Metric | No
 class FailedAttempt(Value, frozen=True):
     """An attempt of a run that failed and was followed by another one: its id, its cause and its micro batch."""
 
-    run: str
+    run: RunId
     cause: str
     micro_batch: int | None = None
 
@@ -377,7 +377,7 @@ class Attempt(Value, frozen=True):
     number: int = 1
     retries: int = 0
     earlier: tuple[FailedAttempt, ...] = ()
-    next: str = ""
+    next: FileName = ""
     given_up: bool = False
     micro_batch: int | None = None
 

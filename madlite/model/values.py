@@ -5,13 +5,32 @@ from __future__ import annotations
 import re
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec.structs import force_setattr
 
 Scalar: TypeAlias = str | int | float | bool
 Json: TypeAlias = Any  # a value as JSON knows it; only Card.extra and Context carry it
+
+
+# Names in JSON that become paths: a value that is read anywhere is refused with another one.
+
+RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$(?!\n)")
+_FILE_NAME = r"^(?!\.{1,2}$)[^/\x00]*$"
+_PATH_BELOW = r"^(?!/)(?!(?:[^\x00]*/)?\.\.(?:/|$))[^\x00]*$"
+WRONG_NAMES = {
+    RUN_ID.pattern: "is no id of a run",
+    _FILE_NAME: "is no name of a file",
+    _PATH_BELOW: "is no path below a folder",
+}
+"""What is wrong with a text that has not one of the patterns."""
+RunId: TypeAlias = Annotated[str, msgspec.Meta(pattern=RUN_ID.pattern)]
+"""The id of a run, which names its folder."""
+FileName: TypeAlias = Annotated[str, msgspec.Meta(pattern=_FILE_NAME)]
+"""One component of a path, or nothing."""
+PathBelow: TypeAlias = Annotated[str, msgspec.Meta(pattern=_PATH_BELOW)]
+"""A path below a folder, or nothing."""
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from madlite.plan.inputs import RunInputs
 from madlite.plan.values import Resolved
 from madlite.secrets import guard
 
-RDMA = Path("/dev/infiniband")
+RDMA, PINS_MEMORY = Path("/dev/infiniband"), "IPC_LOCK"
 
 
 def make_image(inputs: RunInputs, requested: str) -> Image | None:
@@ -96,7 +96,7 @@ def add_rdma(plan: RunPlan) -> RunPlan:
         devices=plan.devices if str(RDMA) in extra else (*plan.devices, str(RDMA)),
         engine_options=replace(
             options,
-            cap_add=(*options.cap_add, "IPC_LOCK"),
+            cap_add=(*options.cap_add, PINS_MEMORY),
             ulimits=options.ulimits if "memlock" in extra else (*options.ulimits, "memlock=-1"),
         ),
     )
@@ -137,7 +137,7 @@ def log_name(card: Card, image: Image | None) -> str:
         part = image.ref.removeprefix(own) if built_for else image.dockerfile.name.removesuffix(".Dockerfile")
     else:
         part = flat(image.ref)
-    return f"{flat(card.name)}_{part}"
+    return flat(f"{card.name}_{part}")
 
 
 # The environment of a workload, as MAD scripts expect it, and which variable came from where.

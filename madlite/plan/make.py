@@ -252,7 +252,8 @@ def _plan(inputs: RunInputs, parts: _PlanParts) -> RunPlan:
         actions=_actions(inputs, parts),
         launcher=parts.launcher,
         deployment=options.environ.get("MAD_DEPLOYMENT_TYPE", ""),
-        result_rule=spec.result_rule,
+        # the name that blocks the plan is nothing to read, nor to put into a plan file
+        result_rule=replace(spec.result_rule, file="") if _unfit_results(inputs) else spec.result_rule,
         error_scan=make_error_scan(card, inputs.context, spec),
         args=inputs.args,
         overrides=inputs.request.overrides,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.files import read_json, wrong_key
-from madlite.model import EnvValue, Json, Machine, RunPlan, Secret, Value, json_line
+from madlite.model import EnvValue, Json, Machine, PathBelow, RunPlan, Secret, Value, json_line
 from madlite.plan.inputs import RUNS
 from madlite.plan.manifest import json_texts, mask_json
 from madlite.secrets import Redactor, assigned, is_secret_name
@@ -181,8 +180,6 @@ def mask_descriptions(plan: RunPlan, sources: Iterable[str]) -> RunPlan:
 
 
 VERSION = 2
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-"""An id that a run of another folder may have here: it names a folder."""
 _SECRET = "secret"  # noqa: S105 - a key's name
 _HINT = "madlite plan --tags NAME -o FILE writes one"
 
@@ -190,7 +187,7 @@ _HINT = "madlite plan --tags NAME -o FILE writes one"
 class PlannedFile(Value, frozen=True):
     """A file of the run folder as it was rendered or copied; `template` is where it came from, for people."""
 
-    path: str
+    path: PathBelow
     template: str
     data: str
     encoding: Literal["utf-8", "base64"] = "utf-8"
@@ -215,9 +212,10 @@ class PlannedFile(Value, frozen=True):
 class SavedPlan(Value, frozen=True):
     """What a plan file holds.
 
-    `secrets` are the places of each secret by its name.  `inputs` are the files of the working folder that the run
-    uses, relative to it, with their SHA-256; `image_digest` is that of the image that was here when it was planned.
-    `context` has no secret; `context_left_out` are the places of those that it had.
+    `secrets` are the places of each secret by its name; of a file that was read those that its plan has.  `inputs` are
+    the files of the working folder that the run uses, relative to it, with their SHA-256; `image_digest` is that of the
+    image that was here when it was planned.  `context` has no secret; `context_left_out` are the places of those that
+    it had.
     """
 
     version: int
@@ -230,7 +228,7 @@ class SavedPlan(Value, frozen=True):
     build_number: str = ""
     image_digest: str = ""
     secrets: dict[str, tuple[str, ...]] = {}
-    inputs: dict[str, str] = {}
+    inputs: dict[PathBelow, str] = {}
     context: dict[str, Json] = {}
     context_left_out: tuple[str, ...] = ()
     files: tuple[PlannedFile, ...] = ()
@@ -270,7 +268,8 @@ def read_plan_file(file: Path, sources: Mapping[str, str]) -> SavedPlan:
     where = f"plan file {file}"
     tree = read_json(file, where, given=True)
     _check_version(tree, where)
-    secret = resolver(sources, _names(tree), where)
+    named = _names(tree)
+    secret = resolver(sources, named, where)
     try:
         for place, values in _environments(tree):
             _wrap(place, values, secret)
@@ -278,11 +277,11 @@ def read_plan_file(file: Path, sources: Mapping[str, str]) -> SavedPlan:
         for one in saved.files:
             one.content()
     except msgspec.ValidationError as error:
-        raise UsageProblem(f"{where}: {wrong_key(error)[1]}", _HINT) from None
+        raise UsageProblem(f"{where}: {wrong_key(error, tree)[1]}", _HINT) from None
     except binascii.Error:
         raise UsageProblem(f"{where}: a file of 'files' is no base64", _HINT) from None
     _check_names(tree, saved, where)
-    return saved
+    return replace(saved, secrets={name: tuple(places) for name, places in named.items()})
 
 
 def is_plan_file(file: Path) -> bool:
@@ -352,7 +351,7 @@ def _decode(kind: type, value: Any) -> Any:
 
 
 def _check_names(tree: dict[str, Any], saved: SavedPlan, where: str) -> None:
-    """Refuse unknown and missing keys, and an id or a folder that is no run's."""
+    """Refuse unknown and missing keys, and a folder that is no run's."""
     written = msgspec.to_builtins(saved, enc_hook=str, str_keys=True)
     for place, key, others in _only_in(tree, written, ""):
         near = did_you_mean(key, list(others), most=1)
@@ -360,8 +359,6 @@ def _check_names(tree: dict[str, Any], saved: SavedPlan, where: str) -> None:
     for place, _, _ in _only_in(written, tree, ""):  # nothing is left to a default
         raise UsageProblem(f"{where}: key '{place}' is missing", _HINT)
     plan = saved.plan
-    if not RUN_ID.fullmatch(plan.id):
-        raise UsageProblem(f"{where}: key 'plan.id' is wrong: {plan.id!r} is no name of a run", _HINT)
     if plan.folder != plan.workspace / RUNS / plan.id:
         what = f"{plan.folder} is not {plan.workspace / RUNS / plan.id}"
         raise UsageProblem(f"{where}: key 'plan.folder' is wrong: {what}", _HINT)

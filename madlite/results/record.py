@@ -24,12 +24,15 @@ from madlite.measure.steps import Steps
 from madlite.model import (
     Cause,
     DataUse,
+    FileName,
     ImageUsed,
     JobOutcome,
     Json,
     Metric,
+    PathBelow,
     Place,
     Result,
+    RunId,
     RunPlan,
     Scalar,
     Status,
@@ -63,7 +66,7 @@ SCHEMA = "record.schema.json"
 class File(Value, frozen=True):
     """A file of the run's folder; its SHA-256 where madlite rendered or copied it."""
 
-    path: str
+    path: PathBelow
     bytes: int
     sha256: str = ""
 
@@ -78,7 +81,7 @@ class Record(Value, frozen=True):
     (`user`), or nobody knows (""); of a run that did not start it is "" too.
     """
 
-    id: str
+    id: RunId
     status: Status
     version: int = VERSION
     madlite: str = ""
@@ -91,7 +94,7 @@ class Record(Value, frozen=True):
     url: str = ""
     backend: str = ""
     runtime: str = ""
-    batch: str = ""
+    batch: FileName = ""
     study: Study | None = None
     caches: CacheState = ""
     traits: Traits | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import RecordError
+from madlite.files import wrong_key
 from madlite.model import QUANTITIES, Place, Quantity, RunPlan, Scalar, Study, Traits, Value, Variant
 from madlite.plan.inputs import RUNS
 from madlite.results.entries import Entries, entries_of
@@ -335,6 +336,8 @@ def _read(data: bytes) -> RunResult:
             raise RecordError(f"{RESULT}: it is of version {version}, of {age} madlite")
         file = msgspec.json.decode(data, type=_File)
         return RunResult(record=file.record, entries=entries_of(read_json(bytes(file.entries))))
+    except msgspec.ValidationError as error:
+        raise RecordError(f"{RESULT}: {wrong_key(error, msgspec.json.decode(data))[1]}") from error
     except UNREADABLE as error:
         raise RecordError(f"{RESULT}: {error}") from error
 

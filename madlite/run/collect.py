@@ -232,7 +232,7 @@ def collect_open(
 def replaced_by(folder: Path) -> str:
     """Return the attempt that has taken a run's place: one that has a result by now; "" where there is none."""
     following = read_run(folder).next
-    if not following or "/" in following:
+    if not following:
         return ""
     place = folder.parent / following
     is_recorded = exists(place / RECORD) and any(one.record for one in read_of(place.parent, following))
@@ -247,7 +247,7 @@ def attempts_of(folder: Path) -> tuple[Path, ...]:
         record = read_record(folder)
         attempt = record.attempt if record is not None else None
         following = attempt.next if attempt is not None else read_run(folder).next
-        if not following or "/" in following:
+        if not following:
             break
         folder = folder.parent / following
     return tuple(found)

@@ -51,6 +51,7 @@ from madlite.run.one import secrets_for
 from madlite.run.planning import placed
 from madlite.run.provenance import versions
 from madlite.run.screen import Planned
+from madlite.runtimes.docker.request import is_access_note, plan_file_notes
 from madlite.safe_read import digest_of
 from madlite.secrets import Redactor
 from madlite.workspace.claims import lock_name, locked_name
@@ -152,6 +153,8 @@ def bind_plan(
     plan = placed(_on_visible(here, saved, options.environ), runtime)
     if plan.blocked is None:
         _check_here(plan, saved, runtime)
+        notes = (note for note in plan.notes if not is_access_note(note))  # as it was on the planning machine
+        plan = replace(plan, notes=(*notes, *plan_file_notes(plan, saved.secrets, options.environ)))
     known = plugins.backends()
     missing = [name for name in (plan.backend, *plan.readers) if name and name not in known]
     if missing:

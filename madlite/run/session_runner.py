@@ -30,8 +30,9 @@ from madlite.run.screen import Planned, RunEvents
 from madlite.run.stop import StopControl
 from madlite.safe_files import REMOVED, Folder
 from madlite.safe_read import read_inside
-from madlite.workspace.folder import HANDLE, RUN_MARK, WORK, RunFolder
+from madlite.workspace.folder import HANDLE, RUN_MARK, VIEW, WORK, RunFolder
 from madlite.workspace.mounts import copy_whole
+from madlite.workspace.special_files import left_text, special_files
 
 # The `multiple_results` file of a run: found where scripts leave it, and only when this run wrote it.
 
@@ -131,7 +132,7 @@ class SessionRunner:
             if self.stop.reason is None or self.stop.reason.cause is Cause.NONE:
                 raise
         finally:
-            self.state.notes = session.notes if session is not None else ()
+            self.state.notes = (*session.notes, *self._special_files(folder)) if session is not None else ()
             self.session = None
         reason = self.stop.reason
         if reason is None:
@@ -140,6 +141,14 @@ class SessionRunner:
             return replace(observed, ended_early=reason.text)
         self.state.hint = reason.hint or self.state.hint
         return replace(observed, stopped=reason.cause, stopped_text=reason.text, stopped_line=reason.evidence)
+
+    def _special_files(self, folder: RunFolder) -> Iterator[str]:
+        """Yield what to tell of setuid and setgid files and device nodes that the workload, root in there, has left."""
+        traits, made = self.plan.traits, folder.path / VIEW / folder.path.name  # for the container, right before it
+        if traits.containerised and traits.local and traits.shares_files:
+            with suppress(OSError):
+                found = special_files(self.plan.workspace, made.lstat().st_ctime_ns, folder.path)
+                yield from filter(None, [left_text(found)])
 
     def _act(self, session: Session, folder: RunFolder, log: RunLog, results: ResultsFile) -> Observation:
         """Run the actions in their order; one that fails is the last."""

@@ -22,7 +22,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from madlite.model import Value, json_line
+from madlite.model import FileName, Value, json_line
 from madlite.model.results import Attempt
 from madlite.safe_files import Folder, read_limited
 from madlite.safe_read import read_regular
@@ -66,7 +66,7 @@ class Entry(Value, frozen=True, omit_defaults=True):
     """
 
     at: str
-    run: str = ""
+    run: FileName = ""
     inode: int = 0
     uid: int = -1
     record: str = ""
@@ -305,7 +305,7 @@ class RunRows(Value, frozen=True):
     offset: int = 0
     columns: tuple[str, ...] = ()
     appended: bool = False
-    kept: str = ""
+    kept: FileName = ""
     strict_header: bool = False
 
     def without(self, columns: Collection[str]) -> RunRows:
@@ -344,7 +344,7 @@ class RunEntry(Value, frozen=True, omit_defaults=True):
     rows: RunRows | None = None
     cleaned: str | None = None
     file: str = ""
-    next: str = ""
+    next: FileName = ""
     entries: str = ""
     listed: bool = False
     interrupted: bool = False
@@ -364,7 +364,7 @@ class RunJournal(Value, frozen=True):
     complete: bool = False
     cleaned: str | None = None
     file: str = ""
-    next: str = ""
+    next: FileName = ""
     entries: str = ""
     listed: bool = False
     interrupted: bool = False

@@ -158,6 +158,24 @@ def test_an_edited_place_is_the_runtime_s_to_refuse(checkout, capfd):
     assert [row["status"] for row in perf_rows(checkout)] == ["FAILURE"]
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_plan_file_tells_what_it_opens_before_anything_starts(checkout, capfd, monkeypatch, more):
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghij")
+    assert call(["plan", "--tags", "a"]) == 0
+    tree = json.loads((checkout / "plan.json").read_text())
+    tree["plan"]["env"]["LANG"] = {"secret": "HF_TOKEN"}
+    tree["plan"]["actions"][0]["argv"] = ["sh", "-c", "echo started"]
+    tree["plan"]["notes"] = ["the run opens this machine to its container: what the planning machine had"]
+    (checkout / "plan.json").write_text(json.dumps(tree))
+    capfd.readouterr()
+    call(["run", "--plan", "plan.json", *more])
+    out = capfd.readouterr().out
+    begin = out.partition("# --- commands" if more else "log: ")[0]
+    assert "the plan runs on this machine, outside of any container: sh -c 'echo started'" in begin
+    assert "the plan reads from your environment or credential.json: HF_TOKEN" in begin
+    assert "what the planning machine had" not in out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

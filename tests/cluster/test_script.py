@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,9 +12,10 @@ import pytest
 
 from madlite.cluster.file import Cluster, SlurmSettings
 from madlite.cluster.script import slurm_script
-from madlite.cluster.submission import JobRun, JobScript, Submission
+from madlite.cluster.submission import JobRun, JobScript, Submission, read_stored
 from madlite.errors import UsageProblem
 from madlite.files import template_root
+from madlite.model import to_json
 
 # crates/spur-cli/src/sbatch.rs of github.com/ROCm/spur, v0.8: any other directive is an error there
 SPUR = frozenset(
@@ -38,6 +40,26 @@ CLUSTER = Cluster(
         exclude=("n3",),
     ),
 )
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"id": "../x"}, "id"),
+        ({"runs": [{"id": "../../home", "card": "a", "number": 1}]}, "runs[0].id"),
+        (
+            {"scripts": [{"number": 1, "name": "../x", "first": 1, "count": 1, "nodes": 1, "gpus": 1}]},
+            "scripts[0].name",
+        ),
+    ],
+)
+def test_a_submission_with_a_name_that_leaves_its_folder_is_none_and_is_named(tmp_path, caplog, change, key):
+    (tmp_path / "submission.json").write_text(to_json(submission(1)))
+    assert read_stored(tmp_path) is not None
+    tree = json.loads((tmp_path / "submission.json").read_text())
+    (tmp_path / "submission.json").write_text(json.dumps({**tree, **change}))
+    assert read_stored(tmp_path) is None
+    assert f"{tmp_path}: its submission.json is not read: key '{key}' is wrong: '../" in caplog.text
 
 
 def submission(count: int) -> Submission:

@@ -69,6 +69,49 @@ def run_manifest(checkout: Checkout, *args: str, **env: str) -> subprocess.Compl
     return checkout.run("--manifest-file", "build_manifest.json", *args, env=env)
 
 
+def test_an_image_that_copies_the_working_folder_gets_nothing_of_earlier_runs(mad):
+    copies = "COPY . /copied\nRUN rm -rf /copied/engine\n"
+    (mad.folder / "docker/all.Dockerfile").write_text(DOCKERFILE.format(base=BASE_IMAGE) + copies)
+    (mad.folder / ".venv").mkdir()
+    mad.card(
+        "looker", "echo performance: 5 tok; ls -A /copied /copied/scripts", dockerfile="docker/all", dockercontext="."
+    )
+    for _ in range(2):  # the second build finds what the first run left
+        done = mad.run("--tags", "looker")
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert {"madlite_runs", "perf.csv"} <= {one.name for one in mad.folder.iterdir()}
+    (log,) = sorted(mad.folder.glob("madlite_runs/*/run.log"))[1:]
+    copied = log.read_text().split()
+    assert {"models.json", "scripts", "docker"} <= set(copied)
+    assert not [
+        name
+        for name in copied
+        if name.startswith(("madlite_runs", ".venv", "perf", "build_man")) and name != "performance:"
+    ]
+    assert not [name for name in copied if name.endswith(".live.log")]
+
+
+def test_setuid_files_and_devices_that_a_container_leaves_are_named_after_its_run(mad):
+    mad.card("rooter", "cd ..; cp /bin/sh su; chmod 4755 su; mknod disk b 8 0; ln -s / up; echo performance: 5 tok")
+    mad.card("honest", "touch ../file; echo performance: 5 tok")
+    (mad.folder / "own").touch()
+    (mad.folder / "own").chmod(0o4755)
+    done = mad.run("--tags", "honest")
+    assert done.returncode == 0 and "special rights" not in done.stdout + done.stderr, "what was there is not the run's"
+    done = mad.run("--tags", "rooter")
+    said = "the container left files with special rights in the working folder: "
+    assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+    record = json.loads(next(mad.folder.glob("madlite_runs/*rooter*/record.json")).read_text())
+    (finding,) = [text for text in record["findings"] if text.startswith(said)]
+    assert {"su (setuid)", "disk (device)"} == set(finding.removeprefix(said).partition("; ")[0].split(", "))
+    listed = subprocess.run(
+        mad.command("clean"), cwd=mad.folder, env=mad.env, capture_output=True, text=True, timeout=120
+    )
+    assert {"setuid    su", "device    disk", "setuid    own"} <= {
+        line.partition("  (")[0] for line in listed.stdout.split("\n")
+    }
+
+
 def test_what_is_built_is_run_from_its_manifest_with_the_args_of_each_tag(mad, client):
     mad.card("printer", PRINTS + '; echo "args $*"', args="--base 1")
     (mad.folder / "docker/broken.Dockerfile").write_text(f"# CONTEXT {{}}\nFROM {BASE_IMAGE}\nRUN exit 7\n")

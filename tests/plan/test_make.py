@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.images.buildkit import build_command
-from madlite.model import Card, Cause, Gpu, Machine, Secret, Status, Traits, to_json
+from madlite.model import Card, Cause, Gpu, Image, Machine, Secret, Status, Traits, to_json
 from madlite.plan.actions import bind_model_dir, model_dir
 from madlite.plan.context import Context, Options, read_context
 from madlite.plan.images import Dockerfile, image_name
@@ -121,6 +121,8 @@ def test_names_of_image_container_and_log(given, tmp_path):
     assert plan.name == "container_ci-team_llama_x.ubuntu.amd"
     assert plan.log_name == "team_Llama_x.ubuntu.amd"
     assert plan.image.build_args["MAD_SYSTEM_GPU_ARCHITECTURE"] == "gfx942"
+    built = Image(ref="ci-team_llama_/../../x", dockerfile=file.path, prebuilt=True)  # as a manifest may have it
+    assert make_plan(given(card=card(tmp_path), built=built)).log_name == "team_Llama__.._.._x"
     foreign = make_plan(given(card=card(tmp_path), context=read_context(None, '{"MAD_CONTAINER_IMAGE": "rocm/x:1"}')))
     assert foreign.name == "container_rocm_x_1" and foreign.log_name == "team_Llama_rocm_x_1"
 

@@ -26,6 +26,7 @@ from madlite.results.record import (
     sanitized,
     step_lines,
 )
+from madlite.results.stored import _read as read_result
 from madlite.results.stored import load_record, read_plan, read_record
 from madlite.workspace.folder import PLAN, RECORD
 from madlite.workspace.journal import RunRows
@@ -61,6 +62,27 @@ def test_the_schema_that_is_shipped_is_that_of_the_record():
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*/record.json")), ids=lambda path: path.parent.name)
 def test_the_records_of_published_results_are_read_and_fit_the_schema(path):
     assert valid(load_record(path.parent))["status"] == "SUCCESS"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"id": "../x"},
+        {"batch": "a/b"},
+        {"files": [{"path": "../perf.csv", "bytes": 1}]},
+        {"files": [{"path": "/etc/passwd", "bytes": 1}]},
+        {"attempt": {"next": ".."}},
+        {"rows": {"path": "perf.csv", "cells": [], "kept": "../x"}},
+    ],
+)
+def test_a_name_in_a_record_or_a_result_that_leaves_the_folder_of_runs_is_refused(tmp_path, wrong):
+    record = {**valid(make_record(make_plan(tmp_path), result(), None)), **wrong}
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    with pytest.raises(RecordError, match="record.json: "):
+        load_record(tmp_path)
+    text = json.dumps({"version": 1, "record": record, "entries": None})
+    with pytest.raises(RecordError, match=r"result.json: key 'record\..*' is wrong: '(\.\.|a/b|/etc|\.\./x)"):
+        read_result(text.encode())
 
 
 @pytest.mark.parametrize("label", ["tokens/s/GPU", "of a plugin, /s"])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.model import EngineOptions, Image
-from madlite.runtimes.docker.request import host_access
-from tests.factories import make_plan
+from madlite.model import Action, EngineOptions, Image, Mount
+from madlite.runtimes.docker.request import host_access, plan_file_notes
+from tests.factories import HOST, make_plan
 
 SAID = "the run opens this machine to its container: "
 
@@ -47,7 +47,10 @@ def test_what_is_usual_is_not_told(tmp_path, options):
             "--pid host --uts=host --userns=host --cgroupns host",
             "--pid=host, --uts=host, --userns=host, --cgroupns=host",
         ),
-        ("--pid=container:other --ipc container:other", "--ipc=container:other, --pid=container:other"),
+        (
+            "--pid=container:other --ipc container:other --network=container:other",
+            "--net=container:other, --ipc=container:other, --pid=container:other",
+        ),
         ("-v /etc:/host:ro", "mount of /etc at /host"),
         ("--volume=/:/", "mount of /"),
         ("--volume ../x:/x", "mount of {up}/x at /x"),
@@ -103,3 +106,56 @@ def test_a_build_from_elsewhere_is_told_unless_it_was_built_before(tmp_path, pre
         assert host_access(replace(plan, image=named), {}) == found
     found = host_access(replace(plan, image=replace(image, dockerfile=root / "../y.Dockerfile")), {})
     assert found == ("" if prebuilt else f"{SAID}Dockerfile {tmp_path}/y.Dockerfile")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"mounts": (Mount(source="/etc", target="/host"),)}, "mount of /etc at /host"),
+        (
+            {"mounts": (Mount(source="{up}/new/x", target="/x", create=True),)},
+            "mount of {up}/new/x at /x (a folder that",
+        ),
+        ({"mounts": (Mount(source="/run/docker.sock", target="/s"),)}, "the engine's socket"),
+        ({"devices": ("/dev/fuse", "/dev/kfd", "/dev/infiniband", "/dev/sda")}, "--device /dev/sda"),
+        ({"engine_options": EngineOptions(cap_add=("SYS_ADMIN", "IPC_LOCK", "ALL"))}, "--cap-add ALL"),
+        ({"engine_options": EngineOptions(security_opt=("seccomp=unconfined", "label=disable"))}, "label=disable"),
+        ({"engine_options": EngineOptions(network="container:x", ipc="container:x")}, "--net=container:x, --ipc="),
+        ({"engine_options": EngineOptions(extra="--privileged")}, "--privileged"),
+        ({"image": Image(ref="x", dockerfile=Path("{up}/y.Dockerfile"), context=Path("{up}"))}, "Dockerfile {up}/y."),
+        ({"image": Image(ref="x", dockerfile=Path("{up}/y.Dockerfile"), root=Path("/"))}, "Dockerfile {up}/y."),
+    ],
+)
+def test_whatever_field_of_a_plan_file_opens_this_machine_is_told_as_of_a_card(tmp_path, changes, text):
+    def placed(value):
+        if isinstance(value, (Mount, Image)):
+            return replace(value, **{name: placed(getattr(value, name)) for name in value.__struct_fields__})
+        if isinstance(value, tuple):
+            return tuple(map(placed, value))
+        return type(value)(str(value).format(up=tmp_path)) if isinstance(value, (str, Path)) else value
+
+    workspace = tmp_path / "mad"
+    workspace.mkdir()
+    ordinary = make_plan(
+        workspace, devices=("/dev/fuse", "/dev/kfd"), mounts=(Mount(source=str(workspace), target="/x"),)
+    )
+    assert list(plan_file_notes(ordinary, (), {})) == []
+    (line,) = plan_file_notes(replace(ordinary, **{name: placed(one) for name, one in changes.items()}), (), {})
+    assert line.startswith(SAID) and text.format(up=tmp_path) in line
+
+
+def test_a_plan_file_for_the_host_tells_its_commands_and_every_one_the_variables_it_reads(tmp_path):
+    actions = (
+        Action(kind="pre", argv=("curl", "http://x y", "hf_hush_hush_hush")),
+        Action(kind="run", argv=("bash", "r")),
+    )
+    plan = make_plan(tmp_path, traits=HOST, image=None, actions=actions)
+    environ = {"HF_TOKEN": "hf_hush_hush_hush", "B": "b", "C": "c"}
+    assert list(plan_file_notes(plan, ("AWS_KEY",), environ)) == [
+        "the plan runs on this machine, outside of any container: curl 'http://x y' ***, bash r",
+        "the plan reads from your environment or credential.json: AWS_KEY",
+    ]
+    options = EngineOptions(extra="-e HF_TOKEN -e A=1 --env=B -e X=$C '-e' 'D=$NOT'")
+    assert list(plan_file_notes(make_plan(tmp_path, engine_options=options), ("AWS_KEY",), environ)) == [
+        "the plan reads from your environment or credential.json: AWS_KEY, C, HF_TOKEN, B"
+    ]

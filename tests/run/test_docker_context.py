@@ -126,6 +126,54 @@ def test_buildkits_size_is_told_too_by_its_own_dockerignore(checkout, tmp_path):
     assert told == ["build context: 26 B in 3 files"]  # the Dockerfile and both lists
 
 
+OWN = ("madlite_runs/r/run.log", ".venv/bin/python", "perf.csv", "perf_super.json", "a.run.live.log", "perf_entry.csv")
+
+
+@pytest.fixture
+def used(checkout: Path) -> Path:
+    """A checkout in which runs have left their files, and whose cards are built from all of it."""
+    for name in (*OWN, "docker/madlite_runs/x", "scripts/perf.csv", "src/a"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text("x")
+    return checkout
+
+
+@pytest.mark.parametrize("context", [".", ".."])
+def test_what_madlite_writes_into_a_working_folder_is_in_no_context_of_it(client, used, context):
+    found = pack(client, image(used, context=context))
+    names = {name.removeprefix("mad/") for name in found}
+    assert names.isdisjoint((*OWN, "madlite_runs", ".venv"))
+    assert {"src/a", "scripts/perf.csv", "docker/madlite_runs/x"} <= names, (
+        "files of the same name elsewhere are not ours"
+    )
+
+
+def test_a_dockerignore_takes_it_in_and_a_folder_below_has_it_all(client, used):
+    (used / ".dockerignore").write_text("# of ours\n!perf.csv\n!madlite_runs\nsrc\n")
+    found = pack(client, image(used, context="."))
+    assert {"perf.csv", "madlite_runs/r/run.log"} <= set(found) and {"src/a", "a.run.live.log"}.isdisjoint(found)
+    assert "madlite_runs/x" in pack(client, image(used)), "its context is docker/, which no run writes to"
+
+
+def test_buildkit_reads_a_dockerignore_that_leaves_it_out_too(used, tmp_path):
+    (tmp_path / "docker").write_text(
+        '#!/bin/sh\nfor word; do case $word in *.Dockerfile) echo "$word"; '
+        f'cp "$word" "$word.dockerignore" {tmp_path};; esac; last=$word; done\necho "context $last"\n'
+    )
+    (tmp_path / "docker").chmod(0o755)
+    (used / ".dockerignore").write_text("src\n!perf.csv\n")
+    told: list[str] = []
+    build_with_buildkit(image(used, context="."), {"PATH": f"{tmp_path}:/bin"}, told.append)
+    assert (tmp_path / "x.Dockerfile").read_text() == "FROM scratch\n" and told[-1] == f"context {used}"
+    ignored = (tmp_path / "x.Dockerfile.dockerignore").read_text().splitlines()
+    assert ignored[-2:] == ["src", "!perf.csv"] and {"madlite_runs", ".venv", "perf.csv", "*.live.log"} <= {*ignored}
+    assert not Path(told[1]).exists() and told[0].startswith("build context: ")
+    told.clear()
+    (used / "docker/x.Dockerfile.dockerignore").write_text("own\n")
+    build_with_buildkit(image(used, context="."), {"PATH": f"{tmp_path}:/bin"}, told.append)
+    assert (tmp_path / "x.Dockerfile.dockerignore").read_text().endswith("\nown\n")
+
+
 def test_pipes_sockets_and_devices_are_left_out_unopened_and_named(client, checkout):
     os.mkfifo(checkout / "docker/pipe")
     with socket.socket(socket.AF_UNIX) as listening:

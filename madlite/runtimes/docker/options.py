@@ -344,6 +344,17 @@ def parse_options(text: str, environ: Mapping[str, str]) -> list[tuple[list[str]
     return [(option.names.split(), values) for option, values in _parse(tuple(split_words(text, environ)))]
 
 
+def named_variables(text: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the names of the caller's variables that options read (`$NAME`, `-e NAME`); none of unreadable ones."""
+    try:
+        words = shlex.split(_QUOTED.sub(_protect, text))
+        passed = [value for names, values in parse_options(text, environ) if names[-1] == "--env" for value in values]
+    except ValueError:  # reported where the container is requested
+        return []
+    spelled = [found[1] or found[2] for word in words for found in _VARIABLE.finditer(word)]
+    return [*spelled, *(str(name) for name in passed if "=" not in str(name))]
+
+
 @lru_cache(maxsize=64)  # a run's options are read when it is planned, requested, masked and shown
 def _parse(words: tuple[str, ...]) -> tuple[tuple[Option, tuple[str, ...]], ...]:
     """Return every option that was given, with its values as text; the last one of a single-valued option."""

@@ -9,15 +9,20 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.errors import UsageProblem
+from madlite.files import exists
 from madlite.images.client import proxy_environment
 from madlite.model import EnvValue, Image, Json, Mount, RunPlan, Secret
+from madlite.plan.container import PINS_MEMORY, RDMA
 from madlite.runtimes.docker.options import (
     add_options,
     mount,
+    named_variables,
     parse_options,
     partly_quoted_words,
     seccomp_file,
@@ -172,19 +177,50 @@ _CAPABILITIES = {"SYS_PTRACE", "SYS_ADMIN", "SYS_NICE"}
 _CONFINED = re.compile(r"seccomp[=:](unconfined|builtin)|apparmor[=:](unconfined|docker-default)|no-new-privileges.*")
 _OF_GPUS = re.compile(r"/dev/(kfd|dri|fuse|nvidia[^/]*)(/.*)?")
 _ENGINE = re.compile(r".*/(docker|podman|containerd|crio)\.sock|/run/docker|/var/run/docker")
-_SPACES = ("--pid", "--uts", "--userns", "--cgroupns", "--ipc")
+_OF_MAD = ("--ipc", "--net")  # of the host
+_SPACES = ("--pid", "--uts", "--userns", "--cgroupns", *_OF_MAD)
 _MOST, _LONGEST = 12, 200
+_OPENS = "the run opens this machine to its container: "
 
 
-def host_access(plan: RunPlan, environ: Mapping[str, str]) -> str:
-    """Return what docker options, Dockerfile and build context open of this machine; "" for nothing of note."""
-    found = dict.fromkeys((*_of_options(plan, environ), *image_access(plan.image)))
-    if not found:
-        return ""
+def host_access(plan: RunPlan, environ: Mapping[str, str], mounts: Sequence[Mount] = ()) -> str:
+    """Return what a plan opens of this machine by options, devices, Dockerfile and build context; "" for nothing.
+
+    `mounts` are those of its mounts that are told as well: of a card none, for data.json and the user ask for them.
+    """
+    found = dict.fromkeys(
+        (*_of_mounts(mounts, plan.workspace), *_of_plan(plan), *_of_options(plan, environ), *image_access(plan.image))
+    )
+    listed = _listed(tuple(found), environ)
+    return f"{_OPENS}{listed}" if listed else ""
+
+
+def plan_file_notes(plan: RunPlan, secrets: Iterable[str], environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield what a plan that was read from a file asks of this machine, whoever wrote it; `secrets` are the names of
+    the variables that it reads.
+    """
+    if not plan.traits.containerised:
+        commands = tuple(dict.fromkeys(shlex.join(action.argv) for action in plan.actions if action.argv))
+        yield f"the plan runs on this machine, outside of any container: {_listed(commands, environ) or 'nothing'}"
+    else:
+        # a file says itself what its checkout is: here it is the working folder
+        image = replace(plan.image, root=plan.workspace) if plan.image is not None else None
+        if opened := host_access(replace(plan, image=image), environ, plan.mounts):
+            yield opened
+        secrets = (*secrets, *named_variables(plan.engine_options.extra, environ))
+    if names := _listed(tuple(dict.fromkeys(secrets)), environ):
+        yield f"the plan reads from your environment or credential.json: {names}"
+
+
+def is_access_note(note: str) -> bool:
+    """Return whether a note of a plan is one of `host_access`."""
+    return note.startswith(_OPENS)
+
+
+def _listed(found: Sequence[str], environ: Mapping[str, str]) -> str:
     listed = [text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…" for text in found][:_MOST]
     more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
-    mask = Redactor(collect(environ)).text
-    return mask(f"the run opens this machine to its container: {', '.join(listed)}{more}")
+    return Redactor(collect(environ)).text(f"{', '.join(listed)}{more}")
 
 
 def image_access(image: Image | None) -> Iterator[str]:
@@ -198,6 +234,23 @@ def image_access(image: Image | None) -> Iterator[str]:
         place = os.path.realpath(context)
         if not Path(place).is_relative_to(root):
             yield f"build context {place}"
+
+
+def _of_mounts(mounts: Sequence[Mount], workspace: Path) -> Iterator[str]:
+    for one in mounts:
+        for text in _bind_access(one.source, one.target, workspace):
+            yield f"{text} (a folder that is made)" if one.create and not exists(Path(one.source)) else text
+
+
+def _of_plan(plan: RunPlan) -> Iterator[str]:
+    """Yield what the fields of a plan itself ask for beyond what madlite plans for a card."""
+    options = plan.engine_options
+    given = [("--net", options.network), ("--ipc", options.ipc)]
+    given += [("--device", path) for path in plan.devices if path != str(RDMA)]
+    given += [("--cap-add", name) for name in options.cap_add if name != PINS_MEMORY]
+    given += [("--security-opt", text) for text in options.security_opt]
+    for name, value in given:
+        yield from _of_option(name, value, plan.workspace)
 
 
 def _of_options(plan: RunPlan, environ: Mapping[str, str]) -> Iterator[str]:
@@ -217,7 +270,7 @@ def _of_option(name: str, value: str | bool, workspace: Path) -> Iterator[str]:
         yield from _ACCESS_OF[name](text, workspace)
     elif name == "--privileged" and value is True:
         yield name
-    elif name in _SPACES and (text.startswith("container:") or (text == "host" and name != "--ipc")):
+    elif name in _SPACES and (text.startswith("container:") or (text == "host" and name not in _OF_MAD)):
         yield f"{name}={text}"
     elif name in ("--env-file", "--volumes-from", "--device-cgroup-rule"):
         yield f"{name} {text}"
