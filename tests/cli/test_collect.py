@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -222,6 +223,19 @@ def test_a_run_that_goes_on_is_not_collected_and_one_that_was_cut_off_is_a_failu
     assert call(["collect", str(folder)]) == 3
     assert f"{folder.name}: FAILURE [interrupted], it was cut off; its row was added" in capfd.readouterr().out
     assert [row["status"] for row in perf_rows(checkout)] == ["FAILURE"]
+
+
+def test_a_run_of_a_cluster_s_job_that_was_cut_off_is_left_to_its_job(checkout, capfd, monkeypatch):
+    assert run("--no-rows") == 0
+    (folder,) = folders(checkout)
+    (folder / RESULT).unlink()  # as a kill leaves a run
+    submission = SimpleNamespace(open_runs=[SimpleNamespace(id=folder.name)])
+    with monkeypatch.context() as patch:
+        patch.setattr("madlite.cluster.submission.stored_submissions", lambda here: (submission,))
+        assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
+        assert call(["collect", folder.name]) == 3 and "it was cut off" in capfd.readouterr().err
+    assert not (checkout / "perf.csv").exists()
+    assert call(["collect"]) == 3 and [row["status"] for row in perf_rows(checkout)] == ["FAILURE"]
 
 
 def wait_for(path: Path, limit_s: float = 60) -> None:

@@ -160,7 +160,7 @@ def test_clean_leaves_a_running_one_alone(checkout: Checkout):
     assert started.returncode == 0 and checkout.rows[0]["status"] == "SUCCESS"
 
 
-def test_the_next_command_says_that_a_run_was_cut_off(checkout: Checkout):
+def test_the_next_command_writes_the_row_of_a_run_that_was_cut_off(checkout: Checkout):
     checkout.card("waits", WAITS)
     checkout.card("good", GOOD)
     started = checkout.start("--tags", "waits")
@@ -168,7 +168,10 @@ def test_the_next_command_says_that_a_run_was_cut_off(checkout: Checkout):
     started.kill()
     started.communicate(timeout=240)
     done = checkout.run("--tags", "good")
-    assert "1 earlier run was cut off" in done.stdout and done.returncode == 0
+    assert (
+        "FAILURE [interrupted], it was cut off; its row was added to perf.csv" in done.stdout and done.returncode == 0
+    )
+    assert [(row["model"], row["status"]) for row in checkout.rows] == [("waits", "FAILURE"), ("good", "SUCCESS")]
     checkout.madlite("clean", "--yes")
 
 

@@ -73,7 +73,8 @@ def test_a_batch_that_was_killed_names_what_never_started_until_it_is_acknowledg
     assert "never started: m3, m4" in cleaned.stdout and cleaned.returncode == 0
     assert "nothing is left" in checkout.madlite("clean").stdout
     after = checkout.madlite("runs")
-    assert "CUT OFF" in after.stdout and after.stderr == ""
+    assert "FAILURE [interrupted]" in after.stdout and after.stderr == ""
+    assert [(row["model"], row["status"]) for row in checkout.rows] == [("m1", "SUCCESS"), ("m2", "FAILURE")]
     assert log.parent.name in after.stdout
     checkout.assert_nothing_left()
 

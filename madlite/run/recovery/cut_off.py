@@ -5,6 +5,7 @@ Where the run had its rows already, and only its record is missing, they are its
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from madlite.results.record import make_record
 from madlite.results.rows import build_rows, has_row, masked_rows
 from madlite.results.stored import RunResult, read_run_plan
 from madlite.secrets import Redactor
-from madlite.workspace.folder import HANDLE, LOG, read_progress
+from madlite.workspace.folder import HANDLE, LOG, RESULT, read_progress
 from madlite.workspace.journal import RunRows, RunStart, read_run
 
 _HINT = "madlite run --resume runs it again"
@@ -29,6 +30,8 @@ def has_known_result(folder: Path) -> bool:
     """Return whether enough is known of a run that was cut off for its row."""
     noted = read_run(folder)
     is_known = noted.rows is not None or noted.complete  # else it may have a row that nobody knows of
+    if not noted.file and os.path.lexists(folder / RESULT):
+        return False  # with --no-rows it may be its result, whose line in the journal is missing
     return is_known and noted.cleaned is None and read_run_plan(folder) is not None
 
 
