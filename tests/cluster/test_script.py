@@ -54,12 +54,14 @@ CLUSTER = Cluster(
     ],
 )
 def test_a_submission_with_a_name_that_leaves_its_folder_is_none_and_is_named(tmp_path, caplog, change, key):
-    (tmp_path / "submission.json").write_text(to_json(submission(1)))
-    assert read_stored(tmp_path) is not None
-    tree = json.loads((tmp_path / "submission.json").read_text())
-    (tmp_path / "submission.json").write_text(json.dumps({**tree, **change}))
-    assert read_stored(tmp_path) is None
-    assert f"{tmp_path}: its submission.json is not read: key '{key}' is wrong: '../" in caplog.text
+    folder = tmp_path / "jobs-S"
+    folder.mkdir()
+    (folder / "submission.json").write_text(to_json(submission(1)))
+    assert read_stored(folder) is not None
+    tree = json.loads((folder / "submission.json").read_text())
+    (folder / "submission.json").write_text(json.dumps({**tree, **change}))
+    assert read_stored(folder) is None
+    assert f"{folder}: its submission.json is not read: key '{key}' is wrong: '../" in caplog.text
 
 
 def submission(count: int) -> Submission:

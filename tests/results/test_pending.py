@@ -89,7 +89,7 @@ def test_a_file_that_is_gone_has_no_row_and_of_one_that_cannot_be_read_nobody_kn
 def test_the_rows_noted_last_are_those_of_the_run(tmp_path):
     assert read_run(tmp_path) == RunJournal(), "nobody knows"
     write_journal(tmp_path)
-    assert read_run(tmp_path) == RunJournal(complete=True), "it came to none"
+    assert read_run(tmp_path) == RunJournal(began="t", complete=True), "it came to none"
     rows = appended(tmp_path, CELLS)
     write_journal(tmp_path, rows)
     assert (read_run(tmp_path).rows, read_run(tmp_path).complete) == (rows, True)
@@ -136,7 +136,7 @@ def test_a_line_that_the_disk_did_not_take_leaves_the_journal_complete(tmp_path)
     with journal_limited_to(size + 20), open_journal(tmp_path) as writer:
         assert "could not be written" in writer.add(RunEntry(at="t", cleaned="no row"))
     assert (tmp_path / RUN_JOURNAL).stat().st_size == size
-    assert read_run(tmp_path) == RunJournal(complete=True), "it certainly has no row, as before"
+    assert read_run(tmp_path) == RunJournal(began="t", complete=True), "it certainly has no row, as before"
 
 
 def test_an_emptied_journal_that_clean_has_marked_is_not_complete(tmp_path):
@@ -154,7 +154,7 @@ def test_a_journal_that_is_open_takes_the_rows_without_another_descriptor(tmp_pa
         os.link(tmp_path / RUN_JOURNAL, tmp_path / "backup")  # `cp -al`
         with no_more_descriptors():
             assert writer.add(RunEntry(at="t", rows=ROWS)) == ""
-    assert read_run(tmp_path) == RunJournal(rows=ROWS, complete=True)
+    assert read_run(tmp_path) == RunJournal(began="t", rows=ROWS, complete=True)
 
 
 def test_a_journal_that_cannot_be_opened_for_the_first_rows_is_not_complete(tmp_path):
