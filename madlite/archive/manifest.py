@@ -20,6 +20,7 @@ from madlite.workspace.journal import RUN_JOURNAL
 FORMAT = 1
 MANIFEST = "manifest.json"
 LIMIT_BYTES = 64 << 20
+MAX_FILES, MAX_RUNS = 200_000, 10_000  # of one archive
 OF_ONE_FOLDER = frozenset((LOCK, HANDLE, PROGRESS, RUN_JOURNAL, RESULT))
 """Files of a run that mean something in its own folder alone."""
 RESERVED = frozenset(("baselines",))  # what else has its place among the folders of runs
@@ -89,7 +90,7 @@ def manifest_text(manifest: Manifest) -> str:
     return to_json(manifest)
 
 
-def read_manifest(data: bytes, where: str) -> Manifest:
+def read_manifest(data: bytes, where: str, max_files: int = MAX_FILES) -> Manifest:
     """Return the manifest of an archive; messages call that `where`.
 
     Raises:
@@ -106,6 +107,12 @@ def read_manifest(data: bytes, where: str) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageProblem(f"{where}: its {MANIFEST} cannot be read: {error}", _HINT) from None
+    files = sum(len(run.files) for run in manifest.runs)
+    for found, most, what in ((len(manifest.runs), MAX_RUNS, "runs"), (files, max_files, "files")):
+        if found > most:
+            raise UsageProblem(
+                f"{where} has {found} {what}, more than {most} {what}", "pack fewer runs into one archive"
+            )
     if problem := next(_problems(manifest), ""):
         raise UsageProblem(f"{where}: {problem}", _HINT)
     return manifest

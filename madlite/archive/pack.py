@@ -15,7 +15,18 @@ from typing import BinaryIO
 from msgspec.structs import replace
 
 from madlite.archive.choose import WRITTEN, Candidate, left_out, list_files
-from madlite.archive.manifest import FORMAT, MANIFEST, RESERVED, LeftOut, Manifest, PackedFile, PackedRun, manifest_text
+from madlite.archive.manifest import (
+    FORMAT,
+    MANIFEST,
+    MAX_FILES,
+    MAX_RUNS,
+    RESERVED,
+    LeftOut,
+    Manifest,
+    PackedFile,
+    PackedRun,
+    manifest_text,
+)
 from madlite.errors import UsageProblem
 from madlite.files import NotJson, decode_json
 from madlite.model import Value
@@ -72,6 +83,7 @@ def pack(runs: Iterable[StoredRun], file: Path, secrets: Sequence[str], max_file
             in_order = sorted(runs, key=lambda run: run.folder.name)
             packed = tuple(_pack_run(run, files, max_file_bytes) for run in in_order)
             manifest = Manifest(format=FORMAT, madlite=__version__, runs=packed)
+            _check_number(manifest)
             with (
                 folder_of(file) as (folder, name),
                 folder.atomic(name) as beside,
@@ -89,6 +101,13 @@ def _check_name(file: Path) -> None:
         raise UsageProblem(f"{file} is no name of an archive", f"-o {file.name.partition('.')[0] or 'runs'}.tar.gz")
     if os.path.lexists(file):
         raise UsageProblem(f"{file} is there already", f"rm {file}   or name another file: -o")
+
+
+def _check_number(manifest: Manifest) -> None:
+    """Refuse more than `import` takes from one archive."""
+    for found, most, what in ((len(manifest.runs), MAX_RUNS, "runs"), (len(manifest.sizes()), MAX_FILES, "files")):
+        if found > most:
+            raise UsageProblem(f"{found} {what} are more than the {most} of one archive", "name fewer runs")
 
 
 def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:

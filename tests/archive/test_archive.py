@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import os
 import tarfile
@@ -247,6 +248,62 @@ HOSTILE = {
     ),
     "a broken record": (tars.with_hashes({**tars.small(), f"{ONE}/record.json": b'{"id": 7'}), [], "record.json"),
 }
+
+
+def headers(archive: Path, *members: tuple[bytes, bytes]) -> Path:
+    """Write an archive of headers that tarfile reads with what is behind them: each a kind and its content."""
+    with gzip.open(archive, "wb") as file:
+        for kind, data in members:
+            one = tarfile.TarInfo("manifest.json")
+            one.type, one.size = kind, len(data)
+            file.write(one.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % 512))
+    return archive
+
+
+STRANGE = "has a header that none of an archive of runs has"
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([(tarfile.XHDTYPE, b"1" * 300_000)], STRANGE),  # in which a number is looked for from each digit on
+        ([(tarfile.XHDTYPE, b"1" * 8000)], "is no whole archive of runs"),
+        ([(tarfile.XHDTYPE, b"11 a=b" + b" " * 4 + b"\n")], STRANGE),
+        ([(tarfile.XHDTYPE, b"0 path=x\n")], STRANGE),
+        ([(tarfile.XHDTYPE, b"10 path=x\n")] * 5000, STRANGE),  # tarfile reads each within the one before
+        ([(tarfile.GNUTYPE_LONGNAME, b"x" * 200)] * 5000, STRANGE),
+        ([(tarfile.XGLTYPE, b"10 path=x\n")], STRANGE),
+        ([(tarfile.REGTYPE, b"")], "manifest.json cannot be read"),
+    ],
+)
+def test_headers_that_no_archive_of_runs_has_are_refused_in_a_sentence(tmp_path, capsys, monkeypatch, members, words):
+    monkeypatch.chdir(tmp_path)
+    archive = headers(tmp_path / "x.tar.gz", *members)
+    for command in ("import", "verify"):
+        assert words in said(capsys, command, "x.tar.gz", code=4)
+    assert [*tmp_path.iterdir()] == [archive]
+
+
+def test_names_that_need_a_header_of_their_own_are_read(place, capsys):
+    name = f"outputs/{'é' * 90}/{'long' * 20}.csv"
+    (folder(place) / name).parent.mkdir(parents=True)
+    (folder(place) / name).write_text("x")
+    said(capsys, "archive", ONE, "-o", "x.tar.gz")
+    assert b"path=" in gzip.decompress(Path("x.tar.gz").read_bytes())
+    said(capsys, "import", "x.tar.gz", "--dir", str(elsewhere(place)))
+    assert [one.read_text() for one in elsewhere(place).glob(f"madlite_runs/*/{name}")] == ["x"]
+
+
+def test_more_runs_than_an_archive_has_are_refused_before_anything_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = tars.small()
+    manifest = json.loads(files["manifest.json"])
+    (run,) = manifest["runs"]
+    manifest["runs"] = [{**run, "id": f"run-{n}"} for n in range(20_000)]
+    archive = tars.write(tmp_path / "x.tar.gz", {"manifest.json": json.dumps(manifest).encode()})
+    for command in ("import", "verify"):
+        assert "x.tar.gz has 20000 runs, more than 10000 runs" in said(capsys, command, "x.tar.gz", code=4)
+    assert [*tmp_path.iterdir()] == [archive]
 
 
 @pytest.mark.parametrize("what", HOSTILE)
