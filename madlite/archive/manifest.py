@@ -21,9 +21,9 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 LIMIT_BYTES = 64 << 20
 MAX_FILES, MAX_RUNS = 200_000, 10_000  # of one archive
-OF_ONE_FOLDER = frozenset((LOCK, HANDLE, PROGRESS, RUN_JOURNAL, RESULT))
-"""Files of a run that mean something in its own folder alone."""
-RESERVED = frozenset(("baselines",))  # what else has its place among the folders of runs
+OF_ONE_FOLDER = frozenset((LOCK, HANDLE, PROGRESS, RUN_JOURNAL, RESULT, "submission.json", "jobs.jsonl"))
+"""Files that mean something in the folder alone that madlite made them in: a run's, or a submission's."""
+_NO_RUN = re.compile(r"(?:jobs|study|check|batch)-.*|baselines")  # what else has its place among the folders of runs
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME, _LONGEST_PATH, _DEEPEST = 255, 1000, 32  # bytes of a part, characters, parts
 
@@ -48,13 +48,15 @@ class LeftOut(Value, frozen=True):
 class PackedRun(Value, frozen=True):
     """A run of an archive.
 
-    `doubt` says how its record had been changed before it was packed.  `left_out` names the first files that are not
-    here, the counts are of all of them.
+    `first_id` is its id in the folder that it was made in, where it had been imported before it was packed.  `doubt`
+    says how its record had been changed before it was packed.  `left_out` names the first files that are not here, the
+    counts are of all of them.
     """
 
     id: str
     card: str
     status: str
+    first_id: str = ""
     started: str = ""
     doubt: str = ""
     files: tuple[PackedFile, ...] = ()
@@ -121,12 +123,18 @@ def read_manifest(data: bytes, where: str, max_files: int = MAX_FILES) -> Manife
 _HINT = "madlite archive writes archives of runs; nothing was taken in"
 
 
+def is_run_id(name: str) -> bool:
+    """Return whether a folder of this name can be a run's: not where madlite keeps something else under such names."""
+    return RUN_ID.fullmatch(name) is not None and _NO_RUN.fullmatch(name) is None
+
+
 def _problems(manifest: Manifest) -> Iterator[str]:
     """Yield what is wrong with the names of a manifest: they become paths."""
     yield from _repeated((run.id for run in manifest.runs), "run")
     for run in manifest.runs:
-        if not RUN_ID.fullmatch(run.id) or run.id in RESERVED:
-            yield f"{run.id!r} is no id of a run"
+        for name in filter(None, (run.id, run.first_id)):
+            if not is_run_id(name):
+                yield f"{name[:_LONGEST_NAME]!r} is no id of a run"
         yield from _repeated((file.path for file in run.files), f"file of run {run.id}")
         if RECORD not in (file.path for file in run.files):
             yield f"run {run.id} has no {RECORD}"

@@ -20,17 +20,16 @@ from madlite.archive.manifest import (
     MANIFEST,
     MAX_FILES,
     MAX_RUNS,
-    RESERVED,
     LeftOut,
     Manifest,
     PackedFile,
     PackedRun,
+    is_run_id,
     manifest_text,
 )
 from madlite.errors import UsageProblem
 from madlite.files import NotJson, decode_json
 from madlite.model import Value
-from madlite.plan.plan_file import RUN_ID
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.safe_files import Folder, check_plain, folder_of, open_plain
 from madlite.secrets import Redactor, masked_json
@@ -63,7 +62,7 @@ def why_not_packed(run: StoredRun, *, force: bool = False) -> str:
         return reasons[run.state]
     if not run.collected:
         return "it is not collected (madlite collect)"
-    if not RUN_ID.fullmatch(run.folder.name) or run.folder.name in RESERVED:
+    if not is_run_id(run.folder.name):
         return "its folder's name is no id of a run"
     return f"{run.doubt} (--force packs it, and marks it)" if run.doubt and not force else ""
 
@@ -127,6 +126,7 @@ def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
         id=run.folder.name,
         card=files.text(record.card),
         status=run.state,
+        first_id=run.archived_id,
         started=record.started,
         doubt=files.text(run.doubt),
         files=tuple(packed),

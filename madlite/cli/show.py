@@ -163,7 +163,10 @@ def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
     yield "status", f"{status_text(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
     yield "processes", _processes(run)
     yield "doubt", run.doubt
-    yield "imported", f"from {run.origin}" if run.origin else ""
+    yield (
+        "imported",
+        f"from {run.origin}" + (f", as {run.archived_id}" if run.archived_id else "") if run.origin else "",
+    )
     yield "pruned", "its log and other files were removed: madlite prune" if run.pruned else ""
     if record.diagnosis is not None:
         rank = f"rank {record.diagnosis.rank}: " if record.diagnosis.rank is not None else ""

@@ -6,24 +6,30 @@ import csv
 import gzip
 import json
 import os
+import re
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from madlite.archive.taking_in import _folder_beside
 from madlite.archive.unpack import Limits, unpack
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
+from madlite.model import Study
+from madlite.model.results import Attempt, FailedAttempt
 from madlite.results.record import File, record_json
 from madlite.results.stored import load_record
 from madlite.safe_files import Folder
-from madlite.workspace.folder import LOG, PLAN, RECORD
-from madlite.workspace.journal import RunRows
+from madlite.workspace.folder import LOG, PLAN, RECORD, open_runs
+from madlite.workspace.journal import RunRows, read
 from tests.archive import tars
 from tests.cli.stored_runs import good, store
 
 ONE, TWO = "20260102T030405-a-000001", "20260102T030500-b-000002"
+ROW = {"model": "tiny", "performance": "12.5", "metric": "tps", "status": "SUCCESS"}
 SECRET = "s3cr3tvalue42"  # noqa: S105
 
 
@@ -46,6 +52,12 @@ def said(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str:
 
 def folder(place: Path, run: str = ONE) -> Path:
     return place / "madlite_runs" / run
+
+
+def imported(place: Path, run: str = ONE) -> Path:
+    """Return the folder of a run that was imported."""
+    (entry,) = {one.run for one in read(place / "madlite_runs") if one.archived_id == run}
+    return place / "madlite_runs" / entry
 
 
 def elsewhere(place: Path) -> Path:
@@ -153,11 +165,10 @@ def test_a_run_without_a_record_is_not_packed(place, capsys):
 
 
 def test_a_record_that_was_changed_is_packed_by_force_and_stays_marked(place, capsys):
-    home = folder(place)
     said(capsys, "archive", ONE, "-o", "good.tgz")
     said(capsys, "import", "good.tgz", "--dir", str(elsewhere(place)))
-    imported = folder(elsewhere(place))
-    (imported / RECORD).write_text((imported / RECORD).read_text().replace("12.5", "99.5"))
+    home = imported(elsewhere(place))
+    (home / RECORD).write_text((home / RECORD).read_text().replace("12.5", "99.5"))
     assert "changed by another program" in said(
         capsys, "archive", ONE, "-o", "x.tgz", "--dir", str(elsewhere(place)), code=4
     )
@@ -169,28 +180,33 @@ def test_a_record_that_was_changed_is_packed_by_force_and_stays_marked(place, ca
     assert "packed although" in said(capsys, "import", "x.tgz", "--dir", str(third))
     (one,) = json.loads(said(capsys, "runs", "--json", "--dir", str(third)).partition("\nwarning")[0])
     assert one["doubt"].startswith("before it was packed its record was changed") and one["origin"] == "x.tgz"
-    assert home.is_dir()
 
 
 def test_imported_runs_are_listed_as_imported_and_are_those_that_were_packed(place, capsys):
     said(capsys, "archive", "2026*", "-o", "x.tar.gz")
     other = elsewhere(place)
     text = said(capsys, "import", "x.tar.gz", "--dir", str(other))
-    assert f"{ONE}: taken in" in text and "2 runs taken in, 2 runs in x.tar.gz" in text
+    one, two = imported(other, ONE).name, imported(other, TWO).name
+    assert f"{ONE}: taken in as {one}" in text and "2 runs taken in, 2 runs in x.tar.gz" in text
+    assert re.fullmatch("20260102T030405-tiny-[0-9a-f]{6}", one) and two.startswith("20260102T030500-tiny-")
     listed = json.loads(said(capsys, "runs", "--json", "--dir", str(other)))
-    assert [(one["id"], one["doubt"], one["origin"]) for one in listed] == [
-        (ONE, "", "x.tar.gz"),
-        (TWO, "", "x.tar.gz"),
+    assert [(each["id"], each["doubt"], each["origin"]) for each in listed] == [
+        (one, "", "x.tar.gz"),
+        (two, "", "x.tar.gz"),
     ]
     assert "SUCCESS, imported" in said(capsys, "runs", "--dir", str(other))
-    assert "from x.tar.gz" in said(capsys, "show", ONE, "--dir", str(other))
-    for name in (RECORD, PLAN, LOG):
-        assert (folder(other) / name).read_bytes() == (folder(place) / name).read_bytes()
-    assert {one.name for one in (other / "madlite_runs").iterdir()} == {
-        *(ONE, TWO, ".gitignore", ".import.lock", ".journal.jsonl"),
+    for name in (one, ONE):
+        assert f"from x.tar.gz, as {ONE}" in said(capsys, "show", name, "--dir", str(other))
+    home = imported(other)
+    assert (home / LOG).read_bytes() == (folder(place) / LOG).read_bytes()
+    for name in (RECORD, PLAN):
+        text = (home / name).read_text()
+        assert text.replace(f'"id": "{one}"', f'"id": "{ONE}"') == (folder(place) / name).read_text()
+    assert {each.name for each in (other / "madlite_runs").iterdir()} == {
+        *(one, two, ".gitignore", ".import.lock", ".journal.jsonl"),
     }
     again = said(capsys, "import", "x.tar.gz", "--dir", str(other))
-    assert f"{ONE}: already here" in again and "0 runs taken in" in again
+    assert f"{ONE}: already here as {one}" in again and "0 runs taken in" in again
     assert f"{ONE}: already here" in said(capsys, "import", "x.tar.gz")  # where the runs are from
 
 
@@ -202,6 +218,63 @@ def test_a_run_that_is_here_with_another_content_is_refused_by_name_and_the_othe
     text = said(capsys, "import", "x.tar.gz", "--dir", str(other), code=3)
     assert f"{ONE}: not taken in: a run of this id is here with another content (record.json)" in text
     assert f"{TWO}: taken in" in text and (folder(other) / RECORD).read_bytes() == before
+
+
+def change(place: Path, run: str, **fields: object) -> None:
+    record = load_record(folder(place, run))
+    assert record is not None
+    (folder(place, run) / RECORD).write_text(record_json(replace(record, **fields)))
+
+
+STUDY = "20260102T030400-abcdef"
+
+
+def test_runs_of_an_archive_name_each_other_and_their_study_by_ids_of_here(place, capsys):
+    rows = RunRows(path="perf.csv", cells=({**ROW, "run": TWO},), appended=True)
+    study = Study(id=STUDY, kind="repeat", series=1, index=1, count=1)
+    change(place, ONE, attempt=Attempt(retries=2, next=TWO), batch=STUDY, study=study)
+    again = Attempt(number=2, earlier=(FailedAttempt(run=ONE, cause="hang"),), next="20260102T030600-c-000003")
+    change(place, TWO, attempt=again, beside=(ONE, "other"), rows=rows)
+    said(capsys, "archive", "2026*", "-o", "x.tgz", "--force")
+    other = elsewhere(place)
+    said(capsys, "import", "x.tgz", "--rows", "--dir", str(other))
+    one, two = (load_record(imported(other, run)) for run in (ONE, TWO))
+    assert one is not None and two is not None and two.attempt is not None and one.attempt is not None
+    assert (one.attempt.next, two.attempt.earlier[0].run, two.beside) == (two.id, one.id, (one.id, "other"))
+    assert one.study is not None and {one.study.id, one.batch} == {f"{STUDY}-imported"}
+    assert two.attempt.next == "20260102T030600-c-000003-imported"  # nothing here can be meant
+    with (other / "perf.csv").open(newline="") as file:
+        assert [row["run"] for row in csv.DictReader(file)] == [two.id]
+    before = tree(other / "madlite_runs")
+    assert "0 runs taken in" in said(capsys, "import", "x.tgz", "--rows", "--dir", str(other))
+    assert tree(other / "madlite_runs") == before
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+def test_a_run_that_went_through_several_folders_is_known_by_its_first_id(place, capsys):
+    said(capsys, "archive", ONE, "-o", "x.tgz")
+    other, third = elsewhere(place), place.parent / "third"
+    third.mkdir()
+    said(capsys, "import", "x.tgz", "--dir", str(other))
+    said(capsys, "archive", ONE, "-o", "y.tgz", "--dir", str(other))
+    here = imported(other).name
+    assert f"{here}: already here as {ONE}" in said(capsys, "import", "y.tgz")
+    said(capsys, "import", "y.tgz", "--dir", str(third))
+    assert f"already here as {imported(third).name}" in said(capsys, "import", "x.tgz", "--dir", str(third))
+
+
+def test_an_import_that_goes_on_is_not_in_the_way_of_another(place, capsys):
+    said(capsys, "archive", ONE, "-o", "x.tgz")
+    other = elsewhere(place)
+    with open_runs(other, make=True) as runs, _folder_beside(runs) as beside:  # as long as it unpacks
+        (beside.path / "part").write_text("x")
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(call, ["import", "x.tgz", "--dir", str(other)]).result() == 0
+        assert (beside.path / "part").exists() and imported(other).is_dir()
+    assert not beside.path.exists()
 
 
 def link(name: str, kind: bytes, to: str = "/etc/passwd") -> tarfile.TarInfo:
@@ -216,6 +289,13 @@ def named(path: str, run: str = ONE) -> tars.Files:
     manifest = json.loads(files["manifest.json"])
     manifest["runs"][0]["files"].append({"path": path, "bytes": 1, "sha256": "0" * 64})
     return {**files, "manifest.json": json.dumps(manifest).encode(), f"{run}/{path}": b"x"}
+
+
+def submission() -> tars.Files:
+    """Return an archive with what a submission has, as a run."""
+    return tars.with_hashes(
+        named("submission.json", "jobs-20261128T000000-abcdef") | {"jobs-20261128T000000-abcdef/submission.json": b"{}"}
+    )
 
 
 HOSTILE = {
@@ -235,6 +315,16 @@ HOSTILE = {
     "no id": (tars.small("../x"), [], "is no id of a run"),
     "a hidden run": (tars.small(".import-1"), [], "is no id of a run"),
     "the baselines": (tars.small("baselines"), [], "is no id of a run"),
+    "a submission": (submission(), [], "is no id of a run"),
+    **{
+        f"{kind}…": (tars.small(f"{kind}20260102T030405-00000a"), [], "is no id of a run")
+        for kind in ("study-", "check-", "batch-")
+    },
+    "a folder as first": (tars.small(first_id="jobs-20260102T030405-00000a"), [], "is no id of a run"),
+    "a file of a submission": (named("submission.json"), [], "has a name that is not taken in"),
+    "jobs of a submission": (named("jobs.jsonl"), [], "has a name that is not taken in"),
+    "a script": (tars.with_hashes(named("scripts/1.sh")), [], "is none that an archive has: no text"),
+    "a kubeconfig": (tars.with_hashes(named("kubeconfig")), [], "is none that an archive has: no text"),
     "a newer format": (tars.small(format=9), [], "is of format 9"),
     "no manifest": ({"x": b""}, [], "does not begin with manifest.json"),
     "a manifest that is none": ({"manifest.json": b"[1"}, [], "cannot be read"),
@@ -314,7 +404,7 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, capsys, monke
     text = said(capsys, "import", "x.tar.gz", code=4)
     assert words in text and "\x1b" not in text
     assert [*tmp_path.iterdir()] == [archive]
-    if "as it was packed" not in words and "found" not in words and "record" not in what:
+    if not any(one in words for one in ("as it was packed", "found", "is none that")) and "record" not in what:
         assert words in said(capsys, "verify", "x.tar.gz", code=4)
 
 
@@ -378,9 +468,6 @@ def test_rendered_files_are_packed_wherever_they_lie(place, capsys):
     )
     said(capsys, "archive", ONE, "-o", "x.tar.gz", "--force")
     assert f"{ONE}/data/run.py" in tars.read(Path("x.tar.gz"))
-
-
-ROW = {"model": "tiny", "performance": "12.5", "metric": "tps", "status": "SUCCESS"}
 
 
 @pytest.fixture
