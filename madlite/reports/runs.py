@@ -52,6 +52,11 @@ class StoredRun(Value, frozen=True):
         return headline_of(record.metrics, record.window) if self.state == Status.SUCCESS.value else None
 
     @property
+    def from_elsewhere(self) -> bool:
+        """Whether its files are not this folder's own: it was imported, or another program made or changed it."""
+        return bool(self.origin or self.doubt)
+
+    @property
     def is_suspect(self) -> bool:
         """Whether it is a success whose number is suspect."""
         return self.state == Status.SUCCESS.value and bool(self.record.suspect)
