@@ -6,6 +6,7 @@ What the log does not have is taken from the record: the exit code, and what end
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,6 +61,14 @@ def _decode(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value)
     raise NotImplementedError(kind)
+
+
+@cache
+def load_readers(plugins: Plugins) -> None:
+    """Load what reads logs, before processes are made that would each load it again; no plan has a part in it."""
+    log = LogMonitor([], with_common(plugins.failure_rules(), None), script_reader=AutoDetectReader(plugins, ()))
+    log.feed(b"a line\n")
+    log.finish()
 
 
 def limited(folder: Path, read: Callable[[], _Found]) -> _Found:

@@ -14,7 +14,7 @@ import msgspec
 
 from madlite.archive.choose import why_no_result
 from madlite.archive.manifest import PackedRun
-from madlite.archive.reread import STOPS, Reread, limited, load_plan, reread
+from madlite.archive.reread import STOPS, Reread, limited, load_plan, load_readers, reread
 from madlite.archive.rows_in_file import RowsInFile
 from madlite.archive.unpack import Mismatch
 from madlite.backends.loader import Plugins
@@ -236,6 +236,7 @@ def _of_log_within(record: Record, plan: RunPlan, place: Place, plugins: Plugins
     """Check what the log gives: with a time limit where the patterns of the plan are not our own."""
     if not place.from_elsewhere:
         return _of_log(record, plan, place, plugins)
+    load_readers(plugins)
     try:
         return limited(place.folder, lambda: tuple(_of_log(record, plan, place, plugins)))
     except UsageProblem as problem:
