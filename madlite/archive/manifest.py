@@ -29,12 +29,13 @@ _LONGEST_NAME, _LONGEST_PATH, _DEEPEST = 255, 1000, 32  # bytes of a part, chara
 
 
 class PackedFile(Value, frozen=True):
-    """A file of a run as the archive has it; `masked` where a secret was masked in it while it was packed."""
+    """A file of a run as the archive has it; `masked` where secrets were masked in it while it was packed, `masks`."""
 
     path: str
     bytes: int
     sha256: str
     masked: bool = False
+    masks: int = 0
 
 
 class LeftOut(Value, frozen=True):

@@ -114,6 +114,52 @@ def test_secrets_are_masked_in_every_file_and_json_stays_json(place, capsys, mon
     assert masked == {LOG, "summary.json", "x.txt"}
 
 
+LEFT = {
+    "key.txt": "-----BEGIN PRIVATE KEY-----\n"
+    + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC/+0\n" * 20
+    + "-----END PRIVATE KEY-----\n",
+    "login.json": '{"auths": {"r.example": {"auth": "bWU6aHVudGVyMjQ3MTE="}}, "n": 1.50}',
+    "a.yaml": "db:\n  password: hunter2\n  token: hunter24711xy\n  tokens: 1234\n",
+    "a.toml": 'secret = "hunter24711xy"\nsteps = 20\n',
+    "a.md": "sk-"
+    + "Hunter2abcd" * 4
+    + " npm_"
+    + "hunter24711x" * 3
+    + " aGZfaHVudGVyMjQ3MTFodW50ZXIyNDcxMWh1bnRlcjI0NzExYWI\n",
+}
+
+
+def test_secrets_that_a_workload_left_in_files_are_masked_and_the_files_named(place, capsys):
+    for name, text in LEFT.items():
+        (folder(place) / name).write_text(text)
+    text = said(capsys, "archive", ONE, "-o", "x.tar.gz")
+    assert "secrets masked in 5 files: a.md (3), a.toml (1), a.yaml (2), key.txt (1), login.json (1)" in text
+    files = {name.partition("/")[2]: data.decode() for name, data in tars.read(Path("x.tar.gz")).items()}
+    assert not [name for name, text in files.items() if re.search("[Hh]unter2|MIIE|bWU6|aHVudGVy", text)]
+    assert files["login.json"] == '{"auths": {"r.example": {"auth": "***"}}, "n": 1.50}'
+    assert files["a.yaml"] == "db:\n  password: ***\n  token: ***\n  tokens: 1234\n"
+    assert files["a.toml"] == 'secret = "***"\nsteps = 20\n'
+
+
+def test_a_secret_of_a_long_file_is_masked_wherever_its_pieces_end(place, capsys):
+    line = b"a: 1 loss 2.5\n"
+    for size in range((1 << 20) - 60, 1 << 20, 7):
+        (folder(place) / f"{size}.txt").write_bytes((line * (size // len(line)))[:size] + b"\npassword: hunter2\n")
+    said(capsys, "archive", ONE, "-o", "x.tar.gz")
+    assert not [name for name, data in tars.read(Path("x.tar.gz")).items() if b"hunter2" in data]
+
+
+def test_a_file_that_cannot_be_read_as_text_is_left_out_unless_asked_for(place, capsys):
+    (folder(place) / "utf16.csv").write_bytes("password,hunter2".encode("utf-16"))
+    (folder(place) / "nul.txt").write_bytes(b"a\0b")
+    (folder(place) / LOG).write_bytes(b"\xff\0 performance: 12.5 tps\n")  # a run's own log is always there
+    text = said(capsys, "archive", ONE, "-o", "x.tar.gz")
+    assert "utf16.csv (it cannot be read as text: --binary)" in text and "left out: 2 files" in text
+    assert {name.partition("/")[2] for name in tars.read(Path("x.tar.gz"))} == {"", RECORD, PLAN, LOG}
+    said(capsys, "archive", ONE, "-o", "y.tar.gz", "--binary")
+    assert tars.read(Path("y.tar.gz"))[f"{ONE}/nul.txt"] == b"a\0b"
+
+
 def test_a_file_whose_path_has_a_secret_is_left_out_and_named_masked(place, capsys, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     monkeypatch.setenv("MAD_SECRETS_NAME", RECORD)  # madlite's own names stay
