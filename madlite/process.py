@@ -1,16 +1,23 @@
-"""The only door to subprocesses: argv lists, a time limit, and no process left behind."""
+"""The only door to subprocesses: argv lists, or calls that may never end; a time limit, and no process left behind."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Event
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from madlite.model import Completed, Value
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+_Answer = TypeVar("_Answer")
 
 _POLL_S = 0.1  # between two questions whether a command is called off, or prints without an end
 _LIMIT_BYTES = 64 << 20  # what a short command may print
@@ -145,6 +152,51 @@ def _drain(started: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         for pipe in filter(None, (started.stdout, started.stderr)):
             pipe.close()
         return still_open.stdout or b"", still_open.stderr or b""
+
+
+def call_within(limit_s: float, call: Callable[[], _Answer]) -> _Answer:
+    """Return what a call returns that may never end: it is made in a process of its own, killed at the limit.
+
+    What it returns or raises is pickled; whatever else it changes stays there.
+
+    Raises:
+        TimeoutError: it took longer.
+        ChildProcessError: the process ended without an answer.
+    """
+    from multiprocessing import get_context
+
+    fork = get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    child = fork.Process(target=_answer, args=(theirs, call, limit_s), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        if not ours.poll(limit_s):
+            raise TimeoutError(f"it took longer than {limit_s:.0f} s")
+        answer, error = ours.recv()
+    except EOFError:
+        raise ChildProcessError("its process ended without an answer") from None
+    finally:
+        child.kill()
+        child.join()
+        ours.close()
+    if error is not None:
+        raise error
+    return cast("_Answer", answer)
+
+
+def _answer(pipe: Connection, call: Callable[[], object], limit_s: float) -> None:
+    """Send what a call returns or raises; a signal ends it at once, and the limit of its CPU where nobody waits."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    own = int(limit_s) + int(time.process_time()) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (own if hard < 0 else min(own, hard), hard))
+    try:
+        answer: tuple[object, Exception | None] = call(), None
+    except Exception as error:  # noqa: BLE001 - the caller gets it
+        answer = None, error
+    pipe.send(answer)
 
 
 def _text(data: bytes | None) -> str:

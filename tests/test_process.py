@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import psutil
 import pytest
 
 from madlite import process
-from madlite.process import capture, kill_group
+from madlite.errors import UsageProblem
+from madlite.process import call_within, capture, kill_group
 from tests.waiting import wait_until
 
 
@@ -62,3 +64,26 @@ def test_an_interrupt_leaves_no_command_behind(monkeypatch):
 
 def test_noise_is_text_all_the_same():
     assert capture(["printf", "\\377\\000x"], limit_s=5).stdout.endswith("x")
+
+
+def _forever() -> int:
+    while True:
+        pass
+
+
+def test_a_call_in_a_process_of_its_own_returns_and_raises_as_it_would_here():
+    assert call_within(60, lambda: {"n": (1, 2)}) == {"n": (1, 2)}
+    with pytest.raises(UsageProblem) as raised:
+        call_within(60, lambda: check_workers("many"))
+    assert raised.value.hint == "name a number"
+
+
+def check_workers(text: str) -> int:
+    raise UsageProblem(f"{text} is no number", "name a number")
+
+
+def test_a_call_that_does_not_end_or_dies_is_said_to():
+    with pytest.raises(TimeoutError):
+        call_within(0.2, _forever)
+    with pytest.raises(ChildProcessError):
+        call_within(60, lambda: os.kill(os.getpid(), signal.SIGKILL))

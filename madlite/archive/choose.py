@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import PurePosixPath
@@ -39,7 +39,7 @@ def list_files(home: Folder, record: Record, most_bytes: int) -> Iterator[Candid
 
     What another run or program has no use for, as a lock, is not named.
     """
-    rendered = {file.path for file in record.files if file.sha256}
+    rendered = rendered_files(record)
     for count, (path, facts) in enumerate(_walk(home)):
         if count == _MOST_ENTRIES:
             yield Candidate(path=path, bytes=0, why=f"more than {_MOST_ENTRIES} files: this one and those after it")
@@ -80,16 +80,29 @@ def _entries(home: Folder, below: str) -> list[tuple[str, os.stat_result]]:
     return sorted(found, key=lambda one: one[0])
 
 
-def _why(path: str, facts: os.stat_result, rendered: set[str]) -> str:
+def _why(path: str, facts: os.stat_result, rendered: Collection[str]) -> str:
     """Return why a file is left out, whatever its size."""
     if not stat.S_ISREG(facts.st_mode):
         return kind_of(facts)
-    if path in WRITTEN or path in rendered:
-        return ""
     *folders, name = PurePosixPath(path).parts
-    if folders[:1] == [WORK] and "/".join((*folders[1:], name)) in rendered:
+    if (
+        path not in WRITTEN
+        and path not in rendered
+        and folders[:1] == [WORK]
+        and "/".join((*folders[1:], name)) in rendered
+    ):
         return "a copy of a rendered file"
-    return why_no_result(path)
+    return why_no_file(path, rendered)
+
+
+def why_no_file(path: str, rendered: Collection[str]) -> str:
+    """Return why a file is none of a run's that an archive has: madlite's own, those it `rendered`, and results."""
+    return "" if path in WRITTEN or path in rendered else why_no_result(path)
+
+
+def rendered_files(record: Record) -> frozenset[str]:
+    """Return the names of the files that madlite made or copied for a run."""
+    return frozenset(file.path for file in record.files if file.sha256)
 
 
 def why_no_result(path: str) -> str:

@@ -19,20 +19,22 @@ from madlite.workspace.journal import RUN_JOURNAL
 FORMAT = 1
 MANIFEST = "manifest.json"
 LIMIT_BYTES = 64 << 20
-OF_ONE_FOLDER = frozenset((LOCK, HANDLE, PROGRESS, RUN_JOURNAL, RESULT))
-"""Files of a run that mean something in its own folder alone."""
-RESERVED = frozenset(("baselines",))  # what else has its place among the folders of runs
+MAX_FILES, MAX_RUNS = 200_000, 10_000  # of one archive
+OF_ONE_FOLDER = frozenset((LOCK, HANDLE, PROGRESS, RUN_JOURNAL, RESULT, "submission.json", "jobs.jsonl"))
+"""Files that mean something in the folder alone that madlite made them in: a run's, or a submission's."""
+_NO_RUN = re.compile(r"(?:jobs|study|check|batch)-.*|baselines")  # what else has its place among the folders of runs
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME, _LONGEST_PATH, _DEEPEST = 255, 1000, 32  # bytes of a part, characters, parts
 
 
 class PackedFile(Value, frozen=True):
-    """A file of a run as the archive has it; `masked` where a secret was masked in it while it was packed."""
+    """A file of a run as the archive has it; `masked` where secrets were masked in it while it was packed, `masks`."""
 
     path: str
     bytes: int
     sha256: str
     masked: bool = False
+    masks: int = 0
 
 
 class LeftOut(Value, frozen=True):
@@ -46,13 +48,15 @@ class LeftOut(Value, frozen=True):
 class PackedRun(Value, frozen=True):
     """A run of an archive.
 
-    `doubt` says how its record had been changed before it was packed.  `left_out` names the first files that are not
-    here, the counts are of all of them.
+    `first_id` is its id in the folder that it was made in, where it had been imported before it was packed.  `doubt`
+    says how its record had been changed before it was packed.  `left_out` names the first files that are not here, the
+    counts are of all of them.
     """
 
     id: str
     card: str
     status: str
+    first_id: str = ""
     started: str = ""
     doubt: str = ""
     files: tuple[PackedFile, ...] = ()
@@ -88,7 +92,7 @@ def manifest_text(manifest: Manifest) -> str:
     return to_json(manifest)
 
 
-def read_manifest(data: bytes, where: str) -> Manifest:
+def read_manifest(data: bytes, where: str, max_files: int = MAX_FILES) -> Manifest:
     """Return the manifest of an archive; messages call that `where`.
 
     Raises:
@@ -105,6 +109,12 @@ def read_manifest(data: bytes, where: str) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageProblem(f"{where}: its {MANIFEST} cannot be read: {error}", _HINT) from None
+    files = sum(len(run.files) for run in manifest.runs)
+    for found, most, what in ((len(manifest.runs), MAX_RUNS, "runs"), (files, max_files, "files")):
+        if found > most:
+            raise UsageProblem(
+                f"{where} has {found} {what}, more than {most} {what}", "pack fewer runs into one archive"
+            )
     if problem := next(_problems(manifest), ""):
         raise UsageProblem(f"{where}: {problem}", _HINT)
     return manifest
@@ -113,12 +123,18 @@ def read_manifest(data: bytes, where: str) -> Manifest:
 _HINT = "madlite archive writes archives of runs; nothing was taken in"
 
 
+def is_run_id(name: str) -> bool:
+    """Return whether a folder of this name can be a run's: not where madlite keeps something else under such names."""
+    return RUN_ID.fullmatch(name) is not None and _NO_RUN.fullmatch(name) is None
+
+
 def _problems(manifest: Manifest) -> Iterator[str]:
     """Yield what is wrong with the names of a manifest: they become paths."""
     yield from _repeated((run.id for run in manifest.runs), "run")
     for run in manifest.runs:
-        if not RUN_ID.fullmatch(run.id) or run.id in RESERVED:
-            yield f"{run.id!r} is no id of a run"
+        for name in filter(None, (run.id, run.first_id)):
+            if not is_run_id(name):
+                yield f"{name[:_LONGEST_NAME]!r} is no id of a run"
         yield from _repeated((file.path for file in run.files), f"file of run {run.id}")
         if RECORD not in (file.path for file in run.files):
             yield f"run {run.id} has no {RECORD}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import errno
 import gzip
 import hashlib
 import os
@@ -15,13 +17,24 @@ from typing import BinaryIO
 from msgspec.structs import replace
 
 from madlite.archive.choose import WRITTEN, Candidate, left_out, list_files
-from madlite.archive.manifest import FORMAT, MANIFEST, RESERVED, LeftOut, Manifest, PackedFile, PackedRun, manifest_text
+from madlite.archive.manifest import (
+    FORMAT,
+    MANIFEST,
+    MAX_FILES,
+    MAX_RUNS,
+    LeftOut,
+    Manifest,
+    PackedFile,
+    PackedRun,
+    is_run_id,
+    manifest_text,
+)
 from madlite.errors import UsageProblem
 from madlite.files import NotJson, decode_json
-from madlite.model import RUN_ID, Value
+from madlite.model import Value
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.safe_files import Folder, check_plain, folder_of, open_plain
-from madlite.secrets import Redactor, masked_json
+from madlite.secrets import MASK, Redactor, masked_json
 from madlite.workspace.folder import RECORD
 
 MAX_FILE_BYTES = 256 << 20
@@ -51,13 +64,22 @@ def why_not_packed(run: StoredRun, *, force: bool = False) -> str:
         return reasons[run.state]
     if not run.collected:
         return "it is not collected (madlite collect)"
-    if not RUN_ID.fullmatch(run.folder.name) or run.folder.name in RESERVED:
+    if not is_run_id(run.folder.name):
         return "its folder's name is no id of a run"
     return f"{run.doubt} (--force packs it, and marks it)" if run.doubt and not force else ""
 
 
-def pack(runs: Iterable[StoredRun], file: Path, secrets: Sequence[str], max_file_bytes: int = MAX_FILE_BYTES) -> Packed:
-    """Write runs into a new archive; `secrets` are masked in every file, and whatever is one by its shape.
+def pack(
+    runs: Iterable[StoredRun],
+    file: Path,
+    secrets: Sequence[str],
+    max_file_bytes: int = MAX_FILE_BYTES,
+    *,
+    binary: bool = False,
+) -> Packed:
+    """Write runs into a new archive; `secrets` are masked in every file, and whatever is one by its shape or its name.
+
+    With `binary` also results that by their content are no text, in which such a secret may not be found.
 
     Raises:
         UsageProblem: the file is there, cannot be written or has no name of an archive, or a run has no record.
@@ -67,10 +89,11 @@ def pack(runs: Iterable[StoredRun], file: Path, secrets: Sequence[str], max_file
     _check_name(file)
     try:
         with tempfile.TemporaryFile(dir=file.parent) as spool:
-            files = _Spool(spool, secrets)
+            files = _Spool(spool, secrets, binary=binary)
             in_order = sorted(runs, key=lambda run: run.folder.name)
             packed = tuple(_pack_run(run, files, max_file_bytes) for run in in_order)
             manifest = Manifest(format=FORMAT, madlite=__version__, runs=packed)
+            _check_number(manifest)
             with (
                 folder_of(file) as (folder, name),
                 folder.atomic(name) as beside,
@@ -90,6 +113,13 @@ def _check_name(file: Path) -> None:
         raise UsageProblem(f"{file} is there already", f"rm {file}   or name another file: -o")
 
 
+def _check_number(manifest: Manifest) -> None:
+    """Refuse more than `import` takes from one archive."""
+    for found, most, what in ((len(manifest.runs), MAX_RUNS, "runs"), (len(manifest.sizes()), MAX_FILES, "files")):
+        if found > most:
+            raise UsageProblem(f"{found} {what} are more than the {most} of one archive", "name fewer runs")
+
+
 def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
     record = run.record
     with Folder.open(run.folder.parent) as parent, parent.below(run.folder.name) as home:
@@ -107,6 +137,7 @@ def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
         id=run.folder.name,
         card=files.text(record.card),
         status=run.state,
+        first_id=run.archived_id,
         started=record.started,
         doubt=files.text(run.doubt),
         files=tuple(packed),
@@ -119,8 +150,8 @@ def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
 class _Spool:
     """The masked content of the files, one after another, in a file without a name: a kill leaves nothing of it."""
 
-    def __init__(self, file: BinaryIO, secrets: Sequence[str]) -> None:
-        self._file, self._secrets = file, tuple(secrets)
+    def __init__(self, file: BinaryIO, secrets: Sequence[str], *, binary: bool = False) -> None:
+        self._file, self._secrets, self._binary = file, tuple(secrets), binary
         self.text = Redactor(self._secrets).text
 
     def checked(self, one: Candidate) -> Candidate:
@@ -148,22 +179,28 @@ class _Spool:
             os.close(fd)
 
     def _copy(self, fd: int, one: Candidate) -> PackedFile:
-        before, after, size = hashlib.sha256(), hashlib.sha256(), 0
+        before, after, size, masks = hashlib.sha256(), hashlib.sha256(), 0, 0
+        check = _no_check if self._binary or one.path in WRITTEN else _TextCheck(one.path)
         for original, masked in self._pieces(fd, one):
+            check(original)
             before.update(original)
             after.update(masked)
             size += self._file.write(masked)
+            masks += masked.count(MASK) - original.count(MASK)
         digest = after.hexdigest()
-        return PackedFile(path=one.path, bytes=size, sha256=digest, masked=digest != before.hexdigest())
+        is_masked = digest != before.hexdigest()
+        return PackedFile(
+            path=one.path, bytes=size, sha256=digest, masked=is_masked, masks=max(1, masks) if is_masked else 0
+        )
 
     def _pieces(self, fd: int, one: Candidate) -> Iterator[tuple[bytes, bytes]]:
         """Yield what a file holds, each piece with what is written of it."""
-        redactor = Redactor(self._secrets)
+        redactor = Redactor(self._secrets, named=True)
         if one.path.endswith(".json") and one.bytes <= _DOCUMENT_BYTES:
             data = b"".join(_chunks(fd, one.bytes))
             yield data, _masked_document(data, redactor, self._secrets)
             return
-        for piece in _chunks(fd, one.bytes):
+        for piece in _whole_lines(_chunks(fd, one.bytes)):
             yield piece, redactor.feed(piece)
         yield b"", redactor.flush()
 
@@ -175,15 +212,54 @@ def _chunks(fd: int, size: int) -> Iterator[bytes]:
         yield piece
 
 
+def _whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield chunks again, each up to the end of a line, unless it has none."""
+    rest = b""
+    for chunk in chunks:
+        data = rest + chunk
+        end = data.rfind(b"\n") + 1 or len(data)
+        rest = data[end:]
+        yield data[:end]
+    yield rest
+
+
+class _TextCheck:
+    """Refuses a file that is not UTF-8, piece by piece: of another encoding no secret would be found."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._decoder = path, codecs.getincrementaldecoder("utf-8")()
+
+    def __call__(self, piece: bytes) -> None:
+        try:
+            is_text = b"\0" not in piece and self._decoder.decode(piece, final=not piece) is not None
+        except UnicodeDecodeError:
+            is_text = False
+        if not is_text:
+            raise OSError(errno.EILSEQ, "it cannot be read as text: --binary", self._path)
+
+
+def _no_check(piece: bytes) -> None:
+    pass
+
+
 def _masked_document(data: bytes, redactor: Redactor, secrets: Sequence[str]) -> bytes:
     """Return a JSON text with its secrets masked, as JSON: a masked number would be none."""
     masked = redactor.feed(data) + redactor.flush()
-    if masked == data:
-        return data
+    if masked == data or _is_json(masked):
+        return masked
     try:
-        return masked_json(decode_json(data), secrets).encode()
+        masked = masked_json(decode_json(data), secrets).encode()
     except NotJson:
         return masked
+    return redactor.feed(masked) + redactor.flush()
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        decode_json(data)
+    except NotJson:
+        return False
+    return True
 
 
 def _write(out: BinaryIO, manifest: Manifest, spool: BinaryIO) -> None:

@@ -5,8 +5,10 @@ What the log does not have is taken from the record: the exit code, and what end
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,14 +20,17 @@ from madlite.measure.multiple import FileResults, parse_results
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
 from madlite.model import Cause, Exit, Reader, RunPlan, Status, Value
+from madlite.process import call_within
 from madlite.reports.log import read_log
 from madlite.results.record import Record
 from madlite.run.detect import AutoDetectReader
 from madlite.safe_read import read_inside, read_regular
-from madlite.workspace.folder import PLAN, WORK
+from madlite.workspace.folder import LOG, PLAN, WORK
 from madlite.workspace.log_file import LEFT_OUT
 
 _LIMIT_PLAN_BYTES = 64 << 20
+_LIMIT_S, _SLOWEST_BYTES_PER_S = 60, 2 << 20  # of a log that is read by patterns of elsewhere
+_Found = TypeVar("_Found")
 STOPS = (Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED)
 """What ended a run from outside, whatever its log has."""
 
@@ -56,6 +61,35 @@ def _decode(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value)
     raise NotImplementedError(kind)
+
+
+@cache
+def load_readers(plugins: Plugins) -> None:
+    """Load what reads logs, before processes are made that would each load it again; no plan has a part in it."""
+    log = LogMonitor([], with_common(plugins.failure_rules(), None), script_reader=AutoDetectReader(plugins, ()))
+    log.feed(b"a line\n")
+    log.finish()
+
+
+def limited(folder: Path, read: Callable[[], _Found]) -> _Found:
+    """Return what is read of a log by the patterns of its run's plan, which somebody else made: it may never end.
+
+    Raises:
+        UsageProblem: it took too long, or what `read` raises.
+    """
+    try:
+        size = (folder / LOG).lstat().st_size
+    except OSError:
+        size = 0
+    limit_s = _LIMIT_S + size / _SLOWEST_BYTES_PER_S
+    try:
+        return call_within(limit_s, read)
+    except TimeoutError:
+        why = f"was not read within {limit_s:.0f} s"
+    except ChildProcessError as error:
+        why = f"could not be read: {error}"
+    what = f"the log of run {folder.name} {why}, by the patterns of its plan, which came from elsewhere"
+    raise UsageProblem(what, f"madlite log {folder.name} | madlite parse -   reads it without its plan")
 
 
 def reread(folder: Path, record: Record, plan: RunPlan, plugins: Plugins, workspace: Path | None) -> Reread:

@@ -1,7 +1,8 @@
 """The runs of an archive → folders of a folder of runs: each whole or not at all, and never over another one.
 
-Everything is extracted into a folder beside the runs and checked there; then each run is renamed into its place, after
-an entry in the journal of the folder of runs: it is none that madlite did not make, and where it came from is known.
+Everything is extracted into a folder beside the runs and checked there; then each run gets an id that is made here and
+is renamed into its place, after an entry in the journal of the folder of runs: it is none that madlite did not make,
+and where it came from and under which id is known.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime, timezone
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
+from madlite.archive.choose import rendered_files, why_no_file
 from madlite.archive.manifest import Manifest, PackedRun
 from madlite.archive.unpack import Limits, unpack
 from madlite.errors import RecordError, UsageProblem
@@ -28,17 +33,19 @@ from madlite.run.collect import append_rows_of
 from madlite.run.recovery.leftovers import IMPORTED
 from madlite.safe_files import Folder, check_plain, open_plain
 from madlite.workspace import journal
-from madlite.workspace.folder import LOCK, RECORD, RunFolder, check_runs_folder, open_runs
+from madlite.workspace.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, is_locked, new_run_id, open_runs
 from madlite.workspace.journal import RunEntry, RunRows, read_run
 
 _LOCK = ".import.lock"
+_BUSY = ".lock"  # of a folder with what is extracted; no run of an archive has such a name
 _CHUNK_BYTES = 1 << 20
 
 
 class TakenIn(Value, frozen=True):
-    """The outcome of one run of an archive: a message; `refused` where another run of its id is here."""
+    """The outcome of one run of an archive: its id here, and a message; `refused` where it is here as another one."""
 
     run: PackedRun
+    id: str
     words: str
     is_new: bool = False
     refused: bool = False
@@ -56,9 +63,11 @@ def take_in(file: Path, workspace: Path, limits: Limits) -> tuple[TakenIn, ...]:
     made = not os.path.lexists(workspace / RUNS)
     taken: tuple[TakenIn, ...] = ()
     try:
-        with open_runs(workspace, make=True) as runs, _alone(runs), _folder_beside(runs) as beside:
+        with open_runs(workspace, make=True) as runs, _folder_beside(runs) as beside:
             manifest = _unpacked(file, beside, limits)
-            taken = tuple(_take(run, beside, runs, shown(Path(file.name))) for run in manifest.runs)
+            with _alone(runs):
+                ids = _Ids(manifest, runs)
+                taken = tuple(_take(run, ids, beside, runs, shown(Path(file.name))) for run in manifest.runs)
     except OSError as error:
         raise UsageProblem(f"{shown(file)} cannot be taken in: {error.strerror or error}", f"ls -ld {RUNS}") from error
     finally:
@@ -88,40 +97,140 @@ def _unpacked(file: Path, beside: Folder, limits: Limits) -> Manifest:
         if record is None or record.id != run.id:
             what = f"its {RECORD} is of run {record.id if record is not None else '-'}"
             raise UsageProblem(f"run {run.id} of {shown(file)}: {what}", "")
+        rendered = rendered_files(record)
+        for path, why in ((one.path, why_no_file(one.path, rendered)) for one in run.files):
+            if why:
+                what = f"the file {path!r} of run {run.id} is none that an archive has: {why}"
+                raise UsageProblem(f"{shown(file)}: {what}", "madlite archive packs text that is a run's")
     return found.manifest
 
 
-def _take(run: PackedRun, beside: Folder, runs: Folder, origin: str) -> TakenIn:
-    """Rename one run into its place, unless there is one of its id."""
-    if runs.holds(run.id):
-        other = next(_other_files(run, runs), "")
+def _take(run: PackedRun, ids: _Ids, beside: Folder, runs: Folder, origin: str) -> TakenIn:
+    """Rename one run into its place, under its id here, unless it is there already."""
+    here = ids.here[run.id]
+    known_as = "" if here == run.id else f" as {here}"
+    if runs.holds(here):
+        other = next(_other_files(run, here, beside, runs), "")
         if not other:
-            return TakenIn(run=run, words="already here")
-        words = f"not taken in: a run of this id is here with another content ({other})"
-        return TakenIn(run=run, words=words, refused=True)
+            return TakenIn(run=run, id=here, words=f"already here{known_as}")
+        words = f"not taken in: a run of this id is here{known_as} with another content ({other})"
+        return TakenIn(run=run, id=here, words=words, refused=True)
     with beside.below(run.id) as home:
         os.close(home.open_file(LOCK))
-        record = home.read(RECORD, LIMIT_BYTES)
-        journal.add(runs, journal.import_entry(home, run.id, record, origin, run.doubt))
-    os.rename(run.id, run.id, src_dir_fd=beside.fd, dst_dir_fd=runs.fd)
-    return TakenIn(run=run, words="taken in", is_new=True)
+        record = ids.renamed(home.read(RECORD, LIMIT_BYTES))
+        home.write(RECORD, record)
+        with suppress(OSError, ValueError):  # a plan that is none, or is not there
+            home.write(PLAN, ids.renamed(home.read(PLAN, LIMIT_BYTES)))
+        archived_id = run.first_id or run.id
+        entry = journal.import_entry(home, here, record, origin, archived_id=archived_id, doubt=run.doubt)
+        journal.add(runs, entry)
+    os.rename(run.id, here, src_dir_fd=beside.fd, dst_dir_fd=runs.fd)
+    return TakenIn(run=run, id=here, words=f"taken in{known_as}", is_new=True)
 
 
-def _other_files(run: PackedRun, runs: Folder) -> Iterator[str]:
-    """Yield the files of a run that are here with another content.
+# The ids of runs of an archive, which are made here: what has one of the archive's could be taken for something else.
+
+_ABROAD = (
+    "-imported"  # ends the ids of batches, of studies and of runs that are not in the archive: none made here has it
+)
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_Path = tuple[str, ...]
+_OF_RUNS: tuple[_Path, ...] = (("id",), ("plan_id",), ("attempt", "next"), ("attempt", "earlier", "*", "run"))
+_OF_GROUPS: tuple[_Path, ...] = (("batch",), ("study", "id"))
+_NAMING_RUNS: tuple[_Path, ...] = (("beside", "*"), ("rows", "cells", "*", "run"))  # and perhaps something else
+
+
+class _Ids:
+    """The ids that the runs of an archive have here: as they were taken in before, or new ones."""
+
+    def __init__(self, manifest: Manifest, runs: Folder) -> None:
+        entries = journal.read(runs.path)
+        imported = {entry.archived_id: entry.run for entry in entries if entry.archived_id}
+        pruned = {entry.run for entry in entries if entry.pruned == "folder"}
+        self.here: dict[str, str] = {}
+        for run in manifest.runs:
+            first = run.first_id or run.id
+            own = first if first in pruned or runs.holds(first) else ""
+            imported[first] = self.here[run.id] = imported.get(first) or own or new_run_id(run.card, _began(run))
+
+    def renamed(self, data: bytes) -> bytes:
+        """Return a record or a plan with the ids that it has here.
+
+        Raises:
+            ValueError: it is no JSON.
+        """
+        return _with_ids(data, lambda name: self.here.get(name) or _abroad(name), _abroad, self._known)
+
+    def _known(self, text: str) -> str:
+        return self.here.get(text, text)
+
+
+def _abroad(name: str) -> str:
+    return _UNSAFE.sub("_", name.removesuffix(_ABROAD)) + _ABROAD
+
+
+def _began(run: PackedRun) -> datetime | None:
+    """Return when a run started, as it says: its id begins with that, and so has its place among the others."""
+    try:
+        began = datetime.fromisoformat(run.started).astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        return None
+    return began if 2000 <= began.year < 9999 else None
+
+
+def _with_ids(
+    data: bytes, run: Callable[[str], str], group: Callable[[str], str], known: Callable[[str], str]
+) -> bytes:
+    """Return a record or a plan as JSON with other ids of runs, and of batches and studies; all else as it is spelled.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    value = msgspec.Raw(data)
+    try:
+        for paths, change in ((_OF_RUNS, run), (_OF_GROUPS, group), (_NAMING_RUNS, known)):
+            for path in paths:
+                value = _changed(value, path, change)
+        return msgspec.json.format(bytes(value), indent=2) + b"\n"
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _changed(value: msgspec.Raw, path: _Path, change: Callable[[str], str]) -> msgspec.Raw:
+    """Return a JSON value with the texts changed to which a path leads; an empty one names nothing."""
+    first = bytes(value).lstrip()[:1]
+    if not path:
+        text = msgspec.json.decode(value, type=str) if first == b'"' else ""
+        return msgspec.Raw(msgspec.json.encode(change(text))) if text else value
+    if path[0] == "*" and first == b"[":
+        items = msgspec.json.decode(value, type=list[msgspec.Raw])
+        return msgspec.Raw(msgspec.json.encode([_changed(item, path[1:], change) for item in items]))
+    fields = msgspec.json.decode(value, type=dict[str, msgspec.Raw]) if first == b"{" else {}
+    if path[0] not in fields:
+        return value
+    return msgspec.Raw(msgspec.json.encode({**fields, path[0]: _changed(fields[path[0]], path[1:], change)}))
+
+
+def _other_files(run: PackedRun, here: str, beside: Folder, runs: Folder) -> Iterator[str]:
+    """Yield the files of a run that are here with another content, but for the ids in them.
 
     One that was masked for the archive is other here where its run is this folder's own, and one can be pruned.
     """
     record = next(file for file in run.files if file.path == RECORD)
     for file in (record, *run.files):
-        digest = _digest(runs, f"{run.id}/{file.path}")
+        has_ids = file.path in (RECORD, PLAN)
+        digest = _digest(runs, f"{here}/{file.path}", has_ids=has_ids)
+        packed = _digest(beside, f"{run.id}/{file.path}", has_ids=True) if has_ids else file.sha256
         gone = digest is None and file is not record
-        if not (gone or digest == file.sha256 or (file.masked and digest is not None)):
+        if not (gone or digest == packed or (file.masked and digest is not None)):
             yield file.path
 
 
-def _digest(runs: Folder, name: str) -> str | None:
-    """Return the SHA-256 of a plain file; None where there is none that can be read."""
+def _digest(runs: Folder, name: str, *, has_ids: bool = False) -> str | None:
+    """Return the SHA-256 of a plain file, where it has ids without them; None where there is none that can be read."""
+    if has_ids:
+        with suppress(OSError, ValueError):
+            return hashlib.sha256(_with_ids(runs.read(name, LIMIT_BYTES), *[lambda _: ""] * 3)).hexdigest()
     try:
         with runs.parent_of(name) as (folder, last):
             fd = open_plain(folder, last, os.O_RDONLY, make=False)
@@ -138,13 +247,10 @@ def _digest(runs: Folder, name: str) -> str | None:
 
 @contextmanager
 def _alone(runs: Folder) -> Iterator[None]:
-    """Hold the lock of imports, and remove what a killed one left."""
+    """Hold the lock of imports: for as long as something is written among the runs."""
     lock = runs.open_lock(_LOCK)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for name in os.listdir(runs.fd):  # noqa: PTH208 - of the open folder
-            if name.startswith(IMPORTED):
-                runs.remove_tree(name)
         yield
     finally:
         os.close(lock)
@@ -152,13 +258,22 @@ def _alone(runs: Folder) -> Iterator[None]:
 
 @contextmanager
 def _folder_beside(runs: Folder) -> Iterator[Folder]:
+    """Make a folder for what is extracted, locked until it is removed; those that a killed import left go first."""
     name = f"{IMPORTED}{threading.get_native_id()}"
-    try:
-        with runs.below(name, new=True) as beside:
+    with ExitStack() as opened:
+        with _alone(runs):
+            for left in os.listdir(runs.fd):  # noqa: PTH208 - of the open folder
+                if left.startswith(IMPORTED) and not is_locked(runs.path / left / _BUSY):
+                    runs.remove_tree(left)
+            beside = opened.enter_context(runs.below(name, new=True))
+            lock = beside.open_lock(_BUSY)
+            opened.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
             yield beside
-    finally:
-        with suppress(OSError):
-            runs.remove_tree(name)
+        finally:
+            with suppress(OSError):
+                runs.remove_tree(name)
 
 
 def _unmake(runs: Path) -> None:
@@ -182,11 +297,11 @@ def append_imported(
     """
     noted = NotedRuns(workspace / RUNS)
     for one in sorted(taken, key=lambda one: _first_append(one, workspace)):
-        if one.refused or not noted.origin(one.run.id):
+        if one.refused or not noted.origin(one.id):
             yield one if one.refused else replace(one, words=f"{one.words}, its rows are this folder's own")
             continue
         try:
-            yield _appended(one, workspace, output, begin, noted.rows_of_pruned.get(one.run.id, ""))
+            yield _appended(one, workspace, output, begin, noted.rows_of_pruned.get(one.id, ""))
         except (RecordError, OSError) as problem:
             why = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
             yield replace(one, words=f"{one.words}, its rows are not appended: {why}", refused=True)
@@ -194,13 +309,13 @@ def append_imported(
 
 def _first_append(one: TakenIn, workspace: Path) -> tuple[str, str]:
     """Return when a run's rows were first appended, and its start, which has whole seconds."""
-    record = read_record(workspace / RUNS / one.run.id)
+    record = read_record(workspace / RUNS / one.id)
     return (record.rows.at if record is not None and record.rows is not None else ""), one.run.started
 
 
 def _appended(one: TakenIn, workspace: Path, output: Path, begin: Sequence[str], earlier: str) -> TakenIn:
     """Append the rows of a run, unless its journal or the file `earlier` has them, "" for none."""
-    folder = workspace / RUNS / one.run.id
+    folder = workspace / RUNS / one.id
     record = load_record(folder)
     if record is None or record.rows is None:
         return replace(one, words=f"{one.words}, it has no row")

@@ -14,7 +14,7 @@ import msgspec
 
 from madlite.archive.choose import why_no_result
 from madlite.archive.manifest import PackedRun
-from madlite.archive.reread import STOPS, Reread, load_plan, reread
+from madlite.archive.reread import STOPS, Reread, limited, load_plan, load_readers, reread
 from madlite.archive.rows_in_file import RowsInFile
 from madlite.archive.unpack import Mismatch
 from madlite.backends.loader import Plugins
@@ -67,12 +67,21 @@ class Verified(Value, frozen=True):
 
 
 class Place(Value, frozen=True):
-    """Where a run lies: its folder, what the archive's manifest says of it, else the runs of the working folder."""
+    """Where a run lies: its folder, what the archive's manifest says of it, else the runs of the working folder.
+
+    `imported`: it is not the working folder's own, or another program changed it.
+    """
 
     folder: Path
     packed: PackedRun | None = None
     mismatches: tuple[Mismatch, ...] = ()
     pruned: bool = False
+    imported: bool = False
+
+    @property
+    def from_elsewhere(self) -> bool:
+        """Whether somebody else may have made its files."""
+        return self.imported or self.packed is not None
 
     @property
     def workspace(self) -> Path | None:
@@ -95,7 +104,7 @@ def verify(record: Record, place: Place, plugins: Plugins, rows: RowsInFile) -> 
             _unchecked("number", f"its plan cannot be read: {problem.message}"),
         ]
     else:
-        items += [*_plan(record, plan), *_of_log(record, plan, place, plugins)]
+        items += [*_plan(record, plan), *_of_log_within(record, plan, place, plugins)]
     items += [*_files(record, place), *_rows(record), *_in_file(record, place, rows)]
     return Verified(run=place.folder.name, card=record.card, items=tuple(items), notes=tuple(_notes(record, place)))
 
@@ -221,6 +230,17 @@ def _plan(record: Record, plan: RunPlan) -> Iterator[Item]:
 
 def _plain(value: object) -> Json:
     return msgspec.to_builtins(value)
+
+
+def _of_log_within(record: Record, plan: RunPlan, place: Place, plugins: Plugins) -> Iterable[Item]:
+    """Check what the log gives: with a time limit where the patterns of the plan are not our own."""
+    if not place.from_elsewhere:
+        return _of_log(record, plan, place, plugins)
+    load_readers(plugins)
+    try:
+        return limited(place.folder, lambda: tuple(_of_log(record, plan, place, plugins)))
+    except UsageProblem as problem:
+        return (_unchecked("number", problem.message),)
 
 
 def _of_log(record: Record, plan: RunPlan, place: Place, plugins: Plugins) -> Iterator[Item]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from madlite.archive.manifest import PackedRun
     from madlite.reports.runs import StoredRun
 
+_MASKED = 20  # files of a run in which a secret was masked and that are shown
 _NAMED = 3  # files of a run that are left out and shown, the largest
 
 
@@ -35,17 +36,18 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
 @click.option(
     "--max-file", type=SIZE, default=256 << 20, metavar="SIZE", help="Leave larger files out.  [default: 256M]"
 )
+@click.option("--binary", is_flag=True, help="Also pack results that cannot be read as text: secrets may be in them.")
 @click.option("--force", is_flag=True, help="Also pack a run whose record another program changed; it is marked so.")
 @dir_option
 @verbose_option
 def command(
-    run: tuple[str, ...], of: str, status: str, output: Path, max_file: int, force: bool, directory: Path
+    run: tuple[str, ...], of: str, status: str, output: Path, max_file: int, binary: bool, force: bool, directory: Path
 ) -> int:
     """Pack runs into one file, without secrets and weights.
 
     RUN is the id of a run, a part or a pattern of it, last, or last~1. Packed are record, plan, rendered files, log,
     steps, and results that are text; left out are weights, data, caches, secret files and links. Secrets are masked in
-    every file. The same runs give the same bytes.
+    every file, and the files are named. The same runs give the same bytes.
 
     \b
     madlite archive last -o run.tar.gz
@@ -58,7 +60,7 @@ def command(
 
     runs = runs_folder(directory)
     chosen = _choose(runs, run, of, status, force)
-    packed = pack(chosen, output, _secrets(runs.parent), max_file)
+    packed = pack(chosen, output, _secrets(runs.parent), max_file, binary=binary)
     for one in packed.manifest.runs:
         for line in _lines(one):
             echo(line)
@@ -71,9 +73,12 @@ def command(
 def _lines(one: PackedRun) -> Iterator[str]:
     from madlite.assets.room import size_text
 
-    masked = sum(file.masked for file in one.files)
-    more = f", secrets masked in {masked}" if masked else ""
-    yield f"{one.id}  {one.card}  {counted(len(one.files), 'file')}, {size_text(one.bytes)}{more}"
+    yield f"{one.id}  {one.card}  {counted(len(one.files), 'file')}, {size_text(one.bytes)}"
+    masked = [file for file in one.files if file.masked]
+    if masked:
+        named = ", ".join(f"{file.path} ({file.masks})" for file in masked[:_MASKED])
+        more = f", and {len(masked) - _MASKED} more" if len(masked) > _MASKED else ""
+        yield f"  secrets masked in {counted(len(masked), 'file')}: {named}{more}"
     if one.doubt:
         yield f"  packed although {one.doubt}"
     if one.left_out_files:

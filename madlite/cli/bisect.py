@@ -32,7 +32,7 @@ from madlite.cli.preview import preview
 from madlite.cli.run import command as run_command
 from madlite.cli.run import run_planned
 from madlite.cli.setup import cards_option
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import CheckFailed, ExitCode, UsageProblem, did_you_mean
 from madlite.files import exists, is_folder, read_text
 from madlite.model import Json
@@ -345,7 +345,7 @@ def _checked(items: Sequence[BisectItem], plugins: Plugins, options: Options) ->
 
 
 def _preview(items: Sequence[BisectItem], options: Options) -> int:
-    echo(preview(items[0].planned, options.environ))
+    echo_lines(preview(items[0].planned, options.environ))
     echo("# --- the list, from good to bad")
     for number, item in enumerate(items, 1):
         blocked = item.planned.plan.blocked

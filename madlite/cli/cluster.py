@@ -17,7 +17,7 @@ from madlite.cli import setup
 from madlite.cli.arguments import whole_number
 from madlite.cli.main import Group
 from madlite.cli.options import Command, verbose_option
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
     write_named(file, text, lambda path: False)
     read_clusters(file, tuple(SCHEDULERS))
     echo(f"{file}: cluster '{name}', partition {chosen.name}, {chosen.nodes} nodes")
-    echo(text)
+    echo_lines(text)
     if chosen.gpus_per_node and "\ngpu = " not in text:
         setup.warn(f"sinfo does not name the type of the {chosen.gpus_per_node} GPUs: set gpu in {file}, or --gpu")
     return int(ExitCode.OK)

@@ -12,7 +12,7 @@ import click
 from madlite.cli.arguments import FiniteRange
 from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, dir_option, read_where, verbose_option
-from madlite.cli.terminal import echo, has_colour, printable_lines, without_secrets
+from madlite.cli.terminal import echo, has_colour, one_line, without_secrets
 from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ def _cells(one: Comparison, shared: set[str]) -> Iterator[str]:
 def _echo_coloured(line: str, word: str, colour: str) -> None:
     import sys
 
-    text = printable_lines(without_secrets(line))
+    text = one_line(without_secrets(line))
     before, found, after = text.rpartition(word) if word != "failed" else text.partition(word)
     click.echo(
         f"{before}{click.style(found, fg=colour)}{after}" if colour and has_colour(sys.stdout.isatty()) else text

@@ -16,7 +16,7 @@ from madlite.cli.completion import complete_tags
 from madlite.cli.options import TagsCommand, common_options, plan_options, tags_option
 from madlite.cli.planning import check_option
 from madlite.cli.setup import cards_option
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo, echo_lines
 from madlite.machine.peaks import find_peak
 from madlite.measure.compute import flops_per_token, trains_adapters
 from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value, Variant
@@ -71,7 +71,7 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any
     else:
         pairs = zip(planned, refused, strict=True)
         pages = [Explained(one.plan, _script(one), tuple(map(in_one_line, found))) for one, found in pairs]
-        echo(mask("\n\n".join(map(full_page, pages) if everything else short_pages(pages))))
+        echo_lines(mask("\n\n".join(map(full_page, pages) if everything else short_pages(pages))))
     setup.print_problems(plugins.problems)
     for text in warnings:
         echo(f"warning: {mask(text)}", err=True)

@@ -10,7 +10,7 @@ import click
 
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.setup import print_problems
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo, echo_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ def command(as_json: bool, clear: tuple[int, ...]) -> int:
     if as_json:
         import json
 
-        echo(json.dumps({"folder": str(folder), "gpus": [*_rows(machine.gpus, states)]}, indent=2))
+        echo_lines(json.dumps({"folder": str(folder), "gpus": [*_rows(machine.gpus, states)]}, indent=2))
         return 0
     for gpu in machine.gpus:
         echo(f"GPU {gpu.index:<3} {gpu.bus or gpu.unique_id:13} {_text(*states[gpu.index])}")

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 def command(file: Path, rows: bool, output: Path, max_size: int, directory: Path) -> int:
     """Take in the runs of a file that `madlite archive` packed.
 
-    They are listed as imported, and `show`, `log`, `parse`, `verify` and `reproduce` know them. A run that is here
-    already is left as it is. One whose id is here with another content is refused by its name, and the others are taken
-    in. With --rows their rows are appended, also those of runs that were taken in before.
+    Each gets an id that is made here. They are listed as imported, and `show`, `log`, `parse`, `verify` and `reproduce`
+    know them, also by the ids that they had. A run that is here already is left as it is. One that is here with another
+    content is refused by its name, and the others are taken in. With --rows their rows are appended, also those of runs
+    that were taken in before.
 
     \b
     madlite import sweep.tar.gz

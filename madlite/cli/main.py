@@ -275,8 +275,9 @@ def _usage_error(error: click.UsageError) -> int:
 
 
 def _print_error(message: str, hint: str = "") -> None:
-    masked = mask(message), mask(hint)
-    echo(f"error: {masked[0]}" + (f"\n hint: {masked[1]}" if hint else ""), err=True)
+    echo(f"error: {mask(message)}", err=True)
+    if hint:
+        echo(f" hint: {mask(hint)}", err=True)
 
 
 def mask(text: str) -> str:

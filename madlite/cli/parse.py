@@ -125,18 +125,24 @@ def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | Ma
 
 def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReading:
     """Return what a run's log shows, by its own backend and warm-up where the command line names no others."""
+    from madlite.archive.reread import limited
     from madlite.reports.log import read_log
     from madlite.reports.runs import open_run
     from madlite.run.foreign import read_log as read
 
-    record = open_run(folder).record
+    run = open_run(folder)
+    record = run.record
     own = plugins.backends().get(record.backend) if record.rendered else None
     backend = options.backend or (own[0] if own else None)
     warmup = record.variant.warmup_steps if record.variant and options.warmup is None else options.warmup
     steps = _WARMUP_STEPS if warmup is None else warmup
     plan = _plan_of(folder) if own is not None and backend is own[0] else None
     own_plan = plan if plan is not None and plan.backend == record.backend else None
-    return read(f"run {folder.name}", read_log(folder), plugins, backend, steps, own_plan)
+
+    def read_it() -> LogReading:
+        return read(f"run {folder.name}", read_log(folder), plugins, backend, steps, own_plan)
+
+    return limited(folder, read_it) if own_plan is not None and run.from_elsewhere else read_it()
 
 
 def _plan_of(folder: Path) -> RunPlan | None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.completion import complete_devices, complete_precisions, complete_reference_keys
 from madlite.cli.options import Command, common_options
-from madlite.cli.terminal import echo, without_secrets
+from madlite.cli.terminal import echo, echo_lines, without_secrets
 from madlite.errors import ExitCode, MadliteError
 from madlite.model import Reference, Result, RunPlan
 from madlite.references import FILE
@@ -70,7 +70,7 @@ def command(
     if as_json:
         click.echo(without_secrets(json.dumps([to_object(one) for one in chosen], indent=2)))
     elif chosen:
-        echo("\n".join(as_table(chosen)))
+        echo_lines("\n".join(as_table(chosen)))
     else:
         echo(f"none of {len(every)} published figures is one of those" if every else "there are no published figures")
     return int(ExitCode.OK)

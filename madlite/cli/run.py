@@ -54,7 +54,7 @@ from madlite.cli.planning import check, check_option, check_start
 from madlite.cli.preview import preview
 from madlite.cli.screens import Sink
 from madlite.cli.setup import cards_option
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 from madlite.run.screen import Planned
 
@@ -215,7 +215,7 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, par
 
         shown, order = preview_repeat(planned, params)
     for one, found in zip(shown, refused, strict=True):
-        echo(preview(one, options.environ, map(in_one_line, found)))
+        echo_lines(preview(one, options.environ, map(in_one_line, found)))
     for text in order:
         echo(text)
     for text in warnings:

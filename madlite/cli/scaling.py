@@ -37,7 +37,7 @@ from madlite.cli.preview import preview
 from madlite.cli.run import command as run_command
 from madlite.cli.run import run_planned
 from madlite.cli.setup import cards_option
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import Json, Scalar
 from madlite.run.screen import Planned
@@ -159,7 +159,7 @@ def _plan_with(plan: Any, options: Options, values: Mapping[str, Scalar]) -> Seq
 def _preview(points: Sequence[PlannedPoint], options: Options, params: dict[str, Any]) -> int:
     runs = order_runs(points, "dry-run", params["repeat"] or 1)
     for one in runs[: len(points)]:
-        echo(preview(one, options.environ))
+        echo_lines(preview(one, options.environ))
     echo("# --- order of the runs")
     for number, one in enumerate(runs, 1):
         study = one.plan.study

@@ -24,7 +24,7 @@ from madlite.cli.format import (
     suspect_lines,
 )
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import echo_status, shell_line, without_secrets
+from madlite.cli.terminal import echo, echo_status, shell_line, without_secrets
 from madlite.errors import ExitCode
 from madlite.model import Status
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
@@ -60,7 +60,7 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
     folder = runs_folder(directory)
     if len(runs) == 1 and not wants_json and (lines := _study(folder, runs[0])):
         for line in lines:
-            click.echo(without_secrets(line))
+            echo(line)
         return int(ExitCode.OK)
     opened = [open_run(find_run(folder, run)) for run in runs]
     if len(opened) > 1:
@@ -91,11 +91,11 @@ def _study(folder: Path, name: str) -> list[str]:
         return []
     from madlite.cli.studies import outcome_lines
 
-    return [*map(printable, outcome_lines(found, folder.parent))]
+    return outcome_lines(found, folder.parent)
 
 
 def _show_several(runs: Sequence[StoredRun], *, every: bool, wants_json: bool) -> None:
-    from madlite.cli.terminal import echo, terminal_width
+    from madlite.cli.terminal import terminal_width
     from madlite.reports.runs import as_json
     from madlite.reports.side_by_side import as_lines, common_name, sections
 
@@ -163,7 +163,10 @@ def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
     yield "status", f"{status_text(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
     yield "processes", _processes(run)
     yield "doubt", run.doubt
-    yield "imported", f"from {run.origin}" if run.origin else ""
+    yield (
+        "imported",
+        f"from {run.origin}" + (f", as {run.archived_id}" if run.archived_id else "") if run.origin else "",
+    )
     yield "pruned", "its log and other files were removed: madlite prune" if run.pruned else ""
     if record.diagnosis is not None:
         rank = f"rank {record.diagnosis.rank}: " if record.diagnosis.rank is not None else ""

@@ -33,6 +33,8 @@ def outcome_lines(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
     if len(studies) != 1:
         return []
     ((study_id, kind),) = studies
+    if kind in (TUNE, BISECT) and any(run.origin for run in runs):  # what it came to is not here, nor goes it on here
+        return []
     if kind not in (TUNE, BISECT):
         return statistics_of([run.record for run in runs if run.state in (*Status,)])
     command = next((run.record.command for run in reversed(runs) if run.record.command), ())

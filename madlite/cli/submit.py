@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.batch_options import named_cluster, refuse
 from madlite.cli.preview import preview
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
@@ -271,11 +271,11 @@ def _print_scripts(prepared: Prepared | None, blocked: Sequence[Planned], option
     for one in prepared.planned:
         is_first = one.plan.study is None or one.plan.study.index in (None, 1)
         if is_first and not one.plan.traits.manifests:  # those are all that the script has
-            echo(preview(one, options.environ))
+            echo_lines(preview(one, options.environ))
     _print_runs(prepared)
     for number, text in prepared.scripts.items():
         echo(f"# --- job {number} of {len(prepared.scripts)}")
-        echo(text)
+        echo_lines(text)
     return int(ExitCode.OK)
 
 

@@ -59,7 +59,7 @@ def _in_colour(found: re.Match[str]) -> str:
 
 def echo_status(line: str, at: int | None = None) -> None:
     """Print one line as `echo` does, with the status at a place of it, or its first word, in colour on a terminal."""
-    text = printable_lines(without_secrets(line))
+    text = one_line(without_secrets(line))
     click.echo(coloured(text, at) if has_colour(sys.stdout.isatty()) else text)
 
 
@@ -85,13 +85,26 @@ def _in_bytes(char: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
 
 
+def one_line(text: str) -> str:
+    r"""Return a text as one line: as `printable_lines`, and ends of lines are spelled out too, as `\n`.
+
+    So whatever has a name in it, of a card, a run or a file that others named, is no line that they made up.
+    """
+    return printable_lines(text).replace("\n", "\\n")
+
+
 def echo(text: str, *, err: bool = False) -> None:
-    """Print lines, made printable, without what is a secret by its shape."""
-    click.echo(printable_lines(without_secrets(text)), err=err)
+    """Print one line, made printable, without what is a secret by its shape."""
+    click.echo(one_line(without_secrets(text)), err=err)
+
+
+def echo_lines(text: str) -> None:
+    """Print text of several lines as `echo` does one: of madlite's own, or of files that the caller named."""
+    click.echo(printable_lines(without_secrets(text)))
 
 
 def echo_on(text: str, *, err: bool = False) -> None:
-    """Print lines as `echo`; where nobody reads them any more they are discarded, and the command goes on."""
+    """Print a line as `echo`; where nobody reads them any more they are discarded, and the command goes on."""
     try:
         echo(text, err=err)
     except OSError:  # the terminal was closed, or the reader of a pipe is gone

@@ -22,7 +22,7 @@ from madlite.cli.preview import preview
 from madlite.cli.run import command as run_command
 from madlite.cli.run import recovery_warnings
 from madlite.cli.setup import cards_option
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan, Scalar
 from madlite.plan.values import canonical_key
@@ -181,7 +181,7 @@ class _Study:
         first = next_run(space, (), self._budget)
         if isinstance(first, NextRun):
             echo(f"# --- first run: {point_text(space, first.point)}; the runs after it depend on what it measures")
-            echo(preview(self._tuning.default, self._options.environ))
+            echo_lines(preview(self._tuning.default, self._options.environ))
         return 0
 
     def run(self, journal: BatchJournal) -> int:

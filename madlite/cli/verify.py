@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from madlite.cli.terminal import echo, without_secrets
 from madlite.errors import ExitCode, RecordError, UsageProblem
 
 if TYPE_CHECKING:
+    from madlite.archive.unpack import Mismatch
     from madlite.archive.verify import Item, Verified
     from madlite.backends.loader import Plugins
     from madlite.reports.runs import StoredRun
@@ -98,7 +100,7 @@ def _of_run(run: StoredRun, plugins: Plugins) -> Verified:
             card=run.record.card,
             items=(Item(what="record", outcome="unchecked", why=why),),
         )
-    place = Place(folder=run.folder, pruned=run.pruned)
+    place = Place(folder=run.folder, pruned=run.pruned, imported=run.from_elsewhere)
     return verify(run.record, place, plugins, RowsInFile(run.folder.parent.parent))
 
 
@@ -111,8 +113,11 @@ def _of_archive(file: Path, plugins: Plugins, max_size: int) -> Iterator[Verifie
 
     with tempfile.TemporaryDirectory(prefix="madlite-verify-") as name, Folder.open(Path(name)) as into:
         found = unpack(file, into, Limits(bytes=max_size))
+        mismatches: dict[str, list[Mismatch]] = {}
+        for one in found.mismatches:
+            mismatches.setdefault(one.name.partition("/")[0], []).append(one)
         for run in found.manifest.runs:
-            wrong = tuple(one for one in found.mismatches if one.name.startswith(f"{run.id}/"))
+            wrong = tuple(mismatches.pop(run.id, ()))
             place = Place(folder=Path(name) / run.id, packed=run, mismatches=wrong)
             try:
                 record = load_record(place.folder)
@@ -125,13 +130,8 @@ def _of_archive(file: Path, plugins: Plugins, max_size: int) -> Iterator[Verifie
                 yield Verified(run=run.id, card=run.card, items=of_manifest(wrong), notes=(problem,))
             else:
                 raise UsageProblem(f"run {run.id} of {file}: {problem}", "pip install --upgrade madlite")
-        others = [one for one in found.mismatches if one.name.partition("/")[0] not in _ids(found.manifest.runs)]
-        if others:
-            yield Verified(run=file.name, card="", items=of_manifest(others))
-
-
-def _ids(runs: Sequence[object]) -> set[str]:
-    return {str(getattr(run, "id", "")) for run in runs}
+        if mismatches:  # of files of no run
+            yield Verified(run=file.name, card="", items=of_manifest(chain.from_iterable(mismatches.values())))
 
 
 def _print(found: Sequence[Verified]) -> None:

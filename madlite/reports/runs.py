@@ -21,7 +21,7 @@ from madlite.results.pending import rows_path
 from madlite.results.record import Record, record_json
 from madlite.results.stored import NotedRuns, has_any_file, load_record, load_result, read_plan, read_record, with_plan
 from madlite.workspace.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive, is_uncollected, real_folders
-from madlite.workspace.journal import read_run
+from madlite.workspace.journal import read, read_run
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
 LAST = "last"
@@ -41,6 +41,7 @@ class StoredRun(Value, frozen=True):
     problem: str = ""
     doubt: str = ""  # what is wrong with the record: another program wrote or changed it
     origin: str = ""  # the archive that it was imported from
+    archived_id: str = ""  # the id that it had there
     pruned: bool = False  # whether `madlite prune` removed its files, all but the record and the plan
     collected: bool = True  # False where its result waits for `madlite collect`; then the record is the one it gets
 
@@ -49,6 +50,11 @@ class StoredRun(Value, frozen=True):
         """The number of a success."""
         record = self.record
         return headline_of(record.metrics, record.window) if self.state == Status.SUCCESS.value else None
+
+    @property
+    def from_elsewhere(self) -> bool:
+        """Whether its files are not this folder's own: it was imported, or another program made or changed it."""
+        return bool(self.origin or self.doubt)
 
     @property
     def is_suspect(self) -> bool:
@@ -153,7 +159,8 @@ def open_run(folder: Path, noted: NotedRuns | None = None) -> StoredRun:
     run, noted = _opened(folder), noted or NotedRuns(folder.parent)
     doubt, pruned = run.doubt or noted.doubt(folder), noted.pruned.get(folder.name)
     is_pruned = pruned is not None and pruned.pruned == "files"
-    return replace(run, doubt=doubt, origin=noted.origin(folder.name), pruned=is_pruned)
+    origin, archived_id = noted.origin(folder.name), noted.archived_id(folder.name)
+    return replace(run, doubt=doubt, origin=origin, archived_id=archived_id, pruned=is_pruned)
 
 
 def _opened(folder: Path) -> StoredRun:
@@ -207,6 +214,8 @@ def as_json(run: StoredRun) -> str:
 def find_run(runs: Path, name: str) -> Path:
     """Return the folder of the run that a name stands for: its id, a part of it that no other has, `last`, `last~1`.
 
+    An imported run is also found by the id that it had in its archive.
+
     Raises:
         UsageProblem: no run or several are named so.
     """
@@ -231,10 +240,17 @@ def find_named(runs: Path, name: str, names: Sequence[str] | None = None) -> Pat
         return _before_last(runs, int(found[1] or 0))
     if name in names:
         return runs / name
-    matching = names_with(names, name)
+    matching = names_with(names, name) or _imported_as(runs, name)
     if len(matching) > 1:
         raise _several(name, matching)
     return runs / matching[0] if matching else None
+
+
+def _imported_as(runs: Path, part: str) -> list[str]:
+    """Return the runs that were imported under other ids, which begin with a part or have it."""
+    imported = {entry.archived_id: entry.run for entry in read(runs) if entry.archived_id}
+    found = [imported[name] for name in names_with(sorted(imported), part)]
+    return [name for name in found if is_run(runs / name)]
 
 
 def _before_last(runs: Path, back: int) -> Path:

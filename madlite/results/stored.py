@@ -133,6 +133,10 @@ class NotedRuns:
         """Return the archive that a run was imported from; "" of a run of this folder."""
         return self._imported[run_id].origin if run_id in self._imported else ""
 
+    def archived_id(self, run_id: str) -> str:
+        """Return the id that an imported run had in its archive; "" of a run of this folder."""
+        return self._imported[run_id].archived_id if run_id in self._imported else ""
+
     def is_foreign(self, folder: Path) -> bool:
         """Return whether madlite did not make a run's folder here; False without a journal, or where there is none.
 

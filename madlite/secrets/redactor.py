@@ -25,13 +25,15 @@ _SHORT, _MOST_SHORT = 1024, 2048  # characters of a text that is looked through 
 class Redactor:
     """Masks secrets in text, and in a stream of bytes however it is cut; those that overlap share one mask.
 
-    Without any known ones it masks what is a secret by its shape.
+    Without any known ones it masks what is a secret by its shape; with `named` also values of settings by their names,
+    of files that are fed by whole lines.
     """
 
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
+    def __init__(self, secrets: Iterable[str] = (), *, named: bool = False) -> None:
         known = tuple(dict.fromkeys(secrets))
+        self._named = named
         self._searches = _searches(known)
-        self._masked = _masked_texts(known)
+        self._masked = _masked_texts(known, named)
         self._pending = b""
         self._out = 0  # so many bytes of what is held have been returned: they are kept for what comes after them
         self._covered = 0  # so many of them belong to a mask that is out
@@ -75,7 +77,7 @@ class Redactor:
         return _mask(data, spans, 0, 0, len(data))[0].decode("utf-8", errors) if spans else text
 
     def _spans(self, data: bytes) -> list[shapes.Span]:
-        found = shapes.spans(data)
+        found = shapes.spans(data, named=self._named)
         if self._searches:
             reading = SecretReading(data)
             for search in self._searches:
@@ -96,7 +98,7 @@ def masked_json(value: object, secrets: Iterable[str]) -> str:
 
 
 @lru_cache(maxsize=8)
-def _masked_texts(secrets: tuple[str, ...]) -> dict[str, str]:
+def _masked_texts(secrets: tuple[str, ...], named: bool) -> dict[str, str]:
     """Return what is known of short texts, by these secrets: text → masked."""
     return {}
 

@@ -4,7 +4,10 @@ Sources: Hugging Face, "User access tokens" (`hf_` and 34 letters or digits); Gi
 updates" of 2021 (`ghp_ gho_ ghu_ ghs_ ghr_` and 36 characters, up to 255 in all) and its fine-grained tokens
 (`github_pat_` and 82); GitLab, "Token overview" (`glpat-` and 20, more and a dot in newer ones); AWS IAM, "Unique
 identifiers" (ids `AKIA…` and `ASIA…` of 20 characters, whose secret keys have 40 of base64); Slack, "Token types"
-(`xoxb-` and others); RFC 3986 (user and password of a URL); RFC 7617 and 6750 (`Authorization: Basic`, `Bearer`).
+(`xoxb-` and others); RFC 3986 (user and password of a URL); RFC 7617 and 6750 (`Authorization: Basic`, `Bearer`);
+RFC 7468 (private keys as PEM); RFC 7519 (JWT, three parts of base64, the first two JSON objects); OpenAI and Anthropic
+(`sk-…`); npm (`npm_` and 36); PyPI (`pypi-` and a macaroon); Google Cloud (`AIza` and 35); Docker (`dckr_pat_`);
+Stripe (`sk_live_`).
 
 All patterns are linear, and none inspects more than some LONGEST bytes.  What stands for a secret that is put in later
 (`$TOKEN`, `{token}`, `***`) is none.
@@ -21,6 +24,7 @@ from urllib.parse import unquote_to_bytes
 
 Span = tuple[int, int]
 LONGEST = 4096  # bytes of a header's value, the longest of them
+LONGEST_KEY = 16 << 10  # bytes of a private key
 NEAR = 200  # bytes between the id of an AWS key and its secret
 _SHORTEST_USER = 4  # characters of a user without a password
 _LIKE_A_TOKEN = 20  # characters of a user that is no plain word
@@ -76,9 +80,13 @@ class _Shape(NamedTuple):
     meant: Callable[[bytes], Iterator[bytes]]
 
 
-def spans(data: bytes) -> list[Span]:
-    """Return the places of all secrets that have such a shape, in no order; they may overlap."""
-    return [span for match, shape in _matches(data) for span in shape.parts(match)]
+def spans(data: bytes, *, named: bool = False) -> list[Span]:
+    """Return the places of all secrets that have such a shape, in no order; they may overlap.
+
+    With `named` also those of values under names such as `password`, in lines of YAML, TOML, JSON and INI.
+    """
+    found = [span for match, shape in _matches(data) for span in shape.parts(match)]
+    return [*found, *filter(None, map(_named_value, _SETTING.finditer(data)))] if named else found
 
 
 def meanings(data: bytes) -> Iterator[bytes]:
@@ -92,6 +100,8 @@ def begun(data: bytes) -> Begun:
     """Return where such a secret may start that is not over."""
     end = len(data)
     key = _key_at(data)
+    if (private := _private_key_at(data)) < end:
+        return Begun(min(key, private), private)
     if data.endswith(b"\n"):
         return Begun(key, end)
     at = max(data.rfind(b"\n") + 1, end - LONGEST - NEAR, 0)
@@ -115,6 +125,13 @@ def _key_at(data: bytes) -> int:
     return found.start() if found else len(data)
 
 
+def _private_key_at(data: bytes) -> int:
+    """Return where a private key begins that is not over; the data's length if nowhere."""
+    at = data.rfind(_BEGIN, max(0, len(data) - LONGEST_KEY))
+    found = _PRIVATE_KEY.match(data, at) if at >= 0 else None
+    return at if found and found.end() == len(data) else len(data)
+
+
 def _matches(data: bytes) -> Iterator[tuple[re.Match[bytes], _Shape]]:
     lowered = data.lower()
     for needed, shapes in _SHAPES:
@@ -133,9 +150,24 @@ def _hub_token(found: re.Match[bytes]) -> Iterator[Span]:
         yield found.span()
 
 
-def _chat_token(found: re.Match[bytes]) -> Iterator[Span]:
-    if any(48 <= byte <= 57 for byte in found[0]):
+def _with_digit(found: re.Match[bytes]) -> Iterator[Span]:
+    if _has_digit(found[0]):
         yield found.span()
+
+
+def _no_digest(found: re.Match[bytes]) -> Iterator[Span]:
+    if not _OF_HEX.fullmatch(found[0], 3):
+        yield from _with_digit(found)
+
+
+def _packed_hub_token(found: re.Match[bytes]) -> Iterator[Span]:
+    data = found[0]
+    if re.match(rb"hf_[A-Za-z0-9]{30}", a2b_base64(data[: len(data) // 4 * 4])):
+        yield found.span()
+
+
+def _private_key(found: re.Match[bytes]) -> Iterator[Span]:
+    yield found.start() + found[0].index(b"KEY-----") + len(b"KEY-----"), found.end()
 
 
 def _key_and_secret(found: re.Match[bytes]) -> Iterator[Span]:
@@ -203,6 +235,15 @@ def _text(text: str) -> list[_Piece]:
     return [_Piece(re.escape(char)) for char in text]
 
 
+def _begun_by(no: str, text: str) -> list[_Piece]:
+    """Return the pieces of a text that follows no such character: in a long run of them it is looked for once.
+
+    It may follow the `m` that ends a colour.
+    """
+    first, *rest = _text(text)
+    return [_Piece(rf"(?:(?<!{no})|(?<=[0-9\[]m)){first.what}"), *rest]
+
+
 def _any_case(text: str) -> list[_Piece]:
     """Return the pieces of a name in any case, where `_` may be a dash or left out."""
     return [_Piece("[_-]", 0) if char == "_" else _Piece(f"[{char}{char.upper()}]") for char in text]
@@ -250,7 +291,7 @@ _GIT = (
     _shape([*_text("glpat-"), _Piece(_NAMED, 20, 300)], secret=_ENOUGH),
 )
 _CHAT = (
-    _shape([*_text("xox"), _Piece("[abeoprs]"), *_text("-"), _Piece(_DASHED, 10, 300)], _chat_token, secret=_ENOUGH),
+    _shape([*_text("xox"), _Piece("[abeoprs]"), *_text("-"), _Piece(_DASHED, 10, 300)], _with_digit, secret=_ENOUGH),
 )
 _KEYS = (
     _shape(
@@ -258,6 +299,49 @@ _KEYS = (
         _key_and_secret,
         secret=_ENOUGH,
         after="(?![A-Za-z0-9])",
+    ),
+)
+_SERVICES = (
+    *(
+        _shape([*_text(f"sk-{kind}-"), _Piece("[A-Za-z0-9_-]", 20, 300)], _with_digit, secret=_ENOUGH)
+        for kind in ("proj", "svcacct", "admin", "ant", "or-v1")
+    ),
+    _shape([*_text("sk-"), _Piece(_ALNUM, 32, 255)], _no_digest, secret=_ENOUGH),
+    _shape([*_text("sk_live_"), _Piece(_ALNUM, 16, 255)], _with_digit, secret=_ENOUGH),
+    _shape([*_text("npm_"), _Piece(_ALNUM, 36, 255)], secret=_ENOUGH),
+    _shape([*_text("pypi-AgE"), _Piece("[A-Za-z0-9_-]", 40, 1024)], secret=_ENOUGH),
+    _shape([*_text("AIza"), _Piece("[A-Za-z0-9_-]", 35, 35)], secret=_ENOUGH),
+    _shape([*_text("dckr_pat_"), _Piece("[A-Za-z0-9_-]", 20, 255)], secret=_ENOUGH),
+    _shape([*_begun_by(_ALNUM, "aGZf"), _Piece("[A-Za-z0-9+/]", 40, 350)], _packed_hub_token, secret=_ENOUGH),
+)
+_JSON_PART = _Piece("[A-Za-z0-9_-]", 8, LONGEST)
+_WEB_TOKENS = (
+    _shape(
+        [
+            *_begun_by("[A-Za-z0-9_-]", "eyJ"),
+            _JSON_PART,
+            _Piece(r"\."),
+            *_text("eyJ"),
+            _JSON_PART,
+            _Piece(r"\."),
+            _JSON_PART,
+        ],
+        secret=(3, 8),
+    ),
+)
+_BEGIN = b"-----BEGIN "
+# of its lines, also where JSON or a shell spells their ends; a part of one may be all there is
+_OF_KEY = r"(?:[A-Za-z0-9+/=\s\\:,]|-(?!----))"
+_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----%b{0,%d}" % (_OF_KEY.encode(), LONGEST_KEY))
+_PRIVATE_KEYS = (
+    _shape(
+        [
+            *_text(_BEGIN.decode()),
+            _Piece("[A-Z ]", 0, 30),
+            *_text("PRIVATE KEY-----"),
+            _Piece(_OF_KEY, 16, LONGEST_KEY),
+        ],
+        _private_key,
     ),
 )
 _HEADERS = tuple(
@@ -287,14 +371,87 @@ _URLS = (
         secret=(-2, 1),
     ),
 )
+_OF_SERVICES = re.compile(
+    rb"s(?:k-[a-z0-9]{3}|k_live_)|npm_[a-z0-9]{36}|pypi-age|aiza|dckr_pat_|agzf|eyj|private key-"
+).search
 # shapes with what says whether a lower-cased text may have one: most of them take longer to find nothing
 _SHAPES: tuple[tuple[Callable[[bytes], object], tuple[_Shape, ...]], ...] = (
     (re.compile(rb"hf_[a-z0-9]{30}").search, _HUB),
     (re.compile(rb"g(?:h[pousr]_[a-z0-9]{36}|ithub_pat_|lpat-)").search, _GIT),
     (re.compile(rb"xox[abeoprs]-").search, _CHAT),
     (re.compile(rb"a[ks]ia[a-z0-9]{16}").search, _KEYS),
+    (_OF_SERVICES, (*_SERVICES, *_WEB_TOKENS, *_PRIVATE_KEYS)),
     (lambda lowered: b"@" in lowered, _URLS),
     (lambda lowered: b"authorization" in lowered, _HEADERS),
     (re.compile(rb"se(?:cret[_-]?access|ssion[_-]?token)").search, _SET_KEYS),
 )
 _EVERY = tuple(shape for _, shapes in _SHAPES for shape in shapes)
+
+
+# Values under a name that says what they are, as settings in files have them: `password: hunter2`, `"auth": "Zm9v…"`.
+# They are looked for in files that leave the machine, not in every line that a workload prints.
+
+_SETTING = re.compile(
+    rb"""(?P<key>pass(?:word|wd|phrase)|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?|auth)
+    (?P<after>\\?["']?)[ \t]*(?:=>|[:=])[ \t]*
+    (?:"(?P<double>(?:[^"\\\n]|\\.){1,4096})"|'(?P<single>[^'\n]{1,4096})'|\\"(?P<escaped>[^"\\\n]{1,4096})
+    |(?P<bare>[^\s"'#,;{}\[\]()<>\\]{1,4096}))""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_VALUES = ("double", "single", "escaped", "bare")
+_LINE_BEGUN = re.compile(rb"""[ \t{,;#-]*(?:export[ \t]+)?\\?["']?[\w.-]*""")
+_NAME_BEGUN = re.compile(rb"[\w.-]*\Z")
+_ENDS = re.compile(rb"[ \t]*(?:[,;})\]#&\r\n]|\Z)")
+_WORDS = re.compile(rb"true|false|null|none|nil|yes|no|on|off|required|optional", re.IGNORECASE)
+_NUMBER = re.compile(rb"[-+]?[\d.,:_/%]+[A-Za-z]{0,3}")  # with a unit, a time, a range
+_VARIABLE = re.compile(rb"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+_PLACE = re.compile(rb"[/~<\[$%]|\.{1,2}/|\{\{|[A-Za-z][\w+.-]*://")
+_OF_TEXT = re.compile(
+    rb"(?:pad|eos|bos|unk|mask|sep|cls|image|audio|video|start|end|stop|next|last|first|prev)[_.-]?\Z", re.IGNORECASE
+)
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]{8,}={0,2}")
+_SHORTEST_WORD, _SHORTEST_MIX = 12, 8  # characters of letters alone that are no word, and of letters and digits
+
+
+def _named_value(found: re.Match[bytes]) -> Span | None:
+    """Return the place of a value that is a secret by its name; None where its name or itself says something else."""
+    begin, group = found.start(), next(one for one in _VALUES if found[one] is not None)
+    if group == "bare" and (found["after"] or not _ENDS.match(found.string, found.end())):
+        return None  # a number of JSON, or prose
+    near = max(0, begin - NEAR)
+    line = found.string[max(found.string.rfind(b"\n", near, begin) + 1, near) : begin]
+    begun = _NAME_BEGUN.search(line)
+    prefix = begun[0] if begun else b""
+    name, before = prefix + found["key"].lower(), line[: len(line) - len(prefix)].rstrip()
+    in_braces = b"{" in before and before.endswith((b"{", b","))
+    is_setting = group != "bare" or in_braces or _LINE_BEGUN.fullmatch(line) is not None
+    if name.endswith(b"auth"):  # user and password, as the file of docker's logins has them
+        is_secret = name == b"auth" and bool(found["after"]) and _BASE64.fullmatch(found[group]) is not None
+    elif b"pass" in found["key"].lower():
+        is_secret = _is_password(found[group], is_setting)
+    else:
+        is_secret = _OF_TEXT.search(line) is None and _is_key(found[group], is_setting)
+    return found.span(group) if is_secret else None
+
+
+def _is_password(value: bytes, is_setting: bool) -> bool:
+    """Return whether a value is a password: in prose a word about one stands there more often."""
+    return not _says_nothing(value) and (is_setting or _has_digit(value))
+
+
+def _is_key(value: bytes, is_setting: bool) -> bool:
+    if _says_nothing(value) or _NUMBER.fullmatch(value) or _VARIABLE.fullmatch(value):
+        return False
+    if _has_digit(value):
+        return len(value) >= _SHORTEST_MIX
+    return is_setting and len(value) >= _SHORTEST_WORD and value.isalnum()
+
+
+def _says_nothing(value: bytes) -> bool:
+    """Return whether a value is too short for a secret, stands for one, or is a switch or the name of a file."""
+    is_other = _STANDS_FOR.fullmatch(value) or _WORDS.fullmatch(value) or _PLACE.match(value)
+    return len(value) < _SHORTEST_USER or is_other is not None
+
+
+def _has_digit(value: bytes) -> bool:
+    return any(48 <= byte <= 57 for byte in value)

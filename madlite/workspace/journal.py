@@ -57,8 +57,9 @@ class Entry(Value, frozen=True, omit_defaults=True):
     from the records.  `changed` describes what another program did to it since the entry before; `acknowledged` (in the
     file `known`), that the user has acknowledged all of that.
 
-    Of an imported run `inode`, `uid` and `record` together, `origin`, the archive that it came from, and `doubt`, what
-    was wrong with its record before it was packed.  Of a run that is `pruned`: `files` where its record stays, or
+    Of an imported run `inode`, `uid` and `record` together, `origin`, the archive that it came from, `archived_id`, its
+    id there (its first one, where it had been imported before), and `doubt`, what was wrong with its record before it
+    was packed.  Of a run that is `pruned`: `files` where its record stays, or
     `folder`, with the number of its `rows` and the results file that has them, `rows_in`.
 
     Of a submission, a study or a batch: `made`, the name of its folder or file; of a submission also `uid` and the ids
@@ -80,6 +81,7 @@ class Entry(Value, frozen=True, omit_defaults=True):
     rebuilt: bool = False
     acknowledged: bool = msgspec.field(name="known", default=False)
     origin: str = ""
+    archived_id: str = ""
     doubt: str = ""
     pruned: Literal["", "files", "folder"] = ""
     rows: int = 0
@@ -240,10 +242,13 @@ def record_entry(run_id: str, record: bytes, *, written: bool = False) -> Entry:
     return Entry(at=now(), run=run_id, record=hashlib.sha256(record).hexdigest(), size=len(record) if written else -1)
 
 
-def import_entry(home: Folder, run_id: str, record: bytes, origin: str, doubt: str = "") -> Entry:
+def import_entry(
+    home: Folder, run_id: str, record: bytes, origin: str, *, archived_id: str = "", doubt: str = ""
+) -> Entry:
     """Return the entry of a run that is about to be taken in: of its folder, whose inode stays, and of its record."""
     facts, written = os.fstat(home.fd), record_entry(run_id, record, written=True)
-    return msgspec.structs.replace(written, inode=facts.st_ino, uid=facts.st_uid, origin=origin, doubt=doubt)
+    fields = {"origin": origin, "archived_id": archived_id, "doubt": doubt}
+    return msgspec.structs.replace(written, inode=facts.st_ino, uid=facts.st_uid, **fields)
 
 
 def imported(entries: Iterable[Entry]) -> dict[str, Entry]:

@@ -51,11 +51,11 @@ def changed(archive: Path, to: Path, name: str, change: Callable[[bytes], bytes]
     return write(to, with_hashes(files) if hashes else files)
 
 
-def small(run: str = "20260102T030405-a-000001", **more: object) -> Files:
+def small(run: str = "20260102T030405-a-000001", first_id: str = "", **more: object) -> Files:
     """Return the files of an archive of one run, its manifest with other fields on request."""
     record = json.dumps({"id": run, "status": "SUCCESS", "version": 2, "card": "a"}).encode()
     one = {"path": "record.json", "bytes": len(record), "sha256": hashlib.sha256(record).hexdigest()}
-    packed = {"id": run, "card": "a", "status": "SUCCESS", "files": [one]}
+    packed = {"id": run, "first_id": first_id, "card": "a", "status": "SUCCESS", "files": [one]}
     manifest = {"format": 1, "madlite": "0.1.0", "runs": [packed], **more}
     return {"manifest.json": json.dumps(manifest).encode(), f"{run}/record.json": record}
 

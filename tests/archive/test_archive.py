@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import os
+import re
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from madlite.archive.taking_in import _folder_beside
 from madlite.archive.unpack import Limits, unpack
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
+from madlite.model import Study
+from madlite.model.results import Attempt, FailedAttempt
 from madlite.results.record import File, record_json
 from madlite.results.stored import load_record
 from madlite.safe_files import Folder
-from madlite.workspace.folder import LOG, PLAN, RECORD
-from madlite.workspace.journal import RunRows
+from madlite.workspace.folder import LOG, PLAN, RECORD, open_runs
+from madlite.workspace.journal import RunRows, read
 from tests.archive import tars
 from tests.cli.stored_runs import good, store
 
 ONE, TWO = "20260102T030405-a-000001", "20260102T030500-b-000002"
+ROW = {"model": "tiny", "performance": "12.5", "metric": "tps", "status": "SUCCESS"}
 SECRET = "s3cr3tvalue42"  # noqa: S105
 
 
@@ -45,6 +52,12 @@ def said(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str:
 
 def folder(place: Path, run: str = ONE) -> Path:
     return place / "madlite_runs" / run
+
+
+def imported(place: Path, run: str = ONE) -> Path:
+    """Return the folder of a run that was imported."""
+    (entry,) = {one.run for one in read(place / "madlite_runs") if one.archived_id == run}
+    return place / "madlite_runs" / entry
 
 
 def elsewhere(place: Path) -> Path:
@@ -101,6 +114,52 @@ def test_secrets_are_masked_in_every_file_and_json_stays_json(place, capsys, mon
     assert masked == {LOG, "summary.json", "x.txt"}
 
 
+LEFT = {
+    "key.txt": "-----BEGIN PRIVATE KEY-----\n"
+    + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC/+0\n" * 20
+    + "-----END PRIVATE KEY-----\n",
+    "login.json": '{"auths": {"r.example": {"auth": "bWU6aHVudGVyMjQ3MTE="}}, "n": 1.50}',
+    "a.yaml": "db:\n  password: hunter2\n  token: hunter24711xy\n  tokens: 1234\n",
+    "a.toml": 'secret = "hunter24711xy"\nsteps = 20\n',
+    "a.md": "sk-"
+    + "Hunter2abcd" * 4
+    + " npm_"
+    + "hunter24711x" * 3
+    + " aGZfaHVudGVyMjQ3MTFodW50ZXIyNDcxMWh1bnRlcjI0NzExYWI\n",
+}
+
+
+def test_secrets_that_a_workload_left_in_files_are_masked_and_the_files_named(place, capsys):
+    for name, text in LEFT.items():
+        (folder(place) / name).write_text(text)
+    text = said(capsys, "archive", ONE, "-o", "x.tar.gz")
+    assert "secrets masked in 5 files: a.md (3), a.toml (1), a.yaml (2), key.txt (1), login.json (1)" in text
+    files = {name.partition("/")[2]: data.decode() for name, data in tars.read(Path("x.tar.gz")).items()}
+    assert not [name for name, text in files.items() if re.search("[Hh]unter2|MIIE|bWU6|aHVudGVy", text)]
+    assert files["login.json"] == '{"auths": {"r.example": {"auth": "***"}}, "n": 1.50}'
+    assert files["a.yaml"] == "db:\n  password: ***\n  token: ***\n  tokens: 1234\n"
+    assert files["a.toml"] == 'secret = "***"\nsteps = 20\n'
+
+
+def test_a_secret_of_a_long_file_is_masked_wherever_its_pieces_end(place, capsys):
+    line = b"a: 1 loss 2.5\n"
+    for size in range((1 << 20) - 60, 1 << 20, 7):
+        (folder(place) / f"{size}.txt").write_bytes((line * (size // len(line)))[:size] + b"\npassword: hunter2\n")
+    said(capsys, "archive", ONE, "-o", "x.tar.gz")
+    assert not [name for name, data in tars.read(Path("x.tar.gz")).items() if b"hunter2" in data]
+
+
+def test_a_file_that_cannot_be_read_as_text_is_left_out_unless_asked_for(place, capsys):
+    (folder(place) / "utf16.csv").write_bytes("password,hunter2".encode("utf-16"))
+    (folder(place) / "nul.txt").write_bytes(b"a\0b")
+    (folder(place) / LOG).write_bytes(b"\xff\0 performance: 12.5 tps\n")  # a run's own log is always there
+    text = said(capsys, "archive", ONE, "-o", "x.tar.gz")
+    assert "utf16.csv (it cannot be read as text: --binary)" in text and "left out: 2 files" in text
+    assert {name.partition("/")[2] for name in tars.read(Path("x.tar.gz"))} == {"", RECORD, PLAN, LOG}
+    said(capsys, "archive", ONE, "-o", "y.tar.gz", "--binary")
+    assert tars.read(Path("y.tar.gz"))[f"{ONE}/nul.txt"] == b"a\0b"
+
+
 def test_a_file_whose_path_has_a_secret_is_left_out_and_named_masked(place, capsys, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     monkeypatch.setenv("MAD_SECRETS_NAME", RECORD)  # madlite's own names stay
@@ -152,11 +211,10 @@ def test_a_run_without_a_record_is_not_packed(place, capsys):
 
 
 def test_a_record_that_was_changed_is_packed_by_force_and_stays_marked(place, capsys):
-    home = folder(place)
     said(capsys, "archive", ONE, "-o", "good.tgz")
     said(capsys, "import", "good.tgz", "--dir", str(elsewhere(place)))
-    imported = folder(elsewhere(place))
-    (imported / RECORD).write_text((imported / RECORD).read_text().replace("12.5", "99.5"))
+    home = imported(elsewhere(place))
+    (home / RECORD).write_text((home / RECORD).read_text().replace("12.5", "99.5"))
     assert "changed by another program" in said(
         capsys, "archive", ONE, "-o", "x.tgz", "--dir", str(elsewhere(place)), code=4
     )
@@ -168,28 +226,33 @@ def test_a_record_that_was_changed_is_packed_by_force_and_stays_marked(place, ca
     assert "packed although" in said(capsys, "import", "x.tgz", "--dir", str(third))
     (one,) = json.loads(said(capsys, "runs", "--json", "--dir", str(third)).partition("\nwarning")[0])
     assert one["doubt"].startswith("before it was packed its record was changed") and one["origin"] == "x.tgz"
-    assert home.is_dir()
 
 
 def test_imported_runs_are_listed_as_imported_and_are_those_that_were_packed(place, capsys):
     said(capsys, "archive", "2026*", "-o", "x.tar.gz")
     other = elsewhere(place)
     text = said(capsys, "import", "x.tar.gz", "--dir", str(other))
-    assert f"{ONE}: taken in" in text and "2 runs taken in, 2 runs in x.tar.gz" in text
+    one, two = imported(other, ONE).name, imported(other, TWO).name
+    assert f"{ONE}: taken in as {one}" in text and "2 runs taken in, 2 runs in x.tar.gz" in text
+    assert re.fullmatch("20260102T030405-tiny-[0-9a-f]{6}", one) and two.startswith("20260102T030500-tiny-")
     listed = json.loads(said(capsys, "runs", "--json", "--dir", str(other)))
-    assert [(one["id"], one["doubt"], one["origin"]) for one in listed] == [
-        (ONE, "", "x.tar.gz"),
-        (TWO, "", "x.tar.gz"),
+    assert [(each["id"], each["doubt"], each["origin"]) for each in listed] == [
+        (one, "", "x.tar.gz"),
+        (two, "", "x.tar.gz"),
     ]
     assert "SUCCESS, imported" in said(capsys, "runs", "--dir", str(other))
-    assert "from x.tar.gz" in said(capsys, "show", ONE, "--dir", str(other))
-    for name in (RECORD, PLAN, LOG):
-        assert (folder(other) / name).read_bytes() == (folder(place) / name).read_bytes()
-    assert {one.name for one in (other / "madlite_runs").iterdir()} == {
-        *(ONE, TWO, ".gitignore", ".import.lock", ".journal.jsonl"),
+    for name in (one, ONE):
+        assert f"from x.tar.gz, as {ONE}" in said(capsys, "show", name, "--dir", str(other))
+    home = imported(other)
+    assert (home / LOG).read_bytes() == (folder(place) / LOG).read_bytes()
+    for name in (RECORD, PLAN):
+        text = (home / name).read_text()
+        assert text.replace(f'"id": "{one}"', f'"id": "{ONE}"') == (folder(place) / name).read_text()
+    assert {each.name for each in (other / "madlite_runs").iterdir()} == {
+        *(one, two, ".gitignore", ".import.lock", ".journal.jsonl"),
     }
     again = said(capsys, "import", "x.tar.gz", "--dir", str(other))
-    assert f"{ONE}: already here" in again and "0 runs taken in" in again
+    assert f"{ONE}: already here as {one}" in again and "0 runs taken in" in again
     assert f"{ONE}: already here" in said(capsys, "import", "x.tar.gz")  # where the runs are from
 
 
@@ -201,6 +264,63 @@ def test_a_run_that_is_here_with_another_content_is_refused_by_name_and_the_othe
     text = said(capsys, "import", "x.tar.gz", "--dir", str(other), code=3)
     assert f"{ONE}: not taken in: a run of this id is here with another content (record.json)" in text
     assert f"{TWO}: taken in" in text and (folder(other) / RECORD).read_bytes() == before
+
+
+def change(place: Path, run: str, **fields: object) -> None:
+    record = load_record(folder(place, run))
+    assert record is not None
+    (folder(place, run) / RECORD).write_text(record_json(replace(record, **fields)))
+
+
+STUDY = "20260102T030400-abcdef"
+
+
+def test_runs_of_an_archive_name_each_other_and_their_study_by_ids_of_here(place, capsys):
+    rows = RunRows(path="perf.csv", cells=({**ROW, "run": TWO},), appended=True)
+    study = Study(id=STUDY, kind="repeat", series=1, index=1, count=1)
+    change(place, ONE, attempt=Attempt(retries=2, next=TWO), batch=STUDY, study=study)
+    again = Attempt(number=2, earlier=(FailedAttempt(run=ONE, cause="hang"),), next="20260102T030600-c-000003")
+    change(place, TWO, attempt=again, beside=(ONE, "other"), rows=rows)
+    said(capsys, "archive", "2026*", "-o", "x.tgz", "--force")
+    other = elsewhere(place)
+    said(capsys, "import", "x.tgz", "--rows", "--dir", str(other))
+    one, two = (load_record(imported(other, run)) for run in (ONE, TWO))
+    assert one is not None and two is not None and two.attempt is not None and one.attempt is not None
+    assert (one.attempt.next, two.attempt.earlier[0].run, two.beside) == (two.id, one.id, (one.id, "other"))
+    assert one.study is not None and {one.study.id, one.batch} == {f"{STUDY}-imported"}
+    assert two.attempt.next == "20260102T030600-c-000003-imported"  # nothing here can be meant
+    with (other / "perf.csv").open(newline="") as file:
+        assert [row["run"] for row in csv.DictReader(file)] == [two.id]
+    before = tree(other / "madlite_runs")
+    assert "0 runs taken in" in said(capsys, "import", "x.tgz", "--rows", "--dir", str(other))
+    assert tree(other / "madlite_runs") == before
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+def test_a_run_that_went_through_several_folders_is_known_by_its_first_id(place, capsys):
+    said(capsys, "archive", ONE, "-o", "x.tgz")
+    other, third = elsewhere(place), place.parent / "third"
+    third.mkdir()
+    said(capsys, "import", "x.tgz", "--dir", str(other))
+    said(capsys, "archive", ONE, "-o", "y.tgz", "--dir", str(other))
+    here = imported(other).name
+    assert f"{here}: already here as {ONE}" in said(capsys, "import", "y.tgz")
+    said(capsys, "import", "y.tgz", "--dir", str(third))
+    assert f"already here as {imported(third).name}" in said(capsys, "import", "x.tgz", "--dir", str(third))
+
+
+def test_an_import_that_goes_on_is_not_in_the_way_of_another(place, capsys):
+    said(capsys, "archive", ONE, "-o", "x.tgz")
+    other = elsewhere(place)
+    with open_runs(other, make=True) as runs, _folder_beside(runs) as beside:  # as long as it unpacks
+        (beside.path / "part").write_text("x")
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(call, ["import", "x.tgz", "--dir", str(other)]).result() == 0
+        assert (beside.path / "part").exists() and imported(other).is_dir()
+    assert not beside.path.exists()
 
 
 def link(name: str, kind: bytes, to: str = "/etc/passwd") -> tarfile.TarInfo:
@@ -215,6 +335,13 @@ def named(path: str, run: str = ONE) -> tars.Files:
     manifest = json.loads(files["manifest.json"])
     manifest["runs"][0]["files"].append({"path": path, "bytes": 1, "sha256": "0" * 64})
     return {**files, "manifest.json": json.dumps(manifest).encode(), f"{run}/{path}": b"x"}
+
+
+def submission() -> tars.Files:
+    """Return an archive with what a submission has, as a run."""
+    return tars.with_hashes(
+        named("submission.json", "jobs-20261128T000000-abcdef") | {"jobs-20261128T000000-abcdef/submission.json": b"{}"}
+    )
 
 
 HOSTILE = {
@@ -234,6 +361,16 @@ HOSTILE = {
     "no id": (tars.small("../x"), [], "is no id of a run"),
     "a hidden run": (tars.small(".import-1"), [], "is no id of a run"),
     "the baselines": (tars.small("baselines"), [], "is no id of a run"),
+    "a submission": (submission(), [], "is no id of a run"),
+    **{
+        f"{kind}…": (tars.small(f"{kind}20260102T030405-00000a"), [], "is no id of a run")
+        for kind in ("study-", "check-", "batch-")
+    },
+    "a folder as first": (tars.small(first_id="jobs-20260102T030405-00000a"), [], "is no id of a run"),
+    "a file of a submission": (named("submission.json"), [], "has a name that is not taken in"),
+    "jobs of a submission": (named("jobs.jsonl"), [], "has a name that is not taken in"),
+    "a script": (tars.with_hashes(named("scripts/1.sh")), [], "is none that an archive has: no text"),
+    "a kubeconfig": (tars.with_hashes(named("kubeconfig")), [], "is none that an archive has: no text"),
     "a newer format": (tars.small(format=9), [], "is of format 9"),
     "no manifest": ({"x": b""}, [], "does not begin with manifest.json"),
     "a manifest that is none": ({"manifest.json": b"[1"}, [], "cannot be read"),
@@ -249,6 +386,62 @@ HOSTILE = {
 }
 
 
+def headers(archive: Path, *members: tuple[bytes, bytes]) -> Path:
+    """Write an archive of headers that tarfile reads with what is behind them: each a kind and its content."""
+    with gzip.open(archive, "wb") as file:
+        for kind, data in members:
+            one = tarfile.TarInfo("manifest.json")
+            one.type, one.size = kind, len(data)
+            file.write(one.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % 512))
+    return archive
+
+
+STRANGE = "has a header that none of an archive of runs has"
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([(tarfile.XHDTYPE, b"1" * 300_000)], STRANGE),  # in which a number is looked for from each digit on
+        ([(tarfile.XHDTYPE, b"1" * 8000)], "is no whole archive of runs"),
+        ([(tarfile.XHDTYPE, b"11 a=b" + b" " * 4 + b"\n")], STRANGE),
+        ([(tarfile.XHDTYPE, b"0 path=x\n")], STRANGE),
+        ([(tarfile.XHDTYPE, b"10 path=x\n")] * 5000, STRANGE),  # tarfile reads each within the one before
+        ([(tarfile.GNUTYPE_LONGNAME, b"x" * 200)] * 5000, STRANGE),
+        ([(tarfile.XGLTYPE, b"10 path=x\n")], STRANGE),
+        ([(tarfile.REGTYPE, b"")], "manifest.json cannot be read"),
+    ],
+)
+def test_headers_that_no_archive_of_runs_has_are_refused_in_a_sentence(tmp_path, capsys, monkeypatch, members, words):
+    monkeypatch.chdir(tmp_path)
+    archive = headers(tmp_path / "x.tar.gz", *members)
+    for command in ("import", "verify"):
+        assert words in said(capsys, command, "x.tar.gz", code=4)
+    assert [*tmp_path.iterdir()] == [archive]
+
+
+def test_names_that_need_a_header_of_their_own_are_read(place, capsys):
+    name = f"outputs/{'é' * 90}/{'long' * 20}.csv"
+    (folder(place) / name).parent.mkdir(parents=True)
+    (folder(place) / name).write_text("x")
+    said(capsys, "archive", ONE, "-o", "x.tar.gz")
+    assert b"path=" in gzip.decompress(Path("x.tar.gz").read_bytes())
+    said(capsys, "import", "x.tar.gz", "--dir", str(elsewhere(place)))
+    assert [one.read_text() for one in elsewhere(place).glob(f"madlite_runs/*/{name}")] == ["x"]
+
+
+def test_more_runs_than_an_archive_has_are_refused_before_anything_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = tars.small()
+    manifest = json.loads(files["manifest.json"])
+    (run,) = manifest["runs"]
+    manifest["runs"] = [{**run, "id": f"run-{n}"} for n in range(20_000)]
+    archive = tars.write(tmp_path / "x.tar.gz", {"manifest.json": json.dumps(manifest).encode()})
+    for command in ("import", "verify"):
+        assert "x.tar.gz has 20000 runs, more than 10000 runs" in said(capsys, command, "x.tar.gz", code=4)
+    assert [*tmp_path.iterdir()] == [archive]
+
+
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, capsys, monkeypatch, what):
     files, more, words = HOSTILE[what]
@@ -257,7 +450,7 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, capsys, monke
     text = said(capsys, "import", "x.tar.gz", code=4)
     assert words in text and "\x1b" not in text
     assert [*tmp_path.iterdir()] == [archive]
-    if "as it was packed" not in words and "found" not in words and "record" not in what:
+    if not any(one in words for one in ("as it was packed", "found", "is none that")) and "record" not in what:
         assert words in said(capsys, "verify", "x.tar.gz", code=4)
 
 
@@ -321,9 +514,6 @@ def test_rendered_files_are_packed_wherever_they_lie(place, capsys):
     )
     said(capsys, "archive", ONE, "-o", "x.tar.gz", "--force")
     assert f"{ONE}/data/run.py" in tars.read(Path("x.tar.gz"))
-
-
-ROW = {"model": "tiny", "performance": "12.5", "metric": "tps", "status": "SUCCESS"}
 
 
 @pytest.fixture

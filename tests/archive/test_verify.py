@@ -184,6 +184,38 @@ def test_an_error_that_was_added_to_a_script_s_log_is_found(place, capsys):
     assert found["status"][0] == "SUCCESS" and found["status"][1].startswith("FAILURE (")
 
 
+def test_patterns_of_elsewhere_that_never_end_are_ended_and_said_in_a_sentence(place, capsys, tmp_path, monkeypatch):
+    """A run's own patterns are its user's code; those of an archive are not."""
+    endless = rb"step (?:\\d+)+z (?P<n>\\d+) loss"
+    files = tars.read(packed(place, TRAINING))
+    for name, data in files.items():
+        if name.endswith(("plan.json", "record.json")):
+            files[name] = data.replace(rb"step (?P<n>\\d+) loss", endless)
+            assert files[name] != data
+        if name.endswith("run.log"):
+            files[name] = b"step " + b"1" * 60 + b" loss\n" + data
+    archive = tars.write(tmp_path / "y.tar.gz", tars.with_hashes(files))
+    monkeypatch.setattr("madlite.archive.reread._LIMIT_S", 1)
+    other = tmp_path / "other"
+    other.mkdir()
+    said(capsys, "import", str(archive), "--dir", str(other))
+    why = "was not read within 1 s, by the patterns of its plan, which came from elsewhere"
+    text = said(capsys, "verify", str(archive), code=5)
+    assert text.count(why) == 1 and "number cannot be checked: the log of run" in text
+    assert said(capsys, "verify", "2*", "--dir", str(other), code=5).count(why) == 1
+    text = said(capsys, "parse", "last", "--dir", str(other), code=4)
+    assert text.count(why) == 1 and "| madlite parse -" in text
+
+
+def test_imported_logs_are_parsed_as_where_they_were_made(place, capsys, tmp_path):
+    run, archive, other = run_of(place, TRAINING).name, packed(place, TRAINING), tmp_path / "other"
+    other.mkdir()
+    said(capsys, "import", str(archive), "--dir", str(other))
+    there = json.loads(said(capsys, "parse", run, "--json", "--dir", str(other)))
+    here = json.loads(said(capsys, "parse", run, "--json"))
+    assert {**there, "log": ""} == {**here, "log": ""} and len(here["steps"]) == 20
+
+
 def test_what_is_not_here_cannot_be_checked_and_strict_says_so_by_its_exit_code(place, capsys):
     folder = run_of(place, TRAINING)
     (folder / "run.log").unlink()

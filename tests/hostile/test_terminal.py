@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from madlite.cli.main import call
 from madlite.cli.screens import PlainScreen
 from madlite.cli.terminal import Sanitizer, printable_lines
-from madlite.model import to_json
+from madlite.model import Card, Metric, Status, Study, to_json
+from tests.cli.stored_runs import good, store
 
 # clipboard, title, 8-bit CSI, clear, a question whose answer is typed in, text turned around, nothing to be seen
 EVIL = "a\x1b]52;c;ZXZpbA==\x07b\x1b]0;T\x1b\\c\x9b31md\x1b[2Je\x1b[6nf\u202eg\u2066h\u200bi\x08j\x7fk"
@@ -75,6 +77,77 @@ def test_no_command_lets_an_escape_through(words: list[str], folder: Path, capfd
     out, err = capfd.readouterr()
     assert out + err
     assert STEERS.findall(out + err) == []
+
+
+FORGED = "x\nFAKE OK line"
+ONE, TWO = "20260102T030405-a-000001", "20260102T030500-b-000002"
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a working folder with two runs of which every name has a line end, and an archive of them."""
+    work = tmp_path_factory.mktemp("forged")
+    card = Card(name=FORGED, root=work, source=FORGED, tags=(FORGED,))
+    study = Study(id=FORGED, kind="sweep", series=1, index=1, count=2, varied={FORGED: FORGED})
+    for run in (ONE, TWO):
+        metric = Metric(metric=FORGED, text="12.5", status=Status.SUCCESS, value=12.5)
+        result = good(run, metrics=(metric,), suspect=(FORGED,), findings=(FORGED,), reason=FORGED, beside=(FORGED,))
+        changes = {"backend": FORGED, "batch": FORGED, "study": study, "settings": {FORGED: FORGED}, "args": FORGED}
+        store(work, run, result, log=b"performance: 12.5 tps\n", card=card, **changes)
+    (work / "perf.csv").write_text(f'model,performance,metric,status\n"{FORGED}",5,"{FORGED}",SUCCESS\n')
+    assert call(["archive", "2026*", "-o", str(work / "x.tar.gz"), "--dir", str(work)]) == 0
+    return work
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["runs"],
+        *(["runs", "--group", by] for by in ("study", "batch", "card")),
+        ["runs", "--columns", "card,study,batch,backend"],
+        ["show", ONE],
+        ["show", ONE, TWO, "--all"],
+        ["show", FORGED],
+        ["verify", "2026*"],
+        ["verify", "x.tar.gz"],
+        ["prune", "--keep-last", "1"],
+        ["prune", "--keep-last", "0", "--yes"],
+        ["prune", "--keep-last", "0", "--all", "--yes"],
+        ["archive", "2026*", "-o", "y.tar.gz"],
+        ["archive", FORGED, "-o", "y.tar.gz"],
+        ["import", "x.tar.gz"],
+        ["import", "x.tar.gz", "--dir", "other", "--rows"],
+        ["parse", ONE],
+        ["log", ONE],
+        ["reproduce", ONE],
+        ["compare", ONE, TWO],
+        ["compare", "perf.csv", "perf.csv"],
+        ["compare", "perf.csv", "madlite_runs"],
+        ["baseline", "save", "b"],
+        ["report", "to-html"],
+        ["report", "rebuild", "-o", "z.csv"],
+        ["export", "--to", "jsonl", "-o", "z.jsonl"],
+        ["clean"],
+        ["collect"],
+        ["jobs"],
+        ["watch"],
+        ["dashboard", FORGED],
+        ["plan", FORGED],
+    ],
+    ids=" ".join,
+)
+def test_no_name_of_a_record_makes_up_a_line(
+    words: list[str], records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "work"
+    shutil.copytree(records, work, copy_function=shutil.copy2)
+    (work / "other").mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{work}/none.sock")
+    assert call(words) != 1
+    out, err = capfd.readouterr()
+    assert "internal error" not in err
+    assert [line for line in (out + err).splitlines() if line.lstrip().startswith("FAKE")] == []
 
 
 def test_json_with_such_text_is_the_same_value() -> None:

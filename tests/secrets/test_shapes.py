@@ -43,6 +43,14 @@ TOKENS = {
     "aws": "AKIA" + chars(16, string.ascii_uppercase + "234567"),
     "aws session": "ASIA" + chars(16, string.ascii_uppercase + "234567"),
     "slack": f"xoxb-{chars(12, string.digits)}-{chars(12, string.digits)}-{chars(24)}",
+    "openai": "sk-" + chars(48),
+    "openai project": f"sk-proj-{chars(60)}_{chars(30)}-T3BlbkFJ{chars(40)}",
+    "anthropic": f"sk-ant-api03-{chars(60)}-{chars(30)}AA",
+    "npm": "npm_" + chars(36),
+    "pypi": "pypi-AgEIcHlwaS5vcmc" + chars(120, string.ascii_letters + string.digits + "-_"),
+    "google": "AIza" + chars(35, string.ascii_letters + string.digits + "-_"),
+    "docker": "dckr_pat_" + chars(27),
+    "stripe": "sk_live_" + chars(24),
     "slack user": f"xoxp-{chars(12, string.digits)}-{chars(12, string.digits)}-{chars(32)}",
 }
 PLACES = (
@@ -166,6 +174,8 @@ HARMLESS = (
     "Authorization required; authorization: none; Bearer of news; basic training; the basic authorization",
     "xoxb-is-how-they-begin AKIAIOSFODNN7EXAMPL AKIA in a word: RAKIASHA",
     "secret_access_key=$AWS_SECRET_ACCESS_KEY secret_access_key: da39a3ee5e6b4b0d3255bfef95601890afd80709",
+    "disk-20261121T143659 task-d41d8cd98f00b204e9800998ecf8427e sk-learn scikit-learn-1.5 npm_config_cache pypi-mirror",
+    "ask-proj-management eyJ eyJhbGciOiJIUzI1NiJ9 AIzawa sk_live_ -----BEGIN CERTIFICATE----- aGZfaHViX2Rvd25sb2Fk",
     "+" * 80 + "=" * 80 + "-" * 80 + "_" * 80 + ":" * 80 + "/" * 80 + "@" * 80,
 )
 
@@ -174,6 +184,84 @@ HARMLESS = (
 def test_what_only_looks_like_a_secret_stays(text: str) -> None:
     assert Redactor().text(text) == text
     assert shaped(text) == ()
+
+
+WEB_TOKEN = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiIxMjM0NTY3ODkwIiwibmFtZSI6IkpvaG4gRG9lIn0." + chars(43)
+PACKED = b64encode(f"hf_{chars(34)}".encode()).decode().rstrip("=")
+KEY_LINES = [chars(64, string.ascii_letters + string.digits + "+/") for _ in range(20)]
+PRIVATE = "-----BEGIN {}PRIVATE KEY-----\n{}\n-----END {}PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize("token", [WEB_TOKEN, PACKED], ids=["jwt", "hub token in base64"])
+@pytest.mark.parametrize("place", [place for place in PLACES if place not in ("a_{}",)])
+def test_a_token_of_several_parts_is_masked(token: str, place: str) -> None:
+    assert token not in (shown := Redactor().text(place.format(token))) and "***" in shown
+
+
+@pytest.mark.parametrize("kind", ["", "RSA ", "EC ", "OPENSSH ", "ENCRYPTED "])
+@pytest.mark.parametrize("size", [1, 7, 100, 5000])
+def test_a_private_key_is_masked_however_it_is_cut(kind: str, size: int) -> None:
+    for end in ("\n", "\\n"):  # in a file, and in a text of JSON
+        text = f'a: "{PRIVATE.format(kind, end.join(KEY_LINES), kind)}"\nb\n'.replace("\n", end)
+        data = text.encode()
+        out = streamed(Redactor(), [data[at : at + size] for at in range(0, len(data), size)]).decode()
+        assert not any(line[4:] in out for line in KEY_LINES) and "***" in out
+        assert out.startswith(f'a: "-----BEGIN {kind}PRIVATE KEY-----') and out.endswith(f"b{end}")
+
+
+SET = (
+    "password: {}",
+    "  token: {}",
+    "- secret: {}",
+    "client_secret = '{}'",
+    "api_key={}",
+    'api-key = "{}"',
+    "export WANDB_API_KEY={}",
+    '{{"n": 1, "token": "{}"}}',
+    "x: {{password: {}, user: me}}",
+    "'access_key': '{}'",
+    '"a": "{{\\"token\\": \\"{}\\"}}"',
+)
+
+
+@pytest.mark.parametrize("place", SET)
+@pytest.mark.parametrize("value", ["hunter2hunter2", "s3cr3t-value_42", "abcdefghijklmnop"])
+def test_a_value_is_masked_by_its_name_in_files_alone(place: str, value: str) -> None:
+    text = place.format(value)
+    assert Redactor(named=True).text(text) == place.format("***")
+    assert Redactor().text(text) == text
+
+
+def test_a_login_of_docker_is_masked_and_stays_json() -> None:
+    text = json.dumps({"auths": {"https://index.example/v1/": {"auth": "bWU6aHVudGVyMg=="}}, "credsStore": "pass"})
+    assert json.loads(Redactor(named=True).text(text))["auths"] == {"https://index.example/v1/": {"auth": "***"}}
+
+
+NAMED_HARMLESS = (
+    "token: 1234",
+    "tokens/s: 1234.5  tokens per second per gpu: 1,234",
+    "tokenizer: meta-llama/Llama-3.1-8B",
+    "the password was wrong; password: incorrect for user 5; Enter password: ",
+    'pad_token: <pad>, "eos_token": "</s>", mask_token: [MASK], bos_token: begin_of_text1',
+    '{"password": 15833, "token": 30001, "secret": 24238, "auth": 7}',
+    "token: the",
+    "secret: registry-creds",
+    "token: $HF_TOKEN  api_key: ${KEY}  password: ***  secret: {{ secret }}",
+    '{"secret": "HF_TOKEN", "token": null, "password": ""}',
+    "private_key: /etc/ssl/key.pem  auth: basic12345  secret_name: abcdefgh1234",
+    "token: 1234.5ms  token: 12:34:56",
+)
+
+
+@pytest.mark.parametrize("text", NAMED_HARMLESS)
+def test_what_is_called_like_a_secret_and_is_none_stays(text: str) -> None:
+    assert Redactor(named=True).text(text) == text
+
+
+@pytest.mark.parametrize("log", sorted(path for path in LOGS.rglob("*") if path.is_file()), ids=lambda path: path.name)
+def test_a_real_log_stays_where_names_are_looked_at(log: Path) -> None:
+    data = log.read_bytes()
+    assert streamed(Redactor(named=True), [data]) == data
 
 
 @pytest.mark.parametrize("log", sorted(path for path in LOGS.rglob("*") if path.is_file()), ids=lambda path: path.name)
@@ -207,7 +295,8 @@ def test_a_shape_is_masked_however_a_stream_is_cut(shown: tuple[str, str], cuts:
     at = [0, *sorted(min(place, len(data)) for place in cuts), len(data)]
     out = streamed(Redactor(), [data[a:b] for a, b in zip(at, at[1:], strict=False)]).decode()
     whole = Redactor().text(data.decode())
-    starts = ("github_pat_", "glpat-", "xoxb-", "xoxp-", "ghp_", "hf_")
+    starts = ("github_pat_", "glpat-", "xoxb-", "xoxp-", "ghp_", "hf_", "sk-proj-", "sk-ant-", "sk_live_", "dckr_pat_")
+    starts += ("pypi-AgE", "npm_", "AIza")
     head = next((len(start) for start in starts if secret.startswith(start)), 4)
     # of a token no more than its first characters, by which alone it is not known
     assert secret[: head + 8] not in out and len(out) <= len(whole) + head + 7
@@ -273,6 +362,17 @@ HOSTILE = (
         "session_token=",
         "session_token=a",
         "SecretAccess",
+    ),
+    *(
+        "sk-",
+        "sk-proj-a1",
+        "eyJ",
+        "eyJaaaaaaaa.",
+        "aGZf",
+        "AIza",
+        "-----BEGIN ",
+        "-----BEGIN PRIVATE KEY-----",
+        "token: ",
     ),
     *(
         "a",
