@@ -32,7 +32,6 @@ from madlite.model import (
     PathBelow,
     Place,
     Result,
-    RunId,
     RunPlan,
     Scalar,
     Status,
@@ -81,7 +80,7 @@ class Record(Value, frozen=True):
     (`user`), or nobody knows (""); of a run that did not start it is "" too.
     """
 
-    id: RunId
+    id: FileName
     status: Status
     version: int = VERSION
     madlite: str = ""
