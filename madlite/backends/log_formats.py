@@ -271,8 +271,8 @@ class FormatReader:
             numbers = {**one.numbers, **numbers}
             unread |= one.unread
         values = self._patterns[0].values(numbers)
-        clock = self._clocks.setdefault(rank, _Clock())
-        seconds = clock.seconds_per_step(n, numbers, {name: text for one in matches for name, text in one.texts.items()})
+        texts = {name: text for one in matches for name, text in one.texts.items()}
+        seconds = self._clocks.setdefault(rank, _Clock()).seconds_per_step(n, numbers, texts)
         if seconds is not None:
             values.setdefault(Quantity.STEP_TIME_S, seconds)
         odd = self._patterns[0].unread(unread)
@@ -292,13 +292,17 @@ class _Clock:
     """Tells how long steps took by the time since the start, which lines have in whole seconds or milliseconds."""
 
     def __init__(self) -> None:
-        self._n, self._at = 0, math.nan
+        self._n, self._at, self._epoch = 0, math.nan, math.nan
 
     def seconds_per_step(self, n: int, numbers: Mapping[str, float], texts: Mapping[str, str]) -> float | None:
         """Return the mean since the last answer; None until the clock went on far enough to tell."""
         at, unit = _elapsed(numbers, texts)
         if math.isnan(at):
             return None
+        epoch = numbers.get("epoch", 0.0)
+        if self._epoch < epoch:  # whose bar begins at 0 again, before the first of its steps
+            self._n, self._at = n - int(texts["n"].replace(",", "")), 0.0
+        self._epoch = epoch
         steps, seconds = n - self._n, at - self._at
         if math.isnan(seconds) or steps < 0 or seconds < 0:  # the first line, or another training
             self._n, self._at = n, at

@@ -28,8 +28,12 @@ NAMES: dict[str, tuple[Quantity, float]] = {
     **{quantity.name: (quantity, 1.0) for quantity in (*QUANTITIES.values(), *JOB_WIDE, _TOKENS_MEAN)},
     "step_time_ms": (Quantity.STEP_TIME_S, 1e-3),
     "step_time_ms_mean": (Quantity.STEP_TIME_S_MEAN, 1e-3),
-    **{name.replace("_gib", "_mib"): (one, 2.0**-10) for name, one in QUANTITIES.items() if name.endswith("_gib")},
-    **{name.replace("_gib", "_bytes"): (one, 2.0**-30) for name, one in QUANTITIES.items() if name.endswith("_gib")},
+    **{
+        name.replace("_gib", unit): (one, size / 2**30)
+        for unit, size in (("_mib", 2**20), ("_gb", 10**9), ("_bytes", 1))
+        for name, one in QUANTITIES.items()
+        if name.endswith("_gib")
+    },
 }
 """By the name of a pattern's group, with the factor that makes the quantity's unit."""
 INVERSE = {"steps_per_s": Quantity.STEP_TIME_S, "steps_per_s_mean": Quantity.STEP_TIME_S_MEAN}

@@ -133,7 +133,7 @@ def number_from_steps(expected: Expected, log: LogMonitor, window: Window | None
     )
     if log.torn:
         findings = (*findings, f"the last line was cut off: its {', '.join(log.torn)} is left out")
-    findings = (*findings, *_computed(log), *_trainings(log), *_more_steps(expected, log), *window_findings(window))
+    findings = (*findings, *_computed(log), *_trainings(log), *_more_steps(expected, log), *_after_end(log), *window_findings(window))
     findings = (*findings, *log.unread)
     if headline.status is Status.FAILURE:
         reason = f"'{window.median:g} {headline.metric}' is no result: {_why_unfit(headline)}"
@@ -147,6 +147,14 @@ def _more_steps(expected: Expected, log: LogMonitor) -> tuple[str, ...]:
     if expected.steps is None or reach is None or reach[1] <= expected.steps + 1:
         return ()
     return (f"the log continues to step {reach[1]}, but {expected.steps} were asked for: those after it do not count",)
+
+
+def _after_end(log: LogMonitor) -> tuple[str, ...]:
+    """Return that steps came after the framework's end mark."""
+    reach = log.steps.reach()
+    if log.ended_at is None or reach is None or reach[1] <= log.ended_at:
+        return ()
+    return (f"the log continues to step {reach[1]} after the end mark, at step {log.ended_at}: those steps do not count",)
 
 
 def number_from_line(log: LogMonitor) -> Number:
@@ -238,6 +246,8 @@ def last_step(expected: Expected, log: LogMonitor) -> int | None:
     if (reach := log.steps.reach()) is None:
         return None
     last = reach[1] if log.restarted_at is None else log.last_step
+    if log.ended_at is not None:  # what comes after the framework's end mark is none of the training's
+        last = min(last, log.ended_at)
     if expected.steps is None or last <= expected.steps:
         return last
     return max((n for n in log.steps.numbers() if n <= expected.steps), default=None)

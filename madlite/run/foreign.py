@@ -155,7 +155,8 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
     there = log.steps.quantities()
     rule = replace(rule, mad=tuple(one for one in rule.mad if one.quantity in there or one.key in log.summary))
     own = sorted((one for one in there if one.is_speed and one.name not in QUANTITIES), key=_label)
-    headline = next((quantity for quantity in (rule.headline, *THROUGHPUTS, *own) if quantity in there), rule.headline)
+    order = (rule.headline, *THROUGHPUTS, *own, Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN)
+    headline = next((quantity for quantity in order if quantity in there), rule.headline)
     if headline == rule.headline:
         return rule
     return replace(rule, headline=headline, headline_metric=headline.name)
