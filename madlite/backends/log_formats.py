@@ -47,6 +47,7 @@ CONFIG = ("steps", "seq_len", "micro_batch", "global_batch", "world_size", "prec
 """Groups that are the training's configuration, `steps` how many there are to be."""
 _PLACE = ("last", "epoch", "epoch_steps", "elapsed", "elapsed_s", "elapsed_ms")
 _MORE = frozenset((*CONFIG, *_PLACE))
+_LISTS = ("step", "marks", "end", "failed", "words")  # keys that one text may stand for
 _FINE = 20  # units of its clock after which a log tells how long a step took
 _MARK = 200  # characters of a line that ended the training
 
@@ -89,29 +90,30 @@ def read_log_formats(path: Path) -> tuple[FormatBackend, ...]:
 
 
 def _format(where: str, name: str, table: object) -> LogFormat:
-    """Return a reader's format.
+    """Return a reader's format; messages call it by the file `where` it stands.
 
     Raises:
         UsageProblem: a key or a group is unknown, a pattern is none, or nothing says a step.
     """
     if not isinstance(table, dict):
         raise UsageProblem(f"{where}: key '{name}' stands in no reader's table", f"[{name}] begins a reader of that name")
+    where = where if where == name else f"{where}, reader '{name}'"
     known = [key for key in LogFormat.__struct_fields__ if key != "name"]
     for key in table:
         if key not in known:
             hint = did_you_mean(key, known, most=1) or f"its keys are {', '.join(known)}"
-            raise UsageProblem(f"{where}, reader '{name}': key '{key}' is unknown", hint)
-    lists = {key: [value] if isinstance(value, str) and key not in ("source",) else value for key, value in table.items()}
+            raise UsageProblem(f"{where}: key '{key}' is unknown", hint)
+    lists = {key: [value] if isinstance(value, str) and key in _LISTS else value for key, value in table.items()}
     try:
         made = msgspec.convert({**lists, "name": name}, LogFormat)
         for pattern in (*made.marks, *made.end, *made.failed):
             _check_mark(pattern)
         patterns = [_check_step(pattern) for pattern in made.step]
     except (msgspec.ValidationError, ValueError) as error:
-        raise UsageProblem(f"{where}, reader '{name}': {error}") from None
+        raise UsageProblem(f"{where}: {error}") from None
     if not any("n" in pattern.groupindex for pattern in patterns):
         hint = r"write (?P<n>\d+) where its number stands"
-        raise UsageProblem(f"{where}, reader '{name}': no pattern of `step` has the group n, the step's number", hint)
+        raise UsageProblem(f"{where}: no pattern of a step has the group n, the step's number", hint)
     return made
 
 

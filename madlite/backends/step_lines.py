@@ -216,7 +216,7 @@ class Missed:
 
     def __init__(self) -> None:
         self._best_score = 0
-        self._nearest = ""
+        self.nearest = ""  # the line
         self._raised = False
         self._texts: dict[str, str] = {}  # a group's first text that is no number
         self._read: set[str] = set()  # groups that gave a number somewhere
@@ -228,7 +228,7 @@ class Missed:
             kinds = {found.lastindex or 0 for found in _WORDS.finditer(text)}
             score = sum({1: 4, 2: 4, 3: 1}.get(kind, 0) for kind in kinds)
             if score > max(self._best_score, 1):  # a word that is neither step nor loss means little
-                self._best_score, self._nearest = score, text.strip()[:_SHOWN]
+                self._best_score, self.nearest = score, text.strip()[:_SHOWN]
 
     def take(self, texts: Mapping[str, str], numbers: Mapping[str, float]) -> None:
         """Take what the groups of a line that matched held, and which of it were numbers."""
@@ -246,6 +246,6 @@ class Missed:
         for name, text in never.items():
             yield f"group {name} of {way} held {text!r}, which is no number, and never one that is"
         if not steps and not never:
-            near = f"; the line nearest to a step: {self._nearest}" if self._nearest else ", nor looks like a step"
-            if self._nearest or not self._raised:  # a script that failed before its first step says so itself
+            near = f"; the line nearest to a step: {self.nearest}" if self.nearest else ", nor looks like a step"
+            if self.nearest or not self._raised:  # a script that failed before its first step says so itself
                 yield f"no line of the log matched {way}{near}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from madlite.measure.checks.table import Expected, Number
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import FileResults
@@ -15,6 +17,7 @@ from madlite.measure.performance import (
     UnreadNumber,
     is_too_long,
     make_metric,
+    names_metric,
     several,
     shortened,
 )
@@ -161,7 +164,8 @@ def number_from_line(log: LogMonitor) -> Number:
     """Return the number of the line `performance: <number> <metric>`."""
     found, line = log.scan.result, log.scan.evidence
     if found is None and (odd := log.scan.unread):
-        return Number((make_metric(odd.text, odd.metric),), Cause.BAD_NUMBER, _unreadable(odd), odd.line)
+        metric = make_metric(odd.text if names_metric(odd.metric) else "", odd.metric)
+        return Number((replace(metric, cause=Cause.BAD_NUMBER),), Cause.BAD_NUMBER, _unreadable(odd), odd.line)
     if found is None:
         reason = "the log has no line 'performance: <number> <metric>'"
         return Number(cause=Cause.NO_METRIC, reason=reason, evidence=log.best_error_line)
@@ -179,6 +183,9 @@ def number_from_line(log: LogMonitor) -> Number:
 
 def _unreadable(odd: UnreadNumber) -> str:
     rule = "a comma separates groups of three digits, and nothing else separates digits"
+    if not names_metric(odd.metric):
+        what = f"'{odd.metric}' names" if odd.metric else "nothing behind it names"
+        rule = f"{what} what it counts, as 'performance: 25600 tokens/s' does"
     if without_groups(odd.text) != odd.text:
         rule = "a Trainer separates no groups of digits, so that the comma may begin the decimals"
     return f"the number '{shown(odd.text)}' in the line '{shown(odd.line)}' cannot be read: {rule}"
