@@ -96,7 +96,9 @@ def _format(where: str, name: str, table: object) -> LogFormat:
         UsageProblem: a key or a group is unknown, a pattern is none, or nothing says a step.
     """
     if not isinstance(table, dict):
-        raise UsageProblem(f"{where}: key '{name}' stands in no reader's table", f"[{name}] begins a reader of that name")
+        raise UsageProblem(
+            f"{where}: key '{name}' stands in no reader's table", f"[{name}] begins a reader of that name"
+        )
     where = where if where == name else f"{where}, reader '{name}'"
     known = [key for key in LogFormat.__struct_fields__ if key != "name"]
     for key in table:
@@ -163,7 +165,7 @@ class FormatBackend:
         Raises:
             UsageProblem: always.
         """
-        hint = f"backend = \"torchrun\" runs a script; madlite parse LOG --backend {self.name} reads its log"
+        hint = f'backend = "torchrun" runs a script; madlite parse LOG --backend {self.name} reads its log'
         raise UsageProblem(f"backend '{self.name}' of card '{request.card.name}' reads logs and runs nothing", hint)
 
     def check(self, plan: RunPlan) -> Iterable[Finding]:
@@ -230,9 +232,11 @@ class FormatReader:
         """Yield what is new of the configuration."""
         before = dict(self._config)
         for one in found:
-            self._config.update({name: one.texts[name] for name in CONFIG if name in one.texts})
+            self._config.update({name: one.texts[name].lstrip("0") for name in CONFIG if name in one.texts})
             if "last" in one.numbers:  # the number of the last step
-                first = self._format.first if min(self._lowest, one.numbers.get("n", math.inf)) <= self._format.first else 1
+                first = (
+                    self._format.first if min(self._lowest, one.numbers.get("n", math.inf)) <= self._format.first else 1
+                )
                 self._config["steps"] = str(int(one.numbers["last"]) + 1 - first)
         if self._config != before:
             yield EffectiveConfig(values=dict(self._config))
@@ -269,7 +273,7 @@ class FormatReader:
         numbers: dict[str, float] = {}
         unread: dict[str, str] = {}
         for one in matches:
-            self._missed.take(one.texts, one.numbers)
+            self._missed.take(one.texts if one.unread else {}, one.numbers)
             numbers = {**one.numbers, **numbers}
             unread |= one.unread
         values = self._patterns[0].values(numbers)
@@ -287,7 +291,9 @@ class FormatReader:
         size = self._config.get("world_size", "")
         if not size.isdecimal() or not 0 < int(size[:9]):
             return values
-        return {JOB_WIDE.get(one, one): value / int(size) if one in JOB_WIDE else value for one, value in values.items()}
+        return {
+            JOB_WIDE.get(one, one): value / int(size) if one in JOB_WIDE else value for one, value in values.items()
+        }
 
 
 class _Clock:

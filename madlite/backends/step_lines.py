@@ -23,9 +23,13 @@ JOB_WIDE = {
     for what in ("tokens", "samples", "images")
 }
 """Speeds of the whole job, or of a scope that a log does not say, and what they are of one GPU."""
-_TOKENS_MEAN = Quantity(name="tokens_per_s_mean", unit="tokens/s", label="tokens/s, running mean")
+MEANS = tuple(
+    Quantity(name=f"{what}_per_s_mean", unit=f"{what}/s", label=f"{what}/s, running mean")
+    for what in ("tokens", "samples")
+)
+"""Means since the start, which say little of a step: a result where there is nothing else."""
 NAMES: dict[str, tuple[Quantity, float]] = {
-    **{quantity.name: (quantity, 1.0) for quantity in (*QUANTITIES.values(), *JOB_WIDE, _TOKENS_MEAN)},
+    **{quantity.name: (quantity, 1.0) for quantity in (*QUANTITIES.values(), *JOB_WIDE, *MEANS)},
     "step_time_ms": (Quantity.STEP_TIME_S, 1e-3),
     "step_time_ms_mean": (Quantity.STEP_TIME_S_MEAN, 1e-3),
     **{
@@ -106,6 +110,10 @@ class StepPattern:
             texts = group_texts(found)
             numbers, unread = {}, {}
             for name, text_of in texts.items():
+                if name in self._more:
+                    if (plain := number_or_none(text_of)) is not None:
+                        numbers[name] = plain
+                    continue
                 unit = _other_unit(name, text_of, found)
                 value = None if unit else number_or_none(text_of)
                 if value is not None:
@@ -119,7 +127,9 @@ class StepPattern:
 
     def values(self, numbers: Mapping[str, float]) -> dict[Quantity, float]:
         """Return numbers by their quantities, in these units."""
-        values = {self._known[name][0]: value * self._known[name][1] for name, value in numbers.items() if name in self._known}
+        values = {
+            self._known[name][0]: value * self._known[name][1] for name, value in numbers.items() if name in self._known
+        }
         return values | {INVERSE[name]: 1 / value for name, value in numbers.items() if name in INVERSE and value}
 
     def steps(self, line: Line) -> Iterator[Step]:

@@ -136,7 +136,14 @@ def number_from_steps(expected: Expected, log: LogMonitor, window: Window | None
     )
     if log.torn:
         findings = (*findings, f"the last line was cut off: its {', '.join(log.torn)} is left out")
-    findings = (*findings, *_computed(log), *_trainings(log), *_more_steps(expected, log), *_after_end(log), *window_findings(window))
+    findings = (
+        *findings,
+        *_computed(log),
+        *_trainings(log),
+        *_more_steps(expected, log),
+        *_after_end(log),
+        *window_findings(window),
+    )
     findings = (*findings, *log.unread)
     if headline.status is Status.FAILURE:
         reason = f"'{window.median:g} {headline.metric}' is no result: {_why_unfit(headline)}"
@@ -157,7 +164,9 @@ def _after_end(log: LogMonitor) -> tuple[str, ...]:
     reach = log.steps.reach()
     if log.ended_at is None or reach is None or reach[1] <= log.ended_at:
         return ()
-    return (f"the log continues to step {reach[1]} after the end mark, at step {log.ended_at}: those steps do not count",)
+    return (
+        f"the log continues to step {reach[1]} after the end mark, at step {log.ended_at}: those steps do not count",
+    )
 
 
 def number_from_line(log: LogMonitor) -> Number:

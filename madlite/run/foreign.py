@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.backends.log_formats import FormatBackend
+from madlite.backends.step_lines import MEANS
 from madlite.errors import UsageProblem
 from madlite.files import shown
 from madlite.measure.diagnosis import diagnose
@@ -114,7 +115,7 @@ def read_log(
     expected = Expected(
         rule=_rule(plugins, backend, log, plan), warmup_steps=warmup_steps, steps=expected_steps(log.config)
     )
-    verdict = _with_end_findings(_judge(expected, log), expected, log)
+    verdict = _with_end_findings(_judge(expected, log), expected, log, _prints_end(backend))
     if backend is None and verdict.cause is Cause.NO_METRIC:
         verdict = _without_backend(name, head, plugins, verdict, log)
     diagnosis = _diagnose(verdict, log)
@@ -158,7 +159,7 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
     there = log.steps.quantities()
     rule = replace(rule, mad=tuple(one for one in rule.mad if one.quantity in there or one.key in log.summary))
     own = sorted((one for one in there if one.is_speed and one.name not in QUANTITIES), key=_label)
-    order = (rule.headline, *THROUGHPUTS, *own, Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN)
+    order = (rule.headline, *THROUGHPUTS, *own, Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, *MEANS)
     headline = next((quantity for quantity in order if quantity in there), rule.headline)
     if headline == rule.headline:
         return rule
@@ -202,7 +203,7 @@ def _torn(log: LogMonitor) -> Verdict:
     return Verdict(status=Status.FAILURE, cause=Cause.NO_METRIC, reason=reason, evidence=log.best_error_line)
 
 
-def _with_end_findings(verdict: Verdict, expected: Expected, log: LogMonitor) -> Verdict:
+def _with_end_findings(verdict: Verdict, expected: Expected, log: LogMonitor, prints_end: bool) -> Verdict:
     """Return the verdict with what else the log reports: there is no exit code here to show a failure."""
     names, lines = matched_error_patterns(log)
     if verdict.status is Status.FAILURE:
@@ -218,8 +219,12 @@ def _with_end_findings(verdict: Verdict, expected: Expected, log: LogMonitor) ->
     all_there = log.ended or expected.steps is not None
     if (candidate := _late_root(log)) and not all_there:
         return _failed(verdict, f"the log has no end mark, and shows why ({candidate.cause})", candidate.line)
-    finding = _end_finding(expected, log)
+    finding = _end_finding(expected, log, prints_end)
     return replace(verdict, findings=(*verdict.findings, finding)) if finding else verdict
+
+
+def _prints_end(backend: Backend | None) -> bool:
+    return not isinstance(backend, FormatBackend) or bool(backend.format.end)
 
 
 def _without_backend(name: str, head: Sequence[bytes], plugins: Plugins, verdict: Verdict, log: LogMonitor) -> Verdict:
@@ -253,7 +258,7 @@ def _failed(verdict: Verdict, reason: str, evidence: str) -> Verdict:
     return replace(failed, suspect=())  # no number is left that could be doubted
 
 
-def _end_finding(expected: Expected, log: LogMonitor) -> str:
+def _end_finding(expected: Expected, log: LogMonitor, prints_end: bool) -> str:
     """Return what a reader of a good log should know of its end."""
     if candidate := _late_root(log):
         return f"a line looks like a failure ({candidate.cause}), though the training came to its end: {candidate.line}"
@@ -264,7 +269,7 @@ def _end_finding(expected: Expected, log: LogMonitor) -> str:
     if log.ended:
         return ""
     if expected.steps is not None:
-        return "the framework's end mark is missing, though the last step is there"
+        return "the framework's end mark is missing, though the last step is there" if prints_end else ""
     return "no end mark, and the log does not say how many steps there were to be: it may have been cut off"
 
 
