@@ -219,7 +219,8 @@ __all__ = [
 _HOMES = {
     "backends.base": "PatternReader TemplateBackend",
     "backends.log_formats": "read_log_formats",
-    "backends.step_lines": "NUMBER Missed Spans StepPattern number number_or_none rank_before step_pattern world_before",
+    "backends.step_lines": "NUMBER Missed Spans StepPattern number number_or_none rank_before step_pattern"
+    " world_before",
     "cancellation": "interruptible when_stopped",
     "errors": "CatalogError CheckFailed ExitCode MadliteError PluginError RuntimeProblem UsageProblem"
     " did_you_mean nearest_words one_hint",

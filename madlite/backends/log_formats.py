@@ -289,7 +289,7 @@ class FormatReader:
     def _per_gpu(self, values: dict[Quantity, float]) -> dict[Quantity, float]:
         """Return values with the whole job's speeds as those of one GPU, where the log says how many there are."""
         size = self._config.get("world_size", "")
-        if not size.isdecimal() or not 0 < int(size[:9]):
+        if not size.isdecimal() or not int(size[:9]) > 0:
             return values
         return {
             JOB_WIDE.get(one, one): value / int(size) if one in JOB_WIDE else value for one, value in values.items()

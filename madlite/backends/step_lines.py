@@ -1,4 +1,4 @@
-"""How a line of a log says a step: patterns with names of numbers, their units, whose line it is, and a log without any."""
+"""How lines of a log say steps: patterns with names of numbers, their units, whose line it is, and what was missed."""
 
 from __future__ import annotations
 

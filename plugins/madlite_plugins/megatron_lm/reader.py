@@ -31,7 +31,6 @@ from madlite import (
 )
 from madlite_plugins.megatron_lm.iterations import Iteration, read_iterations
 
-
 START_MARK = "[before the start of training step]"
 END_MARK = "[after training is done]"
 ARGUMENTS = {

@@ -24,7 +24,6 @@ from madlite import (
     rank_before,
     without_label,
 )
-
 from madlite_plugins.torchrun.step_format import NAMES, STEP_NAMES
 
 _DIGIT = re.compile("[0-9]")

@@ -25,7 +25,6 @@ from madlite import (
     rank_before,
     step_pattern,
 )
-
 from madlite_plugins.torchtitan.structured import structured_steps
 
 END_MARK = "Training completed"
