@@ -23,14 +23,17 @@ _WORDS = {  # of the other backends, by which a log speaks of the framework
 _STEP = re.compile(r"(?i)(?<![a-z])(?:global[_ ]?)?(?:step|iter(?:ation)?|it|batch|update)s?[\s:=#\[]{0,4}(?P<n>\d+)")
 _TOKENS = r"(?:tokens?|tok|toks)(?:/|_per_| per )s(?:ec(?:ond)?)?"
 _GPU = r"(?:/|_per_| per )(?:gpu|device|rank)"
-_PARTS = {  # names of numbers, with what stands before or behind them
-    "loss": rf"(?i)(?<![a-z]{{3}}[_ ])loss[\s:=]{{1,3}}(?P<x>{NUMBER})",
-    "tokens_per_s_per_gpu": rf"(?i){_TOKENS}{_GPU}[\s:=]{{1,3}}(?P<x>{NUMBER})|(?P<y>{NUMBER}) ?{_TOKENS}{_GPU}",
-    "tokens_per_s": rf"(?i)(?:{_TOKENS}|tps)[\s:=]{{1,3}}(?P<x>{NUMBER})|(?P<y>{NUMBER}) ?[kM]? ?{_TOKENS}(?!{_GPU})",
-    "step_time_ms": rf"(?P<y>{NUMBER}) ?ms\b",
-    "step_time_s": rf"(?P<y>{NUMBER}) ?s/it\b",
-    "steps_per_s": rf"(?P<y>{NUMBER}) ?it/s\b",
-}
+_VALUE = rf"[\s:=]{{1,3}}(?P<x>{NUMBER})"
+_PARTS = (  # names of numbers, with what stands before or behind them
+    ("loss", rf"(?i)(?<!val[_ ])loss{_VALUE}"),
+    ("tokens_per_s_per_gpu", rf"(?i){_TOKENS}{_GPU}{_VALUE}"),
+    ("tokens_per_s_per_gpu", rf"(?i)(?P<x>{NUMBER}) ?{_TOKENS}{_GPU}"),
+    ("tokens_per_s", rf"(?i)(?:{_TOKENS}|tps){_VALUE}"),
+    ("tokens_per_s", rf"(?i)(?P<x>{NUMBER}) ?[kM]? ?{_TOKENS}(?!{_GPU})"),
+    ("step_time_ms", rf"(?P<x>{NUMBER}) ?ms\b"),
+    ("step_time_s", rf"(?P<x>{NUMBER}) ?s/it\b"),
+    ("steps_per_s", rf"(?P<x>{NUMBER}) ?it/s\b"),
+)
 
 
 def unknown_log(name: str, lines: Sequence[str], backends: Mapping[str, Backend], where: str) -> UsageProblem:
@@ -63,11 +66,11 @@ def suggest_step(line: str) -> str:
     if step is None:
         return ""
     places = [(step.start(), step.span("n"), step.end(), "n")]
-    for name, text in _PARTS.items():
+    for name, text in _PARTS:
         found = re.compile(text).search(line, step.end())
-        group = "y" if found and "y" in found.re.groupindex and found["y"] else "x"
-        if found and all(found.end() <= begin or end <= found.start() for begin, _, end, _ in places):
-            places.append((found.start(), found.span(group), found.end(), name))
+        free = found is not None and all(found.end() <= begin or end <= found.start() for begin, _, end, _ in places)
+        if found is not None and free and name not in {taken for *_, taken in places}:
+            places.append((found.start(), found.span("x"), found.end(), name))
     pieces = [
         f"{_literal(line[begin:first])}(?P<{name}>{_shape(name)}){_literal(line[last:end])}"
         for begin, (first, last), end, name in sorted(places)
@@ -76,7 +79,7 @@ def suggest_step(line: str) -> str:
 
 
 def _shape(name: str) -> str:
-    return r"\d+" if name == "n" else r"[^\s,|\]]+"
+    return {"n": r"\d+", "loss": r"[^\s,|\]]+"}.get(name, r"[\d.,]*\d")
 
 
 def _literal(text: str) -> str:
