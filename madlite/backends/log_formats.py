@@ -74,7 +74,7 @@ class LogFormat(Value, frozen=True):
     source: str = ""
 
 
-def read_log_formats(path: Path) -> tuple[FormatBackend, ...]:
+def read_log_formats(path: str | Path) -> tuple[FormatBackend, ...]:
     """Return the readers of a TOML file, in its order.
 
     Raises:
@@ -83,7 +83,7 @@ def read_log_formats(path: Path) -> tuple[FormatBackend, ...]:
     import tomli
 
     try:
-        tables = tomli.loads(path.read_text(encoding="utf-8"))
+        tables = tomli.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageProblem(f"{path} is no file of readers: {error}") from None
     return tuple(FormatBackend(_format(str(path), name, table)) for name, table in tables.items())

@@ -130,15 +130,8 @@ def test_a_clock_in_whole_seconds_is_asked_when_it_went_on_far_enough(tmp_path):
 
 # Readers of one's own.
 
-TEN_LINES = r"""
-[mine]
-step = [
-  'it (?P<n>\d+) of (?P<steps>\d+): loss (?P<loss>\S+)',
-  'speed (?P<tokens_per_s>[\d.]+)',
-  'ranks (?P<world_size>\d+)',
-]
-end = 'all done'
-"""
+PAGE = (Path(__file__).parents[2] / "docs/readers.md").read_text()
+TEN_LINES = PAGE.partition("```toml\n")[2].partition("```")[0]
 
 
 def own_log(end="all done\n", ranks=""):
@@ -187,6 +180,10 @@ def test_a_reader_with_the_name_of_a_backend_is_refused(tmp_path, monkeypatch, c
     (tmp_path / "x.log").write_text(own_log())
     assert call(["parse", "x.log"]) == 4
     assert "a backend named 'maxtext': madlite and readers.toml" in capsys.readouterr().err
+
+
+def test_the_page_lists_every_format():
+    assert [name for name in FORMATS if f"`{name}`" not in PAGE] == []
 
 
 def test_a_format_runs_nothing():
