@@ -8,18 +8,22 @@ from __future__ import annotations
 TYPE_CHECKING = False  # typing's own takes long to import; checkers know the name
 
 if TYPE_CHECKING:
-    from madlite.backends.base import (
-        NUMBER,
-        PatternReader,
-        StepPattern,
-        TemplateBackend,
-        number,
-        number_or_none,
-        step_pattern,
-    )
+    from madlite.backends.base import PatternReader, TemplateBackend
     from madlite.backends.lazy import LazyBackend
+    from madlite.backends.log_formats import read_log_formats
     from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
     from madlite.backends.recipes import FEW, RecipeBackend, few_steps
+    from madlite.backends.step_lines import (
+        NUMBER,
+        Missed,
+        Spans,
+        StepPattern,
+        number,
+        number_or_none,
+        rank_before,
+        step_pattern,
+        world_before,
+    )
     from madlite.cancellation import interruptible, when_stopped
     from madlite.errors import (
         CatalogError,
@@ -100,7 +104,7 @@ if TYPE_CHECKING:
     from madlite.runtimes.host.runtime import CommandRuntime
     from madlite.safe_read import output_lines, read_inside, read_output
     from madlite.secrets import reveal
-    from madlite.text import ANY_NUMERAL, group_texts, is_foreign
+    from madlite.text import ANY_NUMERAL, is_foreign
     from madlite.workspace.mounts import container_mounts, make_mounts
 
 __version__ = "0.1.0"
@@ -145,6 +149,7 @@ __all__ = [
     "MadMetric",
     "MadliteError",
     "Metric",
+    "Missed",
     "PROBE_BYTES",
     "PatternReader",
     "Phase",
@@ -170,6 +175,7 @@ __all__ = [
     "Session",
     "Shape",
     "Sink",
+    "Spans",
     "Status",
     "Step",
     "StepPattern",
@@ -186,7 +192,6 @@ __all__ = [
     "container_mounts",
     "did_you_mean",
     "few_steps",
-    "group_texts",
     "hookimpl",
     "interruptible",
     "is_foreign",
@@ -197,19 +202,25 @@ __all__ = [
     "number_or_none",
     "one_hint",
     "output_lines",
+    "rank_before",
     "read_book",
     "read_failure_rules",
     "read_inside",
+    "read_log_formats",
     "read_output",
     "read_references",
     "reveal",
     "step_pattern",
     "when_stopped",
     "without_label",
+    "world_before",
 ]
 
 _HOMES = {
-    "backends.base": "NUMBER PatternReader StepPattern TemplateBackend number number_or_none step_pattern",
+    "backends.base": "PatternReader TemplateBackend",
+    "backends.log_formats": "read_log_formats",
+    "backends.step_lines": "NUMBER Missed Spans StepPattern number number_or_none rank_before step_pattern"
+    " world_before",
     "cancellation": "interruptible when_stopped",
     "errors": "CatalogError CheckFailed ExitCode MadliteError PluginError RuntimeProblem UsageProblem"
     " did_you_mean nearest_words one_hint",
@@ -217,7 +228,7 @@ _HOMES = {
     "hookspecs": "hookimpl",
     "rank_labels": "is_label without_label",
     "references": "read_references",
-    "text": "ANY_NUMERAL group_texts is_foreign",
+    "text": "ANY_NUMERAL is_foreign",
     "backends.recipe_book": "RecipeBook bare_name read_book",
     "backends.lazy": "LazyBackend",
     "backends.recipes": "FEW RecipeBackend few_steps",

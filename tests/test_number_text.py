@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from madlite.backends.base import number, number_or_none, step_pattern
+from madlite.backends.step_lines import number, number_or_none, step_pattern
 from madlite.measure.performance import judge_number, read_performance
 from madlite.model import Line, Quantity
 from madlite.text import group_texts, whole_number, without_groups

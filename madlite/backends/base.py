@@ -1,17 +1,16 @@
-"""What a backend is made of: a base class for the common case, and readers from a pattern.
+"""What a backend is made of: a base class for the common case, and a reader of one pattern.
 
 A backend is any object with the members of `madlite.model.Backend`; this module makes a small one ten lines long.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from madlite.backends.step_lines import StepPattern
 from madlite.errors import PluginError, UsageProblem, did_you_mean, one_hint
 from madlite.model import (
     QUANTITIES,
@@ -33,80 +32,10 @@ from madlite.model import (
     RunPlan,
     RunSpec,
     Scalar,
-    Step,
     Variant,
 )
-from madlite.rank_labels import is_label, without_label
-from madlite.text import group_texts, without_groups
 
-NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf))"
 _CHOOSES = ("mode", "precision", "release")  # fields that state which of a card's variants is meant
-
-
-def number(text: str) -> float:
-    """Read a number as frameworks print it: `2,872`, `1.5e+03`, `nan`; NaN where it is none, as `12,5`."""
-    try:
-        return float(without_groups(text))
-    except ValueError:
-        return float("nan")
-
-
-def number_or_none(text: str) -> float | None:
-    """Read a number without what often stands behind one; None where it is no number, not even a NaN."""
-    bare = text.strip().rstrip(",;|)]}%")
-    value = number(bare)
-    return None if math.isnan(value) and "nan" not in bare.lower() else value
-
-
-class StepPattern:
-    """A regular expression whose named groups are `n` (the step) and quantities by their names.
-
-    `own` are quantities of the plugin's own, beside the built-in ones.
-    """
-
-    def __init__(self, pattern: str, own: Iterable[Quantity] = ()) -> None:
-        self.regex = re.compile(pattern)
-        self._known = {**QUANTITIES, **{one.name: one for one in own}}
-        if odd := [one.name for one in own if QUANTITIES.get(one.name, one) != one or not one.name.isidentifier()]:
-            what = "is a built-in quantity" if odd[0] in QUANTITIES else "is no identifier"
-            raise PluginError(f"quantity {odd[0]!r} of step pattern {pattern!r} {what}: give it another name")
-        groups = set(self.regex.groupindex)
-        if "n" not in groups or groups - {"n", *self._known}:
-            known = ", ".join(sorted(self._known))
-            raise PluginError(f"step pattern {pattern!r}: its named groups must be n and any of {known}")
-        self.quantities = tuple(self._known[name] for name in self.regex.groupindex if name != "n")
-
-    def steps(self, line: Line) -> Iterator[Step]:
-        """Yield the steps that the line reports: several where ranks wrote into one line.
-
-        A pattern that begins with the line's own begin is tried behind what a launcher put before it.
-        """
-        text = line.text
-        if line.rank is not None and self.regex.search(text) is None:
-            text = without_label(line)
-        for found in self.regex.finditer(text):
-            groups = group_texts(found)
-            n = number(groups.pop("n", ""))
-            if math.isfinite(n):
-                texts = {self._known[name]: text for name, text in groups.items() if text}
-                read = {quantity: number_or_none(text) for quantity, text in texts.items()}
-                values = {quantity: value for quantity, value in read.items() if value is not None}
-                unread = {quantity: text for quantity, text in texts.items() if quantity not in values}
-                # the number before a colon that looks like a task's label may be the step itself
-                rank = None if is_label(text, *found.span("n")) else line.rank
-                yield Step(n=int(n), values=values, rank=rank, t_s=line.t_s, unread=unread)
-
-
-def step_pattern(pattern: str, *own: Quantity) -> StepPattern:
-    r"""Return a reader's pattern, e.g. `step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>[\d,.]+)`.
-
-    `own` are quantities of the plugin's own that its groups name, beside the built-in ones.
-
-    Raises:
-        PluginError: a named group is neither `n` nor a quantity, or an own one has a built-in one's name.
-        re.error: it is no regular expression.
-    """
-    return StepPattern(pattern, own)
 
 
 class PatternReader:

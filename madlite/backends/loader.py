@@ -119,7 +119,7 @@ class Plugins:
                 raise PluginError(
                     f"two plugins bring a backend named '{name}': {found[name][1].distribution} and "
                     f"{plugin.distribution}",
-                    f"uninstall one, or {SWITCH}={plugin.name}",
+                    f"rename or uninstall one, or {SWITCH}={plugin.name}",
                 )
             else:
                 found[name] = (backend, plugin)

@@ -57,6 +57,12 @@ class _ReadOptions(Value, frozen=True):
 @click.argument("log", nargs=-1, required=True, metavar="LOG...", shell_complete=complete_runs)
 @click.option("--backend", default="", metavar="NAME", help="Framework of the log; overrides detection.")
 @click.option(
+    "--step",
+    default="",
+    metavar="REGEX",
+    help="How a step's line reads: group n is the step, the others numbers by their names, e.g. (?P<step_time_ms>...).",
+)
+@click.option(
     "--warmup",
     type=whole_number(0),
     metavar="N",
@@ -69,6 +75,7 @@ class _ReadOptions(Value, frozen=True):
 def command(
     log: tuple[str, ...],
     backend: str,
+    step: str,
     warmup: int | None,
     as_json: bool,
     fail_on_suspect: bool,
@@ -85,12 +92,11 @@ def command(
     madlite parse train.log
     madlite parse last
     kubectl logs trainer | madlite parse - --json
+    madlite parse mine.log --step 'step (?P<n>\\d+) loss (?P<loss>\\S+) (?P<tokens_per_s>\\S+) tok/s'
     """
-    from madlite.run.backend_choice import find_backend
-
     plugins = setup.load(no_plugins, verbose)
     try:
-        given = find_backend(plugins, backend, "--backend")[0] if backend else None
+        given = _given(plugins, backend, step)
         options = _ReadOptions(backend=given, warmup=warmup, directory=directory)
         codes = []
         for place, name in enumerate(log):
@@ -104,6 +110,18 @@ def command(
         return int(max(codes))  # wrong usage, 4, comes before a failed run, 3
     finally:
         setup.print_problems(plugins.problems)
+
+
+def _given(plugins: Plugins, backend: str, step: str) -> Backend | None:
+    """Return the backend that the command line names or describes, None where it does neither."""
+    from madlite.backends.log_formats import FormatBackend, check_step
+    from madlite.run.backend_choice import find_backend
+
+    if step and backend:
+        raise UsageProblem("--backend and --step are two ways to read a log", "leave one of them out")
+    if step:
+        return FormatBackend(check_step(step, "--step"))
+    return find_backend(plugins, backend, "--backend")[0] if backend else None
 
 
 def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | MadliteError:

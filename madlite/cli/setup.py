@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,10 +87,27 @@ def _refuse_unknown(trees: Sequence[Path], read: set[Path], plugins: Plugins) ->
 
 
 def load(no_plugins: bool, verbose: bool) -> Plugins:
-    """Load the plugins."""
+    """Load the plugins, and the user's readers of logs unless `no_plugins`.
+
+    Raises:
+        UsageProblem: a file of readers cannot be used.
+    """
     if verbose:
         logging.getLogger("madlite").setLevel(logging.DEBUG)  # a library's own lines can hold what it was given
-    return load_plugins(os.environ.get("MADLITE_DISABLE_PLUGINS", ""), only_built_in=no_plugins)
+    plugins = load_plugins(os.environ.get("MADLITE_DISABLE_PLUGINS", ""), only_built_in=no_plugins)
+    for path in () if no_plugins else _readers_files():
+        from madlite.backends.log_formats import ReadersFile
+
+        plugins.register(str(path), ReadersFile(path), str(path), "")
+    return plugins
+
+
+def _readers_files() -> Iterator[Path]:
+    """Yield the user's files of readers: the working folder's, and that of all of their work."""
+    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    for path in (Path("readers.toml"), Path(config).expanduser() / "madlite" / "readers.toml"):
+        if path.is_file():
+            yield path
 
 
 def print_problems(problems: Sequence[Problem]) -> None:

@@ -140,6 +140,7 @@ class LogMonitor:
         self.lines = 0  # that are not blank
         self.steps = Steps()
         self.ended = False  # since the last step
+        self.ended_at: int | None = None  # the highest step when the training's end mark came last
         self.summary: dict[str, str] = {}
         self.torn: tuple[str, ...] = ()  # figures of the summary in a last line that nothing ended
         self.config: dict[str, str] = {}  # the configuration that the log reports
@@ -336,7 +337,7 @@ class LogMonitor:
     def _note(self, event: Event, line: Line | None, whole: bool) -> None:
         text = line.text if line is not None else ""
         if isinstance(event, Step):
-            self._note_step(event, line)
+            self._note_step(event if whole else _without_cut(event, text), line)
         elif isinstance(event, Summary):
             self._note_summary(event, whole)
         elif isinstance(event, EffectiveConfig):
@@ -370,7 +371,7 @@ class LogMonitor:
         elif event.code:
             self._failure_scan.end(plain(text) or event.marker)
         else:
-            self.ended = True
+            self.ended, self.ended_at = True, self._highest
 
     def _note_summary(self, event: Summary, whole: bool) -> None:
         figures = _texts(event.values)
@@ -420,7 +421,7 @@ class LogMonitor:
         self.training = self.training.of_another(self.steps, ended=self.ended)
         self.nan_before = self.nan_before or self.nan_loss or self.nan_norm
         self.steps, self.summary, self.torn = Steps(), {}, ()
-        self.nan_loss, self.nan_norm, self.missed_mark, self.ended = "", "", "", False
+        self.nan_loss, self.nan_norm, self.missed_mark, self.ended, self.ended_at = "", "", "", False, None
         self._repeated = RepeatedSteps()
         self.last_step, self._highest, self.restarted_at = 0, None, None
         self.node_speeds = NodeSpeeds(self._nodes)
@@ -449,7 +450,15 @@ class LogMonitor:
         self._highest = step.n if self._highest is None else max(self._highest, step.n)
         if step.n < self.last_step - STEPS_APART:
             self.restarted_at = self.last_step = step.n
+            self.ended_at = None
         self.last_step = max(self.last_step, step.n)
+
+
+def _without_cut(step: Step, text: str) -> Step:
+    """Return the step of a last line that nothing ended: its last number may be cut, and others follow from that."""
+    if step.late or not text[-1:].isdigit():
+        return step
+    return replace(step, values={one: value for one, value in step.values.items() if not math.isfinite(value)})
 
 
 def _line_of(step: Step, text: str, otherwise: str) -> str:

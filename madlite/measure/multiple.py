@@ -25,6 +25,7 @@ from madlite.measure.performance import (
     is_number,
     is_too_long,
     make_metric,
+    names_metric,
     several,
     shortened,
 )
@@ -212,5 +213,7 @@ def _metric(cells: dict[str, str], misfit: str, foreign: bool) -> Metric:
     # 12,5 that nothing quotes is a number and another one in the place of its metric
     moved = is_number(metric) or (foreign and may_be_foreign(text))
     metric = "" if is_number(metric) else metric
-    found = make_metric("" if moved else without_groups(text), metric, label=cells.get("model", ""), columns=extra)
-    return replace(found, cause=Cause.BAD_NUMBER) if misfit or (moved and text) else found
+    unnamed = bool(text) and not names_metric(metric)  # nobody knows what it counts
+    number = "" if moved or unnamed else without_groups(text)
+    found = make_metric(number, metric, label=cells.get("model", ""), columns=extra)
+    return replace(found, cause=Cause.BAD_NUMBER) if misfit or (moved and text) or unnamed else found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from madlite.measure.checks.table import Expected, Number
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import FileResults
@@ -15,6 +17,7 @@ from madlite.measure.performance import (
     UnreadNumber,
     is_too_long,
     make_metric,
+    names_metric,
     several,
     shortened,
 )
@@ -133,7 +136,14 @@ def number_from_steps(expected: Expected, log: LogMonitor, window: Window | None
     )
     if log.torn:
         findings = (*findings, f"the last line was cut off: its {', '.join(log.torn)} is left out")
-    findings = (*findings, *_computed(log), *_trainings(log), *_more_steps(expected, log), *window_findings(window))
+    findings = (
+        *findings,
+        *_computed(log),
+        *_trainings(log),
+        *_more_steps(expected, log),
+        *_after_end(log),
+        *window_findings(window),
+    )
     findings = (*findings, *log.unread)
     if headline.status is Status.FAILURE:
         reason = f"'{window.median:g} {headline.metric}' is no result: {_why_unfit(headline)}"
@@ -149,11 +159,22 @@ def _more_steps(expected: Expected, log: LogMonitor) -> tuple[str, ...]:
     return (f"the log continues to step {reach[1]}, but {expected.steps} were asked for: those after it do not count",)
 
 
+def _after_end(log: LogMonitor) -> tuple[str, ...]:
+    """Return that steps came after the framework's end mark."""
+    reach = log.steps.reach()
+    if log.ended_at is None or reach is None or reach[1] <= log.ended_at:
+        return ()
+    return (
+        f"the log continues to step {reach[1]} after the end mark, at step {log.ended_at}: those steps do not count",
+    )
+
+
 def number_from_line(log: LogMonitor) -> Number:
     """Return the number of the line `performance: <number> <metric>`."""
     found, line = log.scan.result, log.scan.evidence
     if found is None and (odd := log.scan.unread):
-        return Number((make_metric(odd.text, odd.metric),), Cause.BAD_NUMBER, _unreadable(odd), odd.line)
+        metric = make_metric(odd.text if names_metric(odd.metric) else "", odd.metric)
+        return Number((replace(metric, cause=Cause.BAD_NUMBER),), Cause.BAD_NUMBER, _unreadable(odd), odd.line)
     if found is None:
         reason = "the log has no line 'performance: <number> <metric>'"
         return Number(cause=Cause.NO_METRIC, reason=reason, evidence=log.best_error_line)
@@ -171,6 +192,9 @@ def number_from_line(log: LogMonitor) -> Number:
 
 def _unreadable(odd: UnreadNumber) -> str:
     rule = "a comma separates groups of three digits, and nothing else separates digits"
+    if not names_metric(odd.metric):
+        what = f"'{odd.metric}' names" if odd.metric else "nothing behind it names"
+        rule = f"{what} what it counts, as 'performance: 25600 tokens/s' does"
     if without_groups(odd.text) != odd.text:
         rule = "a Trainer separates no groups of digits, so that the comma may begin the decimals"
     return f"the number '{shown(odd.text)}' in the line '{shown(odd.line)}' cannot be read: {rule}"
@@ -238,6 +262,8 @@ def last_step(expected: Expected, log: LogMonitor) -> int | None:
     if (reach := log.steps.reach()) is None:
         return None
     last = reach[1] if log.restarted_at is None else log.last_step
+    if log.ended_at is not None:  # what comes after the framework's end mark is none of the training's
+        last = min(last, log.ended_at)
     if expected.steps is None or last <= expected.steps:
         return last
     return max((n for n in log.steps.numbers() if n <= expected.steps), default=None)

@@ -112,6 +112,7 @@ class PerformanceScan:
         self._fallback: tuple[str, str] | None = None
         self.unread_line: UnreadNumber | None = None  # the first whose number is one of another language
         self._unread_figure: UnreadNumber | None = None
+        self._unnamed: UnreadNumber | None = None  # the first whose metric has no name
 
     def feed(self, block: Block, whole: bool = True) -> None:
         """Take lines in; `whole` where each was ended."""
@@ -139,6 +140,7 @@ class PerformanceScan:
 
     def _note(self, line: str) -> None:
         self.unread_line = self.unread_line or unread_performance(line)
+        self._unnamed = self._unnamed or unnamed_performance(line)
         found = read_performance(line)
         if found and self.first is None:
             self.first, self.evidence = found, line.strip()
@@ -153,7 +155,7 @@ class PerformanceScan:
     @property
     def unread(self) -> UnreadNumber | None:
         """The first number of the result's lines that cannot be read; the Trainer's where no other line has one."""
-        return self.unread_line or (self._unread_figure if self.first is None else None)
+        return self.unread_line or (self._unnamed or self._unread_figure if self.first is None else None)
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -186,7 +188,23 @@ def _read_at(text: str, begin: int) -> tuple[str, str] | None:
     metric, unit = match["metric"] or "", match["unit"] or ""
     if unit in _SCALE or not metric:  # 12.5k tokens/s are 12.5 ktokens/s, as madengine 1 has it
         metric = unit.lstrip("/") + metric
-    return None if is_number(metric) else (without_groups(match["number"]), metric)  # 1 234 tokens/s are not 1
+    if is_number(metric) or not names_metric(metric):  # 1 234 tokens/s are not 1, 25.6 K tokens/s no 25.6
+        return None
+    return without_groups(match["number"]), metric
+
+
+def unnamed_performance(text: str) -> UnreadNumber | None:
+    """Return the number of a line's result whose metric has no name, or is a factor; None where it has none."""
+    for match in filter(None, (_RESULT.match(text, found.start()) for found in re.finditer(_MARK, text))):
+        metric = (match["unit"] or "").lstrip("/") + (match["metric"] or "")
+        if not names_metric(metric):
+            return UnreadNumber(text=match["number"], metric=metric, line=text.strip())
+    return None
+
+
+def names_metric(metric: str) -> bool:
+    """Return whether a text says what a number counts: it is neither blank nor a factor, as `K`."""
+    return bool(metric.strip()) and metric not in _SCALE
 
 
 def _last(before: tuple[str, str] | None, text: str) -> str:

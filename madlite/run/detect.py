@@ -87,6 +87,12 @@ def take_head(chunks: Iterable[bytes]) -> list[bytes]:
     return buffer
 
 
+def head_lines(head: Sequence[bytes]) -> list[str]:
+    """Return the lines of a log's first chunks."""
+    splitter = LineSplitter()
+    return [*splitter.take(b"".join(head)).lines, *splitter.take_rest().lines]
+
+
 def detect_backend(log: str, head: Sequence[bytes], plugins: Plugins) -> Backend | None:
     """Return the backend that is surest of a log that begins so; None where none knows it. Messages call it `log`.
 
@@ -95,8 +101,7 @@ def detect_backend(log: str, head: Sequence[bytes], plugins: Plugins) -> Backend
         PluginError: two distributions bring a backend of one name.
     """
     backends = {name: backend for name, (backend, _) in plugins.backends().items()}
-    splitter = LineSplitter()
-    lines = [*splitter.take(b"".join(head)).lines, *splitter.take_rest().lines]
+    lines = head_lines(head)
     sure: dict[str, float] = {}
     for count in _HEADS:
         if max(sure.values(), default=0.0) < _MIN_CONFIDENCE:

@@ -7,7 +7,7 @@ import gzip
 import lzma
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast, runtime_checkable
@@ -15,6 +15,8 @@ from typing import BinaryIO, Protocol, cast, runtime_checkable
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
+from madlite.backends.log_formats import FormatBackend
+from madlite.backends.step_lines import MEANS
 from madlite.errors import UsageProblem
 from madlite.files import shown
 from madlite.measure.diagnosis import diagnose
@@ -50,7 +52,8 @@ from madlite.model import (
     Window,
 )
 from madlite.plan.actions import BENIGN, PATTERNS
-from madlite.run.detect import MOST_LINES, detect_backend, take_head
+from madlite.run.detect import MOST_LINES, detect_backend, head_lines, take_head
+from madlite.run.unknown_log import unknown_log
 from madlite.safe_read import open_given
 
 WARMUP_STEPS = Variant(model="").warmup_steps
@@ -108,13 +111,13 @@ def read_log(
     log = _make_monitor(plugins, backend, plan)
     for chunk in chain(head, chunks):
         log.feed(chunk)
-    log.finish()
+    log.finish(Path(os.devnull) if isinstance(backend, FormatBackend) else None)  # it has no files beside its log
     expected = Expected(
         rule=_rule(plugins, backend, log, plan), warmup_steps=warmup_steps, steps=expected_steps(log.config)
     )
-    verdict = _with_end_findings(_judge(expected, log), expected, log)
+    verdict = _with_end_findings(_judge(expected, log), expected, log, _prints_end(backend))
     if backend is None and verdict.cause is Cause.NO_METRIC:
-        verdict = _without_backend(name, plugins, verdict, log)
+        verdict = _without_backend(name, head, plugins, verdict, log)
     diagnosis = _diagnose(verdict, log)
     if diagnosis is not None:
         verdict = replace(verdict, evidence=diagnosis.line)
@@ -150,12 +153,15 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
     rule = plugins.query(backend, "result_rule", otherwise=None) if isinstance(backend, HasResultRule) else None
     if plan is not None and isinstance(rule, ResultRule) and plan.result_rule.kind == rule.kind:
         rule = plan.result_rule
-    if not isinstance(rule, ResultRule):
-        rule = ResultRule(kind="steps" if log.steps else "performance_line", loss_expected=False)
+    own_line = isinstance(backend, FormatBackend) and log.scan.first is not None  # a script around the framework
+    if own_line or not isinstance(rule, ResultRule):
+        rule = ResultRule(kind="steps" if log.steps and not own_line else "performance_line", loss_expected=False)
     there = log.steps.quantities()
     rule = replace(rule, mad=tuple(one for one in rule.mad if one.quantity in there or one.key in log.summary))
     own = sorted((one for one in there if one.is_speed and one.name not in QUANTITIES), key=_label)
-    headline = next((quantity for quantity in (rule.headline, *THROUGHPUTS, *own) if quantity in there), rule.headline)
+    order = (rule.headline, *THROUGHPUTS, *own, Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, *MEANS)
+    unread = log.training.unread  # a number that is none says better what is wrong than that there is none
+    headline = next((one for known in (there, unread) for one in order if one in known), rule.headline)
     if headline == rule.headline:
         return rule
     return replace(rule, headline=headline, headline_metric=headline.name)
@@ -198,7 +204,7 @@ def _torn(log: LogMonitor) -> Verdict:
     return Verdict(status=Status.FAILURE, cause=Cause.NO_METRIC, reason=reason, evidence=log.best_error_line)
 
 
-def _with_end_findings(verdict: Verdict, expected: Expected, log: LogMonitor) -> Verdict:
+def _with_end_findings(verdict: Verdict, expected: Expected, log: LogMonitor, prints_end: bool) -> Verdict:
     """Return the verdict with what else the log reports: there is no exit code here to show a failure."""
     names, lines = matched_error_patterns(log)
     if verdict.status is Status.FAILURE:
@@ -214,21 +220,24 @@ def _with_end_findings(verdict: Verdict, expected: Expected, log: LogMonitor) ->
     all_there = log.ended or expected.steps is not None
     if (candidate := _late_root(log)) and not all_there:
         return _failed(verdict, f"the log has no end mark, and shows why ({candidate.cause})", candidate.line)
-    finding = _end_finding(expected, log)
+    finding = _end_finding(expected, log, prints_end)
     return replace(verdict, findings=(*verdict.findings, finding)) if finding else verdict
 
 
-def _without_backend(name: str, plugins: Plugins, verdict: Verdict, log: LogMonitor) -> Verdict:
+def _prints_end(backend: Backend | None) -> bool:
+    return not isinstance(backend, FormatBackend) or bool(backend.format.end)
+
+
+def _without_backend(name: str, head: Sequence[bytes], plugins: Plugins, verdict: Verdict, log: LogMonitor) -> Verdict:
     """Return the verdict of a log without a result that no backend knows: it may show why there is none."""
     if log.scan.torn:
         return verdict
     if (candidate := log.candidate) is None or candidate.tier == LAUNCHER:
         if not log.lines:
             raise UsageProblem(f"{name} has no line that a run printed", "name the file that has the training's output")
-        names = ", ".join(sorted(plugins.backends()))
         where = f" in its first {MOST_LINES:,} lines" if log.lines > MOST_LINES else ""
-        what = f"nothing that a backend knows{where}, and no line 'performance: <number> <metric>'"
-        raise UsageProblem(f"{name} has {what}", f"--backend NAME selects the framework of the log: {names}")
+        backends = {known: backend for known, (backend, _) in plugins.backends().items()}
+        raise unknown_log(name, head_lines(head)[:MOST_LINES], backends, where)
     return _failed(verdict, f"the log has no result, and shows why ({candidate.cause})", candidate.line)
 
 
@@ -250,7 +259,7 @@ def _failed(verdict: Verdict, reason: str, evidence: str) -> Verdict:
     return replace(failed, suspect=())  # no number is left that could be doubted
 
 
-def _end_finding(expected: Expected, log: LogMonitor) -> str:
+def _end_finding(expected: Expected, log: LogMonitor, prints_end: bool) -> str:
     """Return what a reader of a good log should know of its end."""
     if candidate := _late_root(log):
         return f"a line looks like a failure ({candidate.cause}), though the training came to its end: {candidate.line}"
@@ -261,7 +270,7 @@ def _end_finding(expected: Expected, log: LogMonitor) -> str:
     if log.ended:
         return ""
     if expected.steps is not None:
-        return "the framework's end mark is missing, though the last step is there"
+        return "the framework's end mark is missing, though the last step is there" if prints_end else ""
     return "no end mark, and the log does not say how many steps there were to be: it may have been cut off"
 
 

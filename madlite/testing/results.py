@@ -8,7 +8,7 @@ from shutil import copyfile, copytree
 
 from msgspec.structs import replace
 
-from madlite.backends.base import StepPattern
+from madlite.backends.step_lines import StepPattern
 from madlite.errors import UsageProblem
 from madlite.model import Quantity, ResultRule, RunSpec, Step, Summary
 from madlite.plan.render import Rendering, same_run

@@ -175,7 +175,8 @@ def test_plugins_hear_of_a_run_while_it_goes_on(planned):
 def test_plugins_hear_of_steps(planned):
     import types
 
-    from madlite.backends.base import TemplateBackend, step_pattern
+    from madlite.backends.base import TemplateBackend
+    from madlite.backends.step_lines import step_pattern
     from madlite.hookspecs import hookimpl
     from madlite.run.screen import Planned
 

@@ -7,8 +7,9 @@ import types
 import pytest
 from msgspec.structs import replace
 
-from madlite.backends.base import TemplateBackend, step_pattern
+from madlite.backends.base import TemplateBackend
 from madlite.backends.loader import Plugins
+from madlite.backends.step_lines import step_pattern
 from madlite.errors import UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.model import Card, FileTemplate, Finding, Machine, Request, RunSpec, Traits, Variant

@@ -9,8 +9,8 @@ import types
 import pytest
 
 from madlite import MadMetric, PluginError, Quantity, TemplateBackend, hookimpl, step_pattern
-from madlite.backends.base import StepPattern
 from madlite.backends.loader import load_plugins
+from madlite.backends.step_lines import StepPattern
 from madlite.cli import setup
 from madlite.cli.main import call
 from madlite.cli.screens import PlainScreen, Sink

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from madlite.backends.loader import load_plugins
+from madlite.backends.log_formats import FormatBackend
 from madlite.measure.lines import LONGEST
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Observation, judge
-from madlite.model import ErrorScan, Exit, FailureRule
+from madlite.model import ErrorScan, Exit, FailureRule, Line
 from madlite.plan.actions import BENIGN, PATTERNS
 from madlite.secrets import Redactor, assigned
 from tests.factories import make_plan
@@ -56,6 +57,7 @@ PLAIN = (
     "http://h:80/x,",
 )
 RULES = with_common(load_plugins("", only_built_in=True).failure_rules())
+FORMATS = [one for one, _ in load_plugins("", only_built_in=True).backends().values() if isinstance(one, FormatBackend)]
 # what a pattern has beside plain characters
 _WILD = re.compile(r"\(\?[=!<:][=!]?|\(\?P<\w+>|\\[dDsSwWbB]|\[\^?\]?(?:\\.|[^\]\\])*\]|[.(){}|^$?*+]|\d*,\d+\}")
 
@@ -64,7 +66,7 @@ def repeated(pattern: str) -> set[str]:
     """Return what a pattern's runs look for: its plain pieces, one alone and one after another, to be said again."""
     pieces = [re.sub(r"\\(.)", r"\1", piece) for piece in _WILD.sub("\0", pattern).split("\0")]
     kept = [piece for piece in pieces if len(piece) > 1 and piece.strip()]
-    pairs = zip(kept, [*kept[1:], ""], strict=True)
+    pairs = zip(kept, [*kept[1:], ""], strict=False)
     return {text for one, other in pairs for text in (one, f"{one}a", f"{one}a {other}")}
 
 
@@ -75,6 +77,18 @@ def test_no_failure_rule_begins_again_and_again_in_what_it_looks_for(rule: Failu
     for text in ("a:", "x://b:c", "http://h:80/x,", *sorted(repeated(rule.pattern))):
         line = (text * (LONGEST // 2 // len(text) + 1))[: LONGEST // 2]
         assert took_s(lambda: pattern.search(line)) < QUICK_S, text  # noqa: B023 - called at once
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("backend", FORMATS, ids=lambda backend: backend.name)
+def test_no_pattern_of_a_format_begins_again_and_again_in_what_it_looks_for(backend: FormatBackend) -> None:
+    form = backend.format
+    texts = {text for pattern in (*form.step, *form.marks, *form.end, *form.failed) for text in repeated(pattern)}
+    for text in ("1.", "1 ", "9.9", " 1ms", *sorted(texts)):
+        line = (text * (LONGEST // 2 // len(text) + 1))[: LONGEST // 2]
+        reader = backend.reader(None)
+        assert took_s(lambda: backend.detect([line])) < QUICK_S, text  # noqa: B023 - called at once
+        assert took_s(lambda: reader.feed(Line(text=line))) < LIMIT_S, text  # noqa: B023
 
 
 def took_s(*calls: Callable[[], object]) -> float:

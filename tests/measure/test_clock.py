@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 
 import pytest
 from msgspec.structs import replace
 
+from madlite.backends.step_lines import step_pattern
 from madlite.measure.checks.figures import Work, work_of_step
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.training import stamp_s
@@ -18,7 +18,7 @@ from madlite_plugins.torchrun.reader import OwnReader
 from madlite_plugins.torchtitan.backend import Torchtitan
 from tests.measure.checks.runs import plan_of, says, texts
 
-STEP = re.compile(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\S+)")
+STEP = step_pattern(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\S+)")
 RULE = ResultRule(kind="steps", loss_expected=False)
 TOKENS = 1000  # of a step
 Timed = Iterable[tuple[float, str]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.backends.base import PatternReader, step_pattern
+from madlite.backends.base import PatternReader
+from madlite.backends.step_lines import step_pattern
 from madlite.measure.failure_scan import FailureScan
 from madlite.measure.grammar import ASIDE
 from madlite.measure.lines import make_block

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from madlite.backends.base import PatternReader, step_pattern
+from madlite.backends.base import PatternReader
+from madlite.backends.step_lines import step_pattern
 from madlite.measure.failure_scan import KEPT
 from madlite.measure.lines import LONGEST
 from madlite.measure.monitor import LogMonitor

@@ -192,7 +192,7 @@ def of_script(line: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("line", BROKEN)
 def test_a_training_loss_of_nan_is_doubted(line):
     (doubt,) = of_script(line)
-    assert doubt.startswith("a line reports a loss that is not finite: ")
+    assert doubt.startswith(("a line reports a loss that is not finite: ", "the loss is not finite"))  # a bar's step
 
 
 @pytest.mark.parametrize("line", HARMLESS)

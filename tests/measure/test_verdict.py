@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from madlite.backends.base import PatternReader, step_pattern
+from madlite.backends.base import PatternReader
+from madlite.backends.step_lines import step_pattern
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import FileResults
 from madlite.measure.performance import make_metric

@@ -15,10 +15,11 @@ from madlite.testing import Subject
 ROOT = Path(__file__).parents[2]
 LOGS, DATA = ROOT / "tests/data/logs", Path(__file__).with_name("data")
 NO_BACKENDS = ("mlflow", "published", "trackio")  # plugins that bring exporters or references alone
+OF_FORMATS = ("formats",)  # that bring readers of logs, tested in tests/plugins/test_formats.py
 NAMES = sorted(
     entry.name
     for entry in entry_points(group="madlite")
-    if entry.value.startswith("madlite_plugins.") and entry.name not in NO_BACKENDS
+    if entry.value.startswith("madlite_plugins.") and entry.name not in (*NO_BACKENDS, *OF_FORMATS)
 )
 SMALL = 70_000  # bytes of a log that is quick to be read many times
 FEW = 8  # plans of a sample
@@ -35,6 +36,17 @@ _OWNERS = {
     "fluxbenchmark-": "flux",
     "dlrm-": "dlrm",
     "torchrun-": "torchrun",
+    "mlperf-gpt3-": "mlperf_gpt3",
+    **{
+        f"{name.replace('_', '-')}-": name
+        for name in ("maxtext", "nemo", "nanotron", "deepspeed", "composer", "mlperf")
+    },
+    **{
+        f"{name.replace('_', '-')}-": name
+        for name in ("nanogpt", "nanochat", "modded_nanogpt", "gpt_neox", "lightning")
+    },
+    **{f"{name.replace('_', '-')}-": name for name in ("sd_scripts", "diffusers", "llama_factory")},
+    "llm.c-": "llm_c",
 }
 # steps of the training, counted with grep: numbers after `step:`, `iteration`, `Step N |`, dictionaries with a loss;
 # of pytorch-training-benchmark windows of eight micro-steps
@@ -96,6 +108,12 @@ _OUTPUTS = {"flux": (DATA / "flux",)}
 _PAGES = {"script": ("docs/cards.md",)}
 
 
+FORMATS = sorted(
+    name for name, (_, plugin) in load_plugins(only_built_in=True).backends().items() if plugin.name == "formats"
+)
+"""Backends that read logs and run nothing."""
+
+
 @cache
 def plugins() -> Plugins:
     """Return madlite's own plugins."""
@@ -107,7 +125,7 @@ def subject(name: str, *, whole: bool) -> Subject:
     """Return a backend as it is tested: `whole` with everything that it has, else with a sample."""
     backend, _ = plugins().backends()[name]
     cards = tuple(card for card in _cards(name) if card.backend == name or backend.claim(card, card.root))
-    logs = {path: STEPS.get(path.name) for path in _logs(whole=whole) if _owner(path) == name}
+    logs = {path: STEPS.get(path.name) for path in _logs(whole=whole) if owner(path) == name}
     logs |= {path: _STEPS_OF_MORE[path.name] for path in _MORE.get(name, ())}
     pages = _PAGES.get(name, (f"docs/backends/{name}.md", "docs/training-tags.md"))
     return Subject(
@@ -116,7 +134,7 @@ def subject(name: str, *, whole: bool) -> Subject:
         logs,
         outputs=_OUTPUTS.get(name, ()),
         docs=[ROOT / page for page in pages],
-        foreign={path: _owner(path) for path in _logs(whole=whole) if _owner(path) not in ("", name)},
+        foreign={path: owner(path) for path in _logs(whole=whole) if owner(path) not in ("", name)},
         asks=_ASKS.get(name, ()),
         most=None if whole else FEW,
     )
@@ -136,5 +154,6 @@ def _logs(*, whole: bool) -> list[Path]:
     return [path for path in found if whole or path.stat().st_size < SMALL]
 
 
-def _owner(path: Path) -> str:
+def owner(path: Path) -> str:
+    """Return the backend whose log a file of LOGS is, "" where it is nobody's."""
     return next((owner for begin, owner in _OWNERS.items() if path.name.startswith(begin)), "")

@@ -21,13 +21,15 @@ from madlite import (
     Phase,
     Quantity,
     RunPlan,
+    Spans,
     Step,
     Summary,
     number,
+    rank_before,
     without_label,
+    world_before,
 )
 from madlite_plugins.megatron_lm.iterations import Iteration, read_iterations
-from madlite_plugins.steps import Spans, rank_before, world_before
 
 START_MARK = "[before the start of training step]"
 END_MARK = "[after training is done]"

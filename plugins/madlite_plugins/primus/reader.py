@@ -103,7 +103,7 @@ class PrimusReader:
 def detect(head: Sequence[str]) -> float:
     """Say how surely these lines are Primus's: its prefix, its own remarks, its launchers' lines, or its frames."""
     if any(_PREFIX.search(text) for text in head):
-        return 1.0
+        return 0.98  # MaxText below it says its steps itself
     if any(_LAUNCHER.search(text) for text in head):
         return 0.95
     return 0.4 if any('File "' in text and _FRAME.search(text) for text in head) else 0.0

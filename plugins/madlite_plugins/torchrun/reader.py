@@ -14,16 +14,16 @@ from madlite import (
     Ended,
     Event,
     Line,
+    Missed,
     Quantity,
+    Spans,
     Step,
+    StepPattern,
     Unread,
-    group_texts,
-    is_label,
     number_or_none,
+    rank_before,
     without_label,
 )
-from madlite_plugins.steps import Spans, rank_before
-from madlite_plugins.torchrun.missed import Missed
 from madlite_plugins.torchrun.step_format import NAMES, STEP_NAMES
 
 _DIGIT = re.compile("[0-9]")
@@ -54,7 +54,7 @@ class OwnReader:
 
     def __init__(
         self,
-        pattern: re.Pattern[str] | None = None,
+        pattern: StepPattern | None = None,
         *,
         prefix: str = "",
         keys: Mapping[str, str] | None = None,
@@ -97,26 +97,14 @@ class OwnReader:
     def _way(self) -> str:
         """Return how a step is read, in the user's words."""
         if self._pattern is not None:
-            return f"step={self._pattern.pattern}"
+            return f"step={self._pattern.regex.pattern}"
         after = f" after {self._prefix!r}" if self._prefix else ""
         return f"json: an object with a step and a number{after}"
 
     def _by_pattern(self, line: Line) -> Iterator[Step]:
-        for found in self._matches(line):
-            texts = group_texts(found)
-            read = {name: number_or_none(text) for name, text in texts.items()}
-            numbers = {name: value for name, value in read.items() if value is not None}
-            self._missed.take(texts, numbers)
-            unread = {name: text for name, text in texts.items() if name not in numbers}
-            of_label = found.string == line.text and is_label(line.text, *found.span("n"))
-            yield from self._step(numbers, None if of_label else rank_before(line, found.start()), line, unread)
-
-    def _matches(self, line: Line) -> list[re.Match[str]]:
-        """Return where the pattern matches; one that begins with the line's own begin does behind a rank's label."""
-        if self._pattern is None:
-            return []
-        found = list(self._pattern.finditer(line.text))
-        return found if found or line.rank is None else list(self._pattern.finditer(without_label(line)))
+        for found in self._pattern.read(line) if self._pattern is not None else ():
+            self._missed.take(found.texts, found.numbers)
+            yield from self._step(found.numbers, found.rank, line, found.unread)
 
     def _by_json(self, line: Line) -> Iterator[Step]:
         for at, values in objects_in(line.text, self._prefix):

@@ -9,7 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from madlite import QUANTITIES, Quantity, Scalar, UsageProblem, did_you_mean, nearest_words, one_hint
+from madlite import (
+    QUANTITIES,
+    Quantity,
+    Scalar,
+    StepPattern,
+    UsageProblem,
+    did_you_mean,
+    nearest_words,
+    one_hint,
+    step_pattern,
+)
 from madlite_plugins.torchrun.readers import READERS
 
 SPEEDS = {
@@ -43,7 +53,7 @@ def is_json(settings: Mapping[str, Scalar]) -> bool:
     return on(settings["json"]) or bool(settings["json_prefix"] or settings["json_keys"])
 
 
-def read_pattern(text: str) -> re.Pattern[str]:
+def read_pattern(text: str) -> StepPattern:
     """Return the expression of a step's line.
 
     Raises:
@@ -57,7 +67,7 @@ def read_pattern(text: str) -> re.Pattern[str]:
         raise UsageProblem(f"step {text!r} has no group n, the step's number", r"write (?P<n>\d+) where it stands")
     for name in pattern.groupindex:
         _check_name(name, f"step {text!r} has a group")
-    return pattern
+    return step_pattern(text)
 
 
 def read_keys(text: str) -> dict[str, str]:
@@ -98,7 +108,7 @@ def choose_headline(settings: Mapping[str, Scalar], *, sized: bool) -> tuple[Qua
         return _headline_of_log(reader, settings)
     if not ways:
         raise UsageProblem("no pattern is set for the steps of the log", f"{_EXAMPLE}   or --set json=true")
-    names = set(read_pattern(text).groupindex) if text else set(read_keys(str(settings["json_keys"])).values())
+    names = set(read_pattern(text).regex.groupindex) if text else set(read_keys(str(settings["json_keys"])).values())
     there = [name for name in SPEEDS if SPEEDS[name] in {NAMES[one][0] for one in names if one != "n"}]
     if sized and "step_time_s" in there and "tokens_per_s_per_gpu" not in there:
         there.insert(0, "tokens_per_s_per_gpu")

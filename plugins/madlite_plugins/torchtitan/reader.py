@@ -11,8 +11,20 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from madlite import NUMBER, EffectiveConfig, Ended, Event, Line, Phase, Quantity, Step, number, step_pattern
-from madlite_plugins.steps import Spans, rank_before
+from madlite import (
+    NUMBER,
+    EffectiveConfig,
+    Ended,
+    Event,
+    Line,
+    Phase,
+    Quantity,
+    Spans,
+    Step,
+    number,
+    rank_before,
+    step_pattern,
+)
 from madlite_plugins.torchtitan.structured import structured_steps
 
 END_MARK = "Training completed"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from madlite.backends.step_lines import step_pattern
 from madlite.measure import verdict as collect
 from madlite.measure.checks import figures, table
 from madlite.measure.checks.table import TABLE, CheckInput, CheckRow, Number
@@ -197,7 +198,7 @@ def timed(speed: float, exit: Exit = DONE, **settings: object) -> Verdict:
 def comma(text: str) -> Verdict:
     """Return the verdict of a run whose steps are read by a pattern that stops within a number of another language."""
     log = LogMonitor(
-        [OwnReader(re.compile(r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d.]+)"))]
+        [OwnReader(step_pattern(r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>[\d.]+)"))]
     )
     log.feed(text.encode())
     log.finish()
@@ -210,7 +211,7 @@ def training() -> str:
 
 
 OWN = "".join(f"step {n} tps {100 + n % 3}\n" for n in range(1, 16))
-OWN_STEP = re.compile(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\d+)")
+OWN_STEP = step_pattern(r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\d+)")
 OF_COMMAS = "".join(f"step {n} loss 2,99 tps 5.121,5\n" for n in range(1, 16))
 BAD_FILE = {"kind": "multiple_results", "file": "r.csv"}
 GOOD = FileResults(metrics=(make_metric("5", "tok/s", label="a"),))

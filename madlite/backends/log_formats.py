@@ -1,0 +1,352 @@
+r"""Readers of logs as TOML data: what a framework's lines look like, one table each (docs/readers.md).
+
+::
+
+    [mine]
+    step = ['it (?P<n>\d+)/(?P<steps>\d+)', 'loss=(?P<loss>\S+)', '(?P<tokens_per_s_per_gpu>[\d.,]+) tok/s/GPU']
+    end = ['training done']
+
+A pattern with `n` begins a step, the others add to it.  Names of groups say what a number is and whose: of one GPU
+(`tokens_per_s_per_gpu`), of the whole job or of nobody knows what (`tokens_per_s`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from madlite.backends.step_lines import INVERSE, JOB_WIDE, NAMES, Missed, Spans, StepMatch, StepPattern
+from madlite.errors import UsageProblem, did_you_mean
+from madlite.hookspecs import hookimpl
+from madlite.model import (
+    Asset,
+    Card,
+    EffectiveConfig,
+    Ended,
+    Event,
+    Finding,
+    Line,
+    Machine,
+    Quantity,
+    Reader,
+    Request,
+    ResultRule,
+    RunPlan,
+    RunSpec,
+    Step,
+    Unread,
+    Value,
+)
+
+CONFIG = ("steps", "seq_len", "micro_batch", "global_batch", "world_size", "precision")
+"""Groups that are the training's configuration, `steps` how many there are to be."""
+_PLACE = ("last", "epoch", "epoch_steps", "elapsed", "elapsed_s", "elapsed_ms")
+_MORE = frozenset((*CONFIG, *_PLACE))
+_LISTS = ("step", "marks", "end", "failed", "words")  # keys that one text may stand for
+_FINE = 20  # units of its clock after which a log tells how long a step took
+_MARK = 200  # characters of a line that ended the training
+
+
+class LogFormat(Value, frozen=True):
+    """What the lines of a framework's log look like.
+
+    `marks` are patterns of lines that nobody else prints, where they are more than those that begin a step; `sure` is
+    how surely such a line is the framework's.  `end` and `failed` are patterns of the lines by which it reports that it
+    came to its end, or did not.  `first` and `first_epoch` are the numbers that it begins with.  A step is said by
+    `several_lines`, or by one.  `words` are names by which a log speaks of the framework, `source` where this stands.
+    """
+
+    name: str
+    step: tuple[str, ...]
+    marks: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    first: int = 1
+    first_epoch: int = 0
+    several_lines: bool = False
+    sure: float = 0.9
+    words: tuple[str, ...] = ()
+    source: str = ""
+
+
+def read_log_formats(path: str | Path) -> tuple[FormatBackend, ...]:
+    """Return the readers of a TOML file, in its order.
+
+    Raises:
+        UsageProblem: it is no such file; the message names the file, the reader and the key.
+    """
+    import tomli
+
+    try:
+        tables = tomli.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"{path} is no file of readers: {error}") from None
+    return tuple(FormatBackend(_format(str(path), name, table)) for name, table in tables.items())
+
+
+def _format(where: str, name: str, table: object) -> LogFormat:
+    """Return a reader's format; messages call it by the file `where` it stands.
+
+    Raises:
+        UsageProblem: a key or a group is unknown, a pattern is none, or nothing says a step.
+    """
+    if not isinstance(table, dict):
+        raise UsageProblem(
+            f"{where}: key '{name}' stands in no reader's table", f"[{name}] begins a reader of that name"
+        )
+    where = where if where == name else f"{where}, reader '{name}'"
+    known = [key for key in LogFormat.__struct_fields__ if key != "name"]
+    for key in table:
+        if key not in known:
+            hint = did_you_mean(key, known, most=1) or f"its keys are {', '.join(known)}"
+            raise UsageProblem(f"{where}: key '{key}' is unknown", hint)
+    lists = {key: [value] if isinstance(value, str) and key in _LISTS else value for key, value in table.items()}
+    try:
+        made = msgspec.convert({**lists, "name": name}, LogFormat)
+        for pattern in (*made.marks, *made.end, *made.failed):
+            _check_mark(pattern)
+        patterns = [_check_step(pattern) for pattern in made.step]
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UsageProblem(f"{where}: {error}") from None
+    if not any("n" in pattern.groupindex for pattern in patterns):
+        hint = r"write (?P<n>\d+) where its number stands"
+        raise UsageProblem(f"{where}: no pattern of a step has the group n, the step's number", hint)
+    return made
+
+
+def check_step(text: str, where: str) -> LogFormat:
+    """Return the format of a log whose steps are read by one pattern that a user wrote, who calls it `where`.
+
+    Raises:
+        UsageProblem: it cannot be used.
+    """
+    return _format(where, where, {"step": [text]})
+
+
+def _check_mark(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+    if not text or pattern.search(""):
+        raise ValueError(f"{text!r} matches any line")
+    return pattern
+
+
+def _check_step(text: str) -> re.Pattern[str]:
+    pattern = _check_mark(text)
+    known = ("n", *NAMES, *INVERSE, *CONFIG, *_PLACE)
+    for name in pattern.groupindex:
+        if name not in known:
+            close = did_you_mean(name, known, most=1)
+            raise ValueError(f"{text!r} has a group {name!r}, which names no number; {close or 'see docs/readers.md'}")
+    return pattern
+
+
+class FormatBackend:
+    """Reads logs of one format; it runs nothing."""
+
+    def __init__(self, form: LogFormat) -> None:
+        self.format = form
+        self.name = form.name
+
+    def claim(self, card: Card, checkout: Path) -> int:
+        """Own no card."""
+        return 0
+
+    def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
+        """Refuse to run anything.
+
+        Raises:
+            UsageProblem: always.
+        """
+        hint = f'backend = "torchrun" runs a script; madlite parse LOG --backend {self.name} reads its log'
+        raise UsageProblem(f"backend '{self.name}' of card '{request.card.name}' reads logs and runs nothing", hint)
+
+    def check(self, plan: RunPlan) -> Iterable[Finding]:
+        """Find nothing."""
+        return ()
+
+    def assets(self, plan: RunPlan) -> Iterable[Asset]:
+        """Need nothing."""
+        return ()
+
+    def result_rule(self) -> ResultRule:
+        """Return that the steady window of the steps decides; not every line has a loss."""
+        return ResultRule(kind="steps", loss_expected=False)
+
+    @cached_property
+    def _marks(self) -> list[re.Pattern[str]]:
+        steps = (pattern.regex for pattern in self.patterns if "n" in pattern.regex.groupindex)
+        return [*map(re.compile, self.format.marks)] or [*steps]
+
+    @cached_property
+    def patterns(self) -> tuple[StepPattern, ...]:
+        """The patterns of a step."""
+        return tuple(StepPattern(text, more=_MORE) for text in self.format.step)
+
+    def detect(self, head: Sequence[str]) -> float:
+        """Recognise a line that the framework alone prints."""
+        return self.format.sure if any(mark.search(text) for text in head for mark in self._marks) else 0.0
+
+    def reader(self, plan: RunPlan | None) -> Reader:
+        """Return a fresh reader."""
+        return FormatReader(self.format, self.patterns)
+
+
+class FormatReader:
+    """Follows one log of a format."""
+
+    def __init__(self, form: LogFormat, patterns: Sequence[StepPattern]) -> None:
+        self._format, self._patterns = form, patterns
+        self._end, self._failed = ([*map(re.compile, texts)] for texts in (form.end, form.failed))
+        self._spans, self._missed = Spans(), Missed()
+        self._config: dict[str, str] = {}
+        self._lowest = math.inf
+        self._current: dict[int | None, int] = {}  # by rank: the step that its last line said
+        self._clocks: dict[int | None, _Clock] = {}
+
+    def feed(self, line: Line) -> Iterable[Event]:
+        """Return the steps of a line, the configuration that it reports, and that the training ended."""
+        found = sorted((one for pattern in self._patterns for one in pattern.read(line)), key=_place)
+        events: list[Event] = [*self._configured(found), *self._steps(found, line)] if found else []
+        if any(mark.search(line.text) for mark in self._end):
+            events.append(Ended(marker=line.text.strip()[:_MARK]))
+        if any(mark.search(line.text) for mark in self._failed):
+            events.append(Ended(marker=line.text.strip()[:_MARK], code=1))
+        if not events:
+            self._missed.see(line.text)
+        return events or ()
+
+    def finish(self, outputs: Path) -> Iterable[Event]:
+        """Return how the log was not as its format says."""
+        way = " or ".join(text for text in self._format.step if "(?P<n>" in text)
+        return [Unread(text=words) for words in self._missed.words(bool(self._current), f"step={way}")]
+
+    def _configured(self, found: Iterable[StepMatch]) -> Iterator[EffectiveConfig]:
+        """Yield what is new of the configuration."""
+        before = dict(self._config)
+        for one in found:
+            self._config.update({name: one.texts[name].lstrip("0") for name in CONFIG if name in one.texts})
+            if "last" in one.numbers:  # the number of the last step
+                first = (
+                    self._format.first if min(self._lowest, one.numbers.get("n", math.inf)) <= self._format.first else 1
+                )
+                self._config["steps"] = str(int(one.numbers["last"]) + 1 - first)
+        if self._config != before:
+            yield EffectiveConfig(values=dict(self._config))
+
+    def _steps(self, found: Sequence[StepMatch], line: Line) -> Iterator[Step]:
+        """Yield the steps that a line says: what stands before its first number belongs to that one too."""
+        parts: list[tuple[int | None, int, list[StepMatch]]] = []
+        early: list[StepMatch] = []
+        for one in found:
+            if "n" in one.texts:
+                if (n := self._number(one.numbers)) is None:
+                    continue
+                parts.append((one.rank, n, [one, *early]))
+                early = []
+            elif parts:
+                parts[-1][2].append(one)
+            else:
+                early.append(one)
+        if early and self._format.several_lines and early[0].rank in self._current:
+            parts.append((early[0].rank, self._current[early[0].rank], early))
+        for rank, n, matches in parts:
+            self._current[rank] = n
+            self._lowest = min(self._lowest, n)
+            yield from self._step(rank, n, matches, line)
+
+    def _number(self, numbers: Mapping[str, float]) -> int | None:
+        """Return the step's number over all epochs; None where it is none."""
+        n = numbers.get("n", math.nan)
+        epochs = numbers.get("epoch", math.nan) - self._format.first_epoch
+        n += epochs * numbers.get("epoch_steps", math.nan) if "epoch_steps" in numbers else 0.0
+        return int(n) if 0 <= n < 1e12 else None
+
+    def _step(self, rank: int | None, n: int, matches: Iterable[StepMatch], line: Line) -> Iterator[Step]:
+        numbers: dict[str, float] = {}
+        unread: dict[str, str] = {}
+        for one in matches:
+            self._missed.take(one.texts if one.unread else {}, one.numbers)
+            numbers = {**one.numbers, **numbers}
+            unread |= one.unread
+        values = self._patterns[0].values(numbers)
+        texts = {name: text for one in matches for name, text in one.texts.items()}
+        seconds = self._clocks.setdefault(rank, _Clock()).seconds_per_step(n, numbers, texts)
+        if seconds is not None:
+            values.setdefault(Quantity.STEP_TIME_S, seconds)
+        odd = self._patterns[0].unread(unread)
+        if values or odd:
+            values = self._per_gpu(values)
+            yield Step(n=n, values=values, rank=rank, t_s=line.t_s, span=self._spans.of(n, rank), unread=odd)
+
+    def _per_gpu(self, values: dict[Quantity, float]) -> dict[Quantity, float]:
+        """Return values with the whole job's speeds as those of one GPU, where the log says how many there are."""
+        size = self._config.get("world_size", "")
+        if not size.isdecimal() or not int(size[:9]) > 0:
+            return values
+        return {
+            JOB_WIDE.get(one, one): value / int(size) if one in JOB_WIDE else value for one, value in values.items()
+        }
+
+
+class _Clock:
+    """Tells how long steps took by the time since the start, which lines have in whole seconds or milliseconds."""
+
+    def __init__(self) -> None:
+        self._n, self._at, self._epoch = 0, math.nan, math.nan
+
+    def seconds_per_step(self, n: int, numbers: Mapping[str, float], texts: Mapping[str, str]) -> float | None:
+        """Return the mean since the last answer; None until the clock went on far enough to tell."""
+        at, unit = _elapsed(numbers, texts)
+        if math.isnan(at):
+            return None
+        epoch = numbers.get("epoch", 0.0)
+        if self._epoch < epoch:  # whose bar begins at 0 again, before the first of its steps
+            self._n, self._at = n - int(texts["n"].replace(",", "")), 0.0
+        self._epoch = epoch
+        steps, seconds = n - self._n, at - self._at
+        if math.isnan(seconds) or steps < 0 or seconds < 0:  # the first line, or another training
+            self._n, self._at = n, at
+            return None
+        if steps == 0 or seconds < _FINE * unit:
+            return None
+        self._n, self._at = n, at
+        return seconds / steps
+
+
+def _elapsed(numbers: Mapping[str, float], texts: Mapping[str, str]) -> tuple[float, float]:
+    """Return the time since the start of a training, and the smallest difference that its text shows, in seconds."""
+    if "elapsed_ms" in numbers:
+        return numbers["elapsed_ms"] / 1e3, 1e-3
+    if "elapsed_s" in numbers:
+        return numbers["elapsed_s"], 10.0 ** -len(texts["elapsed_s"].partition(".")[2])
+    parts = texts.get("elapsed", "").split(":")
+    if not 2 <= len(parts) <= 3 or not all(part.isdecimal() and len(part) < 6 for part in parts):
+        return math.nan, 1.0
+    seconds = 0.0
+    for part in parts:
+        seconds = 60 * seconds + int(part)
+    return seconds, 1.0
+
+
+def _place(found: StepMatch) -> int:
+    return found.at
+
+
+class ReadersFile:
+    """A plugin that brings the readers of a user's file."""
+
+    def __init__(self, path: Path) -> None:
+        self._backends = read_log_formats(path)
+
+    @hookimpl
+    def madlite_backends(self) -> tuple[FormatBackend, ...]:
+        """Bring them."""
+        return self._backends

@@ -1,0 +1,261 @@
+"""How lines of a log say steps: patterns with names of numbers, their units, whose line it is, and what was missed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from madlite.errors import PluginError
+from madlite.model import QUANTITIES, Line, Quantity, Step
+from madlite.rank_labels import is_label, without_label
+from madlite.text import group_texts, scaled_number, without_groups
+
+NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf))"
+
+# Names of numbers, and what they count.
+
+JOB_WIDE = {
+    Quantity(name=f"{what}_per_s", unit=f"{what}/s", direction="higher", label=f"{what}/s"): QUANTITIES[
+        f"{what}_per_s_per_gpu"
+    ]
+    for what in ("tokens", "samples", "images")
+}
+"""Speeds of the whole job, or of a scope that a log does not say, and what they are of one GPU."""
+MEANS = tuple(
+    Quantity(name=f"{what}_per_s_mean", unit=f"{what}/s", label=f"{what}/s, running mean")
+    for what in ("tokens", "samples")
+)
+"""Means since the start, which say little of a step: a result where there is nothing else."""
+NAMES: dict[str, tuple[Quantity, float]] = {
+    **{quantity.name: (quantity, 1.0) for quantity in (*QUANTITIES.values(), *JOB_WIDE, *MEANS)},
+    "step_time_ms": (Quantity.STEP_TIME_S, 1e-3),
+    "step_time_ms_mean": (Quantity.STEP_TIME_S_MEAN, 1e-3),
+    **{
+        name.replace("_gib", unit): (one, size / 2**30)
+        for unit, size in (("_mib", 2**20), ("_gb", 10**9), ("_bytes", 1))
+        for name, one in QUANTITIES.items()
+        if name.endswith("_gib")
+    },
+}
+"""By the name of a pattern's group, with the factor that makes the quantity's unit."""
+INVERSE = {"steps_per_s": Quantity.STEP_TIME_S, "steps_per_s_mean": Quantity.STEP_TIME_S_MEAN}
+"""Names whose quantity is 1 ÷ the number."""
+_OTHER_UNITS = (  # behind a number: what its name does not say
+    ("step_time_s", re.compile(r"\s?(?:[muµn]s|min|it/s)\b")),
+    ("step_time_ms", re.compile(r"\s?(?:[uµn]?s|min|it/s)\b")),
+    ("steps_per_s", re.compile(r"\s?s/it\b")),
+    ("tflops_per_gpu", re.compile(r"\s?[MGP]FLOP")),
+    ("_gib", re.compile(r"\s?[kKMT](?:i?B)?\b")),
+    ("n", re.compile(r"\s?[kKMGT]\b")),  # a step that was rounded
+)
+
+
+def number(text: str) -> float:
+    """Read a number as frameworks print it: `2,872`, `1.5e+03`, `nan`; NaN where it is none, as `12,5`."""
+    try:
+        return float(without_groups(text))
+    except ValueError:
+        return float("nan")
+
+
+def number_or_none(text: str) -> float | None:
+    """Read a number without what often stands behind one, `25.6 K` as 25,600; None where it is none, not even a NaN."""
+    bare, factor = scaled_number(text.strip().rstrip(",;|)]}%"))
+    value = number(bare) * factor
+    return None if math.isnan(value) and "nan" not in bare.lower() else value
+
+
+class StepMatch(NamedTuple):
+    """What a pattern found: texts by group, numbers by name, texts that should be numbers, the rank, and the place."""
+
+    texts: dict[str, str]
+    numbers: dict[str, float]
+    unread: dict[str, str]
+    rank: int | None
+    at: int
+
+
+class StepPattern:
+    """A regular expression whose named groups are `n` (the step) and quantities by their names.
+
+    `own` are quantities of the plugin's own, beside the built-in ones.  Groups named in `more` are texts of another
+    kind; with them a pattern needs no `n`.
+    """
+
+    def __init__(self, pattern: str, own: Iterable[Quantity] = (), more: Collection[str] = ()) -> None:
+        self.regex = re.compile(pattern)
+        own = tuple(own)
+        if odd := [one.name for one in own if QUANTITIES.get(one.name, one) != one or not one.name.isidentifier()]:
+            what = "is a built-in quantity" if odd[0] in QUANTITIES else "is no identifier"
+            raise PluginError(f"quantity {odd[0]!r} of step pattern {pattern!r} {what}: give it another name")
+        self._known = {**NAMES, **{one.name: (one, 1.0) for one in own}}
+        self._more = more
+        groups = set(self.regex.groupindex)
+        if ("n" not in groups and not more) or groups - {"n", *more, *self._known, *INVERSE}:
+            known = ", ".join(sorted({*self._known, *INVERSE}))
+            raise PluginError(f"step pattern {pattern!r}: its named groups must be n and any of {known}")
+        self.quantities = tuple(self._known[name][0] for name in self.regex.groupindex if name in self._known)
+
+    def read(self, line: Line) -> Iterator[StepMatch]:
+        """Yield what the line reports: several steps where ranks wrote into one line.
+
+        A pattern that begins with the line's own begin is tried behind what a launcher put before it.
+        """
+        text = line.text
+        if line.rank is not None and self.regex.search(text) is None:
+            text = without_label(line)
+        for found in self.regex.finditer(text):
+            texts = group_texts(found)
+            numbers, unread = {}, {}
+            for name, text_of in texts.items():
+                if name in self._more:
+                    if (plain := number_or_none(text_of)) is not None:
+                        numbers[name] = plain
+                    continue
+                unit = _other_unit(name, text_of, found)
+                value = None if unit else number_or_none(text_of)
+                if value is not None:
+                    numbers[name] = value
+                elif text_of:
+                    unread[name] = text_of + unit
+            # the number before a colon that looks like a task's label may be the step itself
+            of_label = "n" in texts and text is line.text and is_label(text, *found.span("n"))
+            rank = None if of_label else rank_before(line, found.start())
+            yield StepMatch(texts, numbers, unread, rank, found.start())
+
+    def values(self, numbers: Mapping[str, float]) -> dict[Quantity, float]:
+        """Return numbers by their quantities, in these units."""
+        values = {
+            self._known[name][0]: value * self._known[name][1] for name, value in numbers.items() if name in self._known
+        }
+        return values | {INVERSE[name]: 1 / value for name, value in numbers.items() if name in INVERSE and value}
+
+    def steps(self, line: Line) -> Iterator[Step]:
+        """Yield the steps that the line reports."""
+        for found in self.read(line):
+            n = found.numbers.get("n", math.nan)
+            if math.isfinite(n):
+                values = self.values(found.numbers)
+                yield Step(n=int(n), values=values, rank=found.rank, t_s=line.t_s, unread=self.unread(found.unread))
+
+    def unread(self, texts: Mapping[str, str]) -> dict[Quantity, str]:
+        """Return texts that should be numbers by their quantities."""
+        quantities = {name: self._known[name][0] if name in self._known else INVERSE.get(name) for name in texts}
+        return {quantity: texts[name] for name, quantity in quantities.items() if quantity is not None}
+
+
+def step_pattern(pattern: str, *own: Quantity) -> StepPattern:
+    r"""Return a reader's pattern, e.g. `step=(?P<n>\d+) tps=(?P<tokens_per_s_per_gpu>[\d,.]+)`.
+
+    `own` are quantities of the plugin's own that its groups name, beside the built-in ones.
+
+    Raises:
+        PluginError: a named group is neither `n` nor a quantity, or an own one has a built-in one's name.
+        re.error: it is no regular expression.
+    """
+    return StepPattern(pattern, own)
+
+
+def _other_unit(name: str, text: str, found: re.Match[str]) -> str:
+    """Return the unit behind a group's number that is another than its name says, "" where there is none."""
+    for known, unit in _OTHER_UNITS:
+        if name.removesuffix("_mean") == known or (known == "_gib" and name.endswith(known)):
+            other = unit.match(found.string, found.end(name))
+            return other[0] if other else ""
+    return ""
+
+
+# Whose a number in a line is, and how many steps a line covers.
+
+_LABEL = re.compile(r"\[(?:rank|default)[-_]?(\d{1,9})(?:/(\d{1,9}))?\]")
+
+
+def rank_before(line: Line, end: int) -> int | None:
+    """Return the rank whose label is the last before character `end`: ranks share a line where their writes met."""
+    found = _label_before(line, end)
+    return int(found[1]) if found else line.rank
+
+
+def world_before(line: Line, end: int) -> int:
+    """Return how many ranks that label says there are, 0 where it does not."""
+    found = _label_before(line, end)
+    return int(found[2] or 0) if found else 0
+
+
+def _label_before(line: Line, end: int) -> re.Match[str] | None:
+    at = max(line.text.rfind("[rank", 0, end), line.text.rfind("[default", 0, end))
+    return _LABEL.match(line.text, at) if at >= 0 else None
+
+
+class Spans:
+    """Tells how many steps a log line covers: its trainer's log interval, else the steps since the rank's last line.
+
+    A rank whose steps go back was started again from a checkpoint; then, as at its first line, the steps before are
+    not known, and the line covers as many as lines usually did, where its step is a multiple of that, else one.
+    """
+
+    def __init__(self) -> None:
+        self.interval = 0  # what the trainer reports; 0 where it reports nothing
+        self._usual = 0
+        self._last: dict[int | None, tuple[int, int]] = {}
+
+    def of(self, n: int, rank: int | None) -> int:
+        """Return the span of the line of step `n`; a line that is there twice has the same span twice."""
+        if self.interval:
+            return self.interval if n % self.interval == 0 else 1
+        last, span = self._last.get(rank, (0, 0))
+        if last and n > last:
+            span = self._usual = n - last
+        elif n != last or not span:
+            span = self._usual if self._usual and n and n % self._usual == 0 else 1
+        self._last[rank] = (n, span)
+        return span
+
+
+# What a log has in place of the steps that patterns were to read: it shows what to mend in them.
+
+_WORDS = re.compile(r"(?i)(step|iter)|(loss)|(epoch|tokens|samples|images|tps|/s\b)")
+_DIGIT = re.compile(r"[0-9]")
+_SHOWN = 200  # characters of a line
+
+
+class Missed:
+    """Keeps the line that looks most like a step, of equal ones the first, and what groups held that was no number."""
+
+    def __init__(self) -> None:
+        self._best_score = 0
+        self.nearest = ""  # the line
+        self._raised = False
+        self._texts: dict[str, str] = {}  # a group's first text that is no number
+        self._read: set[str] = set()  # groups that gave a number somewhere
+
+    def see(self, text: str) -> None:
+        """Take a line that has no step."""
+        self._raised = self._raised or "Error" in text or "Traceback" in text
+        if _DIGIT.search(text):
+            kinds = {found.lastindex or 0 for found in _WORDS.finditer(text)}
+            score = sum({1: 4, 2: 4, 3: 1}.get(kind, 0) for kind in kinds)
+            if score > max(self._best_score, 1):  # a word that is neither step nor loss means little
+                self._best_score, self.nearest = score, text.strip()[:_SHOWN]
+
+    def take(self, texts: Mapping[str, str], numbers: Mapping[str, float]) -> None:
+        """Take what the groups of a line that matched held, and which of it were numbers."""
+        self._read.update(numbers)
+        for name, text in texts.items():
+            if name not in numbers:
+                self._texts.setdefault(name, text[:_SHOWN])
+
+    def words(self, steps: bool, way: str) -> Iterator[str]:
+        """Yield what is wrong with how the log was read: without a `step`, or with a group that was never a number.
+
+        `way` is how a step was to be read, as text.
+        """
+        never = {name: text for name, text in self._texts.items() if name not in self._read}
+        for name, text in never.items():
+            yield f"group {name} of {way} held {text!r}, which is no number, and never one that is"
+        if not steps and not never:
+            near = f"; the line nearest to a step: {self.nearest}" if self.nearest else ", nor looks like a step"
+            if self.nearest or not self._raised:  # a script that failed before its first step says so itself
+                yield f"no line of the log matched {way}{near}"

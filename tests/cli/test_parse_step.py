@@ -1,0 +1,135 @@
+"""`madlite parse --step`, and a log that nothing knows."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from madlite.cli.main import call
+from madlite.run.unknown_log import suggest_step
+from tests.cli.parsed_log import parsed
+
+LINES = "".join(f"it {n} of 20: loss {4 - n / 10:.2f} speed 25.6 Ktok/s\n" for n in range(1, 21))
+STEP = r"it (?P<n>\d+) of (?P<steps>\d+): loss (?P<loss>\S+) speed (?P<tokens_per_s>[\d.]+)"
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "own.log"
+    path.write_text(LINES)
+    return path
+
+
+def test_a_pattern_reads_a_log_of_ones_own_with_its_units(log, capsys):
+    found = parsed(capsys, log, "--step", STEP)
+    assert (found["window"]["quantity"], found["window"]["median"]) == ("tokens/s", 25600)
+    assert found["training"]["asked_steps"] == 20
+
+
+def test_a_pattern_that_matches_nothing_is_told_the_nearest_line(log, capsys):
+    found = parsed(capsys, log, "--step", r"step (?P<n>\d+) loss (?P<loss>\S+)", code=3)
+    assert "the line nearest to a step: it 1 of 20: loss 3.90" in found["diagnosis"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--step", r"it (?P<n>\d+) (?P<los>\S+)"], "did you mean loss?"),
+        (["--step", "it"], "no pattern of a step has the group n"),
+        (["--step", STEP, "--backend", "hf"], "two ways to read a log"),
+    ],
+)
+def test_a_wrong_pattern_is_one_sentence(log, args, words, capsys):
+    assert call(["parse", str(log), *args]) == 4
+    err = capsys.readouterr().err
+    assert words in err and err.count("error: ") == 1
+
+
+def test_an_unknown_log_is_told_with_what_it_looks_like_and_a_command_that_reads_it(log, capsys):
+    log.write_text("using DeepSpeed\n" + LINES)
+    assert call(["parse", str(log)]) == 4
+    err = capsys.readouterr().err
+    assert "it mentions deepspeed" in err and "nearest to a step: it 1 of 20" in err and "readers.toml" in err
+    words = shlex.split(err.partition("hint: ")[2].partition("; [NAME]")[0])
+    suggested = words[words.index("--step") + 1]
+    assert suggested == suggest_step(LINES.splitlines()[0])
+    assert parsed(capsys, log, "--step", suggested)["window"]["median"] == 25600
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        (
+            "epoch 1 step 7/90 | train loss: 2.5 | 512.5 ms | 2,000 tok/s",
+            {"loss": 2.5, "step_time_ms": 512.5, "tokens_per_s": 2000},
+        ),
+        ("iter=7 loss=2.5 tokens/s/gpu=8192.5", {"loss": 2.5, "tokens_per_s_per_gpu": 8192.5}),
+        ("Batch 7, loss 2.5, 1.50it/s", {"loss": 2.5, "steps_per_s": 1.5}),
+    ],
+)
+def test_a_suggested_pattern_reads_its_line(line, number):
+    from madlite.backends.step_lines import StepPattern
+    from madlite.model import Line
+
+    (found,) = StepPattern(suggest_step(line)).read(Line(text=line))
+    assert found.numbers["n"] == 7 and number.items() <= found.numbers.items()
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        ("8_516 tok/s", 8516),
+        ("25.6 Ktok/s", 25600),
+        ("25.6k tokens/s", 25600),
+        ("25.6 K", 25600),
+        ("1.2M tok/s", 1.2e6),
+        ("512 TFLOP/s", 512),  # another unit is no factor
+        ("12 GiB", 12),
+        ("25'601 tok/s", None),
+        ("25 601 tok/s", None),
+        ("25\u202f601 tok/s", None),
+        ("25\u00a0601.5 tok/s", None),
+    ],
+)
+def test_what_follows_a_number_makes_it_whole_or_none(tmp_path, text, outcome, capsys):
+    log = tmp_path / "x.log"
+    log.write_text("".join(f"step {n} tps {text} loss 2.{n}\n" for n in range(10, 30)))
+    step = r"step (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>[\d,.]+)"
+    found = parsed(capsys, log, "--step", step, code=3 if outcome is None else 0)
+    if outcome is None:
+        assert found["result"]["cause"] == "bad_number"
+    else:
+        assert found["window"]["median"] == outcome
+
+
+@pytest.mark.parametrize(("name", "unit"), [("step_time_s", "ms"), ("step_time_ms", "s"), ("step_time_s", "it/s")])
+def test_another_unit_than_the_group_says_is_no_number(tmp_path, name, unit, capsys):
+    log = tmp_path / "x.log"
+    log.write_text("".join(f"step {n} time 512.5 {unit} loss 2\n" for n in range(1, 20)))
+    found = parsed(capsys, log, "--step", rf"step (?P<n>\d+) time (?P<{name}>[\d.]+)", code=3)
+    assert found["result"]["cause"] == "bad_number" and f"512.5 {unit}" in found["result"]["reason"]
+
+
+def test_steps_after_the_end_mark_do_not_count(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "readers.toml").write_text("[mine]\nstep = 'it (?P<n>\\d+) tps (?P<tokens_per_s>\\S+)'\nend = 'done'\n")
+    lines = [f"it {n} tps 100" for n in range(1, 21)] + ["done"] + [f"it {n} tps 900" for n in range(21, 80)]
+    (tmp_path / "x.log").write_text("\n".join([*lines, ""]))
+    found = parsed(capsys, "x.log")
+    assert found["window"]["median"] == 100 and found["window"]["last_step"] == 20
+    assert any("those steps do not count" in text for text in found["findings"])
+
+
+def test_a_number_at_the_end_of_a_last_line_without_an_end_is_no_result(log, capsys):
+    log.write_text("".join(f"it {n} tps {8000 + n}\n" for n in range(1, 8)) + "it 8 tps 80")
+    found = parsed(capsys, log, "--step", r"it (?P<n>\d+) tps (?P<tokens_per_s_per_gpu>\S+)")
+    assert found["training"]["last_step"] == 8 and found["window"]["min"] == 8006
+
+
+@pytest.mark.parametrize("line", ["performance: 25.6 K tok/s", "performance: 25.6 K", "performance: 25.6"])
+def test_a_metric_without_a_name_is_refused(log, line, capsys):
+    log.write_text(line + "\n")
+    found = parsed(capsys, log, code=3)
+    assert found["result"]["cause"] == "bad_number" and "what it counts" in found["result"]["reason"]
+    assert all(one["value"] is None for one in found["result"]["metrics"])
