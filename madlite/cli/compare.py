@@ -173,7 +173,7 @@ def make_settings(*, effect: float, noise: float | None, alpha: float, better: S
 
 def _dimensions(text: str) -> list[str]:
     from madlite.errors import did_you_mean, one_hint
-    from madlite.reports.series import DIMENSIONS
+    from madlite.reports.series_key import DIMENSIONS
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
@@ -288,7 +288,7 @@ def show(report: Report, found: Sequence[Trip], most: int) -> None:
 
 def _common(shown: Sequence[Comparison]) -> str:
     """Return the dimensions that all rows share, where there are several rows."""
-    from madlite.reports.series import series_name
+    from madlite.reports.series_key import series_name
 
     return series_name(_shared(shown)) if len(shown) > 1 else ""
 
@@ -301,24 +301,25 @@ def _shared(shown: Sequence[Comparison]) -> dict[str, str]:
 
 
 def _table(shown: Sequence[Comparison]) -> None:
+    from madlite.reports.series_key import series_names
     from madlite.text import align, printable
 
     shared = {*_shared(shown)} if len(shown) > 1 else set()
     rows: list[tuple[str, ...]] = [("SERIES", "BASE", "NEW", "CHANGE", "INTERVAL", "RUNS", "VERDICT")]
-    rows += [tuple(map(printable, _cells(one, shared))) for one in shown]
+    own = ({name: text for name, text in one.pair.known.items() if name not in shared} for one in shown)
+    cells = zip(shown, series_names(list(own)), strict=True)
+    rows += [tuple(map(printable, _cells(one, name))) for one, name in cells]
     head, *lines = align(rows)
     echo(head)
     for line, one in zip(lines, shown, strict=True):
         _echo_coloured(line, one.verdict.value, _COLOURS.get(one.verdict.value, ""))
 
 
-def _cells(one: Comparison, shared: set[str]) -> Iterator[str]:
+def _cells(one: Comparison, name: str) -> Iterator[str]:
     from madlite.reports.compare import p_text
     from madlite.reports.comparison_text import change_text, interval_text, number_text
-    from madlite.reports.series import series_name
 
     base, new = one.pair.base, one.pair.new
-    name = series_name({name: text for name, text in one.pair.known.items() if name not in shared})
     yield f"{name} to {one.source}" if one.source else name
     yield number_text(one.base)
     yield number_text(one.new)

@@ -17,7 +17,8 @@ from madlite.reports.ledger_file import LedgerFile, LedgerReplaced
 from madlite.reports.ledger_refresh import Refreshed, file_name, noted_runs, record_of, refreshed
 from madlite.reports.listing import wanted_status
 from madlite.reports.runs import StoredRun, open_run
-from madlite.reports.series import DIMENSIONS, Entry, Sample, Series, group, matches
+from madlite.reports.series import Entry, Sample, Series, group, matches
+from madlite.reports.series_key import DIMENSIONS, as_dimensions
 
 if TYPE_CHECKING:
     import sqlite3
@@ -227,7 +228,7 @@ class Ledger:
 
     def history(self, key: Sequence[str]) -> Series | None:
         """Return the series of a key, in the order of DIMENSIONS: all its numbers, the oldest first, or None."""
-        found = group(entry for _, entry in self._entries(dict(zip(DIMENSIONS, key, strict=True)), EVERY))
+        found = group(entry for _, entry in self._entries(as_dimensions(key), EVERY))
         return found[0] if found else None
 
     def summaries(self) -> list[SeriesSummary]:

@@ -25,7 +25,8 @@ from madlite.reports.runs import (
     open_run,
     run_names,
 )
-from madlite.reports.series import DIMENSIONS, Entry, Series, group, joined, matches, of_record, record_facts
+from madlite.reports.series import Entry, Series, group, joined, matches, of_record
+from madlite.reports.series_key import FACTS, as_dimensions, record_facts
 from madlite.results.header import recorded_row
 
 BASELINE = "baseline:"
@@ -245,8 +246,9 @@ def _of_baseline(runs: Path, name: str, where: Mapping[str, str]) -> Side:
 
 def _has(series: Series, where: Mapping[str, str]) -> bool:
     """Return whether a series of a baseline has these dimensions, or any of its runs these facts."""
-    dimensions = dict(zip(DIMENSIONS, series.key, strict=True))
-    return all(text in (dimensions.get(name), *series.facts.get(name, ())) for name, text in where.items())
+    dimensions = as_dimensions(series.key)
+    names = ((name, FACTS.get(name, name), text) for name, text in where.items())
+    return all(text in (dimensions.get(name), *series.facts.get(fact, ())) for name, fact, text in names)
 
 
 def _chosen_runs(name: str, runs: Path, ledger: Ledger | None) -> list[StoredRun]:

@@ -26,7 +26,8 @@ from madlite.measure.statistics import Interval, smallest_p, student_quantile
 from madlite.model import Value
 from madlite.reports.compare import Comparison, Report, Settings, compare_pair
 from madlite.reports.gates import Gate, trips
-from madlite.reports.series import DIMENSIONS, Direction, Pair, Series
+from madlite.reports.series import Direction, Pair, Series
+from madlite.reports.series_key import DIMENSIONS
 
 Standing: TypeAlias = Literal["", "good", "bad", "undecided", "untestable"]
 _METRIC = "number"  # of the series that are compared

@@ -40,7 +40,7 @@ def stored(place: Path, number: float, second: int, **changes: object) -> str:
 def test_a_regression_is_told_with_what_differs_and_trips_its_gate(place, capsys):
     text = output(capsys, "compare", "a.csv", "b.csv", "--fail-on", "regression>3%", code=5)
     assert text.startswith("a.csv → b.csv")
-    assert "regression (p 0.0079)" in text and "docker_image: rocm/pytorch:v1 → rocm/pytorch:v2" in text
+    assert "regression (p 0.0079)" in text and "  image: rocm/pytorch:v1 → rocm/pytorch:v2" in text
     assert "failed regression>3%: llama bf16 8xgfx942 tokens_per_s_per_gpu: -" in text
     assert "a difference cannot be seen: seq_len" in text
 
@@ -170,13 +170,20 @@ def test_a_baseline_of_another_version_is_refused(place, capsys):
     assert "another version of madlite" in output(capsys, "compare", "old", "b.csv", code=4)
 
 
-def test_a_baseline_from_before_points_were_series_is_read(place, capsys):
+def test_a_baseline_from_before_a_dimension_was_one_is_read_and_does_not_know_it(place, capsys):
     output(capsys, "baseline", "set", "old", "a.csv")
     file = place / "madlite_runs/baselines/old.json"
     saved = json.loads(file.read_text())
-    del saved["series"][0]["key"][-2]
-    file.write_text(json.dumps(saved))
-    assert "1 series compared" in output(capsys, "compare", "old", "b.csv")
+    model, backend, recipe, mode, precision, seq, micro, total, _, _, _, _, device, gpus, nodes, varied, metric = saved[
+        "series"
+    ][0]["key"]
+    older = [model, backend, recipe, mode, precision, seq, micro, total, device, gpus, nodes, metric]
+    for key in (older, [*older[:-1], varied, metric]):  # before points, and before args, settings and variables were
+        saved["series"][0]["key"] = key
+        file.write_text(json.dumps(saved))
+        text = output(capsys, "compare", "old", "b.csv")
+        assert "1 series compared" in text
+        assert "cannot be seen: " in text and "args, settings, env" in text, "unknown, and not equal"
 
 
 def test_a_damaged_baseline_is_named(place, capsys):

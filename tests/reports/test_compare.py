@@ -10,7 +10,8 @@ from madlite.errors import UsageProblem
 from madlite.model import Scalar, Status, Study, Variant
 from madlite.reports.compare import DEFAULTS, Report, Settings, Verdict, compare, noise_of
 from madlite.reports.gates import read_gates, trips
-from madlite.reports.series import DIMENSIONS, Sample, Series, direction_of, group, of_record, of_row
+from madlite.reports.series import Sample, Series, direction_of, group, of_record, of_row
+from madlite.reports.series_key import DIMENSIONS
 from madlite.results.record import Record
 from madlite.workspace.journal import RunRows
 from tests.csv_results import noisy, row
@@ -93,7 +94,7 @@ def test_the_same_unknown_dimension_on_both_sides_is_the_nearest_partner():
     without, known = series([100.0] * 6), series([100.0], nodes="1")
     report = compare([without, known], [series([50.0] * 6), series([99.0], nodes="1")])
     assert [(one.base, one.new) for one in report.comparisons] == [(100.0, 50.0), (100.0, 99.0)]
-    assert trips(report, read_gates(["regression>3%"]))[0].series == "llama bf16 8xMI300X tokens_per_s_per_gpu"
+    assert trips(report, read_gates(["regression>3%"]))[0].series.startswith("llama bf16 8xMI300X tokens_per_s")
 
 
 @pytest.mark.parametrize("n", [10, 20, 21, 500])
@@ -133,8 +134,10 @@ def test_of_negative_numbers_less_is_less():
 
 
 def test_what_one_side_does_not_record_is_named():
-    assert one(series([1.0], seq_len=4096), series([1.0])).pair.unknown == (
-        *("backend", "recipe", "mode", "seq_len", "micro_batch", "global_batch", "nodes", "varied"),
+    found = one(series([1.0], seq_len=4096, nodes=1), series([1.0])).pair.unknown
+    assert found == (
+        *("seq_len", "runtime", "args", "settings", "env", "nodes", "image digest", "script", "files of the script"),
+        *("repositories", "packages", "gpu driver", "machine"),
     )
 
 
@@ -194,12 +197,12 @@ def test_of_two_possible_partners_none_is_guessed():
 
 
 def test_what_the_sides_ran_with_stands_beside_the_ratio_images_first():
-    rows = [of_row(row(1, args="--a", docker_image="v1", machine_name="x"), "f:2")]
-    others = [of_row(row(2, args="--b", docker_image="v2", machine_name="x"), "g:2")]
+    rows = [of_row(row(1, docker_image="v1", machine_name="x", git_commit="a"), "f:2")]
+    others = [of_row(row(2, docker_image="v2", machine_name="x", git_commit="b"), "g:2")]
     found = compare(group(rows), group(others)).comparisons[0].differences
     assert [(d.name, d.base, d.new) for d in found] == [
-        ("docker_image", ("v1",), ("v2",)),
-        ("args", ("--a",), ("--b",)),
+        ("image", ("v1",), ("v2",)),
+        ("git commit", ("a",), ("b",)),
     ]
 
 

@@ -34,7 +34,8 @@ from madlite.reports.dashboard.queries import (
     step_curves,
 )
 from madlite.reports.runs import LAST, StoredRun, as_json, is_run
-from madlite.reports.series import DIMENSIONS, Series
+from madlite.reports.series import Series
+from madlite.reports.series_key import DIMENSIONS, as_dimensions, series_names
 from madlite.reports.sides import RunHistory, Side, read_side
 from madlite.reports.watch import WatchedRun
 from madlite.results.record import Record
@@ -126,7 +127,8 @@ class Answers:
     def series(self, query: SeriesQuery) -> SeriesPage:
         """Return a page of the list of series."""
         total, found = self.summaries(query)
-        return SeriesPage(total=total, series=tuple(map(SeriesLine.of, found)))
+        names = series_names([as_dimensions(one.key) for one in found])
+        return SeriesPage(total=total, series=tuple(map(SeriesLine.of, found, names)))
 
     def one_series(self, number: str) -> Series:
         """Return a series by its number.

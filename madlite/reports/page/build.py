@@ -37,7 +37,8 @@ from madlite.reports.page.values import (
     Trend,
 )
 from madlite.reports.runs import StoredRun
-from madlite.reports.series import DIMENSIONS, Sample, Series, series_name
+from madlite.reports.series import Sample, Series
+from madlite.reports.series_key import as_dimensions, series_name, series_names
 from madlite.text import shortened
 
 MOST_SERIES = 2000  # rows of the table
@@ -78,9 +79,10 @@ def page_data(
     items = _Items()
     compared = {one.pair.new.key: one for one in comparison.comparisons} if comparison is not None else {}
     order = sorted(series, key=lambda one: (not one.values, one.name))
+    names = series_names([as_dimensions(one.key) for one in order])
     views = tuple(
-        _view(one, items, compared.get(one.key), references, detailed=place < _MOST_DETAILED)
-        for place, one in enumerate(order[:MOST_SERIES])
+        _view(one, name, items, compared.get(one.key), references, detailed=place < _MOST_DETAILED)
+        for place, (one, name) in enumerate(zip(order[:MOST_SERIES], names, strict=False))
     )
     named = tuple(failures) if failures is not None else failures_of(runs)
     causes = _causes((*named, *_uncaused(series, named)), items)
@@ -137,14 +139,21 @@ def _item(series: Series, comparison: Comparison | None) -> Item:
 
 
 def _view(
-    series: Series, items: _Items, comparison: Comparison | None, references: References, *, detailed: bool
+    series: Series,
+    name: str,
+    items: _Items,
+    comparison: Comparison | None,
+    references: References,
+    *,
+    detailed: bool,
 ) -> SeriesView:
-    values, settings = series.values, dict(zip(DIMENSIONS, series.key, strict=True))
+    values = series.values
     plain = SeriesView(
         item=items.add(_item(series, comparison)),
-        name=shortened(series.name, 2 * _LONGEST),
+        key=series.key,
+        name=shortened(name, 2 * _LONGEST),
         model=shortened(series["model"], _LONGEST) or "(no model)",
-        settings=shortened(series_name({**settings, "model": "", "metric": ""}), _LONGEST),
+        settings=shortened(_settings(series, name), _LONGEST),
         metric=shortened(series["metric"], _LONGEST),
         direction=series.direction,
         device=series["device"],
@@ -156,6 +165,12 @@ def _view(
         comparison=comparison,
     )
     return _with_statistics(plain, series, references, detailed=detailed) if values else plain
+
+
+def _settings(series: Series, name: str) -> str:
+    """Return what of a series' name is neither model nor metric."""
+    dimensions = {**as_dimensions(series.key), "model": "", "metric": ""}
+    return f"{series_name(dimensions)} {name.removeprefix(series.name)}".strip()
 
 
 def _with_statistics(plain: SeriesView, series: Series, references: References, *, detailed: bool) -> SeriesView:

@@ -105,6 +105,7 @@ class SeriesView(Value, frozen=True):
     """
 
     item: int
+    key: tuple[str, ...]
     name: str
     model: str
     settings: str  # its other dimensions in one line, without the metric

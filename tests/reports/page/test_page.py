@@ -20,7 +20,8 @@ from madlite.reports.page.published import references_of
 from madlite.reports.page.run_details import read_steps
 from madlite.reports.page.sources import collect
 from madlite.reports.references import Published
-from madlite.reports.series import DIMENSIONS, Sample, Series
+from madlite.reports.series import Sample, Series
+from madlite.reports.series_key import DIMENSIONS
 from madlite.results.record import record_json
 from madlite.workspace.folder import RECORD, STEPS
 from madlite.workspace.journal import RunRows
