@@ -43,6 +43,11 @@ class Percent(click.ParamType[float]):
         return float(found[1]) / 100
 
 
+allow_undecided_option = click.option(
+    "--allow-undecided", is_flag=True, help="Too few runs to decide are no reason for --fail-on to exit with 5."
+)
+
+
 def compare_options(function: F) -> F:
     """Add the options that decide what a change is and which of them fail the command."""
     for option in reversed(_OPTIONS):
@@ -80,6 +85,7 @@ _OPTIONS = (
         help="Exit with 5 on 'regression>3%', 'improvement>5%', suspicious, missing or failure.",
     ),
     click.option("--require-data", is_flag=True, help="Exit with 5 where a series has too few runs, or is missing."),
+    allow_undecided_option,
 )
 
 
@@ -108,6 +114,7 @@ def command(
     better: tuple[str, ...],
     fail_on: tuple[str, ...],
     require_data: bool,
+    allow_undecided: bool,
     top: int,
     as_json: bool,
     markdown: bool,
@@ -141,7 +148,7 @@ def command(
     else:
         sides = _sides(base, new, by, filters, directory)
         report = compare_sides(*sides, settings, directory, across=_dimensions(across))
-    found = trips(report, gates, require_data=require_data)
+    found = trips(report, gates, require_data=require_data, allow_undecided=allow_undecided)
     if junit is not None:
         write_named(junit, without_secrets(as_junit(report, found)))
     if as_json:
@@ -367,6 +374,11 @@ def _short_name(one: Comparison) -> str:
 # `madlite run --baseline`.
 
 
+_GOOD_REPEAT = 5  # finds 3 % in 95 of 100 comparisons where runs vary by 1 %
+_MOST_REPEAT = 10
+_FEW_OF_BASE = "a baseline of 5 runs and --repeat 5"
+
+
 class AgainstBaseline:
     """What the runs of a command are compared with.
 
@@ -374,12 +386,12 @@ class AgainstBaseline:
         UsageProblem: nothing is named so, or a gate is none.
     """
 
-    def __init__(self, name: str, fail_on: Sequence[str], workspace: Path) -> None:
+    def __init__(self, name: str, fail_on: Sequence[str], workspace: Path, *, allow_undecided: bool = False) -> None:
         from madlite.reports.gates import read_gates
         from madlite.reports.runs import runs_folder
         from madlite.reports.sides import read_side
 
-        self._gates = read_gates(fail_on)
+        self._gates, self._allow_undecided = read_gates(fail_on), allow_undecided
         self._side = read_side(name, runs_folder(workspace), {})
 
     @property
@@ -391,6 +403,26 @@ class AgainstBaseline:
 
         return partial(relative_change, self._side)
 
+    def warning(self, runs: int) -> str:
+        """Return that so many runs of each series cannot decide a gate, and how many can; "" where they can."""
+        from madlite.reports.compare import Settings
+        from madlite.reports.gates import runs_needed
+
+        counts = [len(one.values) for one in self._side.series if one.values]
+        if (
+            self._allow_undecided
+            or not counts
+            or not any(gate.what in ("regression", "improvement") for gate in self._gates)
+        ):
+            return ""
+        base = max(counts)
+        needed = runs_needed(base, Settings().alpha)
+        if needed and runs >= needed:
+            return ""
+        have = f"{runs} {'run' if runs == 1 else 'runs'} against {base} of {self._side.label}"
+        more = f"--repeat {max(needed, _GOOD_REPEAT)}" if needed and needed <= _MOST_REPEAT else _FEW_OF_BASE
+        return f"--fail-on: {have} cannot decide, and undecided is exit code 5: {more}, or --allow-undecided"
+
     def show(self, folders: Iterable[Path]) -> bool:
         """Print the comparison of the runs in these folders, and return whether a gate tripped."""
         from madlite.reports.against import compare_runs
@@ -398,6 +430,6 @@ class AgainstBaseline:
         from madlite.reports.gates import trips
 
         report = compare_runs(self._side, folders, Settings())
-        found = trips(report, self._gates)
+        found = trips(report, self._gates, allow_undecided=self._allow_undecided)
         show(report, found, most=0)
         return bool(found)

@@ -89,7 +89,10 @@ def test_runs_by_last_and_id_and_filter(place, capsys):
     assert "20260102T030401-a-000001" not in text
     assert "-10.45%" in text
     text = output(capsys, "compare", "000001", "last", "--fail-on", "regression>3%", code=5)
-    assert "failed regression>3%: tiny" in text
+    assert "failed regression>3%: tiny" in text and "undecided: 3 more runs of each are needed" in text
+    assert "failed" not in output(
+        capsys, "compare", "000001", "last", "--fail-on", "regression>3%", "--allow-undecided", code=0
+    )
     text = output(capsys, "compare", "model=tiny", "model=tiny")
     assert "5/5" in text and "5 of the runs are on both sides" in text
 
@@ -201,11 +204,15 @@ def test_a_run_is_compared_when_it_ends_and_its_row_has_the_change(place, capfd)
     (place / "models.json").write_text(json.dumps([{**card, "training_precision": "bf16"}]))
     output(capfd, "run", "--tags", "one", "--runtime", "host")
     output(capfd, "baseline", "set", "first", "last")
+    (place / "run.sh").write_text(script.replace("100", "90"))
     text = output(
-        capfd, "run", "--tags", "one", "--runtime", "host", "--set", "env.NUMBER=90",
+        capfd, "run", "--tags", "one", "--runtime", "host",
         "--baseline", "first", "--fail-on", "regression>3%", code=5,
     )  # fmt: skip
-    assert "baseline first → this command" in text and "-10.00%" in text
+    assert "baseline first → this command" in text and "-10.00%" in text and "script: " in text
+    warning = "1 run against 1 of baseline first cannot decide, and undecided is exit code 5: a baseline of 5 runs"
+    assert warning in text and text.index(warning) < text.index("SUCCESS one"), "before anything runs"
+    assert "undecided: 3 more runs of each are needed" in text
     rows = (place / "perf.csv").read_text().splitlines()
     at = rows[0].split(",").index("relative_change")
     assert [line.split(",")[at] for line in rows[1:]] == ["", "-10.00"]

@@ -9,7 +9,7 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.model import Scalar, Status, Study, Variant
 from madlite.reports.compare import DEFAULTS, Report, Settings, Verdict, compare, noise_of
-from madlite.reports.gates import read_gates, trips
+from madlite.reports.gates import read_gates, runs_needed, trips
 from madlite.reports.series import Sample, Series, direction_of, group, of_record, of_row
 from madlite.reports.series_key import DIMENSIONS
 from madlite.results.record import Record
@@ -97,12 +97,9 @@ def test_the_same_unknown_dimension_on_both_sides_is_the_nearest_partner():
     assert trips(report, read_gates(["regression>3%"]))[0].series.startswith("llama bf16 8xMI300X tokens_per_s")
 
 
-@pytest.mark.parametrize("n", [10, 20, 21, 500])
-def test_one_run_against_many_is_gated_by_its_ratio(n):
-    base, new = series(noisy(n, 1)), series([50.0])
-    assert one(base, new).verdict is Verdict.INSUFFICIENT_DATA
-    assert tripped("regression>3%", base, new) == ["regression>3%"]
-    assert tripped("", base, new, require_data=True) == ["--require-data"]
+def test_one_run_decides_against_no_number_of_runs():
+    assert tripped("regression>3%", series(noisy(20, 1)), series([50.0])) == ["regression>3%"]
+    assert one(series(noisy(20, 1)), series([50.0])).verdict is Verdict.INSUFFICIENT_DATA
 
 
 def test_runs_that_failed_before_they_had_a_metric_are_failures_of_their_series():
@@ -249,12 +246,32 @@ def test_a_gate_wants_significance_and_its_size():
     assert tripped("improvement>1%", new, base) == ["improvement>1%"]
 
 
-def test_one_run_against_one_is_gated_by_its_ratio_and_the_noise():
-    assert tripped("regression>3%", series([100.0]), series([96.0])) == ["regression>3%"]
-    assert not tripped("regression>3%", series([100.0]), series([98.0]))
-    noisy_runs = Settings(noise=0.03)
-    assert not tripped("regression>3%", series([100.0]), series([96.0]), settings=noisy_runs)
+def test_a_gate_that_cannot_decide_says_how_many_runs_are_missing_and_is_no_pass():
+    report = compare([series([100.0, 101, 99])], [series([96.0, 97, 95, 96.5])])
+    assert report.comparisons[0].reason == "3 against 4 runs cannot be significant: p is 0.057 at best"
+    (trip,) = trips(report, read_gates(["regression>3%"]))
+    assert trip.reason.startswith("undecided: 1 more run of each is needed; 3 against 4 runs cannot be significant")
+    assert not trips(report, read_gates(["regression>3%"]), allow_undecided=True)
+    for new in ([96.0], [98.0], [120.0]):  # whatever the one number is
+        (trip,) = trips(compare([series([100.0])], [series(new)]), read_gates(["regression>3%"]))
+        assert "3 more runs of each are needed" in trip.reason
     assert tripped("", series([100.0]), series([96.0]), require_data=True) == ["--require-data"]
+    assert not tripped("suspicious,failure,missing", series([100.0]), series([96.0]))
+
+
+def test_a_regression_gate_that_compared_nothing_is_no_pass():
+    base = series([100.0] * 5)
+    for new in ([], [series([99.0] * 5, precision="fp8")], [series([], failed=5)]):
+        (trip,) = trips(compare([base], new), read_gates(["regression"]))
+        assert "undecided: nothing was compared, for no series has a number on both sides" in trip.reason
+        assert not trips(compare([base], new), read_gates(["regression"]), allow_undecided=True)
+    score = [series([1.0, 2, 3, 4, 5], metric="score")]
+    assert "--better" in trips(compare(score, score), read_gates(["regression"]))[0].reason
+    assert not trips(compare([base], [base]), read_gates(["regression"]))
+
+
+def test_how_many_runs_decide_against_a_baseline():
+    assert [runs_needed(base, 0.05) for base in (1, 2, 3, 4, 5, 8)] == [0, 8, 5, 4, 3, 2]
 
 
 def test_gates_on_what_is_missing_failed_or_suspicious():
