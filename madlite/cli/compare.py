@@ -124,8 +124,9 @@ def command(
     """Compare results: ratio, interval, significance and verdict of each series.
 
     BASE and NEW are results files, folders, runs (an id, last, last~1), studies, baselines, or KEY=VALUE of the runs of
-    this folder. NEW is the last run where it is not named. With --by they are two values of a column of BASE. As BASE,
-    published is every published figure that applies to NEW, published:README those of one document.
+    this folder. NEW is the last run where it is not named, or against a baseline each series' newest batch or study.
+    With --by they are two values of a column of BASE. As BASE, published is every published figure that applies to NEW,
+    published:README those of one document.
 
     \b
     madlite compare old/perf.csv perf.csv --fail-on 'regression>3%'
@@ -194,12 +195,15 @@ def _dimensions(text: str) -> list[str]:
 
 def _sides(base: str, new: str | None, by: str, where: dict[str, str], directory: Path) -> tuple[Side, Side]:
     from madlite.reports.runs import LAST, runs_folder
-    from madlite.reports.sides import read_side
+    from madlite.reports.sides import is_baseline, newest_side, read_side
 
     if by:
         return _columns(base, new, by, where)
     runs = runs_folder(directory)
-    return read_side(base, runs, where), read_side(new or LAST, runs, where)
+    side = read_side(base, runs, where)
+    if new is None and is_baseline(base, runs):
+        return side, newest_side(side, runs, where)
+    return side, read_side(new or LAST, runs, where)
 
 
 def is_published_base(name: str, directory: Path) -> bool:

@@ -226,6 +226,10 @@ class Ledger:
         found = list(self._entries(where, filters))
         return group(entry for _, entry in found), tuple(dict.fromkeys(name for name, _ in found))
 
+    def entries(self, where: Mapping[str, str]) -> Iterator[tuple[str, Entry]]:
+        """Yield the results with these dimensions or facts and the runs that they are of, the oldest first."""
+        return self._entries(where, EVERY)
+
     def history(self, key: Sequence[str]) -> Series | None:
         """Return the series of a key, in the order of DIMENSIONS: all its numbers, the oldest first, or None."""
         found = group(entry for _, entry in self._entries(as_dimensions(key), EVERY))

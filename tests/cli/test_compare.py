@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
-from madlite.model import Metric, Status, Study
+from madlite.model import Card, Metric, Status, Study
 from madlite.reports.sides import RunHistory, read_side
 from tests.cli.stored_runs import good, store
 from tests.csv_results import noisy, row, write
@@ -211,9 +211,27 @@ def test_a_run_is_compared_when_it_ends_and_its_row_has_the_change(place, capfd)
     )  # fmt: skip
     assert "baseline first → this command" in text and "-10.00%" in text and "script: " in text
     warning = "1 run against 1 of baseline first cannot decide, and undecided is exit code 5: a baseline of 5 runs"
-    assert warning in text and text.index(warning) < text.index("SUCCESS one"), "before anything runs"
+    assert warning in text
     assert "undecided: 3 more runs of each are needed" in text
     rows = (place / "perf.csv").read_text().splitlines()
     at = rows[0].split(",").index("relative_change")
     assert [line.split(",")[at] for line in rows[1:]] == ["", "-10.00"]
     assert "needs what to compare with" in output(capfd, "run", "--tags", "one", "--fail-on", "missing", code=4)
+
+
+def test_results_are_compared_without_the_baselines_runs_and_by_one_default(place, capsys):
+    card = Card(name="tiny", root=place, source="a test")
+    for second, number in enumerate(noisy(5, 1), 1):
+        stored(place, number, second, batch="b1", card=card)
+    output(capsys, "baseline", "set", "v1", "model=tiny")
+    for second, number in enumerate(noisy(4, 2, 50), 11):
+        stored(place, number, second, batch="b2", card=card)
+    for second, number in enumerate(noisy(4, 3, 92), 21):
+        stored(place, number, second, batch="b3", card=card)
+    by_compare = output(capsys, "compare", "v1", "--fail-on", "regression>3%", code=5)
+    assert "the newest batch or study (b3: 4 runs)" in by_compare and "5/4" in by_compare
+    text = output(capsys, "report", "md", "--baseline", "v1")
+    assert "compared with baseline v1: the newest batch or study (b3: 4 runs)" in text
+    changed = next(part for part in by_compare.split() if part.startswith("-") and part.endswith("%"))
+    assert f"−{abs(float(changed.strip('-%'))):.1f} %" in text and "regression" in text and "no change" not in text
+    assert "compared with baseline v1" in output(capsys, "report", "md", "last", "--baseline", "v1")

@@ -31,7 +31,9 @@ MARKS = {
     "improvement": "improvement",
     "suspect": "suspect",
     "change": "level change",
-    "failure": "no result",
+    "failure": "failures",
+    "drift": "drift",
+    "scatter": "scatter",
     "reference": "below published",
 }
 """The kinds of what needs a look, and what a page calls them."""
