@@ -16,7 +16,7 @@ from madlite.cli.format import (
     compute_lines,
     duration,
     figures,
-    mad_figures,
+    mad_lines,
     may_have_reference,
     short_reason,
     status_text,
@@ -213,8 +213,8 @@ def _number(record: Record) -> Iterator[tuple[str, str]]:
         spread = f"mean {window.mean:.6g}, std {window.std:.4g}, min {window.min:.6g}, max {window.max:.6g}"
         moves = "" if window.drift is None else f", drift {100 * window.drift:+.2f} %"
         yield "window", f"{spread}, last {window.last:.6g}{moves}, {window.outliers} outliers, {window.dropped} dropped"
-        if len(record.metrics) > 1:
-            yield "MAD's figures", mad_figures(result)
+        for words, text in mad_lines(result):
+            yield ("MAD's figures" if "MAD" in words else words), text
     for lines in (compute_lines, suspect_lines):
         for text in lines(result):
             yield "", text
