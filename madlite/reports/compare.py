@@ -219,7 +219,10 @@ def _with_noise(one: Comparison, settings: Settings, history: History) -> Compar
     if noise is None:
         return one
     # a median varies about 1.25 times as much as a mean, and no more than its one value
-    spread = sum((1.57 if len(values) > 2 else 1.0) / len(values) for values in (base, new))
+    counts = [len(base), len(new)]
+    if settings.noise is not None and _apart(one.pair):  # what the user states is how much sittings vary
+        counts = [len(side.sittings) for side in (one.pair.base, one.pair.new)]
+    spread = sum((1.57 if count > 2 else 1.0) / count for count in counts)
     return replace(one, noise=noise, noise_from=source, floor=_FLOOR * noise * math.sqrt(spread))
 
 
@@ -264,10 +267,30 @@ def _judged(one: Comparison, settings: Settings) -> Comparison:
     if p >= settings.alpha:
         large = abs(change) > max(one.floor, settings.effect)
         return replace(tested, verdict=Verdict.SUSPICIOUS if large else Verdict.NO_CHANGE, reason="not significant")
+    if settings.noise is not None and abs(change) <= one.floor:
+        return replace(tested, verdict=Verdict.NO_CHANGE, reason=f"within the stated noise: below {one.floor:.1%}")
     if one.direction == "neutral":
         reason = f"whether more {new['metric']} is better is unknown: --better '{new['metric']}=higher'"
         return replace(tested, verdict=Verdict.SUSPICIOUS, reason=reason)
-    return replace(tested, verdict=Verdict.IMPROVEMENT if change > 0 else Verdict.REGRESSION)
+    verdict = Verdict.IMPROVEMENT if change > 0 else Verdict.REGRESSION
+    return replace(tested, verdict=verdict, reason="" if settings.noise is not None else _one_sitting(one.pair))
+
+
+def _apart(found: Pair) -> bool:
+    """Return whether no sitting has runs of both sides: in turns, as in one study, they share its level."""
+    base, new = found.base.sittings, found.new.sittings
+    return bool(base and new) and not base & new
+
+
+def _one_sitting(found: Pair) -> str:
+    """Return that a side is one sitting, whose level all of its runs share; "" where that is not so."""
+    sides = [name for name, side in (("base", found.base), ("new", found.new)) if len(side.sittings) == 1]
+    if not sides or not _apart(found):
+        return ""
+    which = "each side is" if len(sides) == 2 else f"{sides[0]} is"
+    return (
+        f"{which} one sitting (a study or a day) and shares its level: --repeat in turns or on several days, or --noise"
+    )
 
 
 # What the two sides ran with.

@@ -275,21 +275,27 @@ class Ledger:
         fitting = {n for n, one in facts.items() if matches({}, one, others)} if others else None
         condition, values = self._where(filters)
         query = (  # the conditions are of this module: what a caller names comes as values
-            "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv "  # noqa: S608
+            "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv, study "  # noqa: S608
             "FROM results JOIN runs ON runs.n = results.run JOIN series ON series.n = results.series "
             f"WHERE {_of_runs(condition)} AND doubt = '' AND problem = ''{only} "
             f"ORDER BY {_order('when', False)}, results.place"
         )
         keys, above = self._keys(), str(self.folder / "x")[:-1]  # as a path is written, without making one each
-        for name, status, value, n, series, started, suspect, cv in self._all(query, (*values, *chosen)):
+        for name, status, value, n, series, started, suspect, cv, study in self._all(query, (*values, *chosen)):
             run = file_name(name)
             if fitting is not None and n not in fitting:
                 continue
             sample = None
             if value is not None:
-                place = above + run
                 sample = Sample(
-                    value=value, run=run, when=started, place=place, suspect=suspect, steady_cv=cv, facts=facts[n]
+                    value=value,
+                    run=run,
+                    when=started,
+                    place=above + run,
+                    suspect=suspect,
+                    steady_cv=cv,
+                    facts=facts[n],
+                    study=study,
                 )
             yield run, Entry(dimensions=keys[series], status=status, sample=sample)
 

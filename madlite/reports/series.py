@@ -37,7 +37,8 @@ class Sample(Value, frozen=True):
     """One run's number in a series.
 
     `run` is its id where its folder is known, `when` its start in UTC, `place` the file and line or the folder,
-    `suspect` why it is suspect, `facts` what it ran with, `steady_cv` std ÷ mean of its steady steps.
+    `suspect` why it is suspect, `facts` what it ran with, `steady_cv` std ÷ mean of its steady steps, `study` the id of
+    the study that it is of.
     """
 
     value: float
@@ -47,6 +48,12 @@ class Sample(Value, frozen=True):
     suspect: str = ""
     steady_cv: float | None = None
     facts: dict[str, str] = {}
+    study: str = ""
+
+    @property
+    def sitting(self) -> str:
+        """What it shares a level of the machine with: its study's runs, else those of its day; "" where unknown."""
+        return self.study or self.when[:10]
 
 
 class Series(Value, frozen=True):
@@ -72,6 +79,12 @@ class Series(Value, frozen=True):
     def name(self) -> str:
         """Its dimensions in one line: `llama-3.1-8b bf16 seq 8192 8xMI300X tokens_per_s_per_gpu`."""
         return series_name(as_dimensions(self.key))
+
+    @property
+    def sittings(self) -> frozenset[str]:
+        """The sittings of its runs; none where that of any is unknown."""
+        found = frozenset(sample.sitting for sample in self.samples)
+        return found if len(self.samples) == len(self.values) and "" not in found else frozenset()
 
     @property
     def suspects(self) -> int:
@@ -221,6 +234,7 @@ def record_sample(record: Record, place: str) -> Sample:
         suspect="; ".join(record.suspect),
         steady_cv=record.window.cv if record.window is not None else None,
         facts=record_facts(record),
+        study=record.study.id if record.study is not None else "",
     )
 
 

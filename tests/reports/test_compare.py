@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Scalar, Status, Study, Variant
@@ -319,3 +320,52 @@ def test_two_hundred_unchanged_series_keep_the_gate_silent():
     for _ in range(10):
         sides = [[series([rng.gauss(100, 0.6) for _ in range(5)], model=f"m{k}") for k in range(200)] for _ in range(2)]
         assert not trips(compare(*sides), gates)
+
+
+# Runs of one sitting share a level of their machine.
+
+
+def of_sitting(rng: random.Random, n: int, level: float, noise: float, study: str) -> tuple[Sample, ...]:
+    return tuple(Sample(value=rng.gauss(level, noise), study=study) for _ in range(n))
+
+
+def in_sittings(samples: tuple[Sample, ...]) -> Series:
+    return replace(series([sample.value for sample in samples]), samples=samples)
+
+
+def false_verdicts(settings: Settings, *, turns: bool, draws: int = 400) -> float:
+    rng = random.Random(11)
+    wrong = 0
+    for _ in range(draws):
+        levels = [rng.gauss(100, 2) for _ in "ab"]
+        sides = zip([levels[0]] * 2 if turns else levels, "aa" if turns else "ab", strict=True)
+        base, new = (in_sittings(of_sitting(rng, 5, level, 0.5, study)) for level, study in sides)
+        wrong += one(base, new, settings).verdict in (Verdict.REGRESSION, Verdict.IMPROVEMENT)
+    return wrong / draws
+
+
+def test_a_stated_noise_bounds_the_verdict_where_each_side_is_one_sitting():
+    assert false_verdicts(DEFAULTS, turns=False) > 0.3, "what runs of one sitting cannot know"
+    assert false_verdicts(Settings(noise=0.02), turns=False) <= 0.07
+
+
+def test_runs_in_turns_share_their_level_and_keep_their_verdicts():
+    assert false_verdicts(DEFAULTS, turns=True) <= 0.05
+    rng = random.Random(3)
+    base, new = (in_sittings(of_sitting(rng, 5, level, 0.5, "s")) for level in (100, 95))
+    assert (one(base, new).verdict, one(base, new).reason) == (Verdict.REGRESSION, "")
+
+
+def test_a_verdict_over_one_sitting_says_so_and_what_to_do():
+    rng = random.Random(3)
+    base, new = (in_sittings(of_sitting(rng, 5, level, 0.5, str(level))) for level in (100, 90))
+    found = one(base, new)
+    assert found.verdict is Verdict.REGRESSION
+    assert (
+        found.reason.startswith("each side is one sitting") and "--repeat in turns or on several days" in found.reason
+    )
+    days = tuple(replace(sample, study="", when=f"2026-01-0{n}T00:00:00") for n, sample in enumerate(base.samples, 1))
+    assert one(in_sittings(days), new).reason.startswith("new is one sitting")
+    assert one(series([100.0, 101, 99, 100, 102]), new).reason == "", "of rows nobody knows their day"
+    stated = one(base, new, Settings(noise=0.1))
+    assert stated.verdict is Verdict.NO_CHANGE and stated.reason == "within the stated noise: below 28.3%"
