@@ -132,7 +132,8 @@ def outcome_text(result: Result | None) -> str:
 def _unit(metric: Metric) -> str:
     """Return the unit of a plugin's own metric; those of the built-in ones are in their names."""
     built_in = {one.unit for one in QUANTITIES.values()}
-    return f" {metric.unit}" if metric.unit and metric.unit not in built_in else ""
+    is_in_name = metric.unit.replace("/", "_per_") in metric.metric
+    return f" {metric.unit}" if metric.unit and metric.unit not in built_in and not is_in_name else ""
 
 
 def window_text(window: Window) -> str:
@@ -148,9 +149,14 @@ def may_have_reference(result: Result, variant: Variant | None) -> bool:
     return result.status is Status.SUCCESS and bool(result.metrics) and known
 
 
-def mad_figures(result: Result) -> str:
-    """Return the metrics beside the window's median: what MAD's own parsers would have taken from the log."""
-    return ", ".join(f"{metric.text} {metric.metric}" for metric in result.metrics[:-1])
+def mad_lines(result: Result) -> Iterator[tuple[str, str]]:
+    """Yield the metrics beside the window's median, with words for them: those of MAD's own parsers, a plugin's own."""
+    built_in = {"", *(one.unit for one in QUANTITIES.values())}
+    of_mad = [metric for metric in result.metrics[:-1] if metric.unit in built_in]
+    others = [metric for metric in result.metrics[:-1] if metric.unit not in built_in]
+    for words, metrics in (("by MAD's own rules", of_mad), ("also", others)):
+        if result.window is not None and metrics:
+            yield words, ", ".join(f"{metric.text} {metric.metric}{_unit(metric)}" for metric in metrics)
 
 
 def retained(plan: RunPlan, result: Result) -> list[str]:

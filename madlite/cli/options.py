@@ -99,6 +99,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "live_output",
         "baseline",
         "fail_on",
+        "allow_undecided",
         "fail_on_suspect",
         "cleanup_perf",
     ),

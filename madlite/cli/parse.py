@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
 from madlite.cli.completion import complete_runs
-from madlite.cli.format import LONGEST, figures, mad_figures, place_and_hint, status_text, suspect_lines
+from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, status_text, suspect_lines
 from madlite.cli.options import Command, common_options, dir_option
 from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode, MadliteError, UsageProblem
@@ -158,9 +158,29 @@ def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReadi
     own_plan = plan if plan is not None and plan.backend == record.backend else None
 
     def read_it() -> LogReading:
-        return read(f"run {folder.name}", read_log(folder), plugins, backend, steps, own_plan)
+        return read(f"run {folder.name}", _output(read_log(folder)), plugins, backend, steps, own_plan)
 
-    return limited(folder, read_it) if own_plan is not None and run.from_elsewhere else read_it()
+    found = limited(folder, read_it) if own_plan is not None and run.from_elsewhere else read_it()
+    known, there = record.diagnosis, found.diagnosis
+    if found.verdict.status is Status.FAILURE and known is not None and (there is None or not there.hint):
+        return replace(found, diagnosis=known)  # of which the run's end says more than its log
+    return found
+
+
+_LONGEST_WORD = 1 << 16
+
+
+def _output(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a run's log without madlite's own word at its end, which is no evidence."""
+    held = b""
+    for chunk in chunks:
+        data = held + chunk
+        begin = data.rfind(b"\n", 0, len(data) - 1) + 1  # of the last line
+        begin = begin if len(data) - begin < _LONGEST_WORD else len(data)
+        yield data[:begin]
+        held = data[begin:]
+    if not held.startswith(b"madlite: FAILURE "):
+        yield held
 
 
 def _plan_of(folder: Path) -> RunPlan | None:
@@ -236,8 +256,7 @@ def _lines(reading: LogReading) -> Iterator[str]:
         yield f"  config    {_pairs(reading.config)}"
     if verdict.window is not None:
         yield from _table(verdict.window, reading.medians)
-        if len(verdict.metrics) > 1:
-            yield f"  by MAD's own rules: {mad_figures(_result(reading))}"
+        yield from (f"  {words}: {text}" for words, text in mad_lines(_result(reading)))
     if reading.line is not None and verdict.window is not None:
         yield f"  performance line: {reading.line.text or 'no number'} {reading.line.metric}"
     if reading.summary:

@@ -190,7 +190,7 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
 
     filters = read_where(where)
     found = collect(sources, directory, filters)
-    comparison = _compared(base, as_side(found), filters, directory) if base else None
+    comparison = _compared(base, as_side(found), filters, directory, is_default=not sources) if base else None
     published, problems = _published(directory)
     notes = (*found.notes, *problems)
     for note in notes:
@@ -203,19 +203,23 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
         references=references_of(published, found.runs),
         title=title or "Benchmark results",
         sources=found.sources,
-        notes=notes,
+        notes=(*notes, *([f"compared with {comparison.base}: {comparison.new}"] if comparison else [])),
     )
 
 
-def _compared(base: str, new: Side, filters: dict[str, str], directory: Path) -> Report:
+def _compared(base: str, new: Side, filters: dict[str, str], directory: Path, *, is_default: bool) -> Report:
+    """Return the comparison with the base: of what is named, else of each series' newest batch or study."""
     from madlite.cli.compare import compare_sides, compare_with_published, is_published_base
     from madlite.plan.inputs import RUNS
     from madlite.reports.compare import Settings
-    from madlite.reports.sides import read_side
+    from madlite.reports.sides import newest_side, read_side, without_runs
 
     if is_published_base(base, directory):
         return compare_with_published(base, new, Settings(), directory)
-    return compare_sides(read_side(base, directory / RUNS, filters), new, Settings(), directory)
+    side = read_side(base, directory / RUNS, filters)
+    if is_default and new.stored:
+        new = newest_side(side, directory / RUNS, filters)
+    return compare_sides(side, without_runs(new, side.runs), Settings(), directory)
 
 
 def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:

@@ -26,7 +26,7 @@ _NOT_REPEATED = frozenset(
         *("manifest_file", "batch_manifest", "manifest_output", "registry", "clean_docker_cache", "dry_run", "machine"),
         *("live_output", "summary_output", "cleanup_perf", "verbose", "use_image", "target_archs", "timeout"),
         *("build_on_compute", "repeat", "cold", "settle", "settle_timeout", "retry", "retry_wait"),
-        *("oom_fallback", "resume", "recipe_file", "sweep", "zip_values"),
+        *("oom_fallback", "resume", "parallel", "recipe_file", "sweep", "zip_values"),
     )
 )
 

@@ -95,6 +95,7 @@ if TYPE_CHECKING:
 @check_option
 @click.option("--baseline", default="", metavar="NAME", help="Compare with this at the end: a BASE of `compare`.")
 @click.option("--fail-on", multiple=True, metavar="GATE", help="With --baseline: exit with 5 on 'regression>3%', …")
+@click.option("--allow-undecided", is_flag=True, help="With --fail-on: too few runs to decide are not exit code 5.")
 @plan_options
 @batch_options
 @parallel_options

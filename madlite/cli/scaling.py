@@ -87,7 +87,7 @@ def command(**params: Any) -> int:
 
     \b
     madlite scaling my_model --gpus 1,2,4,8
-    madlite scaling my_model --gpus 1,8 --repeat 3
+    madlite scaling my_model --gpus 1,8 --repeat 5
     madlite scaling my_model --gpus 2,4,8 --strong --set global_batch=64
     salloc -N4 --exclusive madlite scaling my_model --nodes 1,2,4
     madlite scaling my_model --nodes 1,2,4 --cluster mi300

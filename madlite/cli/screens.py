@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from madlite.cli.format import (
     details,
     duration,
-    mad_figures,
+    mad_lines,
     retained,
     status_text,
     step_line,
@@ -484,8 +484,7 @@ def closing_report(plan: RunPlan, result: Result, compared: str = "") -> list[st
     `compared` is how its number compares with published figures, "" where none applies.
     """
     lines = [f"      {verdict_line(plan, result)}"]
-    if result.window is not None and len(result.metrics) > 1:
-        lines.append(f"        by MAD's own rules: {mad_figures(result)}")
+    lines += [f"        {words}: {text}" for words, text in mad_lines(result)]
     lines += [f"        {compared}"] if compared else []
     lines += [f"        {text}" for text in details(plan, result)]
     lines += [f"{NOTE}{finding}" for finding in result.findings]

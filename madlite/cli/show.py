@@ -16,7 +16,7 @@ from madlite.cli.format import (
     compute_lines,
     duration,
     figures,
-    mad_figures,
+    mad_lines,
     may_have_reference,
     short_reason,
     status_text,
@@ -95,21 +95,27 @@ def _study(folder: Path, name: str) -> list[str]:
 
 
 def _show_several(runs: Sequence[StoredRun], *, every: bool, wants_json: bool) -> None:
+    import textwrap
+
     from madlite.cli.terminal import terminal_width
+    from madlite.reports import side_by_side
     from madlite.reports.runs import as_json
-    from madlite.reports.side_by_side import as_lines, common_name, sections
 
     if wants_json:
         import json
 
         click.echo(without_secrets(json.dumps([json.loads(as_json(run)) for run in runs], indent=2)))
         return
-    found = sections(runs, every=every)
-    echo(printable(f"{len(runs)} runs   {common_name(runs)}".rstrip()))
-    for line in as_lines(runs, found, terminal_width()):
+    found = side_by_side.sections(runs, every=every)
+    echo(printable(f"{len(runs)} runs   {side_by_side.common_name(runs)}".rstrip()))
+    for line in side_by_side.as_lines(runs, found, terminal_width()):
         echo(line)
     if not every and found[0].title == "number":
-        echo("all that is recorded of what they ran with is equal: --all")
+        echo("no difference in what is recorded of what they ran with: --all shows it")
+    if unknown := side_by_side.unknown(runs):
+        text = f"not recorded of all, so that a difference cannot be seen: {', '.join(unknown)}"
+        for line in textwrap.wrap(text, terminal_width() or len(text), subsequent_indent="  "):
+            echo(line)
 
 
 def _compared(run: StoredRun, directory: Path) -> str:
@@ -210,8 +216,8 @@ def _number(record: Record) -> Iterator[tuple[str, str]]:
         spread = f"mean {window.mean:.6g}, std {window.std:.4g}, min {window.min:.6g}, max {window.max:.6g}"
         moves = "" if window.drift is None else f", drift {100 * window.drift:+.2f} %"
         yield "window", f"{spread}, last {window.last:.6g}{moves}, {window.outliers} outliers, {window.dropped} dropped"
-        if len(record.metrics) > 1:
-            yield "MAD's figures", mad_figures(result)
+        for words, text in mad_lines(result):
+            yield ("MAD's figures" if "MAD" in words else words), text
     for lines in (compute_lines, suspect_lines):
         for text in lines(result):
             yield "", text

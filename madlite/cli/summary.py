@@ -266,4 +266,11 @@ def against_baseline(params: dict[str, Any], options: Options) -> AgainstBaselin
         return None
     from madlite.cli.compare import AgainstBaseline
 
-    return AgainstBaseline(params["baseline"], params["fail_on"], options.workspace)
+    against = AgainstBaseline(
+        params["baseline"], params["fail_on"], options.workspace, allow_undecided=params["allow_undecided"]
+    )
+    if warning := against.warning(params["repeat"] or 1):
+        from madlite.cli import setup
+
+        setup.warn(warning)
+    return against

@@ -8,7 +8,8 @@ from pathlib import Path
 from madlite.model import RunPlan, Status
 from madlite.reports.compare import Report, Settings, compare
 from madlite.reports.runs import open_run
-from madlite.reports.series import DIMENSIONS, Series, of_plan_row, pair
+from madlite.reports.series import Series, of_plan_row, pair
+from madlite.reports.series_key import as_key
 from madlite.reports.sides import RunHistory, Side, of_runs
 
 
@@ -22,7 +23,7 @@ def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
     entry = of_plan_row(plan, cells)
     if entry.sample is None:
         return ""
-    key = tuple(entry.dimensions[name] for name in DIMENSIONS)
+    key = as_key(entry.dimensions)
     pairs, _, _ = pair([one for one in side.series if one.values], [Series(key=key, values=(entry.sample.value,))])
     middle = median(pairs[0].base.values) if len(pairs) == 1 else 0.0
     return f"{100 * (entry.sample.value - middle) / abs(middle):.2f}" if middle else ""

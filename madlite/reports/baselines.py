@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Value, to_json
-from madlite.reports.series import DIMENSIONS, Series
+from madlite.reports.series import Series
+from madlite.reports.series_key import DIMENSIONS, FACTS, as_key
 from madlite.results.record import sanitized
 from madlite.safe_files import Folder
 from madlite.safe_read import read_regular
@@ -80,16 +81,25 @@ def load_baseline(runs: Path, name: str) -> Baseline:
         found = msgspec.json.decode(read_regular(file, _LIMIT_BYTES), type=Baseline)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageProblem(f"{file} is no baseline: {error}", f"madlite baseline drop {name}") from error
-    series = tuple(map(_with_varied, found.series))
+    series = tuple(map(_with_all, found.series))
     if found.version != _VERSION or any(len(one.key) != len(DIMENSIONS) for one in series):
         raise UsageProblem(f"{file} is a baseline of another version of madlite", f"madlite baseline drop {name}")
     return replace(found, series=series)
 
 
-def _with_varied(series: Series) -> Series:
-    """Return a series of a baseline that was made when the values of a study's point were no dimension."""
-    *others, metric = series.key or ("",)
-    return replace(series, key=(*others, "", metric)) if len(series.key) == len(DIMENSIONS) - 1 else series
+_ADDED = ("runtime", "args", "settings", "env"), ("varied",)
+"""The dimensions that older baselines do not have, the last that were added first."""
+
+
+def _with_all(series: Series) -> Series:
+    """Return a series with all dimensions: those that an older madlite did not record are unknown."""
+    facts = {FACTS.get(name, name): texts for name, texts in series.facts.items()}
+    names: tuple[str, ...] = DIMENSIONS
+    for added in _ADDED:
+        names = tuple(name for name in names if name not in added)
+        if len(series.key) == len(names):
+            return replace(series, key=as_key(dict(zip(names, series.key, strict=True))), facts=facts)
+    return series
 
 
 def baseline_names(runs: Path) -> list[str]:

@@ -6,7 +6,7 @@ The verdicts, and which change is one: docs/compare.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import pairwise
 from statistics import median
@@ -21,7 +21,8 @@ from madlite.measure.statistics import (
     smallest_p,
 )
 from madlite.model import Value
-from madlite.reports.series import DIMENSIONS, FACT_GROUPS, Direction, Pair, Series, pair, series_name
+from madlite.reports.series import Direction, Pair, Series, pair
+from madlite.reports.series_key import compare_inputs, series_name, series_names
 
 FEWEST_HISTORY = 4  # samples from which a noise is estimated
 _FLOOR = 2.0  # standard errors that a change has to be above
@@ -85,11 +86,12 @@ class Comparison(Value, frozen=True):
     direction: Direction = "neutral"
     differences: tuple[Difference, ...] = ()
     source: str = ""
+    label: str = ""  # its name in a report that has others which are called like it
 
     @property
     def name(self) -> str:
         """The series in one line, with what it is compared to where that has a name of its own."""
-        name = series_name(self.pair.known)
+        name = self.label or series_name(self.pair.known)
         return f"{name} to {self.source}" if self.source else name
 
     @property
@@ -156,10 +158,12 @@ def report_of(
     settings: Settings,
 ) -> Report:
     """Return comparisons as a report, the worst change first."""
+    ordered = sorted(found, key=_badness, reverse=True)
+    names = series_names([one.pair.known for one in ordered])
     return Report(
         base=labels[0],
         new=labels[1],
-        comparisons=tuple(sorted(found, key=_badness, reverse=True)),
+        comparisons=tuple(replace(one, label=name) for one, name in zip(ordered, names, strict=True)),
         only_base=tuple(only_base),
         only_new=tuple(only_new),
         notes=tuple(notes),
@@ -215,7 +219,10 @@ def _with_noise(one: Comparison, settings: Settings, history: History) -> Compar
     if noise is None:
         return one
     # a median varies about 1.25 times as much as a mean, and no more than its one value
-    spread = sum((1.57 if len(values) > 2 else 1.0) / len(values) for values in (base, new))
+    counts = [len(base), len(new)]
+    if settings.noise is not None and _apart(one.pair):  # what the user states is how much sittings vary
+        counts = [len(side.sittings) for side in (one.pair.base, one.pair.new)]
+    spread = sum((1.57 if count > 2 else 1.0) / count for count in counts)
     return replace(one, noise=noise, noise_from=source, floor=_FLOOR * noise * math.sqrt(spread))
 
 
@@ -260,39 +267,38 @@ def _judged(one: Comparison, settings: Settings) -> Comparison:
     if p >= settings.alpha:
         large = abs(change) > max(one.floor, settings.effect)
         return replace(tested, verdict=Verdict.SUSPICIOUS if large else Verdict.NO_CHANGE, reason="not significant")
+    if settings.noise is not None and abs(change) <= one.floor:
+        return replace(tested, verdict=Verdict.NO_CHANGE, reason=f"within the stated noise: below {one.floor:.1%}")
     if one.direction == "neutral":
         reason = f"whether more {new['metric']} is better is unknown: --better '{new['metric']}=higher'"
         return replace(tested, verdict=Verdict.SUSPICIOUS, reason=reason)
-    return replace(tested, verdict=Verdict.IMPROVEMENT if change > 0 else Verdict.REGRESSION)
+    verdict = Verdict.IMPROVEMENT if change > 0 else Verdict.REGRESSION
+    return replace(tested, verdict=verdict, reason="" if settings.noise is not None else _one_sitting(one.pair))
+
+
+def _apart(found: Pair) -> bool:
+    """Return whether no sitting has runs of both sides: in turns, as in one study, they share its level."""
+    base, new = found.base.sittings, found.new.sittings
+    return bool(base and new) and not base & new
+
+
+def _one_sitting(found: Pair) -> str:
+    """Return that a side is one sitting, whose level all of its runs share; "" where that is not so."""
+    sides = [name for name, side in (("base", found.base), ("new", found.new)) if len(side.sittings) == 1]
+    if not sides or not _apart(found):
+        return ""
+    which = "each side is" if len(sides) == 2 else f"{sides[0]} is"
+    return (
+        f"{which} one sitting (a study or a day) and shares its level: --repeat in turns or on several days, or --noise"
+    )
 
 
 # What the two sides ran with.
 
-_FIRST = ("image", "image digest", "docker_image", "docker_sha", "caches")  # what an engineer looks at first
-
 
 def differences(found: Pair) -> Iterator[Difference]:
-    """Yield in what the sides differ, dimensions first, then what most often explains a change.
-
-    A fact that one side does not have at all is no difference: its source does not record it.
-    """
-    for name, base, new in zip(DIMENSIONS, found.base.key, found.new.key, strict=True):
-        if base and new and base != new:
-            yield Difference(name=name, base=(base,), new=(new,))
-    yield from sorted(_different_facts(found.base.facts, found.new.facts), key=lambda one: difference_rank(one.name))
-
-
-def _different_facts(base: Mapping[str, tuple[str, ...]], new: Mapping[str, tuple[str, ...]]) -> Iterator[Difference]:
-    both_detailed = bool(base.keys() & new.keys())
-    for name in dict.fromkeys((*base, *new)):
-        one, other = base.get(name, ()), new.get(name, ())
-        if {*one} != {*other} and both_detailed and (bool(one and other) or name.startswith(FACT_GROUPS)):
-            yield Difference(name=name, base=one, new=other)
-
-
-def difference_rank(name: str) -> tuple[int, str]:
-    """Return the place of a fact among those that differ, what most often explains a change first."""
-    if name in _FIRST:
-        return _FIRST.index(name), ""
-    group = next((n for n, start in enumerate(FACT_GROUPS) if name.startswith(start)), len(FACT_GROUPS))
-    return len(_FIRST) + group, name
+    """Yield in what the sides differ, dimensions first, then what most often explains a change."""
+    sides = (found.base, found.new)
+    for one in compare_inputs([side.key for side in sides], [side.facts for side in sides]):
+        if one.differs:
+            yield Difference(name=one.name, base=one.values[0], new=one.values[1])

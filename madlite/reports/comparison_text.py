@@ -9,7 +9,8 @@ from xml.sax.saxutils import escape, quoteattr
 from madlite.model import Value, to_json
 from madlite.reports.compare import Comparison, Difference, Report, Verdict
 from madlite.reports.gates import Trip
-from madlite.reports.series import DIMENSIONS, Series
+from madlite.reports.series import Series
+from madlite.reports.series_key import as_dimensions, unlike
 from madlite.text import printable, shortened_middle
 
 MOST_DIFFERENCES = 8  # of one series in a text for people
@@ -62,24 +63,21 @@ def closing_notes(report: Report) -> Iterator[str]:
     if tested > 1:
         n = report.expected_false_alarms
         yield f"by chance alone up to {n:.1f} of {tested} tested series differ at p < {report.alpha:g}"
-    unknown = {name for one in report.comparisons for name in one.pair.unknown if _matters(one, name)}
-    if unknown:
-        names = ", ".join(sorted(unknown, key=DIMENSIONS.index))
-        yield f"not recorded on both sides, so that a difference cannot be seen: {names}"
+    if unknown := dict.fromkeys(name for one in report.comparisons for name in one.pair.unknown):
+        yield f"not recorded on both sides, so that a difference cannot be seen: {', '.join(unknown)}"
     for side, left in ((report.base, report.only_base), (report.new, report.only_new)):
         if left:
             yield f"only in {side}: {_names(left)}"
+    if others := _unlike(report):
+        yield f"not compared, for series of other work are not: {others}"
     yield from report.notes
 
 
-def _matters(one: Comparison, name: str) -> bool:
-    """Return whether a dimension has to be named where it is unknown: always, or because one side has it.
-
-    A run that has no `varied` is seldom one of an unknown point: the name of the series has the other side's.
-    """
-    if name == "varied":
-        return False
-    return name in ("precision", "seq_len", "device") or bool(one.pair.base[name] or one.pair.new[name])
+def _unlike(report: Report) -> str:
+    """Return in what series that only the new side has differ from those of the base; "" where nothing is like them."""
+    found = (unlike(one.key, [base.key for base in report.only_base]) for one in report.only_new)
+    different = dict.fromkeys(name for names in found for name in names)
+    return f"they differ in {', '.join(different)}; --across {','.join(different)} compares them" if different else ""
 
 
 def _names(series: Sequence[Series]) -> str:
@@ -143,7 +141,7 @@ def as_json(report: Report, trips: Sequence[Trip]) -> str:
 
 
 def _dimensions(series: Series) -> dict[str, str]:
-    return dict(zip(DIMENSIONS, series.key, strict=True))
+    return as_dimensions(series.key)
 
 
 def _line(one: Comparison) -> _Line:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
+from madlite.measure.statistics import smallest_p
 from madlite.model import Value
 from madlite.reports.compare import Comparison, Report, Verdict, p_text
 
@@ -57,9 +58,16 @@ def _gate(text: str) -> Gate:
     return Gate(what=found["what"], least=float(found["least"] or 0) / 100, text=text)
 
 
-def trips(report: Report, gates: Sequence[Gate], *, require_data: bool = False) -> list[Trip]:
-    """Return for which series a gate trips; with `require_data` also those that cannot be judged."""
+def trips(
+    report: Report, gates: Sequence[Gate], *, require_data: bool = False, allow_undecided: bool = False
+) -> list[Trip]:
+    """Return for which series a gate trips; with `require_data` also those that cannot be judged.
+
+    A gate on a change trips where the data cannot decide, too, unless `allow_undecided`: that is no pass.
+    """
     found = [trip for gate in gates for trip in _trips(report, gate)]
+    if not allow_undecided:
+        found += [trip for gate in gates if gate.what in _CHANGES for trip in _undecided(report, gate)]
     if require_data:
         found += [
             Trip(gate="--require-data", series=one.name, reason=one.reason)
@@ -70,6 +78,36 @@ def trips(report: Report, gates: Sequence[Gate], *, require_data: bool = False) 
             Trip(gate="--require-data", series=one.name, reason="not on the new side") for one in report.only_base
         ]
     return found
+
+
+def _undecided(report: Report, gate: Gate) -> Iterator[Trip]:
+    """Yield the series of whose change the data say nothing, and that a gate on one compared nothing."""
+    numbers = [one for one in report.comparisons if one.base is not None and one.new is not None]
+    for one in numbers:
+        if one.verdict is Verdict.INSUFFICIENT_DATA and one.direction != "neutral" and not one.source:
+            yield Trip(gate=gate.text, series=one.name, reason=f"undecided: {_what_is_needed(one, report.alpha)}")
+    if not any(one.direction != "neutral" for one in numbers):
+        what = (
+            "no series has a number on both sides" if not numbers else "the direction of no metric is known: --better"
+        )
+        series = numbers[0].name if numbers else f"{report.base} → {report.new}"
+        yield Trip(gate=gate.text, series=series, reason=f"undecided: nothing was compared, for {what}")
+
+
+def _what_is_needed(one: Comparison, alpha: float) -> str:
+    base, new = len(one.pair.base.values), len(one.pair.new.values)
+    more = next((n for n in range(_MOST_MORE) if smallest_p(base + n, new + n) < alpha), 0)
+    if not more:
+        return one.reason
+    return f"{more} more {'run of each is' if more == 1 else 'runs of each are'} needed; {one.reason}"
+
+
+_MOST_MORE = 100
+
+
+def runs_needed(base: int, alpha: float) -> int:
+    """Return how many runs of a new side can decide against so many of a base: 0 where none can."""
+    return next((n for n in range(1, _MOST_MORE) if smallest_p(base, n) < alpha), 0)
 
 
 def _trips(report: Report, gate: Gate) -> Iterator[Trip]:
@@ -91,14 +129,14 @@ def _reason(one: Comparison, gate: Gate, alpha: float) -> str:
 
 
 def _change_reason(one: Comparison, gate: Gate, alpha: float) -> str:
-    """Return why a change trips a gate: it is significant, or of too few runs to say, and above limit and noise.
+    """Return why a change trips a gate: it is significant, or against a published figure, and above limit and noise.
 
     That runs are suspect makes a change no smaller: it trips with the doubt named.
     """
     change = (one.change or 0.0) * _CHANGES[gate.what]
     if one.direction == "neutral" or change <= gate.least or change <= one.floor:
         return ""
-    if one.verdict is Verdict.INSUFFICIENT_DATA:
+    if one.source:  # a published figure has no spread, and never will
         noise = f"above the noise floor of {one.floor:.1%}" if one.noise is not None else "no noise floor is known"
         return f"{one.change:+.2%}; {one.reason}; {noise}"
     if one.p is None or one.p >= alpha:

@@ -17,7 +17,8 @@ from madlite.reports.ledger_file import LedgerFile, LedgerReplaced
 from madlite.reports.ledger_refresh import Refreshed, file_name, noted_runs, record_of, refreshed
 from madlite.reports.listing import wanted_status
 from madlite.reports.runs import StoredRun, open_run
-from madlite.reports.series import DIMENSIONS, Entry, Sample, Series, group, matches
+from madlite.reports.series import Entry, Sample, Series, group, matches
+from madlite.reports.series_key import DIMENSIONS, as_dimensions
 
 if TYPE_CHECKING:
     import sqlite3
@@ -225,9 +226,13 @@ class Ledger:
         found = list(self._entries(where, filters))
         return group(entry for _, entry in found), tuple(dict.fromkeys(name for name, _ in found))
 
+    def entries(self, where: Mapping[str, str]) -> Iterator[tuple[str, Entry]]:
+        """Yield the results with these dimensions or facts and the runs that they are of, the oldest first."""
+        return self._entries(where, EVERY)
+
     def history(self, key: Sequence[str]) -> Series | None:
         """Return the series of a key, in the order of DIMENSIONS: all its numbers, the oldest first, or None."""
-        found = group(entry for _, entry in self._entries(dict(zip(DIMENSIONS, key, strict=True)), EVERY))
+        found = group(entry for _, entry in self._entries(as_dimensions(key), EVERY))
         return found[0] if found else None
 
     def summaries(self) -> list[SeriesSummary]:
@@ -270,21 +275,27 @@ class Ledger:
         fitting = {n for n, one in facts.items() if matches({}, one, others)} if others else None
         condition, values = self._where(filters)
         query = (  # the conditions are of this module: what a caller names comes as values
-            "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv "  # noqa: S608
+            "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv, study "  # noqa: S608
             "FROM results JOIN runs ON runs.n = results.run JOIN series ON series.n = results.series "
             f"WHERE {_of_runs(condition)} AND doubt = '' AND problem = ''{only} "
             f"ORDER BY {_order('when', False)}, results.place"
         )
         keys, above = self._keys(), str(self.folder / "x")[:-1]  # as a path is written, without making one each
-        for name, status, value, n, series, started, suspect, cv in self._all(query, (*values, *chosen)):
+        for name, status, value, n, series, started, suspect, cv, study in self._all(query, (*values, *chosen)):
             run = file_name(name)
             if fitting is not None and n not in fitting:
                 continue
             sample = None
             if value is not None:
-                place = above + run
                 sample = Sample(
-                    value=value, run=run, when=started, place=place, suspect=suspect, steady_cv=cv, facts=facts[n]
+                    value=value,
+                    run=run,
+                    when=started,
+                    place=above + run,
+                    suspect=suspect,
+                    steady_cv=cv,
+                    facts=facts[n],
+                    study=study,
                 )
             yield run, Entry(dimensions=keys[series], status=status, sample=sample)
 

@@ -84,6 +84,18 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             varied, metric))""",
         "UPDATE runs SET record_inode = NULL",  # they are read again
     ),
+    (  # what asks for other work is: runtime, args, settings, the user's variables
+        "DELETE FROM results",
+        "DROP TABLE series",
+        """CREATE TABLE series(
+            n INTEGER PRIMARY KEY, model TEXT NOT NULL, backend TEXT NOT NULL, recipe TEXT NOT NULL, mode TEXT NOT NULL,
+            precision TEXT NOT NULL, seq_len TEXT NOT NULL, micro_batch TEXT NOT NULL, global_batch TEXT NOT NULL,
+            runtime TEXT NOT NULL, args TEXT NOT NULL, settings TEXT NOT NULL, env TEXT NOT NULL, device TEXT NOT NULL,
+            gpus TEXT NOT NULL, nodes TEXT NOT NULL, varied TEXT NOT NULL, metric TEXT NOT NULL,
+            UNIQUE(model, backend, recipe, mode, precision, seq_len, micro_batch, global_batch, runtime, args, settings,
+            env, device, gpus, nodes, varied, metric))""",
+        "UPDATE runs SET record_inode = NULL",  # they are read again
+    ),
 )
 VERSION = len(MIGRATIONS)
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.sshfs", "9p", "afs")

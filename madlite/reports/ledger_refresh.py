@@ -23,7 +23,8 @@ from madlite.plan.inputs import RUNS
 from madlite.reports.ledger_file import LedgerFile, LedgerReplaced, digest, get_meta, set_meta
 from madlite.reports.listing import groups_of, names_of, status_words
 from madlite.reports.runs import UNREADABLE, StoredRun, began, is_run, open_run, with_card
-from madlite.reports.series import DIMENSIONS, Entry, of_record, record_dimensions, record_facts
+from madlite.reports.series import Entry, of_record
+from madlite.reports.series_key import DIMENSIONS, as_key, record_dimensions, record_facts
 from madlite.results.batch_journal import interrupted_batches, requested_cards
 from madlite.results.record import Record
 from madlite.results.stored import NotedRuns
@@ -39,7 +40,19 @@ _RECENT_NS = 2 * 10**9  # a file that changed so shortly before may change again
 # what no list needs of a record: the page of one run reads the record itself, and series have columns of their own
 _LEFT_OUT = frozenset(
     (
-        *("command", "card_source", "url", "traits", "settings", "args", "overrides", "origins", "context_left_out"),
+        *(
+            "command",
+            "card_source",
+            "url",
+            "traits",
+            "settings",
+            "args",
+            "env",
+            "inputs",
+            "overrides",
+            "origins",
+            "context_left_out",
+        ),
         *("evidence", "diagnosis", "checks", "findings", "node_codes", "outcome", "window", "compute", "telemetry"),
         *("config", "provenance", "image", "data", "rows", "files", "metrics"),
     )
@@ -307,7 +320,7 @@ class _Writer:
             )
 
     def _result(self, entry: Entry) -> tuple[object, ...]:
-        key = tuple(_text(entry.dimensions.get(name, "")) for name in DIMENSIONS)
+        key = tuple(map(_text, as_key(entry.dimensions)))
         value = None if entry.sample is None else entry.sample.value
         return self._series_number(key), _text(entry.status), value
 

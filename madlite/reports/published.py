@@ -17,7 +17,8 @@ from madlite.model import Reference, Value
 from madlite.references import unit_of
 from madlite.reports.compare import Comparison, Difference, History, Report, Settings, compare_pair, report_of
 from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
-from madlite.reports.series import DIMENSIONS, Pair, Series, direction_of
+from madlite.reports.series import Pair, Series, direction_of
+from madlite.reports.series_key import DIMENSIONS, as_key
 from madlite.reports.sides import PUBLISHED, Side
 from madlite.results.record import Record
 from madlite.results.stored import read_record
@@ -153,7 +154,7 @@ def _as_series(reference: Reference, series: Series) -> Series:
     for name in ("mode", "gpus"):  # stated, they agree, in whatever spelling
         key[name] = series[name] if key[name] else ""
     return Series(
-        key=tuple(key.get(name, "") for name in DIMENSIONS),
+        key=as_key(key),
         values=(reference.value,),
         direction=direction_of(series["metric"]),
     )

@@ -17,14 +17,10 @@ from madlite.errors import UsageProblem
 from madlite.measure.performance import is_throughput
 from madlite.model import Status, Value
 from madlite.reports.series import (
-    DIMENSIONS,
-    FACTS,
     LARGEST,
-    RESULT_COLUMNS,
     WITHOUT_NUMBER,
     Entry,
     Series,
-    dimensions_of_row,
     direction_of,
     group,
     joined,
@@ -33,6 +29,7 @@ from madlite.reports.series import (
     of_row,
     with_failures,
 )
+from madlite.reports.series_key import DIMENSIONS, FACTS, RESULT_COLUMNS, dimensions_of_row
 from madlite.results.header import comparable
 from madlite.safe_read import open_named, open_regular
 from madlite.text import unlimited_fields
@@ -186,9 +183,9 @@ def _split(text: str) -> list[str]:
 
 def as_cells(header: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
     """Return a row's cells by column; of two columns of one name the first that has a text counts."""
-    found: dict[str, str] = {}
+    found = dict.fromkeys(header, "")  # those that a row cut short does not have, too
     for name, text in zip(header, cells, strict=False):
-        if not found.get(name):
+        if not found[name]:
             found[name] = text
     return found
 
@@ -309,7 +306,7 @@ def _add(parts: dict[tuple[str, ...], _Part], frame: pandas.DataFrame, keys: Seq
         part.values.extend(own[numpy.isfinite(own)])
         for name in (name for name in FACTS if name in texts):
             found = (_text(texts[name], code) for code in numpy.unique(codes[name][rows]))
-            part.facts += [{name: text} for text in found if text]
+            part.facts += [{FACTS[name]: text} for text in found if text]
 
 
 def _text(cells: Any, code: int) -> str:

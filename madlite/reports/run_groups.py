@@ -9,15 +9,8 @@ from madlite.measure.statistics import coefficient_of_variation
 from madlite.model import Json, Status, Value
 from madlite.reports.comparison_text import number_text
 from madlite.reports.runs import StoredRun
-from madlite.reports.series import (
-    DIMENSIONS,
-    Entry,
-    Sample,
-    Series,
-    group,
-    record_dimensions,
-    series_name,
-)
+from madlite.reports.series import Entry, Sample, Series, group
+from madlite.reports.series_key import as_dimensions, as_key, record_dimensions, series_names
 
 
 class RunGroup(Value, frozen=True):
@@ -35,11 +28,15 @@ class RunGroup(Value, frozen=True):
 def group_runs(runs: Iterable[StoredRun], by: str) -> list[RunGroup]:
     """Return runs by `study`, `batch`, `series` or `card`, in the order in which their groups first come."""
     runs = list(runs)
-    keys = _series_keys(runs) if by == "series" else [_KEYS[by](run) for run in runs]
-    found: dict[str, list[StoredRun]] = {}
+    keys = _series_keys(runs) if by == "series" else [(_KEYS[by](run),) for run in runs]
+    found: dict[tuple[str, ...], list[StoredRun]] = {}
     for key, run in zip(keys, runs, strict=True):
         found.setdefault(key, []).append(run)
-    return [RunGroup(by=by, name=name, runs=tuple(own), series=_numbers(own)) for name, own in found.items()]
+    names = series_names(list(map(as_dimensions, found))) if by == "series" else [name for (name,) in found]
+    return [
+        RunGroup(by=by, name=name, runs=tuple(own), series=_numbers(own))
+        for name, own in zip(names, found.values(), strict=True)
+    ]
 
 
 _KEYS: dict[str, Callable[[StoredRun], str]] = {
@@ -51,23 +48,19 @@ GROUPS = ("study", "batch", "series", "card")
 """What runs can be grouped by."""
 
 
-def _series_keys(runs: Sequence[StoredRun]) -> list[str]:
-    """Return the name of each run's series; one without a number is of the first that has its other dimensions."""
-    every = [_dimensions(run) for run in runs]
-    named: dict[tuple[str, ...], dict[str, str]] = {}
-    for one in every:
-        if one["metric"]:
-            named.setdefault(_without_metric(one), one)
-    return [series_name(one if one["metric"] else named.get(_without_metric(one), one)) for one in every]
+def _series_keys(runs: Sequence[StoredRun]) -> list[tuple[str, ...]]:
+    """Return the key of each run's series; one without a number is of the first that has its other dimensions."""
+    keys = [as_key(_dimensions(run)) for run in runs]
+    named: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for key in keys:
+        if key[-1]:
+            named.setdefault(key[:-1], key)
+    return [named.get(key[:-1], key) if not key[-1] else key for key in keys]
 
 
 def _dimensions(run: StoredRun) -> dict[str, str]:
     metric = run.headline.metric if run.headline else ""
     return {**record_dimensions(run.record), "metric": metric}
-
-
-def _without_metric(dimensions: dict[str, str]) -> tuple[str, ...]:
-    return tuple(dimensions[name] for name in DIMENSIONS[:-1])
 
 
 def _numbers(runs: Iterable[StoredRun]) -> tuple[Series, ...]:
@@ -123,7 +116,7 @@ def as_json(one: RunGroup, runs: Sequence[dict[str, Json]]) -> dict[str, Json]:
 def _statistics(one: Series) -> dict[str, Json]:
     values = one.values
     return {
-        "series": dict(zip(DIMENSIONS, one.key, strict=True)),
+        "series": as_dimensions(one.key),
         "n": len(values),
         "median": median(values) if values else None,
         "cv": coefficient_of_variation(values),

@@ -25,7 +25,7 @@ from madlite.workspace.journal import read, read_run
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
 LAST = "last"
-_BACK = re.compile(rf"{LAST}(?:~([0-9]{{1,9}}))?")  # last, last~1
+BACK = re.compile(rf"{LAST}(?:~([0-9]{{1,9}}))?")  # last, last~1
 _STARTED_LATER = 20  # runs of one batch are made together and start one after another
 
 
@@ -236,7 +236,7 @@ def find_named(runs: Path, name: str, names: Sequence[str] | None = None) -> Pat
         UsageProblem: several are, or there are fewer runs than `last~N` goes back.
     """
     names = run_names(runs) if names is None else names
-    if names and (found := _BACK.fullmatch(name)):
+    if names and (found := BACK.fullmatch(name)):
         return _before_last(runs, int(found[1] or 0))
     if name in names:
         return runs / name

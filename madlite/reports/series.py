@@ -1,7 +1,6 @@
 """Results as series and samples: what every comparison, report and page works on.
 
-A series is all that must agree before two numbers can be compared; its samples are runs.  Where a source does not have
-a dimension (a bare perf.csv has no sequence length), it is "" there, which means unknown and not "equal".
+A series is all that must agree before two numbers can be compared (`series_key`); its samples are runs.
 """
 
 from __future__ import annotations
@@ -13,33 +12,24 @@ from msgspec.structs import replace
 
 from madlite.measure.performance import is_cost, is_throughput, judge_number
 from madlite.model import QUANTITIES, Cause, RunPlan, Status, Value
-from madlite.plan.caches import CACHE_VARIABLES
+from madlite.reports.series_key import (
+    DIMENSIONS,
+    FACTS,
+    agree,
+    as_dimensions,
+    as_key,
+    dimensions_of_row,
+    record_dimensions,
+    record_facts,
+    row_facts,
+    row_names,
+    series_name,
+    unknown_inputs,
+)
 from madlite.results.record import Record, plan_fields
-from madlite.text import scalar_text
 
 Direction = Literal["higher", "lower", "neutral"]
 
-DIMENSIONS = (
-    *("model", "backend", "recipe", "mode", "precision", "seq_len", "micro_batch", "global_batch"),
-    *("device", "gpus", "nodes", "varied", "metric"),
-)
-_COLUMNS = {
-    **{name: (name,) for name in DIMENSIONS},
-    "precision": ("training_precision", "precision"),
-    "seq_len": ("seq_len", "sequence_length"),
-    "micro_batch": ("micro_batch", "micro_batch_size"),
-    "global_batch": ("global_batch", "global_batch_size"),
-    "device": ("device", "gpu_architecture"),
-    "gpus": ("n_gpus",),
-    "nodes": ("nnodes",),
-}
-"""The columns of a results file in which a dimension stands, the first that has a text."""
-FACTS = ("docker_image", "docker_sha", "git_commit", "machine_name", "args", "additional_docker_run_options")
-"""The columns of a results file that say what a run ran with."""
-FACT_NAMES = ("image", "image digest", "script", "machine", "runtime", "git commit", "madlite", "caches", "args")
-FACT_GROUPS = ("gpu ", "inside ", "setting ", "config ", "env ", "repository ", "host ", "package ")
-"""What a record's facts are called, and how the others begin, what most often explains a change first."""
-RESULT_COLUMNS = tuple(dict.fromkeys(name for names in _COLUMNS.values() for name in names))
 _MOST_FACTS = 4  # different values of one fact that a series keeps
 
 
@@ -47,7 +37,8 @@ class Sample(Value, frozen=True):
     """One run's number in a series.
 
     `run` is its id where its folder is known, `when` its start in UTC, `place` the file and line or the folder,
-    `suspect` why it is suspect, `facts` what it ran with, `steady_cv` std ÷ mean of its steady steps.
+    `suspect` why it is suspect, `facts` what it ran with, `steady_cv` std ÷ mean of its steady steps, `study` the id of
+    the study that it is of.
     """
 
     value: float
@@ -57,6 +48,12 @@ class Sample(Value, frozen=True):
     suspect: str = ""
     steady_cv: float | None = None
     facts: dict[str, str] = {}
+    study: str = ""
+
+    @property
+    def sitting(self) -> str:
+        """What it shares a level of the machine with: its study's runs, else those of its day; "" where unknown."""
+        return self.study or self.when[:10]
 
 
 class Series(Value, frozen=True):
@@ -81,7 +78,13 @@ class Series(Value, frozen=True):
     @property
     def name(self) -> str:
         """Its dimensions in one line: `llama-3.1-8b bf16 seq 8192 8xMI300X tokens_per_s_per_gpu`."""
-        return series_name(dict(zip(DIMENSIONS, self.key, strict=True)))
+        return series_name(as_dimensions(self.key))
+
+    @property
+    def sittings(self) -> frozenset[str]:
+        """The sittings of its runs; none where that of any is unknown."""
+        found = frozenset(sample.sitting for sample in self.samples)
+        return found if len(self.samples) == len(self.values) and "" not in found else frozenset()
 
     @property
     def suspects(self) -> int:
@@ -95,25 +98,6 @@ class Entry(Value, frozen=True):
     dimensions: dict[str, str]
     status: str
     sample: Sample | None = None
-
-
-def series_name(dimensions: Mapping[str, str]) -> str:
-    """Return known dimensions in one line, in words that a table's reader knows."""
-    device, gpus = dimensions.get("device", ""), dimensions.get("gpus", "")
-    place = f"{gpus}x{device}" if device and gpus not in ("", "0") else device
-    nodes = dimensions.get("nodes", "")
-    parts = (
-        *(dimensions.get(name, "") for name in ("model", "backend", "recipe", "mode", "precision")),
-        *(f"{short} {dimensions[name]}" for name, short in _SHORT.items() if dimensions.get(name)),
-        place or (f"{gpus} GPUs" if gpus else ""),
-        f"{nodes} nodes" if nodes not in ("", "1") else "",
-        dimensions.get("varied", ""),
-        dimensions.get("metric", ""),
-    )
-    return " ".join(part for part in parts if part)
-
-
-_SHORT = {"seq_len": "seq", "micro_batch": "mbs", "global_batch": "gbs"}
 
 
 def direction_of(metric: str) -> Direction:
@@ -133,7 +117,7 @@ def group(entries: Iterable[Entry]) -> tuple[Series, ...]:
     """Return entries as series, in the order in which they first come."""
     found: dict[tuple[str, ...], list[Entry]] = {}
     for entry in entries:
-        found.setdefault(tuple(entry.dimensions.get(name, "") for name in DIMENSIONS), []).append(entry)
+        found.setdefault(as_key(entry.dimensions), []).append(entry)
     return tuple(with_failures(_series(key, members) for key, members in found.items()))
 
 
@@ -162,8 +146,11 @@ def joined(first: Series | None, second: Series) -> Series:
 
 
 def matches(dimensions: Mapping[str, str], cells: Mapping[str, str], where: Mapping[str, str]) -> bool:
-    """Return whether a result has these dimensions, or these cells."""
-    return all(text in (dimensions.get(name), cells.get(name, "").strip()) for name, text in where.items())
+    """Return whether a result has these dimensions, or these cells or facts: a fact also by the name of its column."""
+    places = ((name, FACTS.get(name, name), text) for name, text in where.items())
+    return all(
+        text in (dimensions.get(name), cells.get(name, "").strip(), cells.get(fact)) for name, fact, text in places
+    )
 
 
 def _series(key: tuple[str, ...], members: Sequence[Entry]) -> Series:
@@ -205,13 +192,8 @@ def of_row(cells: Mapping[str, str], place: str) -> Entry:
 
 def row_sample(cells: Mapping[str, str], place: str) -> Sample:
     """Return what a row says of its run, without its number."""
-    facts = {name: text for name in FACTS if (text := cells.get(name, "").strip())}
-    return Sample(value=0.0, place=place, suspect=cells.get("suspect", ""), run=cells.get("run", ""), facts=facts)
-
-
-def dimensions_of_row(cells: Mapping[str, str]) -> dict[str, str]:
-    """Return the dimensions that a row has: all of them, unknown ones blank."""
-    return {name: _normal(_first_text(cells, names)) for name, names in _COLUMNS.items()}
+    about = {"suspect": cells.get("suspect", ""), "run": cells.get("run", ""), "facts": row_facts(cells)}
+    return Sample(value=0.0, place=place, **about)  # type: ignore[arg-type]
 
 
 def _entry(dimensions: dict[str, str], cells: Mapping[str, str], sample: Sample) -> Entry:
@@ -224,16 +206,6 @@ def _entry(dimensions: dict[str, str], cells: Mapping[str, str], sample: Sample)
 
 LARGEST = 1e150  # whose square is a number, too: what is larger is no measurement
 WITHOUT_NUMBER = (Status.FAILURE.value, Status.SKIPPED.value)
-
-
-def _first_text(cells: Mapping[str, str], names: Sequence[str]) -> str:
-    return next((text for name in names if (text := cells.get(name, "").strip())), "")
-
-
-def _normal(text: str) -> str:
-    """Return a whole number without the `.0` that pandas adds to a column with blanks; other text as it is."""
-    whole, _, rest = text.partition(".")
-    return whole if rest and whole.isdigit() and not rest.strip("0") else text
 
 
 # Records of runs → entries.
@@ -262,18 +234,18 @@ def record_sample(record: Record, place: str) -> Sample:
         suspect="; ".join(record.suspect),
         steady_cv=record.window.cv if record.window is not None else None,
         facts=record_facts(record),
+        study=record.study.id if record.study is not None else "",
     )
 
 
 def of_plan_row(plan: RunPlan, cells: Mapping[str, str]) -> Entry:
     """Return a row that a run is about to append."""
     planned = Record(status=Status.FAILURE, **plan_fields(plan))
-    return _recorded_entry(record_dimensions(planned), cells, Sample(value=0.0, run=plan.id))
+    return _recorded_entry(record_dimensions(planned, cells), cells, Sample(value=0.0, run=plan.id))
 
 
 def _recorded_entry(dimensions: Mapping[str, str], cells: Mapping[str, str], sample: Sample) -> Entry:
-    own = {name: _normal(_first_text(cells, _COLUMNS[name])) for name in ("model", "metric")}
-    return _entry({**dimensions, **{name: text for name, text in own.items() if text}}, cells, sample)
+    return _entry({**dimensions, **row_names(cells)}, cells, sample)
 
 
 def _rows_without_file(record: Record) -> Iterator[dict[str, str]]:
@@ -290,66 +262,11 @@ def _rows_without_file(record: Record) -> Iterator[dict[str, str]]:
         yield {"model": record.card, "status": record.status.value}
 
 
-def record_dimensions(record: Record) -> dict[str, str]:
-    """Return the dimensions of a run that its record has."""
-    variant, place = record.variant, record.place
-    known = {
-        "model": record.card,
-        "backend": record.backend,
-        "recipe": record.recipe,
-        "mode": variant.mode if variant else "",
-        "precision": variant.precision if variant else "",
-        "seq_len": variant.seq_len if variant else None,
-        "micro_batch": variant.micro_batch if variant else None,
-        "global_batch": variant.global_batch if variant else None,
-        "device": record.device,
-        "gpus": place.nodes * place.gpus_per_node if place else None,
-        "nodes": place.nodes if place else None,
-        "metric": "",
-    }
-    texts = {name: "" if value is None else str(value) for name, value in known.items()}
-    return {**texts, "varied": _varied(record, texts)}
-
-
-def _varied(record: Record, others: Mapping[str, str]) -> str:
-    """Return the values of a study's point that no other dimension has, in the order of their names."""
-    point = record.study.point if record.study is not None else {}
-    values = {key: scalar_text(value) for key, value in sorted(point.items())}
-    return ", ".join(f"{key}={text}" for key, text in values.items() if others.get(key) != text)
-
-
-def record_facts(record: Record) -> dict[str, str]:
-    """Return what a run ran with that can change its number, by name."""
-    provenance = record.provenance
-    # the study's own are at another place each time, and "caches" says what they are
-    own = CACHE_VARIABLES if record.study is not None and record.study.caches else ()
-    facts = {
-        "image": record.image.ref,
-        "image digest": record.image.digest or record.image.base_digest,
-        "script": provenance.script_sha256[:12],
-        "machine": record.hostname,
-        "runtime": record.runtime,
-        "git commit": record.git_commit,
-        "madlite": record.madlite,
-        "caches": record.caches,
-        **{f"gpu {name}": text for name, text in provenance.gpu.items()},
-        **{f"host {name}": text for name, text in provenance.host.items()},
-        **{f"inside {name}": text for name, text in provenance.inside.items()},
-        **{f"repository {name}": text for name, text in provenance.repositories.items()},
-        **{f"package {name}": text for name, text in provenance.packages.items()},
-        **{f"env {name}": text for name, text in provenance.environment.items() if name not in own},
-        **{f"setting {name}": str(value) for name, value in record.settings.items()},
-        **{f"config {name}": text for name, text in record.config.items()},
-        "args": record.args,
-    }
-    return {name: text for name, text in facts.items() if text}
-
-
 # Which series of two sources belong together.
 
 
 class Pair(Value, frozen=True):
-    """A series of the base and one of the new side, with the dimensions that one of them does not have."""
+    """A series of the base and one of the new side, with what not both record."""
 
     base: Series
     new: Series
@@ -442,8 +359,8 @@ def _partners(candidates: Iterable[Series], series: Series, ignored: Sequence[in
 
 def _agrees(one: Sequence[str], other: Sequence[str], ignored: Sequence[int]) -> bool:
     """Return whether no dimension differs that both have."""
-    both = enumerate(zip(one, other, strict=True))
-    return all(a == b or not a or not b or place in ignored for place, (a, b) in both)
+    both = enumerate(zip(DIMENSIONS, one, other, strict=False))
+    return all(place in ignored or agree(name, a, b) for place, (name, a, b) in both)
 
 
 def _shared(one: Sequence[str], other: Sequence[str]) -> int:
@@ -451,5 +368,4 @@ def _shared(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def _unknown(one: Series, other: Series) -> tuple[str, ...]:
-    both = zip(DIMENSIONS, one.key, other.key, strict=True)
-    return tuple(name for name, a, b in both if not a or not b)
+    return unknown_inputs((one.key, other.key), (one.facts, other.facts))

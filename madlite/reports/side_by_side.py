@@ -6,9 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from madlite.model import GpuUse, Value
-from madlite.reports.compare import difference_rank
 from madlite.reports.runs import StoredRun
-from madlite.reports.series import DIMENSIONS, record_dimensions, record_facts, series_name
+from madlite.reports.series_key import (
+    as_key,
+    compare_inputs,
+    record_dimensions,
+    record_facts,
+    series_name,
+    unknown_inputs,
+)
 from madlite.results.record import Record
 from madlite.text import align, printable, shortened_middle
 
@@ -24,12 +30,8 @@ class Field(Value, frozen=True):
 
     name: str
     values: tuple[str, ...]
+    differs: bool
     always: bool = False  # whether it is shown where all values are equal, too
-
-    @property
-    def differs(self) -> bool:
-        """Whether not all values are equal."""
-        return len({*self.values}) > 1
 
 
 class Section(Value, frozen=True):
@@ -76,7 +78,8 @@ Read = Callable[[StoredRun], str]
 
 def _fields(runs: Sequence[StoredRun], reads: Mapping[str, Read]) -> Iterator[Field]:
     for name, read in reads.items():
-        yield Field(name=name, values=tuple(read(run) for run in runs), always=name in _ALWAYS)
+        values = tuple(read(run) for run in runs)
+        yield Field(name=name, values=values, differs=len({*values}) > 1, always=name in _ALWAYS)
 
 
 _ALWAYS = ("status", "number", "started")
@@ -84,17 +87,26 @@ _ALWAYS = ("status", "number", "started")
 
 def _of_mappings(every: Sequence[Mapping[str, str]]) -> Iterator[Field]:
     for name in dict.fromkeys(name for one in every for name in one):
-        yield Field(name=name, values=tuple(one.get(name, "") for one in every))
+        values = tuple(one.get(name, "") for one in every)
+        yield Field(name=name, values=values, differs=len({*values}) > 1)
 
 
 def _ran(runs: Sequence[StoredRun]) -> Iterator[Field]:
     """Yield dimensions, then facts, what most often explains a change first."""
-    dimensions = [record_dimensions(run.record) for run in runs]
-    named = {"metric": [run.headline.metric if run.headline else "" for run in runs]}
-    for name in DIMENSIONS:
-        yield Field(name=name, values=tuple(named.get(name) or [one[name] for one in dimensions]))
-    facts = _of_mappings([record_facts(run.record) for run in runs])
-    yield from sorted(facts, key=lambda one: difference_rank(one.name))
+    for one in compare_inputs(*_inputs(runs)):
+        # without --all what one run does not record is no difference: `unknown` names it
+        yield Field(name=one.name, values=tuple(", ".join(own) for own in one.values), differs=one.differs)
+
+
+def _inputs(runs: Sequence[StoredRun]) -> tuple[list[tuple[str, ...]], list[dict[str, tuple[str, ...]]]]:
+    metrics = ({"metric": run.headline.metric if run.headline else ""} for run in runs)
+    keys = [as_key({**record_dimensions(run.record), **own}) for run, own in zip(runs, metrics, strict=True)]
+    return keys, [{name: (text,) for name, text in record_facts(run.record).items()} for run in runs]
+
+
+def unknown(runs: Sequence[StoredRun]) -> tuple[str, ...]:
+    """Return what not all of the runs record, so that a difference cannot be seen."""
+    return unknown_inputs(*_inputs(runs))
 
 
 def _number(runs: Sequence[StoredRun]) -> dict[str, Read]:

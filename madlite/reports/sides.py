@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
 from madlite.model import Value
 from madlite.plan.inputs import RUNS
@@ -26,7 +28,8 @@ from madlite.reports.runs import (
     open_run,
     run_names,
 )
-from madlite.reports.series import DIMENSIONS, Entry, Series, group, joined, matches, of_record, record_facts
+from madlite.reports.series import Entry, Series, group, joined, matches, merged_facts, of_record
+from madlite.reports.series_key import FACTS, as_dimensions, as_key, record_facts
 from madlite.results.header import recorded_row
 
 BASELINE = "baseline:"
@@ -108,6 +111,11 @@ def find_source(name: str, runs: Path, *, paths: bool = True, ledger: Ledger | N
     if text and key:
         return Source(runs=list_runs(runs) if runs.is_dir() else (), where={key: text})
     raise _unknown(name, runs)
+
+
+def is_baseline(name: str, runs: Path) -> bool:
+    """Return whether a name stands for a baseline: a file that is called so comes first."""
+    return name.startswith(BASELINE) or (not Path(name).exists() and name in baseline_names(runs))
 
 
 def is_published(name: str) -> bool:
@@ -204,6 +212,59 @@ def _of_all_runs(label: str, runs: Path, where: Mapping[str, str], given: Ledger
     return Side(label=label, series=series, runs=used, notes=notes, stored=stored)
 
 
+def newest_side(base: Side, runs: Path, where: Mapping[str, str]) -> Side:
+    """Return what a base is compared with where nothing is named: of each series the newest batch or study.
+
+    The runs of the base are none of it, nor what it has no series like.
+
+    Raises:
+        UsageProblem: there are no such runs.
+    """
+    models = {(one["model"], one["metric"]) for one in base.series}
+    with _up_to_date(runs, None) as ledger:
+        groups = {
+            run.folder.name: (run.record.study.id if run.record.study else "") or run.record.batch
+            for run in ledger.runs()
+        }
+        found = [(name, one) for name, one in ledger.entries(where) if name not in base.runs]
+        newest = {as_key(one.dimensions)[:-1]: groups.get(name) or name for name, one in found}
+        kept = [pair for pair in found if newest[as_key(pair[1].dimensions)[:-1]] == (groups.get(pair[0]) or pair[0])]
+        series = tuple(
+            one
+            for one in group(entry for _, entry in kept)
+            if (one["model"], one["metric"]) in models or (not one["metric"] and not one.values)
+        )
+        ids = tuple(dict.fromkeys(sample.run for one in series for sample in one.samples))
+        stored = tuple(ledger.opened(ids[-_MOST_STORED:]))
+    if not series:
+        raise UsageProblem(
+            f"no run of {runs} is like {base.label} and none of it",
+            f"madlite compare {base.label} NEW: name what is new",
+        )
+    of = dict.fromkeys(groups.get(name) or name for name in ids)
+    named = ", ".join(list(of)[:3]) + (f" and {len(of) - 3} more" if len(of) > 3 else "")
+    counted = "1 run" if len(ids) == 1 else f"{len(ids)} runs"
+    return Side(label=f"the newest batch or study ({named}: {counted})", series=series, runs=ids, stored=stored)
+
+
+def without_runs(side: Side, runs: Iterable[str]) -> Side:
+    """Return a side without the results of some runs."""
+    left_out = {*runs} & {*side.runs}
+    if not left_out:
+        return side
+    series = []
+    for one in side.series:
+        samples = tuple(sample for sample in one.samples if sample.run not in left_out)
+        values = tuple(sample.value for sample in samples)
+        if len(samples) == len(one.samples):
+            series.append(one)
+        elif samples:
+            facts = merged_facts(sample.facts for sample in samples)
+            series.append(replace(one, samples=samples, values=values, facts=facts))
+    ids = tuple(name for name in side.runs if name not in left_out)
+    return replace(side, series=tuple(series), runs=ids, label=f"{side.label} without the runs of the base")
+
+
 def _of_file(path: Path, where: Mapping[str, str], *, links: bool = True) -> Side:
     reads = read_results(path, where=where, recorded=partial(recorded_in, path), links=links)
     return joined_reads(str(path), reads.values())
@@ -251,8 +312,9 @@ def _of_baseline(runs: Path, name: str, where: Mapping[str, str]) -> Side:
 
 def _has(series: Series, where: Mapping[str, str]) -> bool:
     """Return whether a series of a baseline has these dimensions, or any of its runs these facts."""
-    dimensions = dict(zip(DIMENSIONS, series.key, strict=True))
-    return all(text in (dimensions.get(name), *series.facts.get(name, ())) for name, text in where.items())
+    dimensions = as_dimensions(series.key)
+    names = ((name, FACTS.get(name, name), text) for name, text in where.items())
+    return all(text in (dimensions.get(name), *series.facts.get(fact, ())) for name, fact, text in names)
 
 
 def _chosen_runs(name: str, runs: Path, ledger: Ledger | None) -> list[StoredRun]:

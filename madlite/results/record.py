@@ -54,6 +54,7 @@ from madlite.model.results import (
     Window,
 )
 from madlite.plan.caches import CacheState, cache_state
+from madlite.results.inputs import other_inputs, user_environment
 from madlite.secrets import Redactor
 from madlite.workspace.folder import LOCK, PROGRESS, RECORD, RESULT
 from madlite.workspace.journal import RUN_JOURNAL, RunRows
@@ -77,7 +78,8 @@ class Record(Value, frozen=True):
     and total.  `origins` names for each dotted key where its value came from.  `context_left_out` are the places of the
     context whose values are secret, and not in `context.json`.  `caches` is what the run found in the caches of
     compiled and tuned kernels: nothing (`cold`), what a run of the same study left (`warm`), what the user has
-    (`user`), or nobody knows (""); of a run that did not start it is "" too.
+    (`user`), or nobody knows (""); of a run that did not start it is "" too.  `env` has the user's variables, None in a
+    record of an older madlite; `inputs` is what else of the plan can change the number; `precision` is the row's.
     """
 
     id: FileName
@@ -105,6 +107,9 @@ class Record(Value, frozen=True):
     recipe: str = ""
     settings: dict[str, Scalar] = {}
     args: str = ""
+    env: dict[str, str] | None = None
+    inputs: dict[str, str] = {}
+    precision: str = ""
     overrides: tuple[tuple[str, str | None], ...] = ()
     timeout_s: float | None = None
     log_limit_bytes: int | None = None
@@ -265,8 +270,8 @@ _PLAN_FIELDS = (
 )
 # free text of users, workloads, engines and results files
 _FREE_TEXT = (
-    *("url", "command", "settings", "args", "overrides", "origins", "reason", "evidence", "diagnosis", "suspect"),
-    *("checks", "findings", "config", "provenance", "telemetry", "nodes", "study"),
+    *("url", "command", "settings", "args", "env", "inputs", "overrides", "origins", "reason", "evidence"),
+    *("diagnosis", "suspect", "checks", "findings", "config", "provenance", "telemetry", "nodes", "study"),
 )
 
 
@@ -317,6 +322,9 @@ def plan_fields(plan: RunPlan) -> dict[str, Any]:
         "architecture": plan.machine.architecture,
         "recipe": str(plan.settings.get("recipe", "")),
         "args": plan.run_args,
+        "env": user_environment(plan),
+        "inputs": other_inputs(plan),
+        "precision": plan.row_precision,
         "caches": "" if plan.blocked is not None else cache_state(plan),
         **{name: getattr(plan, name) for name in _PLAN_FIELDS},
     }

@@ -152,6 +152,21 @@ def _variant_columns(plan: RunPlan) -> dict[str, str]:
 _OWN_COLUMN = {"micro_batch": "batch_size", **{name: name for name in ("mode", "precision", "seq_len")}}
 
 
+# keys by whose names the readers of results files find what is no study's point there
+_KEYED = (
+    "backend",
+    "recipe",
+    "mode",
+    "precision",
+    "seq_len",
+    "micro_batch",
+    "global_batch",
+    "runtime",
+    "args",
+    "device",
+)
+
+
 def _varied(plan: RunPlan) -> dict[str, str]:
     """Return the values in which a run of a sweep differs from the others, or of tune from the default's.
 
@@ -160,7 +175,10 @@ def _varied(plan: RunPlan) -> dict[str, str]:
     if plan.study is None:
         return {}
     own = _variant_columns(plan)
-    return {key: str(value) for key, value in plan.study.point.items() if _OWN_COLUMN.get(key, key) not in own}
+    values = {key: str(value) for key, value in plan.study.point.items() if _OWN_COLUMN.get(key, key) not in own}
+    # by which a copy of the file, without the records, still tells the points apart
+    point = ", ".join(f"{key}={text}" for key, text in sorted(values.items()) if key not in _KEYED)
+    return {**values, "varied": point} if point else values
 
 
 def _is_rendered(plan: RunPlan) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from madlite.backends.loader import Plugins
 from madlite.machine.host_facts import host_facts
@@ -12,7 +15,7 @@ from madlite.model import EnvValue, Machine, Provenance, RunPlan, Secret
 from madlite.run.probe import NAMES, PREFIXES, ProbedFacts
 from madlite.run.probe_inside import shortened
 from madlite.run.screen import Planned
-from madlite.safe_read import digest_of
+from madlite.safe_read import digest_of, read_regular
 from madlite.secrets import MASK, is_secret
 
 _MOST_LABELS = 64
@@ -29,12 +32,13 @@ def make_provenance(
     `labels` are its image's, `inside` what its probe reported, `facts` what its GPUs' driver reports.
     """
     script, digest = _script(planned)
+    started = [script] if script and not planned.plan.templates else _started_script(planned.plan)
     shown = dict(list(labels.items())[:_MOST_LABELS])
     return Provenance(
         versions=versions(plugins),
         script=script,
         script_sha256=digest,
-        files=_started_files(planned.plan),
+        files=python_files(planned.plan.workspace, started),
         labels={name: _shown(name, text) for name, text in shown.items()},
         repositories=inside.repositories,
         packages=inside.packages,
@@ -107,10 +111,75 @@ def _script(planned: Planned) -> tuple[str, str]:
     return next(((name, digest) for name, digest in digests if digest), ("", ""))
 
 
-def _started_files(plan: RunPlan) -> dict[str, str]:
-    """Return the user's script that a rendered one starts, by the setting `script`, where the workspace has it."""
+def _started_script(plan: RunPlan) -> list[str]:
+    """Return the user's script that a rendered one starts, by the setting `script`."""
     name = str(plan.settings.get("script", ""))
-    if not name or name.startswith(("-", "{")) or not plan.templates:
-        return {}
-    digest = digest_of(plan.workspace / name)
-    return {name: digest} if digest else {}
+    return [name] if name and not name.startswith(("-", "{")) and plan.templates else []
+
+
+# The files of a training beside its script: what a run of the same card reads when they were edited.
+
+_MOST_FILES = 200
+_MOST_BYTES = 4 << 20  # of a script that is read for what it starts and imports
+_STARTED = re.compile(r"[\w./-]+\.(?:py|sh)\b")
+_MODULE = re.compile(r"(?<=-m )\s*[A-Za-z_][\w.]*")
+
+
+def python_files(workspace: Path, scripts: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of user's scripts, what they start, and the Python files below their folders that they import.
+
+    Names are relative to the workspace.  A shell script is searched for names of scripts and for `-m module`; imports
+    are read and never executed, so that one which is computed is not seen.
+    """
+    found: dict[str, str] = {}
+    for script in scripts:
+        folder = (workspace / script).parent
+        left = [workspace / script]
+        while left and len(found) < _MOST_FILES:
+            path = left.pop()
+            name = os.path.relpath(path, workspace)
+            if name in found or name.startswith("..") or not (digest := digest_of(path)):
+                continue
+            found[name] = digest
+            left += (one for one in _named_in(path, folder, workspace) if one.is_relative_to(folder))
+    return found
+
+
+def _named_in(path: Path, folder: Path, workspace: Path) -> Iterator[Path]:
+    """Yield where files may be that a script starts or imports."""
+    try:
+        data = read_regular(path, _MOST_BYTES)
+    except OSError:
+        return
+    if path.suffix == ".py":
+        yield from _imported(data, path, folder)
+        return
+    text = data.decode(errors="replace")
+    for name in _STARTED.findall(text):
+        # behind a variable or a command it begins with a slash: "$(dirname "$0")/train.py"
+        yield from (base / os.path.normpath(name.lstrip("/")) for base in (folder, workspace))
+    for module in _MODULE.findall(text):
+        yield from _files_of(folder, module.strip())
+
+
+def _imported(data: bytes, path: Path, folder: Path) -> Iterator[Path]:
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for one in node.names:
+                yield from _files_of(folder, one.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else folder
+            for one in node.names:
+                yield from _files_of(base, ".".join(filter(None, (node.module, one.name))))
+
+
+def _files_of(folder: Path, module: str) -> Iterator[Path]:
+    """Yield the files of a module and of the packages that it is in."""
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        place = folder.joinpath(*parts[:count])
+        yield from (place / "__init__.py", place / "__main__.py", place.with_name(f"{place.name}.py"))

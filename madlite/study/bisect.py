@@ -26,7 +26,8 @@ from madlite.measure.statistics import Interval, smallest_p, student_quantile
 from madlite.model import Value
 from madlite.reports.compare import Comparison, Report, Settings, compare_pair
 from madlite.reports.gates import Gate, trips
-from madlite.reports.series import DIMENSIONS, Direction, Pair, Series
+from madlite.reports.series import Direction, Pair, Series
+from madlite.reports.series_key import DIMENSIONS
 
 Standing: TypeAlias = Literal["", "good", "bad", "undecided", "untestable"]
 _METRIC = "number"  # of the series that are compared
@@ -189,7 +190,7 @@ class Bisection:
         """Return whether the gate trips at a size, in the direction in which the ends differ."""
         what = "regression" if self._sign < 0 else "improvement"
         report = Report(base="", new="", comparisons=(change,), alpha=self._judge.settings.alpha)
-        return change.p is not None and bool(trips(report, (Gate(what=what, least=least),)))
+        return change.p is not None and bool(trips(report, (Gate(what=what, least=least),), allow_undecided=True))
 
     def _runs(self, item: int, purpose: Purpose) -> _Running:
         """Run an item once; the bookkeeping is `add`'s."""

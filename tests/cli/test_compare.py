@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
-from madlite.model import Metric, Status, Study
+from madlite.model import Card, Metric, Status, Study
 from madlite.reports.sides import RunHistory, read_side
 from tests.cli.stored_runs import good, store
 from tests.csv_results import noisy, row, write
@@ -40,7 +40,7 @@ def stored(place: Path, number: float, second: int, **changes: object) -> str:
 def test_a_regression_is_told_with_what_differs_and_trips_its_gate(place, capsys):
     text = output(capsys, "compare", "a.csv", "b.csv", "--fail-on", "regression>3%", code=5)
     assert text.startswith("a.csv → b.csv")
-    assert "regression (p 0.0079)" in text and "docker_image: rocm/pytorch:v1 → rocm/pytorch:v2" in text
+    assert "regression (p 0.0079)" in text and "  image: rocm/pytorch:v1 → rocm/pytorch:v2" in text
     assert "failed regression>3%: llama bf16 8xgfx942 tokens_per_s_per_gpu: -" in text
     assert "a difference cannot be seen: seq_len" in text
 
@@ -89,7 +89,10 @@ def test_runs_by_last_and_id_and_filter(place, capsys):
     assert "20260102T030401-a-000001" not in text
     assert "-10.45%" in text
     text = output(capsys, "compare", "000001", "last", "--fail-on", "regression>3%", code=5)
-    assert "failed regression>3%: tiny" in text
+    assert "failed regression>3%: tiny" in text and "undecided: 3 more runs of each are needed" in text
+    assert "failed" not in output(
+        capsys, "compare", "000001", "last", "--fail-on", "regression>3%", "--allow-undecided", code=0
+    )
     text = output(capsys, "compare", "model=tiny", "model=tiny")
     assert "5/5" in text and "5 of the runs are on both sides" in text
 
@@ -170,13 +173,20 @@ def test_a_baseline_of_another_version_is_refused(place, capsys):
     assert "another version of madlite" in output(capsys, "compare", "old", "b.csv", code=4)
 
 
-def test_a_baseline_from_before_points_were_series_is_read(place, capsys):
+def test_a_baseline_from_before_a_dimension_was_one_is_read_and_does_not_know_it(place, capsys):
     output(capsys, "baseline", "set", "old", "a.csv")
     file = place / "madlite_runs/baselines/old.json"
     saved = json.loads(file.read_text())
-    del saved["series"][0]["key"][-2]
-    file.write_text(json.dumps(saved))
-    assert "1 series compared" in output(capsys, "compare", "old", "b.csv")
+    model, backend, recipe, mode, precision, seq, micro, total, _, _, _, _, device, gpus, nodes, varied, metric = saved[
+        "series"
+    ][0]["key"]
+    older = [model, backend, recipe, mode, precision, seq, micro, total, device, gpus, nodes, metric]
+    for key in (older, [*older[:-1], varied, metric]):  # before points, and before args, settings and variables were
+        saved["series"][0]["key"] = key
+        file.write_text(json.dumps(saved))
+        text = output(capsys, "compare", "old", "b.csv")
+        assert "1 series compared" in text
+        assert "cannot be seen: " in text and "args, settings, env" in text, "unknown, and not equal"
 
 
 def test_a_damaged_baseline_is_named(place, capsys):
@@ -194,12 +204,34 @@ def test_a_run_is_compared_when_it_ends_and_its_row_has_the_change(place, capfd)
     (place / "models.json").write_text(json.dumps([{**card, "training_precision": "bf16"}]))
     output(capfd, "run", "--tags", "one", "--runtime", "host")
     output(capfd, "baseline", "set", "first", "last")
+    (place / "run.sh").write_text(script.replace("100", "90"))
     text = output(
-        capfd, "run", "--tags", "one", "--runtime", "host", "--set", "env.NUMBER=90",
+        capfd, "run", "--tags", "one", "--runtime", "host",
         "--baseline", "first", "--fail-on", "regression>3%", code=5,
     )  # fmt: skip
-    assert "baseline first → this command" in text and "-10.00%" in text
+    assert "baseline first → this command" in text and "-10.00%" in text and "script: " in text
+    warning = "1 run against 1 of baseline first cannot decide, and undecided is exit code 5: a baseline of 5 runs"
+    assert warning in text
+    assert "undecided: 3 more runs of each are needed" in text
     rows = (place / "perf.csv").read_text().splitlines()
     at = rows[0].split(",").index("relative_change")
     assert [line.split(",")[at] for line in rows[1:]] == ["", "-10.00"]
     assert "needs what to compare with" in output(capfd, "run", "--tags", "one", "--fail-on", "missing", code=4)
+
+
+def test_results_are_compared_without_the_baselines_runs_and_by_one_default(place, capsys):
+    card = Card(name="tiny", root=place, source="a test")
+    for second, number in enumerate(noisy(5, 1), 1):
+        stored(place, number, second, batch="b1", card=card)
+    output(capsys, "baseline", "set", "v1", "model=tiny")
+    for second, number in enumerate(noisy(4, 2, 50), 11):
+        stored(place, number, second, batch="b2", card=card)
+    for second, number in enumerate(noisy(4, 3, 92), 21):
+        stored(place, number, second, batch="b3", card=card)
+    by_compare = output(capsys, "compare", "v1", "--fail-on", "regression>3%", code=5)
+    assert "the newest batch or study (b3: 4 runs)" in by_compare and "5/4" in by_compare
+    text = output(capsys, "report", "md", "--baseline", "v1")
+    assert "compared with baseline v1: the newest batch or study (b3: 4 runs)" in text
+    changed = next(part for part in by_compare.split() if part.startswith("-") and part.endswith("%"))
+    assert f"−{abs(float(changed.strip('-%'))):.1f} %" in text and "regression" in text and "no change" not in text
+    assert "compared with baseline v1" in output(capsys, "report", "md", "last", "--baseline", "v1")

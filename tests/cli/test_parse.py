@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
-from madlite.model import Variant
+from madlite.model import Cause, Result, Status, Variant
+from madlite.model.results import Diagnosis
 from tests.cli.parsed_log import parsed
 from tests.cli.stored_runs import good, store
 
@@ -455,3 +456,13 @@ def test_a_doubt_of_a_log_is_a_failure_where_it_is_asked_for(tmp_path, capsys):
     assert found["suspect"] and found["result"]["status"] == "SUCCESS"
     assert parsed(capsys, log, "--fail-on-suspect", code=3)["suspect"] == found["suspect"]
     assert parsed(capsys, TITAN, "--fail-on-suspect")["suspect"] == []
+
+
+def test_a_failed_runs_log_is_read_without_madlites_own_word_and_with_its_hint(tmp_path, capsys):
+    log = b"step one\nsomething of its own broke: code 7\nmadlite: FAILURE the workload failed: exit code 7\n"
+    found = Diagnosis(cause="own_rule", line="something of its own broke: code 7", hint="mend it")
+    failed = Result(plan_id="x", status=Status.FAILURE, cause=Cause.EXIT_CODE, diagnosis=found)
+    store(tmp_path, "20260102T030405-bad-0000cc", failed, log=log)
+    call(["parse", "last", "--dir", str(tmp_path), "--backend", "torchtitan"])
+    text = "".join(capsys.readouterr())
+    assert "madlite: FAILURE" not in text and "mend it" in text

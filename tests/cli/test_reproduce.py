@@ -192,6 +192,7 @@ def test_of_the_own_command_line_only_what_goes_on_is_kept():
     options = "--output x.csv,--strict-header,--data-config d.json,--no-sys-env-details,--cards-from A,--cards-from B"
     for part in (*options.split(","), "--no-lint"):
         assert part in pairs, (part, pairs)
+    assert not command_options(("run", "--tags", "a", "--parallel", "auto")).words, "one run has nothing beside it"
     assert "generate" not in pairs and "steps" not in pairs and "live" not in pairs and "tags" not in pairs
     assert (
         command_options(())

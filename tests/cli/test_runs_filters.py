@@ -17,7 +17,7 @@ from madlite.model import Card, ImageUsed, Machine, Metric, Place, Provenance, S
 from madlite.reports import listing
 from madlite.reports.run_fields import COLUMNS, ordered
 from madlite.reports.runs import list_runs
-from madlite.reports.series import FACT_GROUPS, FACT_NAMES, record_facts
+from madlite.reports.series_key import FACT_GROUPS, FACT_NAMES, record_facts
 from tests.cli.stored_runs import good, store
 
 

@@ -66,6 +66,7 @@ def test_what_differs_stands_first_and_what_is_equal_is_left_out(place, capsys):
     assert text.splitlines()[0] == "2 runs   tiny script pretrain BF16 8xMI300X"
     assert [line for line in text.splitlines() if line[:1] != " "][1:] == [
         *("what differs", "number", "GPUs", "checks", "versions"),
+        "not recorded of all, so that a difference cannot be seen: seq_len, script, files of the script,",
     ]
     assert told["micro_batch"] == ["2", "3"] and told["gpu driver"] == ["6.10.5", "6.12"]
     assert told["number"] == ["100 tps", "90 tps"]
@@ -121,7 +122,8 @@ def test_several_runs_for_programs_are_a_list_of_records(place, capsys):
 
 def test_runs_that_are_equal_or_have_no_record_can_be_shown(place, capsys):
     text = said(capsys, "show", "last", "last")
-    assert "what differs" not in text and "all that is recorded of what they ran with is equal: --all" in text
+    assert "what differs" not in text and "no difference in what is recorded of what they ran with" in text
+    assert "not recorded of all, so that a difference cannot be seen: seq_len, script," in text
     store(place, "20261104T120000-a-000004")
     told = cells(said(capsys, "show", "last~1", "last"))
     assert told["status"] == ["SUCCESS", "CUT OFF"] and told["number"] == ["90 tps", "-"]

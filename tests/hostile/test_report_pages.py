@@ -21,7 +21,8 @@ from madlite.reports.page import page_data, render_page
 from madlite.reports.page.markdown import escaped, render_markdown
 from madlite.reports.page.sources import collect
 from madlite.reports.page.values import ReferenceMark
-from madlite.reports.series import DIMENSIONS, Sample, Series
+from madlite.reports.series import Sample, Series
+from madlite.reports.series_key import DIMENSIONS
 from madlite.workspace.folder import STEPS
 from tests.browser import browser, until
 from tests.cli.stored_runs import good, store

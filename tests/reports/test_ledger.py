@@ -21,7 +21,7 @@ from madlite.reports.ledger import Ledger, RunFilter
 from madlite.reports.ledger_file import FILE, MIGRATIONS, VERSION
 from madlite.reports.listing import as_json, select_runs
 from madlite.reports.runs import list_runs
-from madlite.reports.series import DIMENSIONS
+from madlite.reports.series_key import DIMENSIONS
 from madlite.reports.sides import of_runs
 from madlite.results.record import record_json
 from madlite.safe_files import Folder

@@ -73,13 +73,13 @@ def test_a_damaged_row_costs_itself_alone(tmp_path, damage, values, note):
 
 
 def test_a_cell_of_several_lines_is_one_row(tmp_path):
-    found = series_of(write(tmp_path / "perf.csv", [row(1, args="a\nb\n\nc"), row(2)]))
+    found = series_of(write(tmp_path / "perf.csv", [row(1, pipeline="a\nb\n\nc"), row(2)]))
     assert found["llama"].values == (1.0, 2.0)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "latin-1"])
 def test_other_encodings_are_read(tmp_path, encoding):
-    path = write(tmp_path / "perf.csv", [row(1, args="ä"), row(2)])
+    path = write(tmp_path / "perf.csv", [row(1, pipeline="ä"), row(2)])
     path.write_bytes(path.read_text().encode(encoding))
     assert series_of(path)["llama"].values == (1.0, 2.0)
 

@@ -264,6 +264,12 @@ def test_rows_of_different_configurations_can_be_told_apart(kind: str, shown: st
         assert "micro_batch" not in cells, "which batch_size has"
 
 
+def test_a_point_is_in_one_column_by_which_a_copy_of_the_file_tells_it_apart() -> None:
+    study = Study(id="s", kind="sweep", varied={"micro_batch": 2, "lr": 0.1, "activation_checkpoint": "none"})
+    (row, *_) = built(replace(RENDERED, study=study))
+    assert row["varied"] == "activation_checkpoint=none, lr=0.1", "the batch has its own"
+
+
 def test_strict_header_puts_mode_and_precision_into_the_name_of_a_rendered_run() -> None:
     for result in (replace(DONE, metrics=(MEASURED,)), failed(Cause.TIMEOUT)):
         (cells,) = built(RENDERED, result, strict=True)

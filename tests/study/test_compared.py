@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from madlite.cli.reproduce import command_options
 from madlite.model import Metric, Provenance, Status, Study
-from madlite.reports.series import of_record, record_facts
+from madlite.reports.series import of_record
+from madlite.reports.series_key import record_facts
 from madlite.results.record import Record
 
 METRIC = Metric(metric="samples/s", text="10", status=Status.SUCCESS, value=10.0)

@@ -33,8 +33,9 @@ from madlite.reports.dashboard.queries import (
     StepCurve,
     step_curves,
 )
-from madlite.reports.runs import LAST, StoredRun, as_json, is_run
-from madlite.reports.series import DIMENSIONS, Series
+from madlite.reports.runs import BACK, StoredRun, as_json, is_run
+from madlite.reports.series import Series
+from madlite.reports.series_key import DIMENSIONS, as_dimensions, series_names
 from madlite.reports.sides import RunHistory, Side, read_side
 from madlite.reports.watch import WatchedRun
 from madlite.results.record import Record
@@ -93,8 +94,9 @@ class Answers:
             NotHere: there is none of this id.
         """
         ledger = self.ledger
-        if name == LAST:
-            name = next(iter(ledger.ids(limit=1)), "")
+        if (back := BACK.fullmatch(name)) is not None:  # last, last~1
+            newest = ledger.ids(limit=int(back[1] or 0) + 1)
+            name = newest[0] if len(newest) > int(back[1] or 0) else ""
         folder = ledger.folder / name
         try:
             is_folder = bool(name) and "/" not in name and name[0] != "." and stat.S_ISDIR(os.lstat(folder).st_mode)
@@ -126,7 +128,8 @@ class Answers:
     def series(self, query: SeriesQuery) -> SeriesPage:
         """Return a page of the list of series."""
         total, found = self.summaries(query)
-        return SeriesPage(total=total, series=tuple(map(SeriesLine.of, found)))
+        names = series_names([as_dimensions(one.key) for one in found])
+        return SeriesPage(total=total, series=tuple(map(SeriesLine.of, found, names)))
 
     def one_series(self, number: str) -> Series:
         """Return a series by its number.

@@ -23,7 +23,7 @@ from madlite.reports.listing import STATES
 from madlite.reports.page import Page, environment, page_data, payload
 from madlite.reports.page.render import HOME
 from madlite.reports.runs import LAST, RUNNING, StoredRun
-from madlite.reports.series import DIMENSIONS, Series, series_name
+from madlite.reports.series import Series
 from madlite.reports.sides import of_runs
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ class Pages:
         total, found = self._answers.summaries(query)
         full = {one.key: _newest(one) for one in self._answers.ledger.series_of([each.id for each in found])}
         page = page_data([full[one.key] for one in found if one.key in full], failures=())
-        views = {view.name: view for view in page.series}
-        rows = [(one, views.get(series_name(dict(zip(DIMENSIONS, one.key, strict=True))))) for one in found]
+        views = {view.key: view for view in page.series}
+        rows = [(one, views.get(one.key)) for one in found]
         return self._drawn(
             "series.html.j2",
             title="Series",

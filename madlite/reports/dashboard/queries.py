@@ -15,7 +15,8 @@ from madlite.reports.listing import as_json
 from madlite.reports.page.figures import rounded, thinned
 from madlite.reports.page.run_details import read_steps
 from madlite.reports.runs import StoredRun
-from madlite.reports.series import DIMENSIONS, Sample, Series, direction_of, series_name
+from madlite.reports.series import Sample, Series, direction_of
+from madlite.reports.series_key import as_dimensions
 
 Q = TypeVar("Q", bound=Value)
 _MOST_POINTS = 2000  # of a curve
@@ -165,12 +166,12 @@ class SeriesLine(Value, frozen=True):
     last_at: str
 
     @classmethod
-    def of(cls, found: SeriesSummary) -> SeriesLine:
-        """Return a series of the ledger."""
-        dimensions = dict(zip(DIMENSIONS, found.key, strict=True))
+    def of(cls, found: SeriesSummary, name: str) -> SeriesLine:
+        """Return a series of the ledger; of a list that has others of its name, with what tells them apart."""
+        dimensions = as_dimensions(found.key)
         return cls(
             id=found.id,
-            name=series_name(dimensions),
+            name=name,
             dimensions=dimensions,
             runs=found.runs,
             failed=found.failed,
@@ -202,7 +203,7 @@ class SeriesDetail(Value, frozen=True):
         """Return a series."""
         return cls(
             name=found.name,
-            dimensions=dict(zip(DIMENSIONS, found.key, strict=True)),
+            dimensions=as_dimensions(found.key),
             direction=direction_of(found["metric"]),
             failed=found.failed,
             skipped=found.skipped,

@@ -40,9 +40,12 @@ class HudExporter:
         return Exported(new=count, target=shown_target(path))
 
 
+_CONFIGURATION = ("seq_len", "micro_batch", "global_batch", "runtime", "args", "settings", "env", "varied")
+
+
 def _record(row: ExportRow, benchmark: str) -> dict[str, Json]:
     """Return a record without its number."""
-    known = {name: getattr(row, name) for name in ("seq_len", "micro_batch", "global_batch", "varied")}
+    known = {name: getattr(row, name) for name in _CONFIGURATION}
     return {
         "benchmark": {
             "name": benchmark,

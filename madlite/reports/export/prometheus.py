@@ -14,7 +14,7 @@ from madlite.results.locked import writing_named
 
 _RUN = (
     *("model", "backend", "recipe", "mode", "precision", "seq_len", "micro_batch", "global_batch"),
-    *("device", "gpus", "nodes", "varied"),
+    *("device", "gpus", "nodes", "runtime", "args", "settings", "env", "varied"),
 )
 _RESULT = (*_RUN, "metric", "unit")
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})

@@ -14,18 +14,8 @@ from madlite.reports.baselines import load_baseline
 from madlite.reports.documents import ContentKeys
 from madlite.reports.results_files import as_cells, read_cells
 from madlite.reports.runs import StoredRun, appended_to
-from madlite.reports.series import (
-    DIMENSIONS,
-    Entry,
-    Sample,
-    direction_of,
-    matches,
-    of_record,
-    of_row,
-    record_facts,
-    record_sample,
-    row_sample,
-)
+from madlite.reports.series import Entry, Sample, direction_of, matches, of_record, of_row, record_sample, row_sample
+from madlite.reports.series_key import DIMENSIONS, as_dimensions, record_facts
 from madlite.reports.sides import Source, find_source, finished
 from madlite.results.header import comparable, recorded_row
 from madlite.results.record import Record
@@ -112,7 +102,7 @@ class RowReader:
     def _of_baseline(self, name: str, where: Mapping[str, str]) -> Iterator[ExportRow]:
         keys = ContentKeys()
         for series in load_baseline(self._runs, name).series:
-            dimensions = dict(zip(DIMENSIONS, series.key, strict=True))
+            dimensions = as_dimensions(series.key)
             for sample in series.samples or (Sample(value=value) for value in series.values):
                 entry = Entry(dimensions=dimensions, status="SUCCESS", sample=sample)
                 key = keys(_content({**dimensions, "performance": repr(sample.value)}, entry, sample))
@@ -140,6 +130,10 @@ class RowReader:
             global_batch=numbers["global_batch"],
             gpus=numbers["gpus"],
             nodes=numbers["nodes"],
+            runtime=texts["runtime"],
+            args=texts["args"],
+            settings=texts["settings"],
+            env=texts["env"],
             varied=texts["varied"],
             value=_finite(entry.sample.value if entry.sample is not None else None),
             unit=QUANTITIES[metric].unit if metric in QUANTITIES else "",

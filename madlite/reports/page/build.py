@@ -37,7 +37,8 @@ from madlite.reports.page.values import (
     Trend,
 )
 from madlite.reports.runs import StoredRun
-from madlite.reports.series import DIMENSIONS, Sample, Series, series_name
+from madlite.reports.series import Sample, Series
+from madlite.reports.series_key import as_dimensions, series_name, series_names
 from madlite.text import shortened
 
 MOST_SERIES = 2000  # rows of the table
@@ -78,13 +79,14 @@ def page_data(
     items = _Items()
     compared = {one.pair.new.key: one for one in comparison.comparisons} if comparison is not None else {}
     order = sorted(series, key=lambda one: (not one.values, one.name))
+    names = series_names([as_dimensions(one.key) for one in order])
     views = tuple(
-        _view(one, items, compared.get(one.key), references, detailed=place < _MOST_DETAILED)
-        for place, one in enumerate(order[:MOST_SERIES])
+        _view(one, name, items, compared.get(one.key), references, detailed=place < _MOST_DETAILED)
+        for place, (one, name) in enumerate(zip(order[:MOST_SERIES], names, strict=False))
     )
     named = tuple(failures) if failures is not None else failures_of(runs)
     causes = _causes((*named, *_uncaused(series, named)), items)
-    found = sorted(_attention(views), key=lambda one: -one.weight)
+    found = sorted((*_attention(views), *_unsteady(views, order, runs)), key=lambda one: -one.weight)
     machines = machines_of(series, runs)
     of_key = {one.key: view for one, view in zip(order, views, strict=False)}
     return Page(
@@ -137,14 +139,21 @@ def _item(series: Series, comparison: Comparison | None) -> Item:
 
 
 def _view(
-    series: Series, items: _Items, comparison: Comparison | None, references: References, *, detailed: bool
+    series: Series,
+    name: str,
+    items: _Items,
+    comparison: Comparison | None,
+    references: References,
+    *,
+    detailed: bool,
 ) -> SeriesView:
-    values, settings = series.values, dict(zip(DIMENSIONS, series.key, strict=True))
+    values = series.values
     plain = SeriesView(
         item=items.add(_item(series, comparison)),
-        name=shortened(series.name, 2 * _LONGEST),
+        key=series.key,
+        name=shortened(name, 2 * _LONGEST),
         model=shortened(series["model"], _LONGEST) or "(no model)",
-        settings=shortened(series_name({**settings, "model": "", "metric": ""}), _LONGEST),
+        settings=shortened(_settings(series, name), _LONGEST),
         metric=shortened(series["metric"], _LONGEST),
         direction=series.direction,
         device=series["device"],
@@ -156,6 +165,12 @@ def _view(
         comparison=comparison,
     )
     return _with_statistics(plain, series, references, detailed=detailed) if values else plain
+
+
+def _settings(series: Series, name: str) -> str:
+    """Return what of a series' name is neither model nor metric."""
+    dimensions = {**as_dimensions(series.key), "model": "", "metric": ""}
+    return f"{series_name(dimensions)} {name.removeprefix(series.name)}".strip()
 
 
 def _with_statistics(plain: SeriesView, series: Series, references: References, *, detailed: bool) -> SeriesView:
@@ -268,6 +283,31 @@ def _attention(views: Iterable[SeriesView]) -> Iterator[Attention]:
             yield Attention(item=one.item, kind=kind, target=target, name=one.name, text=text, weight=weight)
 
 
+_SCATTER = 0.1  # coefficient of variation, of runs or of one run's steps, from which a number is not to be trusted
+_DRIFT = 0.05  # of the median, over a run's steady steps
+_NEWEST = 5  # runs of a series whose steps are looked at
+
+
+def _unsteady(views: Sequence[SeriesView], order: Sequence[Series], runs: Sequence[StoredRun]) -> Iterator[Attention]:
+    """Yield the series whose newest runs drift or scatter over their own steps: their numbers are no steady ones."""
+    windows = {run.folder.name: run.record.window for run in runs}
+    for view, series in zip(views, order, strict=False):
+        for sample in reversed(series.samples[-_NEWEST:]):
+            window = windows.get(sample.run)
+            drift = window.drift if window is not None and window.drift is not None else 0.0
+            cv = sample.steady_cv or 0.0
+            if abs(drift) < _DRIFT and cv < _SCATTER:
+                continue
+            parts = [f"drifts {change(drift)} over its steady steps"] if abs(drift) >= _DRIFT else []
+            text = f"run {sample.run}: {', '.join([*parts, *([f'CV {percent(cv)} of its steps'] if cv else [])])}"
+            target = f"{'s' if view.is_detailed else 'r'}-{view.item}"
+            kind = "drift" if parts else "scatter"
+            yield Attention(
+                item=view.item, kind=kind, target=target, name=view.name, text=text, weight=1.4 + abs(drift)
+            )
+            break
+
+
 def _marks(one: SeriesView) -> Iterator[tuple[str, float, str]]:
     """Yield what a reader should know of a series: kind, weight, a sentence."""
     if one.comparison is not None:
@@ -275,8 +315,11 @@ def _marks(one: SeriesView) -> Iterator[tuple[str, float, str]]:
     worse = [each for each in one.changes if each.is_worse]
     if worse and worse[-1] is one.changes[-1]:
         yield "change", 2 + abs(worse[-1].change), change_text(worse[-1])
-    if one.failed and not one.n:
-        yield "failure", 1.5, f"{counted(one.failed, 'failure')} and no result"
+    if one.failed:
+        beside = f"beside {counted(one.n, 'result')}" if one.n else "and no result"
+        yield "failure", 1.1 if one.n else 1.5, f"{counted(one.failed, 'failure')} {beside}"
+    if one.cv is not None and one.cv >= _SCATTER and not one.changes:
+        yield "scatter", 1.3, f"CV {percent(one.cv)} between {counted(one.n, 'result')}"
     if one.of_reference is not None and one.of_reference < _FAR_BELOW and one.direction == "higher":
         yield "reference", 1.2, f"{percent(one.of_reference)} of the published {figure(one.references[0].value)}"
     if one.suspects and (one.comparison is None or one.comparison.verdict is not Verdict.SUSPICIOUS):

@@ -224,7 +224,7 @@ def _of_series(series: Iterable[Series]) -> Iterator[tuple[str, int, dict[str, s
         known = {"GPUs": f"{one['gpus'] or '?'} × {one['device']}" if one["device"] else ""}
         if one.samples:
             for sample in one.samples:
-                if not sample.run and (name := sample.facts.get("machine_name", "")):
+                if not sample.run and (name := sample.facts.get("machine", "")):
                     yield name, 1, known
         else:
-            yield from ((name, 0, known) for name in one.facts.get("machine_name", ()))
+            yield from ((name, 0, known) for name in one.facts.get("machine", ()))

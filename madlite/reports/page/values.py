@@ -31,7 +31,9 @@ MARKS = {
     "improvement": "improvement",
     "suspect": "suspect",
     "change": "level change",
-    "failure": "no result",
+    "failure": "failures",
+    "drift": "drift",
+    "scatter": "scatter",
     "reference": "below published",
 }
 """The kinds of what needs a look, and what a page calls them."""
@@ -105,6 +107,7 @@ class SeriesView(Value, frozen=True):
     """
 
     item: int
+    key: tuple[str, ...]
     name: str
     model: str
     settings: str  # its other dimensions in one line, without the metric

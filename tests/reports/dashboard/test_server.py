@@ -321,6 +321,9 @@ def test_the_page_of_a_run_has_what_show_has(get, place, capsys):
         value = " ".join(line[18:].split())
         assert value in words, line
     assert get("/runs/last").status_code == 200
+    before = [get(f"/runs/{name}").text for name in ("last", "last~0", "last~1")]
+    assert before[0] == before[1] != before[2] and "20260" in before[2]
+    assert get("/runs/last~99999").status_code == 404
 
 
 @pytest.mark.host

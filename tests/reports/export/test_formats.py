@@ -44,7 +44,8 @@ def test_csv_has_a_line_for_each_result_and_no_formula(capsys):
     assert [float(row["value"]) if row["value"] else None for row in rows] == VALUES
     assert [row["status"] for row in rows] == ["SUCCESS", "SUCCESS", "FAILURE", "FAILURE", "FAILURE"]
     assert rows[2]["cause"] == "bad_number", "a success without a number is none"
-    assert json.loads(rows[0]["facts"]) == {"args": "=cmd|' /C calc'!A0", "git_commit": "1234567e8"}
+    assert json.loads(rows[0]["facts"]) == {"git commit": "1234567e8"}
+    assert rows[0]["args"] == "'=cmd|' /C calc'!A0", "no formula"
     assert not any(cell[:1] in ("=", "+", "-", "@") for row in rows for cell in row.values())
     assert "\x1b" not in Path("out.csv").read_text()
     assert rows[0]["source"] == "perf.csv:2" and rows[0]["device"] == "gfx942" and rows[0]["unit"] == "tokens/s/GPU"
@@ -129,7 +130,7 @@ def test_sqlite_has_numbers_as_numbers_and_each_result_once(capsys, folder):
         assert base.execute("SELECT DISTINCT typeof(value) FROM results WHERE value IS NOT NULL").fetchall() == [
             ("real",)
         ]
-        query = "SELECT json_extract(facts, '$.git_commit') FROM results WHERE value = 1500"
+        query = "SELECT json_extract(facts, '$.git commit') FROM results WHERE value = 1500"
         assert base.execute(query).fetchone() == ("0012",)
 
 
@@ -165,8 +166,13 @@ def test_another_program_s_table_is_left_alone(made, words, capsys):
 def test_prometheus_reads_the_latest_of_each_series(capsys):
     export(capsys, "--to", "prometheus", "-o", "m.prom")
     families = {one.name: one for one in text_string_to_metric_families(Path("m.prom").read_text())}
-    (value,) = families["madlite_result_value"].samples
-    assert value.value == 1500.0 and value.labels["model"] == "llama" and value.labels["gpus"] == "8"
+    _, value = families["madlite_result_value"].samples
+    assert (
+        value.value == 1500.0
+        and value.labels["args"].startswith("--name")
+        and value.labels["model"] == "llama"
+        and value.labels["gpus"] == "8"
+    )
     succeeded = {one.labels["model"]: one.value for one in families["madlite_last_run_success"].samples}
     assert succeeded == {"llama": 1.0, 'ev"il\\ [2J': 0.0, "gone": 0.0}
     assert all(one.type == "gauge" and one.documentation for one in families.values())
@@ -178,12 +184,18 @@ def test_prometheus_reads_the_latest_of_each_series(capsys):
 def test_hud_gets_records_of_version_3(capsys, folder):
     write_perf(folder, "other,16,2,,gfx942,7,x,SUCCESS,,\n")
     export(capsys, "--to", "hud", "-o", "hud.json", "--option", "benchmark=nightly")
-    (first, second) = json.loads(Path("hud.json").read_text())
+    (first, third, second) = json.loads(Path("hud.json").read_text())
     # names and types of clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql of pytorch/test-infra
     assert set(first) == {"benchmark", "model", "metric", "inputs", "runners", "dependencies"}
-    assert first["benchmark"] == {"name": "nightly", "mode": "training", "dtype": "bf16", "extra_info": {}}
+    assert first["benchmark"] == {
+        "name": "nightly",
+        "mode": "training",
+        "dtype": "bf16",
+        "extra_info": first["benchmark"]["extra_info"],
+    }
+    assert first["benchmark"]["extra_info"]["args"] != third["benchmark"]["extra_info"]["args"], "other work"
     assert set(first["model"]) == {"name", "type", "backend", "origins", "extra_info"}
-    assert first["metric"]["benchmark_values"] == [2500.5, 1500.0] and second["model"]["name"] == "other"
+    assert first["metric"]["benchmark_values"] == [2500.5] and second["model"]["name"] == "other"
     assert first["runners"][0]["gpu_count"] == 8 and first["runners"][0]["type"] == "gfx942"
     maps = [first["benchmark"]["extra_info"], first["metric"]["extra_info"], first["runners"][0]["extra_info"]]
     assert all(isinstance(text, str) for one in maps for text in one.values())

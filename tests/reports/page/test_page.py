@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.model import Card, Reference, Status
+from madlite.model import Card, Reference, Result, Status
 from madlite.reports.page import page_data, render_page
 from madlite.reports.page.build import MOST_SERIES, level_changes
 from madlite.reports.page.figures import change, figure, percent, thinned
@@ -20,11 +20,13 @@ from madlite.reports.page.published import references_of
 from madlite.reports.page.run_details import read_steps
 from madlite.reports.page.sources import collect
 from madlite.reports.references import Published
-from madlite.reports.series import DIMENSIONS, Sample, Series
+from madlite.reports.series import Sample, Series
+from madlite.reports.series_key import DIMENSIONS
 from madlite.results.record import record_json
 from madlite.workspace.folder import RECORD, STEPS
 from madlite.workspace.journal import RunRows
 from tests.cli.stored_runs import good, store
+from tests.factories import WINDOW
 from tests.reports.page.results import MODELS, RUNS, SLOWER_FROM, working_folder
 from tests.reports.test_html import Reader
 
@@ -278,3 +280,25 @@ def test_numbers_are_short():
         "–",
     ]
     assert (percent(0.984), percent(0.0042), change(-0.042)) == ("98.4 %", "0.42 %", "−4.2 %")
+
+
+def test_drift_and_scatter_of_a_run_and_failures_stand_out(tmp_path):
+    card = Card(name="tiny", root=tmp_path, source="a test")
+    steady = replace(WINDOW, cv=0.01, drift=0.002)
+    store(tmp_path, "20260101T000000-a-000001", replace(good("a"), window=steady), card=card)
+    calm = of_sources([], tmp_path)
+    assert not calm.attention and "Nothing stands out: no failure" in render_page(calm)
+    store(
+        tmp_path,
+        "20260102T000000-a-000002",
+        replace(good("b"), window=replace(WINDOW, cv=0.238, drift=-0.627)),
+        card=card,
+    )
+    failed = Result(plan_id="c", status=Status.FAILURE, started="2026-01-03T00:00:00+00:00")
+    store(tmp_path, "20260103T000000-a-000003", failed, card=card)
+    page = of_sources([], tmp_path)
+    assert [one.kind for one in page.attention] == ["drift", "failure"]
+    assert page.attention[0].text.endswith("drifts −62.7 % over its steady steps, CV 23.8 % of its steps")
+    assert "1 failure beside 2 results" in page.attention[1].text and "Nothing stands out" not in render_page(page)
+    (scattered,) = page_data([series([1.0, 2.0, 1.5])]).attention
+    assert scattered.kind == "scatter" and "between 3 results" in scattered.text
