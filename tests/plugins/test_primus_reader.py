@@ -189,7 +189,7 @@ def test_primus_is_surer_of_its_logs_than_anybody_else_and_claims_no_other():
         others = max(detect_megatron(head), detect_torchtitan(head))
         if path.name.startswith("primus-"):
             assert detect(head) > max(others, 0.9), path.name
-        elif path.name != "megatron-gpu-lines.txt":  # one of its lines is Primus's
+        elif path.name not in ("megatron-gpu-lines.txt", "maxtext-primus-prefix-cut.log"):  # which have lines of Primus
             assert detect(head) == 0, path.name
 
 

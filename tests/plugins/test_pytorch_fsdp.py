@@ -68,7 +68,7 @@ def test_mad_s_figure_is_the_average_and_not_a_line():
 def test_the_published_length_gives_whole_windows_after_the_warm_up():
     log = LogMonitor([TrainFsdpReader()], [])
     lines = [micro(n, 1.5 if n % 8 == 7 else 0.5, early=n <= 64) for n in range(128)]
-    log.feed("\n".join(lines).encode())
+    log.feed("\n".join([*lines, ""]).encode())
     log.finish()
     verdict = judge_steps(Expected(rule=PytorchFsdp().result_rule(), warmup_steps=64, steps=128), log)
     # the window that ends at 72 covers micro-steps 65 to 72, and the warm-up is the first 64
