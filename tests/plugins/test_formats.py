@@ -148,7 +148,7 @@ def test_a_reader_of_ones_own_is_found_and_used(place, tmp_path, monkeypatch, ca
     (tmp_path / "x.log").write_text(own_log())
     assert call(["parse", "x.log"]) == 0
     out = capsys.readouterr().out
-    assert "backend mine" in out and "25600 tokens_per_s tokens/s" in out and "1 to 20 of 20" in out
+    assert "backend mine" in out and "25600 tokens_per_s (median" in out and "1 to 20 of 20" in out
     (tmp_path / "x.log").write_text(own_log(ranks="ranks 8\n"))
     assert call(["parse", "x.log"]) == 0 and "3200 tokens_per_s_per_gpu" in capsys.readouterr().out
     assert call(["parse", "x.log", "--no-plugins"]) == 4
