@@ -35,7 +35,7 @@ _BETWEEN = r"(?:[^A-Za-z0-9\n]|b(?=['\"\\]))"  # a header's name and value, as H
 _SET_TO = r"[ \t\"'\\:=,>-]"
 # what a header's value begins with, and what it goes on with
 _FIRST, _NEXT = r"[^\s\"'\\,;<>\]})&$\{*%\[(]", r"[^\s\"'\\,;<>\]})&]"
-_BLANK = r"(?:[ \t+]|%20)"
+_BLANK = r"(?:[ \t+]|%20|%2?\Z)"  # at the end of a piece of a stream a part of it
 _SCHEME = re.compile(rf"(?:bearer|basic|token){_BLANK}+".encode(), re.IGNORECASE)
 _STANDS_FOR = re.compile(rb"\$[A-Z_][A-Z0-9_]*|\$?\{.*|%[sdr]|\*+|\.+|x+|X+", re.DOTALL)
 _PORT = re.compile(rb"\d{1,5}[,;|)\]}&]")  # of `http://host:8080,me@there`
@@ -86,7 +86,7 @@ def spans(data: bytes, *, named: bool = False) -> list[Span]:
     With `named` also those of values under names such as `password`, in lines of YAML, TOML, JSON and INI.
     """
     found = [span for match, shape in _matches(data) for span in shape.parts(match)]
-    return [*found, *filter(None, map(_named_value, _SETTING.finditer(data)))] if named else found
+    return [*found, *filter(None, map(_named_value, _settings(data)))] if named else found
 
 
 def meanings(data: bytes) -> Iterator[bytes]:
@@ -411,6 +411,17 @@ _OF_TEXT = re.compile(
 )
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]{8,}={0,2}")
 _SHORTEST_WORD, _SHORTEST_MIX = 12, 8  # characters of letters alone that are no word, and of letters and digits
+
+
+def _settings(data: bytes) -> Iterator[re.Match[bytes]]:
+    """Yield what may set a value; the words are looked for first, for most lines have none."""
+    lowered = data.lower()
+    for word in (b"pass", b"secret", b"token", b"api", b"access", b"private", b"credential", b"auth"):
+        at = lowered.find(word)
+        while at >= 0:
+            if found := _SETTING.match(data, at):
+                yield found
+            at = lowered.find(word, at + 1)
 
 
 def _named_value(found: re.Match[bytes]) -> Span | None:

@@ -10,7 +10,7 @@ from base64 import b64encode
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from madlite.measure.lines import LONGEST
@@ -288,6 +288,7 @@ SHOWN += [(header.format("abcdefgh.12345-_"), "abcdefgh.12345-_") for header in 
 
 
 @settings(deadline=None)
+@example(("?authorization=Bearer%20abcdefgh.12345-_", "abcdefgh.12345-_"), [23], "")
 @given(st.sampled_from(SHOWN), st.lists(st.integers(0, 130), max_size=6), st.text("hgx:/A \n", max_size=6))
 def test_a_shape_is_masked_however_a_stream_is_cut(shown: tuple[str, str], cuts: list[int], before: str) -> None:
     text, secret = shown
