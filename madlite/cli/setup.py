@@ -104,9 +104,12 @@ def load(no_plugins: bool, verbose: bool) -> Plugins:
 
 def _readers_files() -> Iterator[Path]:
     """Yield the user's files of readers: the working folder's, and that of all of their work."""
-    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    for path in (Path("readers.toml"), Path(config).expanduser() / "madlite" / "readers.toml"):
-        if path.is_file():
+    from madlite.files import is_file
+
+    home = os.environ.get("HOME", "")
+    config = os.environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
+    for path in (Path("readers.toml"), *((Path(config, "madlite", "readers.toml"),) if config else ())):
+        if is_file(path):
             yield path
 
 

@@ -23,6 +23,7 @@ SCRIPTS = {
     "gap": "echo never",
     "apart": "echo 'performance: 1 234 tok/s'",
     "split": "echo 'performance: 5'; echo samples",
+    "unnamed": "echo 'performance: 25.6 K tok/s'",
     "dead": "echo 'performance: 7 x'; exit 3",
     "named": "echo model,performance,metric >perf.csv",
 }
@@ -75,12 +76,13 @@ def rows(folder: Path) -> dict[str, dict[str, str]]:
 @holds(
     "`performance: 12.5k tok/s`, `performance: 1 234 tok/s`",
     "metric on the next line",
+    "a metric without a name, or `K`",
     "exit code of a failed run",
     "a CPU machine",
     "`multiple_results` with the name of perf.csv",
 )
 def test_what_a_log_says_and_what_a_script_ends_with(checkout):
-    assert run("--tags", "kilo", "apart", "split", "dead") == 3
+    assert run("--tags", "kilo", "apart", "split", "unnamed", "dead") == 3
     found = rows(checkout)
     assert (found["kilo"]["performance"], found["kilo"]["metric"], found["kilo"]["status"]) == (
         "12.5",
@@ -89,6 +91,8 @@ def test_what_a_log_says_and_what_a_script_ends_with(checkout):
     )
     assert (found["apart"]["performance"], found["apart"]["status"]) == ("", "FAILURE")
     assert (found["split"]["metric"], found["dead"]["status"]) == ("", "FAILURE")
+    for name in ("split", "unnamed"):
+        assert (found[name]["performance"], found[name]["status"]) == ("", "FAILURE")
     assert {(row["n_gpus"], row["gpu_architecture"]) for row in found.values()} == {("0", "cpu")}
     before = (checkout / "perf.csv").read_bytes()
     assert run("--tags", "named") == 3 and (checkout / "perf.csv").read_bytes().startswith(before)
