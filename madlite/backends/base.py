@@ -39,7 +39,7 @@ from madlite.model import (
 from madlite.rank_labels import is_label, without_label
 from madlite.text import group_texts, without_groups
 
-NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf))"
+NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf(?:inity)?))"
 _CHOOSES = ("mode", "precision", "release")  # fields that state which of a card's variants is meant
 
 

@@ -76,6 +76,8 @@ class FailureCandidate(Value, frozen=True):
     more: RuleMatch | None = None  # what a rule makes of the next line of its message
     signal: int = 0  # that ended the process, where only a launcher reports it
     exit_code: int = 0  # with which the process ended by itself, where only a launcher reports it
+    cut: bool = False  # the log ends within its traceback
+    look: str = ""  # where its cause would be told, which is not in the log
 
 
 def first_cause(candidates: Sequence[FailureCandidate], first: FirstFailure | None) -> FailureCandidate | None:
@@ -203,6 +205,7 @@ def of_exception(one: RaisedError) -> FailureCandidate:
         of_import=one.of_import,
         again=one.again,
         handled=one.handled,
+        cut=one.cut,
     )
 
 
@@ -318,6 +321,7 @@ class CandidateScan:
         ruled = [of_rule(hit, raised_by(hit, raised)) for hit in self._hits(self._rules)]
         places = {one.at for one in ruled}
         plain = [self._of_exception(one) for one in raised if one.at not in places]
+        plain += [replace(of_exception(one), tier=LAST, at=self.size) for one in self._tracebacks.cut]
         more = {one.at: self._rules.match(one.more, one.at, one.rank) for one in raised if one.more}
         found = [replace(one, more=more.get(one.at)) for one in _in_order([*ruled, *plain])]
         found = [one if one.rank is not None else with_rank(one, self.launchers.rank_at(one.at)) for one in found]

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from madlite.failure_rules import explained
 from madlite.measure.failure_scan import FOLLOWER, FailureCandidate, FailureScan
 from madlite.measure.launchers import FirstFailure
-from madlite.measure.lines import Block, LineSplitter, rank_of
+from madlite.measure.lines import Block, LineSplitter, has_wrapped_number, rank_of, unwrap_numbers
 from madlite.measure.memory import MemoryScan
 from madlite.measure.nodes import NodeSpeeds
 from madlite.measure.performance import PerformanceScan
@@ -298,12 +298,13 @@ class LogMonitor:
         self.loss_scan.feed(block)
         if self._patterns is not None:
             self._patterns.feed(block)
-        busy = may_be_aside(block.text)
+        busy, wraps = may_be_aside(block.text), has_wrapped_number(block.text)
         last, trained = -1, None  # the place of the block's last training step, and how many lines go up to it
         for place, line in enumerate(splitter.number(block)) if self._readers else ():
             before = self._trained
+            told = replace(line, text=unwrap_numbers(line.text)) if wraps else line
             for reader in self._readers:
-                self._call(reader, "feed", line, whole)
+                self._call(reader, "feed", told, whole, line)
             if self._trained != before:
                 last, trained = place, place + (not self._is_late)
             elif busy and before:
@@ -312,15 +313,20 @@ class LogMonitor:
             self._failure_scan.step_line = block.lines[last]
         self._failure_scan.feed(block, trained)
 
-    def _call(self, reader: Reader, member: str, argument: Line | Path, whole: bool = True) -> None:
-        """Take a reader's events in; one that raises or returns invalid events is left out from then on."""
+    def _call(
+        self, reader: Reader, member: str, argument: Line | Path, whole: bool = True, line: Line | None = None
+    ) -> None:
+        """Take a reader's events in; one that raises or returns invalid events is left out from then on.
+
+        `line` is the log's own, of which the reader is given the numbers without what their library put around them.
+        """
         try:
             answer = getattr(reader, member)(argument)
             if answer == ():  # of most lines, millions of them
                 return
             events = tuple(answer)
             for event in events:
-                self._note(event, argument if isinstance(argument, Line) else None, whole)
+                self._note(event, line, whole)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to a plugin's reader
             _log.warning("reader %s failed and is left out: %r", type(reader).__name__, error)
             self._readers = tuple(other for other in self._readers if other is not reader)

@@ -72,6 +72,8 @@ def _note(found: list[list[str]], kind: str, text: str) -> None:
 
 
 _TIERS = ("root", "error", "follower", "sign")
+# what NCCL and RCCL tell of each call with NCCL_DEBUG=INFO, a plugin that is not there among it, and ends nothing
+_TRACED = re.compile(r"\b[NR]CCL (?:INFO|TRACE)\b")
 _MOST = 16  # ranks that a rule's lines are kept of
 
 
@@ -147,7 +149,7 @@ class RuleScan:
         pattern, rule = self._rules[index]
         found = self._found.setdefault(index, {})
         for at, line in lines:
-            if not line or (match := pattern.search(line)) is None:
+            if not line or _TRACED.search(line) or (match := pattern.search(line)) is None:
                 continue
             if len(found) >= _MOST:
                 return

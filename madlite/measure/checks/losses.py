@@ -65,8 +65,8 @@ def loss_trend(run: CheckInput) -> CheckResult:
     large as what its medians differ by.  The last loss alone has to be much further away from all but spikes before it.
     """
     losses = _losses(run)
-    if run.log.nan_norm:
-        return check_result(table.GRADIENT_NAN, f"a gradient norm is NaN: {run.log.nan_norm}", run.log.nan_norm)
+    if norm := run.log.nan_norm or _nan_norm_of_other_lines(run):
+        return check_result(table.GRADIENT_NAN, f"a gradient norm is NaN: {norm}", norm)
     if 2 * (skipped := run.log.training.skipped) > (of := run.log.training.noted):
         text = f"the optimizer skipped {skipped} of {of} steps: their weights did not change"
         return check_result(table.GRADIENT_SKIPPED, text)
@@ -95,6 +95,12 @@ def _nan_of_other_lines(run: CheckInput) -> str:
     if run.by_steps:
         return log.loss_scan.nan if log.trainings == 1 else ""
     return log.loss_scan.nan or log.nan_before
+
+
+def _nan_norm_of_other_lines(run: CheckInput) -> str:
+    """Return a line with a gradient norm of NaN that no reader read, where no loss is NaN itself; "" without one."""
+    scan = run.log.loss_scan
+    return "" if scan.nan or run.log.nan_loss or run.log.trainings > 1 else scan.nan_norm
 
 
 def _zero(losses: Sequence[float]) -> str:
