@@ -105,7 +105,7 @@ def diagnose(
         rank=candidate.rank,
         hint="; ".join(
             dict.fromkeys(
-                filter(None, (text, *_rule_hints(candidate, facts), *_measured_hints(code, candidate, log, facts)))
+                filter(None, (text, candidate.look, *_rule_hints(candidate, facts), *_measured_hints(code, candidate, log, facts)))
             )
         ),
         where=candidate.where,
@@ -142,7 +142,8 @@ def _underlying_candidate(cause: Cause, log: LogMonitor, facts: DiagnosisInput) 
 
 def _exit_candidate(cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisInput) -> FailureCandidate | None:
     """Return that a launcher saw a process exit, of a log that ends too soon and does not say why."""
-    candidate = log.exited if cause in (Cause.INCOMPLETE, Cause.NO_METRIC) and facts.exit_code != 0 else None
+    seen = cause in (Cause.INCOMPLETE, Cause.NO_METRIC) or (cause is Cause.EXIT_CODE and facts.plan is None)
+    candidate = log.exited if seen and facts.exit_code != 0 else None
     if candidate is None or looks_like_error(candidate.line) or not looks_like_error(evidence):
         return candidate
     return replace(candidate, line=plain(evidence))
@@ -184,10 +185,9 @@ def _named(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str, str
         return Cause.CRASH.value, ""
     if candidate.exit_code:
         which = "a process" if candidate.rank is None else f"rank {candidate.rank}"
-        return (
-            candidate.cause,
-            f"{which} ended by itself first, with exit code {candidate.exit_code}{_ended_late(candidate.exit_code)}",
-        )
+        found = _EXITED.search(candidate.line)
+        which = f"{found['who']} ended" if found else f"{which} ended by itself first,"
+        return candidate.cause, f"{which} with exit code {candidate.exit_code}{_ended_late(candidate.exit_code)}"
     if candidate.cause == Cause.DISK.value and facts.disk is not None and _lacks_inodes(facts.disk):
         return Cause.INODES.value, ""
     return candidate.cause, ""

@@ -121,6 +121,19 @@ class Block(Value, frozen=True):
     ranks: list[int | None] | None = None
     nodes: list[int] | None = None
 
+    def split(self, at: int) -> tuple[Block, Block]:
+        """Return the lines before a place, and those from it on."""
+        return self._part(slice(0, at)), self._part(slice(at, None))
+
+    def _part(self, of: slice) -> Block:
+        lines, ranks, nodes = self.lines[of], self.ranks, self.nodes
+        return Block(
+            lines=lines,
+            text="\n".join(lines),
+            ranks=ranks[of] if ranks is not None else None,
+            nodes=nodes[of] if nodes is not None else None,
+        )
+
 
 def lines_with(text: str, needed: str = "") -> Iterator[tuple[int, str]]:
     """Yield offset and line of every line of a text that holds a needed text, in order."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from madlite.failure_rules import explained
 from madlite.measure.failure_scan import FOLLOWER, FailureCandidate, FailureScan
-from madlite.measure.launchers import FirstFailure
+from madlite.measure.launchers import FirstFailure, JobScan
 from madlite.measure.lines import Block, LineSplitter, has_wrapped_number, rank_of, unwrap_numbers
 from madlite.measure.memory import MemoryScan
 from madlite.measure.nodes import NodeSpeeds
@@ -122,7 +122,8 @@ class LogMonitor:
     """Read the output of the model's step chunk by chunk; the attributes hold the findings.
 
     `script_reader` reads the log of a script that prints its own result: its steps do not decide the verdict.  With
-    several `nodes` each line starts with its node, as in run.log.
+    several `nodes` each line starts with its node, as in run.log.  In a file that several `jobs` may have been appended to
+    the last one counts.
     """
 
     def __init__(
@@ -136,7 +137,10 @@ class LogMonitor:
         on_event: Callable[[Event], None] = lambda event: None,
         script_reader: Reader | None = None,
         nodes: int = 1,
+        jobs: bool = False,
     ) -> None:
+        self.jobs = 1  # that the log has one after another
+        self._job_scan = JobScan() if jobs else None
         self.lines = 0  # that are not blank
         self.steps = Steps()
         self.ended = False  # since the last step
@@ -289,6 +293,26 @@ class LogMonitor:
 
     def _process(self, block: Block, splitter: LineSplitter, *, whole: bool = True) -> None:
         """Scan lines that came together, all of them for what is rare, and let the readers read each."""
+        if not block.lines:
+            return
+        begins = self._job_scan.find(block) if self._job_scan is not None else None
+        if begins is not None:
+            before, block = block.split(begins)
+            self._process_part(before, splitter)
+            self._begin_job()
+        self._process_part(block, splitter, whole=whole)
+
+    def _begin_job(self) -> None:
+        """Forget what the jobs before printed: the last one counts, from its own beginning."""
+        self.jobs += 1
+        self._begin_again()
+        self._failure_scan.begin_again()
+        self.scan, self.loss_scan, self.memory, self.network = PerformanceScan(), LossScan(), MemoryScan(), NetworkScan()
+        self._started = set()
+        if self._patterns is not None:
+            self._patterns.found.clear()
+
+    def _process_part(self, block: Block, splitter: LineSplitter, *, whole: bool = True) -> None:
         if not block.lines:
             return
         self.lines += len(block.lines)

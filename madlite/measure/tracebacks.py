@@ -48,10 +48,13 @@ _BEGIN = re.compile("|".join(map(re.escape, _MARKS)))
 _IN_BOX = ("\u2771", "\u2570\u2500")  # an arrow before the line that was reached, and the lower corner
 _SIDES, _CORNERS = ("\u2502", "\u2503", "|"), ("\u2570\u2500", "\u2517\u2501", "+--")
 _HEAD_OF_BOX = re.compile(r"(?P<label>.*?)(?:[\u256d\u250f][\u2500\u2501]|\+-)[\u2500\u2501-]* ?$")
-_PART_OF_BOX = re.compile(r"(?P<label>.{0,200}?)(?=[\u2502\u2503].*\u2771|\u2570\u2500)")
+_PART_OF_BOX = re.compile(
+    r"(?P<label>.{0,200}?)(?=[\u2502\u2503](?:.{0,2000}\u2771| [^\u2502\u2503]{1,500}\.py:\d+ in )|\u2570\u2500)"
+)
 _BOX_FRAME = re.compile(r"[\u2502\u2503|] (?P<file>\S.{0,500}?):(?P<line>\d+) in (?P<function>[^\u2502\u2503|]+)")
 _FRAME_BEGINS = ' File "'
-_FIRST = re.compile("|".join(map(re.escape, (*_MARKS, *_IN_BOX, _FRAME_BEGINS))))
+_PLACE = ".py:"  # of a frame in a box
+_FIRST = re.compile("|".join((*map(re.escape, (*_MARKS, *_IN_BOX, _FRAME_BEGINS)), r"\.py:\d+ in [^\u2502]*\u2502")))
 _NONE = ("traceback :", "Original")  # a traceback after these was raised elsewhere
 _REPEATED = _NONE[0]  # of a rank, by torchrun
 _SOON = 3  # lines
@@ -75,8 +78,7 @@ class RaisedError(Value, frozen=True):
     `by_launcher` where a launcher raises it because its workers failed; `of_import` where a package is missing, which
     many programs do without; `handled` where another exception came while it was handled.  `again` is the place where
     it came last, where it came more than once; `more` the next line of a message whose first line ends with a colon.
-    `wraps_ranks` where its message is what ranks raised, each with its own traceback; `cut` where the log ends within
-    the traceback, before the exception.
+    `wraps_ranks` where its message is what ranks raised, each with its own traceback.
     """
 
     at: int
@@ -89,7 +91,6 @@ class RaisedError(Value, frozen=True):
     again: int = 0
     more: str = ""
     wraps_ranks: bool = False
-    cut: bool = False
 
 
 class _Open:
@@ -153,7 +154,7 @@ class TracebackScan:
     def feed(self, block: Block, begin: int = 0) -> None:
         """Take lines in, which begin at a place of the log."""
         text, at = block.text, 0
-        marked = any(mark in text for mark in (*_MARKS, *_IN_BOX, _FRAME_BEGINS))
+        marked = any(mark in text for mark in (*_MARKS, *_IN_BOX, _FRAME_BEGINS)) or (_SIDES[0] in text and _PLACE in text)
         while at < len(text):
             if not self._open and not self._aside and not self._unfinished:
                 found = _FIRST.search(text, at) if marked else None
@@ -202,7 +203,7 @@ class TracebackScan:
 
     def _begin_within(self, at: int, line: str) -> None:
         """Take a line of a traceback whose head is not in the log, where it is one."""
-        boxed = _PART_OF_BOX.match(line) if any(mark in line for mark in _IN_BOX) else None
+        boxed = _PART_OF_BOX.match(line) if any(mark in line for mark in (*_IN_BOX, _SIDES[0])) else None
         found = boxed or (_HEADLESS.match(line) if _FRAME_BEGINS in line else None)
         key = shape_of(found["label"]) if found is not None else ""
         if found is None or key in self._open or self._aside.get(key):
@@ -256,10 +257,10 @@ class TracebackScan:
 
     @property
     def cut(self) -> list[RaisedError]:
-        """The tracebacks in which the log ends so far."""
+        """The tracebacks in which the log ends so far, each by its first line."""
         ones = (one for one in self._open.values() if not one.aside and (one.frame or not one.headless))
         return [
-            RaisedError(at=0, line=one.first.strip(), rank=one.owner, where=one.own_frame or one.frame, cut=True)
+            RaisedError(at=0, line=one.first.strip(), rank=one.owner, where=one.own_frame or one.frame)
             for one in ones
         ]
 
