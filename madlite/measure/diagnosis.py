@@ -28,6 +28,7 @@ _CRASHED = re.compile(
     r"Segmentation fault|segfault|Bus error|Illegal instruction|Floating point exception|double free|\bAborted\b"
     r"|core dumped|terminate called|Fatal Python error|\bSIG(?:SEGV|BUS|ILL|FPE|ABRT)\b|\bsignal:? (?:4|6|7|8|11)\b"
 )
+_GUESSES = re.compile(r"potential root causes|[Pp]ossible reasons|This can happen when")  # of Ray
 _TABLE = re.compile(r"^\s*traceback : |ChildFailedError|error_file:|exitcode\s*:")  # of torchrun
 _EXITED = re.compile(
     r"srun: error: \S{1,400}: (?P<who>tasks? [\d,-]{1,400}): Exited with exit code (?P<code>[1-9]\d{0,4})"
@@ -176,12 +177,12 @@ def _diagnose_ended_run(cause: Cause, evidence: str, log: LogMonitor, facts: Dia
 
 def _named(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str, str]:
     """Return a candidate's cause code and the first hint about it."""
-    if candidate.signal == SIGKILL or (candidate.cause == Cause.KILLED.value and _KILL.search(candidate.line)):
+    if candidate.signal == SIGKILL or _says(_KILL, candidate):
         return _killed(facts)
     if candidate.signal:
         cause, what = _of_signal(candidate.signal)
         return cause, what if candidate.rank is None else f"rank {candidate.rank} was ended by {what}"
-    if candidate.cause == Cause.KILLED.value and _CRASHED.search(candidate.line):
+    if _says(_CRASHED, candidate):
         return Cause.CRASH.value, ""
     if candidate.exit_code:
         which = "a process" if candidate.rank is None else f"rank {candidate.rank}"
@@ -191,6 +192,12 @@ def _named(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str, str
     if candidate.cause == Cause.DISK.value and facts.disk is not None and _lacks_inodes(facts.disk):
         return Cause.INODES.value, ""
     return candidate.cause, ""
+
+
+def _says(words: re.Pattern[str], candidate: FailureCandidate) -> bool:
+    """Return whether the line of a process that was ended says how, and not by what it may have been."""
+    told = candidate.cause == Cause.KILLED.value and words.search(candidate.line) is not None
+    return told and _GUESSES.search(candidate.line) is None
 
 
 def _killed(facts: DiagnosisInput) -> tuple[str, str]:
@@ -233,15 +240,12 @@ def _exit_hint(line: str) -> str:
 
 def _rule_hints(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str, ...]:
     """Return what the candidate's rule recommends."""
-    if (
-        candidate.rule is None
-        or candidate.signal
-        or (candidate.cause == Cause.KILLED.value and _KILL.search(candidate.line))
-    ):
+    if candidate.rule is None or candidate.signal or _says(_KILL, candidate):
         return ()
     plan, backends = facts.plan, candidate.rule.backends
     here = candidate.rule.here if plan is not None and (not backends or plan.backend in backends) else ""
-    return tuple(explained(text, candidate.groups) for text in (candidate.rule.hint, here))
+    see = f"see {candidate.rule.see}" if candidate.rule.see else ""
+    return (*(explained(text, candidate.groups) for text in (candidate.rule.hint, here)), see)
 
 
 def _measured_hints(code: str, candidate: FailureCandidate, log: LogMonitor, facts: DiagnosisInput) -> tuple[str, ...]:

@@ -99,7 +99,8 @@ _ASKED: dict[int, str] = {
     signal.SIGHUP: "the terminal or ssh connection that it was started from was closed; nohup, tmux or sbatch keep it going",
 }
 _SIGNAL_TEXTS: dict[int, str] = {
-    signal.SIGBUS: f"{_CRASHED}; a file mapped into memory ends so too where its disk, as /dev/shm, is full",
+    signal.SIGBUS: f"{_CRASHED}; a file mapped into memory ends so too where its disk, as /dev/shm, is full: df -h /dev/shm; in a "
+    "container --shm-size or --ipc=host gives more",
     signal.SIGXCPU: "its limit of processor time was over (ulimit -t)",
     signal.SIGXFSZ: "a file became larger than its limit (ulimit -f)",
     signal.SIGPIPE: "the reader of its output was gone",

@@ -165,8 +165,9 @@ def _small(text: str) -> bytes:
 def _hit(at: int, rule: FailureRule, line: str, match: re.Match[str], rank: int | None = None) -> RuleMatch:
     groups = {name: text.strip() for name, text in match.groupdict(default="").items()}
     rank = rank_in(line) if rank is None else rank
-    if rank is None and groups.get("rank", "").isdecimal():
-        rank = int(groups["rank"][:9])
+    named = (text for name, text in groups.items() if name.startswith("rank") and text.isdecimal())
+    if rank is None and (text := next(named, "")):
+        rank = int(text[:9])
     return RuleMatch(at=at, rule=rule, line=plain(line), rank=rank, groups=groups)
 
 

@@ -31,7 +31,7 @@ from madlite.rank_labels import LABEL, OF_RANK
 _HEADLESS = re.compile(r'^(?P<label>.{0,200}?)(?:  |\s)File "[^"]{1,500}", line \d+, in \S')
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _LAUNCHERS = re.compile(
-    r"^(?:[\w.]*\.)?(?:ChildFailedError|CalledProcessError|SignalException|SystemExit|Process(?:Raised|Exited)Exception|_?RemoteTraceback)\b"
+    r"^(?:[\w.]*\.)?(?:ChildFailedError|CalledProcessError|SignalException|SystemExit|Process(?:Raised|Exited)Exception|_?RemoteTraceback|ActorDiedError|RayActorError|WorkerCrashedError|NodeDiedError)\b"
 )
 _IMPORT = re.compile(r"^(?:[\w.]*\.)?(?:ImportError|ModuleNotFoundError)\b")
 _WARNS = re.compile(r"^[\w.]*Warning\b")

@@ -120,7 +120,7 @@ def test_a_job_that_was_cancelled_is():
     found = why(ENDS[1])
     assert found.cause == "killed" and "sacct" in found.hint
     found = why(*trace(0, "KeyError: 'x'"), f"{ENDS[1][:-4]} DUE TO NODE FAILURE ***")
-    assert found.cause == "killed" and "sacct" in found.hint
+    assert found.cause == "node_failed" and "sacct" in found.hint
     found = why(*trace(0, "KeyError: 'x'"), f"{ENDS[1][:-4]} DUE TO PREEMPTION ***")
     assert found.cause == "preempted" and "priority" in found.hint
 

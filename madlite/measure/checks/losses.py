@@ -46,7 +46,7 @@ def loss(run: CheckInput) -> CheckResult:
         return check_result(
             table.LOSS_UNPARSED, f"a loss is '{shown(log.training.unread[Quantity.LOSS])}', which is no number"
         )
-    if run.by_steps and run.expected.rule.loss_expected and not has_loss and last_step(run.expected, log) is not None:
+    if run.by_steps and run.expected.rule.loss_expected and not has_loss and not _is_in_search(run):
         return check_result(table.LOSS_MISSING, "no step reports a loss", log.best_error_line)
     if line := _nan_of_other_lines(run):
         return check_result(table.LOSS_NAN_ELSEWHERE, f"a line reports a loss that is not finite: {line}", line)
@@ -55,6 +55,19 @@ def loss(run: CheckInput) -> CheckResult:
     if has_loss:
         return check_result(table.LOSS_FINITE)
     return check_result(table.LOSS_UNKNOWN, "no step has a loss" if log.steps else "no step was read")
+
+
+def _is_in_search(run: CheckInput) -> bool:
+    """Return whether no step was read, or none but those that FP16's search for its scale left out, before the last one.
+
+    What ended the log then is the cause, and no loss of NaN.
+    """
+    log, last = run.log, last_step(run.expected, run.log)
+    if last is None:
+        return True
+    steps = run.expected.steps
+    is_over = log.ended or (steps is not None and last + log.steps.from_zero >= steps)
+    return log.training.noted > 0 and log.training.skipped == log.training.noted and not is_over
 
 
 def loss_trend(run: CheckInput) -> CheckResult:
