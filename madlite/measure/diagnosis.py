@@ -106,7 +106,15 @@ def diagnose(
         rank=candidate.rank,
         hint="; ".join(
             dict.fromkeys(
-                filter(None, (text, candidate.look, *_rule_hints(candidate, facts), *_measured_hints(code, candidate, log, facts)))
+                filter(
+                    None,
+                    (
+                        text,
+                        candidate.look,
+                        *_rule_hints(candidate, facts),
+                        *_measured_hints(code, candidate, log, facts),
+                    ),
+                )
             )
         ),
         where=candidate.where,

@@ -36,7 +36,12 @@ _ENTRY = "(local_rank: "
 _SPAWN = "ProcessExitedException: process "
 _MARKS = (
     *(_ROOT, _SHORT, _ENTRY, _SPAWN, ": Exited with exit code ", "Process name: [", ") received by PID "),
-    *("crashed with exit code ", "exits with return code = ", " terminated with code ", "MPI_ABORT was invoked on rank "),
+    *(
+        "crashed with exit code ",
+        "exits with return code = ",
+        " terminated with code ",
+        "MPI_ABORT was invoked on rank ",
+    ),
     *("OF YOUR APPLICATION PROCESSES", "returned non-zero exit status ", "entrypoint command failed with exit code "),
 )
 _FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d{1,9})\) local_rank: (?P<rank>\d{1,9})")
@@ -62,7 +67,9 @@ _OF_RANK = (
         "composer's --stdout and --stderr keep what the ranks print",
     ),
     (
-        re.compile(r"\[rank: (?P<rank>\d{1,9})\] Child process with PID \d{1,9} terminated with code (?P<code>-?[1-9]\d{0,8})"),
+        re.compile(
+            r"\[rank: (?P<rank>\d{1,9})\] Child process with PID \d{1,9} terminated with code (?P<code>-?[1-9]\d{0,8})"
+        ),
         "",
     ),
 )
@@ -78,7 +85,9 @@ _OF_PROCESS = (
         "",
     ),
 )
-_OF_TORCHRUN = "torchrun's --log-dir with --tee 3 keeps a file of each rank, and @record puts its traceback into this table"
+_OF_TORCHRUN = (
+    "torchrun's --log-dir with --tee 3 keeps a file of each rank, and @record puts its traceback into this table"
+)
 _OF_SRUN = "srun's --label and --output=%t.log tell the tasks apart"
 _OF_MPI = "mpirun's --tag-output tells the ranks apart"
 _LONGEST = 600  # lines of a part of the table, which may hold a traceback
@@ -121,9 +130,7 @@ _JOB_ENDS = (
     *("ChildFailedError", "noticed that process rank ", "detected that one or more processes exited", "MPI_ABORT was"),
 )
 _NOT_STARTED = re.compile(r"\b0/\d{1,12} \[00:00<")  # a progress bar
-_CALENDAR = re.compile(
-    r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}\b"
-)
+_CALENDAR = re.compile(r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}\b")
 
 
 class JobScan:
@@ -139,7 +146,8 @@ class JobScan:
     def find(self, block: Block) -> int | None:
         """Return the place in a block of the last line that begins another job; None where none does."""
         if self._first is None and block.lines:
-            self._first = _shape_of_head(block.lines[0])
+            head = _shape_of_head(block.lines[0])
+            self._first = head if any(map(str.isalpha, head)) else ""
             first = 1
         else:
             first = 0
@@ -232,7 +240,9 @@ class LauncherScan:
         elif self._left or _ENTRY in text:
             self._read_table(at, text)
         if self._short is None and not self._is_root and (found := _FAILED.search(text)):
-            self._short = FirstFailure(at=at, code=int(found["code"]), rank=int(found["rank"]), line=text.strip(), look=_OF_TORCHRUN)
+            self._short = FirstFailure(
+                at=at, code=int(found["code"]), rank=int(found["rank"]), line=text.strip(), look=_OF_TORCHRUN
+            )
         self._take_other(at, text)
         if self._spawned is None and (found := _SPAWNED.search(line)):
             self._spawned = _of_spawned(at, line, found)

@@ -307,7 +307,12 @@ class LogMonitor:
         self.jobs += 1
         self._begin_again()
         self._failure_scan.begin_again()
-        self.scan, self.loss_scan, self.memory, self.network = PerformanceScan(), LossScan(), MemoryScan(), NetworkScan()
+        self.scan, self.loss_scan, self.memory, self.network = (
+            PerformanceScan(),
+            LossScan(),
+            MemoryScan(),
+            NetworkScan(),
+        )
         self._started = set()
         if self._patterns is not None:
             self._patterns.found.clear()

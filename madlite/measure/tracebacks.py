@@ -68,6 +68,7 @@ _LOST = 3000  # lines after which a traceback that does not end is given up
 _MOST = 64
 _MOST_IGNORED = 10_000
 _INDENT = "    "
+_GLUED = re.compile(r"\w(?:Error|Exception): \w")  # what another process wrote into a line of the program's text
 _LONGEST = 200  # characters of a label; a longer one is text
 _PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
 
@@ -154,7 +155,9 @@ class TracebackScan:
     def feed(self, block: Block, begin: int = 0) -> None:
         """Take lines in, which begin at a place of the log."""
         text, at = block.text, 0
-        marked = any(mark in text for mark in (*_MARKS, *_IN_BOX, _FRAME_BEGINS)) or (_SIDES[0] in text and _PLACE in text)
+        marked = any(mark in text for mark in (*_MARKS, *_IN_BOX, _FRAME_BEGINS)) or (
+            _SIDES[0] in text and _PLACE in text
+        )
         while at < len(text):
             if not self._open and not self._aside and not self._unfinished:
                 found = _FIRST.search(text, at) if marked else None
@@ -260,8 +263,7 @@ class TracebackScan:
         """The tracebacks in which the log ends so far, each by its first line."""
         ones = (one for one in self._open.values() if not one.aside and (one.frame or not one.headless))
         return [
-            RaisedError(at=0, line=one.first.strip(), rank=one.owner, where=one.own_frame or one.frame)
-            for one in ones
+            RaisedError(at=0, line=one.first.strip(), rank=one.owner, where=one.own_frame or one.frame) for one in ones
         ]
 
     def _go_on(self, at: int, line: str) -> bool:
@@ -299,7 +301,8 @@ class TracebackScan:
             one.note(frame)
             one.shows_code = True
         elif shows_code and text.startswith(_INDENT):
-            self._ignore(at)
+            if not _GLUED.search(text):
+                self._ignore(at)
         elif EXCEPTION.match(text) and not (one.headless and _WARNS.match(text)):
             del self._open[key]
             if one.is_handled:
