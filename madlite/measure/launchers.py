@@ -50,7 +50,8 @@ _CODE = re.compile(r"^\s*exitcode\s+: (?P<code>-?\d{1,9})\b")
 _END = re.compile(r"^\s*={5,}\s*$")
 _PROCESS = re.compile(r"^\s*Process name: \[(?:\[\d{1,9},\d{1,9}\]|[\w.-]{1,200}@\d{1,9}),(?P<tasks>\d{1,9})\]")
 _MPI = re.compile(
-    r"^\s*Process name: \[\S{1,300},(?P<rank>\d{1,9})\]\s*$|\bMPI_ABORT was invoked on rank (?P<rank_of_abort>\d{1,9})\b"
+    r"^\s*Process name: \[\S{1,300},(?P<rank>\d{1,9})\]\s*$"
+    r"|\bMPI_ABORT was invoked on rank (?P<rank_of_abort>\d{1,9})\b"
     r"|^=\s+RANK (?P<rank_of_hydra>\d{1,9}) PID \d"
 )
 _MPI_CODE = re.compile(r"^\s*Exit code:\s+(\d{1,9})\b|\bwith errorcode (\d{1,9})\b|^=\s+EXIT CODE: (\d{1,9})\b")
@@ -130,23 +131,26 @@ _JOB_ENDS = (
     *("ChildFailedError", "noticed that process rank ", "detected that one or more processes exited", "MPI_ABORT was"),
 )
 _NOT_STARTED = re.compile(r"\b0/\d{1,12} \[00:00<")  # a progress bar
+_ALIKE = 8  # characters by which lines of one shape differ in their length
 _CALENDAR = re.compile(r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}\b")
 
 
 class JobScan:
-    """Finds where another job begins in a log: its number is another one, or after a launcher's end the first line comes
-    again, numbers and dates apart, which came once before, or a progress bar begins.
+    """Finds where another job begins in a log: its number is another one, or after a launcher's end its head comes.
+
+    Its head is the log's first line again, numbers and dates apart, which came once before, or a progress bar's begin.
     """
 
     def __init__(self) -> None:
         self._first: str | None = None  # shape of the log's first line; "" where that is no head of a job
+        self._size = 0  # of that line
         self._id = ""
         self._has_ended = False
 
     def find(self, block: Block) -> int | None:
         """Return the place in a block of the last line that begins another job; None where none does."""
         if self._first is None and block.lines:
-            head = _shape_of_head(block.lines[0])
+            head, self._size = _shape_of_head(block.lines[0]), len(block.lines[0])
             self._first = head if any(map(str.isalpha, head)) else ""
             first = 1
         else:
@@ -159,15 +163,19 @@ class JobScan:
 
     def _look_for_head(self, lines: Iterable[str]) -> None:
         """Take back that the first line is a head where it comes more than once in a job."""
-        if self._first and any(_shape_of_head(line) == self._first for line in lines):
+        if self._first and any(map(self._is_head, lines)):
             self._first = ""
+
+    def _is_head(self, line: str) -> bool:
+        """Return whether a line is the first one again; one that is much longer or shorter is none, as is quick to see."""
+        return abs(len(line) - self._size) <= _ALIKE and _shape_of_head(line) == self._first
 
     def _begins(self, line: str) -> bool:
         found = _JOB_ID.search(line) if any(mark in line for mark in _JOB_IDS) else None
         another = found is not None and self._id not in ("", found[1])
         self._id = found[1] if found else self._id
         if self._has_ended:
-            another = another or _shape_of_head(line) == self._first or _NOT_STARTED.search(line) is not None
+            another = another or self._is_head(line) or _NOT_STARTED.search(line) is not None
         else:
             self._look_for_head([line])
         self._has_ended = not another and (self._has_ended or any(mark in line for mark in _JOB_ENDS))

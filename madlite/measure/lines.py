@@ -148,8 +148,8 @@ def lines_with(text: str, needed: str = "") -> Iterator[tuple[int, str]]:
         at = text.find(needed, end + 1)
 
 
-# A number that is printed as an object of its library, `tensor(nan, device='cuda:0')`, `np.float64(2.5)`, and Lightning's
-# `nan.0`, of which every reader gets the number alone.
+# A number that is printed as an object of its library, `tensor(nan, device='cuda:0')`, `np.float64(2.5)`, and
+# Lightning's `nan.0`, of which every reader gets the number alone.
 _WRAPS = ("ensor(", "loat", "rray(", "an.0", "nf.0", "AN.0", "aN.0")  # of which such a text has one
 _WRAPPED = re.compile(
     r"(?<![\w.])(?:[a-z]{2,10}\.){0,2}(?:[Tt]ensor|array|Array|b?float(?:16|32|64)?)\([\['\"]{0,2}\s{0,4}"

@@ -122,8 +122,8 @@ class LogMonitor:
     """Read the output of the model's step chunk by chunk; the attributes hold the findings.
 
     `script_reader` reads the log of a script that prints its own result: its steps do not decide the verdict.  With
-    several `nodes` each line starts with its node, as in run.log.  In a file that several `jobs` may have been appended to
-    the last one counts.
+    several `nodes` each line starts with its node, as in run.log.  Of several `jobs` that may have been appended to one
+    file the last one counts.
     """
 
     def __init__(

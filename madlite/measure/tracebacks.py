@@ -184,8 +184,6 @@ class TracebackScan:
             self._age(line)
 
     def _start(self, mark: str, label: str, line: str) -> None:
-        box = _HEAD_OF_BOX.match(label) if mark == MARK else None
-        label = box["label"] if box else label
         key = shape_of(label)
         if mark in ASIDE:
             self._set_aside(mark, label)
@@ -199,10 +197,15 @@ class TracebackScan:
                 self._handled(key)
         elif label.strip().endswith(_NONE):
             self._open_quiet(key, label)
+        elif (box := _HEAD_OF_BOX.match(label)) is not None:
+            self._open_box(box["label"], line)
         else:
             self._open_one(key, label, line)
-            if box is not None and key in self._open:
-                self._open[key].boxed = True
+
+    def _open_box(self, label: str, line: str) -> None:
+        key = shape_of(label)
+        self._open_one(key, label, line)
+        self._open[key].boxed = True
 
     def _begin_within(self, at: int, line: str) -> None:
         """Take a line of a traceback whose head is not in the log, where it is one."""
@@ -305,14 +308,18 @@ class TracebackScan:
                 self._ignore(at)
         elif EXCEPTION.match(text) and not (one.headless and _WARNS.match(text)):
             del self._open[key]
-            if one.is_handled:
-                return
-            if one.aside or (_ORPHAN.match(text) and _READS_PARENT in one.frame):
-                self._ignore(at)
-            else:
-                self._add(at, text, one, key)
+            self._end(at, text, one, key)
         elif one.lines > _LOST or (one.headless and not text.startswith(" ")):
             del self._open[key]
+
+    def _end(self, at: int, text: str, one: _Open, key: str) -> None:
+        """Take the exception that ends a traceback."""
+        if one.is_handled:
+            return
+        if one.aside or (_ORPHAN.match(text) and _READS_PARENT in one.frame):
+            self._ignore(at)
+        else:
+            self._add(at, text, one, key)
 
     def _ignore(self, at: int) -> None:
         if len(self.ignored) < _MOST_IGNORED:

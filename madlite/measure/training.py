@@ -317,7 +317,8 @@ def _words_of(before: str, after: str | None) -> frozenset[str] | None:
 # A reader whose pattern takes digits alone sees no step where the loss is NaN, and a script's log may have no reader.
 
 _NORM = re.compile(
-    r"grad(?:ient)?s?[ _.\-]?norm[\w/]{0,20}[\"']{0,2}\s{0,4}[:=]\s{0,8}(?:[a-z][\w.]{0,20}\([\['\"]{0,2})?[-+]?nan(?!\w)"
+    r"grad(?:ient)?s?[ _.\-]?norm[\w/]{0,20}[\"']{0,2}\s{0,4}[:=]\s{0,8}"
+    r"(?:[a-z][\w.]{0,20}\([\['\"]{0,2})?[-+]?nan(?!\w)"
 )
 _VOCABULARY = re.compile(r"\b(?:padded_)?vocab_size\b[\"']?\s{0,4}(?:[:=]|\.{2,80})\s{0,4}(\d{2,9})\b")
 _LONGEST = 300  # characters of such a line that are kept
@@ -326,7 +327,7 @@ _INFINITE = tuple(re.compile(rf"{word}(?!o|(?!inity)[a-zA-Z])") for word in ("in
 
 
 class LossScan:
-    """Store the first line with a loss or gradient norm of NaN, and the size of the vocabulary, of several the largest."""
+    """Store the first line with a loss or gradient norm of NaN, and the largest size of a vocabulary."""
 
     def __init__(self) -> None:
         self.nan = self.nan_norm = ""
@@ -338,8 +339,8 @@ class LossScan:
         if not self.nan and "loss" in small:
             self.nan = next((plain(line)[:_LONGEST] for line in block.lines if _is_nan(line)), "")
         if not self.nan_norm and "norm" in small and _NORM.search(small):
-            found = (line for line in block.lines if _NORM.search(line.lower()) and not is_warning(line))
-            self.nan_norm = next((plain(line)[:_LONGEST] for line in found), "")
+            norms = (line for line in block.lines if _NORM.search(line.lower()) and not is_warning(line))
+            self.nan_norm = next((plain(line)[:_LONGEST] for line in norms), "")
         if "vocab_size" in block.text:
             found = (_VOCABULARY.search(line) for _, line in lines_with(block.text, "vocab_size"))
             self.vocabulary = max([self.vocabulary, *(int(one[1]) for one in found if one)])

@@ -181,6 +181,7 @@ def in_turns(streams: list[list[str]], most: int, chance: random.Random) -> Iter
             yield stream.pop()
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("labelled", [True, False])
 @pytest.mark.parametrize(("most", "in_pieces"), [(1, False), (6, False), (1, True)])
 def test_the_traceback_of_two_ranks_is_the_cause_however_it_is_mixed_with_the_footer(labelled, most, in_pieces):

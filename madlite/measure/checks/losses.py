@@ -58,7 +58,7 @@ def loss(run: CheckInput) -> CheckResult:
 
 
 def _is_in_search(run: CheckInput) -> bool:
-    """Return whether no step was read, or none but those that FP16's search for its scale left out, before the last one.
+    """Return whether no step was read, or none but those that FP16's search for its scale left out, before the end.
 
     What ended the log then is the cause, and no loss of NaN.
     """

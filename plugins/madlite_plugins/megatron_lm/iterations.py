@@ -25,7 +25,7 @@ _DEVICE_MEMORY = re.compile(
 _COUNT = re.compile(r"\s*(\d{1,12})\b")
 _SKIPPED, _NAN = "number of skipped iterations", "number of nan iterations"
 _OTHER_LOSS = re.compile(r"(?!mtp|indexer).*\bloss|reduced_train_loss")  # diffusion's is the last
-# what GPT-NeoX and trainers of preferences call it, the one that is trained by first; not a router's or an auxiliary one
+# what GPT-NeoX and trainers of preferences call it; not a router's or an auxiliary one
 _NAMED_LOSS = re.compile(
     r"(?:lm|train(?:ing)?|total|dpo|ipo|kto|orpo|simpo|grpo|gspo|ppo|sft|policy|actor|rm|reward|distill(?:ation)?|kd|ce|mlm"
     r"|nll|cross_entropy|pretrain(?:ing)?|language_model|model)_loss"
