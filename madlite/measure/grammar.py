@@ -93,15 +93,15 @@ _SHELL = 128  # a shell's exit code for a signal is this and its number
 _MOST = 64  # Linux has no signal beyond
 _CRASHED = "native code crashed: the lines above may name the library; PYTHONFAULTHANDLER=1 shows where"
 _ASKED: dict[int, str] = {
-    signal.SIGTERM: "by the scheduler (its time limit, a preemption, scancel), a user, or its launcher where another rank "
-    "or node failed before",
+    signal.SIGTERM: "by the scheduler (its time limit, a preemption, scancel), a user, or its launcher where another "
+    "rank or node failed before",
     signal.SIGINT: "Ctrl-C, or whatever runs the job",
     signal.SIGHUP: "the terminal or ssh connection that it was started from was closed; nohup, tmux or sbatch keep it "
     "going",
 }
 _SIGNAL_TEXTS: dict[int, str] = {
-    signal.SIGBUS: f"{_CRASHED}; a file mapped into memory ends so too where its disk, as /dev/shm, is full: df -h /dev/shm; "
-    "in a container --shm-size or --ipc=host gives more",
+    signal.SIGBUS: f"{_CRASHED}; a file mapped into memory ends so too where its disk, as /dev/shm, is full: "
+    "df -h /dev/shm; in a container --shm-size or --ipc=host gives more",
     signal.SIGXCPU: "its limit of processor time was over (ulimit -t)",
     signal.SIGXFSZ: "a file became larger than its limit (ulimit -f)",
     signal.SIGPIPE: "the reader of its output was gone",

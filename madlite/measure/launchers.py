@@ -167,7 +167,7 @@ class JobScan:
             self._first = ""
 
     def _is_head(self, line: str) -> bool:
-        """Return whether a line is the first one again; one that is much longer or shorter is none, as is quick to see."""
+        """Return whether a line is the first one again; one of another length is none, as is quick to see."""
         return abs(len(line) - self._size) <= _ALIKE and _shape_of_head(line) == self._first
 
     def _begins(self, line: str) -> bool:

@@ -191,16 +191,20 @@ class TracebackScan:
             if found := _SPAWNED.search(label):
                 self._spawned = {shape_of(label[: found.start()]): int(found[1])}
         elif mark in (HANDLING, CAUSED):
-            if key in self._survived:
-                self._aside[key] = _SOON + 1
-            elif mark == HANDLING:
-                self._handled(key)
+            self._chain(mark, key)
         elif label.strip().endswith(_NONE):
             self._open_quiet(key, label)
         elif (box := _HEAD_OF_BOX.match(label)) is not None:
             self._open_box(box["label"], line)
         else:
             self._open_one(key, label, line)
+
+    def _chain(self, mark: str, key: str) -> None:
+        """Note what comes between two tracebacks of a chain."""
+        if key in self._survived:
+            self._aside[key] = _SOON + 1
+        elif mark == HANDLING:
+            self._handled(key)
 
     def _open_box(self, label: str, line: str) -> None:
         key = shape_of(label)

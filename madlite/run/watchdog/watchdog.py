@@ -168,8 +168,8 @@ def hang_hint(silence: SilenceNote, report: HangReport) -> str:
     if stopped := next(filter(None, map(_OF_STOPPED.search, report.notes)), None):
         number = stopped[1].removeprefix("pid ").partition(",")[0]
         return (
-            f"{stopped[1]} is stopped, so whatever waits for it does: `kill -CONT {number}` lets it go on; look for who "
-            "stopped it: kill -STOP, Ctrl-Z, a debugger, or a scheduler that suspends jobs"
+            f"{stopped[1]} is stopped, so whatever waits for it does: `kill -CONT {number}` lets it go on; look for "
+            "who stopped it: kill -STOP, Ctrl-Z, a debugger, or a scheduler that suspends jobs"
         )
     verb = "stand" if report.outliers.startswith("ranks ") or report.outliers.endswith(" ranks") else "stands"
     node = f" on node {report.node}" if report.node else ""
