@@ -115,6 +115,7 @@ class NetworkScan:
 
 _log = logging.getLogger(__name__)
 _ODD_LOSS = re.compile(r"(?i)loss\W{0,10}?([-+]?\d[\d.]*,\d[\d.,]*)")  # a number of another language, read as NaN
+_NAN = re.compile(r"(?i)(?<![a-z])nan(?! iterations)")  # as a number: Megatron counts such iterations in each line
 _REDRAWN = re.compile(r"\d/\d{1,12} \[\d{1,9}:\d\d(?::\d\d)?<")  # a progress bar: what it says of a step changes
 
 
@@ -463,7 +464,7 @@ class LogMonitor:
     def _note_loss(self, step: Step, text: str) -> None:
         """Check a step's loss and gradient: a Trainer prints 0 for a loss that is NaN, and the norm shows it."""
         loss, norm = step.values.get(Quantity.LOSS), step.values.get(Quantity.GRAD_NORM, 0.0)
-        if loss is not None and math.isnan(loss) and "nan" not in text.lower() and (odd := _ODD_LOSS.search(text)):
+        if loss is not None and math.isnan(loss) and _NAN.search(text) is None and (odd := _ODD_LOSS.search(text)):
             self.training.unread.setdefault(Quantity.LOSS, odd[1])
             return
         if loss is not None and not self.nan_loss and not (math.isfinite(loss) and (loss or math.isfinite(norm))):

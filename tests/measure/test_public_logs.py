@@ -244,3 +244,20 @@ def test_of_jobs_in_one_file_the_last_one_counts(last, cause, before):
 def test_what_comes_after_a_job_s_end_begins_no_other(lines):
     assert read_text(job(70, *lines)).diagnosis.line == "KeyError: 'lr'"
     assert read_text("".join(f"{line}\n" for line in lines)).diagnosis.line == "KeyError: 'lr'"
+
+
+@pytest.mark.parametrize(
+    ("speed", "loss"), [("95,2", "9,81"), ("12.3K", "9.81"), ("95.2", "9,81"), ("1 004.8", "9.81")]
+)
+def test_a_decimal_comma_and_thousands_in_k_are_named_and_no_nan(speed, loss):
+    line = (
+        " iteration {n:8d}/       9 | elapsed time per iteration (ms): 9.0 | throughput per GPU (TFLOP/s/GPU): {speed} | "
+        "lm loss: {loss} | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+    )
+    verdict = read_text("".join(line.format(n=n, speed=speed, loss=loss) for n in range(1, 10))).verdict
+    if speed != "95.2":
+        assert verdict.cause is Cause.BAD_NUMBER and f"'{speed}' is no number" in verdict.reason
+    else:
+        assert verdict.status is Status.SUCCESS and any(
+            f"'{loss}', which is no number" in one for one in verdict.suspect
+        )

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from madlite import NUMBER, Quantity, number
+from madlite import NUMBER, Quantity, is_foreign, number
 
 _START = re.compile(r"iteration\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
 _NUMBER = rf"(?:{NUMBER}|[-+]?(?i:nan|inf))"  # the loss is printed with capitals
@@ -23,6 +23,7 @@ _DEVICE_MEMORY = re.compile(
     rf"mem usage/free/total/usage_ratio:\s*(\d+(?:\.\d+)?)\s?Gi?B/{_SIZE}/{_SIZE}/(\d+(?:\.\d+)?)%"
 )
 _COUNT = re.compile(r"\s*(\d{1,12})\b")
+_IN_THOUSANDS = re.compile(r"\d[\d.]{0,20}\s?[kKMG]")
 _SKIPPED, _NAN = "number of skipped iterations", "number of nan iterations"
 _OTHER_LOSS = re.compile(r"(?!mtp|indexer).*\bloss|reduced_train_loss")  # diffusion's is the last
 # what GPT-NeoX and trainers of preferences call it; not a router's or an auxiliary one
@@ -52,7 +53,8 @@ _LABELS: dict[str, tuple[Quantity, Quantity | None, float]] = {
 class Iteration(NamedTuple):
     """What one iteration line says: it is number `n` of `of`, and begins in the text at `start`.
 
-    Sizes are None where it has none; `skipped` is how many of those that it covers were left out.
+    Sizes are None where it has none; `skipped` is how many of those that it covers were left out, `unread` the text of
+    what is no number here.
     """
 
     n: int
@@ -63,6 +65,7 @@ class Iteration(NamedTuple):
     seq_len: int | None = None
     of_images: bool = False
     skipped: int = 0
+    unread: dict[Quantity, str] = {}
 
 
 def read_iterations(text: str) -> Iterator[Iteration]:
@@ -92,7 +95,14 @@ def read_iterations(text: str) -> Iterator[Iteration]:
             seq_len=_count(fields.get("seq_length", fields.get("actual seqlen"))),
             of_images=bool(other),
             skipped=_count(fields.get(_SKIPPED)) or 0,
+            unread=_unread(fields),
         )
+
+
+def _unread(fields: Mapping[str, str]) -> dict[Quantity, str]:
+    """Return the text of each number that is another language's, or in thousands."""
+    texts = {known[0]: fields[label].strip() for label, known in _LABELS.items() if label in fields}
+    return {quantity: text for quantity, text in texts.items() if is_foreign(text) or _IN_THOUSANDS.fullmatch(text)}
 
 
 def _named_loss(fields: Mapping[str, str]) -> str:

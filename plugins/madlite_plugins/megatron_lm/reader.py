@@ -130,7 +130,7 @@ class MegatronReader:
 
     def _read_bars(self, line: Line) -> Iterator[Event]:
         for one in read_iterations(line.text):
-            if one.values:
+            if one.values or one.unread:
                 yield from self._report_facts(one)
                 yield self._step(one, line)
         for found in _VALIDATION.finditer(line.text):
@@ -146,7 +146,9 @@ class MegatronReader:
         self._add_flops(values)
         self._add_tokens(values, one, line)
         span = self._spans.of(one.n, rank)
-        return Step(n=one.n, values=values, rank=rank, t_s=line.t_s, span=span, skipped=one.skipped >= span)
+        return Step(
+            n=one.n, values=values, rank=rank, t_s=line.t_s, span=span, skipped=one.skipped >= span, unread=one.unread
+        )
 
     def _report_facts(self, one: Iteration) -> Iterator[Event]:
         """Yield the arguments once all were read, so that none is of a line that was cut off.
