@@ -10,6 +10,7 @@ r"""Failure rules: patterns of log lines that explain a failure, as TOML data.
     pattern = "no weights at (?P<file>\\S+)"
     hint = "fetch {file} first"   # what to do, whoever ran the training
     here = "madlite prepare"      # what that is in a run of madlite's
+    see = "https://…"             # the thread in which the maintainers say so
     example = "no weights at /x"  # a line that the pattern matches
 """
 

@@ -12,7 +12,7 @@ from madlite.model import QUANTITIES, Line, Quantity, Step
 from madlite.rank_labels import is_label, without_label
 from madlite.text import group_texts, scaled_number, without_groups
 
-NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf))"
+NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf(?:inity)?))"
 
 # Names of numbers, and what they count.
 

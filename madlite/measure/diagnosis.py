@@ -28,6 +28,7 @@ _CRASHED = re.compile(
     r"Segmentation fault|segfault|Bus error|Illegal instruction|Floating point exception|double free|\bAborted\b"
     r"|core dumped|terminate called|Fatal Python error|\bSIG(?:SEGV|BUS|ILL|FPE|ABRT)\b|\bsignal:? (?:4|6|7|8|11)\b"
 )
+_GUESSES = re.compile(r"potential root causes|[Pp]ossible reasons|This can happen when")  # of Ray
 _TABLE = re.compile(r"^\s*traceback : |ChildFailedError|error_file:|exitcode\s*:")  # of torchrun
 _EXITED = re.compile(
     r"srun: error: \S{1,400}: (?P<who>tasks? [\d,-]{1,400}): Exited with exit code (?P<code>[1-9]\d{0,4})"
@@ -105,7 +106,15 @@ def diagnose(
         rank=candidate.rank,
         hint="; ".join(
             dict.fromkeys(
-                filter(None, (text, *_rule_hints(candidate, facts), *_measured_hints(code, candidate, log, facts)))
+                filter(
+                    None,
+                    (
+                        text,
+                        candidate.look,
+                        *_rule_hints(candidate, facts),
+                        *_measured_hints(code, candidate, log, facts),
+                    ),
+                )
             )
         ),
         where=candidate.where,
@@ -142,7 +151,8 @@ def _underlying_candidate(cause: Cause, log: LogMonitor, facts: DiagnosisInput) 
 
 def _exit_candidate(cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisInput) -> FailureCandidate | None:
     """Return that a launcher saw a process exit, of a log that ends too soon and does not say why."""
-    candidate = log.exited if cause in (Cause.INCOMPLETE, Cause.NO_METRIC) and facts.exit_code != 0 else None
+    seen = cause in (Cause.INCOMPLETE, Cause.NO_METRIC) or (cause is Cause.EXIT_CODE and facts.plan is None)
+    candidate = log.exited if seen and facts.exit_code != 0 else None
     if candidate is None or looks_like_error(candidate.line) or not looks_like_error(evidence):
         return candidate
     return replace(candidate, line=plain(evidence))
@@ -175,22 +185,27 @@ def _diagnose_ended_run(cause: Cause, evidence: str, log: LogMonitor, facts: Dia
 
 def _named(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str, str]:
     """Return a candidate's cause code and the first hint about it."""
-    if candidate.signal == SIGKILL or (candidate.cause == Cause.KILLED.value and _KILL.search(candidate.line)):
+    if candidate.signal == SIGKILL or _says(_KILL, candidate):
         return _killed(facts)
     if candidate.signal:
         cause, what = _of_signal(candidate.signal)
         return cause, what if candidate.rank is None else f"rank {candidate.rank} was ended by {what}"
-    if candidate.cause == Cause.KILLED.value and _CRASHED.search(candidate.line):
+    if _says(_CRASHED, candidate):
         return Cause.CRASH.value, ""
     if candidate.exit_code:
         which = "a process" if candidate.rank is None else f"rank {candidate.rank}"
-        return (
-            candidate.cause,
-            f"{which} ended by itself first, with exit code {candidate.exit_code}{_ended_late(candidate.exit_code)}",
-        )
+        found = _EXITED.search(candidate.line)
+        which = f"{found['who']} ended" if found else f"{which} ended by itself first,"
+        return candidate.cause, f"{which} with exit code {candidate.exit_code}{_ended_late(candidate.exit_code)}"
     if candidate.cause == Cause.DISK.value and facts.disk is not None and _lacks_inodes(facts.disk):
         return Cause.INODES.value, ""
     return candidate.cause, ""
+
+
+def _says(words: re.Pattern[str], candidate: FailureCandidate) -> bool:
+    """Return whether the line of a process that was ended says how, and not by what it may have been."""
+    told = candidate.cause == Cause.KILLED.value and words.search(candidate.line) is not None
+    return told and _GUESSES.search(candidate.line) is None
 
 
 def _killed(facts: DiagnosisInput) -> tuple[str, str]:
@@ -233,15 +248,12 @@ def _exit_hint(line: str) -> str:
 
 def _rule_hints(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str, ...]:
     """Return what the candidate's rule recommends."""
-    if (
-        candidate.rule is None
-        or candidate.signal
-        or (candidate.cause == Cause.KILLED.value and _KILL.search(candidate.line))
-    ):
+    if candidate.rule is None or candidate.signal or _says(_KILL, candidate):
         return ()
     plan, backends = facts.plan, candidate.rule.backends
     here = candidate.rule.here if plan is not None and (not backends or plan.backend in backends) else ""
-    return tuple(explained(text, candidate.groups) for text in (candidate.rule.hint, here))
+    see = f"see {candidate.rule.see}" if candidate.rule.see else ""
+    return (*(explained(text, candidate.groups) for text in (candidate.rule.hint, here)), see)
 
 
 def _measured_hints(code: str, candidate: FailureCandidate, log: LogMonitor, facts: DiagnosisInput) -> tuple[str, ...]:

@@ -76,6 +76,7 @@ class FailureCandidate(Value, frozen=True):
     more: RuleMatch | None = None  # what a rule makes of the next line of its message
     signal: int = 0  # that ended the process, where only a launcher reports it
     exit_code: int = 0  # with which the process ended by itself, where only a launcher reports it
+    look: str = ""  # where its cause would be told, which is not in the log
 
 
 def first_cause(candidates: Sequence[FailureCandidate], first: FirstFailure | None) -> FailureCandidate | None:
@@ -206,6 +207,12 @@ def of_exception(one: RaisedError) -> FailureCandidate:
     )
 
 
+def of_cut(one: RaisedError, at: int) -> FailureCandidate:
+    """Return a traceback that the log ends in as a candidate: it counts where nothing else was found."""
+    words = "the log ends within this traceback, and lacks the exception: look at the whole of it"
+    return replace(of_exception(one), line=plain(one.line), tier=LAST, at=at, look=words)
+
+
 def _signal_in(hit: RuleMatch) -> int:
     """Return the signal that a group of the pattern is, by its name; 0 where none is."""
     if hit.rule.cause != "killed":
@@ -233,8 +240,14 @@ def followed(others: Sequence[FailureCandidate], rank: int | None) -> bool:
 
 def of_exit(first: FirstFailure, last_output: str) -> FailureCandidate:
     """Return that a rank ended by itself: it comes before what others say of a link, not before any exception."""
-    line, code = last_output or first.line, first.code
-    return FailureCandidate(cause="exit_code", line=line, tier=FOLLOWER, at=first.at, rank=first.rank, exit_code=code)
+    told = replace(first, line=last_output, look="") if last_output else first
+    look = "" if last_output else f"the log does not say why: look at what it printed before{_also(told.look)}"
+    base = FailureCandidate(cause="exit_code", line=told.line, tier=FOLLOWER, at=first.at, rank=first.rank, look=look)
+    return replace(base, exit_code=first.code)
+
+
+def _also(words: str) -> str:
+    return f"; {words}" if words else ""
 
 
 def _exited(candidates: Sequence[FailureCandidate]) -> int | None:
@@ -307,7 +320,8 @@ class CandidateScan:
     @property
     def exited(self) -> FailureCandidate | None:
         """How a process ended by itself that a launcher saw fail first, which explains where nothing else does."""
-        first, last_output = self.launchers.first or self.launchers.task, self.launchers.last_output
+        seen, last_output = self.launchers, self.launchers.last_output
+        first = seen.first or seen.task or seen.process
         if first is None or first.code <= 0 or first.signal:
             return None
         return of_exit(first, last_output if looks_like_error(last_output) else "")
@@ -317,9 +331,10 @@ class CandidateScan:
         raised = self._tracebacks.raised
         ruled = [of_rule(hit, raised_by(hit, raised)) for hit in self._hits(self._rules)]
         places = {one.at for one in ruled}
-        plain = [self._of_exception(one) for one in raised if one.at not in places]
+        others = [self._of_exception(one) for one in raised if one.at not in places]
+        others += [of_cut(one, self.size) for one in self._tracebacks.cut]
         more = {one.at: self._rules.match(one.more, one.at, one.rank) for one in raised if one.more}
-        found = [replace(one, more=more.get(one.at)) for one in _in_order([*ruled, *plain])]
+        found = [replace(one, more=more.get(one.at)) for one in _in_order([*ruled, *others])]
         found = [one if one.rank is not None else with_rank(one, self.launchers.rank_at(one.at)) for one in found]
         found = _in_order([*found, *self._ended(found)])
         found = [replace(one, tier=LAUNCHER) if self._was_ended(one) else one for one in found]
@@ -344,7 +359,9 @@ class CandidateScan:
         if first is None and task is not None:  # which may be a whole node: what others lost tells that it is a rank
             lost = task.rank is not None and followed(others, task.rank)
             return [of_exit(task, last_output)] if lost or any(map(self._was_ended, others)) else []
-        if first is None or first.was_terminated or not first.code:
+        if first is not None and first.was_terminated:
+            return [replace(of_signal(first), tier=LAST)]
+        if first is None or not first.code:
             return []
         if first.signal:
             return [of_signal(first)]
@@ -415,6 +432,13 @@ class FailureScan:
     def end(self, line: str) -> None:
         """Take the line by which a launcher reports that it failed."""
         self._reported = self._reported or line
+
+    def begin_again(self) -> None:
+        """Forget all lines: another job begins."""
+        self.forget()
+        self._buffer.clear()
+        self._last.clear()
+        self._before, self._since, self.step_line, self._best = [], 0, "", None
 
     def forget(self) -> None:
         """Forget what was found: the training went on."""

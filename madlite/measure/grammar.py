@@ -92,8 +92,16 @@ TERMINATIONS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SHELL = 128  # a shell's exit code for a signal is this and its number
 _MOST = 64  # Linux has no signal beyond
 _CRASHED = "native code crashed: the lines above may name the library; PYTHONFAULTHANDLER=1 shows where"
+_ASKED: dict[int, str] = {
+    signal.SIGTERM: "by the scheduler (its time limit, a preemption, scancel), a user, or its launcher where another "
+    "rank or node failed before",
+    signal.SIGINT: "Ctrl-C, or whatever runs the job",
+    signal.SIGHUP: "the terminal or ssh connection that it was started from was closed; nohup, tmux or sbatch keep it "
+    "going",
+}
 _SIGNAL_TEXTS: dict[int, str] = {
-    signal.SIGBUS: f"{_CRASHED}; a file mapped into memory ends so too where its disk, as /dev/shm, is full",
+    signal.SIGBUS: f"{_CRASHED}; a file mapped into memory ends so too where its disk, as /dev/shm, is full: "
+    "df -h /dev/shm; in a container --shm-size or --ipc=host gives more",
     signal.SIGXCPU: "its limit of processor time was over (ulimit -t)",
     signal.SIGXFSZ: "a file became larger than its limit (ulimit -f)",
     signal.SIGPIPE: "the reader of its output was gone",
@@ -116,7 +124,7 @@ def signal_text(number: int) -> str:
 def signal_meaning(number: int) -> str:
     """Return what a signal means, and what to do; SIGKILL is handled elsewhere."""
     if number in TERMINATIONS:
-        return "it was asked to end by a signal"
+        return f"it was asked to end by a signal: {_ASKED[number]}"
     return _SIGNAL_TEXTS.get(
         number, _CRASHED if number in CRASHES else "it was sent from outside, or the process ended itself"
     )

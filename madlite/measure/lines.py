@@ -121,6 +121,19 @@ class Block(Value, frozen=True):
     ranks: list[int | None] | None = None
     nodes: list[int] | None = None
 
+    def split(self, at: int) -> tuple[Block, Block]:
+        """Return the lines before a place, and those from it on."""
+        return self._part(slice(0, at)), self._part(slice(at, None))
+
+    def _part(self, of: slice) -> Block:
+        lines, ranks, nodes = self.lines[of], self.ranks, self.nodes
+        return Block(
+            lines=lines,
+            text="\n".join(lines),
+            ranks=ranks[of] if ranks is not None else None,
+            nodes=nodes[of] if nodes is not None else None,
+        )
+
 
 def lines_with(text: str, needed: str = "") -> Iterator[tuple[int, str]]:
     """Yield offset and line of every line of a text that holds a needed text, in order."""
@@ -133,6 +146,26 @@ def lines_with(text: str, needed: str = "") -> Iterator[tuple[int, str]]:
             return
         yield begin, text[begin:end]
         at = text.find(needed, end + 1)
+
+
+# A number that is printed as an object of its library, `tensor(nan, device='cuda:0')`, `np.float64(2.5)`, and
+# Lightning's `nan.0`, of which every reader gets the number alone.
+_WRAPS = ("ensor(", "loat", "rray(", "an.0", "nf.0", "AN.0", "aN.0")  # of which such a text has one
+_WRAPPED = re.compile(
+    r"(?<![\w.])(?:[a-z]{2,10}\.){0,2}(?:[Tt]ensor|array|Array|b?float(?:16|32|64)?)\([\['\"]{0,2}\s{0,4}"
+    r"(?P<number>[-+]?(?:\d[\d.]{0,40}(?:[eE][-+]?\d{1,5})?|\.\d{1,40}|(?i:nan|inf)))[\]'\"]{0,2}(?:,[^()]{1,200})?\)"
+    r"|(?<![\w.])(?P<word>[-+]?(?i:nan|inf))\.0(?![\w.])"
+)
+
+
+def has_wrapped_number(text: str) -> bool:
+    """Return whether a text may have a number that its library wrapped, which is quick to see."""
+    return any(mark in text for mark in _WRAPS)
+
+
+def unwrap_numbers(text: str) -> str:
+    """Return a text with each number alone that its library wrapped."""
+    return _WRAPPED.sub(lambda found: found["number"] or found["word"], text)
 
 
 def make_block(lines: Iterable[str]) -> Block:

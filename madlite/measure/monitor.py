@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from madlite.failure_rules import explained
 from madlite.measure.failure_scan import FOLLOWER, FailureCandidate, FailureScan
-from madlite.measure.launchers import FirstFailure
-from madlite.measure.lines import Block, LineSplitter, rank_of
+from madlite.measure.launchers import FirstFailure, JobScan
+from madlite.measure.lines import Block, LineSplitter, has_wrapped_number, rank_of, unwrap_numbers
 from madlite.measure.memory import MemoryScan
 from madlite.measure.nodes import NodeSpeeds
 from madlite.measure.performance import PerformanceScan
@@ -115,6 +115,7 @@ class NetworkScan:
 
 _log = logging.getLogger(__name__)
 _ODD_LOSS = re.compile(r"(?i)loss\W{0,10}?([-+]?\d[\d.]*,\d[\d.,]*)")  # a number of another language, read as NaN
+_NAN = re.compile(r"(?i)(?<![a-z])nan(?! iterations)")  # as a number: Megatron counts such iterations in each line
 _REDRAWN = re.compile(r"\d/\d{1,12} \[\d{1,9}:\d\d(?::\d\d)?<")  # a progress bar: what it says of a step changes
 
 
@@ -122,7 +123,8 @@ class LogMonitor:
     """Read the output of the model's step chunk by chunk; the attributes hold the findings.
 
     `script_reader` reads the log of a script that prints its own result: its steps do not decide the verdict.  With
-    several `nodes` each line starts with its node, as in run.log.
+    several `nodes` each line starts with its node, as in run.log.  Of several `jobs` that may have been appended to one
+    file the last one counts.
     """
 
     def __init__(
@@ -136,7 +138,10 @@ class LogMonitor:
         on_event: Callable[[Event], None] = lambda event: None,
         script_reader: Reader | None = None,
         nodes: int = 1,
+        jobs: bool = False,
     ) -> None:
+        self.jobs = 1  # that the log has one after another
+        self._job_scan = JobScan() if jobs else None
         self.lines = 0  # that are not blank
         self.steps = Steps()
         self.ended = False  # since the last step
@@ -292,6 +297,31 @@ class LogMonitor:
         """Scan lines that came together, all of them for what is rare, and let the readers read each."""
         if not block.lines:
             return
+        begins = self._job_scan.find(block) if self._job_scan is not None else None
+        if begins is not None:
+            before, block = block.split(begins)
+            self._process_part(before, splitter)
+            self._begin_job()
+        self._process_part(block, splitter, whole=whole)
+
+    def _begin_job(self) -> None:
+        """Forget what the jobs before printed: the last one counts, from its own beginning."""
+        self.jobs += 1
+        self._begin_again()
+        self._failure_scan.begin_again()
+        self.scan, self.loss_scan, self.memory, self.network = (
+            PerformanceScan(),
+            LossScan(),
+            MemoryScan(),
+            NetworkScan(),
+        )
+        self._started = set()
+        if self._patterns is not None:
+            self._patterns.found.clear()
+
+    def _process_part(self, block: Block, splitter: LineSplitter, *, whole: bool = True) -> None:
+        if not block.lines:
+            return
         self.lines += len(block.lines)
         self.scan.feed(block, whole)
         self.memory.feed(block)
@@ -299,12 +329,13 @@ class LogMonitor:
         self.loss_scan.feed(block)
         if self._patterns is not None:
             self._patterns.feed(block)
-        busy = may_be_aside(block.text)
+        busy, wraps = may_be_aside(block.text), has_wrapped_number(block.text)
         last, trained = -1, None  # the place of the block's last training step, and how many lines go up to it
         for place, line in enumerate(splitter.number(block)) if self._readers else ():
             before = self._trained
+            told = replace(line, text=unwrap_numbers(line.text)) if wraps else line
             for reader in self._readers:
-                self._call(reader, "feed", line, whole)
+                self._call(reader, "feed", told, whole, line)
             if self._trained != before:
                 last, trained = place, place + (not self._is_late)
             elif busy and before:
@@ -313,15 +344,20 @@ class LogMonitor:
             self._failure_scan.step_line = block.lines[last]
         self._failure_scan.feed(block, trained)
 
-    def _call(self, reader: Reader, member: str, argument: Line | Path, whole: bool = True) -> None:
-        """Take a reader's events in; one that raises or returns invalid events is left out from then on."""
+    def _call(
+        self, reader: Reader, member: str, argument: Line | Path, whole: bool = True, line: Line | None = None
+    ) -> None:
+        """Take a reader's events in; one that raises or returns invalid events is left out from then on.
+
+        `line` is the log's own, of which the reader is given the numbers without what their library put around them.
+        """
         try:
             answer = getattr(reader, member)(argument)
             if answer == ():  # of most lines, millions of them
                 return
             events = tuple(answer)
             for event in events:
-                self._note(event, argument if isinstance(argument, Line) else None, whole)
+                self._note(event, line, whole)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to a plugin's reader
             _log.warning("reader %s failed and is left out: %r", type(reader).__name__, error)
             self._readers = tuple(other for other in self._readers if other is not reader)
@@ -429,7 +465,7 @@ class LogMonitor:
     def _note_loss(self, step: Step, text: str) -> None:
         """Check a step's loss and gradient: a Trainer prints 0 for a loss that is NaN, and the norm shows it."""
         loss, norm = step.values.get(Quantity.LOSS), step.values.get(Quantity.GRAD_NORM, 0.0)
-        if loss is not None and math.isnan(loss) and "nan" not in text.lower() and (odd := _ODD_LOSS.search(text)):
+        if loss is not None and math.isnan(loss) and _NAN.search(text) is None and (odd := _ODD_LOSS.search(text)):
             self.training.unread.setdefault(Quantity.LOSS, odd[1])
             return
         if loss is not None and not self.nan_loss and not (math.isfinite(loss) and (loss or math.isfinite(norm))):

@@ -284,8 +284,11 @@ def shown(text: str) -> str:
 
 def _unread(expected: Expected, log: LogMonitor) -> str:
     """Return that the steps say their number as text that is none, "" where they do not."""
-    odd = log.training.unread.get(expected.rule.headline)
-    return f"'{shown(odd)}' is no number, which the steps report as {expected.rule.headline.label}" if odd else ""
+    unread, headline = log.training.unread, expected.rule.headline
+    if headline not in unread and headline not in log.steps.quantities():
+        headline = next((quantity for quantity in unread if quantity.is_speed), headline)
+    odd = unread.get(headline)
+    return f"'{shown(odd)}' is no number, which the steps report as {headline.label}" if odd else ""
 
 
 def _no_window(expected: Expected, log: LogMonitor) -> str:

@@ -72,6 +72,8 @@ def _note(found: list[list[str]], kind: str, text: str) -> None:
 
 
 _TIERS = ("root", "error", "follower", "sign")
+# what NCCL and RCCL tell of each call with NCCL_DEBUG=INFO, a plugin that is not there among it, and ends nothing
+_TRACED = re.compile(r"\b[NR]CCL (?:INFO|TRACE)\b")
 _MOST = 16  # ranks that a rule's lines are kept of
 
 
@@ -147,7 +149,7 @@ class RuleScan:
         pattern, rule = self._rules[index]
         found = self._found.setdefault(index, {})
         for at, line in lines:
-            if not line or (match := pattern.search(line)) is None:
+            if not line or _TRACED.search(line) or (match := pattern.search(line)) is None:
                 continue
             if len(found) >= _MOST:
                 return
@@ -163,8 +165,9 @@ def _small(text: str) -> bytes:
 def _hit(at: int, rule: FailureRule, line: str, match: re.Match[str], rank: int | None = None) -> RuleMatch:
     groups = {name: text.strip() for name, text in match.groupdict(default="").items()}
     rank = rank_in(line) if rank is None else rank
-    if rank is None and groups.get("rank", "").isdecimal():
-        rank = int(groups["rank"][:9])
+    named = (text for name, text in groups.items() if name.startswith("rank") and text.isdecimal())
+    if rank is None and (text := next(named, "")):
+        rank = int(text[:9])
     return RuleMatch(at=at, rule=rule, line=plain(line), rank=rank, groups=groups)
 
 

@@ -28,11 +28,13 @@ from madlite.measure.lines import Block
 from madlite.model import Value
 from madlite.rank_labels import LABEL, OF_RANK
 
+_HEADLESS = re.compile(r'^(?P<label>.{0,200}?)(?:  |\s)File "[^"]{1,500}", line \d+, in \S')
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _LAUNCHERS = re.compile(
-    r"^(?:[\w.]*\.)?(?:ChildFailedError|CalledProcessError|SignalException|SystemExit|Process(?:Raised|Exited)Exception|_?RemoteTraceback)\b"
+    r"^(?:[\w.]*\.)?(?:ChildFailedError|CalledProcessError|SignalException|SystemExit|Process(?:Raised|Exited)Exception|_?RemoteTraceback|ActorDiedError|RayActorError|WorkerCrashedError|NodeDiedError)\b"
 )
 _IMPORT = re.compile(r"^(?:[\w.]*\.)?(?:ImportError|ModuleNotFoundError)\b")
+_WARNS = re.compile(r"^[\w.]*Warning\b")
 _OF_SPAWNED = " terminated with the following error:"
 _MARKS = (MARK, HANDLING, CAUSED, _OF_SPAWNED, *ASIDE)
 _SPAWNED = re.compile(r"-- Process (\d{1,9})$")
@@ -42,7 +44,19 @@ _READS_PARENT = "/multiprocessing/spawn.py:"
 _OF_OTHERS = re.compile(r"\): \(RANK (\d{1,9})\)\s*$")  # ends the first line of what another rank reported of itself
 _NAME_ALONE = re.compile(r"^[\w.]+:$")  # an exception whose message begins on the next line
 _BEGIN = re.compile("|".join(map(re.escape, _MARKS)))
+# rich draws a traceback as a box, and the exception comes below it: what a box, or one whose head was cut off, has
+_IN_BOX = ("\u2771", "\u2570\u2500")  # an arrow before the line that was reached, and the lower corner
+_SIDES, _CORNERS = ("\u2502", "\u2503", "|"), ("\u2570\u2500", "\u2517\u2501", "+--")
+_HEAD_OF_BOX = re.compile(r"(?P<label>.*?)(?:[\u256d\u250f][\u2500\u2501]|\+-)[\u2500\u2501-]* ?$")
+_PART_OF_BOX = re.compile(
+    r"(?P<label>.{0,200}?)(?=[\u2502\u2503](?:.{0,2000}\u2771| [^\u2502\u2503]{1,500}\.py:\d+ in )|\u2570\u2500)"
+)
+_BOX_FRAME = re.compile(r"[\u2502\u2503|] (?P<file>\S.{0,500}?):(?P<line>\d+) in (?P<function>[^\u2502\u2503|]+)")
+_FRAME_BEGINS = ' File "'
+_PLACE = ".py:"  # of a frame in a box
+_FIRST = re.compile("|".join((*map(re.escape, (*_MARKS, *_IN_BOX, _FRAME_BEGINS)), r"\.py:\d+ in [^\u2502]*\u2502")))
 _NONE = ("traceback :", "Original")  # a traceback after these was raised elsewhere
+_REPEATED = _NONE[0]  # of a rank, by torchrun
 _SOON = 3  # lines
 _MIXED = 40  # lines of other ranks at most that come within a message
 # what another program says, or a logger: not the next line of an exception's message
@@ -54,6 +68,7 @@ _LOST = 3000  # lines after which a traceback that does not end is given up
 _MOST = 64
 _MOST_IGNORED = 10_000
 _INDENT = "    "
+_GLUED = re.compile(r"\w(?:Error|Exception): \w")  # what another process wrote into a line of the program's text
 _LONGEST = 200  # characters of a label; a longer one is text
 _PACKAGES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
 
@@ -92,6 +107,10 @@ class _Open:
         self.shows_code = False  # on the next line, behind a frame's own
         self.waited = 0  # lines of others, once its exception came
         self.frame = self.own_frame = ""
+        self.is_handled = False  # whether it ends nothing, and its exception is no more than another line
+        self.headless = False  # its first line is not in the log: it ends with the first line that is none of it
+        self.boxed = self.is_box_over = False
+        self.first = ""  # line of it
 
     def after_label(self, line: str) -> str | None:
         """Return what comes after the label; None of a line that does not have it."""
@@ -102,12 +121,12 @@ class _Open:
 
     def takes_plain(self, line: str) -> bool:
         """Return whether a line without the label can be of this traceback: if its first frame had none either."""
-        if self.labelled is None and _FRAME.match(line):
+        if self.labelled is None and (_FRAME.match(line) or (self.boxed and line.startswith(_SIDES))):
             self.labelled = False
         return self.labelled is False
 
     def note(self, frame: re.Match[str]) -> None:
-        inside = f" in {frame['function']}" if frame["function"] else ""
+        inside = f" in {frame['function'].strip()}" if frame["function"] else ""
         self.frame = f"{frame['file']}:{frame['line']}{inside}"
         if not any(part in frame["file"] for part in _PACKAGES):
             self.own_frame = self.frame
@@ -136,10 +155,12 @@ class TracebackScan:
     def feed(self, block: Block, begin: int = 0) -> None:
         """Take lines in, which begin at a place of the log."""
         text, at = block.text, 0
-        marked = any(mark in text for mark in _MARKS)
+        marked = any(mark in text for mark in (*_MARKS, *_IN_BOX, _FRAME_BEGINS)) or (
+            _SIDES[0] in text and _PLACE in text
+        )
         while at < len(text):
             if not self._open and not self._aside and not self._unfinished:
-                found = _BEGIN.search(text, at) if marked else None
+                found = _FIRST.search(text, at) if marked else None
                 if found is None:
                     return
                 at = text.rfind("\n", 0, found.start()) + 1
@@ -157,8 +178,8 @@ class TracebackScan:
         if begins is not None:
             label = line[: begins.start()]
             self._start(begins[0], label if len(label) <= _LONGEST else "", line)
-        elif self._open:
-            self._go_on(at, line)
+        elif not (self._open and self._go_on(at, line)):
+            self._begin_within(at, line)
         if self._aside:
             self._age(line)
 
@@ -170,12 +191,36 @@ class TracebackScan:
             if found := _SPAWNED.search(label):
                 self._spawned = {shape_of(label[: found.start()]): int(found[1])}
         elif mark in (HANDLING, CAUSED):
-            if key in self._survived:
-                self._aside[key] = _SOON + 1
-            elif mark == HANDLING:
-                self._handled(key)
-        elif not label.strip().endswith(_NONE):
+            self._chain(mark, key)
+        elif label.strip().endswith(_NONE):
+            self._open_quiet(key, label)
+        elif (box := _HEAD_OF_BOX.match(label)) is not None:
+            self._open_box(box["label"], line)
+        else:
             self._open_one(key, label, line)
+
+    def _chain(self, mark: str, key: str) -> None:
+        """Note what comes between two tracebacks of a chain."""
+        if key in self._survived:
+            self._aside[key] = _SOON + 1
+        elif mark == HANDLING:
+            self._handled(key)
+
+    def _open_box(self, label: str, line: str) -> None:
+        key = shape_of(label)
+        self._open_one(key, label, line)
+        self._open[key].boxed = True
+
+    def _begin_within(self, at: int, line: str) -> None:
+        """Take a line of a traceback whose head is not in the log, where it is one."""
+        boxed = _PART_OF_BOX.match(line) if any(mark in line for mark in (*_IN_BOX, _SIDES[0])) else None
+        found = boxed or (_HEADLESS.match(line) if _FRAME_BEGINS in line else None)
+        key = shape_of(found["label"]) if found is not None else ""
+        if found is None or key in self._open or self._aside.get(key):
+            return
+        one = self._open[key] = _Open(found["label"])
+        one.labelled, one.headless, one.boxed, one.first = bool(found["label"]), True, boxed is not None, line
+        self._read(at, line[found.end("label") :], one, key)
 
     def _set_aside(self, mark: str, label: str) -> None:
         """Note that the next traceback of a label ends nothing."""
@@ -186,9 +231,8 @@ class TracebackScan:
 
     def _open_one(self, key: str, label: str, line: str) -> None:
         if self._aside.pop(key, 0):
-            self._open.pop(key, None)
-            if key in self._survived:
-                self._open[key] = _Open(label, aside=True)
+            self._open[key] = _Open(label, aside=True)
+            self._open[key].is_handled = key not in self._survived
             return
         self._survived.discard(key)
         other_rank = _OF_OTHERS.search(line)
@@ -197,7 +241,14 @@ class TracebackScan:
             key += "\0"  # what it reports concerns no other rank
         spawned = self._spawned.pop(key, None) if rank_in(label) is None else None
         self._open[key] = _Open(label, int(other_rank[1]) if other_rank else spawned)
+        self._open[key].first = line
         self.begun = self.begun or line
+
+    def _open_quiet(self, key: str, label: str) -> None:
+        """Pass over what one process repeats of another's traceback; torchrun's table is read as the rank's own."""
+        if not label.strip().endswith(_REPEATED):
+            self._open[key] = _Open(label, aside=True)
+            self._open[key].is_handled = True
 
     def _mark_wrapper(self, key: str) -> None:
         """Note that the last exception of a label tells what ranks raised."""
@@ -214,31 +265,65 @@ class TracebackScan:
         if places:
             self.raised[places[-1]] = replace(self.raised[places[-1]], handled=True)
 
-    def _go_on(self, at: int, line: str) -> None:
+    @property
+    def cut(self) -> list[RaisedError]:
+        """The tracebacks in which the log ends so far, each by its first line."""
+        ones = (one for one in self._open.values() if not one.aside and (one.frame or not one.headless))
+        return [
+            RaisedError(at=0, line=one.first.strip(), rank=one.owner, where=one.own_frame or one.frame) for one in ones
+        ]
+
+    def _go_on(self, at: int, line: str) -> bool:
+        """Give a line to the traceback that it is of, and return whether there is one."""
         for key, one in self._open.items():
             if (text := one.after_label(line)) is not None:
-                return self._read(at, text, one, key)
+                self._read(at, text, one, key)
+                return True
         last = next((key for key, one in reversed(self._open.items()) if one.takes_plain(line)), None)
         if last is not None:
             self._read(at, without_logger(line), self._open[last], last)
-        return None
+        return last is not None
+
+    def _read_box(self, at: int, text: str, one: _Open, key: str) -> None:
+        """Read a line of a box, or the one below it, which is the exception."""
+        bare = text.strip()
+        if not one.is_box_over and bare.startswith(_SIDES):
+            if frame := _BOX_FRAME.match(bare):
+                one.note(frame)
+            self._ignore(at)
+        elif not one.is_box_over:
+            one.is_box_over = bare.startswith(_CORNERS)
+        else:
+            del self._open[key]
+            if EXCEPTION.match(text):
+                self._add(at, text, one, key)
 
     def _read(self, at: int, text: str, one: _Open, key: str) -> None:
         one.lines += 1
+        if one.boxed and one.lines <= _LOST:
+            self._read_box(at, text, one, key)
+            return
         shows_code, one.shows_code = one.shows_code, False
         if frame := _FRAME.match(text):
             one.note(frame)
             one.shows_code = True
         elif shows_code and text.startswith(_INDENT):
-            self._ignore(at)
-        elif EXCEPTION.match(text):
-            del self._open[key]
-            if one.aside or (_ORPHAN.match(text) and _READS_PARENT in one.frame):
+            if not _GLUED.search(text):
                 self._ignore(at)
-            else:
-                self._add(at, text.strip(), one, key)
-        elif one.lines > _LOST:
+        elif EXCEPTION.match(text) and not (one.headless and _WARNS.match(text)):
             del self._open[key]
+            self._end(at, text, one, key)
+        elif one.lines > _LOST or (one.headless and not text.startswith(" ")):
+            del self._open[key]
+
+    def _end(self, at: int, text: str, one: _Open, key: str) -> None:
+        """Take the exception that ends a traceback."""
+        if one.is_handled:
+            return
+        if one.aside or (_ORPHAN.match(text) and _READS_PARENT in one.frame):
+            self._ignore(at)
+        else:
+            self._add(at, text, one, key)
 
     def _ignore(self, at: int) -> None:
         if len(self.ignored) < _MOST_IGNORED:
@@ -269,8 +354,8 @@ class TracebackScan:
         if place is not None:
             self.raised[place] = replace(self.raised[place], again=at)
 
-    def _add(self, at: int, text: str, one: _Open, key: str) -> None:
-        rank = one.owner
+    def _add(self, at: int, line: str, one: _Open, key: str) -> None:
+        rank, text = one.owner, line.strip()
         same = next((n for n, other in enumerate(self.raised) if other.rank == rank and other.line == text), None)
         if same is not None and self.raised[same].handled:  # this time nobody handled it
             del self.raised[same], self._keys[same]
@@ -288,12 +373,14 @@ class TracebackScan:
             )
         )
         self._keys.append(key)
-        if text.endswith(":"):
+        if text.endswith(":") or (one.boxed and line.endswith(" ")):  # rich breaks lines between words
             self._unfinished[at] = one
 
 
 def _with_more(raised: RaisedError, more: str) -> RaisedError:
     """Return an exception with the next line of its message, which is all of it where the first has its name alone."""
+    if not raised.line.endswith(":"):
+        return replace(raised, line=f"{raised.line} {more}")
     whole = f"{raised.line} {more}" if _NAME_ALONE.match(raised.line) and not raised.by_launcher else raised.line
     return replace(raised, more=more, line=whole)
 

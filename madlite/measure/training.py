@@ -200,7 +200,7 @@ def _split(text: str) -> frozenset[str]:
 
 
 _STEP_WORDS = _split("step iter iteration itr it epoch ep batch minibatch update round")
-_MEANS = _split("mean avg average averaged running")  # of several steps: NaN before there are enough
+_MEANS = _split("mean avg avr average averaged running")  # of several steps: NaN before there are enough
 _WORDS = (
     _STEP_WORDS
     | _MEANS
@@ -238,7 +238,7 @@ _LOSS = re.compile(
     rf"(?:\s?(?:at|after|for|in|of|on|@|\(|\[)\s?(?:{_STEP})?[^a-z\d]{{0,3}}\d[\d,/.]{{0,20}}[)\]]?)?"
     r"[\"']{0,2}(?:\s{0,4}(?:=>|->|[:=])\s{0,8}|\s{1,20}(?:(?:is|was|became|has become|turned|went)\s(?:to |now )?)?)"
     r"(?:[a-z][\w.]{0,20}\()?[\[(\"']{0,3}[-+]?"
-    r"(?P<value>nan(?!\w|-\w|[ _-](?:count|check|guard|filter|ratio|rate))|\d|\.\d)"
+    r"(?P<value>(?:nan|inf(?:inity)?)(?!\w|-\w|[ _-](?:count|check|guard|filter|ratio|rate))|\d|\.\d)"
 )
 _HELD_OUT = (
     r"(?<![a-z])(?:eval\w*|valid(?![ _-]?(?:tok|label|sample))\w*|val(?![a-z])|test(?:ing)?(?![a-z])|dev(?![a-z\d])"
@@ -262,13 +262,13 @@ class _Loss(Value, frozen=True):
 
 
 def is_nan_loss(line: str) -> bool:
-    """Return whether a line reports that the loss of a training's step is NaN.
+    """Return whether a line reports that the loss of a training's step is NaN or infinite.
 
     The line names a step, epoch or the like with its number.  None is a warning, a line of an evaluation, nor one that
     has a finite loss beside it: then NaN is what a mean has before there are losses enough.
     """
     text = line.lower()
-    if all(one["value"] != "nan" for one in _LOSS.finditer(text)) or is_warning(line):
+    if not any(_is_odd(one) for one in _LOSS.finditer(text)) or is_warning(line):
         return False
     text = _HELD_OUT_FIGURE.sub(" ", text)
     if _OF_HELD_OUT.search(text):
@@ -290,7 +290,12 @@ def _losses(text: str) -> Iterator[_Loss]:
     for one in _LOSS.finditer(text):
         words = _words_of(text[max(0, one.start() - _FAR) : one.start()], one["after"])
         if words is not None:
-            yield _Loss(is_nan=one["value"] == "nan", words=words)
+            yield _Loss(is_nan=_is_odd(one), words=words)
+
+
+def _is_odd(loss: re.Match[str]) -> bool:
+    """Return whether a loss is NaN or infinite."""
+    return loss["value"][0] in "ni"
 
 
 def _words_of(before: str, after: str | None) -> frozenset[str] | None:
@@ -298,7 +303,7 @@ def _words_of(before: str, after: str | None) -> frozenset[str] | None:
     part = _CUT.split(before)[-1]
     if not _OTHERS.isdisjoint(_WORD.findall(part)):
         return None
-    found = {after} if after else set()
+    found = {after, "mean"} if after == "epoch" else {after} if after else set()  # Lightning's, of the epoch before
     for word in reversed(_WORD.findall(_PART.split(part)[-1])):
         if word in _JOINTS:
             break
@@ -311,28 +316,40 @@ def _words_of(before: str, after: str | None) -> frozenset[str] | None:
 #
 # A reader whose pattern takes digits alone sees no step where the loss is NaN, and a script's log may have no reader.
 
+_NORM = re.compile(
+    r"grad(?:ient)?s?[ _.\-]?norm[\w/]{0,20}[\"']{0,2}\s{0,4}[:=]\s{0,8}"
+    r"(?:[a-z][\w.]{0,20}\([\['\"]{0,2})?[-+]?nan(?!\w)"
+)
 _VOCABULARY = re.compile(r"\b(?:padded_)?vocab_size\b[\"']?\s{0,4}(?:[:=]|\.{2,80})\s{0,4}(\d{2,9})\b")
 _LONGEST = 300  # characters of such a line that are kept
+_ODD = ("nan", "NaN", "NAN")
+_INFINITE = tuple(re.compile(rf"{word}(?!o|(?!inity)[a-zA-Z])") for word in ("inf", "Inf", "INF"))
 
 
 class LossScan:
-    """Store the first line with a loss of NaN, and the size of the vocabulary; of several models the largest."""
+    """Store the first line with a loss or gradient norm of NaN, and the largest size of a vocabulary."""
 
     def __init__(self) -> None:
-        self.nan = ""
+        self.nan = self.nan_norm = ""
         self.vocabulary = 0
 
     def feed(self, block: Block) -> None:
         """Take lines in."""
-        if not self.nan:
-            small = block.text.lower() if "nan" in block.text or "NaN" in block.text or "NAN" in block.text else ""
-            if "loss" in small:
-                self.nan = next((plain(line)[:_LONGEST] for line in block.lines if _is_nan(line)), "")
+        small = block.text.lower() if _may_be_odd(block.text) else ""
+        if not self.nan and "loss" in small:
+            self.nan = next((plain(line)[:_LONGEST] for line in block.lines if _is_nan(line)), "")
+        if not self.nan_norm and "norm" in small and _NORM.search(small):
+            norms = (line for line in block.lines if _NORM.search(line.lower()) and not is_warning(line))
+            self.nan_norm = next((plain(line)[:_LONGEST] for line in norms), "")
         if "vocab_size" in block.text:
             found = (_VOCABULARY.search(line) for _, line in lines_with(block.text, "vocab_size"))
             self.vocabulary = max([self.vocabulary, *(int(one[1]) for one in found if one)])
 
 
+def _may_be_odd(text: str) -> bool:
+    return any(word in text for word in _ODD) or any(word.search(text) for word in _INFINITE)
+
+
 def _is_nan(line: str) -> bool:
     small = line.lower()
-    return "nan" in small and "loss" in small and is_nan_loss(plain(line))
+    return ("nan" in small or "inf" in small) and "loss" in small and is_nan_loss(plain(line))

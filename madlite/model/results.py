@@ -472,15 +472,17 @@ class FailureRule(Value, frozen=True):
     explains nothing.  `ends` says whose failure a line shows that comes after the last training step, whatever the
     exit code is: that of a process, or of all that a launcher started, in the launcher's own words.  `hint` is what to
     do, whoever ran the training, and `here` what that is in a run of madlite's.  In both `{name}` stands for the
-    pattern's group of that name; a group `rank` is the rank that failed, and of the cause `killed` one whose name
-    begins with `signal` the signal that ended it.  `example` is a line that the pattern matches.  A rule that names
-    `backends` explains their trainings alone, one that names none explains any.
+    pattern's group of that name; a group whose name begins with `rank` is the rank that failed, and of the cause
+    `killed` one whose name begins with `signal` the signal that ended it.  `see` is the address of the thread in which
+    maintainers say what helps.  `example` is a line that the pattern matches.  A rule that names `backends` explains
+    their trainings alone, one that names none explains any.
     """
 
     pattern: str
     cause: str
     hint: str = ""
     here: str = ""
+    see: str = ""
     tier: Literal["root", "error", "follower", "sign"] = "root"
     ends: Literal["", "process", "launcher"] = ""
     example: str = ""

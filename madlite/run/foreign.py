@@ -142,7 +142,7 @@ def _make_monitor(plugins: Plugins, backend: Backend | None, plan: RunPlan | Non
     # a log that no framework's reader follows is judged as a script's, error patterns included
     scan = ErrorScan(patterns=PATTERNS, benign=BENIGN) if not isinstance(backend, HasResultRule) else None
     rules = with_common(plugins.failure_rules(), (backend.name,) if backend else None)
-    return LogMonitor([reader] if reader else [], rules, error_scan=scan)
+    return LogMonitor([reader] if reader else [], rules, error_scan=scan, jobs=plan is None)
 
 
 def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunPlan | None) -> ResultRule:
@@ -232,13 +232,19 @@ def _without_backend(name: str, head: Sequence[bytes], plugins: Plugins, verdict
     """Return the verdict of a log without a result that no backend knows: it may show why there is none."""
     if log.scan.torn:
         return verdict
-    if (candidate := log.candidate) is None or candidate.tier == LAUNCHER:
-        if not log.lines:
-            raise UsageProblem(f"{name} has no line that a run printed", "name the file that has the training's output")
-        where = f" in its first {MOST_LINES:,} lines" if log.lines > MOST_LINES else ""
-        backends = {known: backend for known, (backend, _) in plugins.backends().items()}
-        raise unknown_log(name, head_lines(head)[:MOST_LINES], backends, where)
-    return _failed(verdict, f"the log has no result, and shows why ({candidate.cause})", candidate.line)
+    candidate = log.candidate
+    if candidate is not None and candidate.tier < LAUNCHER:
+        return _failed(verdict, "the log has no result, and shows why", candidate.line)
+    if line := log.loss_scan.nan:
+        return replace(_failed(verdict, "the log has no result, and a loss is not finite", line), cause=Cause.NAN_LOSS)
+    if (line := log.launcher_line) or log.exited is not None:
+        failed = _failed(verdict, "the log has no result, and a launcher reports that a process failed", line)
+        return replace(failed, cause=Cause.EXIT_CODE)
+    if not log.lines:
+        raise UsageProblem(f"{name} has no line that a run printed", "name the file that has the training's output")
+    where = f" in its first {MOST_LINES:,} lines" if log.lines > MOST_LINES else ""
+    backends = {known: backend for known, (backend, _) in plugins.backends().items()}
+    raise unknown_log(name, head_lines(head)[:MOST_LINES], backends, where)
 
 
 def _diagnose(verdict: Verdict, log: LogMonitor) -> Diagnosis | None:

@@ -281,7 +281,7 @@ CANCELLED = f"slurmstepd: error: *** STEP 9.0 ON {NODES} CANCELLED AT 2026-01-01
         ("OSError: [Errno 28] No space left on device: '/dev/shm/x_1'", "host_out_of_memory", "/dev/shm is too small"),
         (f"torch.distributed.DistNetworkError: {'a' * 3000} Broken pipe", "network", "went away"),
         (f"{CANCELLED} TIME LIMIT ***", "timeout", "--time"),
-        (f"{CANCELLED} NODE FAILURE ***", "killed", "sacct"),
+        (f"{CANCELLED} NODE FAILURE ***", "node_failed", "sacct"),
     ],
 )  # fmt: skip
 def test_what_one_says_of_registries_devices_and_shared_memory_has_its_own_hint(line, cause, hint):

@@ -9,6 +9,7 @@ import pytest
 
 from madlite.model import Cause, Chunk, Quantity, ResultRule, Step
 from madlite.run.stop import StopControl
+from madlite.run.watchdog.processes import STOPPED
 from madlite.run.watchdog.progress_monitor import ProgressMonitor, SilenceNote
 from madlite.run.watchdog.watchdog import HANG_PROBE_LIMIT_S, HangReport, StopReason, Watchdog, hang_hint
 from tests.factories import make_plan
@@ -93,6 +94,15 @@ def test_a_hang_is_looked_at_before_it_is_the_reason(dog):
         "no step for 312 s after step 40 (steps took 2.0 s): hung; 2 of 2 processes stopped; stacks in here/"
     )
     assert reason.hint == "look where rank 1 stands; --silence-limit SECONDS waits longer"
+
+
+@pytest.mark.parametrize("pids", ["pid 812", "pid 812, 813, 814, 815, …"])
+def test_a_stopped_process_is_what_the_hint_names_and_no_longer_limit(pids):
+    quiet = SilenceNote(text="no step", for_s=1.0, hung=True, option="--silence-limit")
+    stopped = f"4 of 9 processes {STOPPED} ({pids})"
+    hint = hang_hint(quiet, HangReport(notes=("1 of 9 processes waiting", stopped), outliers="rank 1"))
+    assert hint.startswith(f"{pids} is stopped") and "`kill -CONT 812`" in hint and "longer" not in hint
+    assert "--silence-limit" not in hint
 
 
 def test_before_the_first_step_the_other_option_is_named(tmp_path):

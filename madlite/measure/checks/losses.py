@@ -46,7 +46,7 @@ def loss(run: CheckInput) -> CheckResult:
         return check_result(
             table.LOSS_UNPARSED, f"a loss is '{shown(log.training.unread[Quantity.LOSS])}', which is no number"
         )
-    if run.by_steps and run.expected.rule.loss_expected and not has_loss and last_step(run.expected, log) is not None:
+    if run.by_steps and run.expected.rule.loss_expected and not has_loss and not _is_in_search(run):
         return check_result(table.LOSS_MISSING, "no step reports a loss", log.best_error_line)
     if line := _nan_of_other_lines(run):
         return check_result(table.LOSS_NAN_ELSEWHERE, f"a line reports a loss that is not finite: {line}", line)
@@ -57,6 +57,19 @@ def loss(run: CheckInput) -> CheckResult:
     return check_result(table.LOSS_UNKNOWN, "no step has a loss" if log.steps else "no step was read")
 
 
+def _is_in_search(run: CheckInput) -> bool:
+    """Return whether no step was read, or none but those that FP16's search for its scale left out, before the end.
+
+    What ended the log then is the cause, and no loss of NaN.
+    """
+    log, last = run.log, last_step(run.expected, run.log)
+    if last is None:
+        return True
+    steps = run.expected.steps
+    is_over = log.ended or (steps is not None and last + log.steps.from_zero >= steps)
+    return log.training.noted > 0 and log.training.skipped == log.training.noted and not is_over
+
+
 def loss_trend(run: CheckInput) -> CheckResult:
     """Check whether the loss explodes, or ends above where it began.
 
@@ -65,8 +78,8 @@ def loss_trend(run: CheckInput) -> CheckResult:
     large as what its medians differ by.  The last loss alone has to be much further away from all but spikes before it.
     """
     losses = _losses(run)
-    if run.log.nan_norm:
-        return check_result(table.GRADIENT_NAN, f"a gradient norm is NaN: {run.log.nan_norm}", run.log.nan_norm)
+    if norm := run.log.nan_norm or _nan_norm_of_other_lines(run):
+        return check_result(table.GRADIENT_NAN, f"a gradient norm is NaN: {norm}", norm)
     if 2 * (skipped := run.log.training.skipped) > (of := run.log.training.noted):
         text = f"the optimizer skipped {skipped} of {of} steps: their weights did not change"
         return check_result(table.GRADIENT_SKIPPED, text)
@@ -95,6 +108,12 @@ def _nan_of_other_lines(run: CheckInput) -> str:
     if run.by_steps:
         return log.loss_scan.nan if log.trainings == 1 else ""
     return log.loss_scan.nan or log.nan_before
+
+
+def _nan_norm_of_other_lines(run: CheckInput) -> str:
+    """Return a line with a gradient norm of NaN that no reader read, where no loss is NaN itself; "" without one."""
+    scan = run.log.loss_scan
+    return "" if scan.nan or run.log.nan_loss or run.log.trainings > 1 else scan.nan_norm
 
 
 def _zero(losses: Sequence[float]) -> str:

@@ -23,6 +23,8 @@ MOST = 512  # processes that are looked at
 _SHOWN_COMMAND = 300  # characters of a command
 _SHOWN_THREADS = 8  # of a process, that wait in the kernel for something they cannot be woken from
 _STOPPED = ("T", "t")
+STOPPED = "stopped by a signal or a debugger"
+"""What a note says of processes that are, before their numbers."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -84,7 +86,7 @@ def notes_of(processes: Sequence[ProcessInfo]) -> tuple[str, ...]:
     stuck = [process for process in processes if process.state == "D"]
     notes = []
     if stopped:
-        notes.append(f"{len(stopped)} {every} stopped by a signal or a debugger ({_pids(stopped)})")
+        notes.append(f"{len(stopped)} {every} {STOPPED} ({_pids(stopped)})")
     if stuck:
         where = f" in {stuck[0].wchan}" if stuck[0].wchan else ""
         notes.append(f"{len(stuck)} {every} waiting in the kernel{where}, deaf to signals ({_pids(stuck)})")

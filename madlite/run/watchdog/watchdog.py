@@ -7,12 +7,14 @@ handled meanwhile.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
 from typing import TypeAlias
 
 from madlite.model import Cause, Say, Value
+from madlite.run.watchdog.processes import STOPPED
 from madlite.run.watchdog.progress_monitor import ProgressMonitor, SilenceNote
 
 # What a look at a hanging run finds.
@@ -54,6 +56,7 @@ class StopReason(Value, frozen=True):
 
 HANG_PROBE_LIMIT_S = 75.0  # a bit more than the probe takes by its own limit: one that hangs itself is not waited for
 _POLL_S = 0.2
+_OF_STOPPED = re.compile(rf"{STOPPED} \((pid \d[^)]*)\)")
 _LATE_S = 5.0  # a check this late means that madlite itself was stopped, or the machine
 _LEAVE_S = 2.0  # for a probe that is given up to end its tools
 _LOG = logging.getLogger(__name__)
@@ -158,7 +161,16 @@ def hang_text(silence: SilenceNote, report: HangReport) -> str:
 
 
 def hang_hint(silence: SilenceNote, report: HangReport) -> str:
-    """Return what to do about a hang: where to look, and which option lets a run be silent for longer."""
+    """Return what to do about a hang: where to look, and which option lets a run be silent for longer.
+
+    Where a process is stopped a longer limit is of no use.
+    """
+    if stopped := next(filter(None, map(_OF_STOPPED.search, report.notes)), None):
+        number = stopped[1].removeprefix("pid ").partition(",")[0]
+        return (
+            f"{stopped[1]} is stopped, so whatever waits for it does: `kill -CONT {number}` lets it go on; look for "
+            "who stopped it: kill -STOP, Ctrl-Z, a debugger, or a scheduler that suspends jobs"
+        )
     verb = "stand" if report.outliers.startswith("ranks ") or report.outliers.endswith(" ranks") else "stands"
     node = f" on node {report.node}" if report.node else ""
     check = f"look where {report.outliers}{node} {verb}; " if report.outliers else ""

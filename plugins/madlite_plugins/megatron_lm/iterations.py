@@ -13,18 +13,25 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from madlite import NUMBER, Quantity, number
+from madlite import NUMBER, Quantity, is_foreign, number
 
 _START = re.compile(r"iteration\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
 _NUMBER = rf"(?:{NUMBER}|[-+]?(?i:nan|inf))"  # the loss is printed with capitals
-_VALUE = re.compile(rf"\s*({_NUMBER})(?:/({_NUMBER})|\s*\(avg ({_NUMBER})\))?\s+")
+_VALUE = re.compile(rf"\s*({_NUMBER})(?:TFLOPS)?(?:/({_NUMBER})|\s*\(avg ({_NUMBER})\))?\s+")
 _SIZE = r"\d+(?:\.\d+)?\s?Gi?B"
 _DEVICE_MEMORY = re.compile(
     rf"mem usage/free/total/usage_ratio:\s*(\d+(?:\.\d+)?)\s?Gi?B/{_SIZE}/{_SIZE}/(\d+(?:\.\d+)?)%"
 )
 _COUNT = re.compile(r"\s*(\d{1,12})\b")
+_IN_THOUSANDS = re.compile(r"\d[\d.]{0,20}\s?[kKMG]")
 _SKIPPED, _NAN = "number of skipped iterations", "number of nan iterations"
 _OTHER_LOSS = re.compile(r"(?!mtp|indexer).*\bloss|reduced_train_loss")  # diffusion's is the last
+# what GPT-NeoX and trainers of preferences call it; not a router's or an auxiliary one
+_NAMED_LOSS = re.compile(
+    r"(?:lm|train(?:ing)?|total|dpo|ipo|kto|orpo|simpo|grpo|gspo|ppo|sft|policy|actor|rm|reward|distill(?:ation)?|kd|ce|mlm"
+    r"|nll|cross_entropy|pretrain(?:ing)?|language_model|model)_loss"
+)
+_FIRST_LOSSES = ("total_loss", "train_loss", "lm_loss")
 _LABELS: dict[str, tuple[Quantity, Quantity | None, float]] = {
     "elapsed time per iteration (ms)": (Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, 1000),
     "elapsed time per iteration (s)": (Quantity.STEP_TIME_S, None, 1),  # Megatron-DeepSpeed of BigScience
@@ -34,6 +41,7 @@ _LABELS: dict[str, tuple[Quantity, Quantity | None, float]] = {
     "tokens/s/GPU inst/harmonic mean": (Quantity.TOKENS_PER_S_PER_GPU, Quantity.TOKENS_PER_S_PER_GPU_MEAN, 1),
     "tokens per gpu per second (tgs)": (Quantity.TOKENS_PER_S_PER_GPU, None, 1),  # Megatron-DeepSpeed, and the next
     "TFLOPs": (Quantity.TFLOPS_PER_GPU, None, 1),
+    "approx flops per GPU": (Quantity.TFLOPS_PER_GPU, None, 1),  # GPT-NeoX
     "images per GPU (images/s/GPU)": (Quantity.IMAGES_PER_S_PER_GPU, None, 1),
     "lm loss": (Quantity.LOSS, None, 1),
     "grad norm": (Quantity.GRAD_NORM, None, 1),
@@ -45,7 +53,8 @@ _LABELS: dict[str, tuple[Quantity, Quantity | None, float]] = {
 class Iteration(NamedTuple):
     """What one iteration line says: it is number `n` of `of`, and begins in the text at `start`.
 
-    Sizes are None where it has none; `skipped` is how many of those that it covers were left out.
+    Sizes are None where it has none; `skipped` is how many of those that it covers were left out, `unread` the text of
+    what is no number here.
     """
 
     n: int
@@ -56,6 +65,7 @@ class Iteration(NamedTuple):
     seq_len: int | None = None
     of_images: bool = False
     skipped: int = 0
+    unread: dict[Quantity, str] = {}
 
 
 def read_iterations(text: str) -> Iterator[Iteration]:
@@ -69,9 +79,10 @@ def read_iterations(text: str) -> Iterator[Iteration]:
         values = _read_values(fields)
         values |= _read_memory(body)
         other = "" if "lm loss" in fields else next(filter(_OTHER_LOSS.fullmatch, fields), "")
-        if other and (loss := _VALUE.fullmatch(fields[other])):
+        label = other or ("lm loss" if "lm loss" in fields else _named_loss(fields))
+        if label and (loss := _VALUE.fullmatch(fields[label])):
             values[Quantity.LOSS] = number(loss[1])
-        loss_text = fields.get(other or "lm loss")
+        loss_text = fields.get(label)
         unread = _is_word(loss_text) and bool(values.keys() - {Quantity.LOSS}) and Quantity.LOSS not in values
         if unread or _lost(fields, rest, has_loss=loss_text is not None):
             values[Quantity.LOSS] = math.nan
@@ -84,7 +95,20 @@ def read_iterations(text: str) -> Iterator[Iteration]:
             seq_len=_count(fields.get("seq_length", fields.get("actual seqlen"))),
             of_images=bool(other),
             skipped=_count(fields.get(_SKIPPED)) or 0,
+            unread=_unread(fields),
         )
+
+
+def _unread(fields: Mapping[str, str]) -> dict[Quantity, str]:
+    """Return the text of each number that is another language's, or in thousands."""
+    texts = {known[0]: fields[label].strip() for label, known in _LABELS.items() if label in fields}
+    return {quantity: text for quantity, text in texts.items() if is_foreign(text) or _IN_THOUSANDS.fullmatch(text)}
+
+
+def _named_loss(fields: Mapping[str, str]) -> str:
+    """Return the label of a training's loss that has an underscore in it, "" where there is none."""
+    named = list(filter(_NAMED_LOSS.fullmatch, fields))
+    return next((label for label in _FIRST_LOSSES if label in named), named[-1] if named else "")
 
 
 def _read_values(fields: Mapping[str, str]) -> dict[Quantity, float]:

@@ -53,6 +53,9 @@ FORMATS = ("fp4", "fp8", "bf16", "fp16")
 _ARGUMENT = re.compile(rf"(?:^|[\s\]])({'|'.join(ARGUMENTS)}) \.{{2,}} (\d{{1,12}})\s*$")
 _FORMAT = re.compile(rf"(?:^|[\s\]])({'|'.join(FORMATS)}) \.{{2,}} (\w{{1,40}})\s*$")
 _RAMP_UP = re.compile(rf"(?:^|[\s\]]){RAMP_UP} \.{{2,}} (?!None\s*$)\S")
+# DeepSpeed prints its own configuration in the same form, whose world_size is that of data parallelism alone
+_OF_DEEPSPEED = re.compile(r"\[(?:config|engine|logging|utils)\.py:\d{1,6}:\w{1,60}\]")
+_WORLD = re.compile(r"using world size: (\d{1,9})\b")
 _OFF = ("none", "false", "null", "no")
 _SUMMARY = re.compile(
     rf"(throughput per GPU|tokens/GPU/s|elapsed time per iteration|mem usages): ({NUMBER})\s*$"  # as they are printed
@@ -97,7 +100,7 @@ class MegatronReader:
         if "|" in text and "iteration" in text:
             return self._read_bars(line)
         if " ...." in text:
-            return self._read_argument(text)
+            return () if _OF_DEEPSPEED.search(text) else self._read_argument(text)
         if "MODEL_TFLOP" in text:
             return self._read_utilisation(line)
         text = without_label(line)
@@ -105,6 +108,9 @@ class MegatronReader:
             return (Summary(values={found[1]: found[2]}),)
         if text.startswith("madlite: ") and (found := _FAILED.match(text)):
             return (Ended(marker=found[0], code=int(found[1])),)
+        if "using world size: " in text and (found := _WORLD.search(text)) and "world_size" not in self._facts:
+            self._facts["world_size"] = found[1]
+            self.learn(self._facts)
         if START_MARK in text:
             return (Phase(name="train", t_s=line.t_s, starts=True),)
         return (Ended(marker=END_MARK),) if END_MARK in text else ()
@@ -126,7 +132,7 @@ class MegatronReader:
 
     def _read_bars(self, line: Line) -> Iterator[Event]:
         for one in read_iterations(line.text):
-            if one.values:
+            if one.values or one.unread:
                 yield from self._report_facts(one)
                 yield self._step(one, line)
         for found in _VALIDATION.finditer(line.text):
@@ -142,7 +148,9 @@ class MegatronReader:
         self._add_flops(values)
         self._add_tokens(values, one, line)
         span = self._spans.of(one.n, rank)
-        return Step(n=one.n, values=values, rank=rank, t_s=line.t_s, span=span, skipped=one.skipped >= span)
+        return Step(
+            n=one.n, values=values, rank=rank, t_s=line.t_s, span=span, skipped=one.skipped >= span, unread=one.unread
+        )
 
     def _report_facts(self, one: Iteration) -> Iterator[Event]:
         """Yield the arguments once all were read, so that none is of a line that was cut off.
