@@ -332,7 +332,7 @@ class LogMonitor:
         last, trained = -1, None  # the place of the block's last training step, and how many lines go up to it
         for place, line in enumerate(splitter.number(block)) if self._readers else ():
             before = self._trained
-            told = replace(line, text=unwrap_numbers(line.text)) if wraps else line
+            told = _unwrapped(line) if wraps else line
             for reader in self._readers:
                 self._call(reader, "feed", told, whole, line)
             if self._trained != before:
@@ -486,6 +486,11 @@ class LogMonitor:
         if step.n < self.last_step - STEPS_APART:
             self.restarted_at = self.last_step = step.n
         self.last_step = max(self.last_step, step.n)
+
+
+def _unwrapped(line: Line) -> Line:
+    """Return a line with its numbers as readers know them."""
+    return replace(line, text=unwrap_numbers(line.text)) if has_wrapped_number(line.text) else line
 
 
 def _line_of(step: Step, text: str, otherwise: str) -> str:
