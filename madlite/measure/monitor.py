@@ -333,7 +333,7 @@ class LogMonitor:
         last, trained = -1, None  # the place of the block's last training step, and how many lines go up to it
         for place, line in enumerate(splitter.number(block)) if self._readers else ():
             before = self._trained
-            told = replace(line, text=unwrap_numbers(line.text)) if wraps else line
+            told = _unwrapped(line) if wraps else line
             for reader in self._readers:
                 self._call(reader, "feed", told, whole, line)
             if self._trained != before:
@@ -495,6 +495,11 @@ def _without_cut(step: Step, text: str) -> Step:
     if step.late or not text[-1:].isdigit():
         return step
     return replace(step, values={one: value for one, value in step.values.items() if not math.isfinite(value)})
+
+
+def _unwrapped(line: Line) -> Line:
+    """Return a line with its numbers as readers know them."""
+    return replace(line, text=unwrap_numbers(line.text)) if has_wrapped_number(line.text) else line
 
 
 def _line_of(step: Step, text: str, otherwise: str) -> str:

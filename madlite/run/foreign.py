@@ -159,9 +159,10 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
     there = log.steps.quantities()
     rule = replace(rule, mad=tuple(one for one in rule.mad if one.quantity in there or one.key in log.summary))
     own = sorted((one for one in there if one.is_speed and one.name not in QUANTITIES), key=_label)
-    order = (rule.headline, *THROUGHPUTS, *own, Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, *MEANS)
-    unread = log.training.unread  # a number that is none says better what is wrong than that there is none
-    headline = next((one for known in (there, unread) for one in order if one in known), rule.headline)
+    speeds, times = (rule.headline, *THROUGHPUTS, *own), (Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, *MEANS)
+    unread = log.training.unread  # a speed that is none says better what is wrong than another number
+    tries = ((there, speeds), (unread, speeds), (there, times), (unread, times))
+    headline = next((one for known, order in tries for one in order if one in known), rule.headline)
     if headline == rule.headline:
         return rule
     return replace(rule, headline=headline, headline_metric=headline.name)
