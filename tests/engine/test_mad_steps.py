@@ -255,8 +255,10 @@ def test_a_killed_madlite_leaves_nothing_that_clean_does_not_remove(checkout: Ch
     cleaned = checkout.madlite("clean", "--yes")
     assert cleaned.returncode == 0, cleaned.stderr
     checkout.assert_nothing_left()
-    kept = {path.name for path in checkout.folder.iterdir()} - {path.name for path in checkout.folder.glob("*.log")}
+    rows_and_logs = {path.name for kind in ("*.log", "perf*.csv", "perf*.json") for path in checkout.folder.glob(kind)}
+    kept = {path.name for path in checkout.folder.iterdir()} - rows_and_logs
     assert kept == {"docker", "scripts", "models.json", "madlite_runs", "pre.sh", "pre"}
+    assert [(row["model"], row["status"]) for row in checkout.rows] == [("m", "FAILURE")]
     assert checkout.madlite("clean").stdout.count("unfinished") == 0
 
 
@@ -272,8 +274,8 @@ def test_what_a_killed_run_left_running_is_no_result_of_the_next(checkout: Check
     os.kill(started.pid, signal.SIGKILL)
     started.communicate(timeout=240)
     done = checkout.run("--tags", "second")
-    (row,) = checkout.rows
-    assert (done.returncode, row["model"], row["status"]) == (3, "second", "FAILURE"), done.stdout
+    found = [(row["model"], row["status"], row["performance"]) for row in checkout.rows]
+    assert (done.returncode, found) == (3, [("first", "FAILURE", ""), ("second", "FAILURE", "")]), done.stdout
     assert "was still running, ended" in done.stdout + done.stderr
     assert not (checkout.folder / "perf_m.csv").exists()
     checkout.assert_nothing_left()
