@@ -74,22 +74,33 @@ def is_fresh(path: Path, before: FileBefore | None, started_ns: int) -> bool:
     return now is not None and now != before and now.mtime_ns >= started_ns - 2_000_000_000
 
 
-def results_since(path: Path, data: bytes, before: FileBefore | None) -> FileResults | None:
+def is_touched(path: Path, before: FileBefore | None) -> bool:
+    """Return whether a file got nothing but another date, before anything reads it: touch(1) sets both dates alike.
+
+    A program that writes the same results anew leaves the date of access as it was.
+    """
+    try:
+        now = path.stat()
+    except OSError:
+        return False
+    return before is not None and now.st_ino == before.inode and now.st_atime_ns == now.st_mtime_ns
+
+
+def results_since(name: str, data: bytes, before: FileBefore | None, *, touched: bool) -> FileResults | None:
     """Return the results that a run added to a file that it wrote; None where that is what was there before it.
 
     The results that the file began with before, in their order, are an earlier run's: a script may append.
     """
-    read = parse_results(path.name, data)
+    read = parse_results(name, data)
     if before is None or not before.data:
         return read
-    if data == before.data:  # one that was replaced is a new file with equal results
-        now = stamp(path)
-        return read if now is not None and now.inode != before.inode else None
-    old = parse_results(path.name, before.data).metrics
+    if data == before.data:
+        return None if touched else read
+    old = parse_results(name, before.data).metrics
     count = len(old)
     if not count or len(read.metrics) <= count or [*map(_named, read.metrics[:count])] != [*map(_named, old)]:
         return read
-    note = f"{path.name}: its first {count} results were there before the run, and are not taken"
+    note = f"{name}: its first {count} results were there before the run, and are not taken"
     return replace(read, metrics=read.metrics[count:], notes=(*read.notes, note))
 
 

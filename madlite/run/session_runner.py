@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from madlite.cancellation import Interrupted
 from madlite.errors import MadliteError, RuntimeProblem
-from madlite.measure.multiple import FileBefore, FileResults, is_fresh, results_since, stamp, unreadable
+from madlite.measure.multiple import FileBefore, FileResults, is_fresh, is_touched, results_since, stamp, unreadable
 from madlite.measure.verdict import Observation
 from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
 from madlite.run.instrumentation import Instrumentation
@@ -58,8 +58,10 @@ class ResultsFile:
         fresh = next((p for p, before in self._before.items() if is_fresh(p, before, self._begun_ns)), None)
         if fresh is None:
             return None
+        before = self._before[fresh]
+        touched = is_touched(fresh, before)
         try:
-            read = results_since(fresh, read_inside(fresh, self._root), self._before[fresh])
+            read = results_since(fresh.name, read_inside(fresh, self._root), before, touched=touched)
         except OSError as error:
             return unreadable(fresh.name, error)
         if fresh != self._target:

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from madlite.measure.multiple import is_fresh, read_results, results_since, stamp
+from madlite.measure.multiple import FileBefore, is_fresh, is_touched, read_results, results_since, stamp
 from madlite.model import Status
 
 
@@ -101,27 +101,30 @@ OLD = "model,performance,metric\n" + ROW.format(101) + ROW.format(102)
         ((OLD + ROW.format(103)).replace("metric\n", "metric,batch\n").replace("second\n", "second,8\n"), ["103"]),
         ("model,performance,metric\n" + ROW.format(103) + ROW.format(102), ["103", "102"]),
         ("model,performance,metric\n" + ROW.format(101), ["101"]),
-        (OLD, None),
+        (OLD, ["101", "102"]),
     ],
-    ids=["appended", "the same number again", "written anew with the old rows", "others", "fewer", "only touched"],
+    ids=["appended", "the same number again", "written anew with the old rows", "others", "fewer", "the same anew"],
 )
-def test_what_a_file_had_before_the_run_is_no_result_of_it(tmp_path, now, expected):
-    file = tmp_path / "r.csv"
-    file.write_text(OLD)
-    before = stamp(file, OLD.encode())
-    file.write_text(now)
-    found = results_since(file, now.encode(), before)
-    assert (found and [metric.text for metric in found.metrics]) == expected
-    assert not found or len(found.notes) == (len(found.metrics) == 1 and len(now) > len(OLD))
+def test_what_a_file_had_before_the_run_is_no_result_of_it(now, expected):
+    before = FileBefore(inode=1, mtime_ns=1, size=len(OLD), data=OLD.encode())
+    found = results_since("r.csv", now.encode(), before, touched=False)
+    assert [metric.text for metric in found.metrics] == expected
+    assert len(found.notes) == (len(expected) == 1 and len(now) > len(OLD))
 
 
-def test_a_file_that_took_the_place_of_one_with_the_same_results_is_a_result(tmp_path):
+def test_a_file_that_was_only_touched_has_no_result_and_one_that_was_written_again_has(tmp_path):
     file = tmp_path / "r.csv"
     file.write_text(OLD)
-    before = stamp(file, OLD.encode())
+    before = stamp(file, file.read_bytes())
+    file.write_text(OLD)
+    os.utime(file, ns=(before.mtime_ns, file.stat().st_mtime_ns + 1))  # nothing has read it since
+    assert not is_touched(file, before)
+    file.touch()
+    assert is_touched(file, before) and results_since("r.csv", OLD.encode(), before, touched=True) is None
     (tmp_path / "new.csv").write_text(OLD)
     (tmp_path / "new.csv").replace(file)
-    assert len(results_since(file, OLD.encode(), before).metrics) == 2
+    file.touch()
+    assert not is_touched(file, before), "another file took its place"
 
 
 @pytest.mark.parametrize("text", ['"12,5"', '"7.123,4"', '"0,512"', '"1.234.567"', '"12,34,567"', "12,5", "2,872"])
