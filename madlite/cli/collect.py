@@ -119,7 +119,7 @@ def _of_jobs(here: Path) -> set[Path]:
     from madlite.plan.inputs import RUNS
     from madlite.run.collect import attempts_of
 
-    open_runs = [here / RUNS / run.id for one in stored_submissions(here) for run in one.open_runs]
+    open_runs = [here / RUNS / run.id for one in stored_submissions(here, warn=False) for run in one.open_runs]
     return {folder for first in open_runs for folder in (first, *attempts_of(first))}
 
 

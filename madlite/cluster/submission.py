@@ -360,10 +360,10 @@ def _job(run: JobRun, script: JobScript, scripts: Mapping[int, ScriptState]) -> 
     return f"{job}_{run.number - script.first + 1}" if job and script.count > 1 else job
 
 
-def stored_submissions(workspace: Path, wanted: Sequence[str] = ()) -> tuple[Stored, ...]:
+def stored_submissions(workspace: Path, wanted: Sequence[str] = (), *, warn: bool = True) -> tuple[Stored, ...]:
     """Return the submissions of a working folder, the oldest first; with `wanted` those of these ids.
 
-    Those with open runs that were not made there are named in a warning.
+    Those with open runs that were not made there are named in a warning, unless `warn` is off.
     """
     runs = workspace / RUNS
     folders = [one for one in real_folders(runs) if one.name.startswith(PREFIX)]
@@ -371,7 +371,8 @@ def stored_submissions(workspace: Path, wanted: Sequence[str] = ()) -> tuple[Sto
         folders = [one for one in folders if one.name.removeprefix(PREFIX) in wanted]
     own = made_here(runs, (folder.name for folder in folders))
     found = [stored for folder in folders if (stored := read_stored(folder)) is not None]
-    if foreign := [one.folder.name for one in found if one.folder.name not in own and one.open_runs]:
+    foreign = [one.folder.name for one in found if one.folder.name not in own and one.open_runs]
+    if foreign and warn:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         _LOG.warning(
             "%s%s: not in the journal of this folder (copied or unpacked here, or of an earlier madlite), so left "
