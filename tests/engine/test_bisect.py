@@ -122,7 +122,9 @@ def test_a_killed_bisect_of_recipe_files_goes_on_and_repeats_no_run(on_host: Che
     found = summary(on_host)
     assert (found["last_good"], found["first_bad"], found["candidates"]) == ("2.toml", "4.toml", ["3.toml"])
     after = {one["id"]: one for one in on_host.records()}
-    assert len(after) == found["runs"] and all(after[name] == one for name, one in before.items())
+    cut_off = [one for one in after.values() if one["cause"] == "interrupted"]
+    assert len(cut_off) == 1 and len(after) == found["runs"] + 1
+    assert all(after[name] == one for name, one in before.items())
     again = bisect(on_host, *words, "--resume")
     assert again.returncode == 0 and len(on_host.records()) == len(after), "it had ended: nothing is left to run"
     assert "last good 2.toml" in again.stdout
