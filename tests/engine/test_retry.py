@@ -47,9 +47,12 @@ def folders_of(checkout: Checkout) -> list[str]:
     return [path.parent.name for path in sorted(checkout.folder.glob("madlite_runs/*/plan.json"))]
 
 
+NEXT = '"next":"2'  # and the rest of an id, in a journal
+
+
 def is_set_aside(checkout: Checkout) -> bool:
     """Whether a run is waiting for its next attempt: its journal has that one's id."""
-    return any('"next"' in path.read_text() for path in checkout.folder.glob("madlite_runs/*/journal.jsonl"))
+    return any(NEXT in path.read_text() for path in checkout.folder.glob("madlite_runs/*/journal.jsonl"))
 
 
 def kill(started) -> str:
@@ -135,7 +138,7 @@ def test_runs_that_wait_leave_their_slots_to_others(checkout):
 
 def test_a_failure_that_ends_the_batch_leaves_no_other_run_to_be_tried_again(checkout):
     checkout.card("a", failing(9, HUB))
-    checkout.card("b", "while ! grep -q next ../madlite_runs/*-a-*/journal.jsonl; do sleep 0.1; done\nexit 7\n")
+    checkout.card("b", f"while ! grep -q '{NEXT}' ../madlite_runs/*-a-*/journal.jsonl; do sleep 0.1; done\nexit 7\n")
     done = checkout.run("--tags", "a,b", "--parallel", "2", "--fail-fast", *LONG)
     assert done.returncode == 3, done.stdout + done.stderr
     assert rows_of(checkout) == [("b", "", "FAILURE"), ("a", "", "FAILURE")]
@@ -147,7 +150,7 @@ def test_a_failure_that_ends_the_batch_leaves_no_other_run_to_be_tried_again(che
 
 def test_a_failed_attempt_has_its_row_as_soon_as_it_is_given_up(checkout):
     checkout.card("a", failing(9, HUB))
-    checkout.card("b", "while ! grep -q next ../madlite_runs/*-a-*/journal.jsonl; do sleep 0.1; done\nexit 7\n")
+    checkout.card("b", f"while ! grep -q '{NEXT}' ../madlite_runs/*-a-*/journal.jsonl; do sleep 0.1; done\nexit 7\n")
     checkout.card("c", 'while [ "$(wc -l < ../perf.csv)" != 3 ]; do sleep 0.1; done\necho "performance: 1 x"\n')
     done = checkout.run("--tags", "a,b,c", "--parallel", "3", "--fail-fast", *LONG)
     assert done.returncode == 3, done.stdout + done.stderr
