@@ -67,6 +67,7 @@ def take_in(file: Path, workspace: Path, limits: Limits) -> tuple[TakenIn, ...]:
             manifest = _unpacked(file, beside, limits)
             with _alone(runs):
                 ids = _Ids(manifest, runs)
+                _check_records(manifest, ids, beside, shown(file))
                 taken = tuple(_take(run, ids, beside, runs, shown(Path(file.name))) for run in manifest.runs)
     except OSError as error:
         raise UsageProblem(f"{shown(file)} cannot be taken in: {error.strerror or error}", f"ls -ld {RUNS}") from error
@@ -103,6 +104,15 @@ def _unpacked(file: Path, beside: Folder, limits: Limits) -> Manifest:
                 what = f"the file {path!r} of run {run.id} is none that an archive has: {why}"
                 raise UsageProblem(f"{shown(file)}: {what}", "madlite archive packs text that is a run's")
     return found.manifest
+
+
+def _check_records(manifest: Manifest, ids: _Ids, beside: Folder, where: str) -> None:
+    """Refuse records in which no other id can be written, before any run is taken in: nested too deeply, say."""
+    for run in manifest.runs:
+        try:
+            ids.renamed(beside.read(f"{run.id}/{RECORD}", LIMIT_BYTES))
+        except ValueError as error:
+            raise UsageProblem(f"run {run.id} of {where}: its {RECORD} cannot be read: {error}") from None
 
 
 def _take(run: PackedRun, ids: _Ids, beside: Folder, runs: Folder, origin: str) -> TakenIn:

@@ -324,9 +324,12 @@ def acknowledge(path: Path) -> bool:
         return False
     kept = path.with_name(_INTERRUPTED)
     try:
-        if not _is_of_run(batch.command) or batch.ended.issuperset(one.id for one in batch.requested):
+        lines = _lines(kept) if exists(kept) else ()
+        own = made_here(path.parent, map(_file_name, (batch.id, _first_id(lines))))  # others are not resumed
+        is_left = not batch.ended.issuperset(one.id for one in batch.requested)
+        if not (_is_of_run(batch.command) and is_left and _file_name(batch.id) in own):
             return False
-        newer = any(line.started > batch.started for line in _lines(kept)) if exists(kept) else False
+        newer = _file_name(_first_id(lines)) in own and any(line.started > batch.started for line in lines)
         if not newer:
             with Folder.open(path.parent) as runs:
                 runs.rename(path.name, _INTERRUPTED)

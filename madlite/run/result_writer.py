@@ -28,7 +28,7 @@ from madlite.results.sidefiles import due_in_s, leave_entries, write_entries, wr
 from madlite.results.stored import RunResult, result_text
 from madlite.run.context import context_file, left_out_before
 from madlite.run.screen import Planned, Screen
-from madlite.workspace.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
+from madlite.workspace.folder import RECORD, RESULT, STEPS, RunFolder, open_runs, was_taken_over
 from madlite.workspace.journal import RunEntry, RunRows, RunStart, now
 
 # What is written of a run that has ended, in an order in which no kill loses anything silently.
@@ -38,6 +38,10 @@ from madlite.workspace.journal import RunEntry, RunRows, RunStart, now
 # rest.
 
 _log = logging.getLogger(__name__)
+_TAKEN_OVER = (
+    "another command took this run for cut off and has written its row, so it gets no other one: the lock of its "
+    "folder does not reach every machine that shares it"
+)
 
 RelativeChange = Callable[[RunPlan, Mapping[str, str]], str]
 """The cell `relative_change` of a row: in percent of the number that a run is compared with; "" without one."""
@@ -129,6 +133,10 @@ class ResultWriter:
         problems = [folder.stream(STEPS, step_lines(steps))] if folder is not None and len(steps) else []
         if not self._attempted:  # a bug after the rows were written must not write them a second time
             self._attempted = True
+            if self._options.rows and folder is not None and was_taken_over(folder.path):
+                self.saved = False
+                self._screen.warn(f"{self._plan.id}: {_TAKEN_OVER}")
+                return replace(result, findings=(*result.findings, _TAKEN_OVER))
             if self._options.result_file or self._recoverable or not self._options.rows:
                 problems.append(self._save_result(result, filter(None, problems), folder))
             if self._options.rows and has_row(self._plan, result):

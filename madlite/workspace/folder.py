@@ -127,10 +127,11 @@ class RunFolder:
             # the lock gets its name once it is held: a free one would look like a run that was cut off
             folder = cls(home, _open_locked(home, _NEW_LOCK))
             folder.note(begin or RunEntry(at=journal.now()))
-            home.rename(_NEW_LOCK, LOCK)
             if reserve:
                 folder._reserve()
+            # before the lock has its name: of a run that is cut off its plan tells what its row is
             folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
+            home.rename(_NEW_LOCK, LOCK)
             folder._fill(plan, files)
         except (OSError, UsageProblem) as error:
             if folder is not None:
@@ -483,6 +484,11 @@ def has_result(folder: Path) -> bool:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
     return found.record.id == folder.name
+
+
+def was_taken_over(folder: Path) -> bool:
+    """Return whether another command has written the row of a run, which it took for cut off."""
+    return exists(folder / RECORD) or journal.read_run(folder).interrupted
 
 
 def was_disk_full(folder: Path) -> bool:

@@ -454,6 +454,18 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, capsys, monke
         assert words in said(capsys, "verify", "x.tar.gz", code=4)
 
 
+def test_a_record_of_any_depth_is_taken_in_or_refused_in_a_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for depth in range(600, 1100, 7):
+        files = tars.small(f"20260102T030405-a-{depth:06}")
+        name = next(one for one in files if one.endswith("record.json"))
+        files[name] = files[name][:-1] + b', "zzz": ' + b"[" * depth + b"]" * depth + b"}"
+        tars.write(tmp_path / "x.tar.gz", tars.with_hashes(files))
+        code = call(["import", "x.tar.gz"])
+        told = capsys.readouterr().err
+        assert code == 0 or (code == 4 and "record.json" in told), (depth, told)
+
+
 @pytest.mark.host
 def test_an_archive_that_is_cut_anywhere_leaves_nothing(place, capsys, monkeypatch):
     said(capsys, "archive", "2026*", "-o", "x.tar.gz")

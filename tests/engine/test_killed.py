@@ -61,6 +61,22 @@ def test_the_next_run_writes_the_row_into_the_file_that_it_was_for(killed):
     assert table(killed, "nightly.csv") == [("a", "FAILURE"), ("a", "SUCCESS")]
 
 
+def test_a_run_that_lives_and_was_taken_for_cut_off_adds_no_second_row(checkout):  # noqa: F811
+    checkout.card("a", "echo begun; until [ -e ../go ]; do sleep 0.1; done; echo 'performance: 7 x'\n")
+    started = checkout.start("--tags", "a")
+    checkout.wait_for("begun")
+    (lock,) = checkout.folder.glob("madlite_runs/*/lock")
+    lock.unlink()
+    lock.touch()  # as where the lock of another host is not seen
+    assert checkout.madlite("collect").returncode == 3
+    (checkout.folder / "go").touch()
+    out = started.communicate(timeout=60)[0]
+    assert "another command took this run for cut off and has written its row" in out, out
+    assert table(checkout, "perf.csv") == [("a", "FAILURE")]
+    (record,) = checkout.records()
+    assert record["cause"] == "interrupted"
+
+
 def test_collect_writes_it_while_its_script_goes_on_and_clean_ends_that(killed):
     done = killed.madlite("collect")
     assert done.returncode == 3 and table(killed, "nightly.csv") == [("a", "FAILURE")]

@@ -17,6 +17,7 @@ from madlite.results import batch_journal as batches
 from madlite.results.batch_journal import (
     BatchJournal,
     RequestedRun,
+    acknowledge,
     dead_files,
     interrupted_batches,
     open_unfinished,
@@ -280,3 +281,15 @@ def test_a_batch_that_was_not_made_here_is_named_and_not_resumed(tmp_path, caplo
     own = open_unfinished(there)
     assert own is not None
     own.close()
+
+
+def test_a_batch_of_elsewhere_takes_the_place_of_none_that_is_resumed(tmp_path):
+    interrupt(tmp_path, "run", "--tags", "demo")
+    first = {"id": "99990101T000000-abcdef", "started": "9999-01-01T00:00:00", "command": ["run", "--tags", "other"]}
+    lines = [first, {"asked": [{"id": "r9", "card": "z"}]}]
+    foreign = tmp_path / "madlite_runs/batch-99990101T000000-abcdef.jsonl"
+    foreign.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert not acknowledge(foreign)
+    found = open_unfinished(tmp_path)
+    assert found is not None and found.command == ("run", "--tags", "demo")
+    found.close()
