@@ -318,7 +318,7 @@ def _words_of(before: str, after: str | None) -> frozenset[str] | None:
 
 _NORM = re.compile(
     r"grad(?:ient)?s?[ _.\-]?norm[\w/]{0,20}[\"']{0,2}\s{0,4}[:=]\s{0,8}"
-    r"(?:[a-z][\w.]{0,20}\([\['\"]{0,2})?[-+]?nan(?!\w)"
+    r"(?:[a-z][\w.]{0,20}\([\['\"]{0,2})?[-+]?nan(?!\w)(?!\s{1,8}[a-z]{1,20}\s[a-z])"  # not before a sentence's words
 )
 _VOCABULARY = re.compile(r"\b(?:padded_)?vocab_size\b[\"']?\s{0,4}(?:[:=]|\.{2,80})\s{0,4}(\d{2,9})\b")
 _LONGEST = 300  # characters of such a line that are kept

@@ -251,7 +251,7 @@ class Tree:
         monitor.feed(done.stdout.encode())
         monitor.feed(done.stderr.encode(), 2)
         monitor.finish(self.run_folder)
-        return judge(plan, Observation(exit=Exit(code=done.returncode, duration_s=1.0)), monitor)
+        return judge(plan, Observation(exit=Exit(code=done.returncode, duration_s=1e6)), monitor)
 
 
 def numbers(verdict: Verdict) -> Mapping[str, str]:

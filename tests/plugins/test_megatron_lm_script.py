@@ -49,7 +49,7 @@ def wait_for(file: Path) -> None:
 
 
 def verdict(plan, done) -> Verdict:
-    return judge(plan, Observation(exit=Exit(code=done.returncode, duration_s=1.0)), follow(plan, done))
+    return judge(plan, Observation(exit=Exit(code=done.returncode, duration_s=1e6)), follow(plan, done))
 
 
 def follow(plan, done) -> LogMonitor:

@@ -71,7 +71,7 @@ def test_mlflow_gets_each_result_once(folder, capsys):
     best = max(runs, key=lambda run: run.data.metrics.get("tokens_per_s_per_gpu", 0))
     assert best.data.metrics == {"tokens_per_s_per_gpu": 2500.5, "success": 1.0}
     assert (best.data.params["model"], best.data.params["gpus"]) == ("llama", "8")
-    assert best.data.params["fact.git_commit"] == "1234567e8"
+    assert best.data.params["fact.git commit"] == "1234567e8"
 
 
 def test_a_run_that_an_export_left_half_made_is_made_again(folder, capsys):

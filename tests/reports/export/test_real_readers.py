@@ -48,7 +48,7 @@ def test_pandas_and_duckdb_read_parquet_with_its_types(capsys, folder):
     assert [None if pandas.isna(one) else one for one in frame["value"]] == VALUES
     write_perf(folder, "new,1,1,,,7,x,SUCCESS,,\n")
     assert "1 new, 5 were there" in export(capsys, "--to", "parquet", "-o", "r.parquet", "--append")[1]
-    columns = "model, max(value), sum(gpus), any_value(facts->>'$.git_commit')"
+    columns = "model, max(value), sum(gpus), any_value(json_extract_string(facts, '$.\"git commit\"'))"
     assert duckdb.sql(f"SELECT {columns} FROM 'r.parquet' GROUP BY 1 ORDER BY 2").fetchall()[:2] == [
         ("new", 7.0, 1, None),
         ("llama", 2500.5, 16, "1234567e8"),
@@ -89,7 +89,7 @@ def test_postgresql_has_each_result_once_with_its_types(postgres: Postgres, caps
     assert export(capsys, *words) == (0, f"exported to table results of {where}: 5 new\n")
     write_perf(folder, "new,1,1,,,7,x,SUCCESS,,\n")
     assert "1 new, 5 were there" in export(capsys, *words)[1]
-    query = "SELECT model, max(value), sum(gpus), max(facts->>'git_commit') FROM results GROUP BY 1 ORDER BY 2, 1"
+    query = "SELECT model, max(value), sum(gpus), max(facts->>'git commit') FROM results GROUP BY 1 ORDER BY 2, 1"
     assert postgres.query(query)[:2] == [("new", 7.0, 1, None), ("llama", 2500.5, 16, "1234567e8")]
     query = "SELECT attname, atttypid::regtype::text FROM pg_attribute WHERE attrelid='results'::regclass"
     types = dict(postgres.query(query))
