@@ -160,7 +160,7 @@ def step_pattern(pattern: str, *own: Quantity) -> StepPattern:
 
 def _value(name: str, text: str, found: re.Match[str]) -> tuple[float | None, str]:
     """Return a group's number in the unit of its name, None where it is none, and its text with the unit behind it."""
-    value = number_or_none(text, name)
+    value = number_or_none(text, name) if name != "elapsed" else None
     if value is None or not text[-1:].isdigit():
         return value, text
     whole = found.string.startswith(text, found.start(name))

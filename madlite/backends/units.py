@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _STEP = r"(?i:its?|iters?|iterations?|steps?|batch(?:es)?)"
-_TOKEN = r"(?:t|(?i:toks?|tokens?))"
+_TOK = r"(?:t|(?i:toks?|tokens?))"
 _SAMPLE = r"(?i:samples?|seqs?|sequences?|imgs?|images?)"  # an image is a sample
 _GPU = r"(?i:gpu|device|gcd|chip|rank)"
 _S = r"(?i:s|secs?|seconds?)"
@@ -16,7 +16,7 @@ _MS = r"(?i:ms|msecs?|millis|milliseconds?)"
 _TIME = (
     r"(?i:[nu\u00b5\u03bcm]?(?:s|secs?)|(?:nano|micro|milli)?seconds?|millis|m|mins?|minutes?|h|hrs?|hours?|d|days?)"
 )
-_COUNTED = rf"(?:{_TOKEN}|{_SAMPLE}|{_STEP}|(?i:frames?|epochs?))"
+_COUNTED = rf"(?:{_TOK}|{_SAMPLE}|{_STEP}|(?i:frames?|epochs?))"
 _SCOPE = rf"(?:/(?:{_GPU}|(?i:node|host)))?"
 _FLOPS = r"(?i:flops?)(?:/(?i:s|sec))?"
 _LETTER = r"[kKMGTPE]"
@@ -24,13 +24,13 @@ _SCALE = rf"{_LETTER}|(?i:kilo|mega|giga|tera|peta|thousands?|[mb]illions?)"
 # what is a unit at all
 _KNOWN = re.compile(
     rf"{_SCALE}|{_LETTER}/s|{_TIME}(?:/{_COUNTED})?|[kKMGT]?{_COUNTED}/{_TIME}{_SCOPE}|[kKMGT]?(?i:[tsi]ps)|"
-    rf"[kKMGT](?:{_TOKEN}|{_SAMPLE})|(?i:[kmgtpe]|mega|giga|tera|peta)?{_FLOPS}{_SCOPE}|[MGTPE]F(?:/s)?|"
+    rf"[kKMGT](?:{_TOK}|{_SAMPLE})|(?i:[kmgtpe]|mega|giga|tera|peta)?{_FLOPS}{_SCOPE}|[MGTPE]F(?:/s)?|"
     r"(?i:[kmgtp]?i?b|(?:kilo|mega|giga|tera)?bytes?)"
 )
 _ANY_TIME = re.compile(rf"{_TIME}(?:/{_COUNTED})?|{_STEP}/{_TIME}")
 _ANY_SIZE = re.compile(r"(?i:[kmgtp]?i?b|(?:kilo|mega|giga|tera|kibi|mebi|gibi)?bytes?)")
 _OF_COUNTS = ("n", "steps", "last", "epoch", "epoch_steps", "seq_len", "micro_batch", "global_batch", "world_size")
-_NOUNS = {"tokens": (_TOKEN, "tps"), "samples": (_SAMPLE, "[si]ps"), "images": (_SAMPLE, "[si]ps")}
+_NOUNS = {"tokens": (_TOK, "tps"), "samples": (_SAMPLE, "[si]ps"), "images": (_SAMPLE, "[si]ps")}
 
 
 class _Units(NamedTuple):
