@@ -47,12 +47,6 @@ _REST = re.compile(rf"(?:[{_SIGNS}]?\d|[.,])*(?:[eE][-+]?\d+)?", re.ASCII)
 _CUT = re.compile(rf"[{_SIGNS}]?\d|(?<=[\d.])[eE][-+]?\d", re.ASCII)
 _BLANK_GROUPS = re.compile(rf"(?:[{_SPACES}]\d{{3}}(?!\d))+(?:[.,]\d+)?", re.ASCII)
 _FIRST_GROUP = re.compile(r"[-+]?[1-9]\d{0,2}", re.ASCII)
-# behind a number: `25.6K`, `25.6 Ktok/s`, `25.6 k samples/s`; `12 GiB` and `512 TFLOP/s` are other units
-_FACTOR = re.compile(
-    rf"[{_SPACES}]?[kKMGT](?=[{_SPACES}]?(?i:tok|tps|sample|image|img|seq|frame))|[{_SPACES}]?[kKMGT](?![\w=:'\"])"
-)
-_FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_SCALED = re.compile(rf"(.*\d\.?)[{_SPACES}]?([kKMGT])")
 _STEP = re.compile(r"[1-9]\d{0,2}", re.ASCII)
 _REST_OF_STEP = re.compile(r"(?:,\d{3})+(?!\d|[.,]\d)|(?:['\u2019_\u00a0\u2009\u202f]\d{3})+(?!\d)", re.ASCII)
 _DOT_GROUPS = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+", re.ASCII)
@@ -119,25 +113,11 @@ def group_texts(found: re.Match[str]) -> dict[str, str]:
     another number: the whole one is returned in its place.  Where the pattern itself says what stands behind the group,
     as `[\d.]+,\d+ms` does, it knows where the number ends.  A step (`n`) has thousands separators and nothing else.
     One that takes the end alone, as `([\d.]+) tok/s` does of `5,121.5 tok/s`, has taken another number as well; at the
-    begin of a line that stands for two columns of a table.  A factor behind the number (`25.6 Ktok/s`) is part of the
-    text, for `scaled_number`, whatever the pattern says of it.
+    begin of a line that stands for two columns of a table.
     """
     starts = [found.start(name) for name in found.re.groupindex]
     texts = {name: text for name, text in found.groupdict().items() if text is not None}
-    whole = {name: text + _rest(found, name, starts) for name, text in texts.items()}
-    return {name: _head(found, name) + text + _factor(found, name, text) for name, text in whole.items()}
-
-
-def scaled_number(text: str) -> tuple[str, float]:
-    """Return a number's text without the factor behind it (`25.6 K`), and the factor, 1 of any other text."""
-    found = _SCALED.fullmatch(text)
-    return (found[1], _FACTORS[found[2]]) if found else (text, 1.0)
-
-
-def _factor(found: re.Match[str], name: str, text: str) -> str:
-    """Return the factor that stands behind a number, "" where none does."""
-    factor = _FACTOR.match(found.string, found.start(name) + len(text)) if text[-1:].isdigit() else None
-    return factor[0] if factor else ""
+    return {name: _head(found, name) + text + _rest(found, name, starts) for name, text in texts.items()}
 
 
 def _head(found: re.Match[str], name: str) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.backends.step_lines import INVERSE, JOB_WIDE, NAMES, Missed, Spans, StepMatch, StepPattern
+from madlite.backends.step_lines import INVERSE, JOB_WIDE, NAMES, TIMES, Missed, Spans, StepMatch, StepPattern
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.hookspecs import hookimpl
 from madlite.model import (
@@ -45,7 +45,7 @@ from madlite.model import (
 
 CONFIG = ("steps", "seq_len", "micro_batch", "global_batch", "world_size", "precision")
 """Groups that are the training's configuration, `steps` how many there are to be."""
-_PLACE = ("last", "epoch", "epoch_steps", "elapsed", "elapsed_s", "elapsed_ms")
+_PLACE = ("last", "epoch", "epoch_steps", *TIMES)
 _MORE = frozenset((*CONFIG, *_PLACE))
 _LISTS = ("step", "marks", "end", "failed", "words")  # keys that one text may stand for
 _FINE = 20  # units of its clock after which a log tells how long a step took
@@ -273,7 +273,7 @@ class FormatReader:
         numbers: dict[str, float] = {}
         unread: dict[str, str] = {}
         for one in matches:
-            self._missed.take(one.texts if one.unread else {}, one.numbers)
+            self._missed.take(one.unread, one.numbers)
             numbers = {**one.numbers, **numbers}
             unread |= one.unread
         values = self._patterns[0].values(numbers)
@@ -281,7 +281,7 @@ class FormatReader:
         seconds = self._clocks.setdefault(rank, _Clock()).seconds_per_step(n, numbers, texts)
         if seconds is not None:
             values.setdefault(Quantity.STEP_TIME_S, seconds)
-        odd = self._patterns[0].unread(unread)
+        odd = {one: text for one, text in self._patterns[0].unread(unread).items() if one not in values}
         if values or odd:
             values = self._per_gpu(values)
             yield Step(n=n, values=values, rank=rank, t_s=line.t_s, span=self._spans.of(n, rank), unread=odd)
@@ -326,7 +326,7 @@ def _elapsed(numbers: Mapping[str, float], texts: Mapping[str, str]) -> tuple[fl
     if "elapsed_ms" in numbers:
         return numbers["elapsed_ms"] / 1e3, 1e-3
     if "elapsed_s" in numbers:
-        return numbers["elapsed_s"], 10.0 ** -len(texts["elapsed_s"].partition(".")[2])
+        return numbers["elapsed_s"], 10.0 ** -sum(map(str.isdigit, texts["elapsed_s"].partition(".")[2]))
     parts = texts.get("elapsed", "").split(":")
     if not 2 <= len(parts) <= 3 or not all(part.isdecimal() and len(part) < 6 for part in parts):
         return math.nan, 1.0

@@ -7,10 +7,11 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from madlite.backends.units import number_and_unit, unit_behind
 from madlite.errors import PluginError
 from madlite.model import QUANTITIES, Line, Quantity, Step
 from madlite.rank_labels import is_label, without_label
-from madlite.text import group_texts, scaled_number, without_groups
+from madlite.text import group_texts, without_groups
 
 NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?i:nan|inf(?:inity)?))"
 
@@ -42,14 +43,9 @@ NAMES: dict[str, tuple[Quantity, float]] = {
 """By the name of a pattern's group, with the factor that makes the quantity's unit."""
 INVERSE = {"steps_per_s": Quantity.STEP_TIME_S, "steps_per_s_mean": Quantity.STEP_TIME_S_MEAN}
 """Names whose quantity is 1 ÷ the number."""
-_OTHER_UNITS = (  # behind a number: what its name does not say
-    ("step_time_s", re.compile(r"\s?(?:[muµn]s|min|it/s)\b")),
-    ("step_time_ms", re.compile(r"\s?(?:[uµn]?s|min|it/s)\b")),
-    ("steps_per_s", re.compile(r"\s?s/it\b")),
-    ("tflops_per_gpu", re.compile(r"\s?[MGP]FLOP")),
-    ("_gib", re.compile(r"\s?[kKMT](?:i?B)?\b")),
-    ("n", re.compile(r"\s?[kKMGT]\b")),  # a step that was rounded
-)
+TIMES = ("elapsed", "elapsed_s", "elapsed_ms")
+"""Names of times since the start, of which a step's follows."""
+_CLOCK = re.compile(r"\d{1,5}(?::\d{1,5}){1,2}", re.ASCII)  # a time since the start
 
 
 def number(text: str) -> float:
@@ -60,10 +56,14 @@ def number(text: str) -> float:
         return float("nan")
 
 
-def number_or_none(text: str) -> float | None:
-    """Read a number without what often stands behind one, `25.6 K` as 25,600; None where it is none, not even a NaN."""
-    bare, factor = scaled_number(text.strip().rstrip(",;|)]}%"))
-    value = number(bare) * factor
+def number_or_none(text: str, name: str = "") -> float | None:
+    """Read a number without what often stands behind one, `25.6 K` as 25,600; None where it is none, not even a NaN.
+
+    With the `name` of what it counts a unit is read as well, and another one than that name says makes it none.
+    """
+    plain = text.strip().rstrip(",;|)]}%")
+    bare, factor = number_and_unit(name, plain) if math.isnan(number(plain)) else (plain, 1.0)
+    value = number(bare) * factor if factor is not None else math.nan
     return None if math.isnan(value) and "nan" not in bare.lower() else value
 
 
@@ -110,16 +110,13 @@ class StepPattern:
             texts = group_texts(found)
             numbers, unread = {}, {}
             for name, text_of in texts.items():
-                if name in self._more:
-                    if (plain := number_or_none(text_of)) is not None:
-                        numbers[name] = plain
-                    continue
-                unit = _other_unit(name, text_of, found)
-                value = None if unit else number_or_none(text_of)
+                value, shown = _value(name, text_of, found)
                 if value is not None:
                     numbers[name] = value
-                elif text_of:
-                    unread[name] = text_of + unit
+                elif name in self._more:
+                    texts[name] = shown
+                if value is None and text_of and (name not in self._more or _is_unread_time(name, shown)):
+                    unread[name] = shown
             # the number before a colon that looks like a task's label may be the step itself
             of_label = "n" in texts and text is line.text and is_label(text, *found.span("n"))
             rank = None if of_label else rank_before(line, found.start())
@@ -142,7 +139,10 @@ class StepPattern:
 
     def unread(self, texts: Mapping[str, str]) -> dict[Quantity, str]:
         """Return texts that should be numbers by their quantities."""
-        quantities = {name: self._known[name][0] if name in self._known else INVERSE.get(name) for name in texts}
+        known = (
+            {name: one for name, (one, _) in self._known.items()} | INVERSE | dict.fromkeys(TIMES, Quantity.STEP_TIME_S)
+        )
+        quantities = {name: known.get(name) for name in texts}
         return {quantity: texts[name] for name, quantity in quantities.items() if quantity is not None}
 
 
@@ -158,13 +158,19 @@ def step_pattern(pattern: str, *own: Quantity) -> StepPattern:
     return StepPattern(pattern, own)
 
 
-def _other_unit(name: str, text: str, found: re.Match[str]) -> str:
-    """Return the unit behind a group's number that is another than its name says, "" where there is none."""
-    for known, unit in _OTHER_UNITS:
-        if name.removesuffix("_mean") == known or (known == "_gib" and name.endswith(known)):
-            other = unit.match(found.string, found.end(name))
-            return other[0] if other else ""
-    return ""
+def _value(name: str, text: str, found: re.Match[str]) -> tuple[float | None, str]:
+    """Return a group's number in the unit of its name, None where it is none, and its text with the unit behind it."""
+    value = number_or_none(text, name) if name != "elapsed" else None
+    if value is None or not text[-1:].isdigit():
+        return value, text
+    whole = found.string.startswith(text, found.start(name))
+    unit, factor = unit_behind(name, found.string, found.start(name) + len(text) if whole else found.end(name))
+    return (value * factor if factor is not None else None), text + unit
+
+
+def _is_unread_time(name: str, text: str) -> bool:
+    """Return whether a text that is no number is no time since the start either."""
+    return name in TIMES and not (name == "elapsed" and _CLOCK.fullmatch(text))
 
 
 # Whose a number in a line is, and how many steps a line covers.

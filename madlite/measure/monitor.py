@@ -373,7 +373,7 @@ class LogMonitor:
     def _note(self, event: Event, line: Line | None, whole: bool) -> None:
         text = line.text if line is not None else ""
         if isinstance(event, Step):
-            self._note_step(event if whole else _without_cut(event, text), line)
+            self._note_step(event if whole else _without_cut(event), line)
         elif isinstance(event, Summary):
             self._note_summary(event, whole)
         elif isinstance(event, EffectiveConfig):
@@ -490,11 +490,13 @@ class LogMonitor:
         self.last_step = max(self.last_step, step.n)
 
 
-def _without_cut(step: Step, text: str) -> Step:
-    """Return the step of a last line that nothing ended: its last number may be cut, and others follow from that."""
-    if step.late or not text[-1:].isdigit():
+def _without_cut(step: Step) -> Step:
+    """Return the step of a last line that nothing ended: a number or its unit may be cut, and others follow."""
+    if step.late:
         return step
-    return replace(step, values={one: value for one, value in step.values.items() if not math.isfinite(value)})
+    return replace(
+        step, values={one: value for one, value in step.values.items() if not math.isfinite(value)}, unread={}
+    )
 
 
 def _unwrapped(line: Line) -> Line:

@@ -6,7 +6,9 @@ import shlex
 
 import pytest
 
+from madlite.backends.step_lines import step_pattern
 from madlite.cli.main import call
+from madlite.model import Line
 from madlite.run.unknown_log import suggest_step
 from tests.cli.parsed_log import parsed
 
@@ -84,8 +86,8 @@ def test_a_suggested_pattern_reads_its_line(line, number):
         ("25.6k tokens/s", 25600),
         ("25.6 K", 25600),
         ("1.2M tok/s", 1.2e6),
-        ("512 TFLOP/s", 512),  # another unit is no factor
-        ("12 GiB", 12),
+        ("512 TFLOP/s", None),  # another unit
+        ("12 GiB", None),
         ("25'601 tok/s", None),
         ("25 601 tok/s", None),
         ("25\u202f601 tok/s", None),
@@ -109,6 +111,92 @@ def test_another_unit_than_the_group_says_is_no_number(tmp_path, name, unit, cap
     log.write_text("".join(f"step {n} time 512.5 {unit} loss 2\n" for n in range(1, 20)))
     found = parsed(capsys, log, "--step", rf"step (?P<n>\d+) time (?P<{name}>[\d.]+)", code=3)
     assert found["result"]["cause"] == "bad_number" and f"512.5 {unit}" in found["result"]["reason"]
+
+
+UNITS = {  # by the name of a group: what stands in a line, and the number that it is
+    "tflops_per_gpu": {
+        **dict.fromkeys(("512.3T", "512.3 T", "512.3 TFLOP/s", "512.3 TFLOPs/s/GPU", "512.3 TF/s"), 512.3),
+        **dict.fromkeys(("512G", "512 Gflops", "512 GF", "1.2 PF/s", "1.2P", "512 k", "512 GFLOP/s"), None),
+    },
+    "step_time_s": {
+        **dict.fromkeys(("2.5", "2.5s", "2.5 sec", "2.5 seconds", "2.5 s/it", "2.5 seconds per step"), 2.5),
+        **dict.fromkeys(("2.5 of 8", "2.5 loss 3", "2.5 G 3", "2.5 ms=512", "2.5 max"), 2.5),  # no unit
+        **dict.fromkeys(("512 k", "512 ms", "512 msec", "512 milliseconds", "1.5 minutes", "1.5 m", "1.5 h"), None),
+        **dict.fromkeys(("2.5 iter/s", "2.5 steps/s", "2.5 it/s", "512 ms 3", "2.5 thousand", "512 \u00b5s"), None),
+    },
+    "step_time_ms": {"512 ms": 512, "512ms/step": 512, **dict.fromkeys(("0.5 sec", "0.5 seconds", "0.5 s"), None)},
+    "steps_per_s": {
+        **dict.fromkeys(("2.5 it/s", "2.5 steps/sec", "2.5 batches/s"), 2.5),
+        **dict.fromkeys(("2.5 s/step", "2.5 it/min", "2.5 min/it", "2.5 sec", "2.5 k"), None),
+    },
+    "samples_per_s": {
+        "25 samples/s": 25,
+        "2.5 k samples/s": 2500,
+        "25 tokens/s": None,
+        **dict.fromkeys(("25 samples/min", "25 s/sample", "25 samples per minute"), None),
+    },
+    "tokens_per_s": {
+        "800 G 3.2": 800,
+        "800 tok/s": 800,
+        "800 ms=3": 800,
+        "800 samples/s 3": 800,
+        "800 tok/s/gpu": None,
+    },
+    "tokens_per_s_per_gpu": {
+        **dict.fromkeys(("25.6 kt/s", "25.6K", "25.6 K", "25.6 Ktok/s", "25.6 k tokens/s/GPU", "25.6ktps"), 25600),
+        **dict.fromkeys(("25.6 kilo tokens/s", "25.6 thousand", "25.6 million", "25.6 samples/s"), None),
+        **dict.fromkeys(("25.6 tok/ms", "25.6 k tok/ms", "25.6 tokens/min", "0.5 s/tok", "25.6 tokens/sec/node"), None),
+    },
+    "memory_reserved_gib": {"61.2G": 61.2, "61.2 GiB": 61.2, "61.2 GB": 61.2, "61.2M": None, "61200 MiB": None},
+    "memory_reserved_gb": {"61.2 GB": 61.2, "61200 MB": None, "61.2 GiB": None},
+    "memory_reserved_mib": {"61.2 MiB": 61.2, "61.2GiB": None},
+    "memory_reserved_bytes": {"612 B": 612, "61.2GB": None, "61.2G": None},
+    "loss": {"2.5 G": 2.5, "2.5 ms": 2.5},
+}
+
+
+def test_the_unit_behind_a_number_is_the_one_that_its_group_names():
+    for name, texts in UNITS.items():
+        pattern = step_pattern(rf"it (?P<n>\d+) x (?P<{name}>[\d.]+)")
+        for text, number in texts.items():
+            for end in ("", " | loss 3", ", x"):
+                (found,) = pattern.read(Line(text=f"it 6 x {text}{end}"))
+                assert found.numbers.get(name) == number, (name, text, end)
+                assert bool(found.unread) == (number is None), (name, text, end)
+
+
+def test_a_unit_within_a_group_is_read_like_one_behind_it():
+    for name, text, number in (
+        ("tflops_per_gpu", "512.3T", 512.3),
+        ("tflops_per_gpu", "512G", None),
+        ("tokens_per_s", "25.6Ktok/s", 25600),
+        ("step_time_s", "0.5s", 0.5),
+        ("step_time_s", "512ms", None),
+        ("step_time_ms", "1.07K", 1070),  # as nanotron prints them
+        ("memory_reserved_bytes", "52.1G", 52.1e9),
+    ):
+        (found,) = step_pattern(rf"it (?P<n>\d+) x (?P<{name}>\S+)").read(Line(text=f"it 6 x {text} | loss 2"))
+        assert found.numbers.get(name) == number, (name, text)
+
+
+def test_a_clock_is_read_in_its_own_unit_or_named(tmp_path, capsys):
+    log = tmp_path / "x.log"
+    for name, text, seconds in (("elapsed_s", "{} ms", None), ("elapsed_ms", "{} ms", 0.5), ("elapsed", "{}", None)):
+        log.write_text("".join(f"it {n} t {text.format(500 * n)} x\n" for n in range(1, 30)))
+        step = rf"it (?P<n>\d+) t (?P<{name}>[\d.:]+)"
+        found = parsed(capsys, log, "--step", step, code=0 if seconds else 3)
+        if seconds is None:
+            assert found["result"]["cause"] == "bad_number" and text.format(14500) in found["result"]["evidence"]
+        else:
+            assert found["window"]["median"] == seconds
+
+
+@pytest.mark.parametrize("last", ["25.", "25.6 ", "25.6", "25.6 K", "25.6 m"])
+def test_no_number_of_a_last_line_without_an_end_is_used(log, last, capsys):
+    log.write_text(LINES + f"it 21 of 20: loss 1.5 speed {last}")
+    found = parsed(capsys, log, "--step", STEP)
+    assert found["training"]["last_step"] == 21 and found["steps"][-1]["values"] == {}
+    assert found["window"]["min"] == 25600
 
 
 def test_steps_after_the_end_mark_do_not_count(tmp_path, monkeypatch, capsys):

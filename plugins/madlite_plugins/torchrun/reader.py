@@ -165,7 +165,7 @@ def numbers_of(values: Mapping[str, object], keys: Mapping[str, str]) -> tuple[d
     for key, value in values.items():
         name = keys.get(key) or ("n" if key in STEP_NAMES and "n" not in keys.values() else key)
         if (name == "n" or name in NAMES) and (name not in found or key in keys):
-            parsed = _number(value)
+            parsed = _number(value, name)
             if parsed is not None:
                 found[name] = parsed
             elif isinstance(value, str) and _DIGIT.search(value):
@@ -183,10 +183,10 @@ def detect(head: Sequence[str]) -> float:
     return 0.0
 
 
-def _number(value: object) -> float | None:
+def _number(value: object, name: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
-        return number_or_none(value) if isinstance(value, str) else float(value)
+        return number_or_none(value, name) if isinstance(value, str) else float(value)
     except OverflowError:
         return None
