@@ -81,9 +81,10 @@ def _completed(acknowledged: bool) -> Iterator[str]:
 
 def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
     """Remove leftovers, and say so of each; a run that was cut off gets its row.  Return whether any of that failed."""
-    from madlite.run.collect import cut_off_text
+    from madlite.run.collect import cut_off_text, of_other_hosts
     from madlite.run.recovery.leftovers import RUNNING
 
+    elsewhere = of_other_hosts(Path.cwd())
     running = [item for item in items if item.kind in RUNNING]
     failed = [_remove(item, environ, runtimes) for item in running]
     rows = _write_rows() if len(items) > len(running) else {}
@@ -91,6 +92,8 @@ def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes:
         if item.kind == "run" and item.run_id in rows:
             echo(cut_off_text(rows[item.run_id]))
             failed.append(rows[item.run_id].failed)
+        elif item.kind == "run" and item.run_id in elsewhere:
+            echo(f"not touched: {item.run_id}  {elsewhere[item.run_id]}")
         else:
             failed.append(_remove(item, environ, runtimes))
     return any(failed)

@@ -28,7 +28,7 @@ from madlite.run.recovery.cut_off import has_known_result, result_of_cut_off
 from madlite.run.recovery.leftovers import remove_run_files
 from madlite.run.recovery.unfinished import append_once, appended_rows, target_of
 from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, has_result, is_alive, unfinished
-from madlite.workspace.journal import RunEntry, RunRows, is_own, now, read_of, read_run
+from madlite.workspace.journal import RunEntry, RunRows, is_own, now, other_host, read_of, read_run
 
 
 class Collected(Value, frozen=True):
@@ -90,13 +90,24 @@ def named_file(folder: Path, workspace: Path, output: Path) -> Path | None:
     return path if is_inside and is_new else target_of(RunRows(path=named, cells=()), workspace, output)
 
 
-def cut_off_runs(workspace: Path, *, with_file: bool = True) -> tuple[Path, ...]:
+def cut_off_runs(workspace: Path, *, with_file: bool = True, of_other_hosts: bool = False) -> tuple[Path, ...]:
     """Return the folders of this user's runs that were cut off and of which a row can be written, the oldest first.
 
-    Without `with_file` also those that name no results file, as with --no-rows.
+    Without `with_file` also those that name no results file, as with --no-rows.  Those of other hosts may be running
+    there, with a lock that cannot be seen here.
     """
     own = (one for one in unfinished(workspace) if one.lstat().st_uid == os.geteuid() and has_known_result(one))
-    return tuple(one for one in own if not with_file or read_run(one).file)
+    here = (one for one in own if of_other_hosts or not other_host(one))
+    return tuple(one for one in here if not with_file or read_run(one).file)
+
+
+def of_other_hosts(workspace: Path) -> dict[str, str]:
+    """Return by id, as a sentence, the runs without a madlite here that began on another host."""
+    return {
+        one.name: f"it began on {host} and may be running there; madlite collect {one.name} adds its FAILURE row"
+        for one in unfinished(workspace)
+        if (host := other_host(one))
+    }
 
 
 def collect_cut_off(
@@ -166,7 +177,8 @@ def recover_cut_off(
     """Write the rows of runs that were cut off to the results files that they name; return messages, of many a few."""
     folders = cut_off_runs(workspace)
     done = [one for one in collect_cut_off(folders, workspace, output, begin, running or {}) if not one.busy]
-    messages = [cut_off_text(one) for one in done[:_MOST_TOLD]]
+    messages = [f"{name}: {text}" for name, text in of_other_hosts(workspace).items()]
+    messages += [cut_off_text(one) for one in done[:_MOST_TOLD]]
     if len(done) > _MOST_TOLD:
         without = sum(1 for one in done[_MOST_TOLD:] if one.failed)
         messages.append(

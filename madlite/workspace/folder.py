@@ -227,6 +227,11 @@ class RunFolder:
         """Add a line to the run's journal; return the error message, "" if none."""
         return self._journal.add(entry)
 
+    def is_taken(self) -> bool:
+        """Return whether another command, which did not see the lock, took the run for cut off and writes its row."""
+        recorded = (entry.record for entry in journal.read_of(self.path.parent, self.path.name))
+        return read_run(self.path).interrupted or any(recorded)
+
     def end_journal(self) -> None:
         """Remove the run's journal, once its record has where its rows are."""
         self._home.remove(RUN_JOURNAL)

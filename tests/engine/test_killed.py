@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -190,3 +192,46 @@ def test_of_many_runs_that_were_cut_off_a_few_are_named(planned, monkeypatch):  
     said = recover_cut_off(options.workspace, options.output)
     assert len(said) == 6 and said[-1] == "3 more runs were cut off: their rows were added"
     assert rows_of(Path(options.output)) == ["m"] * 8
+
+
+@pytest.mark.parametrize(
+    "moment", ["madlite.run.one.judge", "madlite.run.result_writer.append_rows", "madlite.run.result_writer.has_row"]
+)
+def test_a_run_whose_lock_was_not_seen_gets_no_second_row(planned, monkeypatch, moment):  # noqa: F811
+    plans, options, plugins = planned
+    real, said = resolve_name(moment), []
+
+    def taken(*args, **named):
+        with monkeypatch.context() as patch:  # as on NFS whose locks are each host's own
+            patch.setattr("madlite.workspace.folder.acquire", lambda lock: None)
+            patch.setattr("madlite.workspace.folder.is_locked", lambda path: False)
+            said.extend(recover_cut_off(options.workspace, options.output))
+        return real(*args, **named)
+
+    monkeypatch.setattr(moment, taken)
+    screen = Quiet()
+    outcome = run_batch(plans, options, plugins, screen)
+    assert any("its row was added" in text for text in said), said
+    assert [(row["model"], row["status"]) for row in csv_rows(options.output)] == [("m", "FAILURE")]
+    (folder,) = (options.workspace / "madlite_runs").glob("id-*")
+    record = json.loads((folder / "record.json").read_text())
+    assert (record["status"], record["cause"], record["rows"]["appended"]) == ("FAILURE", "interrupted", True)
+    assert sum("another command took the run for cut off" in one for one in screen.said) == 1, screen.said
+    assert any("took the run for cut off" in one for one in outcome.results[0].findings)
+
+
+def test_a_run_of_another_host_is_taken_only_where_it_is_named(killed):
+    (folder,) = killed.folder.glob("madlite_runs/2*")
+    journal = folder / "journal.jsonl"
+    first, _, rest = journal.read_text().partition("\n")
+    entry = json.loads(first)
+    assert entry["start"].pop("host") == socket.gethostname()
+    entry["start"]["host"] = "node7"
+    journal.write_text(f"{json.dumps(entry)}\n{rest}")
+    said = f"it began on node7 and may be running there; madlite collect {folder.name} adds its FAILURE row"
+    for arguments in (("run", "--tags", "b"), ("collect",), ("clean", "--yes"), ("clean", "--yes", "--everywhere")):
+        done = killed.run(*arguments[1:]) if arguments[0] == "run" else killed.madlite(*arguments)
+        assert done.returncode == 0 and (done.stdout + done.stderr).count(said) == 1, (arguments, done.stdout)
+        assert table(killed, "nightly.csv") == [] and not (folder / "record.json").exists()
+    killed.madlite("collect", folder.name)
+    assert table(killed, "nightly.csv") == [("a", "FAILURE")]
