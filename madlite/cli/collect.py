@@ -46,7 +46,7 @@ def command(run: tuple[str, ...], output: Path) -> int:
     from madlite.results.perfcsv import check_appendable
     from madlite.results.sidefiles import write_waiting
     from madlite.run.batch import exit_code
-    from madlite.run.collect import collect_all, collect_cut_off, of_other_hosts
+    from madlite.run.collect import collect_all, collect_cut_off, of_other_hosts, without_row
     from madlite.run.recovery.leftovers import left_running
     from madlite.run.recovery.unfinished import complete_side_files
 
@@ -67,6 +67,8 @@ def command(run: tuple[str, ...], output: Path) -> int:
     running = left_running(here, dict(os.environ), setup.load(False, False).runtimes()) if cut_off else {}
     done = [*collect_cut_off(cut_off, here, file, begin, running, named=not given)]  # all, whoever stops reading
     done += collect_all(folders, here, file, begin)
+    if not run:
+        done += [one for one in without_row(here) if here / RUNS / one.run_id not in going_on]
     for one in done:
         _print(one)
     for text in write_waiting(here):

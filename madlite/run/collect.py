@@ -101,6 +101,14 @@ def cut_off_runs(workspace: Path, *, with_file: bool = True, of_other_hosts: boo
     return tuple(one for one in here if not with_file or read_run(one).file)
 
 
+def without_row(workspace: Path) -> Iterator[Collected]:
+    """Yield this user's runs that were cut off and of which no row can be made."""
+    for one in unfinished(workspace):
+        if one.lstat().st_uid == os.geteuid() and not has_known_result(one):
+            text = "it was cut off, and its plan or its row is not known: no row can be made (madlite clean lists it)"
+            yield Collected(run_id=one.name, message=text, failed=True)
+
+
 def of_other_hosts(workspace: Path) -> dict[str, str]:
     """Return by id, as a sentence, the runs without a madlite here that began on another host."""
     return {

@@ -124,13 +124,16 @@ class RunFolder:
                 runs = opened.enter_context(open_runs(plan.workspace, make=True))
                 home = runs.below(plan.folder.name, new=True)
                 _note_made(runs, home, plan.id)
-            # the lock gets its name once it is held: a free one would look like a run that was cut off
+            # the lock gets its name once it is held: a free one would look like a run that was cut off; and last, as a
+            # run that is killed then has what its row needs
             folder = cls(home, _open_locked(home, _NEW_LOCK))
-            folder.note(begin or RunEntry(at=journal.now()))
-            home.rename(_NEW_LOCK, LOCK)
-            if reserve:
-                folder._reserve()
-            folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
+            try:
+                folder.note(begin or RunEntry(at=journal.now()))
+                if reserve:
+                    folder._reserve()
+                folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
+            finally:
+                home.rename(_NEW_LOCK, LOCK)
             folder._fill(plan, files)
         except (OSError, UsageProblem) as error:
             if folder is not None:
@@ -386,7 +389,7 @@ def acquire(lock: int, limit_s: float = QUERY_S) -> None:
 
 def is_alive(folder: Path) -> bool:
     """Return whether a madlite process still holds the run's lock."""
-    return is_locked(folder / LOCK)
+    return is_locked(folder / _NEW_LOCK) or is_locked(folder / LOCK)  # in this order: the one becomes the other
 
 
 def is_locked(path: Path, *, unknown: bool = False) -> bool:
