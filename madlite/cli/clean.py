@@ -48,14 +48,15 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     found = find_all(Path.cwd(), environ, runtimes)
     for note in found.notes:
         echo(f"warning: {note}", err=True)
-    waiting, removed = False, []
+    waiting, removed, fates = False, [], {} if yes else _fates()
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere
         if yes and meant and (kept or not item.kept):
             removed.append(item)
         else:
-            echo(f"{item.kind:9} {_of_run(item)}{item.text}{_removal_hint(item, everywhere)}")
-            waiting |= meant and not item.kept
+            fate = fates.get(item.run_id, "") if item.kind == "run" else ""
+            echo(f"{item.kind:9} {_of_run(item)}{item.text}{fate}{_removal_hint(item, everywhere)}")
+            waiting |= meant and not item.kept and not fate
     failed = _remove_all(removed, environ, runtimes)
     changed = changed_files(Path.cwd())
     for file, words in changed:
@@ -110,14 +111,32 @@ def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, R
     return problem is not None
 
 
+def _fates() -> dict[str, str]:
+    """Return, by id, what comes of runs that were cut off instead of a removal, as the end of their line."""
+    from madlite.run.collect import cut_off_runs, of_other_hosts, row_elsewhere
+    from madlite.workspace.journal import read_run
+
+    here = Path.cwd()
+    found = {name: f"; {text}" for name, text in of_other_hosts(here).items()}
+    for folder in cut_off_runs(here):
+        noted = read_run(folder)
+        row = "its row" if noted.rows is not None and not noted.interrupted else "its FAILURE row"
+        elsewhere = row_elsewhere(folder, here, here / "perf.csv")
+        rest = "madlite clean --yes marks it as ended, without a row"
+        ends = f"madlite clean --yes ends this and adds {row} to {noted.file}"
+        found[folder.name] = f"; {f'{elsewhere}, {rest}' if elsewhere else ends}"
+    return found
+
+
 def _write_rows() -> dict[str, Collected]:
     """Write the rows of the runs that were cut off; return what became of each, by its id."""
     from madlite.results.sidefiles import write_waiting
-    from madlite.run.collect import collect_cut_off, cut_off_runs
+    from madlite.run.collect import collect_cut_off, cut_off_runs, row_elsewhere
     from madlite.run.recovery.leftovers import still_running
 
-    here = Path.cwd()
-    done = [*collect_cut_off(cut_off_runs(here), here, here / "perf.csv", running=still_running(here))]
+    here, output = Path.cwd(), Path.cwd() / "perf.csv"
+    folders = [folder for folder in cut_off_runs(here) if not row_elsewhere(folder, here, output)]
+    done = [*collect_cut_off(folders, here, output, running=still_running(here))]
     warn_of((*(text for one in done for text in one.warnings), *write_waiting(here)))
     return {one.run_id: one for one in done}
 

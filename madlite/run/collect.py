@@ -20,6 +20,7 @@ from madlite.model.results import Attempt
 from madlite.plan.inputs import RUNS
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
+from madlite.results.locked import make_folder
 from madlite.results.pending import are_in_file, rows_path
 from madlite.results.record import Record, record_json, result_of
 from madlite.results.sidefiles import leave_entries, write_entries, write_waiting
@@ -149,14 +150,21 @@ def _file_of(folder: Path, workspace: Path, output: Path) -> Path:
     Raises:
         RecordError: a command may not write to the one that it names.
     """
-    if not (name := read_run(folder).file):
+    if not read_run(folder).file:
         return output
     if (path := named_file(folder, workspace, output)) is None:
-        raise RecordError(
-            f"it was cut off, and its row is for {name}, which is no results file of this folder; "
-            f"madlite collect {folder.name} -o {shlex.quote(name)} adds it"
-        )
+        raise RecordError(f"it was cut off, and {row_elsewhere(folder, workspace, output)}")
     return path
+
+
+def row_elsewhere(folder: Path, workspace: Path, output: Path) -> str:
+    """Return, as a sentence, for which file the row of a run is that a command may not write to; "" if it may."""
+    name = read_run(folder).file
+    if not name or named_file(folder, workspace, output) is not None:
+        return ""
+    is_inside = Path(os.path.realpath(workspace / name)).is_relative_to(os.path.realpath(workspace))
+    what = "which is no results file" if is_inside else "which lies outside of this folder"
+    return f"its row is for {name}, {what}; madlite collect {folder.name} -o {shlex.quote(name)} adds it"
 
 
 def _collect_cut_off(folder: Path, workspace: Path, output: Path, begin: Sequence[str], running: str) -> Collected:
@@ -332,6 +340,7 @@ def append_rows_of(
         return done, f"its rows are in {done.path}", []
     integrity = Integrity(Path(os.path.realpath(output)), workspace)
     named = replace(rows, path=rows_path(output, workspace))
+    make_folder(output)  # that of a file that the run named can be gone
     done, message = append_once(named, run_folder, workspace, output, integrity, begin)
     run_folder.note(RunEntry(at=now(), rows=done))
     return done, message, list(integrity.reports)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -175,7 +176,7 @@ def test_a_row_for_a_file_elsewhere_stays_with_a_sentence(planned, monkeypatch, 
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "all.csv"
     cut_off((plans, replace(options, output=elsewhere), plugins), monkeypatch, "madlite.run.one.judge")
     (said,) = recover_cut_off(options.workspace, options.output)
-    assert f"its row is for {elsewhere}, which is no results file of this folder; madlite collect id-m-" in said
+    assert f"its row is for {elsewhere}, which lies outside of this folder; madlite collect id-m-" in said
     assert not options.output.exists() and not elsewhere.exists()
     assert "its row was added" in recover_cut_off(options.workspace, elsewhere)[0] and rows_of(elsewhere) == ["m"]
 
@@ -235,3 +236,34 @@ def test_a_run_of_another_host_is_taken_only_where_it_is_named(killed):
         assert table(killed, "nightly.csv") == [] and not (folder / "record.json").exists()
     killed.madlite("collect", folder.name)
     assert table(killed, "nightly.csv") == [("a", "FAILURE")]
+
+
+def killed_for(checkout: Checkout, file: str) -> None:  # noqa: F811
+    checkout.card("a", WAITS)
+    checkout.card("b", 'echo "performance: 1 x"\n')
+    started = checkout.start("--tags", "a", "-o", file)
+    checkout.wait_for("begun")
+    kill(started)
+
+
+def test_the_folder_of_a_results_file_that_is_gone_is_made_again(checkout):  # noqa: F811
+    (checkout.folder / "out").mkdir()
+    killed_for(checkout, "out/n.csv")
+    shutil.rmtree(checkout.folder / "out")
+    done = checkout.madlite("clean", "--yes")
+    assert done.returncode == 0 and "its row was added to out/n.csv" in done.stdout, done.stdout + done.stderr
+    assert table(checkout, "out/n.csv") == [("a", "FAILURE")]
+
+
+def test_a_run_for_a_file_elsewhere_is_told_once_and_clean_marks_it_as_ended(checkout, tmp_path_factory):  # noqa: F811
+    file = tmp_path_factory.mktemp("elsewhere") / "out/n.csv"
+    file.parent.mkdir()
+    killed_for(checkout, str(file))
+    shutil.rmtree(file.parent)
+    done = checkout.run("--tags", "b")
+    said = f"its row is for {file}, which lies outside of this folder; madlite collect "
+    assert done.returncode == 0 and done.stdout.count(said) == 1 and "1 earlier run" not in done.stdout, done.stdout
+    assert said in checkout.madlite("clean").stdout
+    done = checkout.madlite("clean", "--yes")
+    assert done.returncode == 0 and "marked as ended" in done.stdout and not file.parent.exists(), done.stdout
+    assert "nothing is left behind" in checkout.madlite("clean").stdout
