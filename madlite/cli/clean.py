@@ -17,7 +17,7 @@ from madlite.errors import ExitCode
 if TYPE_CHECKING:
     from madlite.model import Runtime
     from madlite.run.collect import Collected
-    from madlite.run.recovery.leftovers import Leftover
+    from madlite.run.recovery.leftovers import Leftover, Leftovers
 
 _DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}
 _MOST_SPECIAL = 20
@@ -48,16 +48,17 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     found = find_all(Path.cwd(), environ, runtimes)
     for note in found.notes:
         echo(f"warning: {note}", err=True)
-    waiting, removed, fates = False, [], {} if yes else _fates()
+    waiting, removed, fates = False, [], _fates()
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere
         if yes and meant and (kept or not item.kept):
             removed.append(item)
         else:
-            fate = fates.get(item.run_id, "") if item.kind == "run" else ""
+            fate = fates.get(item.handle, "")
             echo(f"{item.kind:9} {_of_run(item)}{item.text}{fate}{_removal_hint(item, everywhere)}")
             waiting |= meant and not item.kept and not fate
     failed = _remove_all(removed, environ, runtimes)
+    _end_journals(found, yes)
     changed = changed_files(Path.cwd())
     for file, words in changed:
         if yes:
@@ -78,6 +79,13 @@ def _completed(acknowledged: bool) -> Iterator[str]:
 
     if acknowledged:
         yield from complete_side_files(Path.cwd())
+
+
+def _end_journals(found: Leftovers, yes: bool) -> None:
+    from madlite.run.recovery.leftovers import end_journals
+
+    if yes:
+        end_journals(Path.cwd(), found)
 
 
 def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
@@ -102,29 +110,32 @@ def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes:
 
 def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
     """Remove a leftover and say so; return whether that failed."""
+    from madlite.results.batch_journal import acknowledge
     from madlite.run.recovery.leftovers import NO_RUN, remove
 
+    is_kept = item.kind == "file" and acknowledge(Path(item.handle), look=True)
     problem = remove(item, environ, runtimes)
-    done = _DONE.get(item.kind, "removed")
+    done = "kept for --resume" if is_kept else _DONE.get(item.kind, "removed")
     what = f"{item.kind} {item.run_id}  " if item.run_id != NO_RUN else f"{item.kind}: "
     echo(f"{'not removed' if problem else done} {what}{problem or item.text}")
     return problem is not None
 
 
 def _fates() -> dict[str, str]:
-    """Return, by id, what comes of runs that were cut off instead of a removal, as the end of their line."""
+    """Return, by folder, what comes of runs that were cut off instead of a removal, as the end of their line."""
+    from madlite.plan.inputs import RUNS
     from madlite.run.collect import cut_off_runs, of_other_hosts, row_elsewhere
     from madlite.workspace.journal import read_run
 
     here = Path.cwd()
-    found = {name: f"; {text}" for name, text in of_other_hosts(here).items()}
+    found = {str(here / RUNS / name): f"; {text}" for name, text in of_other_hosts(here).items()}
     for folder in cut_off_runs(here):
         noted = read_run(folder)
         row = "its row" if noted.rows is not None and not noted.interrupted else "its FAILURE row"
         elsewhere = row_elsewhere(folder, here, here / "perf.csv")
         rest = "madlite clean --yes marks it as ended, without a row"
         ends = f"madlite clean --yes ends this and adds {row} to {noted.file}"
-        found[folder.name] = f"; {f'{elsewhere}, {rest}' if elsewhere else ends}"
+        found[str(folder)] = f"; {f'{elsewhere}, {rest}' if elsewhere else ends}"
     return found
 
 

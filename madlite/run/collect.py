@@ -171,6 +171,8 @@ def _collect_cut_off(folder: Path, workspace: Path, output: Path, begin: Sequenc
     run_folder = RunFolder.reopen(folder)
     try:
         if exists(folder / RECORD) or has_result(folder):  # by now
+            if not read_run(folder).began:  # made right here: the run's own was removed at its end
+                run_folder.end_journal()
             return Collected(run_id=folder.name, message="it has its result by now", busy=True)
         found = result_of_cut_off(folder)
         is_noted = read_run(folder).rows is not None

@@ -16,6 +16,7 @@ import pytest
 
 from madlite.run.batch import run_batch
 from madlite.run.collect import collect_cut_off, cut_off_runs, recover_cut_off
+from madlite.run.recovery.leftovers import Leftover, Leftovers, end_journals
 from madlite.workspace.folder import RunFolder
 from tests.csv_rows import csv_rows
 from tests.engine.checkout import Checkout
@@ -89,12 +90,25 @@ def test_the_next_run_ends_what_goes_on_of_a_run_that_has_its_row_by_then(killed
 def test_clean_writes_it_and_the_batch_can_still_be_resumed(killed):
     listed = killed.madlite("clean").stdout
     assert "unfinished, no row" in listed and table(killed, "nightly.csv") == []
+    assert "madlite clean --yes ends this and adds its FAILURE row to nightly.csv" in listed, listed
     done = killed.madlite("clean", "--yes")
     assert "FAILURE [interrupted], it was cut off; its row was added to nightly.csv" in done.stdout, done.stdout
     assert table(killed, "nightly.csv") == [("a", "FAILURE")] and "nothing is left" in killed.madlite("clean").stdout
     assert "cut off" not in killed.madlite("runs").stderr
     assert killed.madlite("run", "--resume").returncode == 0
     assert table(killed, "nightly.csv") == [("a", "FAILURE"), ("a", "SUCCESS")]
+
+
+def test_clean_says_that_it_keeps_the_batch_and_removes_an_empty_journal(killed):
+    killed.run("--tags", "b")  # writes the row, and has no more to say of the batch
+    (record,) = (one for one in killed.records() if one["card"] == "a")
+    left = killed.folder / "madlite_runs" / record["id"] / "journal.jsonl"
+    left.touch()
+    done = killed.madlite("clean", "--yes")
+    assert done.returncode == 0 and not left.exists(), done.stdout + done.stderr
+    assert "kept for --resume" in done.stdout and "removed file" not in done.stdout, done.stdout
+    done = killed.madlite("run", "--resume")
+    assert done.returncode == 0 and table(killed, "nightly.csv")[-1] == ("a", "SUCCESS"), done.stdout
 
 
 def test_a_run_without_rows_gets_one_by_collect_alone(checkout):  # noqa: F811
@@ -167,6 +181,14 @@ def test_a_run_that_another_madlite_has_gets_no_row(planned, monkeypatch):  # no
     assert busy.busy and not options.output.exists()
     held.close()
     assert len(recover_cut_off(options.workspace, options.output)) == 1 and rows_of(options.output) == ["m"]
+    (late,) = collect_cut_off([folder], options.workspace, options.output)
+    assert late.busy and not (folder / "journal.jsonl").exists(), "it has its record by now"
+    (folder / "journal.jsonl").touch()  # as a kill can leave one
+    found = Leftover(kind="process", run_id=folder.name, text="", handle=folder.name)
+    end_journals(options.workspace, Leftovers(leftovers=(found,)))
+    assert (folder / "journal.jsonl").exists(), "something of it is running"
+    end_journals(options.workspace, Leftovers())
+    assert not (folder / "journal.jsonl").exists()
 
 
 def test_a_row_for_a_file_elsewhere_stays_with_a_sentence(planned, monkeypatch, tmp_path_factory):  # noqa: F811
