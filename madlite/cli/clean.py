@@ -17,7 +17,7 @@ from madlite.errors import ExitCode
 if TYPE_CHECKING:
     from madlite.model import Runtime
     from madlite.run.collect import Collected
-    from madlite.run.recovery.leftovers import Leftover
+    from madlite.run.recovery.leftovers import Leftover, Leftovers
 
 _DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}
 _MOST_SPECIAL = 20
@@ -48,15 +48,17 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     found = find_all(Path.cwd(), environ, runtimes)
     for note in found.notes:
         echo(f"warning: {note}", err=True)
-    waiting, removed = False, []
+    waiting, removed, fates = False, [], _fates()
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere
         if yes and meant and (kept or not item.kept):
             removed.append(item)
         else:
-            echo(f"{item.kind:9} {_of_run(item)}{item.text}{_removal_hint(item, everywhere)}")
-            waiting |= meant and not item.kept
+            fate = fates.get(item.handle, "")
+            echo(f"{item.kind:9} {_of_run(item)}{item.text}{fate}{_removal_hint(item, everywhere)}")
+            waiting |= meant and not item.kept and not fate
     failed = _remove_all(removed, environ, runtimes)
+    _end_journals(found, yes)
     changed = changed_files(Path.cwd())
     for file, words in changed:
         if yes:
@@ -79,11 +81,19 @@ def _completed(acknowledged: bool) -> Iterator[str]:
         yield from complete_side_files(Path.cwd())
 
 
+def _end_journals(found: Leftovers, yes: bool) -> None:
+    from madlite.run.recovery.leftovers import end_journals
+
+    if yes:
+        end_journals(Path.cwd(), found)
+
+
 def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
     """Remove leftovers, and say so of each; a run that was cut off gets its row.  Return whether any of that failed."""
-    from madlite.run.collect import cut_off_text
+    from madlite.run.collect import cut_off_text, of_other_hosts
     from madlite.run.recovery.leftovers import RUNNING
 
+    elsewhere = of_other_hosts(Path.cwd())
     running = [item for item in items if item.kind in RUNNING]
     failed = [_remove(item, environ, runtimes) for item in running]
     rows = _write_rows() if len(items) > len(running) else {}
@@ -91,6 +101,8 @@ def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes:
         if item.kind == "run" and item.run_id in rows:
             echo(cut_off_text(rows[item.run_id]))
             failed.append(rows[item.run_id].failed)
+        elif item.kind == "run" and item.run_id in elsewhere:
+            echo(f"not touched: {item.run_id}  {elsewhere[item.run_id]}")
         else:
             failed.append(_remove(item, environ, runtimes))
     return any(failed)
@@ -98,23 +110,44 @@ def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes:
 
 def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
     """Remove a leftover and say so; return whether that failed."""
+    from madlite.results.batch_journal import acknowledge
     from madlite.run.recovery.leftovers import NO_RUN, remove
 
+    is_kept = item.kind == "file" and acknowledge(Path(item.handle), look=True)
     problem = remove(item, environ, runtimes)
-    done = _DONE.get(item.kind, "removed")
+    done = "kept for --resume" if is_kept else _DONE.get(item.kind, "removed")
     what = f"{item.kind} {item.run_id}  " if item.run_id != NO_RUN else f"{item.kind}: "
     echo(f"{'not removed' if problem else done} {what}{problem or item.text}")
     return problem is not None
 
 
+def _fates() -> dict[str, str]:
+    """Return, by folder, what comes of runs that were cut off instead of a removal, as the end of their line."""
+    from madlite.plan.inputs import RUNS
+    from madlite.run.collect import cut_off_runs, of_other_hosts, row_elsewhere
+    from madlite.workspace.journal import read_run
+
+    here = Path.cwd()
+    found = {str(here / RUNS / name): f"; {text}" for name, text in of_other_hosts(here).items()}
+    for folder in cut_off_runs(here):
+        noted = read_run(folder)
+        row = "its row" if noted.rows is not None and not noted.interrupted else "its FAILURE row"
+        elsewhere = row_elsewhere(folder, here, here / "perf.csv")
+        rest = "madlite clean --yes marks it as ended, without a row"
+        ends = f"madlite clean --yes ends this and adds {row} to {noted.file}"
+        found[str(folder)] = f"; {f'{elsewhere}, {rest}' if elsewhere else ends}"
+    return found
+
+
 def _write_rows() -> dict[str, Collected]:
     """Write the rows of the runs that were cut off; return what became of each, by its id."""
     from madlite.results.sidefiles import write_waiting
-    from madlite.run.collect import collect_cut_off, cut_off_runs
+    from madlite.run.collect import collect_cut_off, cut_off_runs, row_elsewhere
     from madlite.run.recovery.leftovers import still_running
 
-    here = Path.cwd()
-    done = [*collect_cut_off(cut_off_runs(here), here, here / "perf.csv", running=still_running(here))]
+    here, output = Path.cwd(), Path.cwd() / "perf.csv"
+    folders = [folder for folder in cut_off_runs(here) if not row_elsewhere(folder, here, output)]
+    done = [*collect_cut_off(folders, here, output, running=still_running(here))]
     warn_of((*(text for one in done for text in one.warnings), *write_waiting(here)))
     return {one.run_id: one for one in done}
 

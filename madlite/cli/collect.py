@@ -40,12 +40,13 @@ def command(run: tuple[str, ...], output: Path) -> int:
     Ends with the exit code that the runs would have had; 3 also where one of them cannot be collected.
     """
     from madlite.cli import setup
+    from madlite.plan.inputs import RUNS
     from madlite.results.header import new_columns
     from madlite.results.locked import make_folder
     from madlite.results.perfcsv import check_appendable
     from madlite.results.sidefiles import write_waiting
     from madlite.run.batch import exit_code
-    from madlite.run.collect import collect_all, collect_cut_off
+    from madlite.run.collect import collect_all, collect_cut_off, of_other_hosts, without_row
     from madlite.run.recovery.leftovers import left_running
     from madlite.run.recovery.unfinished import complete_side_files
 
@@ -59,9 +60,15 @@ def command(run: tuple[str, ...], output: Path) -> int:
         check_appendable(file, here)
         make_folder(Path(os.path.realpath(file)))
     setup.warn_of(complete_side_files(here))
+    if not run:
+        setup.warn_of(
+            f"{name}: {text}" for name, text in of_other_hosts(here).items() if here / RUNS / name not in going_on
+        )
     running = left_running(here, dict(os.environ), setup.load(False, False).runtimes()) if cut_off else {}
     done = [*collect_cut_off(cut_off, here, file, begin, running, named=not given)]  # all, whoever stops reading
     done += collect_all(folders, here, file, begin)
+    if not run:
+        done += [one for one in without_row(here) if here / RUNS / one.run_id not in going_on]
     for one in done:
         _print(one)
     for text in write_waiting(here):
@@ -132,7 +139,8 @@ def _folders(names: Sequence[str], here: Path, going_on: Collection[Path]) -> tu
     from madlite.results.stored import uncollected
     from madlite.run.collect import cut_off_runs
 
-    known = [folder for folder in cut_off_runs(here, with_file=False) if folder not in going_on]
+    found = cut_off_runs(here, with_file=False, of_other_hosts=bool(names))
+    known = [folder for folder in found if folder not in going_on]
     if not names:
         return [folder for folder in uncollected(here) if folder not in going_on], known
     named = dict.fromkeys(folder for name in names for folder in _named(name, here))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -253,12 +253,13 @@ def run_planned(
     runs = own or cast("_MakeBatch", make)(planned, params, journal)
     batch = BatchFiles(runs.planned, options, params)
     with _shown(options, plugins) as screen:
-        for text in (*warnings, *_recover(options, plugins.runtimes(), batch_before)):
+        recovered = tuple(_recover(options, plugins.runtimes(), batch_before))
+        for text in (*warnings, *recovered):
             screen.warn(text)
         before = resumed(batch_before, own, options, journal, screen) if batch_before is not None and own else None
         planned = before.with_ids(runs.planned) if before is not None else runs.planned
         batch = BatchFiles(planned, options, params) if before is not None else batch
-        for text in _recovery_report(options, batch_before.study if batch_before is not None else ""):
+        for text in _recovery_report(options, recovered, batch_before.study if batch_before is not None else ""):
             screen.warn(text)
         journal.note(
             study=own.study_id if own is not None else "",
@@ -425,14 +426,15 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: Unfinish
         yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
 
 
-def _recovery_report(options: Options, resumed: str = "") -> list[str]:
-    """Return warnings about interrupted earlier runs, apart from the study that is `resumed`."""
+def _recovery_report(options: Options, told: Iterable[str], resumed: str = "") -> list[str]:
+    """Return warnings about interrupted earlier runs, apart from those `told` and the study that is `resumed`."""
     from madlite.run.recovery.unfinished import recovery_report
 
     # without rows it is possibly one of many jobs: `madlite collect` reports the others
-    return recovery_report(options.workspace, resumed) if options.rows else []
+    return recovery_report(options.workspace, resumed, told) if options.rows else []
 
 
 def recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
     """Recover what interrupted earlier runs left, and return warnings about it and about what is unfinished."""
-    return [*_recover(options, runtimes), *_recovery_report(options)]
+    recovered = tuple(_recover(options, runtimes))
+    return [*recovered, *_recovery_report(options, recovered)]

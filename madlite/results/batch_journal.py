@@ -315,10 +315,10 @@ def _claimed(path: Path) -> UnfinishedBatch | None:
     return None
 
 
-def acknowledge(path: Path) -> bool:
+def acknowledge(path: Path, *, look: bool = False) -> bool:
     """Keep the file of a batch that was cut off for `--resume` alone; return whether it is one with runs that are left.
 
-    It takes the place of an earlier one; a later one that is kept stays.
+    It takes the place of an earlier one; a later one that is kept stays.  With `look` nothing is changed.
     """
     if not (fnmatch.fnmatch(path.name, _GLOB) and (batch := _claimed(path))):
         return False
@@ -330,7 +330,7 @@ def acknowledge(path: Path) -> bool:
         if not (_is_of_run(batch.command) and is_left and _file_name(batch.id) in own):
             return False
         newer = _file_name(_first_id(lines)) in own and any(line.started > batch.started for line in lines)
-        if not newer:
+        if not newer and not look:
             with Folder.open(path.parent) as runs:
                 runs.rename(path.name, _INTERRUPTED)
         return not newer

@@ -20,6 +20,7 @@ from madlite.model.results import Attempt
 from madlite.plan.inputs import RUNS
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
+from madlite.results.locked import make_folder
 from madlite.results.pending import are_in_file, rows_path
 from madlite.results.record import Record, record_json, result_of
 from madlite.results.sidefiles import leave_entries, write_entries, write_waiting
@@ -28,7 +29,7 @@ from madlite.run.recovery.cut_off import has_known_result, result_of_cut_off
 from madlite.run.recovery.leftovers import remove_run_files
 from madlite.run.recovery.unfinished import append_once, appended_rows, target_of
 from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, has_result, is_alive, unfinished
-from madlite.workspace.journal import RunEntry, RunRows, is_own, now, read_of, read_run
+from madlite.workspace.journal import RunEntry, RunRows, is_own, now, other_host, read_of, read_run
 
 
 class Collected(Value, frozen=True):
@@ -90,13 +91,32 @@ def named_file(folder: Path, workspace: Path, output: Path) -> Path | None:
     return path if is_inside and is_new else target_of(RunRows(path=named, cells=()), workspace, output)
 
 
-def cut_off_runs(workspace: Path, *, with_file: bool = True) -> tuple[Path, ...]:
+def cut_off_runs(workspace: Path, *, with_file: bool = True, of_other_hosts: bool = False) -> tuple[Path, ...]:
     """Return the folders of this user's runs that were cut off and of which a row can be written, the oldest first.
 
-    Without `with_file` also those that name no results file, as with --no-rows.
+    Without `with_file` also those that name no results file, as with --no-rows.  Those of other hosts may be running
+    there, with a lock that cannot be seen here.
     """
     own = (one for one in unfinished(workspace) if one.lstat().st_uid == os.geteuid() and has_known_result(one))
-    return tuple(one for one in own if not with_file or read_run(one).file)
+    here = (one for one in own if of_other_hosts or not other_host(one))
+    return tuple(one for one in here if not with_file or read_run(one).file)
+
+
+def without_row(workspace: Path) -> Iterator[Collected]:
+    """Yield this user's runs that were cut off and of which no row can be made."""
+    for one in unfinished(workspace):
+        if one.lstat().st_uid == os.geteuid() and not has_known_result(one):
+            text = "it was cut off, and its plan or its row is not known: no row can be made (madlite clean lists it)"
+            yield Collected(run_id=one.name, message=text, failed=True)
+
+
+def of_other_hosts(workspace: Path) -> dict[str, str]:
+    """Return by id, as a sentence, the runs without a madlite here that began on another host."""
+    return {
+        one.name: f"it began on {host} and may be running there; madlite collect {one.name} adds its FAILURE row"
+        for one in unfinished(workspace)
+        if (host := other_host(one))
+    }
 
 
 def collect_cut_off(
@@ -130,20 +150,29 @@ def _file_of(folder: Path, workspace: Path, output: Path) -> Path:
     Raises:
         RecordError: a command may not write to the one that it names.
     """
-    if not (name := read_run(folder).file):
+    if not read_run(folder).file:
         return output
     if (path := named_file(folder, workspace, output)) is None:
-        raise RecordError(
-            f"it was cut off, and its row is for {name}, which is no results file of this folder; "
-            f"madlite collect {folder.name} -o {shlex.quote(name)} adds it"
-        )
+        raise RecordError(f"it was cut off, and {row_elsewhere(folder, workspace, output)}")
     return path
+
+
+def row_elsewhere(folder: Path, workspace: Path, output: Path) -> str:
+    """Return, as a sentence, for which file the row of a run is that a command may not write to; "" if it may."""
+    name = read_run(folder).file
+    if not name or named_file(folder, workspace, output) is not None:
+        return ""
+    is_inside = Path(os.path.realpath(workspace / name)).is_relative_to(os.path.realpath(workspace))
+    what = "which is no results file" if is_inside else "which lies outside of this folder"
+    return f"its row is for {name}, {what}; madlite collect {folder.name} -o {shlex.quote(name)} adds it"
 
 
 def _collect_cut_off(folder: Path, workspace: Path, output: Path, begin: Sequence[str], running: str) -> Collected:
     run_folder = RunFolder.reopen(folder)
     try:
         if exists(folder / RECORD) or has_result(folder):  # by now
+            if not read_run(folder).began:  # made right here: the run's own was removed at its end
+                run_folder.end_journal()
             return Collected(run_id=folder.name, message="it has its result by now", busy=True)
         found = result_of_cut_off(folder)
         is_noted = read_run(folder).rows is not None
@@ -166,7 +195,8 @@ def recover_cut_off(
     """Write the rows of runs that were cut off to the results files that they name; return messages, of many a few."""
     folders = cut_off_runs(workspace)
     done = [one for one in collect_cut_off(folders, workspace, output, begin, running or {}) if not one.busy]
-    messages = [cut_off_text(one) for one in done[:_MOST_TOLD]]
+    messages = [f"{name}: {text}" for name, text in of_other_hosts(workspace).items()]
+    messages += [cut_off_text(one) for one in done[:_MOST_TOLD]]
     if len(done) > _MOST_TOLD:
         without = sum(1 for one in done[_MOST_TOLD:] if one.failed)
         messages.append(
@@ -312,6 +342,7 @@ def append_rows_of(
         return done, f"its rows are in {done.path}", []
     integrity = Integrity(Path(os.path.realpath(output)), workspace)
     named = replace(rows, path=rows_path(output, workspace))
+    make_folder(output)  # that of a file that the run named can be gone
     done, message = append_once(named, run_folder, workspace, output, integrity, begin)
     run_folder.note(RunEntry(at=now(), rows=done))
     return done, message, list(integrity.reports)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,7 +29,7 @@ from madlite.results.sidefiles import due_in_s, leave_entries, write_entries, wr
 from madlite.results.stored import RunResult, result_text
 from madlite.run.context import context_file, left_out_before
 from madlite.run.screen import Planned, Screen
-from madlite.workspace.folder import RECORD, RESULT, STEPS, RunFolder, open_runs, was_taken_over
+from madlite.workspace.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
 from madlite.workspace.journal import RunEntry, RunRows, RunStart, now
 
 # What is written of a run that has ended, in an order in which no kill loses anything silently.
@@ -38,10 +39,6 @@ from madlite.workspace.journal import RunEntry, RunRows, RunStart, now
 # rest.
 
 _log = logging.getLogger(__name__)
-_TAKEN_OVER = (
-    "another command took this run for cut off and has written its row, so it gets no other one: the lock of its "
-    "folder does not reach every machine that shares it"
-)
 
 RelativeChange = Callable[[RunPlan, Mapping[str, str]], str]
 """The cell `relative_change` of a row: in percent of the number that a run is compared with; "" without one."""
@@ -84,6 +81,13 @@ class SideFiles:
             self._warn(problem)
 
 
+_TAKEN = "another command took the run for cut off: the row and the record that it wrote stay, and this result has none"
+
+
+class _TakenError(Exception):
+    """Another command has the run's row by now."""
+
+
 class ResultWriter:
     """Writes one run's result: its rows once, whatever happens before or after them."""
 
@@ -121,6 +125,7 @@ class ResultWriter:
             command=options.command,
             left_out=self._left_out(),
             attempt=attempt,
+            host=socket.gethostname(),
         )
         return RunEntry(at=now(), start=start, file=self._path() if options.rows else "")
 
@@ -131,12 +136,21 @@ class ResultWriter:
     def write(self, result: Result, steps: Steps, folder: RunFolder | None) -> Result:
         """Write all of it, and return the result with errors as findings; without a folder only the rows."""
         problems = [folder.stream(STEPS, step_lines(steps))] if folder is not None and len(steps) else []
+        try:
+            return self._write_all(result, problems, folder)
+        except _TakenError:
+            self._screen.warn(f"{self._plan.id}: {_TAKEN}")
+            return replace(result, findings=(*result.findings, *filter(None, problems), _TAKEN))
+
+    def _write_all(self, result: Result, problems: list[str], folder: RunFolder | None) -> Result:
+        """Write all but the steps.
+
+        Raises:
+            _TakenError: another command has the run's row, and nothing of this one is written.
+        """
         if not self._attempted:  # a bug after the rows were written must not write them a second time
+            self._check_taken(folder)
             self._attempted = True
-            if self._options.rows and folder is not None and was_taken_over(folder.path):
-                self.saved = False
-                self._screen.warn(f"{self._plan.id}: {_TAKEN_OVER}")
-                return replace(result, findings=(*result.findings, _TAKEN_OVER))
             if self._options.result_file or self._recoverable or not self._options.rows:
                 problems.append(self._save_result(result, filter(None, problems), folder))
             if self._options.rows and has_row(self._plan, result):
@@ -151,6 +165,10 @@ class ResultWriter:
             problems.append(self._write_record(replace(result, findings=findings), folder))
         return replace(result, findings=(*result.findings, *filter(None, problems)))
 
+    def _check_taken(self, folder: RunFolder | None) -> None:
+        if folder is not None and folder.is_taken():
+            raise _TakenError
+
     def write_result(self, result: Result, steps: Steps, folder: RunFolder) -> str:
         """Write steps and result file alone; return the error message, "" if none."""
         problem = folder.stream(STEPS, step_lines(steps)) if len(steps) else ""
@@ -158,7 +176,9 @@ class ResultWriter:
 
     def write_replaced(self, result: Result, folder: RunFolder) -> None:
         """Write the record of a run that was set aside, without rows: another attempt has taken its place."""
-        if problem := self._write_record(result, folder):
+        if folder.is_taken():
+            self._screen.warn(f"{self._plan.id}: {_TAKEN}")
+        elif problem := self._write_record(result, folder):
             self._screen.warn(f"{self._plan.id}: {problem}")
 
     def _save_result(self, result: Result, problems: Iterable[str], folder: RunFolder | None) -> str:
@@ -216,6 +236,7 @@ class ResultWriter:
         integrity = Integrity(options.output_target or options.output, self._plan.workspace)
 
         def before_write(size: int, columns: tuple[str, ...]) -> None:
+            self._check_taken(folder)
             self._note_rows(rows, size, columns, folder)
 
         try:

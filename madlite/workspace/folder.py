@@ -124,14 +124,16 @@ class RunFolder:
                 runs = opened.enter_context(open_runs(plan.workspace, make=True))
                 home = runs.below(plan.folder.name, new=True)
                 _note_made(runs, home, plan.id)
-            # the lock gets its name once it is held: a free one would look like a run that was cut off
+            # the lock gets its name once it is held: a free one would look like a run that was cut off; and last, as a
+            # run that is killed then has what its row needs
             folder = cls(home, _open_locked(home, _NEW_LOCK))
-            folder.note(begin or RunEntry(at=journal.now()))
-            if reserve:
-                folder._reserve()
-            # before the lock has its name: of a run that is cut off its plan tells what its row is
-            folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
-            home.rename(_NEW_LOCK, LOCK)
+            try:
+                folder.note(begin or RunEntry(at=journal.now()))
+                if reserve:
+                    folder._reserve()
+                folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
+            finally:
+                home.rename(_NEW_LOCK, LOCK)
             folder._fill(plan, files)
         except (OSError, UsageProblem) as error:
             if folder is not None:
@@ -227,6 +229,11 @@ class RunFolder:
     def note(self, entry: RunEntry) -> str:
         """Add a line to the run's journal; return the error message, "" if none."""
         return self._journal.add(entry)
+
+    def is_taken(self) -> bool:
+        """Return whether another command, which did not see the lock, took the run for cut off and writes its row."""
+        recorded = (entry.record for entry in journal.read_of(self.path.parent, self.path.name))
+        return read_run(self.path).interrupted or any(recorded)
 
     def end_journal(self) -> None:
         """Remove the run's journal, once its record has where its rows are."""
@@ -382,7 +389,7 @@ def acquire(lock: int, limit_s: float = QUERY_S) -> None:
 
 def is_alive(folder: Path) -> bool:
     """Return whether a madlite process still holds the run's lock."""
-    return is_locked(folder / LOCK)
+    return is_locked(folder / _NEW_LOCK) or is_locked(folder / LOCK)  # in this order: the one becomes the other
 
 
 def is_locked(path: Path, *, unknown: bool = False) -> bool:
@@ -484,11 +491,6 @@ def has_result(folder: Path) -> bool:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
     return found.record.id == folder.name
-
-
-def was_taken_over(folder: Path) -> bool:
-    """Return whether another command has written the row of a run, which it took for cut off."""
-    return exists(folder / RECORD) or journal.read_run(folder).interrupted
 
 
 def was_disk_full(folder: Path) -> bool:

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import socket
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -323,7 +324,8 @@ class RunRows(Value, frozen=True):
 class RunStart(Value, frozen=True, omit_defaults=True):
     """What the row and the record of a run need and its plan does not have: with it the next command can write them.
 
-    `columns` are madlite's own that the row is to have, `left_out` the places of secrets of the context.
+    `columns` are madlite's own that the row is to have, `left_out` the places of secrets of the context, `host` is the
+    machine that it runs on: another one may not see its lock.
     """
 
     strict_header: bool = False
@@ -333,6 +335,7 @@ class RunStart(Value, frozen=True, omit_defaults=True):
     command: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     attempt: Attempt | None = None
+    host: str = ""
 
 
 class RunEntry(Value, frozen=True, omit_defaults=True):
@@ -458,6 +461,12 @@ def read_run(folder: Path) -> RunJournal:
         return RunJournal(cleaned=_read_mark(folder))
     except OSError:
         return RunJournal()
+
+
+def other_host(folder: Path) -> str:
+    """Return the host on which a run began where it is not this one, "" otherwise."""
+    start = read_run(folder).start
+    return "" if start is None or start.host == socket.gethostname() else start.host
 
 
 def _read_mark(folder: Path) -> str | None:

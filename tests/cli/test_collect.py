@@ -285,7 +285,7 @@ def test_a_file_of_that_name_which_a_workload_wrote_is_no_result(checkout, capfd
         )
     )
     (folder / RESULT).write_text('{"version": 1, "record": {"id": "mine"}}')
-    assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
+    assert call(["collect"]) == 3 and "no row can be made" in capfd.readouterr().err
     assert call(["clean"]) == 0 and f"{folder.name}  unfinished" in capfd.readouterr().out
 
 
@@ -400,3 +400,38 @@ def test_an_entry_of_a_killed_run_that_the_user_removed_does_not_come_back(check
     assert call(["collect"]) == 0 and len(json.loads((checkout / "perf_super.json").read_text())) == 1
     (checkout / "perf_super.json").write_text("[]\n")
     assert call(["collect"]) == 0 and json.loads((checkout / "perf_super.json").read_text()) == []
+
+
+NAMED = """
+import os, signal, sys
+from madlite.safe_files import Folder
+real = Folder.rename
+def rename(folder, name, to):
+    if to == "lock" and sys.argv[1] == "after":
+        real(folder, name, to)
+    if to == "lock":
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(folder, name, to)
+Folder.rename = rename
+from madlite.cli.main import call
+sys.exit(call(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_run_that_is_killed_while_its_folder_is_made_gets_its_row(checkout, capfd, moment):
+    words = [sys.executable, "-c", NAMED, moment, "run", "--tags", "a"]
+    assert subprocess.run(words, capture_output=True).returncode == -signal.SIGKILL
+    assert call(["collect"]) == 3
+    assert "FAILURE [interrupted], it was cut off; its row was added" in capfd.readouterr().out
+    assert [row["status"] for row in perf_rows(checkout)] == ["FAILURE"]
+
+
+def test_collect_names_a_run_of_which_no_row_can_be_made(checkout, capfd):
+    words = [sys.executable, "-c", NAMED, "after", "run", "--tags", "a"]
+    assert subprocess.run(words, capture_output=True).returncode == -signal.SIGKILL
+    (folder,) = folders(checkout)
+    (folder / "plan.json").unlink()
+    assert call(["collect"]) == 3
+    assert f"{folder.name}: it was cut off, and its plan or its row is not known" in capfd.readouterr().err
+    assert call(["clean", "--yes"]) == 0 and call(["collect"]) == 0

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
 from madlite.run.batch import run_batch
 from madlite.run.collect import collect_cut_off, cut_off_runs, recover_cut_off
+from madlite.run.recovery.leftovers import Leftover, Leftovers, end_journals
 from madlite.workspace.folder import RunFolder
 from tests.csv_rows import csv_rows
 from tests.engine.checkout import Checkout
@@ -61,22 +65,6 @@ def test_the_next_run_writes_the_row_into_the_file_that_it_was_for(killed):
     assert table(killed, "nightly.csv") == [("a", "FAILURE"), ("a", "SUCCESS")]
 
 
-def test_a_run_that_lives_and_was_taken_for_cut_off_adds_no_second_row(checkout):  # noqa: F811
-    checkout.card("a", "echo begun; until [ -e ../go ]; do sleep 0.1; done; echo 'performance: 7 x'\n")
-    started = checkout.start("--tags", "a")
-    checkout.wait_for("begun")
-    (lock,) = checkout.folder.glob("madlite_runs/*/lock")
-    lock.unlink()
-    lock.touch()  # as where the lock of another host is not seen
-    assert checkout.madlite("collect").returncode == 3
-    (checkout.folder / "go").touch()
-    out = started.communicate(timeout=60)[0]
-    assert "another command took this run for cut off and has written its row" in out, out
-    assert table(checkout, "perf.csv") == [("a", "FAILURE")]
-    (record,) = checkout.records()
-    assert record["cause"] == "interrupted"
-
-
 def test_collect_writes_it_while_its_script_goes_on_and_clean_ends_that(killed):
     done = killed.madlite("collect")
     assert done.returncode == 3 and table(killed, "nightly.csv") == [("a", "FAILURE")]
@@ -102,12 +90,25 @@ def test_the_next_run_ends_what_goes_on_of_a_run_that_has_its_row_by_then(killed
 def test_clean_writes_it_and_the_batch_can_still_be_resumed(killed):
     listed = killed.madlite("clean").stdout
     assert "unfinished, no row" in listed and table(killed, "nightly.csv") == []
+    assert "madlite clean --yes ends this and adds its FAILURE row to nightly.csv" in listed, listed
     done = killed.madlite("clean", "--yes")
     assert "FAILURE [interrupted], it was cut off; its row was added to nightly.csv" in done.stdout, done.stdout
     assert table(killed, "nightly.csv") == [("a", "FAILURE")] and "nothing is left" in killed.madlite("clean").stdout
     assert "cut off" not in killed.madlite("runs").stderr
     assert killed.madlite("run", "--resume").returncode == 0
     assert table(killed, "nightly.csv") == [("a", "FAILURE"), ("a", "SUCCESS")]
+
+
+def test_clean_says_that_it_keeps_the_batch_and_removes_an_empty_journal(killed):
+    killed.run("--tags", "b")  # writes the row, and has no more to say of the batch
+    (record,) = (one for one in killed.records() if one["card"] == "a")
+    left = killed.folder / "madlite_runs" / record["id"] / "journal.jsonl"
+    left.touch()
+    done = killed.madlite("clean", "--yes")
+    assert done.returncode == 0 and not left.exists(), done.stdout + done.stderr
+    assert "kept for --resume" in done.stdout and "removed file" not in done.stdout, done.stdout
+    done = killed.madlite("run", "--resume")
+    assert done.returncode == 0 and table(killed, "nightly.csv")[-1] == ("a", "SUCCESS"), done.stdout
 
 
 def test_a_run_without_rows_gets_one_by_collect_alone(checkout):  # noqa: F811
@@ -180,6 +181,14 @@ def test_a_run_that_another_madlite_has_gets_no_row(planned, monkeypatch):  # no
     assert busy.busy and not options.output.exists()
     held.close()
     assert len(recover_cut_off(options.workspace, options.output)) == 1 and rows_of(options.output) == ["m"]
+    (late,) = collect_cut_off([folder], options.workspace, options.output)
+    assert late.busy and not (folder / "journal.jsonl").exists(), "it has its record by now"
+    (folder / "journal.jsonl").touch()  # as a kill can leave one
+    found = Leftover(kind="process", run_id=folder.name, text="", handle=folder.name)
+    end_journals(options.workspace, Leftovers(leftovers=(found,)))
+    assert (folder / "journal.jsonl").exists(), "something of it is running"
+    end_journals(options.workspace, Leftovers())
+    assert not (folder / "journal.jsonl").exists()
 
 
 def test_a_row_for_a_file_elsewhere_stays_with_a_sentence(planned, monkeypatch, tmp_path_factory):  # noqa: F811
@@ -189,7 +198,7 @@ def test_a_row_for_a_file_elsewhere_stays_with_a_sentence(planned, monkeypatch, 
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "all.csv"
     cut_off((plans, replace(options, output=elsewhere), plugins), monkeypatch, "madlite.run.one.judge")
     (said,) = recover_cut_off(options.workspace, options.output)
-    assert f"its row is for {elsewhere}, which is no results file of this folder; madlite collect id-m-" in said
+    assert f"its row is for {elsewhere}, which lies outside of this folder; madlite collect id-m-" in said
     assert not options.output.exists() and not elsewhere.exists()
     assert "its row was added" in recover_cut_off(options.workspace, elsewhere)[0] and rows_of(elsewhere) == ["m"]
 
@@ -206,3 +215,77 @@ def test_of_many_runs_that_were_cut_off_a_few_are_named(planned, monkeypatch):  
     said = recover_cut_off(options.workspace, options.output)
     assert len(said) == 6 and said[-1] == "3 more runs were cut off: their rows were added"
     assert rows_of(Path(options.output)) == ["m"] * 8
+
+
+@pytest.mark.parametrize(
+    "moment", ["madlite.run.one.judge", "madlite.run.result_writer.append_rows", "madlite.run.result_writer.has_row"]
+)
+def test_a_run_whose_lock_was_not_seen_gets_no_second_row(planned, monkeypatch, moment):  # noqa: F811
+    plans, options, plugins = planned
+    real, said = resolve_name(moment), []
+
+    def taken(*args, **named):
+        with monkeypatch.context() as patch:  # as on NFS whose locks are each host's own
+            patch.setattr("madlite.workspace.folder.acquire", lambda lock: None)
+            patch.setattr("madlite.workspace.folder.is_locked", lambda path: False)
+            said.extend(recover_cut_off(options.workspace, options.output))
+        return real(*args, **named)
+
+    monkeypatch.setattr(moment, taken)
+    screen = Quiet()
+    outcome = run_batch(plans, options, plugins, screen)
+    assert any("its row was added" in text for text in said), said
+    assert [(row["model"], row["status"]) for row in csv_rows(options.output)] == [("m", "FAILURE")]
+    (folder,) = (options.workspace / "madlite_runs").glob("id-*")
+    record = json.loads((folder / "record.json").read_text())
+    assert (record["status"], record["cause"], record["rows"]["appended"]) == ("FAILURE", "interrupted", True)
+    assert sum("another command took the run for cut off" in one for one in screen.said) == 1, screen.said
+    assert any("took the run for cut off" in one for one in outcome.results[0].findings)
+
+
+def test_a_run_of_another_host_is_taken_only_where_it_is_named(killed):
+    (folder,) = killed.folder.glob("madlite_runs/2*")
+    journal = folder / "journal.jsonl"
+    first, _, rest = journal.read_text().partition("\n")
+    entry = json.loads(first)
+    assert entry["start"].pop("host") == socket.gethostname()
+    entry["start"]["host"] = "node7"
+    journal.write_text(f"{json.dumps(entry)}\n{rest}")
+    said = f"it began on node7 and may be running there; madlite collect {folder.name} adds its FAILURE row"
+    for arguments in (("run", "--tags", "b"), ("collect",), ("clean", "--yes"), ("clean", "--yes", "--everywhere")):
+        done = killed.run(*arguments[1:]) if arguments[0] == "run" else killed.madlite(*arguments)
+        assert done.returncode == 0 and (done.stdout + done.stderr).count(said) == 1, (arguments, done.stdout)
+        assert table(killed, "nightly.csv") == [] and not (folder / "record.json").exists()
+    killed.madlite("collect", folder.name)
+    assert table(killed, "nightly.csv") == [("a", "FAILURE")]
+
+
+def killed_for(checkout: Checkout, file: str) -> None:  # noqa: F811
+    checkout.card("a", WAITS)
+    checkout.card("b", 'echo "performance: 1 x"\n')
+    started = checkout.start("--tags", "a", "-o", file)
+    checkout.wait_for("begun")
+    kill(started)
+
+
+def test_the_folder_of_a_results_file_that_is_gone_is_made_again(checkout):  # noqa: F811
+    (checkout.folder / "out").mkdir()
+    killed_for(checkout, "out/n.csv")
+    shutil.rmtree(checkout.folder / "out")
+    done = checkout.madlite("clean", "--yes")
+    assert done.returncode == 0 and "its row was added to out/n.csv" in done.stdout, done.stdout + done.stderr
+    assert table(checkout, "out/n.csv") == [("a", "FAILURE")]
+
+
+def test_a_run_for_a_file_elsewhere_is_told_once_and_clean_marks_it_as_ended(checkout, tmp_path_factory):  # noqa: F811
+    file = tmp_path_factory.mktemp("elsewhere") / "out/n.csv"
+    file.parent.mkdir()
+    killed_for(checkout, str(file))
+    shutil.rmtree(file.parent)
+    done = checkout.run("--tags", "b")
+    said = f"its row is for {file}, which lies outside of this folder; madlite collect "
+    assert done.returncode == 0 and done.stdout.count(said) == 1 and "1 earlier run" not in done.stdout, done.stdout
+    assert said in checkout.madlite("clean").stdout
+    done = checkout.madlite("clean", "--yes")
+    assert done.returncode == 0 and "marked as ended" in done.stdout and not file.parent.exists(), done.stdout
+    assert "nothing is left behind" in checkout.madlite("clean").stdout

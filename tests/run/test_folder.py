@@ -16,6 +16,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.model import Secret
+from madlite.safe_files import Folder
 from madlite.workspace import folder as folders
 from madlite.workspace.folder import (
     LOCK,
@@ -228,3 +229,15 @@ def test_a_file_of_a_workload_is_no_result(plan):
         for text in ("[]", "{}", RESULT_TEXT.format("another"), "{", "\udc80"):
             (plan.folder / "result.json").write_text(text, errors="surrogateescape")
             assert not has_result(plan.folder)
+
+
+def test_a_run_that_is_being_made_has_its_plan_and_is_no_run_that_was_cut_off(plan, monkeypatch):
+    seen, rename = [], Folder.rename
+
+    def look(folder: Folder, name: str, to: str) -> None:
+        seen.append((to, (plan.folder / PLAN).exists(), is_alive(plan.folder), unfinished(plan.workspace)))
+        rename(folder, name, to)
+
+    monkeypatch.setattr(Folder, "rename", look)
+    with closing(RunFolder.create(plan, [])):
+        assert seen[-1] == (LOCK, True, True, ()) and is_alive(plan.folder)

@@ -271,6 +271,18 @@ def remove(
     return problem
 
 
+def end_journals(workspace: Path, found: Leftovers) -> None:
+    """Remove the journals that runs with a record still have, except where something of the run was found running.
+
+    Where not everything could be inspected, only journals without content go: a run with something running has some.
+    """
+    running = {one.run_id for one in found.leftovers if one.kind in RUNNING}
+    for folder in may_have_left(workspace):
+        is_seen = not found.notes or not journal.read_run(folder).began
+        if folder.name not in running and exists(folder / RECORD) and is_seen:
+            _end_recorded(folder)
+
+
 def _end_recorded(path: Path) -> None:
     """Remove what was left for a run that was still running when its row was written: its files, and the journal."""
     with suppress(OSError), closing(RunFolder.reopen(path)) as folder:

@@ -290,11 +290,15 @@ def incomplete_text(runs: Iterable[IncompleteRun]) -> list[str]:
     return lines
 
 
-def recovery_report(workspace: Path, resumed: str = "") -> list[str]:
-    """Return messages about all unfinished work of earlier commands, apart from the study that is `resumed`."""
+def recovery_report(workspace: Path, resumed: str = "", told: Iterable[str] = ()) -> list[str]:
+    """Return messages about all unfinished work of earlier commands, apart from the study that is `resumed`.
+
+    Runs that the messages `told` begin with are not named again.
+    """
+    known = {text.partition(":")[0] for text in told}
     batches = [(text, one.is_resumable) for one in interrupted_batches(workspace) for text in one.messages]
     return [
-        *incomplete_text(find_incomplete(workspace)),
+        *incomplete_text(one for one in find_incomplete(workspace) if one.folder.name not in known),
         *running_text(workspace),
         *(f"{text}. {f'{RESUME}, ' if resumable else ''}{ACKNOWLEDGE}" for text, resumable in batches),
         *(
