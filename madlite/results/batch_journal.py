@@ -318,7 +318,8 @@ def _claimed(path: Path) -> UnfinishedBatch | None:
 def acknowledge(path: Path) -> bool:
     """Keep the file of a batch that was cut off for `--resume` alone; return whether it is one with runs that are left.
 
-    It takes the place of an earlier one; a later one that is kept stays.
+    It takes the place of an earlier one; a later one that is kept stays.  One that is not in the journal of the folder
+    is never kept, and none that is stays in the way.
     """
     if not (fnmatch.fnmatch(path.name, _GLOB) and (batch := _claimed(path))):
         return False
@@ -326,7 +327,11 @@ def acknowledge(path: Path) -> bool:
     try:
         if not _is_of_run(batch.command) or batch.ended.issuperset(one.id for one in batch.requested):
             return False
-        newer = any(line.started > batch.started for line in _lines(kept)) if exists(kept) else False
+        before = _lines(kept) if exists(kept) else []
+        own = made_here(path.parent, map(_file_name, (batch.id, _first_id(before))))
+        if _file_name(batch.id) not in own:
+            return False
+        newer = _file_name(_first_id(before)) in own and any(line.started > batch.started for line in before)
         if not newer:
             with Folder.open(path.parent) as runs:
                 runs.rename(path.name, _INTERRUPTED)

@@ -280,3 +280,36 @@ def test_a_batch_that_was_not_made_here_is_named_and_not_resumed(tmp_path, caplo
     own = open_unfinished(there)
     assert own is not None
     own.close()
+
+
+def acknowledge_all(workspace: Path) -> None:
+    """Do what `madlite clean --yes` does."""
+    for one in find_leftovers(workspace, {"DOCKER_HOST": "unix:///nonexistent"}).leftovers:
+        assert remove(one, {}) is None
+
+
+def test_clean_keeps_no_batch_for_resume_that_was_not_made_here(tmp_path):
+    interrupt(tmp_path, "run", "--tags", "own")
+    foreign = tmp_path / "madlite_runs/batch-99990101T000000-ffffff.jsonl"
+    text = (tmp_path / "madlite_runs/.interrupted.jsonl").read_text()
+    started = json.loads(text.splitlines()[0])
+    text = text.replace(started["id"], "99990101T000000-ffffff").replace(started["started"], "9999-01-01T00:00:00")
+    foreign.write_text(text.replace("own", "foreign"))
+    acknowledge_all(tmp_path)
+    assert not foreign.exists()
+    found = open_unfinished(tmp_path)
+    assert found is not None and found.command == ("run", "--tags", "own")
+    found.close()
+
+
+def test_a_kept_batch_that_was_not_made_here_does_not_keep_an_own_one_from_being_resumed(tmp_path):
+    kill(tmp_path)
+    (own,) = dead_files(tmp_path)
+    line = {"id": "99990101T000000-ffffff", "started": "9999-01-01T00:00:00", "command": ["run", "--tags", "foreign"]}
+    own.with_name(".interrupted.jsonl").write_text(
+        json.dumps(line) + "\n" + json.dumps({"asked": [{"id": "x", "card": "x"}]})
+    )
+    acknowledge_all(tmp_path)
+    found = open_unfinished(tmp_path)
+    assert found is not None and found.command == ("run", "--tags", "t")
+    found.close()
