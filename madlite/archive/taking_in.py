@@ -67,6 +67,9 @@ def take_in(file: Path, workspace: Path, limits: Limits) -> tuple[TakenIn, ...]:
             manifest = _unpacked(file, beside, limits)
             with _alone(runs):
                 ids = _Ids(manifest, runs)
+                for run in manifest.runs:
+                    if not runs.holds(ids.here[run.id]):
+                        _rename_ids(run, ids, beside, file)
                 taken = tuple(_take(run, ids, beside, runs, shown(Path(file.name))) for run in manifest.runs)
     except OSError as error:
         raise UsageProblem(f"{shown(file)} cannot be taken in: {error.strerror or error}", f"ls -ld {RUNS}") from error
@@ -105,6 +108,22 @@ def _unpacked(file: Path, beside: Folder, limits: Limits) -> Manifest:
     return found.manifest
 
 
+def _rename_ids(run: PackedRun, ids: _Ids, beside: Folder, file: Path) -> None:
+    """Give the record and the plan of an extracted run the ids that they have here.
+
+    Raises:
+        UsageProblem: its record is too deep, where no field has anything that deep.
+    """
+    with beside.below(run.id) as home:
+        try:
+            home.write(RECORD, ids.renamed(home.read(RECORD, LIMIT_BYTES)))
+        except ValueError as error:
+            what = f"{RECORD} of run {run.id} of {shown(file)} cannot be read: {error}"
+            raise UsageProblem(what, "madlite archive writes archives of runs; nothing was taken in") from None
+        with suppress(OSError, ValueError):  # a plan that is none, or is not there
+            home.write(PLAN, ids.renamed(home.read(PLAN, LIMIT_BYTES)))
+
+
 def _take(run: PackedRun, ids: _Ids, beside: Folder, runs: Folder, origin: str) -> TakenIn:
     """Rename one run into its place, under its id here, unless it is there already."""
     here = ids.here[run.id]
@@ -117,11 +136,7 @@ def _take(run: PackedRun, ids: _Ids, beside: Folder, runs: Folder, origin: str) 
         return TakenIn(run=run, id=here, words=words, refused=True)
     with beside.below(run.id) as home:
         os.close(home.open_file(LOCK))
-        record = ids.renamed(home.read(RECORD, LIMIT_BYTES))
-        home.write(RECORD, record)
-        with suppress(OSError, ValueError):  # a plan that is none, or is not there
-            home.write(PLAN, ids.renamed(home.read(PLAN, LIMIT_BYTES)))
-        archived_id = run.first_id or run.id
+        record, archived_id = home.read(RECORD, LIMIT_BYTES), run.first_id or run.id
         entry = journal.import_entry(home, here, record, origin, archived_id=archived_id, doubt=run.doubt)
         journal.add(runs, entry)
     os.rename(run.id, here, src_dir_fd=beside.fd, dst_dir_fd=runs.fd)

@@ -386,6 +386,32 @@ HOSTILE = {
 }
 
 
+def test_a_record_that_is_too_deep_for_its_ids_is_refused_before_any_run_is_taken_in(place, capsys):
+    said(capsys, "archive", "2*", "-o", "x.tgz")
+
+    def import_nested(depth: int) -> tuple[int, Path]:
+        nested = b'{"unknown": ' + b"[" * depth + b"]" * depth + b", "
+        tars.changed(
+            Path("x.tgz"), Path("y.tgz"), f"{TWO}/record.json", lambda data: data.replace(b"{", nested, 1), hashes=True
+        )
+        capsys.readouterr()
+        other = place.parent / f"other-{depth}"
+        other.mkdir()
+        return call(["import", "y.tgz", "--dir", str(other)]), other
+
+    codes = {}
+    taken, refused = 1, 200_000  # depths that every Python reads, and that none does
+    while refused - taken > 1:
+        depth = (taken + refused) // 2
+        codes[depth], other = import_nested(depth)
+        taken, refused = (depth, refused) if codes[depth] == 0 else (taken, depth)
+        if codes[depth]:
+            text = capsys.readouterr().err
+            assert codes[depth] == 4 and "error: " in text and "record.json" in text and TWO in text, text
+            assert [*other.iterdir()] == []
+    assert 0 in codes.values() and 4 in codes.values()
+
+
 def headers(archive: Path, *members: tuple[bytes, bytes]) -> Path:
     """Write an archive of headers that tarfile reads with what is behind them: each a kind and its content."""
     with gzip.open(archive, "wb") as file:
