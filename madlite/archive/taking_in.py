@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import os
 import re
-import threading
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
@@ -30,14 +30,12 @@ from madlite.plan.inputs import RUNS
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
 from madlite.run.collect import append_rows_of
-from madlite.run.recovery.leftovers import IMPORTED
+from madlite.run.recovery.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
 from madlite.safe_files import Folder, check_plain, open_plain
 from madlite.workspace import journal
 from madlite.workspace.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, is_locked, new_run_id, open_runs
 from madlite.workspace.journal import RunEntry, RunRows, read_run
 
-_LOCK = ".import.lock"
-_BUSY = ".lock"  # of a folder with what is extracted; no run of an archive has such a name
 _CHUNK_BYTES = 1 << 20
 
 
@@ -263,7 +261,7 @@ def _digest(runs: Folder, name: str, *, has_ids: bool = False) -> str | None:
 @contextmanager
 def _alone(runs: Folder) -> Iterator[None]:
     """Hold the lock of imports: for as long as something is written among the runs."""
-    lock = runs.open_lock(_LOCK)
+    lock = runs.open_lock(IMPORT_LOCK)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -274,14 +272,14 @@ def _alone(runs: Folder) -> Iterator[None]:
 @contextmanager
 def _folder_beside(runs: Folder) -> Iterator[Folder]:
     """Make a folder for what is extracted, locked until it is removed; those that a killed import left go first."""
-    name = f"{IMPORTED}{threading.get_native_id()}"
+    name = f"{IMPORTED}{secrets.token_hex(8)}"
     with ExitStack() as opened:
         with _alone(runs):
             for left in os.listdir(runs.fd):  # noqa: PTH208 - of the open folder
-                if left.startswith(IMPORTED) and not is_locked(runs.path / left / _BUSY):
+                if left.startswith(IMPORTED) and not is_locked(runs.path / left / IMPORTED_LOCK):
                     runs.remove_tree(left)
             beside = opened.enter_context(runs.below(name, new=True))
-            lock = beside.open_lock(_BUSY)
+            lock = beside.open_lock(IMPORTED_LOCK)
             opened.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
@@ -293,7 +291,7 @@ def _folder_beside(runs: Folder) -> Iterator[Folder]:
 
 def _unmake(runs: Path) -> None:
     """Remove the folder of runs where nothing was taken in: the working folder is as it was."""
-    for name in (".gitignore", _LOCK):
+    for name in (".gitignore", IMPORT_LOCK):
         with suppress(OSError):
             (runs / name).unlink()
     with suppress(OSError):
