@@ -241,10 +241,10 @@ def test_the_interrupted_batch_of_run_outlives_the_studies_of_other_commands(tmp
         interrupt(tmp_path, command, "demo")
     with BatchJournal(tmp_path, ("tune", "demo")) as tune:
         tune.request(THREE)  # and is killed: the file stays, and nobody holds it
-    found = open_unfinished(tmp_path)
+    found, _ = open_unfinished(tmp_path)
     assert found is not None and found.command == ("run", "--tags", "demo")
     found.close()
-    again = open_unfinished(tmp_path)
+    again, _ = open_unfinished(tmp_path)
     assert again is not None, "the locks of those that are not resumed are released"
 
 
@@ -270,14 +270,18 @@ def test_a_batch_that_was_not_made_here_is_named_and_not_resumed(tmp_path, caplo
     assert len(names) == 2
     for name in names:
         (here / "madlite_runs" / name).write_bytes((there / "madlite_runs" / name).read_bytes())
-    assert open_unfinished(here) is None
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        f"madlite_runs/{one}" for one in names[::-1]
-    ]
+    found, foreign = open_unfinished(here)
+    assert found is None and [one.path.name for one in foreign] == names
     assert not any("--resume" in text for text in recovery_report(here))
-    with pytest.raises(UsageProblem, match="no batch of this folder was killed or interrupted$"):
+    with pytest.raises(UsageProblem, match=f"--resume: madlite_runs/{names[-1]} is not in the journal of") as refused:
         unfinished(here)
-    own = open_unfinished(there)
+    assert refused.value.hint.startswith("madlite run --tags t ")
+    assert not caplog.records, "it is said once, by the error"
+    interrupt(here, "run", "--tags", "own")
+    unfinished(here).close()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert names[-1] in told and "so not resumed" in told
+    own, _ = open_unfinished(there)
     assert own is not None
     own.close()
 
@@ -297,7 +301,7 @@ def test_clean_keeps_no_batch_for_resume_that_was_not_made_here(tmp_path):
     foreign.write_text(text.replace("own", "foreign"))
     acknowledge_all(tmp_path)
     assert not foreign.exists()
-    found = open_unfinished(tmp_path)
+    found, _ = open_unfinished(tmp_path)
     assert found is not None and found.command == ("run", "--tags", "own")
     found.close()
 
@@ -310,6 +314,6 @@ def test_a_kept_batch_that_was_not_made_here_does_not_keep_an_own_one_from_being
         json.dumps(line) + "\n" + json.dumps({"asked": [{"id": "x", "card": "x"}]})
     )
     acknowledge_all(tmp_path)
-    found = open_unfinished(tmp_path)
+    found, _ = open_unfinished(tmp_path)
     assert found is not None and found.command == ("run", "--tags", "t")
     found.close()
