@@ -20,8 +20,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 LIMIT_BYTES = 64 << 20
 MAX_FILES, MAX_RUNS = 200_000, 10_000  # of one archive
-OF_ONE_FOLDER = frozenset((LOCK, HANDLE, PROGRESS, RUN_JOURNAL, RESULT, "submission.json", "jobs.jsonl"))
-"""Files that mean something in the folder alone that madlite made them in: a run's, or a submission's."""
+OF_ONE_FOLDER = frozenset((LOCK, HANDLE, PROGRESS, RUN_JOURNAL, RESULT))
+"""Files of a run that mean something in the folder alone that madlite made them in."""
 _NO_RUN = re.compile(r"(?:jobs|study|check|batch)-.*|baselines")  # what else has its place among the folders of runs
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME, _LONGEST_PATH, _DEEPEST = 255, 1000, 32  # bytes of a part, characters, parts

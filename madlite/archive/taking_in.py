@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import os
 import re
-import threading
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
@@ -30,14 +30,12 @@ from madlite.plan.inputs import RUNS
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
 from madlite.run.collect import append_rows_of
-from madlite.run.recovery.leftovers import IMPORTED
+from madlite.run.recovery.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
 from madlite.safe_files import Folder, check_plain, open_plain
 from madlite.workspace import journal
 from madlite.workspace.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, is_locked, new_run_id, open_runs
 from madlite.workspace.journal import RunEntry, RunRows, read_run
 
-_LOCK = ".import.lock"
-_BUSY = ".lock"  # of a folder with what is extracted; no run of an archive has such a name
 _CHUNK_BYTES = 1 << 20
 
 
@@ -67,7 +65,9 @@ def take_in(file: Path, workspace: Path, limits: Limits) -> tuple[TakenIn, ...]:
             manifest = _unpacked(file, beside, limits)
             with _alone(runs):
                 ids = _Ids(manifest, runs)
-                _check_records(manifest, ids, beside, shown(file))
+                for run in manifest.runs:
+                    if not runs.holds(ids.here[run.id]):
+                        _rename_ids(run, ids, beside, file)
                 taken = tuple(_take(run, ids, beside, runs, shown(Path(file.name))) for run in manifest.runs)
     except OSError as error:
         raise UsageProblem(f"{shown(file)} cannot be taken in: {error.strerror or error}", f"ls -ld {RUNS}") from error
@@ -106,13 +106,20 @@ def _unpacked(file: Path, beside: Folder, limits: Limits) -> Manifest:
     return found.manifest
 
 
-def _check_records(manifest: Manifest, ids: _Ids, beside: Folder, where: str) -> None:
-    """Refuse records in which no other id can be written, before any run is taken in: nested too deeply, say."""
-    for run in manifest.runs:
+def _rename_ids(run: PackedRun, ids: _Ids, beside: Folder, file: Path) -> None:
+    """Give the record and the plan of an extracted run the ids that they have here.
+
+    Raises:
+        UsageProblem: its record is too deep, where no field has anything that deep.
+    """
+    with beside.below(run.id) as home:
         try:
-            ids.renamed(beside.read(f"{run.id}/{RECORD}", LIMIT_BYTES))
+            home.write(RECORD, ids.renamed(home.read(RECORD, LIMIT_BYTES)))
         except ValueError as error:
-            raise UsageProblem(f"run {run.id} of {where}: its {RECORD} cannot be read: {error}") from None
+            what = f"{RECORD} of run {run.id} of {shown(file)} cannot be read: {error}"
+            raise UsageProblem(what, "madlite archive writes archives of runs; nothing was taken in") from None
+        with suppress(OSError, ValueError):  # a plan that is none, or is not there
+            home.write(PLAN, ids.renamed(home.read(PLAN, LIMIT_BYTES)))
 
 
 def _take(run: PackedRun, ids: _Ids, beside: Folder, runs: Folder, origin: str) -> TakenIn:
@@ -127,11 +134,7 @@ def _take(run: PackedRun, ids: _Ids, beside: Folder, runs: Folder, origin: str) 
         return TakenIn(run=run, id=here, words=words, refused=True)
     with beside.below(run.id) as home:
         os.close(home.open_file(LOCK))
-        record = ids.renamed(home.read(RECORD, LIMIT_BYTES))
-        home.write(RECORD, record)
-        with suppress(OSError, ValueError):  # a plan that is none, or is not there
-            home.write(PLAN, ids.renamed(home.read(PLAN, LIMIT_BYTES)))
-        archived_id = run.first_id or run.id
+        record, archived_id = home.read(RECORD, LIMIT_BYTES), run.first_id or run.id
         entry = journal.import_entry(home, here, record, origin, archived_id=archived_id, doubt=run.doubt)
         journal.add(runs, entry)
     os.rename(run.id, here, src_dir_fd=beside.fd, dst_dir_fd=runs.fd)
@@ -258,7 +261,7 @@ def _digest(runs: Folder, name: str, *, has_ids: bool = False) -> str | None:
 @contextmanager
 def _alone(runs: Folder) -> Iterator[None]:
     """Hold the lock of imports: for as long as something is written among the runs."""
-    lock = runs.open_lock(_LOCK)
+    lock = runs.open_lock(IMPORT_LOCK)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -269,14 +272,14 @@ def _alone(runs: Folder) -> Iterator[None]:
 @contextmanager
 def _folder_beside(runs: Folder) -> Iterator[Folder]:
     """Make a folder for what is extracted, locked until it is removed; those that a killed import left go first."""
-    name = f"{IMPORTED}{threading.get_native_id()}"
+    name = f"{IMPORTED}{secrets.token_hex(8)}"
     with ExitStack() as opened:
         with _alone(runs):
             for left in os.listdir(runs.fd):  # noqa: PTH208 - of the open folder
-                if left.startswith(IMPORTED) and not is_locked(runs.path / left / _BUSY):
+                if left.startswith(IMPORTED) and not is_locked(runs.path / left / IMPORTED_LOCK):
                     runs.remove_tree(left)
             beside = opened.enter_context(runs.below(name, new=True))
-            lock = beside.open_lock(_BUSY)
+            lock = beside.open_lock(IMPORTED_LOCK)
             opened.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
@@ -288,7 +291,7 @@ def _folder_beside(runs: Folder) -> Iterator[Folder]:
 
 def _unmake(runs: Path) -> None:
     """Remove the folder of runs where nothing was taken in: the working folder is as it was."""
-    for name in (".gitignore", _LOCK):
+    for name in (".gitignore", IMPORT_LOCK):
         with suppress(OSError):
             (runs / name).unlink()
     with suppress(OSError):

@@ -183,13 +183,18 @@ def unfinished(workspace: Path) -> UnfinishedBatch:
     """Return the last unfinished batch of a folder.
 
     Raises:
-        UsageProblem: there is none.
+        UsageProblem: there is none, or none that is in the journal of the folder.
     """
     from madlite.cli.terminal import shell_line
     from madlite.results.batch_journal import interrupted_batches, open_unfinished
 
-    if (batch := open_unfinished(workspace)) is not None:
+    batch, foreign = open_unfinished(workspace)
+    if batch is not None:
         return batch
+    if foreign:
+        words = [word for word in foreign[-1].command if word != "--resume"] or ["run", "--tags", "…"]
+        begin = shell_line(("madlite", *words))
+        raise UsageProblem(f"--resume: {foreign[-1].why_foreign}", f"{begin}   begins its runs anew")
     what = "--resume: no batch of this folder was killed or interrupted"
     if others := [one.command for one in interrupted_batches(workspace) if not one.is_of_run]:
         said = shell_line(("madlite", *others[-1]))

@@ -30,6 +30,7 @@ from madlite.model import Cause, Image, Say, Value
 from madlite.plan.inputs import RUNS
 from madlite.safe_files import NO_SPACE, Folder, kind_of, open_plain
 from madlite.safe_read import read_as_spelled, read_named, spells
+from madlite.workspace import journal
 
 _IGNORE = ".dockerignore"
 _LIMIT_BYTES = 16 << 20  # of a Dockerfile, or of what .dockerignore has
@@ -104,7 +105,16 @@ def _own_patterns(image: Image) -> list[str]:
     """Return what a .dockerignore would have to name to leave madlite's own files out of a context."""
     context = os.path.realpath(_places(image)[1])
     home = Path(os.path.realpath(image.root or context))
-    return [str(home.relative_to(context) / name) for name in _OWN_FILES] if home.is_relative_to(context) else []
+    if not home.is_relative_to(context):
+        return []
+    return [str(home.relative_to(context) / name) for name in (*_OWN_FILES, *sorted(_results_files(home)))]
+
+
+def _results_files(home: Path) -> set[str]:
+    """Return the results files below a working folder that its journal has, as of `-o`; none that is a pattern."""
+    found = {entry.file for entry in journal.read(home / RUNS) if entry.file and entry.file.isprintable()}
+    plain = (name for name in found if not name.startswith(("/", "!", "#")) and not {*name} & {*"*?[\\"})
+    return {name for name in plain if ".." not in PurePosixPath(name).parts}
 
 
 @contextmanager

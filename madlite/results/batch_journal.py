@@ -266,6 +266,12 @@ class UnfinishedBatch:
         self.requested = tuple(every.values())
         self.ended = frozenset(line.ended for line in lines if line.ended)
 
+    @property
+    def why_foreign(self) -> str:
+        """Why it is not resumed where it is not in the journal of the folder."""
+        why = "is not in the journal of this folder (copied or unpacked here, or of an earlier madlite), so not resumed"
+        return f"{RUNS}/{self.path.name} {why}"
+
     def replace(self, runs: Folder) -> None:
         """Remove the file: another one has all that it had."""
         runs.remove(self.path.name)
@@ -278,25 +284,24 @@ class UnfinishedBatch:
             self._fd = -1
 
 
-def open_unfinished(workspace: Path) -> UnfinishedBatch | None:
-    """Return the last batch of `madlite run` that did not come to its end and that no command goes on with."""
+def open_unfinished(workspace: Path) -> tuple[UnfinishedBatch | None, tuple[UnfinishedBatch, ...]]:
+    """Return the last batch of `madlite run` that did not come to its end and that no command goes on with.
+
+    Second are those that are not in the journal of the folder, oldest first: closed, and named in a warning where there
+    is one to go on with.
+    """
     runs = workspace / RUNS
     found = [one for path in (*dead_files(workspace), runs / _INTERRUPTED) if (one := _claimed(path))]
     fitting = [one for one in found if one.requested and _is_of_run(one.command)]
     own = made_here(runs, (_file_name(one.id) for one in fitting))
-    for one in fitting:
-        if _file_name(one.id) not in own:
-            _LOG.warning(
-                "%s/%s: not in the journal of this folder (copied or unpacked here, or of an earlier madlite), "
-                "so not resumed",
-                RUNS,
-                one.path.name,
-            )
     last = max((one for one in fitting if _file_name(one.id) in own), key=lambda one: one.started, default=None)
+    foreign = sorted((one for one in fitting if _file_name(one.id) not in own), key=lambda one: one.started)
+    for one in foreign if last is not None else ():
+        _LOG.warning("%s", one.why_foreign)
     for one in found:
         if one is not last:
             one.close()
-    return last
+    return last, tuple(foreign)
 
 
 def _claimed(path: Path) -> UnfinishedBatch | None:

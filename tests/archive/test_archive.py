@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import gzip
 import json
 import os
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from madlite.archive.taking_in import _folder_beside
 from madlite.archive.unpack import Limits, unpack
 from madlite.cli.main import call
+from madlite.cluster.submission import stored_submissions
 from madlite.errors import UsageProblem
 from madlite.model import Study
 from madlite.model.results import Attempt, FailedAttempt
@@ -367,8 +369,6 @@ HOSTILE = {
         for kind in ("study-", "check-", "batch-")
     },
     "a folder as first": (tars.small(first_id="jobs-20260102T030405-00000a"), [], "is no id of a run"),
-    "a file of a submission": (named("submission.json"), [], "has a name that is not taken in"),
-    "jobs of a submission": (named("jobs.jsonl"), [], "has a name that is not taken in"),
     "a script": (tars.with_hashes(named("scripts/1.sh")), [], "is none that an archive has: no text"),
     "a kubeconfig": (tars.with_hashes(named("kubeconfig")), [], "is none that an archive has: no text"),
     "a newer format": (tars.small(format=9), [], "is of format 9"),
@@ -384,6 +384,42 @@ HOSTILE = {
     ),
     "a broken record": (tars.with_hashes({**tars.small(), f"{ONE}/record.json": b'{"id": 7'}), [], "record.json"),
 }
+
+
+@pytest.mark.parametrize("name", ["submission.json", "jobs.jsonl"])
+def test_a_result_of_a_run_may_be_called_as_a_file_of_a_submission(place, capsys, name):
+    (folder(place) / name).write_text("{}\n")
+    said(capsys, "archive", "2*", "-o", "x.tgz")
+    other = elsewhere(place)
+    said(capsys, "import", "x.tgz", "--dir", str(other))
+    assert (imported(other) / name).read_text() == "{}\n" and imported(other, TWO).is_dir()
+    assert stored_submissions(other) == ()
+
+
+def test_a_record_that_is_too_deep_for_its_ids_is_refused_before_any_run_is_taken_in(place, capsys):
+    said(capsys, "archive", "2*", "-o", "x.tgz")
+
+    def import_nested(depth: int) -> tuple[int, Path]:
+        nested = b'{"unknown": ' + b"[" * depth + b"]" * depth + b", "
+        tars.changed(
+            Path("x.tgz"), Path("y.tgz"), f"{TWO}/record.json", lambda data: data.replace(b"{", nested, 1), hashes=True
+        )
+        capsys.readouterr()
+        other = place.parent / f"other-{depth}"
+        other.mkdir()
+        return call(["import", "y.tgz", "--dir", str(other)]), other
+
+    codes = {}
+    taken, refused = 1, 200_000  # depths that every Python reads, and that none does
+    while refused - taken > 1:
+        depth = (taken + refused) // 2
+        codes[depth], other = import_nested(depth)
+        taken, refused = (depth, refused) if codes[depth] == 0 else (taken, depth)
+        if codes[depth]:
+            text = capsys.readouterr().err
+            assert codes[depth] == 4 and "error: " in text and "record.json" in text and TWO in text, text
+            assert [*other.iterdir()] == []
+    assert 0 in codes.values() and 4 in codes.values()
 
 
 def headers(archive: Path, *members: tuple[bytes, bytes]) -> Path:
@@ -512,6 +548,24 @@ def test_clean_removes_what_a_killed_import_left(place, capsys, monkeypatch):
     assert ".import-4194999" in said(capsys, "clean")
     said(capsys, "clean", "--yes")
     assert not left.parent.exists() and folder(place).is_dir()
+
+
+def test_clean_leaves_an_import_of_another_machine_alone(place, capsys, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{place}/none.sock")
+    left = place / "madlite_runs/.import-4194999"  # no thread here has that number
+    left.mkdir()
+    with Folder.open(left) as beside:
+        lock = beside.open_lock(".lock")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert ".import-" not in said(capsys, "clean")
+        os.close(lock)
+    assert ".import-" in said(capsys, "clean")
+
+
+def test_two_imports_of_the_same_thread_number_do_not_collide(place):
+    """Machines that share a folder number their threads alike."""
+    with open_runs(place) as runs, _folder_beside(runs) as first, _folder_beside(runs) as second:
+        assert first.path != second.path
 
 
 def test_rendered_files_are_packed_wherever_they_lie(place, capsys):

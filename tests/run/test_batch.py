@@ -17,7 +17,6 @@ from madlite.results import batch_journal as batches
 from madlite.results.batch_journal import (
     BatchJournal,
     RequestedRun,
-    acknowledge,
     dead_files,
     interrupted_batches,
     open_unfinished,
@@ -242,10 +241,10 @@ def test_the_interrupted_batch_of_run_outlives_the_studies_of_other_commands(tmp
         interrupt(tmp_path, command, "demo")
     with BatchJournal(tmp_path, ("tune", "demo")) as tune:
         tune.request(THREE)  # and is killed: the file stays, and nobody holds it
-    found = open_unfinished(tmp_path)
+    found, _ = open_unfinished(tmp_path)
     assert found is not None and found.command == ("run", "--tags", "demo")
     found.close()
-    again = open_unfinished(tmp_path)
+    again, _ = open_unfinished(tmp_path)
     assert again is not None, "the locks of those that are not resumed are released"
 
 
@@ -271,25 +270,50 @@ def test_a_batch_that_was_not_made_here_is_named_and_not_resumed(tmp_path, caplo
     assert len(names) == 2
     for name in names:
         (here / "madlite_runs" / name).write_bytes((there / "madlite_runs" / name).read_bytes())
-    assert open_unfinished(here) is None
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        f"madlite_runs/{one}" for one in names[::-1]
-    ]
+    found, foreign = open_unfinished(here)
+    assert found is None and [one.path.name for one in foreign] == names
     assert not any("--resume" in text for text in recovery_report(here))
-    with pytest.raises(UsageProblem, match="no batch of this folder was killed or interrupted$"):
+    with pytest.raises(UsageProblem, match=f"--resume: madlite_runs/{names[-1]} is not in the journal of") as refused:
         unfinished(here)
-    own = open_unfinished(there)
+    assert refused.value.hint.startswith("madlite run --tags t ")
+    assert not caplog.records, "it is said once, by the error"
+    interrupt(here, "run", "--tags", "own")
+    unfinished(here).close()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert names[-1] in told and "so not resumed" in told
+    own, _ = open_unfinished(there)
     assert own is not None
     own.close()
 
 
-def test_a_batch_of_elsewhere_takes_the_place_of_none_that_is_resumed(tmp_path):
-    interrupt(tmp_path, "run", "--tags", "demo")
-    first = {"id": "99990101T000000-abcdef", "started": "9999-01-01T00:00:00", "command": ["run", "--tags", "other"]}
-    lines = [first, {"asked": [{"id": "r9", "card": "z"}]}]
-    foreign = tmp_path / "madlite_runs/batch-99990101T000000-abcdef.jsonl"
-    foreign.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert not acknowledge(foreign)
-    found = open_unfinished(tmp_path)
-    assert found is not None and found.command == ("run", "--tags", "demo")
+def acknowledge_all(workspace: Path) -> None:
+    """Do what `madlite clean --yes` does."""
+    for one in find_leftovers(workspace, {"DOCKER_HOST": "unix:///nonexistent"}).leftovers:
+        assert remove(one, {}) is None
+
+
+def test_clean_keeps_no_batch_for_resume_that_was_not_made_here(tmp_path):
+    interrupt(tmp_path, "run", "--tags", "own")
+    foreign = tmp_path / "madlite_runs/batch-99990101T000000-ffffff.jsonl"
+    text = (tmp_path / "madlite_runs/.interrupted.jsonl").read_text()
+    started = json.loads(text.splitlines()[0])
+    text = text.replace(started["id"], "99990101T000000-ffffff").replace(started["started"], "9999-01-01T00:00:00")
+    foreign.write_text(text.replace("own", "foreign"))
+    acknowledge_all(tmp_path)
+    assert not foreign.exists()
+    found, _ = open_unfinished(tmp_path)
+    assert found is not None and found.command == ("run", "--tags", "own")
+    found.close()
+
+
+def test_a_kept_batch_that_was_not_made_here_does_not_keep_an_own_one_from_being_resumed(tmp_path):
+    kill(tmp_path)
+    (own,) = dead_files(tmp_path)
+    line = {"id": "99990101T000000-ffffff", "started": "9999-01-01T00:00:00", "command": ["run", "--tags", "foreign"]}
+    own.with_name(".interrupted.jsonl").write_text(
+        json.dumps(line) + "\n" + json.dumps({"asked": [{"id": "x", "card": "x"}]})
+    )
+    acknowledge_all(tmp_path)
+    found, _ = open_unfinished(tmp_path)
+    assert found is not None and found.command == ("run", "--tags", "t")
     found.close()

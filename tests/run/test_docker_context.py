@@ -18,6 +18,8 @@ from madlite.images.buildkit import build_with_buildkit, needs_buildkit
 from madlite.images.client import connect
 from madlite.images.context import packed_context
 from madlite.model import Cause, Image
+from madlite.workspace import journal
+from madlite.workspace.folder import open_runs
 from tests.run.fake_engine import FakeEngine
 
 
@@ -146,6 +148,17 @@ def test_what_madlite_writes_into_a_working_folder_is_in_no_context_of_it(client
     assert {"src/a", "scripts/perf.csv", "docker/madlite_runs/x"} <= names, (
         "files of the same name elsewhere are not ours"
     )
+
+
+def test_results_files_of_other_names_that_the_journal_has_are_in_no_context(client, used):
+    (used / "out").mkdir()
+    for name in ("out/mine.csv", "plain.csv", "other.csv", "*"):
+        (used / name).write_text("x")
+    with open_runs(used) as runs:
+        for name in ("out/mine.csv", "plain.csv", "*"):  # the last is a pattern that means every file
+            journal.add(runs, journal.Entry(at=journal.now(), file=name))
+    found = pack(client, image(used, context="."))
+    assert {"out/mine.csv", "plain.csv"}.isdisjoint(found) and {"other.csv", "src/a"} <= set(found)
 
 
 def test_a_dockerignore_takes_it_in_and_a_folder_below_has_it_all(client, used):

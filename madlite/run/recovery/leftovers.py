@@ -58,15 +58,14 @@ from madlite.workspace.study import cut_off_studies, has_caches, remove_study
 
 OWN = "run_directory"  # a name that MAD and madlite alone use
 CLONE_MARK = ".git/madlite"
-IMPORTED = ".import-"
-"""What the name of a folder begins with into which an archive is unpacked, by the thread of that number."""
+IMPORT_LOCK, IMPORTED, IMPORTED_LOCK = ".import.lock", ".import-", ".lock"
+"""The lock of imports, what the name of a folder begins with into which an archive is unpacked, and the lock in it."""
 _LIMIT_PLAN_BYTES = 16 << 20
 # temporary files of atomic writes: `.NAME.PID`, and under the lock of NAME `.NAME.new` and `.NAME.….widening`
 _OF_PROCESS = re.compile(r"\..+\.(?:log|csv|json|jsonl|html|tar\.gz|tgz)\.(\d+)")
 _WIDENING = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}\.widening")
 _SIDE = re.compile(r"\.(?:perf_(?:entry|super|entry_super)\.(?:json|csv)|common_info\.json)\.new")
 _SIDE_LOCK = ".side_files.lock"
-_LONGEST_PID = 10  # digits
 _OF_RUN = re.compile(r"\..+\.\d+|\.rows\.csv")
 
 
@@ -467,9 +466,9 @@ def _half_removed(runs: Path) -> Iterator[Path]:
     for folder in real_folders(runs):
         if folder.name.startswith(REMOVED):
             yield folder
-        elif folder.name.startswith(IMPORTED):
-            pid = folder.name.removeprefix(IMPORTED)
-            if not (pid.isdecimal() and len(pid) < _LONGEST_PID and _may_write(int(pid), folder)):
+        elif folder.name.startswith(IMPORTED):  # one that is not locked yet is made under the lock of imports
+            locks = (runs / IMPORT_LOCK, folder / IMPORTED_LOCK)
+            if not any(is_locked(lock, unknown=True) for lock in locks):
                 yield folder
 
 
