@@ -45,7 +45,7 @@ from madlite.model import (
 
 CONFIG = ("steps", "seq_len", "micro_batch", "global_batch", "world_size", "precision")
 """Groups that are the training's configuration, `steps` how many there are to be."""
-_PLACE = ("last", "epoch", "epoch_steps", "elapsed", "elapsed_s", "elapsed_ms")
+_PLACE = ("last", "epoch", "epoch_steps", "elapsed", "elapsed_s", "elapsed_ms", "pause")
 _MORE = frozenset((*CONFIG, *_PLACE))
 _LISTS = ("step", "marks", "end", "failed", "words")  # keys that one text may stand for
 _FINE = 20  # units of its clock after which a log tells how long a step took
@@ -210,6 +210,8 @@ class FormatReader:
         self._lowest = math.inf
         self._current: dict[int | None, int] = {}  # by rank: the step that its last line said
         self._clocks: dict[int | None, _Clock] = {}
+        self._paused: set[int | None] = set()  # ranks whose last line was of an evaluation
+        self._others: dict[int | None, int] = {}  # by rank: batches of evaluations that its bar counted as steps
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the steps of a line, the configuration that it reports, and that the training ended."""
@@ -257,10 +259,23 @@ class FormatReader:
                 early.append(one)
         if early and self._format.several_lines and early[0].rank in self._current:
             parts.append((early[0].rank, self._current[early[0].rank], early))
-        for rank, n, matches in parts:
+        elif not parts:
+            self._paused.update(one.rank for one in early if "pause" in one.texts)
+        for rank, number, matches in parts:
+            n = number - self._others.get(rank, 0)
+            if self._evaluates(rank, n):
+                continue
             self._current[rank] = n
             self._lowest = min(self._lowest, n)
             yield from self._step(rank, n, matches, line)
+
+    def _evaluates(self, rank: int | None, n: int) -> bool:
+        """Return whether a bar went on within an evaluation, whose batches it counts; the same `n` again ends that."""
+        more = n - self._current.get(rank, n)
+        if rank not in self._paused or more <= 0:
+            return False
+        self._others[rank] = self._others.get(rank, 0) + more
+        return True
 
     def _number(self, numbers: Mapping[str, float]) -> int | None:
         """Return the step's number over all epochs; None where it is none."""
@@ -278,6 +293,9 @@ class FormatReader:
             unread |= one.unread
         values = self._patterns[0].values(numbers)
         texts = {name: text for one in matches for name, text in one.texts.items()}
+        if rank in self._paused:
+            self._paused.discard(rank)
+            texts.setdefault("pause", "")
         seconds = self._clocks.setdefault(rank, _Clock()).seconds_per_step(n, numbers, texts)
         if seconds is not None:
             values.setdefault(Quantity.STEP_TIME_S, seconds)
@@ -301,6 +319,7 @@ class _Clock:
 
     def __init__(self) -> None:
         self._n, self._at, self._epoch = 0, math.nan, math.nan
+        self._last_n, self._last_at = 0, math.nan
 
     def seconds_per_step(self, n: int, numbers: Mapping[str, float], texts: Mapping[str, str]) -> float | None:
         """Return the mean since the last answer; None until the clock went on far enough to tell."""
@@ -308,9 +327,12 @@ class _Clock:
         if math.isnan(at):
             return None
         epoch = numbers.get("epoch", 0.0)
+        again = n == self._last_n and "epoch_steps" in numbers  # batches are counted: no line is within a step
         if self._epoch < epoch:  # whose bar begins at 0 again, before the first of its steps
             self._n, self._at = n - int(texts["n"].replace(",", "")), 0.0
-        self._epoch = epoch
+        elif again or "pause" in texts:  # the time since the last line belongs to no step
+            self._n, self._at = self._n + n - self._last_n, self._at + at - self._last_at
+        self._epoch, self._last_n, self._last_at = epoch, n, at
         steps, seconds = n - self._n, at - self._at
         if math.isnan(seconds) or steps < 0 or seconds < 0:  # the first line, or another training
             self._n, self._at = n, at

@@ -58,6 +58,8 @@ LOGS_OF = {
     "llama-factory-trainer_log.jsonl": Said(OK, "1 s/step", (10, 120), 120, 12),
     # 0.9: throughput, total_tokens, lines of evaluations
     "llama-factory-0.9-cut.jsonl": Said(CUT, "24 s/step", (5, 24), 93),
+    # 20 s for 10 steps, then 30 s of evaluation, whose line says the same step
+    "llama-factory-0.9-eval.jsonl": Said(OK, "2 s/step", (10, 120), 120, 12),
     "mlperf-tracked-stats.log": Said(OK, "2.5 samples/s", (250, 1250), count=5),
     "mlperf-5.0-amd-llama2-lora.log": Said(OK, "4.56 samples/s", (192, 1920), count=10),
     "mlperf-5.0-aborted.log": Said("FAILURE exit_code", "4.56 samples/s", (192, 1920), count=10),
@@ -78,6 +80,10 @@ LOGS_OF = {
     "sd-scripts-flux-lora.log": Said(OK, "5 s/step", (1, 100), 100),
     "diffusers-dreambooth-flux.log": Said(OK, "0.5 s/step", (1, 100), 100),
     "lightning-2.4-two-epochs.log": Said(OK, "2 s/step", (1, 200)),
+    # 1 s for a step, and 15 s of validation after each ten
+    "lightning-2.5-validation.log": Said(OK, "1 s/step", (1, 100)),
+    # its bar counts 25 steps of 2 s and 50 batches of validation of 0.8 s in each of 3 epochs
+    "lightning-1.9-validation.log": Said(OK, "2 s/step", (1, 75)),
     "lightning-ray-no-total.log": Said(OK, "20 s/step", (1, 30)),
 }
 
