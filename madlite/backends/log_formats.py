@@ -45,7 +45,7 @@ from madlite.model import (
 
 CONFIG = ("steps", "seq_len", "micro_batch", "global_batch", "world_size", "precision")
 """Groups that are the training's configuration, `steps` how many there are to be."""
-_PLACE = ("last", "epoch", "epoch_steps", "elapsed", "elapsed_s", "elapsed_ms", "pause")
+_PLACE = ("last", "n_in_epoch", "done", "epoch", "epoch_steps", "elapsed", "elapsed_s", "elapsed_ms", "pause")
 _MORE = frozenset((*CONFIG, *_PLACE))
 _LISTS = ("step", "marks", "end", "failed", "words")  # keys that one text may stand for
 _FINE = 20  # units of its clock after which a log tells how long a step took
@@ -208,6 +208,7 @@ class FormatReader:
         self._spans, self._missed = Spans(), Missed()
         self._config: dict[str, str] = {}
         self._lowest = math.inf
+        self._epochs = False  # whether the number of the last step is an epoch's
         self._current: dict[int | None, int] = {}  # by rank: the step that its last line said
         self._clocks: dict[int | None, _Clock] = {}
         self._paused: set[int | None] = set()  # ranks whose last line was of an evaluation
@@ -235,20 +236,31 @@ class FormatReader:
         before = dict(self._config)
         for one in found:
             self._config.update({name: one.texts[name].lstrip("0") for name in CONFIG if name in one.texts})
+            self._epochs = self._epochs or _is_of_epoch(one, found)
             if "last" in one.numbers:  # the number of the last step
                 first = (
                     self._format.first if min(self._lowest, one.numbers.get("n", math.inf)) <= self._format.first else 1
                 )
-                self._config["steps"] = str(int(one.numbers["last"]) + 1 - first)
+                self._config["steps"] = "" if self._epochs else str(int(one.numbers["last"]) + 1 - first)
         if self._config != before:
             yield EffectiveConfig(values=dict(self._config))
 
     def _steps(self, found: Sequence[StepMatch], line: Line) -> Iterator[Step]:
-        """Yield the steps that a line says: what stands before its first number belongs to that one too."""
+        """Yield the steps that a line says."""
+        for rank, number, matches in self._parts(found):
+            n = number - self._others.get(rank, 0)
+            if self._evaluates(rank, n):
+                continue
+            self._current[rank] = n
+            self._lowest = min(self._lowest, n)
+            yield from self._step(rank, n, matches, line)
+
+    def _parts(self, found: Iterable[StepMatch]) -> list[tuple[int | None, int, list[StepMatch]]]:
+        """Return rank, number and matches of a line's steps; what stands before its first number belongs to that one."""
         parts: list[tuple[int | None, int, list[StepMatch]]] = []
         early: list[StepMatch] = []
         for one in found:
-            if "n" in one.texts:
+            if "n" in one.texts or "done" in one.texts:
                 if (n := self._number(one.numbers)) is None:
                     continue
                 parts.append((one.rank, n, [one, *early]))
@@ -261,13 +273,7 @@ class FormatReader:
             parts.append((early[0].rank, self._current[early[0].rank], early))
         elif not parts:
             self._paused.update(one.rank for one in early if "pause" in one.texts)
-        for rank, number, matches in parts:
-            n = number - self._others.get(rank, 0)
-            if self._evaluates(rank, n):
-                continue
-            self._current[rank] = n
-            self._lowest = min(self._lowest, n)
-            yield from self._step(rank, n, matches, line)
+        return parts
 
     def _evaluates(self, rank: int | None, n: int) -> bool:
         """Return whether a bar went on within an evaluation, whose batches it counts; the same `n` again ends that."""
@@ -279,7 +285,7 @@ class FormatReader:
 
     def _number(self, numbers: Mapping[str, float]) -> int | None:
         """Return the step's number over all epochs; None where it is none."""
-        n = numbers.get("n", math.nan)
+        n = numbers.get("n", numbers.get("done", math.nan) - 1 + self._format.first)
         epochs = numbers.get("epoch", math.nan) - self._format.first_epoch
         n += epochs * numbers.get("epoch_steps", math.nan) if "epoch_steps" in numbers else 0.0
         return int(n) if 0 <= n < 1e12 else None
@@ -329,7 +335,7 @@ class _Clock:
         epoch = numbers.get("epoch", 0.0)
         again = n == self._last_n and "epoch_steps" in numbers  # batches are counted: no line is within a step
         if self._epoch < epoch:  # whose bar begins at 0 again, before the first of its steps
-            self._n, self._at = n - int(texts["n"].replace(",", "")), 0.0
+            self._n, self._at = n - int((texts.get("n") or texts["done"]).replace(",", "")), 0.0
         elif again or "pause" in texts:  # the time since the last line belongs to no step
             self._n, self._at = self._n + n - self._last_n, self._at + at - self._last_at
         self._epoch, self._last_n, self._last_at = epoch, n, at
@@ -341,6 +347,12 @@ class _Clock:
             return None
         self._n, self._at = n, at
         return seconds / steps
+
+
+def _is_of_epoch(one: StepMatch, found: Iterable[StepMatch]) -> bool:
+    """Return whether a step is past its iteration: that one, and the last of them, are then an epoch's."""
+    steps = (other.numbers["n"] for other in found if other.at >= one.at and "n" in other.numbers)
+    return next(steps, -1) > one.numbers.get("n_in_epoch", math.inf)
 
 
 def _elapsed(numbers: Mapping[str, float], texts: Mapping[str, str]) -> tuple[float, float]:

@@ -34,6 +34,7 @@ class Said(NamedTuple):
     count: int | None = None  # of steps that are reported, where not each is
 
 
+SURER = ("maxtext", "mlperf_gpt3", "composer_tokens")  # formats whose logs another one knows, too
 OK, NAN, CUT = "SUCCESS ", "FAILURE nan_loss", "FAILURE incomplete"
 LOGS_OF = {
     "maxtext-steps.log": Said(OK, "8192 tokens/s/GPU", (0, 11)),
@@ -45,6 +46,11 @@ LOGS_OF = {
     # 25.09: an excerpt, max_memory_reserved, numbers with an exponent
     "nemo-25.09-excerpt.log": Said(OK, "1249 TFLOP/s/GPU", (85, 99), 99),
     "nemo-1.23-bar.log": Said(OK, "14.6 s/step", (0, 19), 20),
+    # its global_step is rounded to three digits: 1.2e+4
+    "nemo-1.23-exponent.log": Said(OK, "4 s/step", (11990, 12010), 12011, 21),
+    # iteration 0/29 in both of two epochs: what is asked for is of one; steps take 4 s, from step 25 on 5 s
+    "nemo-2-epochs.log": Said(OK, "5 s/step", (0, 59)),
+    "nemo-2-epochs-cut.log": Said(OK, "4 s/step", (0, 44)),
     "nanotron-2024.log": Said(OK, "30600 tokens/s/GPU", (1, 15), 15),
     # 2025: time_per_iteration_ms, eta
     "nanotron-2025.log": Said(CUT, "5190 tokens/s/GPU", (1, 30), 40),
@@ -55,6 +61,9 @@ LOGS_OF = {
     # 0.17 with LLM Foundry: batches are counted in each epoch
     "composer-0.17-llmfoundry-epochs.log": Said(OK, "6553.6 tokens/s/GPU", (1, 12)),
     "composer-rocm-one-line.log": Said(OK, "4885 tokens/s/GPU", (1, 20), 20),
+    # a duration in tokens or samples
+    "composer-tokens.log": Said(OK, "4096 tokens/s/GPU", (0, 9)),
+    "composer-tokens-samples.log": Said(OK, "4096 tokens/s/GPU", (0, 9)),
     "llama-factory-trainer_log.jsonl": Said(OK, "1 s/step", (10, 120), 120, 12),
     # 0.9: throughput, total_tokens, lines of evaluations
     "llama-factory-0.9-cut.jsonl": Said(CUT, "24 s/step", (5, 24), 93),
@@ -121,7 +130,7 @@ def test_no_format_claims_the_log_of_another_framework(path):
 def test_a_format_conforms(name):
     logs = {LOGS / log: said.count or said.steps[1] - said.steps[0] + 1 for log, said in LOGS_OF.items()}
     own = {path: count for path, count in logs.items() if owner(path) == name}
-    others = {path: owner(path) for path in LOGS.iterdir() if owner(path) not in ("", name, "maxtext", "mlperf_gpt3")}
+    others = {path: owner(path) for path in LOGS.iterdir() if owner(path) not in ("", name, *SURER)}
     checks = ("detection", "reading", "finish", "fuzz")
     backend, _ = PLUGINS.backends()[name]
     assert list(map(str, check_backend(backend, (), own, only=checks, foreign=others, installed=False))) == []
