@@ -234,9 +234,9 @@ class FormatReader:
     def _configured(self, found: Iterable[StepMatch]) -> Iterator[EffectiveConfig]:
         """Yield what is new of the configuration."""
         before = dict(self._config)
+        self._epochs = self._epochs or _is_of_epoch(found)
         for one in found:
             self._config.update({name: one.texts[name].lstrip("0") for name in CONFIG if name in one.texts})
-            self._epochs = self._epochs or _is_of_epoch(one, found)
             if "last" in one.numbers:  # the number of the last step
                 first = (
                     self._format.first if min(self._lowest, one.numbers.get("n", math.inf)) <= self._format.first else 1
@@ -256,7 +256,7 @@ class FormatReader:
             yield from self._step(rank, n, matches, line)
 
     def _parts(self, found: Iterable[StepMatch]) -> list[tuple[int | None, int, list[StepMatch]]]:
-        """Return rank, number and matches of a line's steps; what stands before its first number belongs to that one."""
+        """Return rank, number and matches of a line's steps; what stands before the first belongs to it."""
         parts: list[tuple[int | None, int, list[StepMatch]]] = []
         early: list[StepMatch] = []
         for one in found:
@@ -349,10 +349,14 @@ class _Clock:
         return seconds / steps
 
 
-def _is_of_epoch(one: StepMatch, found: Iterable[StepMatch]) -> bool:
-    """Return whether a step is past its iteration: that one, and the last of them, are then an epoch's."""
-    steps = (other.numbers["n"] for other in found if other.at >= one.at and "n" in other.numbers)
-    return next(steps, -1) > one.numbers.get("n_in_epoch", math.inf)
+def _is_of_epoch(found: Iterable[StepMatch]) -> bool:
+    """Return whether a step is past the iteration before it: that one, and the last of them, are then an epoch's."""
+    iteration = math.inf
+    for one in found:
+        if one.numbers.get("n", -1) > iteration:
+            return True
+        iteration = one.numbers.get("n_in_epoch", math.inf if "n" in one.numbers else iteration)
+    return False
 
 
 def _elapsed(numbers: Mapping[str, float], texts: Mapping[str, str]) -> tuple[float, float]:
