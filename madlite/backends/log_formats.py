@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.backends.step_lines import INVERSE, JOB_WIDE, NAMES, Missed, Spans, StepMatch, StepPattern
+from madlite.backends.step_lines import INVERSE, JOB_WIDE, MEANS, NAMES, Missed, Spans, StepMatch, StepPattern
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.hookspecs import hookimpl
 from madlite.model import (
@@ -211,6 +211,7 @@ class FormatReader:
         self._epochs = False  # whether the number of the last step is an epoch's
         self._current: dict[int | None, int] = {}  # by rank: the step that its last line said
         self._clocks: dict[int | None, _Clock] = {}
+        self._first: dict[int | None, int] = {}  # by rank: the first step that was told
         self._paused: set[int | None] = set()  # ranks whose last line was of an evaluation
         self._others: dict[int | None, int] = {}  # by rank: batches of evaluations that its bar counted as steps
 
@@ -307,8 +308,11 @@ class FormatReader:
             values.setdefault(Quantity.STEP_TIME_S, seconds)
         odd = self._patterns[0].unread(unread)
         if values or odd:
-            values = self._per_gpu(values)
-            yield Step(n=n, values=values, rank=rank, t_s=line.t_s, span=self._spans.of(n, rank), unread=odd)
+            values, span = self._per_gpu(values), self._spans.of(n, rank)
+            if self._first.setdefault(rank, n) > span and "elapsed" in texts and texts.get("steps") != texts.get("n"):
+                # of a training that was resumed: tokens since its begin by the time since the resumption
+                values = {one: value for one, value in values.items() if one not in MEANS}
+            yield Step(n=n, values=values, rank=rank, t_s=line.t_s, span=span, unread=odd)
 
     def _per_gpu(self, values: dict[Quantity, float]) -> dict[Quantity, float]:
         """Return values with the whole job's speeds as those of one GPU, where the log says how many there are."""

@@ -13,6 +13,7 @@ import pytest
 
 from madlite.backends.loader import load_plugins
 from madlite.backends.log_formats import FormatBackend, read_log_formats
+from madlite.backends.step_lines import MEANS
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.model import Quantity
@@ -141,6 +142,14 @@ def test_a_clock_in_whole_seconds_is_asked_when_it_went_on_far_enough(tmp_path):
     (tmp_path / "x.log").write_text("".join(bar.format(n, n // 3) for n in range(1, 101)))
     (step,) = [one for one in read(tmp_path / "x.log").steps if Quantity.STEP_TIME_S in one.values]
     assert step.values[Quantity.STEP_TIME_S] == pytest.approx(1 / 3, rel=0.05)
+
+
+@pytest.mark.parametrize(("first", "kept"), [(10, 12), (500, 0)])
+def test_the_mean_throughput_of_a_resumed_training_is_dropped(first, kept, tmp_path):
+    line = '{{"current_steps": {}, "total_steps": 900, "loss": 1, "elapsed_time": "0:00:{:02}", "throughput": "9541.22"}}\n'
+    (tmp_path / "x.jsonl").write_text("".join(line.format(first + 10 * n, n + 1) for n in range(13)))
+    means = [values for values in (step.values for step in read(tmp_path / "x.jsonl").steps) if MEANS[0] in values]
+    assert len(means) == kept  # the first line cannot tell
 
 
 # Readers of one's own.
