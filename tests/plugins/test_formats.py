@@ -146,8 +146,8 @@ def test_a_clock_in_whole_seconds_is_asked_when_it_went_on_far_enough(tmp_path):
 
 @pytest.mark.parametrize(("first", "kept"), [(10, 12), (500, 0)])
 def test_the_mean_throughput_of_a_resumed_training_is_dropped(first, kept, tmp_path):
-    line = '{{"current_steps": {}, "total_steps": 900, "loss": 1, "elapsed_time": "0:00:{:02}", "throughput": "9541.22"}}\n'
-    (tmp_path / "x.jsonl").write_text("".join(line.format(first + 10 * n, n + 1) for n in range(13)))
+    text = '{{"current_steps": {}, "total_steps": 900, "elapsed_time": "0:00:{:02}", "throughput": "9541.22"}}\n'
+    (tmp_path / "x.jsonl").write_text("".join(text.format(first + 10 * n, n + 1) for n in range(13)))
     means = [values for values in (step.values for step in read(tmp_path / "x.jsonl").steps) if MEANS[0] in values]
     assert len(means) == kept  # the first line cannot tell
 
