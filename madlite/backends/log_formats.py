@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.backends.step_lines import INVERSE, JOB_WIDE, NAMES, TIMES, Missed, Spans, StepMatch, StepPattern
+from madlite.backends.step_lines import INVERSE, JOB_WIDE, MEANS, NAMES, TIMES, Missed, Spans, StepMatch, StepPattern
 from madlite.errors import UsageProblem, did_you_mean
 from madlite.hookspecs import hookimpl
 from madlite.model import (
@@ -45,7 +45,7 @@ from madlite.model import (
 
 CONFIG = ("steps", "seq_len", "micro_batch", "global_batch", "world_size", "precision")
 """Groups that are the training's configuration, `steps` how many there are to be."""
-_PLACE = ("last", "epoch", "epoch_steps", *TIMES)
+_PLACE = ("last", "n_in_epoch", "done", "epoch", "epoch_steps", "pause", *TIMES)
 _MORE = frozenset((*CONFIG, *_PLACE))
 _LISTS = ("step", "marks", "end", "failed", "words")  # keys that one text may stand for
 _FINE = 20  # units of its clock after which a log tells how long a step took
@@ -208,8 +208,12 @@ class FormatReader:
         self._spans, self._missed = Spans(), Missed()
         self._config: dict[str, str] = {}
         self._lowest = math.inf
+        self._epochs = False  # whether the number of the last step is an epoch's
         self._current: dict[int | None, int] = {}  # by rank: the step that its last line said
         self._clocks: dict[int | None, _Clock] = {}
+        self._first: dict[int | None, int] = {}  # by rank: the first step that was told
+        self._paused: set[int | None] = set()  # ranks whose last line was of an evaluation
+        self._others: dict[int | None, int] = {}  # by rank: batches of evaluations that its bar counted as steps
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the steps of a line, the configuration that it reports, and that the training ended."""
@@ -231,22 +235,33 @@ class FormatReader:
     def _configured(self, found: Iterable[StepMatch]) -> Iterator[EffectiveConfig]:
         """Yield what is new of the configuration."""
         before = dict(self._config)
+        self._epochs = self._epochs or _is_of_epoch(found)
         for one in found:
             self._config.update({name: one.texts[name].lstrip("0") for name in CONFIG if name in one.texts})
             if "last" in one.numbers:  # the number of the last step
                 first = (
                     self._format.first if min(self._lowest, one.numbers.get("n", math.inf)) <= self._format.first else 1
                 )
-                self._config["steps"] = str(int(one.numbers["last"]) + 1 - first)
+                self._config["steps"] = "" if self._epochs else str(int(one.numbers["last"]) + 1 - first)
         if self._config != before:
             yield EffectiveConfig(values=dict(self._config))
 
     def _steps(self, found: Sequence[StepMatch], line: Line) -> Iterator[Step]:
-        """Yield the steps that a line says: what stands before its first number belongs to that one too."""
+        """Yield the steps that a line says."""
+        for rank, number, matches in self._parts(found):
+            n = number - self._others.get(rank, 0)
+            if self._evaluates(rank, n):
+                continue
+            self._current[rank] = n
+            self._lowest = min(self._lowest, n)
+            yield from self._step(rank, n, matches, line)
+
+    def _parts(self, found: Iterable[StepMatch]) -> list[tuple[int | None, int, list[StepMatch]]]:
+        """Return rank, number and matches of a line's steps; what stands before the first belongs to it."""
         parts: list[tuple[int | None, int, list[StepMatch]]] = []
         early: list[StepMatch] = []
         for one in found:
-            if "n" in one.texts:
+            if "n" in one.texts or "done" in one.texts:
                 if (n := self._number(one.numbers)) is None:
                     continue
                 parts.append((one.rank, n, [one, *early]))
@@ -257,14 +272,21 @@ class FormatReader:
                 early.append(one)
         if early and self._format.several_lines and early[0].rank in self._current:
             parts.append((early[0].rank, self._current[early[0].rank], early))
-        for rank, n, matches in parts:
-            self._current[rank] = n
-            self._lowest = min(self._lowest, n)
-            yield from self._step(rank, n, matches, line)
+        elif not parts:
+            self._paused.update(one.rank for one in early if "pause" in one.texts)
+        return parts
+
+    def _evaluates(self, rank: int | None, n: int) -> bool:
+        """Return whether a bar went on within an evaluation, whose batches it counts; the same `n` again ends that."""
+        more = n - self._current.get(rank, n)
+        if rank not in self._paused or more <= 0:
+            return False
+        self._others[rank] = self._others.get(rank, 0) + more
+        return True
 
     def _number(self, numbers: Mapping[str, float]) -> int | None:
         """Return the step's number over all epochs; None where it is none."""
-        n = numbers.get("n", math.nan)
+        n = numbers.get("n", numbers.get("done", math.nan) - 1 + self._format.first)
         epochs = numbers.get("epoch", math.nan) - self._format.first_epoch
         n += epochs * numbers.get("epoch_steps", math.nan) if "epoch_steps" in numbers else 0.0
         return int(n) if 0 <= n < 1e12 else None
@@ -278,13 +300,19 @@ class FormatReader:
             unread |= one.unread
         values = self._patterns[0].values(numbers)
         texts = {name: text for one in matches for name, text in one.texts.items()}
+        if rank in self._paused:
+            self._paused.discard(rank)
+            texts.setdefault("pause", "")
         seconds = self._clocks.setdefault(rank, _Clock()).seconds_per_step(n, numbers, texts)
         if seconds is not None:
             values.setdefault(Quantity.STEP_TIME_S, seconds)
         odd = {one: text for one, text in self._patterns[0].unread(unread).items() if one not in values}
         if values or odd:
-            values = self._per_gpu(values)
-            yield Step(n=n, values=values, rank=rank, t_s=line.t_s, span=self._spans.of(n, rank), unread=odd)
+            values, span = self._per_gpu(values), self._spans.of(n, rank)
+            if self._first.setdefault(rank, n) > span and "elapsed" in texts and texts.get("steps") != texts.get("n"):
+                # of a training that was resumed: tokens since its begin by the time since the resumption
+                values = {one: value for one, value in values.items() if one not in MEANS}
+            yield Step(n=n, values=values, rank=rank, t_s=line.t_s, span=span, unread=odd)
 
     def _per_gpu(self, values: dict[Quantity, float]) -> dict[Quantity, float]:
         """Return values with the whole job's speeds as those of one GPU, where the log says how many there are."""
@@ -301,6 +329,7 @@ class _Clock:
 
     def __init__(self) -> None:
         self._n, self._at, self._epoch = 0, math.nan, math.nan
+        self._last_n, self._last_at = 0, math.nan
 
     def seconds_per_step(self, n: int, numbers: Mapping[str, float], texts: Mapping[str, str]) -> float | None:
         """Return the mean since the last answer; None until the clock went on far enough to tell."""
@@ -308,9 +337,12 @@ class _Clock:
         if math.isnan(at):
             return None
         epoch = numbers.get("epoch", 0.0)
+        again = n == self._last_n and "epoch_steps" in numbers  # batches are counted: no line is within a step
         if self._epoch < epoch:  # whose bar begins at 0 again, before the first of its steps
-            self._n, self._at = n - int(texts["n"].replace(",", "")), 0.0
-        self._epoch = epoch
+            self._n, self._at = n - int((texts.get("n") or texts["done"]).replace(",", "")), 0.0
+        elif again or "pause" in texts:  # the time since the last line belongs to no step
+            self._n, self._at = self._n + n - self._last_n, self._at + at - self._last_at
+        self._epoch, self._last_n, self._last_at = epoch, n, at
         steps, seconds = n - self._n, at - self._at
         if math.isnan(seconds) or steps < 0 or seconds < 0:  # the first line, or another training
             self._n, self._at = n, at
@@ -319,6 +351,16 @@ class _Clock:
             return None
         self._n, self._at = n, at
         return seconds / steps
+
+
+def _is_of_epoch(found: Iterable[StepMatch]) -> bool:
+    """Return whether a step is past the iteration before it: that one, and the last of them, are then an epoch's."""
+    iteration = math.inf
+    for one in found:
+        if one.numbers.get("n", -1) > iteration:
+            return True
+        iteration = one.numbers.get("n_in_epoch", math.inf if "n" in one.numbers else iteration)
+    return False
 
 
 def _elapsed(numbers: Mapping[str, float], texts: Mapping[str, str]) -> tuple[float, float]:

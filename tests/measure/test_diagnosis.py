@@ -50,6 +50,7 @@ FAILED = {
 # no trainings, pieces of logs, and formats that tests/plugins/test_formats.py has with what they come to
 OTHERS = (
     *("maxtext-primus-prefix-cut", "mlperf-5.0-aborted", "modded-nanogpt-2025", "nanotron-2025", "nemo-2-nan"),
+    "nemo-1.23-exponent",
     "sd-scripts-nan",
     "dryrun",
     "megatron-gpu-lines",

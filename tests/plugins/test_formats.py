@@ -13,6 +13,7 @@ import pytest
 
 from madlite.backends.loader import load_plugins
 from madlite.backends.log_formats import FormatBackend, read_log_formats
+from madlite.backends.step_lines import MEANS
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.model import Quantity
@@ -34,6 +35,7 @@ class Said(NamedTuple):
     count: int | None = None  # of steps that are reported, where not each is
 
 
+SURER = ("maxtext", "mlperf_gpt3", "composer_tokens")  # formats whose logs another one knows, too
 OK, NAN, CUT = "SUCCESS ", "FAILURE nan_loss", "FAILURE incomplete"
 LOGS_OF = {
     "maxtext-steps.log": Said(OK, "8192 tokens/s/GPU", (0, 11)),
@@ -45,6 +47,11 @@ LOGS_OF = {
     # 25.09: an excerpt, max_memory_reserved, numbers with an exponent
     "nemo-25.09-excerpt.log": Said(OK, "1249 TFLOP/s/GPU", (85, 99), 99),
     "nemo-1.23-bar.log": Said(OK, "14.6 s/step", (0, 19), 20),
+    # its global_step is rounded to three digits: 1.2e+4
+    "nemo-1.23-exponent.log": Said(CUT, "4 s/step", (11990, 12010), 20000),
+    # iteration 0/29 in both of two epochs: what is asked for is of one; steps take 4 s, from step 25 on 5 s
+    "nemo-2-epochs.log": Said(OK, "5 s/step", (0, 59)),
+    "nemo-2-epochs-cut.log": Said(OK, "4 s/step", (0, 44)),
     "nanotron-2024.log": Said(OK, "30600 tokens/s/GPU", (1, 15), 15),
     # 2025: time_per_iteration_ms, eta
     "nanotron-2025.log": Said(CUT, "5190 tokens/s/GPU", (1, 30), 40),
@@ -55,9 +62,14 @@ LOGS_OF = {
     # 0.17 with LLM Foundry: batches are counted in each epoch
     "composer-0.17-llmfoundry-epochs.log": Said(OK, "6553.6 tokens/s/GPU", (1, 12)),
     "composer-rocm-one-line.log": Said(OK, "4885 tokens/s/GPU", (1, 20), 20),
+    # a duration in tokens or samples
+    "composer-tokens.log": Said(OK, "4096 tokens/s/GPU", (0, 9)),
+    "composer-tokens-samples.log": Said(OK, "4096 tokens/s/GPU", (0, 9)),
     "llama-factory-trainer_log.jsonl": Said(OK, "1 s/step", (10, 120), 120, 12),
     # 0.9: throughput, total_tokens, lines of evaluations
     "llama-factory-0.9-cut.jsonl": Said(CUT, "24 s/step", (5, 24), 93),
+    # 20 s for 10 steps, then 30 s of evaluation, whose line says the same step
+    "llama-factory-0.9-eval.jsonl": Said(OK, "2 s/step", (10, 120), 120, 12),
     "mlperf-tracked-stats.log": Said(OK, "2.5 samples/s", (250, 1250), count=5),
     "mlperf-5.0-amd-llama2-lora.log": Said(OK, "4.56 samples/s", (192, 1920), count=10),
     "mlperf-5.0-aborted.log": Said("FAILURE exit_code", "4.56 samples/s", (192, 1920), count=10),
@@ -78,6 +90,10 @@ LOGS_OF = {
     "sd-scripts-flux-lora.log": Said(OK, "5 s/step", (1, 100), 100),
     "diffusers-dreambooth-flux.log": Said(OK, "0.5 s/step", (1, 100), 100),
     "lightning-2.4-two-epochs.log": Said(OK, "2 s/step", (1, 200)),
+    # 1 s for a step, and 15 s of validation after each ten
+    "lightning-2.5-validation.log": Said(OK, "1 s/step", (1, 100)),
+    # its bar counts 25 steps of 2 s and 50 batches of validation of 0.8 s in each of 3 epochs
+    "lightning-1.9-validation.log": Said(OK, "2 s/step", (1, 75)),
     "lightning-ray-no-total.log": Said(OK, "20 s/step", (1, 30)),
 }
 
@@ -115,7 +131,7 @@ def test_no_format_claims_the_log_of_another_framework(path):
 def test_a_format_conforms(name):
     logs = {LOGS / log: said.count or said.steps[1] - said.steps[0] + 1 for log, said in LOGS_OF.items()}
     own = {path: count for path, count in logs.items() if owner(path) == name}
-    others = {path: owner(path) for path in LOGS.iterdir() if owner(path) not in ("", name, "maxtext", "mlperf_gpt3")}
+    others = {path: owner(path) for path in LOGS.iterdir() if owner(path) not in ("", name, *SURER)}
     checks = ("detection", "reading", "finish", "fuzz")
     backend, _ = PLUGINS.backends()[name]
     assert list(map(str, check_backend(backend, (), own, only=checks, foreign=others, installed=False))) == []
@@ -126,6 +142,14 @@ def test_a_clock_in_whole_seconds_is_asked_when_it_went_on_far_enough(tmp_path):
     (tmp_path / "x.log").write_text("".join(bar.format(n, n // 3) for n in range(1, 101)))
     (step,) = [one for one in read(tmp_path / "x.log").steps if Quantity.STEP_TIME_S in one.values]
     assert step.values[Quantity.STEP_TIME_S] == pytest.approx(1 / 3, rel=0.05)
+
+
+@pytest.mark.parametrize(("first", "kept"), [(10, 12), (500, 0)])
+def test_the_mean_throughput_of_a_resumed_training_is_dropped(first, kept, tmp_path):
+    text = '{{"current_steps": {}, "total_steps": 900, "elapsed_time": "0:00:{:02}", "throughput": "9541.22"}}\n'
+    (tmp_path / "x.jsonl").write_text("".join(text.format(first + 10 * n, n + 1) for n in range(13)))
+    means = [values for values in (step.values for step in read(tmp_path / "x.jsonl").steps) if MEANS[0] in values]
+    assert len(means) == kept  # the first line cannot tell
 
 
 # Readers of one's own.

@@ -37,6 +37,7 @@ _OWNERS = {
     "dlrm-": "dlrm",
     "torchrun-": "torchrun",
     "mlperf-gpt3-": "mlperf_gpt3",
+    "composer-tokens": "composer_tokens",
     **{
         f"{name.replace('_', '-')}-": name
         for name in ("maxtext", "nemo", "nanotron", "deepspeed", "composer", "mlperf")
