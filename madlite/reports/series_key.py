@@ -16,7 +16,7 @@ from madlite.model import Value
 from madlite.plan.caches import CACHE_VARIABLES
 from madlite.results.inputs import user_variables
 from madlite.results.record import Record
-from madlite.secrets import Redactor
+from madlite.secrets import MASK, Redactor
 from madlite.text import scalar_text, shortened_middle
 
 # The key.
@@ -339,16 +339,19 @@ def _is_known(facts: Facts, name: str) -> bool:
 def unknown_inputs(keys: Sequence[Sequence[str]], facts: Sequence[Facts]) -> tuple[str, ...]:
     """Return what not every side records, so that a difference cannot be seen: dimensions, and facts that matter most.
 
-    What no side has of most dimensions, as a recipe, none of them has.
+    What no side has of most dimensions, as a recipe, none of them has.  Of a secret variable no value is recorded.
     """
+    secret = {name[4:]: None for one in facts for name, texts in one.items() if name[:4] == "env " and _MASK in texts}
     blank = [
         name
         for name, texts in zip(DIMENSIONS, zip(*keys, strict=True), strict=True)
         if name not in ("varied", "metric") and not all(texts) and (name in _HAVE_ALL or any(texts))
     ]
-    return (*blank, *(name for name in _NAMED if not all(_records(one, name) for one in facts)))
+    named = (name for name in _NAMED if not all(_records(one, name) for one in facts))
+    return (*blank, *named, *(f"the value of {name}" for name in sorted(secret)))
 
 
+_MASK = MASK.decode()
 _HAVE_ALL = ("precision", "seq_len", "device", "runtime", "args", "settings", "env")
 
 

@@ -239,6 +239,12 @@ def test_only_variables_that_the_user_set_are_key_and_a_secret_is_masked(plan):
     assert record_of(other).env == {"E": "1"}
 
 
+def test_that_the_value_of_a_secret_may_be_another_is_said(plan):
+    """Records have *** for each value: two of one name are one series, and nobody takes them for equal."""
+    (one,) = compare(group(results(record_of(plan), 1.0)), group(results(record_of(plan), 2.0))).comparisons
+    assert "the value of TOKEN" in one.pair.unknown and "the value of MINE" not in one.pair.unknown
+
+
 def test_the_caches_of_a_study_are_no_variables_of_the_user(plan):
     own = replace(plan, env={"TRITON_CACHE_DIR": "/c/1"}, origins={"env.TRITON_CACHE_DIR": "repeat"})
     assert record_dimensions(record_of(own))["env"] == NONE
