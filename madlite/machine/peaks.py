@@ -14,6 +14,7 @@ from madlite.model import Gpu, Machine, Value
 
 TABLE = Path(__file__).with_name("peaks.toml")
 FORMATS = ("BF16", "FP16", "FP8", "MXFP8", "MXFP4", "TF32", "FP32")
+UNKNOWN_GPU_TFLOPS = 312.0  # A100's, by which torchtitan counts the MFU of a GPU that it does not know
 _PART = 0.7  # of the memory: a driver keeps less to itself, and a part of a GPU has half of it at most
 # A product of its own, as AMD's drivers spell it out; MI200 and MI300 are families, which name no product.
 _NAMED = re.compile(r"MI\d{3}", re.IGNORECASE)
@@ -65,6 +66,17 @@ def find_peak(machine: Machine, gpu_ids: Iterable[int], precision: str) -> Peak 
     if number_format not in entry.tflops:
         return f"no peak of {entry.name} is known in {precision or 'an unnamed number format'}"
     return Peak(tflops=entry.tflops[number_format], of=f"{entry.name} {number_format}", source=entry.source)
+
+
+def possible_peaks(machine: Machine | None) -> tuple[float, ...]:
+    """Return the dense peaks in TFLOP/s by which a trainer may count its MFU: of a machine's GPU, else of all.
+
+    Those of its matrix units: by that of FP32 no trainer counts.
+    """
+    entry = _entry_of(machine.gpus[0], machine) if machine is not None and machine.gpus else None
+    of_gpu = [entry] if entry is not None else gpu_peaks()
+    peaks = (peak for one in of_gpu for number_format, peak in one.tflops.items() if number_format != "FP32")
+    return (*peaks, UNKNOWN_GPU_TFLOPS)
 
 
 def _entry_of(gpu: Gpu, machine: Machine) -> GpuPeaks | None:

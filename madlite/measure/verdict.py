@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from madlite.measure.checks import config as ending
 from madlite.measure.checks import figures, losses, place, table
 from madlite.measure.checks.config import config, exit_text
+from madlite.measure.checks.consistency import consistency
 from madlite.measure.checks.table import CheckInput, CheckResult, Expected, Observation
 from madlite.measure.compute import compute_findings, count_compute
 from madlite.measure.monitor import LogMonitor, expected_steps
@@ -49,6 +50,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     place.foreign_processes,
     figures.compute,
     figures.clock,
+    consistency,
 )
 
 
@@ -60,7 +62,15 @@ def run_all_checks(run: CheckInput) -> tuple[CheckResult, ...]:
 
 def run_log_checks(run: CheckInput) -> tuple[CheckResult, ...]:
     """Return the results of the checks that need a training's log alone, whatever ran it and however it ended."""
-    checks = (losses.loss, ending.end_of_steps, figures.metric, figures.summary, losses.loss_trend, place.memory)
+    checks = (
+        losses.loss,
+        ending.end_of_steps,
+        figures.metric,
+        figures.summary,
+        losses.loss_trend,
+        place.memory,
+        consistency,
+    )
     return tuple(check(run) for check in checks)
 
 

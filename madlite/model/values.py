@@ -149,6 +149,8 @@ class Quantity(Value, frozen=True, cache_hash=True):
     MEMORY_PERCENT: ClassVar[Quantity]
     MEMORY_USED_PERCENT: ClassVar[Quantity]
     MFU_PERCENT: ClassVar[Quantity]
+    TOKENS_SEEN: ClassVar[Quantity]
+    SAMPLES_SEEN: ClassVar[Quantity]
 
     def __post_init__(self) -> None:
         if not self.label:
@@ -183,6 +185,8 @@ _BUILT_IN = (
     Quantity(name="memory_percent", unit="%", label="% of GPU memory"),
     Quantity(name="memory_used_percent", unit="%", label="% of GPU memory used"),
     Quantity(name="mfu_percent", unit="%", direction="higher", label="% MFU"),
+    Quantity(name="tokens_seen", unit="tokens", label="tokens since the start"),
+    Quantity(name="samples_seen", unit="samples", label="samples since the start"),
 )
 for _one in _BUILT_IN:
     setattr(Quantity, _one.name.upper(), _one)

@@ -175,7 +175,8 @@ def _label(quantity: Quantity) -> str:
 def _medians(steps: Steps, window: Window | None) -> dict[Quantity, float]:
     if window is None:
         return {}
-    there = steps.quantities() - {window.quantity}
+    totals = {Quantity.TOKENS_SEEN, Quantity.SAMPLES_SEEN}  # since the start: a median says nothing of them
+    there = steps.quantities() - {window.quantity} - totals
     order = [one for one in (*QUANTITIES.values(), *sorted(there, key=_label)) if one in there]
     medians = {quantity: median_in(steps, quantity, window) for quantity in dict.fromkeys(order)}
     return {quantity: value for quantity, value in medians.items() if value is not None}

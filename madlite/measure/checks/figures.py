@@ -41,11 +41,21 @@ def _unread(run: CheckInput) -> str:
     if run.by_steps and (odd := run.log.training.unread.get(rule.headline)):
         unit = rule.headline.label
         return f"'{shown(odd)}' of a step is no number: what other steps report as {unit} may be none either"
+    if run.by_steps and run.window is not None and (infinite := _infinite(run.log.steps, run.window)):
+        unit = run.window.quantity.label
+        return f"{infinite} of the steady steps report an infinite {unit}: what others report may be none either"
     if rule.kind == "performance_line" and scan.unread:
         return (
             f"'{shown(scan.unread.text)}' in '{shown(scan.unread.line)}' is no number: other lines' may be none either"
         )
     return ""
+
+
+def _infinite(steps: Steps, window: Window) -> int:
+    """Return how many of a window's steps report an infinite value, which the window leaves out."""
+    curve = steps.curve(window.quantity)
+    begin, end = bisect_left(curve.ns, window.first_step), bisect_right(curve.ns, window.last_step)
+    return sum(math.isinf(value) for value in curve.values[begin:end])
 
 
 def error_pattern(run: CheckInput) -> CheckResult:
@@ -117,7 +127,7 @@ def _why_not_counted(run: CheckInput) -> str:
 # unknown.
 
 # of what the clock allows: 28 real logs are between 0.996 and 1.024 on GPUs, and between 0.87 and 1.31 on CPUs
-_LEAST, _MOST = 0.67, 1.5
+LEAST, MOST = 0.67, 1.5
 _MOST_LINES = 10_000  # that are looked at, the last of a window
 _TOGETHER = 0.05  # of the usual time between two lines: lines that are closer arrived together
 _TOGETHER_S = 0.002
@@ -150,11 +160,11 @@ class Clocked(Value, frozen=True):
     def is_too_fast(self, step_s: float) -> bool:
         """Whether steps of `step_s` seconds would have taken far less time."""
         took_s = self.seconds / self.steps
-        return took_s > _MOST * step_s and took_s - step_s > _LEAST_S
+        return took_s > MOST * step_s and took_s - step_s > _LEAST_S
 
     def is_too_slow(self, step_s: float) -> bool:
         """Whether steps of `step_s` seconds would have taken far more time than there was."""
-        return self.all_s / self.all_steps < _LEAST * step_s
+        return self.all_s / self.all_steps < LEAST * step_s
 
 
 def compare_with_clock(steps: Steps, window: Window, interrupted: Sequence[int]) -> Clocked | str:
@@ -193,7 +203,7 @@ def work_of_step(quantity: Quantity, plan: RunPlan | None, config: Mapping[str, 
     each = 1 if quantity in _PER_SEQUENCE else sizes["seq_len"]
     if quantity != Quantity.TOKENS_PER_S_PER_GPU and quantity not in _PER_SEQUENCE:
         return None
-    ranks = whole_number(config.get("world_size", "")) or (_ranks(plan) if plan else 0)
+    ranks = rank_count(plan, config)
     if sizes["global_batch"] and ranks:
         return Work(amount=each * sizes["global_batch"] / ranks) if each else None
     passes = whole_number(config.get("gradient_accumulation_steps", "")) or (_passes(plan) if plan else 0)
@@ -235,8 +245,10 @@ def _intervals(blocks: Sequence[tuple[int, float, int]], interrupted: Sequence[i
     return found
 
 
-def _ranks(plan: RunPlan) -> int:
-    """Return how many ranks a run has."""
+def rank_count(plan: RunPlan | None, config: Mapping[str, str]) -> int:
+    """Return how many ranks a run has, by its log, else by its plan; 0 where neither has it."""
+    if (of_log := whole_number(config.get("world_size", ""))) or plan is None:
+        return of_log or 0
     planned = [whole_number(str(plan.settings.get(name, ""))) or 0 for name in _RANKS]
     return max(1, plan.place.nodes) * max(1, plan.place.gpus_per_node or max(planned))
 
@@ -288,25 +300,25 @@ def clock(run: CheckInput) -> CheckResult:
         row = table.TOO_SLOW
     name = "the log's own time stamps" if run.observed is None else "madlite's clock"
     text = _compared(window, work, found, name, agrees=row is table.CLOCK_AGREES)
-    return check_result(table.CLOCK_DIFFERS if row is not table.CLOCK_AGREES and _work_varies(run) else row, text)
+    return check_result(table.CLOCK_DIFFERS if row is not table.CLOCK_AGREES and work_varies(run) else row, text)
 
 
 def _longer_than_it_lived(run: CheckInput, window: Window, work: Work, step_s: float) -> CheckResult | None:
     """Return that the steps would have taken longer than the process lived; None where they fit, or it is unknown."""
     ended = run.observed.exit if run.observed is not None else None
     count = window.last_step - window.first_step + 1
-    if ended is None or not ended.duration_s or work.at_most or _work_varies(run):
+    if ended is None or not ended.duration_s or work.at_most or work_varies(run):
         return None
-    if _LEAST * count * step_s <= ended.duration_s:
+    if LEAST * count * step_s <= ended.duration_s:
         return None
     text = (
-        f"{count} steps at {_figure(window.median)} {window.quantity.label} take {_figure(count * step_s)} s, "
-        f"and the training ran for {_figure(ended.duration_s)} s"
+        f"{count} steps at {figure_text(window.median)} {window.quantity.label} take {figure_text(count * step_s)} s, "
+        f"and the training ran for {figure_text(ended.duration_s)} s"
     )
     return check_result(table.LONGER_THAN_LIVED, text)
 
 
-def _work_varies(run: CheckInput) -> bool:
+def work_varies(run: CheckInput) -> bool:
     """Return whether steps have texts of any length: how many tokens count in a step is known to the trainer alone."""
     plan = run.plan
     return run.log.config.get("packed", "").lower() == "false" or (
@@ -319,14 +331,14 @@ def _compared(window: Window, work: Work, found: Clocked, clock_name: str, *, ag
     most = "at most " if work.at_most else ""
     by_time = window.quantity == Quantity.STEP_TIME_S
     steps, seconds = found.steps, found.seconds
-    done = f"{steps} steps" if by_time else f"{steps} steps × {most}{_figure(work.amount)} {unit.partition('/')[0]}"
+    done = f"{steps} steps" if by_time else f"{steps} steps × {most}{figure_text(work.amount)} {unit.partition('/')[0]}"
     speed = seconds / steps if by_time else work.amount * steps / seconds
     return (
-        f"reported {_figure(window.median)} {unit}, {'and' if agrees else 'but'} {done} took {_figure(seconds)} s by "
-        f"{clock_name}: {most}{_figure(speed)} {unit}"
+        f"reported {figure_text(window.median)} {unit}, {'and' if agrees else 'but'} {done} took "
+        f"{figure_text(seconds)} s by {clock_name}: {most}{figure_text(speed)} {unit}"
     )
 
 
-def _figure(value: float) -> str:
+def figure_text(value: float) -> str:
     """Return a figure with as many digits as say something, without an exponent where it is an ordinary one."""
     return f"{value:,.0f}" if _LARGE <= abs(value) < _HUGE else f"{value:.4g}"

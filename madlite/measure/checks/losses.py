@@ -117,7 +117,9 @@ def _nan_norm_of_other_lines(run: CheckInput) -> str:
 
 
 def _zero(losses: Sequence[float]) -> str:
-    """Return that the loss is 0 from one step to the next, where it was high; "" where it fell there, or never is."""
+    """Return that every loss is 0, or 0 follows a high one; "" where it fell there, or never is."""
+    if len(losses) >= _ZEROS and not any(losses):
+        return "the loss of every step is 0"
     start = statistics.median(losses[:_LEAST]) if losses else 0.0
     high = max(_NEAR_ZERO, min(_HIGH, _PART_OF_START * start))
     before, done = 0.0, 0
@@ -140,6 +142,8 @@ def _vocabulary(run: CheckInput) -> int:
 def _gradient(run: CheckInput) -> CheckResult | None:
     norms = list(run.log.steps.curve(Quantity.GRAD_NORM).values)
     first, last = _ends(norms)
+    if len(norms) >= _ZEROS and not any(norms):
+        return check_result(table.GRADIENT_ZERO, "the gradient norm of every step is 0: no weight changes")
     if len(norms) > 1 and not any(map(math.isfinite, norms[-_ENDLESS:])):
         return check_result(table.GRADIENT_RISES, "the gradient norm is not finite")
     if not norms or math.isnan(first) or (math.isfinite(last) and last <= _GRADIENT * max(first, 1.0)):

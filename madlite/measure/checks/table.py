@@ -74,7 +74,7 @@ LOSS_MISSING = CheckRow("loss", "fail", "no step reports a loss, though the fram
 LOSS_NAN_ELSEWHERE = CheckRow(
     "loss", "warn", "the same in the log of a card's own script, or in a line that is no step's"
 )
-LOSS_ZERO = CheckRow("loss", "warn", "a high loss is followed by 0, to the end or three times")
+LOSS_ZERO = CheckRow("loss", "warn", "every loss is 0, or a high one is followed by 0, to the end or three times")
 LOSS_UNPARSED = CheckRow("loss", "warn", "a step's loss is text that is no number")
 LOSS_UNKNOWN = CheckRow("loss", "unknown", "no step was read, or the framework prints no loss")
 
@@ -151,7 +151,9 @@ INVALID_NUMBER = CheckRow(
     "metric", "fail", "the number is text, NaN, infinite, or a speed of 0 or less", (Cause.BAD_NUMBER,)
 )
 
-NUMBER_UNPARSED = CheckRow("metric", "warn", "there is a number, and of some steps or lines text that is none")
+NUMBER_UNPARSED = CheckRow(
+    "metric", "warn", "there is a number, and some steps or lines have text that is none, or an infinite one"
+)
 
 FRESH = CheckRow("artifact", "pass", "the results file was written since the start")
 STALE = CheckRow("artifact", "fail", "there is no results file, or only one from before the start", (Cause.NO_METRIC,))
@@ -195,6 +197,7 @@ GRADIENT_SKIPPED = CheckRow("loss_trend", "warn", "the optimizer skipped most of
 GRADIENT_RISES = CheckRow(
     "loss_trend", "warn", "the gradient norm of the last steps is not finite or far above the first ones'"
 )
+GRADIENT_ZERO = CheckRow("loss_trend", "warn", "the gradient norm of every step is 0")
 LOSS_SHORT = CheckRow("loss_trend", "unknown", "too few losses, or a loss that is not above 0")
 
 MEMORY_OK = CheckRow("memory", "pass", "no line reports memory that ran out or an allocation that was retried")
@@ -240,6 +243,12 @@ CLOCK_DIFFERS = CheckRow(
 )
 CLOCK_UNKNOWN = CheckRow("clock", "unknown", "the work of a step is not known, or too few of the times")
 
+FIGURES_AGREE = CheckRow("consistency", "pass", "the log's figures of one thing agree with each other")
+FIGURES_DIFFER = CheckRow(
+    "consistency", "warn", "two figures of one thing are apart by a factor of more than 1.5, or less than 0.67"
+)
+FIGURES_UNKNOWN = CheckRow("consistency", "unknown", "no two figures are of one thing, or what a step has is not known")
+
 # in the order in which they explain: of several denials the first is the verdict's
 TABLE: tuple[CheckRow, ...] = (
     *(EXIT_OK, EXIT_EARLY, STOPPED, STEP_FAILED, EXIT_NONZERO, NO_EXIT),
@@ -263,12 +272,13 @@ TABLE: tuple[CheckRow, ...] = (
     *(SUMMARY_CONSISTENT, SUMMARY_COMPUTED, SUMMARY_INCONSISTENT, SUMMARY_UNKNOWN),
     *(CONFIG_SAME, CONFIG_DIFFERS, CONFIG_DIFFERS_MINOR, CONFIG_UNKNOWN),
     *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANK_SPEEDS_DIFFER, RANKS_MIXED, RANKS_ON_CPU, RANKS_UNKNOWN),
-    *(LOSS_FALLS, LOSS_RISES, GRADIENT_NAN, GRADIENT_SKIPPED, GRADIENT_RISES, LOSS_SHORT),
+    *(LOSS_FALLS, LOSS_RISES, GRADIENT_NAN, GRADIENT_SKIPPED, GRADIENT_RISES, GRADIENT_ZERO, LOSS_SHORT),
     *(MEMORY_OK, MEMORY_ENDED, MEMORY_OUT, MEMORY_RETRIED),
     *(NETWORK_RDMA, NETWORK_SOCKETS, NETWORK_UNKNOWN),
     *(NO_FOREIGN_PROCESSES, FOREIGN_PROCESSES, GPU_NOT_LEASED, FOREIGN_UNKNOWN),
     *(COMPUTE_PLAUSIBLE, ABOVE_PEAK, MFU_ABOVE, COMPUTE_DIFFERS, COMPUTE_UNKNOWN),
     *(CLOCK_AGREES, TOO_FAST, TOO_SLOW, LONGER_THAN_LIVED, CLOCK_DIFFERS, CLOCK_UNKNOWN),
+    *(FIGURES_AGREE, FIGURES_DIFFER, FIGURES_UNKNOWN),
 )
 
 

@@ -124,7 +124,9 @@ def test_what_went_well_is_doubted_by_nobody(name, backend, planned, more):
 def test_what_a_log_does_not_say_is_no_difference(name):
     backend, steps = ("hf", 20) if name.startswith("hf") else ("flux", 12)
     verdict = judged(plan_of(backend, variant("FP8", 17, 3, 5, steps), gpus=8), name)
-    assert (verdict.status, verdict.suspect) == (Status.SUCCESS, ()) and says(verdict)["config"] == "unknown"
+    assert verdict.status is Status.SUCCESS and says(verdict)["config"] == "unknown"
+    (only,) = verdict.suspect  # speed and step time, which are in the log, come to other sizes
+    assert "s/step are" in only and says(verdict)["consistency"] == "warn"
 
 
 def test_what_agrees_is_told():

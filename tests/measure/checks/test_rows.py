@@ -195,6 +195,17 @@ def timed(speed: float, exit: Exit = DONE, **settings: object) -> Verdict:
     return judge(plan_of("torchtitan", variant, result_rule=rule, settings=settings), Observation(exit=exit), log)
 
 
+def twice(speed: float) -> Verdict:
+    """Return the verdict of a run whose steps of 1000 tokens report their time, and a multiple of their speed."""
+    pattern = step_pattern(r"step (?P<n>\d+) (?P<step_time_s>\S+) s (?P<tokens_per_s_per_gpu>\d+)")
+    log = LogMonitor([OwnReader(pattern)])
+    log.feed("".join(f"step {n} 0.1 s {speed * 10_000:.0f}\n" for n in range(1, 16)).encode())
+    log.finish()
+    variant = Variant(model="m", seq_len=100, micro_batch=10, global_batch=10)
+    rule = ResultRule(kind="steps", loss_expected=False)
+    return judge(plan_of("torchtitan", variant, result_rule=rule), Observation(exit=DONE), log)
+
+
 def comma(text: str) -> Verdict:
     """Return the verdict of a run whose steps are read by a pattern that stops within a number of another language."""
     log = LogMonitor(
@@ -238,6 +249,7 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
         lambda: run(lambda text: re.sub(r"(step:  5 +loss: +)\S+( +grad_norm: +)\S+", r"\g<1>0\2nan", text)),
     ),
     (table.LOSS_ZERO, lambda: losses(6.2, 6.1, *[0.0] * 8)),
+    (table.LOSS_ZERO, lambda: losses(*[0.0] * 8)),
     (table.LOSS_ZERO, lambda: losses(6.2, 6.1, 0.0, 0.0, 0.0, *[6.0] * 8)),
     (table.LOSS_UNPARSED, lambda: comma(OF_COMMAS.replace("tps 5.121,5", "tps 5121.5"))),
     (table.LOSS_UNKNOWN, lambda: script("performance: 5 tok/s\n", script_reader=False)),
@@ -295,6 +307,7 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (table.NO_ARTIFACT, run),
     (table.NUMBER, run),
     (table.NUMBER_ON_OTHER_NODE, lambda: worker()),
+    (table.NUMBER_UNPARSED, lambda: run(lambda text: re.sub(r"(step:  9 .*tps: )[\d,]+", r"\1inf", text))),
     (table.NUMBER_UNPARSED, lambda: comma(OF_COMMAS.replace("tps 5.121,5", "tps 998,512", 12))),
     (table.INVALID_NUMBER, lambda: comma(OF_COMMAS)),
     (table.NO_NUMBER, lambda: script("bye\n", script_reader=False)),
@@ -334,6 +347,7 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (table.LOSS_RISES, lambda: losses(*[2.5] * 49, 9e9)),
     (table.GRADIENT_SKIPPED, lambda: megatron(swapped("skipped iterations:   0", "skipped iterations:   1"))),
     (table.GRADIENT_RISES, lambda: losses(*[2.0] * 15, norms=(*[1.0] * 10, *[1e4] * 5))),
+    (table.GRADIENT_ZERO, lambda: losses(*[2.0] * 15, norms=(0.0,) * 15)),
     (table.GRADIENT_RISES, lambda: losses(*[2.0] * 15, norms=(*[1.0] * 10, *[float("nan")] * 5))),
     (table.LOSS_SHORT, lambda: own(OWN, "", False)),
     (table.MEMORY_OK, run),
@@ -381,6 +395,9 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (table.CLOCK_DIFFERS, lambda: timed(0.5, packed=False)),
     (table.CLOCK_UNKNOWN, lambda: own(OWN, "", False)),
     (table.CLOCK_UNKNOWN, run),
+    (table.FIGURES_AGREE, lambda: twice(1.0)),
+    (table.FIGURES_DIFFER, lambda: twice(8.0)),
+    (table.FIGURES_UNKNOWN, run),
 ]
 
 
@@ -462,7 +479,7 @@ def test_a_script_that_hides_a_failure_has_no_number_as_one_that_shows_it():
 
 
 def test_a_script_that_trains_twice_and_on_fewer_gpus_is_not_doubted():
-    verdict = script(training() + training() + "performance: 5 tok/s\n", scan=True)
+    verdict = script(training() + training() + "performance: 1338 tok/s\n", scan=True)
     assert (verdict.status, verdict.suspect) == (Status.SUCCESS, ())
 
 
@@ -648,6 +665,7 @@ def test_what_is_not_known_is_told_with_its_reason():
         "foreign_processes": "the run has no GPU",
         "compute": "a card's own script prints its own result",
         "clock": "a card's own script prints its own result",
+        "consistency": "no step was read",
     }
     unnamed = texts(run(lambda text: re.sub(r"(?m)^\[rank1\].*\n|^\[rank0\]:", "", text)))
     assert (unnamed["ranks"], unnamed["compute"]) == ("no line names its rank", "the model's shape is not known")
@@ -665,7 +683,6 @@ def test_what_is_not_known_is_told_with_its_reason():
     "values",
     [
         [7.62] * 20,  # constant
-        [0.0] * 20,
         [
             0.2,
             1.9,
