@@ -73,6 +73,7 @@ class TemplateBackend:
     launcher: str = ""
     mad_metrics: tuple[MadMetric, ...] = ()
     knobs: tuple[Knob, ...] = ()  # what `madlite tune` may change
+    planned_options: Mapping[str, str] = {}  # options that args may not set: option → key of the plan that decides it
 
     def variants(self, card: Card, machine: Machine) -> Iterable[Variant]:
         """Return what the card stands for, one run each."""
@@ -120,6 +121,7 @@ class TemplateBackend:
             result_rule=self.result_rule(),
             origin=f"backend {self.name}",
             knobs=self.knobs,
+            planned_options=dict(self.planned_options),
         )
 
     def result_rule(self) -> ResultRule:

@@ -149,6 +149,7 @@ class LogMonitor:
         self.summary: dict[str, str] = {}
         self.torn: tuple[str, ...] = ()  # figures of the summary in a last line that nothing ended
         self.config: dict[str, str] = {}  # the configuration that the log reports
+        self.marked_precisions: frozenset[str] = frozenset()  # those that the log would name
         self.scan = PerformanceScan()
         self.memory = MemoryScan()
         self.network = NetworkScan()
@@ -379,6 +380,7 @@ class LogMonitor:
         elif isinstance(event, EffectiveConfig):
             self.config.update(texts := _texts(event.values))
             self.config_lines.update(dict.fromkeys(texts, text))
+            self.marked_precisions |= set(map(str, event.marked_precisions))
         elif isinstance(event, Phase):
             self.training.is_aside = True
             if event.begins or (event.starts and line is not None and self._starts_another(line)):

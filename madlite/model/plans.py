@@ -242,6 +242,7 @@ class RunSpec(Value, frozen=True):
     runtimes: tuple[str, ...] = ()  # where it can run without an image, of a card that does not say
     declared: tuple[str, ...] = ()  # keys whose values the user declares of the run; the trainer does not get them
     knobs: tuple[Knob, ...] = ()  # what `madlite tune` may change of it
+    planned_options: dict[str, str] = {}  # option of the trainer → key of the plan that decides it; args set none
 
 
 class ErrorScan(Value, frozen=True):

@@ -267,9 +267,14 @@ class Summary(Value, frozen=True):
 
 
 class EffectiveConfig(Value, frozen=True):
-    """What the trainer says it runs with."""
+    """What the trainer says it runs with.
+
+    `marked_precisions`, of a trainer's start line, are those that its log names where the training computes in them:
+    a log with that line and without their mark is of a training in another precision.
+    """
 
     values: dict[str, str]
+    marked_precisions: tuple[str, ...] = ()
 
 
 class Ended(Value, frozen=True):

@@ -52,6 +52,7 @@ from madlite.plan.fields import targeted_values
 from madlite.plan.inputs import RUNS, RunInputs, layers
 from madlite.plan.node_values import add_node_values
 from madlite.plan.place import ArchitectureChoice, GpuAllocation, allocate_gpus, find_architecture, make_place
+from madlite.plan.planned_options import refuse_planned_options
 from madlite.plan.tools import Toolset
 from madlite.plan.values import Layer, Resolved, SilenceLimits, resolve, silence_limits
 
@@ -160,6 +161,8 @@ def make_plan(inputs: RunInputs) -> RunPlan:
     _refuse_until(inputs, parts.resolved)
     inputs = _with_args(inputs, parts.resolved)
     plan = _plan(inputs, parts)
+    source = inputs.context.origins.get("model_args", f"card '{inputs.request.card.name}'")
+    refuse_planned_options(plan, inputs.spec.planned_options, source)
     plan = _in_container(plan, inputs, parts) if inputs.runtime.traits.containerised else plan
     plan = _finished(plan, inputs, parts)
     plan = add_node_values(plan, inputs.fabric if _runs_here(inputs) else None, inputs.options.environ)

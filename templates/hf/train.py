@@ -58,11 +58,13 @@ def training_arguments(values: dict[str, Any], more: list[str]) -> TrainingArgum
     return arguments
 
 
-def tell_sizes(arguments: TrainingArguments, values: dict[str, Any], ranks: int) -> None:
+def tell_sizes(trainer: Trainer, values: dict[str, Any], ranks: int) -> None:
     """Print what the run is, as the arguments that won have it."""
+    arguments = trainer.args
     batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * ranks
     sizes = {"steps": arguments.max_steps, "seq_len": values["seq_len"], "world_size": ranks, "global_batch": batch}
-    say("config", {**sizes, "micro_batch": arguments.per_device_train_batch_size})
+    computed = {"precision": trainer.accelerator.mixed_precision}  # "no": in the weights' own
+    say("config", {**sizes, "micro_batch": arguments.per_device_train_batch_size, **computed})
 
 
 def main() -> None:
@@ -78,7 +80,7 @@ def main() -> None:
     data = sequences({**values, "vocab_size": words}, samples * ranks, arguments.max_steps)
     trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[lines])
     if trainer.is_world_process_zero():
-        tell_sizes(arguments, values, ranks)
+        tell_sizes(trainer, values, ranks)
         tell_parameters(model)
     result = trainer.train()
     if trainer.is_world_process_zero():

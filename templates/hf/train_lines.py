@@ -59,7 +59,7 @@ def now() -> float:
     return time.perf_counter()
 
 
-def say(kind: str, values: dict[str, float]) -> None:
+def say(kind: str, values: dict[str, Any]) -> None:
     """Print one line of ours."""
     short = {name: float(f"{value:.7g}") if isinstance(value, float) else value for name, value in values.items()}
     sys.stdout.write(f"madlite-{kind} {json.dumps(short)}\n")

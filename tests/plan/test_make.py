@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.images.buildkit import build_command
-from madlite.model import Card, Cause, Gpu, Image, Machine, Secret, Status, Traits, to_json
+from madlite.model import Action, Card, Cause, Gpu, Image, Machine, Secret, Status, Traits, to_json
 from madlite.plan.actions import bind_model_dir, model_dir
 from madlite.plan.context import Context, Options, read_context
 from madlite.plan.images import Dockerfile, image_name
@@ -308,8 +308,6 @@ def test_the_models_folder(tmp_path, url, folder):
 
 
 def test_shell_signs_in_args_do_nothing_but_travel(given, tmp_path):
-    from madlite.model import Action
-
     args = "--note '$(touch /tmp/x)' {model_dir} `id` ; {encapsulate}"
     draft = rendered_draft(templates=(), actions=(Action(kind="run", argv=("bash", "-c", "x {args}")),))
     plan = make_plan(given(spec=draft, args=args, machine=eight_mi300x()))
@@ -388,3 +386,44 @@ def test_a_credential_that_is_missing_keeps_the_plan_from_starting(given, tmp_pa
 def test_image_names_are_mads_where_a_registry_takes_them(name, image):
     assert image_name(name, "x.ubuntu.amd.Dockerfile") == image
     assert re.fullmatch(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*", image), "the OCI distribution specification's grammar"
+
+
+PLANNED = {"training.steps": "steps", "training.dtype": "precision", "MBS": "micro_batch", "p": "precision"}
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "hint"),
+    [
+        ("--training.steps 9", "--training.steps=9, and the plan decides steps", "--set steps=9 instead"),
+        ("--lr 1 --training.steps=9", "--training.steps=9,", "--set steps=9 instead"),
+        ("++training.steps=9", "++training.steps=9,", "--set steps=9 instead"),
+        ("--training.dtype=float32", "decides precision:", "--set precision=… instead"),
+        ("MBS=4 -p TF32", "MBS=4, -p=TF32, and", "--set micro_batch=4 --set precision=… instead"),
+        ("--training.steps", "set --training.steps, and", "--set steps=… instead"),
+        ("'--training.steps' '9'", "--training.steps=9,", "--set steps=9 instead"),
+    ],
+)
+def test_args_that_set_what_the_plan_decides_are_refused(given, args, named, hint):
+    spec = rendered_draft(planned_options=PLANNED)
+    with pytest.raises(UsageProblem) as caught:
+        make_plan(given(spec=spec, args=args))
+    assert caught.value.message.startswith("card 'tiny': args set ") and named in caught.value.message
+    assert caught.value.hint == hint
+
+
+def test_what_sets_args_is_named_where_they_are_refused(given, tmp_path):
+    context = read_context(None, '{"model_args": "--training.steps 9"}')
+    with pytest.raises(UsageProblem, match="^--additional-context: args set --training.steps=9"):
+        make_plan(given(spec=rendered_draft(planned_options=PLANNED), context=context))
+
+
+@pytest.mark.parametrize("args", ["", "--lr 9 training.steps", "--training.steps_more 9", "MBSX=4 mbs=4", "'open"])
+def test_other_args_reach_the_run(given, args):
+    assert make_plan(given(spec=rendered_draft(planned_options=PLANNED), args=args)).run_args == args
+
+
+def test_the_args_of_a_card_s_own_script_are_never_refused(given, tmp_path):
+    own = card(tmp_path, scripts="run.sh", args="--training.steps 9")
+    assert make_plan(given(card=own, spec=rendered_draft(planned_options=PLANNED))).args == "--training.steps 9"
+    script = rendered_draft(templates=(), actions=(Action(kind="run", argv=("bash", "-c", "x {args}")),))
+    assert make_plan(given(card=own, spec=script)).actions[0].argv[2] == "x --training.steps 9"

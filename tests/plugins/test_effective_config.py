@@ -59,6 +59,8 @@ def test_the_mesh_of_an_early_torchtitan_names_what_is_above_1(line, expected):
         "Float8 tensorwise scaled training active",
         "Float8 training active with recipe rowwise",
         "Swapped to Float8Linear layers",
+        "Swapped to FP8Linear layers",
+        "Converted MoE layers matching FQNS ['experts'] to use dynamic float8 rowwise quantization with scaled",
     ],
 )
 def test_torchtitan_says_where_it_trains_in_fp8(line):

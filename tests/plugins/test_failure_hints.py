@@ -7,6 +7,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
+from madlite.backends.lazy import loaded_backend
 from madlite.backends.loader import load_plugins
 from madlite.backends.recipe_book import read_book
 from madlite.backends.recipes import OF_RUN
@@ -36,6 +37,16 @@ def test_every_setting_of_a_hint_is_one_of_the_backend():
             named += 1
             assert canonical_key(key) in keys or key.startswith("env."), (name, text)
     assert named > 20
+
+
+def test_every_planned_option_names_a_setting_of_its_backend():
+    loaded = [loaded_backend(backend) for backend, _ in PLUGINS.backends().values()]
+    stated = [backend for backend in loaded if getattr(backend, "planned_options", {})]
+    for backend in stated:
+        keys = {*ENGINE_KEYS, "recipe", *read_book(backend.book).defaults}
+        assert {canonical_key(key) for key in backend.planned_options.values()} <= keys, backend.name
+    names = {backend.name for backend in stated}
+    assert names == {"torchtitan", "hf", "flux", "pytorch_fsdp", "dlrm", "torchtune", "megatron_lm", "primus"}
 
 
 def with_hint(plan: RunPlan) -> RunPlan:

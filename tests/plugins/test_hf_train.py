@@ -95,7 +95,7 @@ def test_pretraining_trains_every_weight_and_a_step_is_all_its_forward_passes(tm
     layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
     assert one == all_ == 2 * 512 * 64 + 2 * layer + 64
     assert lines_of(done.stdout, "config") == [
-        {"steps": 8, "seq_len": 64, "world_size": 1, "global_batch": 12, "micro_batch": 4}
+        {"steps": 8, "seq_len": 64, "world_size": 1, "global_batch": 12, "micro_batch": 4, "precision": "no"}
     ]
     for step in told:
         assert step["tokens_per_s_per_gpu"] * step["step_time_s"] == pytest.approx(3 * 4 * 64, rel=1e-4)

@@ -12,7 +12,7 @@ from madlite_plugins.primus.backend import Primus
 from madlite_plugins.primus.precision import trained_precision
 from madlite_plugins.primus.ranks import ranks_needed
 from madlite_plugins.primus.release_checks import Config, release_findings
-from tests.plugins.primus_plans import findings, machine, mad_card, options, plan, plans, tree_card
+from tests.plugins.primus_plans import findings, machine, options, plan, plans, tree_card
 
 TITAN, MEGATRON = "primus_pyt_train_", "primus_pyt_megatron_lm_train_"
 CONFIGS, OF_MEGATRON = "examples/torchtitan/configs", "examples/megatron/configs"
@@ -301,12 +301,6 @@ def test_another_model_s_file_under_a_tag_is_told():
 def test_an_overlay_without_its_dockerfile_is_told():
     made = plans(f"{MEGATRON}llama-3.1-8b_overlay")[0]
     assert any("RCCL" in message for message in said(made, fatal=False))
-
-
-def test_args_that_the_row_does_not_show_are_told():
-    own = mad_card(f"{TITAN}llama-3.1-8b", scripts="", args="--training.local_batch_size=9 --training.steps 7")
-    messages = said(plans(own)[0], fatal=False)
-    assert any("--training.local_batch_size, --training.steps" in message for message in messages)
 
 
 @pytest.mark.parametrize(

@@ -157,15 +157,12 @@ def test_what_an_era_lacks_is_refused(era, changes, word):
     ("era", "args", "option", "instead"),
     [
         ("0.2", "--training.compile", "training.compile", "compile=true"),
-        ("0.2", "--training.batch_size 3", "training.batch_size", "micro_batch=N"),
         ("0.2", "--float8.enable-fsdp-float8-all-gather", "float8.", "precision=FP8"),
         ("0.2", "--training.seed=7", "training.seed", "seed=N"),
         ("0.2.0", "--debug.seed 7", "debug.", "seed=N or deterministic=true"),
         ("0.2", "--checkpoint.enable_checkpoint", "checkpoint.enable_checkpoint", "checkpoint=true"),
         ("0.1", "--compile.enable", "compile.", "compile=true"),
-        ("0.0", "--training.local-batch-size 3", "training.local_batch_size", "micro_batch=N"),
         ("0.1", "--model.hf_assets_path /m", "model.hf_assets_path", "hf_assets_path=PATH"),
-        ("0.1", "--parallelism.expert_parallel_degree 2", "parallelism.expert_parallel_degree", "ep=N"),
     ],
 )
 def test_options_of_another_era_are_refused(era, args, option, instead):
@@ -176,8 +173,8 @@ def test_options_of_another_era_are_refused(era, args, option, instead):
 @pytest.mark.parametrize(
     ("era", "args"),
     [
-        ("0.0", "--training.batch_size 3 --training.compile"),
-        ("0.1", "--training.local_batch_size 3 --checkpoint.enable_checkpoint"),
+        ("0.0", "--training.compile"),
+        ("0.1", "--checkpoint.enable_checkpoint"),
         ("0.2", "--compile.enable --compile.components model --debug.seed 3 --checkpoint.enable"),
         ("0.2", "--metrics.log_freq 5 --profiling.enable-profiling"),
         ("0.2", "'not closed"),
@@ -185,17 +182,3 @@ def test_options_of_another_era_are_refused(era, args, option, instead):
 )
 def test_options_of_the_era_pass(era, args):
     assert fatal(llama(era, args)) == []
-
-
-def test_args_that_quantise_behind_the_row_s_back_are_refused():
-    ((message, hint),) = fatal(llama("0.2", "--model.converters=quantize.linear.float8"))
-    assert "the result's row would have BF16" in message and hint == "--precision FP8"
-    assert len(fatal(llama("0.2", "--model.converters float8"))) == 2, "nor does 0.2 know the name"
-    assert fatal(llama("0.2", "--model.converters quantize.linear.float8", precision="FP8")) == []
-    assert fatal(llama("0.2", "--model.converters my_own")) == []
-
-
-def test_args_that_the_row_does_not_show_are_said():
-    (finding,) = Torchtitan().check(llama("0.0", "--training.batch-size=9 --training.steps 20"))
-    assert "--training.batch_size, --training.steps" in finding.message and not finding.fatal
-    assert finding.hint == "--set micro_batch=N --set steps=N instead"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from madlite.measure.checks import table
 from madlite.measure.checks.table import CheckInput, CheckResult, Observation, check_result
 from madlite.measure.grammar import signal_text
+from madlite.measure.monitor import LogMonitor
 from madlite.measure.number import has_no_end, last_step, no_step
 from madlite.model import Cause, Exit, RunPlan
 from madlite.text import whole_number
@@ -51,12 +52,25 @@ def config(run: CheckInput) -> CheckResult:
         text = "; ".join(of_row.values())
         line = run.log.config_lines.get(next(iter(of_row)), "")
         return check_result(table.CONFIG_DIFFERS, f"{text}: the row would have a configuration that did not run", line)
-    if others:
-        return check_result(table.CONFIG_DIFFERS_MINOR, "; ".join(others.values()))
+    unseen = _precision_not_seen(plan, run.log)
+    if unseen or others:
+        row = table.PRECISION_NOT_SEEN if unseen else table.CONFIG_DIFFERS_MINOR
+        return check_result(row, "; ".join(filter(None, (unseen, *others.values()))))
     same = [key for key in (*planned_row(plan), *planned_others(plan)) if key in logged]
     if not same:
         return check_result(table.CONFIG_UNKNOWN, "the log reports none of the planned values")
     return check_result(table.CONFIG_SAME, ", ".join(f"{key} {logged[key]}" for key in same))
+
+
+def _precision_not_seen(plan: RunPlan, log: LogMonitor) -> str:
+    """Return that the log would name the planned precision, and does not; "" where its start is not there."""
+    wanted = plan.variant.precision if plan.variant else ""
+    bits = normal("precision", wanted)
+    if not bits or bits not in {normal("precision", marked) for marked in log.marked_precisions}:
+        return ""
+    if normal("precision", log.config.get("precision", "")):
+        return ""
+    return f"{wanted} was planned, and the trainer's log has its start and no line that names {wanted}"
 
 
 def planned_row(plan: RunPlan) -> dict[str, str]:

@@ -174,6 +174,9 @@ CONFIG_DIFFERS = CheckRow(
     (Cause.CONFIG,),
 )
 CONFIG_DIFFERS_MINOR = CheckRow("config", "warn", "the log reports other steps, model or parallel degrees than planned")
+PRECISION_NOT_SEEN = CheckRow(
+    "config", "warn", "the log has the trainer's start, and not the line that names the planned precision"
+)
 CONFIG_UNKNOWN = CheckRow(
     "config", "unknown", "the log does not report it, there is no plan, or a card's own script decides"
 )
@@ -270,7 +273,7 @@ TABLE: tuple[CheckRow, ...] = (
     *(FRESH, STALE, NO_ARTIFACT),
     *(NUMBER, NUMBER_UNPARSED, NO_NUMBER, NUMBER_ON_OTHER_NODE, INVALID_NUMBER),
     *(SUMMARY_CONSISTENT, SUMMARY_COMPUTED, SUMMARY_INCONSISTENT, SUMMARY_UNKNOWN),
-    *(CONFIG_SAME, CONFIG_DIFFERS, CONFIG_DIFFERS_MINOR, CONFIG_UNKNOWN),
+    *(CONFIG_SAME, CONFIG_DIFFERS, CONFIG_DIFFERS_MINOR, PRECISION_NOT_SEEN, CONFIG_UNKNOWN),
     *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANK_SPEEDS_DIFFER, RANKS_MIXED, RANKS_ON_CPU, RANKS_UNKNOWN),
     *(LOSS_FALLS, LOSS_RISES, GRADIENT_NAN, GRADIENT_SKIPPED, GRADIENT_RISES, GRADIENT_ZERO, LOSS_SHORT),
     *(MEMORY_OK, MEMORY_ENDED, MEMORY_OUT, MEMORY_RETRIED),

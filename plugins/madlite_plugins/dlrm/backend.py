@@ -27,6 +27,7 @@ class Dlrm(RecipeBackend):
     files: Mapping[str, str] = {"results.py": "dlrm/results.py"}
     launcher = "torchrun"
     sizes = ("micro_batch", "steps")
+    planned_options = {"p": "precision"}
 
     def result_rule(self) -> ResultRule:
         """Return the rule of a results file: one that the run makes of the benchmark's own."""

@@ -23,7 +23,7 @@ from madlite import (
 from madlite_plugins.flux.checks import findings
 from madlite_plugins.flux.figures import FOREIGN, rule_of
 from madlite_plugins.flux.reader import FluxReader, detect
-from madlite_plugins.flux.settings import check_settings, is_repository
+from madlite_plugins.flux.settings import PLANNED, check_settings, is_repository
 from madlite_plugins.flux.sweep import sweep_points
 from madlite_plugins.flux.variables import variables_of
 
@@ -44,6 +44,7 @@ class Flux(RecipeBackend):
     }
     launcher = "accelerate"
     sizes = ("micro_batch", "steps")
+    planned_options = PLANNED
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a RunSpec per run, of a sweep one for each combination.

@@ -50,6 +50,13 @@ _SAME = frozenset(
         "lora_rank",
     ]
 )
+PLANNED = {
+    **_OWN,
+    **{name: name for name in _SAME},
+    **{f"train_args.{name}": _OWN.get(name, name) for name in (*_OWN, *_SAME)},
+    "accelerate_config.mixed_precision": "precision",
+}
+"""Arguments of train.py, and of hydra, that are settings here."""
 _FOLDERS = ("logging_dir", "profiling_logging_dir")
 
 

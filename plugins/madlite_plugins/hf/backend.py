@@ -61,6 +61,22 @@ class HuggingFace(TorchrunBackend):
         **{name: f"hf/{name}" for name in ("pack.py", "packages.py")},
         "fetch.py": "fetch.py",
     }
+    planned_options = {
+        **{
+            "max_steps": "steps",
+            "per_device_train_batch_size": "micro_batch",
+            "bf16": "precision",
+            "fp16": "precision",
+        },
+        "gradient_accumulation_steps": "accumulation",
+        # of train_llama.py
+        **{
+            "total_steps": "steps",
+            "batch_size": "micro_batch",
+            "max_seq_len": "seq_len",
+            "grad_acc_steps": "accumulation",
+        },
+    }
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a RunSpec per run, each with the settings and the files of its script.

@@ -38,6 +38,7 @@ from madlite_plugins.hf.state import QUANTITIES, read_state
 from madlite_plugins.hf.step_numbers import Process, Sizes
 from madlite_plugins.micro_steps import ACCUMULATION
 
+_MARKED = ("BF16", "FP16", "FP8")  # what accelerate calls its mixed precision, which madlite's script prints
 _OWN = re.compile(r"madlite-(step|summary|config) (\{[^{}\[\]]*\})")
 _DICTIONARY = re.compile(r"\{'[^{}]*\}")
 _TEXT = rf"({ANY_NUMERAL}|{NUMBER})"
@@ -112,7 +113,7 @@ class HuggingFaceReader:
             elif kind == "config" and values:
                 self._is_own = True
                 yield Phase(name="train", t_s=line.t_s, starts=True)
-                yield EffectiveConfig(values=values)
+                yield EffectiveConfig(values=values, marked_precisions=_MARKED if "precision" in values else ())
             elif kind == "step" and 0 <= n < 1e12:
                 if self._own is not None and self._own_ended and n <= self._own:
                     yield from self._begin(line)
@@ -365,9 +366,11 @@ def _quantities(values: dict[str, str]) -> dict[Quantity, float]:
 
 
 def _parse(text: str) -> dict[str, str]:
-    """Return the numbers of a flat JSON object as text; nothing of a line that was cut or garbled."""
+    """Return the numbers and the precision of a flat JSON object as text; nothing of a line cut or garbled."""
     try:
         items = json.loads(_NAN.sub(r"\1NaN", text)).items()
-        return {str(name): str(value) for name, value in items if isinstance(value, (int, float))}
+        return {
+            str(name): str(value) for name, value in items if isinstance(value, (int, float)) or name == "precision"
+        }
     except (ValueError, RecursionError):
         return {}

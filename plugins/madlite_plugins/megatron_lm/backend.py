@@ -24,7 +24,7 @@ from madlite_plugins.megatron_lm.checks import findings
 from madlite_plugins.megatron_lm.data import needed
 from madlite_plugins.megatron_lm.inputs import input_findings
 from madlite_plugins.megatron_lm.reader import END_MARK, MegatronReader, detect
-from madlite_plugins.megatron_lm.scripts import parse_variables, read_scripts, variables_of
+from madlite_plugins.megatron_lm.scripts import parse_variables, planned_variables, read_scripts, variables_of
 
 # settings that are no variable of a script
 _OF_ALL = (
@@ -47,6 +47,7 @@ class MegatronLM(RecipeBackend):
     template = "megatron_lm/run.sh.j2"
     files = {"fetch.py": "fetch.py"}
     launcher = "torchrun"
+    planned_options = planned_variables()
 
     def result_rule(self) -> ResultRule:
         """Return the steady window of the iterations, and the means that MAD takes from the script's last lines."""

@@ -12,7 +12,6 @@ from madlite_plugins.megatron_lm.scripts import plan_values, plan_variables, scr
 from madlite_plugins.nodes import node_findings
 
 _DATA_SETS = ("wiki", "bookcorpus", "fineweb")
-_OF_THE_ROW = ("micro_batch", "global_batch", "seq_len", "steps", "te_fp8", "pr", "model_size")
 _SHELL = re.compile(r"[;&|<>`$\"'(){}*?!#~\\\[\]\n\r\t]")
 _SWITCH = ("", "0", "1", "true", "false")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
@@ -104,12 +103,6 @@ def _environment(plan: RunPlan) -> Iterator[Finding]:
 
 
 def _args(plan: RunPlan) -> Iterator[Finding]:
-    words = plan.run_args.split()
-    keys = {one.name: one.key for one in plan_variables(plan)}
-    names = [word.partition("=")[0] for word in words if _ASSIGNMENT.match(word)]
-    if hidden := [name for name in names if keys.get(name) in _OF_THE_ROW]:
-        sets = " ".join(f"--set {keys[name]}=" for name in hidden)
-        yield Finding(message=f"args set {', '.join(hidden)}, which the result's row does not show", hint=sets)
-    others = [word for word in words if not _ASSIGNMENT.match(word)]
+    others = [word for word in plan.run_args.split() if not _ASSIGNMENT.match(word)]
     if others and others[0] != _OF_MAD:
         yield Finding(message=f"args '{' '.join(others)}' are left out: the scripts take NAME=value alone")

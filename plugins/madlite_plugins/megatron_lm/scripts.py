@@ -10,6 +10,10 @@ import msgspec
 
 from madlite import PluginError, RunPlan, Scalar
 
+_PLANNED = {
+    **{key: key for key in ("micro_batch", "global_batch", "seq_len", "steps", "model_size", "tp", "pp", "cp", "ep")},
+    **dict.fromkeys(("te_fp8", "pr"), "precision"),
+}
 _FILE = Path(__file__).with_name("scripts.toml")
 
 
@@ -58,6 +62,12 @@ def parse_variables(text: str) -> Iterator[Variable]:
         key, _, kind = rest.partition(":")
         if name and key:
             yield Variable(name=name, key=key, kind=kind)
+
+
+def planned_variables() -> dict[str, str]:
+    """Return the variables of all scripts that the plan decides, each with its key."""
+    found = {one.name: one.key for text in _read().variables.values() for one in parse_variables(text)}
+    return {name: _PLANNED[key] for name, key in found.items() if key in _PLANNED}
 
 
 def plan_variables(plan: RunPlan) -> tuple[Variable, ...]:

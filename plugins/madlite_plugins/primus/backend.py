@@ -23,6 +23,7 @@ from madlite import (
 from madlite_plugins.nodes import TorchrunBackend, loss_node
 from madlite_plugins.primus import reader as log
 from madlite_plugins.primus.checks import findings
+from madlite_plugins.primus.passed import OPTIONS
 from madlite_plugins.primus.precision import is_mislabelled, split_words, trained_precision
 from madlite_plugins.primus.rules import FRAMEWORKS, attention_of, foreign_rule, result_rule
 from madlite_plugins.primus.tree import TREE
@@ -45,6 +46,7 @@ class Primus(TorchrunBackend):
     template = "primus/run.sh.j2"
     files = {"fetch.py": "fetch.py", "make_assets.py": "torchtitan/make_assets.py"}
     launcher = "primus"
+    planned_options = OPTIONS
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a RunSpec per run, without those that would train in another precision than they are called by.

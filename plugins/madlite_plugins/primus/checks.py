@@ -19,10 +19,6 @@ SUITES = ("pretrain", "posttrain")
 _CHECKPOINTING = ("none", "selective", "full", "memory_budget")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII)
 _DATA = ("", "true", "false")
-_OF_THE_ROW = {
-    *("--training.steps", "--training.seq_len", "--training.local_batch_size", "--training.batch_size"),
-    *("--training.global_batch_size", "--train_iters", "--seq_length", "--micro_batch_size", "--global_batch_size"),
-}
 
 
 def findings(plan: RunPlan) -> Iterator[Finding]:
@@ -33,7 +29,6 @@ def findings(plan: RunPlan) -> Iterator[Finding]:
     yield from _settings(plan)
     yield from passed_findings(plan)
     yield from config_findings(plan, plan.variant)
-    yield from _args(plan)
     yield from schedule_findings(plan, plan.variant)
     if plan.settings["framework"] in FRAMEWORKS:
         yield from parallel_findings(plan, plan.variant)
@@ -65,14 +60,4 @@ def _settings(plan: RunPlan) -> Iterator[Finding]:
         yield Finding(
             message=f"no option of framework '{settings['framework']}' is known: sizes are those of the config file",
             hint="give others as args",
-        )
-
-
-def _args(plan: RunPlan) -> Iterator[Finding]:
-    given = "" if plan.card.scripts and plan.model_args is None else plan.run_args
-    named = sorted({word.partition("=")[0] for word in split_words(given)} & _OF_THE_ROW)
-    if named:
-        yield Finding(
-            message=f"args set {', '.join(named)}, which the result's row does not show",
-            hint="--set steps=, seq_len=, micro_batch= or global_batch= instead",
         )

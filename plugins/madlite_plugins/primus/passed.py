@@ -18,6 +18,20 @@ PASSED = {
     "megatron_bridge": _OF_ALL | {"recompute_layers"},
 }
 """Of each framework the settings that templates/primus/options.sh.j2 hands on where somebody changed them."""
+OPTIONS = {
+    **dict.fromkeys(("training.steps", "train_iters"), "steps"),
+    **dict.fromkeys(("training.seq_len", "seq_length"), "seq_len"),
+    **dict.fromkeys(("training.local_batch_size", "training.batch_size", "micro_batch_size"), "micro_batch"),
+    **dict.fromkeys(("training.global_batch_size", "global_batch_size"), "global_batch"),
+    **dict.fromkeys(("training.mixed_precision_param", "bf16", "fp16", "fp4", "fp8_format"), "precision"),
+    **dict.fromkeys(("parallelism.tensor_parallel_degree", "tensor_model_parallel_size"), "tp"),
+    **dict.fromkeys(("parallelism.pipeline_parallel_degree", "pipeline_model_parallel_size"), "pp"),
+    **dict.fromkeys(("parallelism.context_parallel_degree", "context_parallel_size"), "cp"),
+    **dict.fromkeys(("parallelism.expert_parallel_degree", "expert_model_parallel_size"), "ep"),
+    "parallelism.data_parallel_replicate_degree": "dp_replicate",
+    "config": "config",
+}
+"""Options of the frameworks of PASSED that args may not set; `--fp8` may stand there, and decides the precision."""
 _ALL = frozenset[str]().union(*PASSED.values())
 
 

@@ -29,6 +29,7 @@ _OPTIONS = {
 _OPTION = re.compile(rf"\s({'|'.join(map(re.escape, _OPTIONS))})\s+: (\d{{1,12}}) \(int\)")
 _FORMAT = re.compile(rf"\s({'|'.join(FORMATS)})\s+: (\w{{1,40}}) \((?:bool|str|NoneType)\)")
 _RAMP_UP = re.compile(rf"\s{RAMP_UP}\s+: (?!None )\S.* \(\w+\)")
+_MOE_FP8 = "use_moe_fp8"  # FP8 of the experts alone, of which torchtitan below Primus says nothing
 _WORLD = re.compile(r"\[Primus:Env\] rank=\d+, world_size=(\d{1,9}),")
 _END = re.compile(
     r"\b(?:(?:torchrun|primus launcher) "
@@ -55,6 +56,7 @@ class PrimusReader:
         self._reader: Reader | None = None
         self._facts: dict[str, str] = {}
         self._formats: dict[str, str] = {}
+        self._moe_alone = plan is not None and _MOE_FP8 in f"{plan.settings.get('flags', '')} {plan.run_args}"
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the events of one line."""
@@ -81,7 +83,8 @@ class PrimusReader:
             for event in reader.feed(line):
                 if isinstance(event, Step) and event.phase == "train":
                     self._reader = reader
-                yield event
+                if not (self._moe_alone and isinstance(event, EffectiveConfig) and event.marked_precisions):
+                    yield event
 
     def _read_facts(self, text: str) -> Iterator[Event]:
         fact: dict[str, str] = {}

@@ -31,6 +31,10 @@ class PytorchFsdp(RecipeBackend):
     book = Path(__file__).with_name("recipes.toml")
     template = "pytorch_fsdp/run.sh.j2"
     launcher = "torchrun"
+    planned_options = {
+        **{"batch_size": "micro_batch", "num_iteration": "steps", "grad_accumlate_pre_steps": "accumulation"},
+        **dict.fromkeys(("enable_fp8", "noenable_fp8"), "precision"),
+    }
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a RunSpec per run, the first half of whose steps is warm-up, as the script has it.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from madlite import NUMBER, EffectiveConfig, Event, Line, Phase
+from madlite import NUMBER, EffectiveConfig, Event, Line, Phase, without_label
 from madlite_plugins.micro_steps import ACCUMULATION, END, MicroSteps, micro_step
 
 _MICRO_STEP = re.compile(
@@ -19,6 +19,8 @@ _MICRO_STEP = re.compile(
 )
 _SEQ_LEN = re.compile(r"Creating model with config:.{0,4000}\bmax_seq_len=(\d{1,12})\b")
 _START = "Initing communication"
+# what it prints with --enable_fp8, before its start, and the class of the model that it prints then
+_FP8 = re.compile(r"PyTorch compile currently doesn't work with Transformer Engine|^\W*Fp8(?:LLaMA|Mistral)\($")
 _COMPILING = "Compiling model...."
 
 
@@ -67,6 +69,9 @@ class TrainFsdpReader:
             yield Phase(name="compile", t_s=line.t_s)
         elif _START in line.text:
             yield Phase(name="train", t_s=line.t_s, starts=True)
+            yield EffectiveConfig(values={}, marked_precisions=("FP8",))
+        elif _FP8.search(without_label(line)):
+            yield EffectiveConfig(values={"precision": "FP8"})
         else:
             yield from self._micro_steps.finals(line)
 

@@ -1,4 +1,4 @@
-"""What speaks against a card's own arguments: options of another era, and options that the result's row would hide."""
+"""What speaks against a card's own arguments: options of another era."""
 
 from __future__ import annotations
 
@@ -6,67 +6,48 @@ import shlex
 from collections.abc import Iterator
 
 from madlite import Finding, RunPlan
-from madlite_plugins.torchtitan.eras import ERAS, converter_fits, float8_converter, quantises, unknown_options
+from madlite_plugins.torchtitan.eras import ERAS, unknown_options
 
-_OF_THE_ROW = {
+PLANNED = {
+    "job.config_file": "recipe",
     "training.steps": "steps",
     "training.seq_len": "seq_len",
     "training.batch_size": "micro_batch",
     "training.local_batch_size": "micro_batch",
     "training.global_batch_size": "global_batch",
+    "training.mixed_precision_param": "precision",
+    "training.dtype": "dtype",
+    "model.converters": "converters",
+    "model.name": "family",
+    "model.flavor": "flavor",
+    "parallelism.data_parallel_replicate_degree": "dp_replicate",
+    "parallelism.data_parallel_shard_degree": "dp_shard",
+    "parallelism.tensor_parallel_degree": "tp",
+    "parallelism.pipeline_parallel_degree": "pp",
+    "parallelism.context_parallel_degree": "cp",
+    "parallelism.expert_parallel_degree": "ep",
 }
+"""Options that the plan's values are rendered as, or of another era the same; args may set none of them."""
 
 
 def arg_findings(plan: RunPlan) -> Iterator[Finding]:
     """Yield what is wrong with the options that follow torchtitan's command line."""
-    options = _options(plan.run_args)
-    converters = options.get("model.converters", "").replace(",", " ").split()
     era = str(plan.settings["era"])
-    hidden = sorted(set(options) & set(_OF_THE_ROW))
-    if hidden:
-        sets = " ".join(f"--set {name}=N" for name in dict.fromkeys(_OF_THE_ROW[option] for option in hidden))
-        yield Finding(
-            message=f"args set {', '.join(f'--{name}' for name in hidden)}, which the result's row does not show",
-            hint=f"{sets} instead",
-        )
-    if era in ERAS:
-        yield from _slips(options, converters, era)
-    precision = plan.variant.precision if plan.variant else ""
-    if precision != "FP8" and any(map(quantises, converters)):
-        yield Finding(
-            message=f"args quantise, and the result's row would have {precision}", hint="--precision FP8", fatal=True
-        )
-
-
-def _slips(options: dict[str, str], converters: list[str], era: str) -> Iterator[Finding]:
-    for option in unknown_options(options, era):
+    if era not in ERAS:
+        return
+    for option in unknown_options(_names(plan.run_args), era):
         yield Finding(
             message=f"torchtitan {ERAS[era]} has no option --{option.name}",
             hint=f"--set {option.instead} is right in every era",
             fatal=True,
         )
-    for name in converters:
-        if not converter_fits(name, era):
-            yield Finding(
-                message=f"torchtitan {ERAS[era]} has no converter {name}: it calls FP8's {float8_converter(era)}",
-                hint="--precision FP8 sets it",
-                fatal=True,
-            )
 
 
-def _options(args: str) -> dict[str, str]:
-    """Return the options by their names with their words; `-` and `_` are the same to torchtitan."""
+def _names(args: str) -> tuple[str, ...]:
+    """Return the options' names, each once; `-` and `_` are the same to torchtitan."""
     try:
         words = shlex.split(args)
     except ValueError:
-        return {}
-    found: dict[str, str] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            given, _, value = word[2:].partition("=")
-            name = given.replace("-", "_")
-            found[name] = value
-        elif name:
-            found[name] = f"{found[name]} {word}".strip()
-    return found
+        return ()
+    names = (word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--"))
+    return tuple(dict.fromkeys(names))

@@ -24,6 +24,7 @@ from madlite import (
     read_book,
 )
 from madlite_plugins.nodes import TorchrunBackend, loss_node
+from madlite_plugins.torchtitan.args import PLANNED
 from madlite_plugins.torchtitan.checks import findings, lines_left
 from madlite_plugins.torchtitan.reader import END_MARK, TRAIN, TorchtitanReader, detect
 
@@ -47,6 +48,7 @@ class Torchtitan(TorchrunBackend):
     }
     step = TRAIN
     end_mark = END_MARK
+    planned_options = PLANNED
     mad_metrics = (
         MadMetric(metric="tok_per_s_per_gpu", quantity=Quantity.TOKENS_PER_S_PER_GPU),
         MadMetric(metric="TFLOPS_per_gpu", quantity=Quantity.TFLOPS_PER_GPU),

@@ -25,9 +25,6 @@ class Option(NamedTuple):
 
 
 OPTIONS = (
-    Option("training.batch_size", frozenset({BEFORE}), "micro_batch=N"),
-    Option("training.local_batch_size", frozenset(ERAS) - {BEFORE}, "micro_batch=N"),
-    Option("training.global_batch_size", frozenset(ERAS) - {BEFORE}, "global_batch=N"),
     Option("training.compile", OLD, "compile=true"),
     Option("compile.", NEW, "compile=true"),
     Option("float8.", OLD, "precision=FP8"),
@@ -35,11 +32,9 @@ OPTIONS = (
     Option("model.hf_assets_path", NEW, "hf_assets_path=PATH"),
     Option("checkpoint.enable_checkpoint", OLD, "checkpoint=true"),
     Option("checkpoint.enable", NEW, "checkpoint=true"),
-    Option("training.dtype", NEW, "dtype=float32"),
     Option("training.seed", frozenset(ERAS) - {"0.2"}, "seed=N"),
     Option("training.deterministic", frozenset(ERAS) - {"0.2"}, "deterministic=true"),
     Option("debug.", frozenset({"0.2"}), "seed=N or deterministic=true"),
-    Option("parallelism.expert_parallel_degree", NEW, "ep=N"),
     Option("parallelism.fsdp_reshard_after_forward", frozenset(ERAS) - {BEFORE}, "reshard=never"),
 )
 CONVERTERS = {"float8": OLD, "mx": OLD, "quantize.": NEW}

@@ -51,11 +51,17 @@ _FACTS = {
     "total parameters": re.compile(r"Model (?P<family>[\w.-]+) (?P<flavor>[\w.-]+) size: [\d,]+ total parameters"),
 }
 _JOB = "Starting job: "
+_PRECISION_STARTS = (_JOB, "torchtitan version: ")  # what is printed before it converts layers, or just after
 _STARTS = {_JOB: "setup", "Trainer is initialized with ": "setup", "Training starts at step ": "train"}
 _PRECISIONS = {
     "Float8 training active": "FP8",
     "Float8 tensorwise scaled training active": "FP8",
     "Swapped to Float8Linear layers": "FP8",
+    "Swapped to FP8Linear layers": "FP8",  # Primus-Turbo's
+    "Swapped to MXLinear layers": "MXFP8",
+    "to use dynamic float8 rowwise quantization": "FP8",  # of experts alone
+    "Converted Linear layers to MXFP8Linear": "MXFP8",  # since 0.3
+    "to use dynamic mxfp8": "MXFP8",
     "Failed to swap to Float8Linear": "BF16",  # before 0.2: a GPU that has no FP8 trains all the same
 }
 _DEGREE = re.compile(r"\b(dp_replicate|dp_shard|pp|cp|tp|ep)=(\d{1,6})")
@@ -105,7 +111,9 @@ class TorchtitanReader:
                 yield EffectiveConfig(values={**found.groupdict(), **self._mesh(found.groupdict())})
         if "device mesh with [" in text and (found := _OLD_MESH.search(text)):
             yield EffectiveConfig(values=_old_mesh(found))
-        if "Float8" in text:
+        if any(start in text for start in _PRECISION_STARTS):
+            yield EffectiveConfig(values={}, marked_precisions=("FP8",))
+        if "Float8" in text or "FP8" in text or "MXLinear" in text or "to use dynamic " in text:
             yield from (EffectiveConfig(values={"precision": to}) for mark, to in _PRECISIONS.items() if mark in text)
         if "with torch.compile" in text:
             yield Phase(name="compile", t_s=t_s)

@@ -48,6 +48,11 @@ class Torchtune(TorchrunBackend):
         "make_assets.py": "torchtune/make_assets.py",
         "fetch.py": "fetch.py",
     }
+    planned_options = {
+        **{"batch_size": "micro_batch", "gradient_accumulation_steps": "gas", "max_steps_per_epoch": "steps"},
+        **{"tokenizer.max_seq_len": "seq_len", "dataset.packed": "packed", "epochs": "epochs"},
+        **{"dtype": "precision", "enable_fp8_training": "precision", "tensor_parallel_dim": "tp", "config": "recipe"},
+    }
 
     def expand(self, request: Request, machine: Machine) -> Sequence[RunSpec]:
         """Return a RunSpec per run.

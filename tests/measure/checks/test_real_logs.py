@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
-from madlite.model import Status, Variant
+import pytest
+from msgspec.structs import replace
+
+from madlite.model import Cause, RunPlan, Status, Variant
 from tests.measure.checks.runs import judged, plan_of, says, texts
 
 
@@ -137,3 +140,69 @@ def test_what_agrees_is_told():
         "family llama3, flavor 8B"
     )
     assert (said["last_step"], said["ranks"]) == ("step 25 of 25", "rank 0 reports")
+
+
+NAMES_NO_FP8 = (
+    ("torchtitan-0.1.0-debugmodel-cpu-1rank.log", "Starting job: ", "Float8 training active"),
+    ("torchtitan-0.2.2-debugmodel-cpu-1rank.log", "Building device mesh", "Float8 tensorwise scaled training active"),
+    ("torchtitan-0.3.0-debugmodel-cpu-1rank.log", "torchtitan version: ", "Swapped to Float8Linear layers"),
+    ("primus-main-torchtitan0.2.2-debug-cpu-2ranks.log", "Starting job: ", "Swapped to FP8Linear layers"),
+    ("pytorch-training-benchmark-927d18f-llama-tiny-cpu.log", "Creating model with config: ", "Fp8LLaMA("),
+)
+
+
+STARTS = ("Starting job: ", "torchtitan version: ", "Initing communication")
+
+
+def planned_in_fp8(name: str) -> RunPlan:
+    planned, more = next((run[2], run[3]) for run in RUNS if run[0] == name)
+    backend = next(run[1] for run in RUNS if run[0] == name)
+    return plan_of(backend, replace(planned, precision="FP8"), **more)
+
+
+@pytest.mark.parametrize(("name", "before", "mark"), NAMES_NO_FP8, ids=[row[0] for row in NAMES_NO_FP8])
+def test_a_log_that_would_name_fp8_and_does_not_makes_an_fp8_run_suspect(name, before, mark):
+    plan = planned_in_fp8(name)
+    verdict = judged(plan, name)
+    assert says(verdict)["config"] == "warn" and verdict.status is Status.SUCCESS
+    assert verdict.suspect == ("FP8 was planned, and the trainer's log has its start and no line that names FP8",)
+
+    def with_mark(text: str) -> str:
+        at = text.index("\n", text.index(before)) + 1
+        return text[:at] + mark + "\n" + text[at:]
+
+    assert says(judged(plan, name, with_mark))["config"] == "pass"
+
+
+@pytest.mark.parametrize(("name", "before", "mark"), NAMES_NO_FP8, ids=[row[0] for row in NAMES_NO_FP8])
+def test_a_log_that_was_cut_at_its_beginning_leaves_the_precision_unknown(name, before, mark):
+    def cut(text: str) -> str:
+        return text[text.index("\n", max(text.rfind(start) for start in STARTS)) :]
+
+    assert says(judged(planned_in_fp8(name), name, cut))["config"] != "warn"
+
+
+@pytest.mark.parametrize(
+    "name", ["megatron-lm-core0.16.1-gpt-cpu-1rank.log", "primus-main-megatron-tiny-cpu-1rank.log"]
+)
+def test_a_log_that_always_names_its_precision_fails_an_fp8_run(name):
+    verdict = judged(planned_in_fp8(name), name)
+    assert (verdict.status, verdict.cause) == (Status.FAILURE, Cause.CONFIG)
+
+
+def test_the_experts_fp8_of_primus_is_named_nowhere_and_no_doubt():
+    name = "primus-main-torchtitan0.2.2-debug-cpu-2ranks.log"
+    plan = planned_in_fp8(name)
+    plan = replace(plan, settings={**plan.settings, "flags": "--primus_turbo.use_moe_fp8 True"})
+    assert says(judged(plan, name))["config"] == "pass"
+
+
+def test_madlite_s_own_script_names_its_mixed_precision():
+    name = "docs/results/2xH200/hf-tiny_pretrain-fsdp1.log"
+
+    def named(word: str) -> Callable[[str], str]:
+        return lambda text: text.replace('"micro_batch": 4}', f'"micro_batch": 4, "precision": "{word}"}}')
+
+    plan = planned_in_fp8(name)
+    states = {word: says(judged(plan, name, named(word)))["config"] for word in ("fp8", "bf16", "no")}
+    assert states == {"fp8": "pass", "bf16": "fail", "no": "warn"}

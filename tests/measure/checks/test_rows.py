@@ -329,6 +329,7 @@ CASES: list[tuple[CheckRow, Callable[[], Verdict]]] = [
     (table.CONFIG_DIFFERS, lambda: run(swapped("dp_replicate=2", "dp_replicate=1"))),
     (table.CONFIG_DIFFERS, lambda: run(lambda text: "[rank0]:[titan] 2026 - Float8 training active\n" + text)),
     (table.CONFIG_DIFFERS_MINOR, lambda: run(swapped("total steps 12", "total steps 24"))),
+    (table.PRECISION_NOT_SEEN, lambda: run(plan=titan(precision="FP8"))),
     (table.CONFIG_UNKNOWN, lambda: own(OWN, "", False)),
     (table.ALL_RANKS, run),
     (table.RANKS_MISSING, lambda: run(without(r"^\[rank1\]"))),
