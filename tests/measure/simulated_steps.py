@@ -1,6 +1,7 @@
 """Simulated trainings for `--until`: the speed of each step, of kinds whose steps are not independent of each other.
 
-What the full run would have reported is the median of all of its steps; an early end is right where its interval has it.
+What the full run would have reported is the median of all of its steps; an early end is right where
+its interval has it.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def late_slow_steps(draw: random.Random, count: int, cv: float) -> Training:
 
 
 def warming_up(draw: random.Random, count: int, cv: float) -> Training:
-    """A warm-up that goes on after the planned one: a fifth or less slower at first, by an e-th in 5 to 30 % of the run."""
+    """A warm-up that outlasts the planned one: up to a fifth slower at first, falling off in 5 to 30 % of the run."""
     slower, steps = draw.uniform(0.02, 0.2), count * draw.uniform(0.05, 0.3)
     values = noise(draw, count, cv, 0)
     return Training(values=tuple(one * (1 - slower * math.exp(-n / steps)) for n, one in enumerate(values)))
@@ -91,6 +92,7 @@ KINDS: dict[str, Callable[[random.Random, int, float], Training]] = {
     "independent": independent,
     "AR(1), 0.5": autocorrelated(0.5),
     "AR(1), 0.9": autocorrelated(0.9),
+    "drift of 1 %": drifting(0.01),
     "drift of 2 %": drifting(0.02),
     "drift of 5 %": drifting(0.05),
     "drift of 2 %, AR(1), 0.5": drifting(0.02, 0.5),
@@ -103,11 +105,11 @@ KINDS: dict[str, Callable[[random.Random, int, float], Training]] = {
 }
 
 
-def end_of(values: Sequence[float], target: float, step_s: float = STEP_S) -> AdaptiveLength | None:
+def end_of(values: Sequence[float], target: float) -> AdaptiveLength | None:
     """Return how a training of these speeds ended early; None where it went to its last step."""
     monitor, steps = ConvergenceMonitor(target, SPEED, 0, len(values)), Steps()
     for n, value in enumerate(values, 1):
-        step = Step(n=n, values={SPEED: value}, t_s=n * step_s)
+        step = Step(n=n, values={SPEED: value}, t_s=n * STEP_S)
         steps.add(step)
         if found := monitor.check(step, steps):
             return found
@@ -115,35 +117,45 @@ def end_of(values: Sequence[float], target: float, step_s: float = STEP_S) -> Ad
 
 
 class Tally(Value, frozen=True):
-    """Of how many trainings how many ended early, and how many of those with the full run's median in their interval.
+    """Of how many trainings how many ended early, after how many steps in all, and in how many the interval was right.
 
-    `unforeseen` are those that ended before their level changed, and missed it: nothing in their steps could tell.
+    Those that ended before their level changed are counted apart: nothing in their steps could tell.
     """
 
-    runs: int = 0
-    ended: int = 0
-    inside: int = 0
-    unforeseen: int = 0
-    steps: int = 0  # of those that ended early, in all
+    runs: int
+    ended: int
+    steps: int
+    inside: int
+    before_change: int
+    inside_before_change: int
+
+    @property
+    def known(self) -> int:
+        """How many ended early and had seen what there was to see."""
+        return self.ended - self.before_change
 
     @property
     def coverage(self) -> float:
-        """Of those that ended early and could know how many have the full run's median in their interval."""
-        known = self.ended - self.unforeseen
-        return self.inside / known if known else 1.0
+        """Of these the part whose interval has the full run's median; 1 where none ended early."""
+        return (self.inside - self.inside_before_change) / self.known if self.known else 1.0
 
 
-def simulate(kind: str, runs: int, count: int = 500, target: float = 0.005, step_s: float = STEP_S) -> Tally:
+def simulate(kind: str, runs: int, count: int = 500, target: float = 0.005) -> Tally:
     """Return how trainings of a kind end, with steps that vary by 0.2, 0.5 and 1 % in turns."""
-    ended = inside = unforeseen = took = 0
+    found = []
     for seed in range(runs):
-        draw = random.Random(f"{kind} {count} {seed}")  # noqa: S311 - noise
+        draw = random.Random(f"{kind} {count} {seed}")
         training = KINDS[kind](draw, count, (0.002, 0.005, 0.01)[seed % 3])
-        found = end_of(training.values, target, step_s)
-        if found is None or found.low is None or found.high is None or found.steps_run >= count:
+        early = end_of(training.values, target)
+        if early is None or early.low is None or early.high is None:
             continue
-        ended, took = ended + 1, took + found.steps_run
-        is_in = found.low <= median(training.values) <= found.high
-        inside += is_in
-        unforeseen += not is_in and found.steps_run <= training.changes_after
-    return Tally(runs=runs, ended=ended, inside=inside, unforeseen=unforeseen, steps=took)
+        is_inside = early.low <= median(training.values) <= early.high
+        found.append((early.steps_run, is_inside, early.steps_run <= training.changes_after))
+    return Tally(
+        runs=runs,
+        ended=len(found),
+        steps=sum(steps for steps, _, _ in found),
+        inside=sum(inside for _, inside, _ in found),
+        before_change=sum(before for _, _, before in found),
+        inside_before_change=sum(inside and before for _, inside, before in found),
+    )
