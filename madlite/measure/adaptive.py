@@ -1,12 +1,13 @@
-"""Adaptive length: whether the steady steps of a run that goes on are enough for its number (docs/until.md).
+"""Adaptive length: whether the steps so far tell the steady median that all planned steps would have (docs/until.md).
 
-The number is the median of the steady steps.  Its 95 % interval is that of order statistics (binomial, without an
-assumption about the distribution, so that single slow steps widen it little), with as many independent steps as an
-AR(1) series of the same autocorrelation has: n (1 − ρ) ÷ (1 + ρ).  ρ is the lag-1 autocorrelation of the ranks, with
-the first-order correction of its bias in short series.  Fewer than 10 independent steps say nothing: a stretch of a
-slowly wandering series looks narrow, and its ρ is estimated too low.  It is looked at after 20 steady steps and then
-each time that there are 1.22 times as many; look k may err with probability 0.05 · 6 ÷ (π k)², which adds up to 0.05
-over all looks.
+The interval of the median is that of order statistics (binomial, without an assumption about the distribution, so that
+single slow steps widen it little), with as many independent steps as an AR(1) series of the same autocorrelation has:
+n (1 − ρ) ÷ (1 + ρ).  ρ is the lag-1 autocorrelation of the ranks, with the first-order correction of its bias in short
+series.  Fewer than 10 independent steps say nothing: a stretch of a slowly wandering series looks narrow, and its ρ is
+estimated too low.  What the steps that are left can change is told by Sen's interval of the slope, its variance widened
+for the same autocorrelation: it is carried on to the last planned step.  The steady window must be a minute long, or a
+fifth of the planned steps.  It is looked at then and each time that there are 1.22 times as many steps; look k may err
+with probability 0.05 · 6 ÷ (π k)², which adds up to 0.05 over all looks.
 """
 
 from __future__ import annotations
@@ -199,7 +200,8 @@ class ConvergenceMonitor:
             return f"the 95 % interval of the median is ±{percent(interval.part)} wide"
         late = find_late_change(values, middle, interval.low, interval.high)
         if late is not None:
-            return f"the last steps are {percent(abs(late / middle - 1))} {'above' if late > middle else 'below'} the median"
+            where = "above" if late > middle else "below"
+            return f"the last steps are {percent(abs(late / middle - 1))} {where} the median"
         return ""
 
 
