@@ -277,9 +277,19 @@ def _judged(one: Comparison, settings: Settings) -> Comparison:
 
 
 def _apart(found: Pair) -> bool:
-    """Return whether no sitting has runs of both sides: in turns, as in one study, they share its level."""
+    """Return whether the sides do not share their sittings' levels, as runs in turns do; False where nobody knows."""
     base, new = found.base.sittings, found.new.sittings
-    return bool(base and new) and not base & new
+    return bool(base and new) and not (base == new and _in_turns(found))
+
+
+def _in_turns(found: Pair) -> bool:
+    """Return whether the runs change sides as often as the smaller side has runs; those of a study do."""
+    sides = [(sample, at) for at, side in enumerate((found.base, found.new)) for sample in side.samples]
+    if all(sample.study for sample, _ in sides):
+        return True
+    order = [at for _, at in sorted(sides, key=lambda side: side[0].when)]
+    turns = sum(before != after for before, after in pairwise(order))
+    return turns >= min(len(found.base.samples), len(found.new.samples))
 
 
 def _one_sitting(found: Pair) -> str:
