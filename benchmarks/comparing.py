@@ -78,7 +78,7 @@ def sittings() -> None:
     """Print how often the interval has the true ratio, and verdicts are false, by the order of the runs."""
     print(f"\n{_SITTING_DRAWS} unchanged pairs each, on a machine whose level varies by 1 %, AR(1); runs by 0.5 %\n")
     print(
-        "| runs a side | level | in turns: inside the interval | false | one side after the other: false | with --noise 1% |"
+        "| runs a side | level | in turns: inside the interval | false | one after the other: false | with --noise 1% |"
     )
     print("|---|---|--:|--:|--:|--:|")
     for n in (3, 5, 10):

@@ -388,6 +388,12 @@ def test_sides_one_after_the_other_on_one_day_share_no_level(order):
     assert one(*sides, Settings(noise=0.05)).verdict is Verdict.NO_CHANGE
 
 
+def test_a_stated_noise_counts_runs_of_unknown_days_as_one_sitting():
+    sides = [series([100.0, 101, 99, 100, 102]), series([96.0, 95, 97, 96, 95.5])]
+    assert one(*sides).verdict is Verdict.REGRESSION
+    assert one(*sides, Settings(noise=0.02)).reason == "within the stated noise: below 5.7%"
+
+
 @pytest.mark.parametrize("order", ["ababababab", "abbaabbaab"])
 def test_sides_in_turns_on_one_day_share_their_level(order):
     sides = on_one_day(order, {"a": 100, "b": 90})
