@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import csv
+import math
 import random
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from madlite.reports.compare import Settings, Verdict, compare
 from madlite.reports.gates import read_gates, trips
-from madlite.reports.series import DIMENSIONS, Series, direction_of
+from madlite.reports.series import DIMENSIONS, Sample, Series, direction_of
 from madlite.results.header import STANDARD_COLUMNS
 
 _DRAWS = 10_000
+_SITTING_DRAWS = 2_000
+_ORDERS = ((True, None), (False, None), (False, 0.01))  # whether in turns, and the stated noise
 _CHANGED = (Verdict.REGRESSION, Verdict.IMPROVEMENT)
 
 
@@ -43,6 +49,52 @@ def power() -> None:
     for n in (4, 5, 6, 8, 10):
         cells = [_found(n, 0.03, noise, Settings()) for noise in (0.005, 0.01, 0.02)] + [_found(n, 0, 0.01, Settings())]
         print(f"| {n} | " + " | ".join(f"{cell:.1%}" for cell in cells) + " |", flush=True)
+
+
+def _levels(rng: random.Random, count: int, rho: float, drift: float) -> Iterator[float]:
+    """Yield the machine's level at each run: AR(1) that varies by 1 %, and drifts by this part over all of them."""
+    state = rng.gauss(0, 1)
+    for place in range(count):
+        yield 100 * (1 + 0.01 * state) * (1 + drift * place / count)
+        state = rho * state + math.sqrt(1 - rho * rho) * rng.gauss(0, 1)
+
+
+def _sampled(values: list[tuple[int, float]], study: str) -> Series:
+    when = [f"2026-01-01T{place:02}:00:00" for place, _ in values]
+    samples = [Sample(value=value, when=at, study=study) for at, (_, value) in zip(when, values, strict=True)]
+    return replace(_series([value for _, value in values]), samples=tuple(samples))
+
+
+def _sides(n: int, rho: float, drift: float, turns: bool, draws: int) -> Iterator[tuple[Series, Series]]:
+    """Yield two unchanged sides of n runs, A B A B … within one study or A A … B B …, each its own."""
+    rng = random.Random(f"{n} {rho} {drift}")
+    for _ in range(draws):
+        runs = [(place, rng.gauss(level, 0.5)) for place, level in enumerate(_levels(rng, 2 * n, rho, drift))]
+        base, new = (runs[::2], runs[1::2]) if turns else (runs[:n], runs[n:])
+        yield _sampled(base, "a"), _sampled(new, "a" if turns else "b")
+
+
+def sittings() -> None:
+    """Print how often the interval has the true ratio, and verdicts are false, by the order of the runs."""
+    print(f"\n{_SITTING_DRAWS} unchanged pairs each, on a machine whose level varies by 1 %, AR(1); runs by 0.5 %\n")
+    print(
+        "| runs a side | level | in turns: inside the interval | false | one after the other: false | with --noise 1% |"
+    )
+    print("|---|---|--:|--:|--:|--:|")
+    for n in (3, 5, 10):
+        for rho, drift in ((0, 0), (0.5, 0), (0.9, 0), (0.99, 0), (0.9, 0.03)):
+            cells = [_outcomes(_sides(n, rho, drift, turns, _SITTING_DRAWS), noise) for turns, noise in _ORDERS]
+            level = f"ρ {rho}{f', drift {drift:.0%}' if drift else ''}"
+            print(f"| {n} | {level} | {cells[0][0]:.1%} | " + " | ".join(f"{cell[1]:.1%}" for cell in cells) + " |")
+
+
+def _outcomes(sides: Iterator[tuple[Series, Series]], noise: float | None) -> tuple[float, float]:
+    inside = false = 0
+    for base, new in sides:
+        found = compare([base], [new], settings=Settings(noise=noise)).comparisons[0]
+        inside += found.interval is not None and found.interval.low <= 1 <= found.interval.high
+        false += found.verdict in _CHANGED
+    return inside / _SITTING_DRAWS, false / _SITTING_DRAWS
 
 
 def gate() -> None:
@@ -87,5 +139,6 @@ def cost() -> None:
 
 if __name__ == "__main__":
     power()
+    sittings()
     gate()
     cost()

@@ -62,7 +62,7 @@ _OPTIONS = (
     click.option(
         "--noise",
         type=Percent(),
-        help="Variation from run to run, std ÷ mean.  [default: from the series' earlier runs, else these]",
+        help="Variation between sittings, or of runs in turns, std ÷ mean.  [default: from earlier runs, else these]",
     ),
     click.option(
         "--alpha",

@@ -1,12 +1,13 @@
-"""Adaptive length: whether the steady steps of a run that goes on are enough for its number (docs/until.md).
+"""Adaptive length: whether the steps so far tell the steady median that all planned steps would have (docs/until.md).
 
-The number is the median of the steady steps.  Its 95 % interval is that of order statistics (binomial, without an
-assumption about the distribution, so that single slow steps widen it little), with as many independent steps as an
-AR(1) series of the same autocorrelation has: n (1 − ρ) ÷ (1 + ρ).  ρ is the lag-1 autocorrelation of the ranks, with
-the first-order correction of its bias in short series.  Fewer than 10 independent steps say nothing: a stretch of a
-slowly wandering series looks narrow, and its ρ is estimated too low.  It is looked at after 20 steady steps and then
-each time that there are 1.22 times as many; look k may err with probability 0.05 · 6 ÷ (π k)², which adds up to 0.05
-over all looks.
+The interval of the median is that of order statistics (binomial, without an assumption about the distribution, so that
+single slow steps widen it little), with as many independent steps as an AR(1) series of the same autocorrelation has:
+n (1 − ρ) ÷ (1 + ρ).  ρ is the lag-1 autocorrelation of the ranks, with the first-order correction of its bias in short
+series.  Fewer than 10 independent steps say nothing: a stretch of a slowly wandering series looks narrow, and its ρ is
+estimated too low.  What the steps that are left can change is told by Sen's interval of the slope, its variance widened
+for the same autocorrelation: it is carried on to the last planned step.  The steady window must be a minute long, or a
+fifth of the planned steps.  It is looked at then and each time that there are 1.22 times as many steps; look k may err
+with probability 0.05 · 6 ÷ (π k)², which adds up to 0.05 over all looks.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from statistics import NormalDist, median
 from msgspec.structs import replace
 
 from madlite.measure.steps import Steps
-from madlite.measure.window import count_outliers, find_drift, steady_values
+from madlite.measure.window import INTERVAL_POINTS, find_drift, find_late_change, slope_interval, steady_values
 from madlite.model import AdaptiveLength, Quantity, Step, Value
 
 FIRST_LOOK = 20  # steady steps: fewer say nothing about their autocorrelation
 LEAST_INDEPENDENT = 10  # steps
+LEAST_S, LEAST_PART = 60.0, 0.2  # of the steady window: seconds, or a part of the planned steps
 GROWTH = 1.22
 ERROR = 0.05  # of all looks together
 SURE_Z = 3.0  # of a drift: without one, independent steps seem to have one in 3 of 1000 looks
-AFTER_STALL = 3  # steady steps that must follow one far from the median
 _MOST_RHO = 0.95
 
 
@@ -80,19 +81,31 @@ def median_interval(values: Sequence[float], error: float = ERROR) -> MedianInte
     return MedianInterval(median=middle, low=ordered[low - 1], high=ordered[high - 1])
 
 
-def looks() -> Sequence[int]:
-    """Return after how many steady steps it is looked at, as far as anybody trains."""
-    found = [FIRST_LOOK]
-    while found[-1] < 10_000_000:
-        found.append(math.ceil(found[-1] * GROWTH))
-    return found
+def forecast(
+    ns: Sequence[int], values: Sequence[float], last: int, planned: int | None, error: float = ERROR
+) -> MedianInterval | None:
+    """Return the interval of the median that the run will have at its planned end, if it goes on as it did.
 
-
-_LOOKS = looks()
+    It has the median so far and what that would become by each slope that the values allow, over the steps that are
+    left: a trend that goes on moves the median by half of what it moves the values.  Without a number of planned steps
+    the run counts as five times as long as it is.  None where the values are too few.
+    """
+    found = median_interval(values, error)
+    left = (planned if planned is not None else round(last / LEAST_PART)) - last
+    if found is None or left <= 0:
+        return found
+    inflation = max(1.0, min(len(values), INTERVAL_POINTS) / _independent(len(values), autocorrelation(values)))
+    slopes = slope_interval(ns, values, NormalDist().inv_cdf(1 - error / 2), inflation)
+    if slopes is None:
+        return None
+    falls, rises = (slope * left / 2 for slope in slopes)
+    below = math.hypot(found.median - found.low, min(0.0, falls))
+    above = math.hypot(found.high - found.median, max(0.0, rises))
+    return replace(found, low=found.median - below, high=found.median + above)
 
 
 class ConvergenceMonitor:
-    """Decides after each training step whether the interval of `quantity`'s steady median is narrow enough.
+    """Decides after each training step whether the full run's steady median of `quantity` is known well enough.
 
     `target` is the half-width asked for as a part of the median; `planned` is how many steps were, None if unknown.
     """
@@ -100,7 +113,8 @@ class ConvergenceMonitor:
     def __init__(self, target: float, quantity: Quantity, warmup_steps: int, planned: int | None) -> None:
         self._target, self._quantity, self._warmup_steps, self._planned = target, quantity, warmup_steps, planned
         self._highest = 0
-        self._missing = FIRST_LOOK  # steps at least, until there are enough for a look
+        self._next = FIRST_LOOK  # steady steps, for a look
+        self._missing = FIRST_LOOK  # steps at least, until there are as many
         self._look = 0  # looks so far
         self._reached: AdaptiveLength | None = None
         self._error = ERROR  # of the last look
@@ -115,17 +129,22 @@ class ConvergenceMonitor:
         self._highest, self._missing = step.n, self._missing - 1
         if self._missing >= 0:  # not even with the warm-up, and steps without a value, are there as many
             return None
-        count = len(self._values(steps, step.n - 1)[1])
-        is_look = count >= _LOOKS[self._look]
-        while count >= _LOOKS[self._look]:
-            self._look += 1
-        self._missing = _LOOKS[self._look] - count - 1
-        if not is_look:
-            return None
-        self._error = ERROR * 6 / (math.pi * self._look) ** 2
-        found = self._decide(steps, step.n - 1, self._error)
-        self._reached = found if found.reached else None
+        ns, values = self._values(steps, step.n - 1)
+        count = len(values)
+        if count >= self._next:
+            self._next = math.ceil(count * GROWTH)
+            self._reached = None if self._too_short(steps, ns) else self._look_at(steps, ns, values, step.n - 1)
+        self._missing = self._next - count - 1
         return self._reached
+
+    def _look_at(self, steps: Steps, ns: Sequence[int], values: Sequence[float], last: int) -> AdaptiveLength | None:
+        self._look += 1
+        self._error = ERROR * 6 / (math.pi * self._look) ** 2
+        interval = forecast(ns, values, last, self._planned, self._error)
+        if interval is None or interval.part > self._target:  # why not takes longer
+            return None
+        found = self._decide(steps, last, self._error)
+        return found if found.reached else None
 
     def outcome(self, steps: Steps) -> AdaptiveLength:
         """Return how the run ended its length, by all steps that ran: when it was enough, or why it never was."""
@@ -140,8 +159,8 @@ class ConvergenceMonitor:
 
     def _decide(self, steps: Steps, last: int, error: float) -> AdaptiveLength:
         ns, values = self._values(steps, last)
-        interval = median_interval(values, error)
-        why = self._why_not(ns, values, interval)
+        interval = forecast(ns, values, last, self._planned, error)
+        why = self._too_short(steps, ns) or self._why_not(ns, values, interval)
         return AdaptiveLength(
             target=self._target,
             reached=not why,
@@ -153,6 +172,18 @@ class ConvergenceMonitor:
             high=interval.high if interval else None,
             why=why,
         )
+
+    def _too_short(self, steps: Steps, ns: Sequence[int]) -> str:
+        """Return why the steady steps are too short a time to speak for the run, "" where they are not."""
+        if not ns:
+            return ""
+        covered = ns[-1] - ns[0] + 1
+        began_s, ended_s = steps.reported_s(ns[0]), steps.reported_s(ns[-1])
+        lasted_s = ended_s - began_s if began_s is not None and ended_s is not None else 0.0
+        if lasted_s >= LEAST_S or (self._planned is not None and covered >= LEAST_PART * self._planned):
+            return ""
+        of = f" of {self._planned}" if self._planned is not None else ""
+        return f"the steady window has {covered}{of} steps in {lasted_s:.0f} s: 60 s or 20 % of the steps are the least"
 
     def _why_not(self, ns: Sequence[int], values: Sequence[float], interval: MedianInterval | None) -> str:
         """Return why the steps are not enough yet, "" where they are."""
@@ -167,8 +198,10 @@ class ConvergenceMonitor:
             return f"{count} steady steps are too few for an interval of their median{said}"
         if interval.part > self._target:
             return f"the 95 % interval of the median is ±{percent(interval.part)} wide"
-        if count_outliers(values, middle) > count_outliers(values[:-AFTER_STALL], middle):
-            return "one of the last steps is far from the median"
+        late = find_late_change(values, middle, interval.low, interval.high)
+        if late is not None:
+            where = "above" if late > middle else "below"
+            return f"the last steps are {percent(abs(late / middle - 1))} {where} the median"
         return ""
 
 

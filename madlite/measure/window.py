@@ -7,7 +7,7 @@ import statistics
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import combinations, compress, pairwise
+from itertools import combinations, compress, pairwise, takewhile
 
 from madlite.measure.steps import Curve, Steps
 from madlite.model import Quantity, Value, Window
@@ -20,9 +20,11 @@ from madlite.model import Quantity, Value, Window
 # are found by the modified z-score of Iglewicz and Hoaglin.
 
 POINTS = 200  # of a slope: some 20,000 pairs
+INTERVAL_POINTS = 50  # of a slope's interval, which is asked for while a run goes on
 FEWEST = 5  # values: fewer are not judged
 Z_SCORE = 3.5  # Iglewicz and Hoaglin's own limit
 FLOOR = 0.10  # of the median: what is closer is no outlier, however even the others are
+_MEDIAN_ERROR = 1.25  # of normal values' median: its standard error as a multiple of their mean's
 _TO_SIGMA = 0.6745  # the normal distribution's third quartile: of such values MAD ÷ this is the standard deviation
 
 
@@ -48,6 +50,34 @@ def find_slope(values: Sequence[float]) -> float:
     return _slope(_points(range(len(values)), values))
 
 
+def slope_interval(
+    ns: Sequence[int], values: Sequence[float], z: float, inflation: float
+) -> tuple[float, float] | None:
+    """Return Sen's interval of the slope per step, of the quantile `z`; None where all slopes together are too few.
+
+    `inflation` is by how much autocorrelation widens the variance of Kendall's balance (Hamed and Rao).
+    """
+    points = _points(ns, values, INTERVAL_POINTS)
+    slopes = sorted((later - value) / (later_n - n) for (n, value), (later_n, later) in combinations(points, 2))
+    reach = z * math.sqrt(_balance_variance(len(points)) * inflation)
+    low, high = math.floor((len(slopes) - reach) / 2), math.ceil((len(slopes) + reach) / 2)
+    return (slopes[low], slopes[high]) if low >= 0 and high < len(slopes) else None
+
+
+def find_late_change(values: Sequence[float], median: float, low: float, high: float) -> float | None:
+    """Return the median of the last values, of however many, where it is surely another than that of all, else None.
+
+    Sure is what lies outside of an interval, and by more than three standard errors of so few values; their deviation
+    is that of all by their median distance.
+    """
+    sigma = statistics.median(abs(value - median) for value in values) / _TO_SIGMA
+    for count in takewhile(lambda count: count <= len(values) / 2, (2**power for power in range(64))):
+        late = statistics.median(values[-count:])
+        if not low <= late <= high and abs(late - median) > 3 * _MEDIAN_ERROR * sigma / math.sqrt(count):
+            return late
+    return None
+
+
 def count_outliers(values: Sequence[float], median: float) -> int:
     """Return how many values are far from the median, both by the spread of the others and as a part of it."""
     if len(values) < FEWEST or median <= 0:
@@ -62,17 +92,21 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
     return statistics.median((later - value) / (later_n - n) for (n, value), (later_n, later) in pairs)
 
 
-def _points(ns: Sequence[int], values: Sequence[float]) -> list[tuple[float, float]]:
+def _points(ns: Sequence[int], values: Sequence[float], most: int = POINTS) -> list[tuple[float, float]]:
     """Return the values, or medians of as many blocks as a slope has points."""
-    if len(values) <= POINTS:
+    if len(values) <= most:
         return list(zip(ns, values, strict=True))
-    edges = [place * len(values) // POINTS for place in range(POINTS + 1)]
+    edges = [place * len(values) // most for place in range(most + 1)]
     return [(statistics.median(ns[begin:end]), statistics.median(values[begin:end])) for begin, end in pairwise(edges)]
+
+
+def _balance_variance(count: int) -> float:
+    return count * (count - 1) * (2 * count + 5) / 18
 
 
 def _z(balance: int, count: int) -> float:
     """Return how many standard deviations the balance of rising and falling pairs is from that of no trend."""
-    deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    deviation = math.sqrt(_balance_variance(count))
     return (balance - math.copysign(1, balance)) / deviation if balance else 0.0
 
 

@@ -343,7 +343,8 @@ class AdaptiveLength(Value, frozen=True):
     """How long a run with `--until` was: `target` is the half-width of the 95 % interval relative to the median.
 
     Where it was `reached` madlite ended the run after `steps_run` steps, of which `steady_steps` were in the window;
-    `low` and `high` are the interval then.  Else `why` is what kept it from ending before its own end.
+    `low` and `high` are the interval then, of the median that all planned steps would have.  Else `why` is what kept it
+    from ending before its own end.
     """
 
     target: float

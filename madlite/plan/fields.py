@@ -183,7 +183,8 @@ FIELDS = (
         Part,
         option=PlanOption(
             "--until",
-            "End a run once the 95 % interval of its steady median is within ± this, e.g. 0.5%; 0 never.  [default: 0]",
+            "End a run once the 95 % interval of the full run's steady median is within ± this, e.g. 0.5%, after 60 s "
+            "or a fifth of the steps; 0 never.  [default: 0]",
             "PERCENT",
         ),
         of_context=True,

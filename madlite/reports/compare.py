@@ -220,8 +220,8 @@ def _with_noise(one: Comparison, settings: Settings, history: History) -> Compar
         return one
     # a median varies about 1.25 times as much as a mean, and no more than its one value
     counts = [len(base), len(new)]
-    if settings.noise is not None and _apart(one.pair):  # what the user states is how much sittings vary
-        counts = [len(side.sittings) for side in (one.pair.base, one.pair.new)]
+    if settings.noise is not None and not _shares_level(one.pair):  # what the user states is how much sittings vary
+        counts = [max(1, len(side.sittings)) for side in (one.pair.base, one.pair.new)]  # unknown ones may be one
     spread = sum((1.57 if count > 2 else 1.0) / count for count in counts)
     return replace(one, noise=noise, noise_from=source, floor=_FLOOR * noise * math.sqrt(spread))
 
@@ -276,16 +276,27 @@ def _judged(one: Comparison, settings: Settings) -> Comparison:
     return replace(tested, verdict=verdict, reason="" if settings.noise is not None else _one_sitting(one.pair))
 
 
-def _apart(found: Pair) -> bool:
-    """Return whether no sitting has runs of both sides: in turns, as in one study, they share its level."""
+def _shares_level(found: Pair) -> bool:
+    """Return whether the sides are known to share their sittings' levels, as runs in turns do."""
     base, new = found.base.sittings, found.new.sittings
-    return bool(base and new) and not base & new
+    return bool(base) and base == new and _in_turns(found)
+
+
+def _in_turns(found: Pair) -> bool:
+    """Return whether the runs change sides as often as the smaller side has runs; those of a study do."""
+    sides = [(sample, at) for at, side in enumerate((found.base, found.new)) for sample in side.samples]
+    if all(sample.study for sample, _ in sides):
+        return True
+    order = [at for _, at in sorted(sides, key=lambda side: side[0].when)]
+    turns = sum(before != after for before, after in pairwise(order))
+    return turns >= min(len(found.base.samples), len(found.new.samples))
 
 
 def _one_sitting(found: Pair) -> str:
     """Return that a side is one sitting, whose level all of its runs share; "" where that is not so."""
-    sides = [name for name, side in (("base", found.base), ("new", found.new)) if len(side.sittings) == 1]
-    if not sides or not _apart(found):
+    both = (("base", found.base.sittings), ("new", found.new.sittings))
+    sides = [name for name, sittings in both if len(sittings) == 1]
+    if not sides or not all(sittings for _, sittings in both) or _shares_level(found):
         return ""
     which = "each side is" if len(sides) == 2 else f"{sides[0]} is"
     return (

@@ -131,7 +131,7 @@ def _reason(one: Comparison, gate: Gate, alpha: float) -> str:
 def _change_reason(one: Comparison, gate: Gate, alpha: float) -> str:
     """Return why a change trips a gate: it is significant, or against a published figure, and above limit and noise.
 
-    That runs are suspect makes a change no smaller: it trips with the doubt named.
+    That runs are suspect, or a side one sitting, makes a change no smaller: it trips with the doubt named.
     """
     change = (one.change or 0.0) * _CHANGES[gate.what]
     if one.direction == "neutral" or change <= gate.least or change <= one.floor:
@@ -141,5 +141,5 @@ def _change_reason(one: Comparison, gate: Gate, alpha: float) -> str:
         return f"{one.change:+.2%}; {one.reason}; {noise}"
     if one.p is None or one.p >= alpha:
         return ""
-    doubt = f"; {one.reason}" if one.verdict is Verdict.SUSPICIOUS else ""
+    doubt = f"; {one.reason}" if one.reason else ""
     return f"{one.change:+.2%}, {p_text(one.p)}{doubt}"

@@ -27,6 +27,7 @@ from madlite.model import Value
 from madlite.reports.compare import Comparison, Report, Settings, compare_pair
 from madlite.reports.gates import Gate, trips
 from madlite.reports.series import Direction, Pair, Series
+from madlite.reports.series import Sample as RunSample
 from madlite.reports.series_key import DIMENSIONS
 
 Standing: TypeAlias = Literal["", "good", "bad", "undecided", "untestable"]
@@ -174,7 +175,13 @@ class Bisection:
     def _series(self, item: int, values: Sequence[float]) -> Series:
         key = tuple(_METRIC if name == "metric" else "" for name in DIMENSIONS)
         suspects = sum(one.suspect for one in self.samples if one.item == item)
-        return Series(key=key, values=tuple(values), direction=self.direction, suspect_values=suspects)
+        return Series(
+            key=key,
+            values=tuple(values),
+            samples=tuple(RunSample(value=value, study="bisect") for value in values),  # all of this one
+            direction=self.direction,
+            suspect_values=suspects,
+        )
 
     def _noise(self) -> tuple[float | None, int]:
         """Return the variation between runs of the same item, pooled, and its degrees of freedom."""

@@ -58,24 +58,24 @@ def record(place: Path) -> dict:
 
 
 def test_a_run_ends_once_its_number_is_known_and_is_a_success(place, capfd) -> None:
-    assert run(20_000, 1, 0.02, "--until", "0.5%") == 0
+    assert run(300, 1, 0.02, "--until", "0.5%") == 0
     kept = record(place)
     length = kept["adaptive"]
     assert kept["status"] == "SUCCESS" and not kept["suspect"] and kept["exit_code"] != 0
-    assert length["reached"] and length["steps_planned"] == 20_000 and 20 <= length["steady_steps"] < 80
+    assert length["reached"] and length["steps_planned"] == 300 and 60 <= length["steady_steps"] < 160
     assert 998 <= length["low"] <= length["median"] <= length["high"] <= 1005
     (row,) = csv_rows(place / "perf.csv")
     assert row["status"] == "SUCCESS" and 1000 <= float(row["performance"]) <= 1004
     assert length["median"] == pytest.approx(float(row["performance"]), rel=1e-4), "one median, of the steps of the row"
     out = capfd.readouterr().out
-    assert "--until 0.5 % ended the run after" in out and "of 20000 steps" in out and "±" in out
+    assert "--until 0.5 % ended the run after" in out and "of 300 steps" in out and "±" in out
     assert call(["show", "last"]) == 0
     assert "--until 0.5 % ended the run after" in capfd.readouterr().out
 
 
 def test_the_time_that_a_training_takes_to_leave_is_no_stall(place, capfd, monkeypatch) -> None:
     monkeypatch.setattr("madlite.run.watchdog.progress_monitor.SLOW_S", 0.3)
-    assert run(20_000, 1, 0.02, "--until", "0.5%", "--set", "env.LEAVE_S=1") == 0
+    assert run(300, 1, 0.02, "--until", "0.5%", "--set", "env.LEAVE_S=1") == 0
     out = capfd.readouterr().out
     assert "--until 0.5 % ended the run after" in out and "no step for" not in out
 

@@ -369,3 +369,52 @@ def test_a_verdict_over_one_sitting_says_so_and_what_to_do():
     assert one(series([100.0, 101, 99, 100, 102]), new).reason == "", "of rows nobody knows their day"
     stated = one(base, new, Settings(noise=0.1))
     assert stated.verdict is Verdict.NO_CHANGE and stated.reason == "within the stated noise: below 28.3%"
+
+
+def on_one_day(order: str, level: dict[str, float]) -> list[Series]:
+    """Return two sides whose runs began in this order, a minute after each other."""
+    rng, found = random.Random(5), {"a": [], "b": []}
+    for minute, side in enumerate(order):
+        found[side].append(Sample(value=rng.gauss(level[side], 0.5), when=f"2026-01-01T00:{minute:02}:00"))
+    return [in_sittings(tuple(samples)) for samples in found.values()]
+
+
+@pytest.mark.parametrize("order", ["aaaaabbbbb", "bbbbbaaaaa", "aaaababbbb"])
+def test_sides_one_after_the_other_on_one_day_share_no_level(order):
+    sides = on_one_day(order, {"a": 100, "b": 90})
+    assert one(*sides).reason.startswith("each side is one sitting")
+    (trip,) = trips(compare(*([side] for side in sides)), read_gates(["regression>3%"]))
+    assert "each side is one sitting" in trip.reason
+    assert one(*sides, Settings(noise=0.05)).verdict is Verdict.NO_CHANGE
+
+
+def test_a_stated_noise_counts_runs_of_unknown_days_as_one_sitting():
+    sides = [series([100.0, 101, 99, 100, 102]), series([96.0, 95, 97, 96, 95.5])]
+    assert one(*sides).verdict is Verdict.REGRESSION
+    assert one(*sides, Settings(noise=0.02)).reason == "within the stated noise: below 5.7%"
+
+
+@pytest.mark.parametrize("order", ["ababababab", "abbaabbaab"])
+def test_sides_in_turns_on_one_day_share_their_level(order):
+    sides = on_one_day(order, {"a": 100, "b": 90})
+    assert (one(*sides).verdict, one(*sides).reason) == (Verdict.REGRESSION, "")
+
+
+def in_turns(rng: random.Random, n: int, rho: float) -> list[Series]:
+    """Return two unchanged sides of a study in turns, on a machine whose level is AR(1) from run to run."""
+    level, values = rng.gauss(0, 1), []
+    for _ in range(2 * n):
+        values.append(100 + level + rng.gauss(0, 0.5))
+        level = rho * level + (1 - rho * rho) ** 0.5 * rng.gauss(0, 1)
+    return [in_sittings(tuple(Sample(value=value, study="s") for value in values[side::2])) for side in (0, 1)]
+
+
+@pytest.mark.parametrize("n", [3, 5])
+@pytest.mark.parametrize("rho", [0.5, 0.9, 0.99])
+def test_the_interval_of_runs_in_turns_has_the_true_ratio(n, rho):
+    """What benchmarks/comparing.py measures, with fewer draws."""
+    rng, draws, inside = random.Random(f"{n} {rho}"), 200, 0
+    for _ in range(draws):
+        interval = one(*in_turns(rng, n, rho)).interval
+        inside += interval.low <= 1 <= interval.high
+    assert inside >= 0.93 * draws
