@@ -49,6 +49,7 @@ VOLATILE: tuple[tuple[str, str], ...] = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?( UTC)?", "<TIME>"),
     (rf"\b{re.escape(socket.gethostname())}\b", "<HOST>"),
     (r"\b0x[0-9a-f]{6,}", "<ADDRESS>"),
+    (r"(differs:\n)? *(# environment: |env )PYTHONPATH.*\n", ""),  # it names the tree, and so is another for NEW
     (r"/tmp/[\w./-]+", "<TEMPORARY>"),  # noqa: S108
 )
 
@@ -134,12 +135,18 @@ def run(words: Sequence[str], folder: Path) -> Said:
     """Run a command as a process of its own: one that starts others."""
     argv = [sys.executable, "-m", "madlite", *words]
     done = subprocess.run(argv, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=False)
-    return Said(words, *(text.decode("utf-8", "replace") for text in (done.stdout, done.stderr)), done.returncode)
+    out, err = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
+    return Said(words, out, err, done.returncode)
 
 
 def each(lines: Iterable[str], folder: Path) -> Facts:
     """Return what each command line gives in a folder, one after the other."""
     return {line: str((run if line.startswith("run ") else command)(shlex.split(line), folder)) for line in lines}
+
+
+def lines_of(name: str) -> list[str]:
+    """Return the command lines of an area, which all are the same for both trees."""
+    return (DATA / "command_lines" / f"{name}.txt").read_text().splitlines()
 
 
 def own_copy(side: Side, area: str) -> Path:
@@ -149,19 +156,6 @@ def own_copy(side: Side, area: str) -> Path:
 
 # --- 1: rows and side files, from runs of each tree -------------------------------------------------------------------
 
-RUNS = (
-    "run --tags mini --runtime host --gpu-vendor CPU",
-    "run --tags tiny_model --repeat 2 --gpu-vendor CPU",
-    "run --tags tiny_model:lr=0.01 --steps 30 --gpu-vendor CPU",
-    "run --tags mini_multi --runtime host --gpu-vendor CPU -o version1.csv",
-    "run --tags mini_single --tags mini_fail --runtime host -o more.csv --add-column cause --add-column reason",
-    "run --tags mini_single --runtime host --contract 1 -o contract1.csv",
-    "run --tags mini_single --runtime host --contract 2 -o contract2.csv",
-    "plan --tags mini_single --runtime host -o plan.json",
-    "run --plan plan.json --no-rows",
-    "collect",
-    "baseline set first perf.csv",
-)
 RECORDED = ("record.json", "plan.json", "steps.jsonl")
 
 
@@ -174,7 +168,7 @@ def rows(side: Side) -> Facts:
     header = (DATA / "golden/v1.perf.csv").read_text().splitlines()[0]
     (folder / "version1.csv").write_text(header + "\n")
     given = {path.name for path in folder.iterdir()} - {"version1.csv"}
-    facts = each(RUNS, folder)
+    facts = each(lines_of("rows"), folder)
     made = [path for path in folder.iterdir() if path.name not in given]
     facts |= {f"file {path.name}": path.read_text() for path in made if path.suffix in (".csv", ".json")}
     facts["names of files"] = "".join(f"{path.name}\n" for path in sorted(made))
@@ -188,7 +182,7 @@ _MEASURED = (
     (r"\d+\.\d{7,}(e-\d+)?", "<SECONDS>"),
     (r"\b[0-9a-f]{40,64}\b", "<HASH>"),
     (r'("(?:\w*_s|run|total|at|start|end|bytes|offset|pid|boot|time|elapsed)"): ?-?[\d.e-]+', r"\1: <MEASURED>"),
-    (r"took \d[\d.]* \w+", "took <SECONDS>"),
+    (r"\btook \d[\d.]* \w+|: \d+\.\d\d ?s\b", "<SECONDS>"),
 )
 
 
@@ -220,157 +214,24 @@ def record(side: Side) -> Facts:
 
 # --- 3: exit codes ----------------------------------------------------------------------------------------------------
 
-EXITS = (
-    "",
-    "--version",
-    "no_such_command",
-    "run",
-    "run --no-such-option",
-    "run --tags no_such_tag",
-    "run --tags mini_singel",
-    "run --tags mini_single --timeout soon",
-    "run --tags mini_single --timeout -2",
-    "run --tags mini_single -c {",
-    "run --tags mini_single -c '[1]'",
-    "run --tags mini_single -f nothing.json",
-    "run --tags mini_single --runtime nowhere",
-    "run --tags mini_single --backend nobody",
-    "run --tags mini_single --set steps",
-    "run --tags mini_single --gpus 0-x",
-    "run --tags mini_single -o folder/that/is/not/there.csv --runtime host",
-    "run --tags tiny_model --precision FP8",
-    "run --tags mini_single --runtime host",
-    "run --tags mini_fail --runtime host",
-    "run --tags mini_old --runtime host",
-    "run --tags mini_big --runtime host",
-    "run --tags mini_big --runtime host --fail-on-suspect",
-    "run --tags mini_nodata --runtime host",
-    "run --tags mini_single --runtime host --baseline none",
-    "run --tags mini_single --runtime host --baseline first",
-    "run --tags mini_single --cluster none",
-    "run --tags mini_single --dry-run --check --runtime host",
-    "run --tags pyt_train_llama-3.1-8b --machine 8xMI300X",
-    "run --tags pyt_train_llama-3.1-8b --machine 8xMI300X --dry-run --check",
-    "run --plan nothing.json",
-    "run --plan models.json",
-    "run --manifest-file nothing.json",
-    "explain mini_single --check --runtime host",
-    "explain mini_nodata --check --runtime host",
-    "explain mini_single --machine 8xNOTHING",
-    "explain pyt_train_llama-3.1-405b --check --machine 8xMI300X",
-    "discover --tags nobody",
-    "parse nothing.log",
-    "parse models.json",
-    "parse last --reader nobody",
-    "show nothing",
-    "show last~99",
-    "log nothing",
-    "runs --status NEVER",
-    "runs --where card",
-    "runs --dir nowhere",
-    "compare perf.csv nothing.csv",
-    "compare perf.csv perf.csv --fail-on 'regression>3%'",
-    "compare slower.csv perf.csv --fail-on 'regression>3%'",
-    "compare perf.csv slower.csv --fail-on 'regression>3%'",
-    "compare perf.csv slower.csv --fail-on slower",
-    "verify last",
-    "verify changed.tar.gz",
-    "baseline drop none",
-    "report html nothing.csv",
-    "report to-html --csv-file-path nothing.csv",
-    "report rebuild --output perf.csv",
-    "export --to nothing -o x",
-    "import nothing.tar.gz",
-    "archive nothing -o x.tar.gz",
-    "plan --tags no_such_tag",
-    "collect",
-    "prune",
-    "clean",
-    "jobs",
-    "attach nothing",
-    "cancel nothing",
-    "cluster check nothing",
-    "reproduce nothing",
-    "tune no_such_tag",
-    "bisect mini_single --between one",
-    "scaling no_such_tag",
-    "references --model nothing",
-    "plugins",
-)
-
 
 def exits(side: Side) -> Facts:
     """Return the exit code and the words of many command lines, right and wrong."""
     folder = own_copy(side, "exits")
     perf = (folder / "perf.csv").read_text()
     (folder / "slower.csv").write_text(perf.replace(",123.45,", ",61.5,").replace(",2013,", ",1500,"))
-    return {name: _without_durations(text) for name, text in each(EXITS, folder).items()}
+    return {name: _without_durations(text) for name, text in each(lines_of("exits"), folder).items()}
 
 
 # --- 4, 5: what is printed of runs that OLD made ----------------------------------------------------------------------
 
-READ = (
-    "discover",
-    "explain --tags mini",
-    "explain --tags tiny_model --all",
-    "parse last",
-    "runs",
-    "runs --status FAILURE",
-    "runs --group card",
-    "show last",
-    "show last~1 last",
-    "show last~3",
-    "watch --once",
-    "compare first perf.csv",
-    "compare last~1 last",
-    "compare version1.csv perf.csv",
-    "references",
-    "plugins",
-    "verify last",
-    "gpus",
-)
-SCREENS = (
-    *READ,
-    "discover --all",
-    "discover --tags mini_ok",
-    "log last",
-    "report md",
-    "report md perf.csv --baseline first",
-    "report html -o page.html",
-    "report html perf.csv --baseline first -o compared.html",
-    "report to-html --csv-file-path perf.csv",
-    "report to-email",
-    "report rebuild --output again.csv",
-    "report rebuild",
-    "baseline list",
-    "baseline set second more.csv",
-    "reproduce last",
-    "jobs",
-    "prune",
-    "prune --older-than 0d",
-    "clean",
-    "collect",
-    "export --list",
-    "export --to csv -o exported.csv",
-    "export --to json -o exported.json",
-    "export --to prometheus -o exported.prom",
-    "export perf.csv --to csv -o of-rows.csv",
-    "run --tags mini --dry-run --runtime host",
-    "run --tags tiny_model --dry-run",
-    "plan --tags tiny_model -o tiny.json",
-    "archive last -o last.tar.gz",
-    "verify last.tar.gz",
-    "import last.tar.gz",
-    "cluster init",
-    "database -f perf.csv",
-)
 PRINTED = ("*.html", "again.csv", "exported.*", "of-rows.csv", "tiny.json")
 
 
 def printed_json(side: Side) -> Facts:
     """Return what each read-only command prints with --json."""
     folder = own_copy(side, "json")
-    lines = [f"{line} --json".replace("--once --json", "--json") for line in READ]
+    lines = [f"{line} --json".replace("--once --json", "--json") for line in lines_of("read")]
     ids = sorted(path.parent.name for path in folder.glob("madlite_runs/*/record.json"))
     return each([*lines, *(f"show {one} --json" for one in ids)], folder)
 
@@ -378,7 +239,7 @@ def printed_json(side: Side) -> Facts:
 def screens(side: Side) -> Facts:
     """Return the help of every command, the options of each, and what the main ones print and write."""
     folder = own_copy(side, "screens")
-    facts = each(SCREENS, folder)
+    facts = each([*lines_of("read"), *lines_of("screens")], folder)
     ids = sorted(path.parent.name for path in folder.glob("madlite_runs/*/record.json"))
     facts |= each([f"{word} {one}" for word in ("show", "reproduce") for one in ids], folder)
     facts |= {f"file {path.name}": path.read_text() for pattern in PRINTED for path in folder.glob(pattern)}
@@ -458,11 +319,13 @@ _DOCKERFILE = "# CONTEXT {'gpu_vendor': 'AMD', 'guest_os': 'UBUNTU'}\nARG BASE_D
 
 def logs(side: Side) -> Facts:
     """Return what is read of every log: steps, numbers, verdict."""
+    found = [path for folder in (DATA / "logs", DATA / "causes", *side.logs) for path in sorted(folder.rglob("*"))]
+    files = [str(path) for path in found if path.is_file()]
     facts = {}
-    for folder in (DATA / "logs", DATA / "causes", *side.logs):
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            name = f"{folder.name}/{path.relative_to(folder)}"
-            facts[name] = str(command(["parse", "--json", str(path)], side.place))
+    for at in range(0, len(files), 50):
+        said = command(["parse", "--json", *files[at : at + 50]], side.place)
+        facts[f"{at} and the next"] = f"{said.err}--- exit code {said.code}\n"
+        facts |= {one["log"]: json.dumps(one, indent=1, ensure_ascii=False) for one in json.loads(said.out)}
     return facts
 
 
@@ -565,10 +428,9 @@ OF_PACKAGES = ("rows", "plugins", *OF_RUNS)
 
 def collect(area: str, described: str) -> None:
     """Write the facts of an area to a file: what a process of one tree does."""
-    given = json.loads(described)
-    name, tree, python, place, docs, runs, packages = given[:-1]
-    paths = (Path(text) for text in (tree, python, place, docs, runs, packages))
-    side = Side(name, *paths, tuple(map(Path, given[-1])))  # type: ignore[arg-type]
+    told = json.loads(described)
+    further = tuple(map(Path, told.pop("logs")))
+    side = Side(told.pop("name"), logs=further, **{key: Path(text) for key, text in told.items()})
     madlite = importlib.import_module("madlite")
     if not Path(str(madlite.__file__)).is_relative_to(side.tree):
         raise SystemExit(f"error: madlite was imported from {madlite.__file__}, not from {side.tree}")
@@ -589,7 +451,7 @@ class Outcome(NamedTuple):
 def ask(area: str, side: Side, environ: Mapping[str, str]) -> Outcome:
     """Have one tree tell the facts of an area."""
     begin = time.monotonic()
-    given = json.dumps([*map(str, side[:-1]), [str(path) for path in side.logs]])
+    given = json.dumps(side._asdict(), default=str)
     argv = [str(side.python), str(Path(__file__).resolve()), "--collect", area, given]
     done = subprocess.run(argv, cwd=side.place, env=environ, capture_output=True, text=True, check=False)
     took = time.monotonic() - begin
