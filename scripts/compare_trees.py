@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import entry_points
@@ -131,17 +132,9 @@ def _read(file: Any) -> str:
     return str(file.read().decode("utf-8", "replace"))
 
 
-def run(words: Sequence[str], folder: Path) -> Said:
-    """Run a command as a process of its own: one that starts others."""
-    argv = [sys.executable, "-m", "madlite", *words]
-    done = subprocess.run(argv, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=False)
-    out, err = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
-    return Said(words, out, err, done.returncode)
-
-
 def each(lines: Iterable[str], folder: Path) -> Facts:
     """Return what each command line gives in a folder, one after the other."""
-    return {line: str((run if line.startswith("run ") else command)(shlex.split(line), folder)) for line in lines}
+    return {line: str(command(shlex.split(line), folder)) for line in lines}
 
 
 def lines_of(name: str) -> list[str]:
@@ -172,9 +165,10 @@ def rows(side: Side) -> Facts:
     made = [path for path in folder.iterdir() if path.name not in given]
     facts |= {f"file {path.name}": path.read_text() for path in made if path.suffix in (".csv", ".json")}
     facts["names of files"] = "".join(f"{path.name}\n" for path in sorted(made))
-    ids = sorted(path.parent for path in folder.glob("madlite_runs/*/record.json"))
-    for at, one in enumerate(sorted(ids, key=lambda path: re.sub(VOLATILE[0][0], r"\1", path.name))):
-        facts |= {f"run {at} {name}": (one / name).read_text() for name in RECORDED if (one / name).exists()}
+    ended = sorted(folder.glob("madlite_runs/*/record.json"), key=lambda path: path.stat().st_mtime_ns)
+    for at, path in enumerate(ended):
+        files = (path.with_name(name) for name in RECORDED)
+        facts |= {f"run {at} {file.name}": file.read_text() for file in files if file.exists()}
     return {name: _without_durations(text) for name, text in facts.items()}
 
 
@@ -218,8 +212,9 @@ def record(side: Side) -> Facts:
 def exits(side: Side) -> Facts:
     """Return the exit code and the words of many command lines, right and wrong."""
     folder = own_copy(side, "exits")
-    perf = (folder / "perf.csv").read_text()
-    (folder / "slower.csv").write_text(perf.replace(",123.45,", ",61.5,").replace(",2013,", ",1500,"))
+    for name, slower in (("perf.csv", "slower.csv"), ("measured.csv", "slowed.csv")):
+        text = (folder / name).read_text()
+        (folder / slower).write_text(text.replace(",123.45,", ",61.5,").replace(",2013,", ",1500,"))
     return {name: _without_durations(text) for name, text in each(lines_of("exits"), folder).items()}
 
 
@@ -612,15 +607,22 @@ def compare(given: argparse.Namespace, scratch: Path) -> int:
         return _report_all(given, asked, hidden)
 
 
+def _hidden_all(facts: Facts, hidden: Callable[[str], str]) -> Iterator[tuple[str, str]]:
+    """Yield facts with nothing volatile; of those whose names become one, each has its number."""
+    seen: Counter[str] = Counter()
+    for name, text in facts.items():
+        seen[hidden(name)] += 1
+        number = seen[hidden(name)]
+        yield hidden(name) if number == 1 else f"{hidden(name)} ({number})", hidden(text)
+
+
 def _report_all(
     given: argparse.Namespace, asked: Mapping[str, list[Future[Outcome]]], hidden: Callable[[str], str]
 ) -> int:
     same = True
     for area in given.only:
         outcomes = [future.result() for future in asked[area]]
-        old, new = (
-            one._replace(facts={hidden(name): hidden(text) for name, text in one.facts.items()}) for one in outcomes
-        )
+        old, new = (one._replace(facts=dict(_hidden_all(one.facts, hidden))) for one in outcomes)
         if given.out:
             for name, one in (("old", old), ("new", new)):
                 write_texts(one.facts, given.out / name / area)
