@@ -27,7 +27,7 @@ def play(name: str, root: Path, only: str = "") -> list[str]:
     scenario = SCENARIOS[name]
     whole = fresh(root / "whole")
     code, names = child(whole, scenario.command, None)
-    if broken := broken_promises(whole, scenario):
+    if broken := broken_promises(whole, screen_of(whole).read_text()):
         return [f"without a fault (exit {code}): {', '.join(broken)}\n{screen_of(whole).read_text()}"]
     found = []
     for number, point in enumerate(points(names)):
@@ -39,7 +39,7 @@ def play(name: str, root: Path, only: str = "") -> list[str]:
             found.append(f"{point}: not reached, exit {code}")
         for command in scenario.after:
             child(folder, command, None)
-        broken = broken_promises(folder, scenario)
+        broken = broken_promises(folder, screen_of(folder).read_text())
         found += [f"{point}: {words}" for words in broken]
         if broken:
             print(f"{point}: {broken}", file=sys.stderr, flush=True)

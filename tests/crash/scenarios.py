@@ -11,29 +11,25 @@ from tests.csv_rows import csv_rows
 
 
 class Scenario(NamedTuple):
-    """A command, and the commands that follow where it was cut off; `cards` are how many runs it asks for of each."""
+    """A command, and the commands that follow where it was cut off."""
 
     command: tuple[str, ...]
     after: tuple[tuple[str, ...], ...]
-    cards: dict[str, int]
 
 
 SCENARIOS = {
-    "run": Scenario(("run", "--tags", "good"), (("run", "--tags", "next"), ("clean", "--yes")), {"good": 1}),
+    "run": Scenario(("run", "--tags", "good"), (("run", "--tags", "next"), ("clean", "--yes"))),
     "batch": Scenario(
         ("run", "--tags", "good,bad,several", "--retry", "1", "--retry-wait", "0"),
         (("run", "--resume"), ("run", "--tags", "next"), ("clean", "--yes")),
-        {"good": 1, "bad": 1, "several": 1},
     ),
     "study": Scenario(
         ("run", "--tags", "good", "--repeat", "2"),
         (("run", "--resume"), ("run", "--tags", "next"), ("clean", "--yes")),
-        {"good": 2},
     ),
     "job": Scenario(
         ("run", "--cluster", "lab", "--tags", "good", "--repeat", "2"),
         (("attach",), ("collect",), ("clean", "--yes")),
-        {"good": 2},
     ),
 }
 _SCRIPTS = {
@@ -67,8 +63,11 @@ def make_folder(folder: Path) -> None:
         path.chmod(0o755)
 
 
-def broken_promises(folder: Path, scenario: Scenario) -> list[str]:
-    """Return what is false of a folder after the commands that follow: each run that began has one true row."""
+def broken_promises(folder: Path, screen: str) -> list[str]:
+    """Return what is false of a folder after the commands that follow: each run that began has one true row.
+
+    A run whose disk was full to its end may have nothing but its row on the `screen`, and the command says so.
+    """
     rows = csv_rows(folder / "perf.csv") if (folder / "perf.csv").exists() else []
     records = [json.loads(path.read_text()) for path in sorted(folder.glob("madlite_runs/*/record.json"))]
     broken = []
@@ -85,13 +84,13 @@ def broken_promises(folder: Path, scenario: Scenario) -> list[str]:
         broken.append(f"rows {dict(found)}, records {dict(expected)}")
     begun = [path.parent.name for path in folder.glob("madlite_runs/*/plan.json")]
     without = {name for name in begun if not (folder / "madlite_runs" / name / "record.json").exists()}
-    if without:
+    if without and "it cannot be saved either" not in screen:
         broken.append(f"runs without a record: {sorted(without)}")
     broken += [f"{path.name} is no JSON" for path in folder.glob("perf*.json") if not _is_json(path)]
     superset = folder / "perf_super.json"
     if rows and superset.exists() and _is_json(superset):
         entries = Counter((_model(one["model"]), one["status"]) for one in json.loads(superset.read_text()))
-        if entries != found:
+        if entries - found:  # a run that never began has none
             broken.append(f"perf_super.json has {dict(entries)}, perf.csv {dict(found)}")
     return broken
 
