@@ -18,7 +18,7 @@ _LONG = (
     "golden/test_scenarios.py",
     "engine/test_hang.py",
     "hostile/test_planted.py",
-    "chaos/test_chaos.py",
+    "crash/test_crash.py",
     "engine/test_record.py",
     "hostile/test_any_log.py",
     "hostile/test_patterns.py",

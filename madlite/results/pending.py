@@ -10,7 +10,10 @@ import csv
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
+from typing import TextIO
 
 from madlite.errors import RecordError
 from madlite.model import Row
@@ -49,6 +52,20 @@ def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bo
     return len(found) > len(same_file)
 
 
+def count_written(rows: RunRows, workspace: Path) -> int:
+    """Return how many of a run's rows the file has, where a kill amid their write left the first ones alone; else 0."""
+    with suppress(OSError, csv.Error, RecordError), _open_text(workspace / rows.path) as text, unlimited_fields():
+        header = read_header(Path(rows.path), text)
+        if header is None or rows.at < _rebuilt_at(rows.path, workspace):
+            return 0
+        text.seek(0)
+        wanted = [comparable(header.arrange(plain_cells(Row(cells=cells)))) for cells in rows.cells]
+        behind = [cells for at, (cells, end) in enumerate(_ended(text)) if at and end > rows.offset]
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(wanted, behind, strict=False)))
+        return same if same < len(wanted) else 0  # all of them are another run's, which has the same
+    return 0
+
+
 def _rebuilt_at(path: str, workspace: Path) -> str:
     """Return when a results file was last rebuilt from the records, "" if never."""
     times = [entry.at for entry in journal.read(workspace / RUNS) if entry.rebuilt and entry.file == path]
@@ -57,15 +74,21 @@ def _rebuilt_at(path: str, workspace: Path) -> str:
 
 def _find(rows: RunRows, path: Path) -> tuple[list[int], tuple[str, ...]]:
     """Return the offsets in bytes at which all rows, one after the other, end in the file, and its columns."""
+    with _open_text(path) as text, unlimited_fields():
+        header = read_header(path, text)
+        if header is None:
+            return [], ()
+        text.seek(0)
+        wanted = [comparable(header.arrange(plain_cells(Row(cells=cells)))) for cells in rows.cells]
+        return list(_groups(wanted, _ended(text))), header.columns
+
+
+@contextmanager
+def _open_text(path: Path) -> Iterator[TextIO]:
     fd = open_regular(Path(os.path.realpath(path)))
     try:
-        with text_of(fd) as text, unlimited_fields():
-            header = read_header(path, text)
-            if header is None:
-                return [], ()
-            text.seek(0)
-            wanted = [comparable(header.arrange(plain_cells(Row(cells=cells)))) for cells in rows.cells]
-            return list(_groups(wanted, _ended(text))), header.columns
+        with text_of(fd) as text:
+            yield text
     finally:
         os.close(fd)
 

@@ -400,7 +400,10 @@ class RunJournalWriter:
         self.close()
         fd = self._home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND)
         try:
-            self._has_rows = _content(read_limited(fd, _LIMIT_BYTES, RUN_JOURNAL)).rows is not None
+            data = read_limited(fd, _LIMIT_BYTES, RUN_JOURNAL)
+            self._has_rows = _content(data).rows is not None
+            if (whole := len(_whole_lines(data))) < len(data):  # of an earlier madlite that was killed
+                os.ftruncate(fd, whole)
         except OSError:
             os.close(fd)
             raise
@@ -476,8 +479,13 @@ def _read_mark(folder: Path) -> str | None:
         return None
 
 
+def _whole_lines(data: bytes) -> bytes:
+    """Return what ends with a line's end: a line is written before what it tells of is done, so a torn one is void."""
+    return data[: data.rfind(b"\n") + 1]
+
+
 def _content(data: bytes) -> RunJournal:
-    lines = data.splitlines()
+    lines = _whole_lines(data).splitlines()
     entries = tuple(_decoded(lines, RunEntry))
     rows = [entry.rows for entry in entries if entry.rows is not None]
     cleaned = [entry.cleaned for entry in entries if entry.cleaned is not None]

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.model import Row
-from madlite.results.pending import are_in_file, rows_path
+from madlite.results.pending import are_in_file, count_written, rows_path
 from madlite.results.perfcsv import append_rows
 from madlite.workspace.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, read_run
 from tests.factories import open_journal, write_journal
@@ -73,6 +73,17 @@ def test_a_row_behind_a_torn_one_is_found(tmp_path):
     assert are_in_file(appended(tmp_path, {**CELLS, "model": "after"}), tmp_path, [])
 
 
+def test_the_first_rows_of_a_write_that_was_cut_off_are_counted(tmp_path):
+    several = appended(tmp_path, CELLS, {**CELLS, "model": "second"})
+    assert count_written(several, tmp_path) == 0  # all are there, of this run or another with the same ones
+    with (tmp_path / "perf.csv").open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 40)
+    assert are_in_file(several, tmp_path, []) is False and count_written(several, tmp_path) == 1
+    appended(tmp_path, {**CELLS, "model": "another"})
+    assert count_written(several, tmp_path) == 1
+    assert count_written(appended(tmp_path, CELLS, {**CELLS, "model": "b"}, really=False), tmp_path) == 0
+
+
 def test_a_file_that_is_gone_has_no_row_and_of_one_that_cannot_be_read_nobody_knows(tmp_path):
     rows = appended(tmp_path, CELLS)
     perf = tmp_path / "perf.csv"
@@ -95,7 +106,7 @@ def test_the_rows_noted_last_are_those_of_the_run(tmp_path):
     assert (read_run(tmp_path).rows, read_run(tmp_path).complete) == (rows, True)
     with (tmp_path / RUN_JOURNAL).open("ab") as file:
         file.write(b'{"at":"t","rows":{"pa')  # torn by a kill
-    assert (read_run(tmp_path).rows, read_run(tmp_path).complete) == (rows, False)
+    assert (read_run(tmp_path).rows, read_run(tmp_path).complete) == (rows, True), "what it was to tell was not done"
     again = replace(rows, appended=False, offset=7)
     write_journal(tmp_path, again, cleaned="no row")
     assert read_run(tmp_path).rows == again and read_run(tmp_path).cleaned == "no row"

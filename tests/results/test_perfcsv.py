@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from madlite.errors import RecordError
 from madlite.model import Row
 from madlite.results import STANDARD_COLUMNS, append_rows, save_rows
-from madlite.results.header import plain
+from madlite.results.header import new_columns, plain
 from madlite.safe_files import Folder
 
 from .limits import with_files_of_at_most
@@ -59,6 +59,23 @@ def test_file_without_text_is_a_new_file(perf: Path, content: bytes) -> None:
     append_rows(perf, [FULL])
     assert perf.read_text().splitlines()[0] == V2
     assert models(perf) == ["llama_ft"]
+
+
+@pytest.mark.parametrize("size", [14, 60, 200])
+@pytest.mark.parametrize("contract", [1, 2])
+def test_a_part_of_a_header_is_a_new_file(perf: Path, size: int, contract: int) -> None:
+    """A machine went down during the first append to the file."""
+    perf.write_bytes(",".join(new_columns(contract)).encode()[:size])
+    append_rows(perf, [FULL])
+    assert records(perf)[0] == list(STANDARD_COLUMNS) and models(perf) == ["llama_ft"]
+
+
+def test_other_text_that_begins_as_a_header_does_is_kept(perf: Path) -> None:
+    for text in ("model,n_gpu", "model,n_gpus,nnodes,notes", "model,n_gpus,nnodes\n"):
+        perf.write_text(text)
+        with pytest.raises(RecordError, match="no perf.csv header"):
+            append_rows(perf, [FULL])
+        assert perf.read_text() == text
 
 
 def test_no_rows_make_no_file(perf: Path) -> None:

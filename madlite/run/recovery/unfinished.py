@@ -18,7 +18,7 @@ from madlite.results.batch_journal import interrupted_batches
 from madlite.results.entries import read_entries
 from madlite.results.header import STANDARD_COLUMNS
 from madlite.results.integrity import Integrity
-from madlite.results.pending import are_in_file, rows_path
+from madlite.results.pending import are_in_file, count_written, rows_path
 from madlite.results.perfcsv import SAVED_NAME, append_rows, is_results_file, left_out_text
 from madlite.results.rebuild import NO_ROW
 from madlite.results.record import VERSION, Record, record_json
@@ -147,6 +147,8 @@ def append_once(
     in_file = are_in_file(earlier, workspace, appended_rows(workspace)) if earlier is not None else False
     if in_file is None:
         raise RecordError(f"{rows.path} cannot be read", "")
+    # a kill amid the write left the first ones: the others join them
+    written = count_written(earlier, workspace) if earlier is not None and not in_file else 0
     is_in, was_added = ("row is", "row was") if len(rows.cells) == 1 else ("rows are", "rows were")
     if in_file and earlier is not None:
         return replace(earlier, appended=True, kept=""), f"its {is_in} in {rows.path}"
@@ -157,7 +159,8 @@ def append_once(
         messages.append(left_out_text(rows.path, columns))
 
     def before_write(size: int, columns: tuple[str, ...]) -> None:
-        attempts.append(replace(attempts[-1], at=now(), offset=size, columns=columns, kept=""))
+        begin_at = earlier.offset if earlier is not None and written else size
+        attempts.append(replace(attempts[-1], at=now(), offset=begin_at, columns=columns, kept=""))
         # a row without an entry could be appended twice
         if problem := run_folder.note(RunEntry(at=attempts[-1].at, rows=attempts[-1])):
             place = f"{RUNS}/{run_folder.path.name}"
@@ -165,7 +168,7 @@ def append_once(
 
     append_rows(
         path,
-        [Row(cells=cells) for cells in rows.cells],
+        [Row(cells=cells) for cells in rows.cells[written:]],
         strict_header=rows.strict_header,
         before_write=before_write,
         leave_out=leave_out,
