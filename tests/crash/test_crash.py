@@ -1,7 +1,7 @@
 """Wherever a command is killed or its disk is full, the next ones leave one true row of each run that began.
 
-`make test` plays every sixteenth point; `python -m tests.crash.driver batch FOLDER torn` plays those of a kind and keeps
-the folders of what broke.
+`make test` plays every sixteenth point; `python -m tests.crash.driver batch FOLDER torn` plays those of a kind, and
+keeps the folders of what broke.
 """
 
 from __future__ import annotations
