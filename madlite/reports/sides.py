@@ -102,7 +102,7 @@ def find_source(name: str, runs: Path, *, paths: bool = True, ledger: Ledger | N
     if paths and path.exists():
         if not path.is_dir():
             return Source(files=(path,))
-        return Source(runs=(open_run(path),)) if is_run(path) else _folder(path)
+        return Source(runs=(open_run(path),)) if _is_run_folder(path) else _folder(path)
     if name in baseline_names(runs):
         return Source(baseline=name)
     if chosen := _chosen_runs(name, runs, ledger):
@@ -121,6 +121,11 @@ def is_baseline(name: str, runs: Path) -> bool:
 def is_published(name: str) -> bool:
     """Return whether a name stands for published figures: `published`, `published:PART OF A SOURCE`."""
     return name == PUBLISHED or name.startswith(f"{PUBLISHED}:")
+
+
+def _is_run_folder(folder: Path) -> bool:
+    """Return whether a folder is a run's, and not a working folder in which somebody saved a plan as plan.json."""
+    return is_run(folder) and not (folder / RUNS).is_dir()
 
 
 def _folder(folder: Path) -> Source:
@@ -144,7 +149,7 @@ def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, ledg
         return _of_file(runs.parent / name, where, links=False)
     path, (key, _, text) = Path(name), name.partition("=")
     at_path = paths and path.exists()
-    if at_path and path.is_dir() and not is_run(path):
+    if at_path and path.is_dir() and not _is_run_folder(path):
         found = _of_all_runs(str(path), _runs_below(path), where)
         return found if found.series else _of_files(str(path), _files_of(path), where)
     if key and text and not at_path and not name.startswith(BASELINE) and name not in baseline_names(runs):

@@ -155,6 +155,14 @@ def test_what_cannot_be_understood_is_one_sentence(place, capsys, args, message)
     assert message in output(capsys, "compare", *args, code=4)
 
 
+def test_a_plan_saved_in_the_working_folder_makes_it_no_run(place, capsys):
+    for second in range(1, 6):
+        stored(place, 100.0 + second, second)
+    before = output(capsys, "compare", ".", "b.csv")
+    (place / "plan.json").write_text("{}")
+    assert output(capsys, "compare", ".", "b.csv") == before
+
+
 def test_a_baseline_has_no_secret_and_can_be_filtered_by_what_ran(place, capsys):
     token = "hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ01234567"
     write(place / "c.csv", [row(value, args=f"--token={token}") for value in noisy(5, 1)])
