@@ -135,7 +135,8 @@ def test_a_disk_that_fills_up_while_jobs_run_costs_no_result(small_disk, slurm, 
     wait_until(lambda: not site.jobs(), "the jobs are over")
     small_disk.free()
     assert {(row["status"], row["performance"]) for row in site.collected(2)} == {("SUCCESS", "12.5")}
-    assert all("the log is incomplete: No space left on device" in one["findings"] for one in site.records())
+    # what the first one had reserved for its result has room for the log of the other
+    assert any("the log is incomplete: No space left on device" in one["findings"] for one in site.records())
 
 
 def test_a_context_of_madengine_is_given_to_slurm(site):
