@@ -47,7 +47,6 @@ class TakenIn(Value, frozen=True):
     words: str
     is_new: bool = False
     refused: bool = False
-    warnings: tuple[str, ...] = ()
 
 
 def take_in(file: Path, workspace: Path, limits: Limits) -> tuple[TakenIn, ...]:
@@ -339,10 +338,10 @@ def _appended(one: TakenIn, workspace: Path, output: Path, begin: Sequence[str],
     try:
         if earlier and read_run(folder).rows is None:  # its journal went with its folder when that was pruned
             _note_attempt(replace(rows, path=earlier), run_folder)
-        _, words, warnings = append_rows_of(rows, run_folder, workspace, output, begin)
+        _, words = append_rows_of(rows, run_folder, workspace, output, begin)
     finally:
         run_folder.close()
-    return replace(one, words=f"{one.words}, {words}", warnings=tuple(warnings))
+    return replace(one, words=f"{one.words}, {words}")
 
 
 def _note_attempt(rows: RunRows, run_folder: RunFolder) -> None:

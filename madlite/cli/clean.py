@@ -35,10 +35,8 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     batches, sessions of plugin runtimes, Jobs of Kubernetes that no submission has, and incomplete files; nothing that
     belongs to a running madlite. A run that was cut off gets its FAILURE row by --yes. What runs of other folders left
     running is listed, and ended only with --everywhere. Setuid and setgid files and device nodes, which a container can
-    leave here, are listed and stay. Changes that another program made to results files are listed; --yes acknowledges
-    them: they are not reported again, and the files stay as they are.
+    leave here, are listed and stay.
     """
-    from madlite.results.integrity import changed_files
     from madlite.run.recovery.unfinished import find_all
     from madlite.runtimes.registry import outliving_runtimes
 
@@ -59,14 +57,8 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
             waiting |= meant and not item.kept and not fate
     failed = _remove_all(removed, environ, runtimes)
     _end_journals(found, yes)
-    changed = changed_files(Path.cwd())
-    for file, words in changed:
-        if yes:
-            file.acknowledge()
-        echo(f"{'acknowledged: ' if yes else 'change    '}{words}")
     has_special = _list_special_files()
-    waiting |= bool(changed) and not yes
-    if not changed and not has_special and not any(everywhere or not item.elsewhere for item in found.leftovers):
+    if not has_special and not any(everywhere or not item.elsewhere for item in found.leftovers):
         echo("nothing is left behind" + (" in this folder" if found.leftovers else ""))
     elif waiting:
         echo(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this")

@@ -72,5 +72,3 @@ def _print(one: TakenIn) -> None:
         echo(f"{one.run.id}: {one.words}")
     if one.run.doubt:
         setup.warn(f"{one.run.id}: packed although {one.run.doubt}")
-    for text in one.warnings:
-        setup.warn(text)

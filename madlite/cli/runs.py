@@ -102,8 +102,7 @@ def command(
     """
     from madlite.reports import listing
     from madlite.reports.runs import runs_folder
-    from madlite.results.integrity import changed_files
-    from madlite.run.recovery.unfinished import ACKNOWLEDGE, recovery_report
+    from madlite.run.recovery.unfinished import recovery_report
 
     folder = runs_folder(directory)
     words = [word for text in tags for word in text.split(",")]
@@ -119,9 +118,8 @@ def command(
             echo(line)
     else:
         echo(f"no runs in {folder}" if not found.total else f"none of {found.total} runs is one of those")
-    changed = (f"{words}. {ACKNOWLEDGE}" for _, words in changed_files(folder.parent))
     unknown = _unknown_id(folder, of) if of and not found.chosen else ()
-    for text in (*unknown, *found.notes, *listing.problems(found.in_doubt), *recovery_report(folder.parent), *changed):
+    for text in (*unknown, *found.notes, *listing.problems(found.in_doubt), *recovery_report(folder.parent)):
         setup.warn(text)
     return int(ExitCode.OK)
 

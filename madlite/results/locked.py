@@ -271,23 +271,19 @@ def write_atomically(path: Path, data: bytes, mark: str = "new") -> None:
 
 
 @contextmanager
-def replacing(
-    folder: Folder, name: str, beside: str, renamed: Callable[[int], None] = lambda fd: None
-) -> Iterator[int]:
-    """Yield a descriptor of the file that replaces another one after the block; `renamed` is called then.
+def replacing(folder: Folder, name: str, beside: str) -> Iterator[int]:
+    """Yield a descriptor of the file that replaces another one after the block.
 
     Raises:
         OSError: it cannot be written; what was there is as it was, and no partial file is left.
     """
-    with ExitStack() as opened:
-        with folder.atomic(name, beside):
-            fd = folder.create(beside, os.O_RDWR, 0o666)
-            opened.callback(os.close, fd)
-            with suppress(FileNotFoundError):
-                keep_owner_and_mode(folder, name, fd)
-            yield fd
-            os.fsync(fd)
-        renamed(fd)
+    with ExitStack() as opened, folder.atomic(name, beside):
+        fd = folder.create(beside, os.O_RDWR, 0o666)
+        opened.callback(os.close, fd)
+        with suppress(FileNotFoundError):
+            keep_owner_and_mode(folder, name, fd)
+        yield fd
+        os.fsync(fd)
 
 
 def keep_owner_and_mode(folder: Folder, name: str, new: int) -> None:

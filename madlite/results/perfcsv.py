@@ -32,7 +32,6 @@ from madlite.results.header import (
     read_header,
     text_of,
 )
-from madlite.results.integrity import Integrity
 from madlite.results.locked import LockedFile, as_record_error, inspected, locked, outside, replacing, sync_folder
 from madlite.safe_files import Folder, check_plain, resolved
 from madlite.text import unlimited_fields
@@ -148,9 +147,7 @@ _SUFFIX = ".widening"
 _RANDOM = "[a-z0-9_]" * 8  # what stands between the name and the suffix
 
 
-def add_columns(
-    file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]], integrity: Integrity | None = None
-) -> None:
+def add_columns(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
     """Replace the file by one with `joining` at the end of its header and `rows` at its end.
 
     A kill leaves the old file or the new one; mode, owner and the text of every field are preserved.
@@ -160,7 +157,7 @@ def add_columns(
             program replaced the file meanwhile.
     """
     try:
-        _replace(file, joining, rows, integrity)
+        _replace(file, joining, rows)
     except OSError as error:
         raise RecordError(
             f"{file.target} cannot be rewritten for new columns ({', '.join(joining)}): {error.strerror or error}",
@@ -169,17 +166,13 @@ def add_columns(
     sync_folder(file.target.parent)
 
 
-def _replace(
-    file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]], integrity: Integrity | None
-) -> None:
+def _replace(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
     _clear_leftovers(file.target)
     with resolved(file.target) as (folder, name):
         beside = f".{name}.{secrets.token_hex(4)}{_SUFFIX}"
-        with replacing(folder, name, beside, integrity.note_written if integrity else lambda fd: None) as fd:
+        with replacing(folder, name, beside) as fd:
             with open(fd, "w", newline="", encoding="utf-8", errors="surrogateescape", closefd=False) as new:
                 new.writelines(_lines_with_columns(file, joining, rows))
-            if integrity is not None:
-                integrity.note_replacement(fd)
             os.fsync(fd)
             if not file.is_current():
                 raise RecordError(f"{file.target} was replaced by another program; no row was added", "run it again")
@@ -237,7 +230,6 @@ def append_rows(
     before_write: Callable[[int, tuple[str, ...]], None] = lambda size, columns: None,
     leave_out: Callable[[tuple[str, ...]], None] | None = None,
     target: Path | None = None,
-    integrity: Integrity | None = None,
     begin: Sequence[str] = STANDARD_COLUMNS,
 ) -> None:
     """Append one line per row, in the order of the header that the file has; a new file gets the columns `begin`.
@@ -245,7 +237,7 @@ def append_rows(
     Cells of standard columns that a file lacks are left out.  Other columns join its header at the end, or are left out
     with `strict_header`, or where the header is full: `leave_out` gets those, or the log.  `sync` waits for the disk.
     `before_write` is called right before, with the file's size and columns (none of a new one), under its lock.  Where
-    the path no longer leads to `target`, the rows do not follow.  `integrity` checks the file and notes what comes.
+    the path no longer leads to `target`, the rows do not follow.
 
     Raises:
         RecordError: the rows are not in the file, and what was there before is.
@@ -255,18 +247,16 @@ def append_rows(
         return
     with as_record_error(path), locked(path, target) as file:
         header = _header(path, file)
-        if integrity is not None:
-            integrity.check(file.fd, is_new=file.is_new)
         joining = () if strict_header else joining_columns(header.columns if header else (), cells)
         if joining and not may_join(header or Header(columns=tuple(begin)), joining):
             leave_out(joining) if leave_out else _log.warning("%s", left_out_text(path, joining))
             joining = ()
         before_write(os.fstat(file.fd).st_size, header.columns if header else ())
         if header is not None and joining:
-            _repair(file, header, integrity)
-            add_columns(file, joining, cells, integrity)
+            _repair(file, header)
+            add_columns(file, joining, cells)
         else:
-            _append(file, *_bytes_to_append(file, header, (*begin, *joining), cells), sync, integrity)
+            _append(file, *_bytes_to_append(file, header, (*begin, *joining), cells), sync)
 
 
 def _bytes_to_append(
@@ -361,21 +351,19 @@ def left_out_text(path: Path | str, joining: Sequence[str]) -> str:
     )
 
 
-def _repair(file: LockedFile, header: Header, integrity: Integrity | None) -> None:
+def _repair(file: LockedFile, header: Header) -> None:
     repair = repair_of(file.fd, header)
     if repair.cut or repair.text:
-        _append(file, repair.cut, repair.text.encode(), False, integrity)
+        _append(file, repair.cut, repair.text.encode(), False)
 
 
 def _encoded(header: Header, rows: Iterable[_Cells]) -> bytes:
     return "".join(csv_line(header.arrange(row), header.newline) for row in rows).encode()
 
 
-def _append(file: LockedFile, cut: int, data: bytes, sync: bool, integrity: Integrity | None = None) -> None:
+def _append(file: LockedFile, cut: int, data: bytes, sync: bool) -> None:
     """Add the bytes in one write, all or none of them, in place of the last `cut` bytes."""
     size = os.fstat(file.fd).st_size - cut
-    if integrity is not None:
-        integrity.note_write(size, data)
     if cut:
         os.ftruncate(file.fd, size)
     try:
@@ -383,11 +371,7 @@ def _append(file: LockedFile, cut: int, data: bytes, sync: bool, integrity: Inte
     except BaseException:
         with suppress(OSError):  # the next writer repairs what is left
             os.ftruncate(file.fd, size)
-            if integrity is not None:
-                integrity.note_state(file.fd)
         raise
-    if integrity is not None:
-        integrity.note_written(file.fd, size + len(data))
     if sync and file.is_new:
         sync_folder(file.target.parent)
 

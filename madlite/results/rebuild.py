@@ -25,7 +25,6 @@ from madlite.results.header import (
     read_header,
     text_of,
 )
-from madlite.results.integrity import Integrity
 from madlite.results.locked import LockedFile, as_record_error, keep_owner_and_mode, locked, replacing, sync_folder
 from madlite.results.pending import rows_path
 from madlite.results.perfcsv import check_replaceable, joining_columns, left_out_text
@@ -117,18 +116,17 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
         raise UsageProblem(
             f"{output} is there already", f"--force replaces it, or write another file: -o new-{output.name}"
         )
-    integrity = Integrity(Path(os.path.realpath(output)), runs.parent)
     # under its lock nobody appends: rows on their way are in a run's folder
     with as_record_error(output), locked(output) as file:
         try:
             check_replaceable(output, file)
             found = _find(runs)
             chosen = [_plain(_joined(one)) for one in _choose(found.rows, output, of, runs.parent)]
-            notes = [*found.notes, *_left_out(found.rows, chosen), *integrity.changes(file.fd)]
+            notes = [*found.notes, *_left_out(found.rows, chosen)]
             in_order = sorted(chosen, key=lambda rows: (rows.at, rows.offset))
             header, ordered = _table(in_order, notes, new_columns(contract))
             _note_rebuild(output, runs, found.rows)
-            notes += _replace(file, header, ordered, integrity)
+            notes += _replace(file, header, ordered)
         except BaseException:
             if file.is_new:
                 file.target.unlink(missing_ok=True)
@@ -138,15 +136,13 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
 
 
 def _note_rebuild(output: Path, runs: Path, rows: Iterable[RunRows]) -> None:
-    """Record in the runs' journal that a file outside of their working folder is about to be rebuilt.
-
-    Sizes recorded earlier are invalid then; a file inside of the folder has its own entry, of its new content.
+    """Record in the runs' journal that a file is about to be rebuilt: sizes of it recorded earlier are invalid then.
 
     Raises:
         RecordError: it cannot be recorded.
     """
     name = rows_path(output, runs.parent)
-    if Path(name).is_absolute() and name in {one.path for one in rows}:
+    if name in {one.path for one in rows}:
         with as_record_error(runs / JOURNAL), Folder.open(runs) as folder:
             journal.add(folder, Entry(at=journal.now(), file=name, rebuilt=True))
 
@@ -260,13 +256,13 @@ def _model(rows: RunRows) -> str:
     return rows.cells[0].get("model", "") if rows.cells else ""
 
 
-def _replace(file: LockedFile, header: Header, ordered: Sequence[RunRows], integrity: Integrity) -> list[str]:
+def _replace(file: LockedFile, header: Header, ordered: Sequence[RunRows]) -> list[str]:
     """Replace the file; return notes on what was saved of it."""
     notes: list[str] = []
     copy_name = None
     with resolved(file.target) as (folder, name):
         try:
-            with replacing(folder, name, half_made(name), integrity.note_written) as fd:
+            with replacing(folder, name, half_made(name)) as fd:
                 with open(fd, "w", encoding="utf-8", newline="", errors="backslashreplace", closefd=False) as new:
                     new.write(header.line)
                     cells = (cells for one in ordered for cells in one.cells)
@@ -277,7 +273,6 @@ def _replace(file: LockedFile, header: Header, ordered: Sequence[RunRows], integ
                 if what := lost_rows_text(file, [cells for one in ordered for cells in one.cells]):
                     copy_name = save_copy(folder, file)  # last, so that only a kill can leave a needless copy
                     notes.append(f"{file.target.name} {what}; the old file was saved as {copy_name}")
-                integrity.note_replacement(fd, rebuilt=True)
         except BaseException:
             if copy_name:
                 folder.remove(copy_name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from pathlib import Path
 
 from madlite.errors import RecordError, UsageProblem
@@ -21,7 +20,6 @@ from madlite.measure.performance import (
 )
 from madlite.model import Json, Metric, Row, Status
 from madlite.results.header import STANDARD_COLUMNS, as_cell, limited_cells, plain_cells, read_json, truncation_text
-from madlite.results.integrity import Integrity
 from madlite.results.locked import as_record_error
 from madlite.results.perfcsv import append_rows
 from madlite.results.rows import cut_of, limited_metric
@@ -67,7 +65,7 @@ def update_perf(
     if truncated := truncation_text(row.cells for row in rows):
         _log.warning("%s", truncated)
     rows = [Row(cells=limited_cells(row.cells)) for row in rows]
-    append_rows(perf_csv, rows, integrity=Integrity(Path(os.path.realpath(perf_csv)), folder.absolute()))
+    append_rows(perf_csv, rows)
     _write_entry(folder, rows)
     return len(rows)
 

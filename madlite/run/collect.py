@@ -19,7 +19,6 @@ from madlite.model import Result, Status, Value
 from madlite.model.results import Attempt
 from madlite.plan.inputs import RUNS
 from madlite.results.header import STANDARD_COLUMNS
-from madlite.results.integrity import Integrity
 from madlite.results.locked import make_folder
 from madlite.results.pending import are_in_file, rows_path
 from madlite.results.record import Record, record_json, result_of
@@ -304,7 +303,8 @@ def _write(
     Raises:
         RecordError, OSError: its rows or its record are not there.
     """
-    record, message, warnings = result.record, "it has no row", []
+    record, message = result.record, "it has no row"
+    warnings: list[str] = []
     if replaced := replaced_by(run_folder.path):
         attempt = replace(record.attempt or Attempt(), next=replaced)
         record, message = replace(record, rows=None, attempt=attempt), f"no row: it was tried again as {replaced}"
@@ -312,9 +312,8 @@ def _write(
         record = replace(record, attempt=replace(record.attempt or Attempt(), given_up=True))
     if record.rows is not None:
         is_first = read_run(run_folder.path).rows is None
-        rows, message, reports = append_rows_of(record.rows, run_folder, workspace, output, begin)
+        rows, message = append_rows_of(record.rows, run_folder, workspace, output, begin)
         record = replace(record, rows=rows)
-        warnings += reports
         if result.entries is not None:
             entries = result.entries
             warnings += leave_entries(workspace, entries) if is_first else write_entries(workspace, entries, again=True)
@@ -327,8 +326,8 @@ def _write(
 
 def append_rows_of(
     rows: RunRows, run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
-) -> tuple[RunRows, str, list[str]]:
-    """Append the rows of an open run folder and record that; return them, a message and reports on the results file.
+) -> tuple[RunRows, str]:
+    """Append the rows of an open run folder and record that; return them and a message.
 
     An earlier attempt may have appended them, perhaps to another file.
 
@@ -339,13 +338,12 @@ def append_rows_of(
     if earlier is not None and (done := _earlier(earlier, rows, workspace)) is not None:
         if not earlier.appended:
             run_folder.note(RunEntry(at=now(), rows=done))
-        return done, f"its rows are in {done.path}", []
-    integrity = Integrity(Path(os.path.realpath(output)), workspace)
+        return done, f"its rows are in {done.path}"
     named = replace(rows, path=rows_path(output, workspace))
     make_folder(output)  # that of a file that the run named can be gone
-    done, message = append_once(named, run_folder, workspace, output, integrity, begin)
+    done, message = append_once(named, run_folder, workspace, output, begin)
     run_folder.note(RunEntry(at=now(), rows=done))
-    return done, message, list(integrity.reports)
+    return done, message
 
 
 def _earlier(tried: RunRows, rows: RunRows, workspace: Path) -> RunRows | None:

@@ -20,7 +20,6 @@ from madlite.model.results import Attempt
 from madlite.plan.context import Options
 from madlite.results.entries import Entries, entries_line, make_entries
 from madlite.results.header import limited_cells, new_columns, plain_cells, truncation_text
-from madlite.results.integrity import Integrity
 from madlite.results.pending import rows_path
 from madlite.results.perfcsv import append_rows, left_out_text, save_rows
 from madlite.results.record import Record, make_record, record_json, step_lines
@@ -233,7 +232,6 @@ class ResultWriter:
     def _append_rows(self, result: Result, folder: RunFolder | None) -> None:
         """Append the run's rows; if that is not possible, save them in the run's folder."""
         options, rows = self._options, self._make_rows(result)
-        integrity = Integrity(options.output_target or options.output, self._plan.workspace)
 
         def before_write(size: int, columns: tuple[str, ...]) -> None:
             self._check_taken(folder)
@@ -247,7 +245,6 @@ class ResultWriter:
                 before_write=before_write,
                 leave_out=self._omitted_columns.extend,
                 target=options.output_target,
-                integrity=integrity,
                 begin=new_columns(options.contract),
             )
         except (RecordError, OSError) as problem:
@@ -261,8 +258,6 @@ class ResultWriter:
             self._rows = replace(self._rows, appended=True) if self._rows else None
             if self._omitted_columns:
                 self._screen.warn(f"{left_out_text(options.output, self._omitted_columns)}; {RECORD} has them")
-        for report in integrity.reports:
-            self._screen.warn(report)
 
     def _make_rows(self, result: Result) -> tuple[Row, ...]:
         """Return the rows as they may stand in a file: without secrets, and short."""

@@ -123,7 +123,7 @@ class RunFolder:
             with ExitStack() as opened:
                 runs = opened.enter_context(open_runs(plan.workspace, make=True))
                 home = runs.below(plan.folder.name, new=True)
-                _note_made(runs, home, plan.id)
+                _note_made(runs, home, plan.id, begin.file if begin is not None else "")
             # the lock gets its name once it is held: a free one would look like a run that was cut off; and last, as a
             # run that is killed then has what its row needs
             folder = cls(home, _open_locked(home, _NEW_LOCK))
@@ -330,10 +330,10 @@ class RunFolder:
             folder.close()
 
 
-def _note_made(runs: Folder, home: Folder, run_id: str) -> None:
+def _note_made(runs: Folder, home: Folder, run_id: str, file: str = "") -> None:
     """Record a new folder in the journal; without it a killed run is not recovered."""
     try:
-        journal.add(runs, journal.folder_entry(home, run_id))
+        journal.add(runs, journal.folder_entry(home, run_id, file))
     except OSError as error:
         _LOG.warning("%s/%s cannot be written: %s", RUNS, journal.JOURNAL, error.strerror)
 

@@ -1,8 +1,8 @@
 """Two journals of JSON lines, both out of reach of containers.
 
 `.journal.jsonl` in the folder of runs lists what madlite created and wrote in a working folder: a run's folder with
-its inode, the hashes of its record and result, what was written to a results file; a submission to a cluster, a study,
-the journal of a batch.  Files that look like madlite's and are not listed were made by another program.
+its inode, the hashes of its record and result, a results file that was rebuilt; a submission to a cluster, a study, the
+journal of a batch.  Files that look like madlite's and are not listed were made by another program.
 
 `journal.jsonl` in a run's folder has what the row of a run needs that is cut off, then the rows that are being appended
 to a results file, until the run's record has where they are, and what `madlite clean` did with a run that was cut off.
@@ -36,27 +36,12 @@ _COMPARED_BYTES = 4096  # before the place from which a journal is read on
 _Line = TypeVar("_Line", bound=Value)
 
 
-class Stamp(Value, frozen=True):
-    """Identifies an unmodified file: any write changes its ctime."""
-
-    inode: int
-    size: int
-    changed_ns: int
-
-    @classmethod
-    def of(cls, facts: os.stat_result) -> Stamp:
-        """Return a file's stamp."""
-        return cls(inode=facts.st_ino, size=facts.st_size, changed_ns=facts.st_ctime_ns)
-
-
 class Entry(Value, frozen=True, omit_defaults=True):
     """One line of the journal in a folder of runs.
 
     Of a run: `inode` and `uid` of its folder, or the SHA-256 of its `record`, with its `size` once it was written, or
-    that of its `result` before it is written.  Of a results `file`: the SHA-256 of the `size` bytes from `start` on,
-    before they are written; then its `stamp`.  From `start` 0 on it is all of the file, `rebuilt` where it was made
-    from the records.  `changed` describes what another program did to it since the entry before; `acknowledged` (in the
-    file `known`), that the user has acknowledged all of that.
+    that of its `result` before it is written.  `file` is the results file that its rows are to go to; without a run it
+    is one that is about to be `rebuilt` from the records.
 
     Of an imported run `inode`, `uid` and `record` together, `origin`, the archive that it came from, `archived_id`, its
     id there (its first one, where it had been imported before), and `doubt`, what was wrong with its record before it
@@ -74,13 +59,8 @@ class Entry(Value, frozen=True, omit_defaults=True):
     record: str = ""
     result: str = ""
     file: str = ""
-    start: int = 0
     size: int = -1
-    sha256: str = ""
-    stamp: Stamp | None = None
-    changed: str = ""
     rebuilt: bool = False
-    acknowledged: bool = msgspec.field(name="known", default=False)
     origin: str = ""
     archived_id: str = ""
     doubt: str = ""
@@ -123,18 +103,16 @@ def _append(fd: int, lines: Iterable[Value]) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def read(runs: Path, tail_bytes: int = 0) -> tuple[Entry, ...]:
-    """Return the entries of the journal in a folder of runs, of its last `tail_bytes` if not 0; none without one."""
+def read(runs: Path) -> tuple[Entry, ...]:
+    """Return the entries of the journal in a folder of runs; none without one."""
     try:
         with Folder.open(runs) as folder:
             fd = folder.open_file(JOURNAL, os.O_RDONLY, make=False)
     except OSError:
         return ()
     with os.fdopen(fd, "rb") as file:
-        begin = max(0, os.fstat(fd).st_size - tail_bytes) if tail_bytes else 0
-        file.seek(begin)
         data = file.read()
-    return tuple(_decoded(data.splitlines()[1 if begin else 0 :], Entry))
+    return tuple(_decoded(data.splitlines(), Entry))
 
 
 def read_of(runs: Path, run: str) -> tuple[Entry, ...]:
@@ -232,10 +210,10 @@ def submission_entry(home: Folder, name: str, runs: Iterable[str]) -> Entry:
     return Entry(at=now(), made=name, runs=tuple(runs), uid=os.fstat(home.fd).st_uid)
 
 
-def folder_entry(home: Folder, run_id: str) -> Entry:
-    """Return the entry of a run's new folder."""
+def folder_entry(home: Folder, run_id: str, file: str = "") -> Entry:
+    """Return the entry of a run's new folder, and of the results file that its rows are to go to."""
     facts = os.fstat(home.fd)
-    return Entry(at=now(), run=run_id, inode=facts.st_ino, uid=facts.st_uid)
+    return Entry(at=now(), run=run_id, inode=facts.st_ino, uid=facts.st_uid, file=file)
 
 
 def record_entry(run_id: str, record: bytes, *, written: bool = False) -> Entry:

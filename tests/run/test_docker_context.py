@@ -19,7 +19,9 @@ from madlite.images.client import connect
 from madlite.images.context import packed_context
 from madlite.model import Cause, Image
 from madlite.workspace import journal
-from madlite.workspace.folder import open_runs
+from madlite.workspace.folder import RunFolder
+from madlite.workspace.journal import RunEntry
+from tests.factories import make_plan
 from tests.run.fake_engine import FakeEngine
 
 
@@ -150,13 +152,14 @@ def test_what_madlite_writes_into_a_working_folder_is_in_no_context_of_it(client
     )
 
 
-def test_results_files_of_other_names_that_the_journal_has_are_in_no_context(client, used):
+def test_results_files_of_other_names_that_runs_wrote_to_are_in_no_context(client, used):
     (used / "out").mkdir()
     for name in ("out/mine.csv", "plain.csv", "other.csv", "*"):
         (used / name).write_text("x")
-    with open_runs(used) as runs:
-        for name in ("out/mine.csv", "plain.csv", "*"):  # the last is a pattern that means every file
-            journal.add(runs, journal.Entry(at=journal.now(), file=name))
+    for name in ("out/mine.csv", "plain.csv", "*"):  # the last is a pattern that means every file
+        plan = make_plan(used, id=f"r{len(name)}")
+        plan.folder.rmdir()
+        RunFolder.create(plan, [], begin=RunEntry(at=journal.now(), file=name)).close()
     found = pack(client, image(used, context="."))
     assert {"out/mine.csv", "plain.csv"}.isdisjoint(found) and {"other.csv", "src/a"} <= set(found)
 

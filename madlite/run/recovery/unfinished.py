@@ -17,7 +17,6 @@ from madlite.plan.inputs import RUNS
 from madlite.results.batch_journal import interrupted_batches
 from madlite.results.entries import read_entries
 from madlite.results.header import STANDARD_COLUMNS
-from madlite.results.integrity import Integrity
 from madlite.results.pending import are_in_file, count_written, rows_path
 from madlite.results.perfcsv import SAVED_NAME, append_rows, is_results_file, left_out_text
 from madlite.results.rebuild import NO_ROW
@@ -103,16 +102,13 @@ def _add_locked(run_folder: RunFolder, workspace: Path, output: Path, begin: Seq
     if path is None:
         yield _other_file_text(folder, record.rows)
         return
-    integrity = Integrity(path, workspace)
     try:
-        rows, message = append_once(record.rows, run_folder, workspace, path, integrity, begin)
+        rows, message = append_once(record.rows, run_folder, workspace, path, begin)
         _update_record(run_folder, replace(record, rows=rows))
         yield f"{folder.name}: {message}"
     except RecordError as problem:
         hint = f" ({inline_hint(problem.hint)})" if problem.hint else ""
         yield f"{folder.name}: no row was added: {problem.message}{hint}"
-    finally:
-        yield from integrity.reports
 
 
 def target_of(rows: RunRows, workspace: Path, output: Path) -> Path | None:
@@ -133,7 +129,7 @@ def _other_file_text(folder: Path, rows: RunRows) -> str:
 
 
 def append_once(
-    rows: RunRows, run_folder: RunFolder, workspace: Path, path: Path, integrity: Integrity, begin: Sequence[str]
+    rows: RunRows, run_folder: RunFolder, workspace: Path, path: Path, begin: Sequence[str]
 ) -> tuple[RunRows, str]:
     """Append rows of an open run folder unless their file has them, and return a message; a new file gets `begin`.
 
@@ -173,7 +169,6 @@ def append_once(
         before_write=before_write,
         leave_out=leave_out,
         target=Path(os.path.realpath(path)),
-        integrity=integrity,
         begin=begin,
     )
     return replace(attempts[-1], appended=True), "; ".join(messages)
