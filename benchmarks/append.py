@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from madlite.model import Row
-from madlite.results import STANDARD_COLUMNS, append_rows
+from madlite.perfcsv import STANDARD_COLUMNS, append_rows
 
 ROW = Row(
     cells=dict.fromkeys(STANDARD_COLUMNS, "some text") | {"tags": "pyt,train,llama", "performance": "14164.25"},

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.reports.compare import Settings, Verdict, compare
 from madlite.reports.gates import read_gates, trips
 from madlite.reports.series import DIMENSIONS, Sample, Series, direction_of
-from madlite.results.header import STANDARD_COLUMNS
 
 _DRAWS = 10_000
 _SITTING_DRAWS = 2_000

@@ -19,8 +19,8 @@ import msgspec
 
 from madlite.model import Metric, Place, Quantity, Status, Study, Variant, Window, to_json
 from madlite.model.results import Diagnosis, Provenance
-from madlite.results.record import Record
-from madlite.workspace.journal import JOURNAL, RunRows
+from madlite.store.journal import JOURNAL, RunRows
+from madlite.store.record import Record
 
 CARDS = ("llama-3.1-8b", "llama-3.1-70b", "llama-3.3-70b", "qwen3-8b", "deepseek-v3-16b", "mixtral-8x7b", "flux.1-dev")
 BACKENDS = ("torchtitan", "primus", "megatron_lm")

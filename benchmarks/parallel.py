@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.batch.nothing import batch_of
 from tests.engine.test_parallel import AMD_SMI
 from tests.golden.machines import h100s
 from tests.golden.runs import Bed, fulfils_gpu_requests
-from tests.run.nothing import batch_of
 
 BASE = "madlite-test/base:latest"
 TURNS = 3

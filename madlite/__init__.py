@@ -99,13 +99,13 @@ if TYPE_CHECKING:
         Unread,
         Variant,
     )
+    from madlite.platforms.host.runtime import CommandRuntime
     from madlite.rank_labels import is_label, without_label
     from madlite.references import read_references
-    from madlite.runtimes.host.runtime import CommandRuntime
     from madlite.safe_read import output_lines, read_inside, read_output
     from madlite.secrets import reveal
+    from madlite.store.mounts import container_mounts, make_mounts
     from madlite.text import ANY_NUMERAL, is_foreign
-    from madlite.workspace.mounts import container_mounts, make_mounts
 
 __version__ = "0.1.0"
 
@@ -233,9 +233,9 @@ _HOMES = {
     "backends.lazy": "LazyBackend",
     "backends.recipes": "FEW RecipeBackend few_steps",
     "safe_read": "output_lines read_inside read_output",
-    "runtimes.host.runtime": "CommandRuntime",
+    "platforms.host.runtime": "CommandRuntime",
     "secrets": "reveal",
-    "workspace.mounts": "container_mounts make_mounts",
+    "store.mounts": "container_mounts make_mounts",
 }
 
 

@@ -1,11 +1,11 @@
-"""Write madlite/results/record.schema.json anew, from the record that it describes."""
+"""Write madlite/store/record.schema.json anew, from the record that it describes."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from madlite.results import record
+from madlite.store import record
 
 if __name__ == "__main__":
     path = Path(record.__file__).with_name(record.SCHEMA)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from madlite.workspace.gpu_leases import VARIABLE as LEASES
+from madlite.store.gpu_leases import VARIABLE as LEASES
 from tests.engine_fixture import OF_THE_RUN, base_image, begin_run, docker_environ, end_run, engine
 from tests.slurm_fixture import end_shared_cluster, own_slurm, slurm
 from tests.small_disk import small_disk

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from madlite.model import Card, Image, Machine, Place, Quantity, RunPlan, Traits, Window
 from madlite.safe_files import Folder
-from madlite.workspace import journal
-from madlite.workspace.journal import RunEntry, RunJournalWriter, RunRows
+from madlite.store import journal
+from madlite.store.journal import RunEntry, RunJournalWriter, RunRows
 
 BASE_IMAGE = "madlite-test/base:latest"
 WINDOW = Window(

@@ -11,10 +11,10 @@ from pathlib import PurePosixPath
 
 from madlite.archive.manifest import OF_ONE_FOLDER, LeftOut, why_not_a_name
 from madlite.model import Value
-from madlite.results.record import Record
 from madlite.safe_files import Folder, kind_of
 from madlite.secrets import is_secret_name
-from madlite.workspace.folder import CONTEXT, LOG, PLAN, RECORD, STEPS, WORK
+from madlite.store.folder import CONTEXT, LOG, PLAN, RECORD, STEPS, WORK
+from madlite.store.record import Record
 
 ROWS = "rows.csv"
 WRITTEN = (RECORD, PLAN, CONTEXT, LOG, STEPS, ROWS)

@@ -13,8 +13,8 @@ import msgspec
 
 from madlite.errors import UsageProblem
 from madlite.model import RUN_ID, Value, to_json
-from madlite.workspace.folder import HANDLE, LOCK, PROGRESS, RECORD, RESULT
-from madlite.workspace.journal import RUN_JOURNAL
+from madlite.store.folder import HANDLE, LOCK, PROGRESS, RECORD, RESULT
+from madlite.store.journal import RUN_JOURNAL
 
 FORMAT = 1
 MANIFEST = "manifest.json"

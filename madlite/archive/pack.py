@@ -35,7 +35,7 @@ from madlite.model import Value
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.safe_files import Folder, check_plain, folder_of, open_plain
 from madlite.secrets import MASK, Redactor, masked_json
-from madlite.workspace.folder import RECORD
+from madlite.store.folder import RECORD
 
 MAX_FILE_BYTES = 256 << 20
 """Of one file of a run, where nothing else is said."""

@@ -12,16 +12,16 @@ from pathlib import Path
 
 from madlite.archive.choose import ROWS
 from madlite.archive.rows_in_file import RowsInFile
+from madlite.batch.recovery.leftovers import find_leftovers
 from madlite.model import Runtime, Value
+from madlite.perfcsv.stored import NotedRuns, rows_here
 from madlite.reports.baselines import baseline_runs
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun, list_runs
-from madlite.results.record import Record
-from madlite.results.stored import NotedRuns, rows_here
-from madlite.run.recovery.leftovers import find_leftovers
 from madlite.safe_files import REMOVED, Folder
-from madlite.workspace import journal
-from madlite.workspace.folder import CONTEXT, LOCK, LOG, PLAN, RECORD, RESULT, STEPS, RunFolder, open_runs
-from madlite.workspace.journal import RUN_JOURNAL, Entry, RunRows, read_run
+from madlite.store import journal
+from madlite.store.folder import CONTEXT, LOCK, LOG, PLAN, RECORD, RESULT, STEPS, RunFolder, open_runs
+from madlite.store.journal import RUN_JOURNAL, Entry, RunRows, read_run
+from madlite.store.record import Record
 
 _STAY = frozenset((RECORD, PLAN, CONTEXT, LOCK, RUN_JOURNAL, RESULT, ROWS))
 _LOGS = frozenset((LOG, STEPS))

@@ -22,11 +22,11 @@ from madlite.measure.verdict import Verdict, judge
 from madlite.model import Cause, Exit, Reader, RunPlan, Status, Value
 from madlite.process import call_within
 from madlite.reports.log import read_log
-from madlite.results.record import Record
 from madlite.run.detect import AutoDetectReader
 from madlite.safe_read import read_inside, read_regular
-from madlite.workspace.folder import LOG, PLAN, WORK
-from madlite.workspace.log_file import LEFT_OUT
+from madlite.store.folder import LOG, PLAN, WORK
+from madlite.store.log_file import LEFT_OUT
+from madlite.store.record import Record
 
 _LIMIT_PLAN_BYTES = 64 << 20
 _LIMIT_S, _SLOWEST_BYTES_PER_S = 60, 2 << 20  # of a log that is read by patterns of elsewhere

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from madlite.errors import RecordError
 from madlite.model import Row
-from madlite.results.header import Header, comparable, plain_cells, read_header, text_of
+from madlite.perfcsv.header import Header, comparable, plain_cells, read_header, text_of
 from madlite.safe_read import open_regular
+from madlite.store.journal import RunRows
 from madlite.text import unlimited_fields
-from madlite.workspace.journal import RunRows
 
 _NO_FILE = "there is no such file"
 

@@ -23,18 +23,18 @@ from msgspec.structs import replace
 from madlite.archive.choose import rendered_files, why_no_file
 from madlite.archive.manifest import Manifest, PackedRun
 from madlite.archive.unpack import Limits, unpack
+from madlite.batch.collect import append_rows_of
+from madlite.batch.recovery.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import shown
 from madlite.model import Value
+from madlite.perfcsv.header import STANDARD_COLUMNS
+from madlite.perfcsv.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
 from madlite.plan.inputs import RUNS
-from madlite.results.header import STANDARD_COLUMNS
-from madlite.results.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
-from madlite.run.collect import append_rows_of
-from madlite.run.recovery.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
 from madlite.safe_files import Folder, check_plain, open_plain
-from madlite.workspace import journal
-from madlite.workspace.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, is_locked, new_run_id, open_runs
-from madlite.workspace.journal import RunEntry, RunRows, read_run
+from madlite.store import journal
+from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, is_locked, new_run_id, open_runs
+from madlite.store.journal import RunEntry, RunRows, read_run
 
 _CHUNK_BYTES = 1 << 20
 

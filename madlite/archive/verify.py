@@ -20,12 +20,12 @@ from madlite.archive.unpack import Mismatch
 from madlite.backends.loader import Plugins
 from madlite.errors import UsageProblem
 from madlite.model import Cause, Json, Metric, RunPlan, Status, Value
-from madlite.results.record import VERSION, Record, result_of, step_lines
-from madlite.results.rows import has_results
-from madlite.results.stored import NotedRuns, rows_here
+from madlite.perfcsv.rows import has_results
+from madlite.perfcsv.stored import NotedRuns, rows_here
 from madlite.safe_read import open_inside
 from madlite.secrets import MASK
-from madlite.workspace.folder import LOG, STEPS
+from madlite.store.folder import LOG, STEPS
+from madlite.store.record import VERSION, Record, result_of, step_lines
 
 Outcome = Literal["ok", "differs", "unchecked"]
 _FROM_LOG = (Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.ERROR_PATTERN, Cause.NAN_LOSS, Cause.INCOMPLETE, Cause.CONFIG)

@@ -9,7 +9,7 @@ from madlite.errors import UsageProblem
 from madlite.plan.context import Context, Options
 
 if TYPE_CHECKING:
-    from madlite.runtimes.slurm.allocation import Allocation
+    from madlite.platforms.slurm.allocation import Allocation
 
 SLURM = "slurm"
 
@@ -27,8 +27,8 @@ def allocated(
             that are asked for are not there.
     """
     from madlite.plan.node_values import find_node_values, is_task_of_several
-    from madlite.runtimes.slurm.allocation import allocation_of
-    from madlite.runtimes.slurm.containers import ON_STEPS, VARIABLE
+    from madlite.platforms.slurm.allocation import allocation_of
+    from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 
     named: str = params["runtime"]
     asked: int | None = params.get("nodes")
@@ -76,7 +76,7 @@ def _of_context(context: Context) -> tuple[int | None, str]:
     Raises:
         UsageProblem: it is no number.
     """
-    from madlite.cluster.translate import named_nodes
+    from madlite.jobs.translate import named_nodes
 
     if context.typed.k8s or context.typed.kubernetes:  # of pods
         return None, ""

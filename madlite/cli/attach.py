@@ -17,7 +17,7 @@ from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
-    from madlite.cluster.submission import Stored
+    from madlite.jobs.submission import Stored
 
 
 @click.command("attach", cls=Command)
@@ -35,7 +35,7 @@ def command(submission: tuple[str, ...], on_interrupt: str | None) -> int:
     madlite attach
     madlite attach 20261126T195346-4f0c1a --on-interrupt leave
     """
-    from madlite.cluster.submission import OpenSubmission
+    from madlite.jobs.submission import OpenSubmission
 
     stored = open_submissions(submission)
     if not stored:
@@ -58,7 +58,7 @@ def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[S
     Raises:
         UsageProblem: one of the ids is none of them.
     """
-    from madlite.cluster.submission import stored_submissions
+    from madlite.jobs.submission import stored_submissions
 
     found = stored_submissions(Path.cwd())
     if not wanted:

@@ -23,12 +23,12 @@ from madlite.study.summary import SCALING
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.cluster.follow import RunState, Settling
-    from madlite.cluster.schedulers import Scheduler
-    from madlite.cluster.submission import JobRun, Stored
+    from madlite.batch.collect import Collected
+    from madlite.jobs.follow import RunState, Settling
+    from madlite.jobs.schedulers import Scheduler
+    from madlite.jobs.submission import JobRun, Stored
     from madlite.model import Json, Result
     from madlite.plan.context import Options
-    from madlite.run.collect import Collected
     from madlite.run.screen import RunOutcome
 
 _STEPS_S = 30.0  # between two lines about the steps of running runs
@@ -40,7 +40,7 @@ def scheduler_for(stored: Stored) -> Scheduler:
     """Return the scheduler of a submission, as the cluster file was then."""
     import os
 
-    from madlite.cluster.schedulers import scheduler_of
+    from madlite.jobs.schedulers import scheduler_of
 
     named = stored.submission
     cluster = replace(named.description, name=named.cluster, scheduler=named.scheduler)
@@ -73,8 +73,8 @@ class Attached:
     ) -> None:
         from madlite.cli.screens import DirectSink, PlainScreen, Sink
         from madlite.cli.summary import compare_run
-        from madlite.cluster.follow import Settling
-        from madlite.results.header import new_columns
+        from madlite.jobs.follow import Settling
+        from madlite.perfcsv.header import new_columns
 
         self.on_interrupt = on_interrupt
         self.results: list[Result] = []
@@ -118,7 +118,7 @@ class Attached:
 
     def poll(self) -> None:
         """Ask each scheduler; one that does not answer is told once and asked again later."""
-        from madlite.cluster.schedulers import Unreachable
+        from madlite.jobs.schedulers import Unreachable
 
         for one in self.settlings:
             if not one.stored.open_runs:
@@ -132,7 +132,7 @@ class Attached:
 
     def settle(self) -> None:
         """Write the rows of what is over."""
-        from madlite.cluster.schedulers import Unreachable
+        from madlite.jobs.schedulers import Unreachable
 
         for one in self.settlings:
             one.follows = self.follows
@@ -169,7 +169,7 @@ class Attached:
         Raises:
             Unreachable: a scheduler does not answer; the others were asked.
         """
-        from madlite.cluster.schedulers import Unreachable
+        from madlite.jobs.schedulers import Unreachable
 
         problems = []
         for one in self.settlings:
@@ -191,7 +191,7 @@ class Attached:
 
     def finish(self) -> None:
         """End jobs that are left of runs that all have their rows; write what studies came to, and keep its lines."""
-        from madlite.cluster.schedulers import Unreachable
+        from madlite.jobs.schedulers import Unreachable
 
         for one in self.settlings:
             named = one.stored.submission
@@ -233,7 +233,7 @@ class Attached:
 
     def exit_code(self) -> int:
         """Return the exit code of the runs that have come to their end."""
-        from madlite.run.batch import exit_code
+        from madlite.batch.runner import exit_code
 
         return int(ExitCode.RUN_FAILED if self.failed else exit_code(self.results))
 
@@ -270,7 +270,7 @@ class Attached:
     def _print_end(self, one: Settling, run: JobRun, result: Result) -> None:
         """Print what a run on this machine ends with, too."""
         from madlite.cli.format import outcome_text, short_reason
-        from madlite.workspace.folder import LOG, exists
+        from madlite.store.folder import LOG, exists
 
         plan = one.plan_of(run, result)
         if plan is None:

@@ -154,8 +154,8 @@ def named_cluster(params: Mapping[str, Any]) -> str:
     Raises:
         UsageProblem: it is empty, or given beside a pretended machine.
     """
-    from madlite.cluster.file import VARIABLE
-    from madlite.runtimes.slurm.allocation import allocation_of
+    from madlite.jobs.file import VARIABLE
+    from madlite.platforms.slurm.allocation import allocation_of
 
     if params.get("cluster") == "":
         raise UsageProblem("--cluster has no name: ''", "a variable without a value? cluster.toml has the names")
@@ -178,7 +178,7 @@ def _refuse_cluster(ctx: click.Context, param: click.Parameter, name: str | None
     hint = f"salloc -N1 --exclusive {command}, which makes all of them in one allocation"
     origin = f"--cluster {name}"
     if not name:
-        from madlite.cluster.file import VARIABLE
+        from madlite.jobs.file import VARIABLE
 
         origin = f"{VARIABLE}={named}"
         hint += f"; env -u {VARIABLE} {command} makes them here"

@@ -19,14 +19,14 @@ from madlite.run.screen import Planned
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
+    from madlite.batch.attempts import RetryPolicy
+    from madlite.batch.resume import Resumption
+    from madlite.batch.runner import BatchSettings
     from madlite.cli.screens import PlainScreen
     from madlite.model import Json
     from madlite.plan.context import Options
-    from madlite.results.batch_journal import BatchJournal, UnfinishedBatch
-    from madlite.run.attempts import RetryPolicy
-    from madlite.run.batch import BatchSettings
-    from madlite.run.resume import Resumption
     from madlite.run.screen import RunOutcome
+    from madlite.store.batch_journal import BatchJournal, UnfinishedBatch
 
 
 class BatchStart(NamedTuple):
@@ -71,7 +71,7 @@ class _PlainBatch:
         self.lines: list[str] = []
 
     def run(self, start: BatchStart) -> RunOutcome:
-        from madlite.run.batch import run_batch
+        from madlite.batch.runner import run_batch
 
         options, plugins, screen, settings, resumed = start
         left = resumed.left(self.planned) if resumed is not None else self.planned
@@ -116,8 +116,8 @@ class _RepeatBatch(_PlainBatch):
 
     def run(self, start: BatchStart) -> RunOutcome:
         from madlite.cli.repeat import summary_lines
+        from madlite.store.study import SUMMARY
         from madlite.study.repeat import run_repeat
-        from madlite.workspace.study import SUMMARY
 
         options, plugins, screen, settings, resumed = start
         ended = run_repeat(self._repeat, options, plugins, screen, self._journal, settings, resumed)
@@ -128,7 +128,7 @@ class _RepeatBatch(_PlainBatch):
 
 def runs_of_text(workspace: Path, study_id: str, *files: str) -> str:
     """Return the last line of a study: what lists its runs, and where its `files` are."""
-    from madlite.workspace.study import study_path
+    from madlite.store.study import study_path
 
     where = study_path(workspace, study_id).relative_to(workspace)
     return "; ".join((f"  madlite runs --of {study_id}", *(str(where / file) for file in files)))
@@ -186,7 +186,7 @@ def unfinished(workspace: Path) -> UnfinishedBatch:
         UsageProblem: there is none, or none that is in the journal of the folder.
     """
     from madlite.cli.terminal import shell_line
-    from madlite.results.batch_journal import interrupted_batches, open_unfinished
+    from madlite.store.batch_journal import interrupted_batches, open_unfinished
 
     batch, foreign = open_unfinished(workspace)
     if batch is not None:
@@ -204,7 +204,7 @@ def unfinished(workspace: Path) -> UnfinishedBatch:
 
 def make_retry(params: dict[str, Any]) -> RetryPolicy:
     """Return which failures are followed by another attempt."""
-    from madlite.run.attempts import MicroBatches, RetryPolicy
+    from madlite.batch.attempts import MicroBatches, RetryPolicy
 
     return RetryPolicy(
         retries=params["retry"],
@@ -247,7 +247,7 @@ def note_fallback(planned: Sequence[Planned], params: dict[str, Any]) -> Iterato
     """
     if not params["oom_fallback"]:
         return
-    from madlite.run.attempts import has_micro_batch
+    from madlite.batch.attempts import has_micro_batch
 
     started = [one for one in planned if one.plan.blocked is None]
     without = [one.plan for one in started if not has_micro_batch(one)]
@@ -270,10 +270,10 @@ def resumed(
     screen: PlainScreen,
 ) -> Resumption:
     """Return what of an earlier batch is finished, and say so."""
+    from madlite.batch.resume import resume
     from madlite.cli.terminal import shell_line
     from madlite.model import Status
-    from madlite.results.header import new_columns
-    from madlite.run.resume import resume
+    from madlite.perfcsv.header import new_columns
 
     output, begin = options.output_target or options.output, new_columns(options.contract)
     found = resume(before, runs.every, options.workspace, output, options.environ, begin)
@@ -296,6 +296,6 @@ def left_by(before: UnfinishedBatch | None, workspace: Path) -> Collection[Path]
     """Return the folders of the attempts of a batch that are followed by another one, where it is resumed."""
     if before is None:
         return ()
-    from madlite.run.resume import find_standing
+    from madlite.batch.resume import find_standing
 
     return find_standing(before, workspace).values()

@@ -36,16 +36,16 @@ from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import CheckFailed, ExitCode, UsageProblem, did_you_mean
 from madlite.files import exists, is_folder, read_text
 from madlite.model import Json
+from madlite.store.study import SUMMARY
 from madlite.study.bisect import Bisection, Judge, NextItem
 from madlite.study.bisect_runs import KIND, STATE, BisectFolder, BisectItem, BisectRunner, batch_start, known_samples
 from madlite.study.bisect_summary import summarise_bisection, summary_lines
-from madlite.workspace.study import SUMMARY
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
-    from madlite.results.batch_journal import BatchJournal
     from madlite.run.screen import Planned, RunOutcome
+    from madlite.store.batch_journal import BatchJournal
     from madlite.study.commits import Commit
 
 _REFUSED = {
@@ -135,7 +135,7 @@ def command(**params: Any) -> int:
     madlite bisect my_model --between a.toml,b.toml,c.toml
     madlite bisect my_model --repository /workspace/torchtitan --good v0.2.0 --bad main
     """
-    from madlite.results.batch_journal import BatchJournal
+    from madlite.store.batch_journal import BatchJournal
 
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     _refuse(params)

@@ -91,8 +91,8 @@ def command(**params: Any) -> int:
     madlite run --manifest-file build_manifest.json
     """
     _refuse(params)
+    from madlite.perfcsv.locked import check_writable
     from madlite.plan.images import read_batch
-    from madlite.results.locked import check_writable
 
     check_writable(params["manifest_output"], is_manifest)
     if params["summary_output"] is not None:
@@ -183,7 +183,7 @@ def _jobs(plugins: Plugins, params: dict[str, Any], inputs: BuildInputs) -> list
 
 def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
     """Yield a warning for each build input outside of the checkout."""
-    from madlite.runtimes.docker.request import image_access
+    from madlite.platforms.docker.request import image_access
 
     for job in jobs:
         for what in image_access(job.image):
@@ -211,7 +211,7 @@ def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]
 
 def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScreen) -> int:
     """Write each file, also where another one fails, and return the exit code."""
-    from madlite.results.locked import write_named
+    from madlite.perfcsv.locked import write_named
 
     code = built.exit_code
     for file, (what, text) in texts.items():

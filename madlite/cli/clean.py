@@ -15,9 +15,9 @@ from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
+    from madlite.batch.collect import Collected
+    from madlite.batch.recovery.leftovers import Leftover, Leftovers
     from madlite.model import Runtime
-    from madlite.run.collect import Collected
-    from madlite.run.recovery.leftovers import Leftover, Leftovers
 
 _DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}
 _MOST_SPECIAL = 20
@@ -37,8 +37,8 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     running is listed, and ended only with --everywhere. Setuid and setgid files and device nodes, which a container can
     leave here, are listed and stay.
     """
-    from madlite.run.recovery.unfinished import find_all
-    from madlite.runtimes.registry import outliving_runtimes
+    from madlite.batch.recovery.unfinished import find_all
+    from madlite.platforms.registry import outliving_runtimes
 
     environ = dict(os.environ)
     runtimes = {**load(no_plugins, verbose).runtimes(), **outliving_runtimes(environ)}
@@ -67,14 +67,14 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
 
 def _completed(acknowledged: bool) -> Iterator[str]:
     """Complete the side files before runs are acknowledged, which no command looks at again; yield messages."""
-    from madlite.run.recovery.unfinished import complete_side_files
+    from madlite.batch.recovery.unfinished import complete_side_files
 
     if acknowledged:
         yield from complete_side_files(Path.cwd())
 
 
 def _end_journals(found: Leftovers, yes: bool) -> None:
-    from madlite.run.recovery.leftovers import end_journals
+    from madlite.batch.recovery.leftovers import end_journals
 
     if yes:
         end_journals(Path.cwd(), found)
@@ -82,8 +82,8 @@ def _end_journals(found: Leftovers, yes: bool) -> None:
 
 def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
     """Remove leftovers, and say so of each; a run that was cut off gets its row.  Return whether any of that failed."""
-    from madlite.run.collect import cut_off_text, of_other_hosts
-    from madlite.run.recovery.leftovers import RUNNING
+    from madlite.batch.collect import cut_off_text, of_other_hosts
+    from madlite.batch.recovery.leftovers import RUNNING
 
     elsewhere = of_other_hosts(Path.cwd())
     running = [item for item in items if item.kind in RUNNING]
@@ -102,8 +102,8 @@ def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes:
 
 def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
     """Remove a leftover and say so; return whether that failed."""
-    from madlite.results.batch_journal import acknowledge
-    from madlite.run.recovery.leftovers import NO_RUN, remove
+    from madlite.batch.recovery.leftovers import NO_RUN, remove
+    from madlite.store.batch_journal import acknowledge
 
     is_kept = item.kind == "file" and acknowledge(Path(item.handle), look=True)
     problem = remove(item, environ, runtimes)
@@ -115,9 +115,9 @@ def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, R
 
 def _fates() -> dict[str, str]:
     """Return, by folder, what comes of runs that were cut off instead of a removal, as the end of their line."""
+    from madlite.batch.collect import cut_off_runs, of_other_hosts, row_elsewhere
     from madlite.plan.inputs import RUNS
-    from madlite.run.collect import cut_off_runs, of_other_hosts, row_elsewhere
-    from madlite.workspace.journal import read_run
+    from madlite.store.journal import read_run
 
     here = Path.cwd()
     found = {str(here / RUNS / name): f"; {text}" for name, text in of_other_hosts(here).items()}
@@ -133,9 +133,9 @@ def _fates() -> dict[str, str]:
 
 def _write_rows() -> dict[str, Collected]:
     """Write the rows of the runs that were cut off; return what became of each, by its id."""
-    from madlite.results.sidefiles import write_waiting
-    from madlite.run.collect import collect_cut_off, cut_off_runs, row_elsewhere
-    from madlite.run.recovery.leftovers import still_running
+    from madlite.batch.collect import collect_cut_off, cut_off_runs, row_elsewhere
+    from madlite.batch.recovery.leftovers import still_running
+    from madlite.perfcsv.side_files import write_waiting
 
     here, output = Path.cwd(), Path.cwd() / "perf.csv"
     folders = [folder for folder in cut_off_runs(here) if not row_elsewhere(folder, here, output)]
@@ -146,7 +146,7 @@ def _write_rows() -> dict[str, Collected]:
 
 def _list_special_files() -> bool:
     """Print the files with special rights in this folder; return whether there are any."""
-    from madlite.workspace.special_files import special_files
+    from madlite.store.special_files import special_files
 
     found = special_files(Path.cwd())
     for one in found[:_MOST_SPECIAL]:
@@ -158,7 +158,7 @@ def _list_special_files() -> bool:
 
 def _of_run(item: Leftover) -> str:
     """Return the run that something is of, as a column; nothing where it is of none."""
-    from madlite.run.recovery.leftovers import NO_RUN
+    from madlite.batch.recovery.leftovers import NO_RUN
 
     return "" if item.run_id == NO_RUN else f"{item.run_id}  "
 

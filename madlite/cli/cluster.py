@@ -21,10 +21,10 @@ from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
-    from madlite.cluster.file import Cluster
-    from madlite.cluster.node_check import CheckRequest
-    from madlite.cluster.schedulers import Examined
-    from madlite.cluster.slurm import Slurm
+    from madlite.jobs.file import Cluster
+    from madlite.jobs.node_check import CheckRequest
+    from madlite.jobs.schedulers import Examined
+    from madlite.jobs.slurm import Slurm
 
 _POLL_S = 2.0
 _FILES_S = 5.0  # after the end of the job, for what nodes wrote to be seen here
@@ -53,13 +53,13 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
 
     NAME is what --cluster will call it, by default the cluster's own name.  What the cluster cannot tell is a comment.
     """
-    from madlite.cluster.ask import choose, cluster_name, file_text, partitions
-    from madlite.cluster.file import NAME, Cluster, read_clusters
-    from madlite.cluster.schedulers import SCHEDULERS
-    from madlite.cluster.slurm import Slurm
     from madlite.files import exists
+    from madlite.jobs.ask import choose, cluster_name, file_text, partitions
+    from madlite.jobs.file import NAME, Cluster, read_clusters
+    from madlite.jobs.schedulers import SCHEDULERS
+    from madlite.jobs.slurm import Slurm
     from madlite.machine.products import PRODUCTS, find_product
-    from madlite.results.locked import write_named
+    from madlite.perfcsv.locked import write_named
 
     file = output or Path(NAME)
     if exists(file):
@@ -101,13 +101,13 @@ def check(
     classes that the cluster file names.
     """
     from madlite.cli.submit import open_cluster
-    from madlite.cluster.file import VARIABLE, check_shared
-    from madlite.cluster.node_check import held, write_request
-    from madlite.cluster.slurm import Slurm
-    from madlite.cluster.submission import new_submission_id
+    from madlite.jobs.file import VARIABLE, check_shared
+    from madlite.jobs.node_check import held, write_request
+    from madlite.jobs.slurm import Slurm
+    from madlite.jobs.submission import new_submission_id
     from madlite.plan.inputs import RUNS
     from madlite.plan.node_values import split_hosts
-    from madlite.workspace.folder import CHECK_PREFIX
+    from madlite.store.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()
     if not named:
@@ -144,7 +144,7 @@ def check(
 
 def _run_check(slurm: Slurm, script: Path, count: int, timeout: int) -> tuple[str, ...]:
     """Give the check to the cluster and wait for its end; return its nodes."""
-    from madlite.cluster.schedulers import Unreachable
+    from madlite.jobs.schedulers import Unreachable
 
     job = slurm.submit_file(script)
     echo(f"job {job}: {count} node{'s' if count > 1 else ''}")
@@ -163,7 +163,7 @@ def _examine(cluster: Cluster, nodes: int, left_out: Sequence[str]) -> Sequence[
         UsageProblem: the cluster's scheduler cannot be asked from here.
         Unreachable: it does not answer.
     """
-    from madlite.cluster.schedulers import scheduler_of
+    from madlite.jobs.schedulers import scheduler_of
 
     scheduler = scheduler_of(cluster, dict(os.environ))
     scheduler.check_here()
@@ -183,8 +183,8 @@ def _print_examined(found: Sequence[Examined]) -> int:
 
 
 def _write_script(cluster: Cluster, folder: Path, count: int, left_out: Sequence[str]) -> Path:
-    from madlite.cluster.script import check_script
     from madlite.files import template_root
+    from madlite.jobs.script import check_script
 
     file = folder / "check.sh"
     file.write_text(check_script(cluster, folder, count, left_out, [template_root(setup.home())]))
@@ -193,7 +193,7 @@ def _write_script(cluster: Cluster, folder: Path, count: int, left_out: Sequence
 
 def _wait(slurm: Slurm, job: str, limit_s: float) -> tuple[str, ...]:
     """Wait for the end of a job, and return its nodes; one that does not begin or end in time is cancelled."""
-    from madlite.cluster.outcomes import why_never
+    from madlite.jobs.outcomes import why_never
     from madlite.plan.node_values import expand_hosts
 
     deadline, nodes, reason = time.monotonic() + limit_s, "", ""
@@ -212,8 +212,8 @@ def _wait(slurm: Slurm, job: str, limit_s: float) -> tuple[str, ...]:
 
 
 def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: int, good_nodes: Path | None) -> int:
-    from madlite.cluster.node_check import failures, read_reports
-    from madlite.results.locked import write_named
+    from madlite.jobs.node_check import failures, read_reports
+    from madlite.perfcsv.locked import write_named
 
     reports, until_s = read_reports(folder, request), time.monotonic() + _FILES_S
     while len(reports) < count and time.monotonic() < until_s:
@@ -239,7 +239,7 @@ def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: in
 @click.argument("folder", type=click.Path(path_type=Path))
 def probe(folder: Path) -> int:
     """Check this node, for `madlite cluster check`."""
-    from madlite.cluster.node_check import check_node
+    from madlite.jobs.node_check import check_node
 
     check_node(folder, dict(os.environ))
     return int(ExitCode.OK)

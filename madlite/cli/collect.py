@@ -17,8 +17,8 @@ from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
+    from madlite.batch.collect import Collected
     from madlite.cli.attached import Attached
-    from madlite.run.collect import Collected
 
 
 @click.command("collect", cls=Command)
@@ -39,16 +39,16 @@ def command(run: tuple[str, ...], output: Path) -> int:
 
     Ends with the exit code that the runs would have had; 3 also where one of them cannot be collected.
     """
+    from madlite.batch.collect import collect_all, collect_cut_off, of_other_hosts, without_row
+    from madlite.batch.recovery.leftovers import left_running
+    from madlite.batch.recovery.unfinished import complete_side_files
+    from madlite.batch.runner import exit_code
     from madlite.cli import setup
+    from madlite.perfcsv.append import check_appendable
+    from madlite.perfcsv.header import new_columns
+    from madlite.perfcsv.locked import make_folder
+    from madlite.perfcsv.side_files import write_waiting
     from madlite.plan.inputs import RUNS
-    from madlite.results.header import new_columns
-    from madlite.results.locked import make_folder
-    from madlite.results.perfcsv import check_appendable
-    from madlite.results.sidefiles import write_waiting
-    from madlite.run.batch import exit_code
-    from madlite.run.collect import collect_all, collect_cut_off, of_other_hosts, without_row
-    from madlite.run.recovery.leftovers import left_running
-    from madlite.run.recovery.unfinished import complete_side_files
 
     here = Path.cwd()
     file = here / output
@@ -86,10 +86,10 @@ def _settle_jobs(output: Path | None) -> Attached | None:
 
     They go to `output`, or to the results file of each command that submitted them.
     """
-    from madlite.cluster.submission import PREFIX
+    from madlite.jobs.submission import PREFIX
+    from madlite.perfcsv.append import check_appendable
     from madlite.plan.inputs import RUNS
-    from madlite.results.perfcsv import check_appendable
-    from madlite.workspace.folder import real_folders
+    from madlite.store.folder import real_folders
 
     here = Path.cwd()
     if not any(folder.name.startswith(PREFIX) for folder in real_folders(here / RUNS)):
@@ -122,9 +122,9 @@ def _print(one: Collected) -> None:
 
 def _of_jobs(here: Path) -> set[Path]:
     """Return the folders of the runs that jobs of a cluster still have: what becomes of them their jobs decide."""
-    from madlite.cluster.submission import stored_submissions
+    from madlite.batch.collect import attempts_of
+    from madlite.jobs.submission import stored_submissions
     from madlite.plan.inputs import RUNS
-    from madlite.run.collect import attempts_of
 
     open_runs = [here / RUNS / run.id for one in stored_submissions(here, warn=False) for run in one.open_runs]
     return {folder for first in open_runs for folder in (first, *attempts_of(first))}
@@ -136,8 +136,8 @@ def _folders(names: Sequence[str], here: Path, going_on: Collection[Path]) -> tu
     Raises:
         UsageProblem: a name stands for no run of this folder, or for several.
     """
-    from madlite.results.stored import uncollected
-    from madlite.run.collect import cut_off_runs
+    from madlite.batch.collect import cut_off_runs
+    from madlite.perfcsv.stored import uncollected
 
     found = cut_off_runs(here, with_file=False, of_other_hosts=bool(names))
     known = [folder for folder in found if folder not in going_on]

@@ -134,10 +134,10 @@ def command(
     madlite compare perf.csv --by docker_image --markdown
     madlite compare published last
     """
+    from madlite.perfcsv.locked import write_named
     from madlite.reports.comparison_text import as_json as json_of
     from madlite.reports.comparison_text import as_junit, as_markdown
     from madlite.reports.gates import read_gates, trips
-    from madlite.results.locked import write_named
 
     gates = read_gates(fail_on)
     settings = make_settings(effect=effect, noise=noise, alpha=alpha, better=better)

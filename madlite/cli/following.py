@@ -20,7 +20,7 @@ from madlite.errors import ExitCode
 
 if TYPE_CHECKING:
     from madlite.cli.attached import Attached
-    from madlite.cluster.submission import OpenSubmission, Stored
+    from madlite.jobs.submission import OpenSubmission, Stored
 
 _TICK_S = 1.0  # between two looks at the folders of runs
 _READ_S = 0.5  # of waiting for an answer, before signals are looked for
@@ -65,8 +65,8 @@ class _Stop:
 
 def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) -> int:
     """Submit what has no job yet, and follow all to their rows; return the exit code."""
-    from madlite.cluster.schedulers import Unreachable
-    from madlite.cluster.submit import submit_all
+    from madlite.jobs.schedulers import Unreachable
+    from madlite.jobs.submit import submit_all
 
     stop = _Stop()
     with stop.handled():
@@ -117,7 +117,7 @@ class _Course:
 
     def turn(self) -> None:
         """Ask where it is time, write the rows of what is over, and tell what has changed."""
-        from madlite.cluster.ends import POLL_S
+        from madlite.jobs.ends import POLL_S
 
         if time.monotonic() - self._asked_s >= POLL_S:
             self._ask()
@@ -207,7 +207,7 @@ def _interrupted_reads() -> Iterator[None]:
 
 def _cancel(attached: Attached) -> bool:
     """End the jobs, say what is waited for, and return whether the clusters took it."""
-    from madlite.cluster.schedulers import Unreachable
+    from madlite.jobs.schedulers import Unreachable
 
     try:
         attached.cancel()
@@ -222,7 +222,7 @@ def _cancel(attached: Attached) -> bool:
 
 def settle_now(attached: Attached) -> None:
     """Write the rows of what is over now, and name what goes on."""
-    from madlite.cluster.follow import GRACE_S
+    from madlite.jobs.follow import GRACE_S
 
     attached.poll()
     attached.settle()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from madlite.model import Gpu
-    from madlite.workspace.gpu_leases import LeaseState
+    from madlite.store.gpu_leases import LeaseState
 
 
 @click.command("gpus", cls=Command)
@@ -37,10 +37,10 @@ def command(as_json: bool, clear: tuple[int, ...]) -> int:
     gone: the line names them, and the command that ends them.  Where its processes cannot be seen from here, as from a
     container or with hidepid, it is held until a madlite sees that they are gone, or --clear says so.
     """
+    from madlite.batch.recovery.dead_leases import lease_states
     from madlite.machine.detect import detect_machine
     from madlite.machine.host import Host
-    from madlite.run.recovery.dead_leases import lease_states
-    from madlite.workspace.gpu_leases import lease_folder
+    from madlite.store.gpu_leases import lease_folder
 
     environ = dict(os.environ)
     machine = detect_machine({}, host=Host(path=environ.get("PATH", ""), env=environ))
@@ -69,9 +69,9 @@ def _clear(folder: Path, gpus: tuple[int, ...], states: dict[int, tuple[LeaseSta
     """
     from contextlib import closing
 
+    from madlite.batch.recovery.dead_leases import UNSEEN
     from madlite.errors import UsageProblem
-    from madlite.run.recovery.dead_leases import UNSEEN
-    from madlite.workspace.gpu_leases import LeaseFolder
+    from madlite.store.gpu_leases import LeaseFolder
 
     for gpu in gpus:
         if gpu not in states:
@@ -97,8 +97,8 @@ def _rows(gpus: tuple[Gpu, ...], states: dict[int, tuple[LeaseState, str]]) -> I
 
 
 def _text(state: LeaseState, left: str) -> str:
-    from madlite.run.gpu_pool import holder_text
-    from madlite.run.recovery.dead_leases import UNSEEN
+    from madlite.batch.gpu_pool import holder_text
+    from madlite.batch.recovery.dead_leases import UNSEEN
 
     if state.problem:
         return state.problem

@@ -45,9 +45,9 @@ def command(file: Path, rows: bool, output: Path, max_size: int, directory: Path
     """
     from madlite.archive.taking_in import append_imported, take_in
     from madlite.archive.unpack import Limits
-    from madlite.results.header import new_columns
-    from madlite.results.locked import make_folder
-    from madlite.results.perfcsv import check_appendable
+    from madlite.perfcsv.append import check_appendable
+    from madlite.perfcsv.header import new_columns
+    from madlite.perfcsv.locked import make_folder
 
     if not directory.is_dir():
         raise UsageProblem(f"{directory} is no folder", "name the one that the runs are to be in: --dir DIR")

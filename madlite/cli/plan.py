@@ -88,8 +88,8 @@ def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> Non
     """Write the files, once it is known that all of them can be written, and name them."""
     from madlite.errors import UsageProblem, one_hint
     from madlite.files import is_file, is_folder
+    from madlite.perfcsv.locked import check_writable, make_folder, write_named
     from madlite.plan.plan_file import is_plan_file
-    from madlite.results.locked import check_writable, make_folder, write_named
 
     if not texts:
         raise UsageProblem("there is nothing to plan")

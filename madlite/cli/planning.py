@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from madlite.backends.loader import Plugins
+from madlite.batch.resume import follow_cut_off
 from madlite.catalog.datasets import DataSets, read_data_sets
 from madlite.cli import setup
 from madlite.cli.allocated import check_context_nodes
@@ -26,19 +27,18 @@ from madlite.plan.manifest_text import context_over
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.recipe_file import refuse_other_cards
 from madlite.plan.values import canonical_key
+from madlite.platforms.kubernetes.settings import RUNTIME as KUBERNETES
 from madlite.run.checks import why_unreachable
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
 from madlite.run.planning import BatchInputs, plan_runs
-from madlite.run.resume import follow_cut_off
 from madlite.run.screen import Planned
-from madlite.runtimes.kubernetes.settings import RUNTIME as KUBERNETES
-from madlite.workspace.folder import new_run_id
+from madlite.store.folder import new_run_id
 
 if TYPE_CHECKING:
     from madlite.model import Finding, Result
     from madlite.plan.manifest import Manifest
-    from madlite.runtimes.kubernetes.settings import KubernetesSettings
+    from madlite.platforms.kubernetes.settings import KubernetesSettings
 
 # The manifest of a run: the one it starts from instead of tags, and the one it leaves.
 
@@ -74,7 +74,7 @@ def save_manifest(
     `results` are those of the runs that ended.  A run from a manifest leaves that one as it is, and runs that had
     no image (on the host, not started, not built) leave one that names images.
     """
-    from madlite.results.locked import write_named
+    from madlite.perfcsv.locked import write_named
     from madlite.run.from_manifest import builds_of, manifest_of_runs
     from madlite.run.one import secrets_for
 
@@ -348,8 +348,8 @@ def check(
     Raises:
         MadliteError: `run` would refuse the command, with this error.
     """
+    from madlite.batch.runner import exit_code
     from madlite.model import Result
-    from madlite.run.batch import exit_code
     from madlite.run.checks import keep_refused
 
     check_start(planned, options, pretended=bool(params["machine"]))
@@ -364,8 +364,8 @@ def check_start(planned: Sequence[Planned], options: Options, *, pretended: bool
     Raises:
         MadliteError: GPUs of the context are not here (unless all is `pretended`), or files are in the way.
     """
-    from madlite.results.perfcsv import check_appendable
-    from madlite.workspace.folder import check_runs_folder
+    from madlite.perfcsv.append import check_appendable
+    from madlite.store.folder import check_runs_folder
 
     if not pretended:
         refuse_pretended([one for one in planned if one.plan.traits.local])

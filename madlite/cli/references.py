@@ -22,7 +22,7 @@ from madlite.references import FILE
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.reports.references import Measured, Published
-    from madlite.results.record import Record
+    from madlite.store.record import Record
 
 VARIABLE = "MADLITE_REFERENCES"
 

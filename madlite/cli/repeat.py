@@ -17,8 +17,8 @@ from madlite.study.sweep import KIND as SWEEP
 from madlite.study.sweep import point_text, series_text, sweep_lines
 
 if TYPE_CHECKING:
-    from madlite.results.record import Record
     from madlite.run.screen import Planned
+    from madlite.store.record import Record
 
 USEFUL = 5  # runs, from which on an interval is of use
 APART_C = 5.0  # between the starts of a series' runs: from there on the difference is shown
@@ -26,7 +26,7 @@ APART_C = 5.0  # between the starts of a series' runs: from there on the differe
 
 def preview_repeat(planned: Sequence[Planned], params: dict[str, Any]) -> tuple[Sequence[Planned], list[str]]:
     """Return the first run of each series as it would be, and the order of all as lines."""
-    from madlite.results.batch_journal import BatchJournal
+    from madlite.store.batch_journal import BatchJournal
 
     repeat = plan_repeat(planned, BatchJournal().id, params["repeat"], cold=params["cold"])
     warm_ups = (warm_up_text(one.plan.card.name, one.plan.study) for one in repeat.warm_ups)

@@ -147,8 +147,8 @@ def html(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str
     madlite report html
     madlite report html perf.csv --baseline v25.2 -o week.html
     """
+    from madlite.perfcsv.locked import write_named
     from madlite.reports.page import render_page
-    from madlite.results.locked import write_named
 
     page = _page(sources, base, where, title, directory)
     write_named(output, render_page(page))
@@ -171,8 +171,8 @@ def markdown(
     \b
     madlite report md perf.csv --against last-month.csv
     """
+    from madlite.perfcsv.locked import write_named
     from madlite.reports.page.markdown import render_markdown
-    from madlite.results.locked import write_named
 
     text = render_markdown(_page(sources, base, where, title, directory))
     if output is None:
@@ -250,9 +250,9 @@ def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:
 @verbose_option
 def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> int:
     """Make perf.csv again, from what the records of its runs say was appended, in that order."""
+    from madlite.batch.recovery.unfinished import complete_side_files
+    from madlite.perfcsv.rebuild import rebuild
     from madlite.plan.inputs import RUNS
-    from madlite.results.rebuild import rebuild
-    from madlite.run.recovery.unfinished import complete_side_files
 
     done = rebuild(output, runs, of=of, force=force, contract=contract())
     completed = complete_side_files(runs.parent) if runs.name == RUNS else ()
@@ -288,7 +288,7 @@ def update_perf(
     common_info: Path | None,
 ) -> int:
     """Add results to a perf.csv that is there: of --multiple-results, --single-result, --exception-result the first."""
-    from madlite.results.update_perf import update_perf
+    from madlite.perfcsv.update_perf import update_perf
 
     if failed_result is not None:
         setup.warn("--failed-result adds nothing, nor did it with madengine 1; use --exception-result")

@@ -60,16 +60,16 @@ from madlite.run.screen import Planned
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
+    from madlite.batch.attempts import Standing
+    from madlite.batch.resume import Resumption
+    from madlite.batch.runner import BatchSettings
     from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import PlainScreen
     from madlite.model import Runtime
     from madlite.plan.context import Options
-    from madlite.results.batch_journal import BatchJournal, UnfinishedBatch
-    from madlite.run.attempts import Standing
-    from madlite.run.batch import BatchSettings
-    from madlite.run.resume import Resumption
     from madlite.run.screen import RunOutcome
     from madlite.run.settle import Settle
+    from madlite.store.batch_journal import BatchJournal, UnfinishedBatch
 
 
 @click.command("run", cls=TagsCommand)
@@ -126,7 +126,7 @@ def command(**params: Any) -> int:
     _check_options(params)
     if params["plan_file"] is not None:
         refuse_with_plan(click.get_current_context())
-    from madlite.results.batch_journal import BatchJournal
+    from madlite.store.batch_journal import BatchJournal
 
     touch = not params["dry_run"]
     options = setup.make_options(params, touch)
@@ -240,8 +240,8 @@ def run_planned(
 
     `make` makes the batch of them once they were checked, else the options decide.
     """
+    from madlite.batch.resume import inputs_of_all, refuse_other_study, series_of
     from madlite.cli.summary import BatchFiles, against_baseline, print_totals
-    from madlite.run.resume import inputs_of_all, refuse_other_study, series_of
 
     batch_before = unfinished(options.workspace) if params.get("resume") else None
     against = against_baseline(params, options)
@@ -284,7 +284,7 @@ def _checked(
     planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any]
 ) -> tuple[Sequence[Planned], tuple[str, ...]]:
     """Return the plans as checks leave them, and warnings, once their rows have a place."""
-    from madlite.results.locked import make_folder
+    from madlite.perfcsv.locked import make_folder
     from madlite.run.checks import check_plans
 
     check_start(planned, options)
@@ -326,7 +326,7 @@ def _make_settings(
     standing: Mapping[str, Standing],
     resumed: Resumption | None,
 ) -> BatchSettings:
-    from madlite.run.batch import BatchSettings
+    from madlite.batch.runner import BatchSettings
 
     return BatchSettings(
         at_once=1 if params["parallel"] is None else params["parallel"],
@@ -348,8 +348,8 @@ def _standing(
     """Return the failed attempts that are followed by one of these runs."""
     if not params.get("attempt"):
         return resumed.standing if resumed is not None else {}
-    from madlite.results.header import new_columns
-    from madlite.run.resume import standing_before
+    from madlite.batch.resume import standing_before
+    from madlite.perfcsv.header import new_columns
 
     return standing_before(planned[0].plan, options.output, new_columns(options.contract))
 
@@ -411,10 +411,10 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: Unfinish
 
     What is tried again of the batch `before`, which is resumed, is left.
     """
-    from madlite.results.header import new_columns
-    from madlite.run.collect import collect_recoverable, recover_cut_off
-    from madlite.run.recovery.leftovers import end_orphans, still_running
-    from madlite.run.recovery.unfinished import append_pending, complete_side_files
+    from madlite.batch.collect import collect_recoverable, recover_cut_off
+    from madlite.batch.recovery.leftovers import end_orphans, still_running
+    from madlite.batch.recovery.unfinished import append_pending, complete_side_files
+    from madlite.perfcsv.header import new_columns
 
     workspace, output = options.workspace, options.output_target or options.output
     yield from end_orphans(workspace, options.environ, runtimes)
@@ -428,7 +428,7 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: Unfinish
 
 def _recovery_report(options: Options, told: Iterable[str], resumed: str = "") -> list[str]:
     """Return warnings about interrupted earlier runs, apart from those `told` and the study that is `resumed`."""
-    from madlite.run.recovery.unfinished import recovery_report
+    from madlite.batch.recovery.unfinished import recovery_report
 
     # without rows it is possibly one of many jobs: `madlite collect` reports the others
     return recovery_report(options.workspace, resumed, told) if options.rows else []

@@ -100,9 +100,9 @@ def command(
     madlite runs --where device=MI300X --since 2d --sort -performance
     madlite runs --columns id,performance,'image digest' --group series
     """
+    from madlite.batch.recovery.unfinished import recovery_report
     from madlite.reports import listing
     from madlite.reports.runs import runs_folder
-    from madlite.run.recovery.unfinished import recovery_report
 
     folder = runs_folder(directory)
     words = [word for text in tags for word in text.split(",")]

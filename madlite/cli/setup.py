@@ -26,7 +26,7 @@ from madlite.plan.context import ASKED, GPUS_OPTION, MACHINE_KEYS, Context, Opti
 
 if TYPE_CHECKING:
     from madlite.plan.recipe_file import RecipeFile
-    from madlite.runtimes.kubernetes.settings import KubernetesSettings
+    from madlite.platforms.kubernetes.settings import KubernetesSettings
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
 
@@ -413,8 +413,8 @@ def make_runtimes(
 
     A plugin cannot replace one of madlite's own.
     """
-    from madlite.runtimes.kubernetes.settings import KubernetesSettings
-    from madlite.runtimes.registry import builtin_runtimes
+    from madlite.platforms.kubernetes.settings import KubernetesSettings
+    from madlite.platforms.registry import builtin_runtimes
 
     own = dict(os.environ) if environ is None else environ
     return {**plugins.runtimes(), **builtin_runtimes(own, kubernetes or KubernetesSettings())}
@@ -426,7 +426,7 @@ def kubernetes_settings(context: Context) -> KubernetesSettings | None:
     Raises:
         UsageProblem: it cannot be used, or both names of the key are there.
     """
-    from madlite.runtimes.kubernetes.settings import read_settings
+    from madlite.platforms.kubernetes.settings import read_settings
 
     tables = {name: getattr(context.typed, name) for name in ("k8s", "kubernetes") if name in context.values}
     if not tables:

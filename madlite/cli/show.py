@@ -28,9 +28,9 @@ from madlite.cli.terminal import echo, echo_status, shell_line, without_secrets
 from madlite.errors import ExitCode
 from madlite.model import Status
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
-from madlite.results.record import Record, result_of
+from madlite.store.journal import read_run
+from madlite.store.record import Record, result_of
 from madlite.text import printable, scalar_text
-from madlite.workspace.journal import read_run
 
 
 @click.command("show", cls=Command)
@@ -191,7 +191,7 @@ def _processes(run: StoredRun) -> str:
     """Return what a run that was cut off still has running."""
     if run.state != CUT_OFF:
         return ""
-    from madlite.run.recovery.leftovers import still_running
+    from madlite.batch.recovery.leftovers import still_running
 
     return still_running(run.folder.parent.parent).get(run.folder.name, "")
 

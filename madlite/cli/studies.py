@@ -12,13 +12,13 @@ from madlite.cli.repeat import statistics_of
 from madlite.cli.terminal import shell_line
 from madlite.errors import nearest_words
 from madlite.model import Status, Value
+from madlite.store.folder import exists
+from madlite.store.study import SUMMARY, is_running, read_state, study_path
 from madlite.study.bisect_runs import KIND as BISECT
 from madlite.study.bisect_summary import BisectSummary
 from madlite.study.bisect_summary import summary_lines as bisect_lines
 from madlite.study.tune import KIND as TUNE
 from madlite.study.tune_report import PAGE, RECIPE, TuneReport, recipe_command, report_lines
-from madlite.workspace.folder import exists
-from madlite.workspace.study import SUMMARY, is_running, read_state, study_path
 
 if TYPE_CHECKING:
     from madlite.reports.ledger import Ledger

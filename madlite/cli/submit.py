@@ -18,10 +18,10 @@ from madlite.errors import ExitCode, UsageProblem
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.cluster.file import Cluster
-    from madlite.cluster.schedulers import Scheduler
-    from madlite.cluster.submit import Prepared
-    from madlite.cluster.translate import Translation
+    from madlite.jobs.file import Cluster
+    from madlite.jobs.schedulers import Scheduler
+    from madlite.jobs.submit import Prepared
+    from madlite.jobs.translate import Translation
     from madlite.model import Json
     from madlite.plan.context import Options
     from madlite.run.screen import Planned, RunOutcome
@@ -63,8 +63,8 @@ def open_cluster(name: str) -> Cluster:
     Raises:
         UsageProblem: there is none of this name, or the file has a mistake.
     """
-    from madlite.cluster.file import read_cluster
-    from madlite.cluster.schedulers import SCHEDULERS
+    from madlite.jobs.file import read_cluster
+    from madlite.jobs.schedulers import SCHEDULERS
 
     return read_cluster(name, config_folders(), tuple(SCHEDULERS))
 
@@ -88,7 +88,7 @@ def translated(name: str, params: dict[str, Any]) -> Translation | None:
     Raises:
         UsageProblem: there is no such cluster, or the context does not describe one.
     """
-    from madlite.cluster.translate import Translation, named_nodes, translate, wants_slurm
+    from madlite.jobs.translate import Translation, named_nodes, translate, wants_slurm
 
     if params.get("plan_file") is not None or params.get("machine"):
         return None
@@ -117,7 +117,7 @@ def planning_options(params: dict[str, Any]) -> Options:
     Raises:
         UsageProblem: as `translated`, or an option says nothing of the cluster's runs.
     """
-    from madlite.cluster.schedulers import scheduler_of
+    from madlite.jobs.schedulers import scheduler_of
 
     to = translated(named_cluster(params), params)
     if to is None:
@@ -140,9 +140,9 @@ class ClusterStudy(Protocol):
 
 def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None = None) -> int:
     """Plan, submit and follow; return the exit code of the runs, or with --detach 0."""
-    from madlite.cluster.file import check_shared
-    from madlite.cluster.schedulers import scheduler_of
-    from madlite.cluster.submission import new_submission_id
+    from madlite.jobs.file import check_shared
+    from madlite.jobs.schedulers import scheduler_of
+    from madlite.jobs.submission import new_submission_id
     from madlite.plan.node_values import split_hosts
 
     _refuse(params)
@@ -177,8 +177,8 @@ def _refuse(params: dict[str, Any]) -> None:
 
 def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touch: bool) -> Options:
     """Return the options of the plans, after the cluster's values went below the context."""
-    from madlite.cluster.file import context_values
-    from madlite.cluster.translate import DONE
+    from madlite.jobs.file import context_values
+    from madlite.jobs.translate import DONE
     from madlite.plan.context import ASKED, merge
 
     cluster = to.cluster
@@ -205,11 +205,11 @@ def _plans(
     """Return the plans of the runs, those of a study under the submission's id."""
     from madlite.cli.batches import note_fallback
     from madlite.cli.planning import plan_points, planner
-    from madlite.results.perfcsv import check_appendable
+    from madlite.perfcsv.append import check_appendable
     from madlite.run.checks import check_plans
+    from madlite.store.folder import check_runs_folder
     from madlite.study.repeat import plan_repeat
     from madlite.study.sweep import with_study_id
-    from madlite.workspace.folder import check_runs_folder
 
     touch = not params["dry_run"]
     if own is None:
@@ -245,13 +245,13 @@ def _prepare(
     params: dict[str, Any],
 ) -> Prepared:
     from madlite.cli.planning import local_secret_sources
-    from madlite.cluster.submission import Retries
+    from madlite.jobs.submission import Retries
 
     if params["oom_fallback"] and not scheduler.retries_inside:
         what = f"--oom-fallback beside --cluster {cluster.name}: on {cluster.scheduler} a job keeps its plan"
         raise UsageProblem(what, "leave --oom-fallback out, and submit what did not fit with --set micro_batch=N")
-    from madlite.cluster.submit import prepare
     from madlite.files import template_root
+    from madlite.jobs.submit import prepare
 
     search = [options.workspace / "templates", template_root(setup.home())]
     sources = local_secret_sources(options)
@@ -303,8 +303,8 @@ def _submit(
     from madlite.cli.following import follow
     from madlite.cli.planning import local_secret_sources
     from madlite.cli.summary import BatchFiles, against_baseline, print_totals
-    from madlite.cluster.submission import folder_of, read_stored
-    from madlite.cluster.submit import write
+    from madlite.jobs.submission import folder_of, read_stored
+    from madlite.jobs.submit import write
 
     against = against_baseline(params, options)
     files = BatchFiles([*(prepared.planned if prepared is not None else ()), *blocked], options, params)
@@ -340,8 +340,8 @@ def _write_blocked(blocked: Sequence[Planned], options: Options, plugins: Plugin
     """Write the rows of plans that something keeps from starting; no job is needed for them."""
     import sys
 
+    from madlite.batch.runner import run_batch
     from madlite.cli.screens import Sink, make_screen
-    from madlite.run.batch import run_batch
     from madlite.run.screen import RunOutcome
 
     if not blocked:

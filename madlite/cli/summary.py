@@ -17,8 +17,8 @@ from madlite.cli.planning import is_manifest, save_manifest
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.files import exists
 from madlite.model import Json, Result, RunPlan, Status
+from madlite.perfcsv.locked import check_writable
 from madlite.plan.inputs import RUNS
-from madlite.results.locked import check_writable
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -80,7 +80,7 @@ def write_summary(path: Path, summary: dict[str, Json], secrets: Iterable[str]) 
     Raises:
         RuntimeProblem: it cannot be written; what ran has its rows.
     """
-    from madlite.results.locked import write_named
+    from madlite.perfcsv.locked import write_named
     from madlite.secrets import masked_json
 
     try:

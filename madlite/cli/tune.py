@@ -29,6 +29,7 @@ from madlite.plan.values import canonical_key
 from madlite.run.one import secrets_for
 from madlite.run.screen import Planned
 from madlite.secrets import Redactor, masked_json
+from madlite.store.study import SUMMARY, StudyFolder, study_path
 from madlite.study.tune import (
     PointPlanner,
     TuneOutcome,
@@ -55,13 +56,12 @@ from madlite.study.tune_report import (
     report_lines,
 )
 from madlite.study.tune_search import NextRun, next_run
-from madlite.workspace.study import SUMMARY, StudyFolder, study_path
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.cli.screens import PlainScreen
     from madlite.plan.context import Options
-    from madlite.results.batch_journal import BatchJournal
+    from madlite.store.batch_journal import BatchJournal
 
 _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows more
 
@@ -102,7 +102,7 @@ def command(**params: Any) -> int:
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --keep-global-batch --runs 12
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --resume --minutes 40
     """
-    from madlite.results.batch_journal import BatchJournal
+    from madlite.store.batch_journal import BatchJournal
 
     given = params
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
@@ -187,7 +187,7 @@ class _Study:
     def run(self, journal: BatchJournal) -> int:
         """Run the study and return the exit code."""
         from madlite.cli.screens import Sink, make_screen
-        from madlite.results.locked import make_folder
+        from madlite.perfcsv.locked import make_folder
 
         options = self._options
         check_start([self._tuning.default], options)
@@ -217,7 +217,7 @@ class _Study:
         return int(outcome.exit_code)
 
     def _run(self, runner: TuneRunner, journal: BatchJournal, screen: PlainScreen, known: int) -> TuneOutcome:
-        from madlite.run.batch import BatchSettings
+        from madlite.batch.runner import BatchSettings
 
         if known:
             screen.end(

@@ -108,7 +108,7 @@ def _of_archive(file: Path, plugins: Plugins, max_size: int) -> Iterator[Verifie
     from madlite.archive.rows_in_file import RowsInFile
     from madlite.archive.unpack import Limits, unpack
     from madlite.archive.verify import Place, Verified, of_manifest, verify
-    from madlite.results.stored import load_record
+    from madlite.perfcsv.stored import load_record
     from madlite.safe_files import Folder
 
     with tempfile.TemporaryDirectory(prefix="madlite-verify-") as name, Folder.open(Path(name)) as into:

@@ -50,10 +50,10 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     madlite watch
     madlite watch --json --follow | jq .progress.step
     """
+    from madlite.batch.recovery.unfinished import running_text
     from madlite.cli import setup
     from madlite.reports.runs import runs_folder
     from madlite.reports.watch import Watch
-    from madlite.run.recovery.unfinished import running_text
 
     folder = runs_folder(directory)
     watch = Watch(folder)

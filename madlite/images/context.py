@@ -30,7 +30,7 @@ from madlite.model import Cause, Image, Say, Value
 from madlite.plan.inputs import RUNS
 from madlite.safe_files import NO_SPACE, Folder, kind_of, open_plain
 from madlite.safe_read import read_as_spelled, read_named, spells
-from madlite.workspace import journal
+from madlite.store import journal
 
 _IGNORE = ".dockerignore"
 _LIMIT_BYTES = 16 << 20  # of a Dockerfile, or of what .dockerignore has

@@ -18,10 +18,10 @@ from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Value, to_json
 from madlite.reports.series import Series
 from madlite.reports.series_key import DIMENSIONS, FACTS, as_key
-from madlite.results.record import sanitized
 from madlite.safe_files import Folder
 from madlite.safe_read import read_regular
 from madlite.secrets import Redactor
+from madlite.store.record import sanitized
 
 FOLDER = "baselines"
 _VERSION = 1

@@ -22,7 +22,7 @@ import msgspec
 from madlite.errors import UsageProblem
 from madlite.files import read_bytes
 from madlite.model import Json, Value
-from madlite.results.header import STANDARD_COLUMNS, as_number, read_json, typed_rows
+from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, read_json, typed_rows
 from madlite.safe_files import size_words
 from madlite.safe_read import open_named
 from madlite.text import unlimited_fields

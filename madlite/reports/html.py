@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Status
+from madlite.perfcsv.header import comparable, recorded_row
+from madlite.perfcsv.locked import write_named
 from madlite.reports.documents import Table, escape_formula, read_table
 from madlite.reports.runs import StoredRun, appended_to, open_run
-from madlite.results.header import comparable, recorded_row
-from madlite.results.locked import write_named
 
 # Which rows of a results file are a suspect success: MAD's columns do not have it, the records of the runs do.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
-from madlite.results.record import Record
+from madlite.store.record import Record
 
 if TYPE_CHECKING:
     import sqlite3

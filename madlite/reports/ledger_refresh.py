@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from madlite.model import Value
+from madlite.perfcsv.stored import NotedRuns
 from madlite.plan.inputs import RUNS
 from madlite.reports.ledger_file import LedgerFile, LedgerReplaced, digest, get_meta, set_meta
 from madlite.reports.listing import groups_of, names_of, status_words
 from madlite.reports.runs import UNREADABLE, StoredRun, began, is_run, open_run, with_card
 from madlite.reports.series import Entry, of_record
 from madlite.reports.series_key import DIMENSIONS, as_key, record_dimensions, record_facts
-from madlite.results.batch_journal import interrupted_batches, requested_cards
-from madlite.results.record import Record
-from madlite.results.stored import NotedRuns
-from madlite.workspace import journal
-from madlite.workspace.folder import RECORD
+from madlite.store import journal
+from madlite.store.batch_journal import interrupted_batches, requested_cards
+from madlite.store.folder import RECORD
+from madlite.store.record import Record
 
 if TYPE_CHECKING:
     import sqlite3

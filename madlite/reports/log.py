@@ -13,13 +13,13 @@ from pathlib import Path
 from madlite.errors import UsageProblem
 from madlite.model import Value
 from madlite.safe_read import open_regular
-from madlite.workspace.folder import LOG, is_alive
-from madlite.workspace.log_file import LEFT_OUT, left_out_line
+from madlite.store.folder import LOG, is_alive
+from madlite.store.log_file import LEFT_OUT, left_out_line
 
 # A run's log wherever its bytes lie: in run.log, and, of one that is over its limit, in parts beside it.
 #
 # Offsets count bytes that the run printed, not bytes of a file: while a run is active its parts come and go,
-# and at its end they are joined to run.log, after a line with the omitted bytes (madlite/workspace/log_file.py).
+# and at its end they are joined to run.log, after a line with the omitted bytes (madlite/store/log_file.py).
 
 _READ_BYTES = 1 << 18
 _LONGEST_LINE = 64  # bytes of the line with the omitted bytes

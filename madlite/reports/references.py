@@ -18,7 +18,7 @@ from madlite.model import Json, Metric, Quantity, Reference, Result, RunPlan, St
 from madlite.plan.place import is_changed
 from madlite.references import KEYS, unit_of
 from madlite.reports.series import Series
-from madlite.results.record import Record, result_of
+from madlite.store.record import Record, result_of
 from madlite.text import align, printable, whole_number
 
 # One spelling of what documents, cards and recipes spell in several ways.

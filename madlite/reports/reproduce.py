@@ -12,11 +12,11 @@ from madlite.model import Scalar, Value
 from madlite.plan.fields import PLAN_KEYS
 from madlite.plan.inputs import RUNS
 from madlite.plan.values import canonical_key
-from madlite.results.record import Record
 from madlite.safe_read import digest_of
 from madlite.secrets import MASK
+from madlite.store.folder import CONTEXT
+from madlite.store.record import Record
 from madlite.text import scalar_text
-from madlite.workspace.folder import CONTEXT
 
 _BUILT = "ci-"  # what the names of images begin with that are built from a card's Dockerfile
 _MASK = MASK.decode()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from madlite.errors import UsageProblem
 from madlite.measure.performance import is_throughput
 from madlite.model import Status, Value
+from madlite.perfcsv.header import comparable
 from madlite.reports.series import (
     LARGEST,
     WITHOUT_NUMBER,
@@ -30,7 +31,6 @@ from madlite.reports.series import (
     with_failures,
 )
 from madlite.reports.series_key import DIMENSIONS, FACTS, RESULT_COLUMNS, dimensions_of_row
-from madlite.results.header import comparable
 from madlite.safe_read import open_named, open_regular
 from madlite.text import unlimited_fields
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Json
+from madlite.perfcsv.header import csv_line
 from madlite.reports import listing
 from madlite.reports.documents import escape_formula
 from madlite.reports.runs import StoredRun
 from madlite.reports.series_key import DIMENSIONS, FACT_GROUPS, FACT_NAMES, record_dimensions, record_facts
-from madlite.results.header import csv_line
 from madlite.text import align, printable, scalar_text, shortened_middle, without_groups
 
 COLUMNS = (

@@ -15,13 +15,13 @@ from msgspec.structs import asdict, replace
 from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
 from madlite.model.results import Attempt, headline_of
+from madlite.perfcsv.pending import rows_path
+from madlite.perfcsv.stored import NotedRuns, has_any_file, load_record, load_result, read_plan, read_record, with_plan
 from madlite.plan.inputs import RUNS
-from madlite.results.batch_journal import interrupted_batches, requested_cards
-from madlite.results.pending import rows_path
-from madlite.results.record import Record, record_json
-from madlite.results.stored import NotedRuns, has_any_file, load_record, load_result, read_plan, read_record, with_plan
-from madlite.workspace.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive, is_uncollected, real_folders
-from madlite.workspace.journal import read, read_run
+from madlite.store.batch_journal import interrupted_batches, requested_cards
+from madlite.store.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive, is_uncollected, real_folders
+from madlite.store.journal import read, read_run
+from madlite.store.record import Record, record_json
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
 LAST = "last"

@@ -26,7 +26,7 @@ from madlite.reports.series_key import (
     series_name,
     unknown_inputs,
 )
-from madlite.results.record import Record, plan_fields
+from madlite.store.record import Record, plan_fields
 
 Direction = Literal["higher", "lower", "neutral"]
 

@@ -14,9 +14,9 @@ from functools import lru_cache
 
 from madlite.model import Value
 from madlite.plan.caches import CACHE_VARIABLES
-from madlite.results.inputs import user_variables
-from madlite.results.record import Record
 from madlite.secrets import MASK, Redactor
+from madlite.store.inputs import user_variables
+from madlite.store.record import Record
 from madlite.text import scalar_text, shortened_middle
 
 # The key.

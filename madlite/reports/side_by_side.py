@@ -15,7 +15,7 @@ from madlite.reports.series_key import (
     series_name,
     unknown_inputs,
 )
-from madlite.results.record import Record
+from madlite.store.record import Record
 from madlite.text import align, printable, shortened_middle
 
 _GAP = 2  # blanks between columns

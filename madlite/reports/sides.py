@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from madlite.errors import MadliteError, UsageProblem, nearest_words, one_hint
 from madlite.model import Value
+from madlite.perfcsv.header import recorded_row
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.ledger import Ledger, RunFilter
@@ -30,7 +31,6 @@ from madlite.reports.runs import (
 )
 from madlite.reports.series import Entry, Series, group, joined, matches, merged_facts, of_record
 from madlite.reports.series_key import FACTS, as_dimensions, as_key, record_facts
-from madlite.results.header import recorded_row
 
 BASELINE = "baseline:"
 PUBLISHED = "published"

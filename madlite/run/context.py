@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from madlite.measure.performance import CELL_BYTES, LINE_BYTES, shortened
 from madlite.model import Json, Result, Value, to_json
+from madlite.perfcsv.rows import cut_of, limited_metric, masked_metric
+from madlite.perfcsv.stored import read_record
 from madlite.plan.inputs import RUNS
-from madlite.results.record import sanitized
-from madlite.results.rows import cut_of, limited_metric, masked_metric
-from madlite.results.stored import read_record
 from madlite.secrets import is_secret
-from madlite.workspace.folder import CONTEXT
+from madlite.store.folder import CONTEXT
+from madlite.store.record import sanitized
 
 _OF_A_RUN = re.compile(rf"(?:^|[=/]){RUNS}/(?P<id>[^/]+)/{re.escape(CONTEXT)}$")
 

@@ -46,16 +46,16 @@ from madlite.plan.plan_file import (
     secrets_in,
 )
 from madlite.plan.render import Rendered
+from madlite.platforms.docker.request import is_access_note, plan_file_notes
 from madlite.run.context import context_file
 from madlite.run.one import secrets_for
 from madlite.run.planning import placed
 from madlite.run.provenance import versions
 from madlite.run.screen import Planned
-from madlite.runtimes.docker.request import is_access_note, plan_file_notes
 from madlite.safe_read import digest_of
 from madlite.secrets import Redactor
-from madlite.workspace.claims import lock_name, locked_name
-from madlite.workspace.folder import new_run_id
+from madlite.store.claims import lock_name, locked_name
+from madlite.store.folder import new_run_id
 
 # A plan that can start → the text of its plan file.
 

@@ -34,7 +34,7 @@ from madlite.run.probe import JoinedAnswer, ProbedFacts, joined_probe, probe
 from madlite.run.provenance import make_provenance
 from madlite.run.screen import Planned
 from madlite.safe_files import Folder
-from madlite.workspace.folder import RUN_MARK
+from madlite.store.folder import RUN_MARK
 
 if TYPE_CHECKING:
     from madlite.run.settle import Settle

@@ -14,7 +14,7 @@ from madlite.model import Chunk, Sink
 from madlite.rank_labels import node_label
 from madlite.safe_files import Folder, folder_of
 from madlite.secrets import Redactor
-from madlite.workspace.log_file import LogFile
+from madlite.store.log_file import LogFile
 
 Output = Callable[[bytes, int], None]
 _FLAGS = os.O_RDWR | os.O_APPEND

@@ -26,6 +26,7 @@ from madlite.model import Backend, Cause, Diagnosis, ImageUsed, JobOutcome, Read
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.make import secrets_of
 from madlite.plan.manifest import plaintext_secrets
+from madlite.platforms.docker.request import request_secrets
 from madlite.run.context import context_file, masked
 from madlite.run.detect import AutoDetectReader
 from madlite.run.instrumentation import Instrumentation
@@ -38,12 +39,11 @@ from madlite.run.stop import StopControl
 from madlite.run.watchdog.hang import HangProbe
 from madlite.run.watchdog.progress_monitor import ProgressMonitor
 from madlite.run.watchdog.watchdog import HangReport, StopReason, Watchdog
-from madlite.runtimes.docker.request import request_secrets
 from madlite.safe_files import NO_SPACE
 from madlite.secrets import Redactor, assigned, collect, spelled_out
-from madlite.workspace.claims import claim_model_dir, lock_name, locked_results
-from madlite.workspace.folder import CONTEXT, LOG, RunFolder, open_runs
-from madlite.workspace.journal import RunEntry
+from madlite.store.claims import claim_model_dir, lock_name, locked_results
+from madlite.store.folder import CONTEXT, LOG, RunFolder, open_runs
+from madlite.store.journal import RunEntry
 
 if TYPE_CHECKING:
     from madlite.run.settle import Settle

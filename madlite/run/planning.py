@@ -34,12 +34,12 @@ from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, usable_gpus
 from madlite.plan.render import Rendering, render
 from madlite.plan.values import requested_origins, requested_values
+from madlite.platforms.docker.request import host_access
 from madlite.run.backend_choice import Owner, expand_shared, find_owners
 from madlite.run.checks import CommandInputs, refuse_without_effect
 from madlite.run.prepared import needed_assets, use_prepared
 from madlite.run.screen import Planned
 from madlite.run.session_runner import border
-from madlite.runtimes.docker.request import host_access
 
 
 class BatchInputs(PlanInputs, frozen=True, kw_only=True):

@@ -18,16 +18,16 @@ from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import ExitCode, MadliteError, RuntimeProblem
 from madlite.model import Action, Asset, Cause, Exit, Mount, RunPlan, Say, Session, Sink, Value
 from madlite.plan.context import Options
+from madlite.platforms.docker.container import STAMP, ownership_command
 from madlite.run.log import RunLog
 from madlite.run.one import secrets_for
 from madlite.run.prepared import data_inside
 from madlite.run.resolve import Requirement, Resolution
 from madlite.run.screen import Planned
 from madlite.run.stop import Signals, StopControl
-from madlite.runtimes.docker.container import STAMP, ownership_command
 from madlite.safe_read import read_end
-from madlite.workspace.folder import HANDLE, LOG, RunFolder
-from madlite.workspace.journal import RunEntry, now
+from madlite.store.folder import HANDLE, LOG, RunFolder
+from madlite.store.journal import RunEntry, now
 
 _END_BYTES = 1 << 16  # of the log, in which its last line is
 ONLY = "MADLITE_PREPARE_ONLY"  # templates/_base.sh.j2 exits where it is set

@@ -17,19 +17,19 @@ from madlite.errors import RecordError
 from madlite.measure.steps import Steps
 from madlite.model import Result, Row, RunPlan
 from madlite.model.results import Attempt
+from madlite.perfcsv.append import append_rows, left_out_text, save_rows
+from madlite.perfcsv.entries import Entries, entries_line, make_entries
+from madlite.perfcsv.header import limited_cells, new_columns, plain_cells, truncation_text
+from madlite.perfcsv.pending import rows_path
+from madlite.perfcsv.rows import build_rows, has_row, masked_rows
+from madlite.perfcsv.side_files import due_in_s, leave_entries, write_entries, write_waiting
+from madlite.perfcsv.stored import RunResult, result_text
 from madlite.plan.context import Options
-from madlite.results.entries import Entries, entries_line, make_entries
-from madlite.results.header import limited_cells, new_columns, plain_cells, truncation_text
-from madlite.results.pending import rows_path
-from madlite.results.perfcsv import append_rows, left_out_text, save_rows
-from madlite.results.record import Record, make_record, record_json, step_lines
-from madlite.results.rows import build_rows, has_row, masked_rows
-from madlite.results.sidefiles import due_in_s, leave_entries, write_entries, write_waiting
-from madlite.results.stored import RunResult, result_text
 from madlite.run.context import context_file, left_out_before
 from madlite.run.screen import Planned, Screen
-from madlite.workspace.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
-from madlite.workspace.journal import RunEntry, RunRows, RunStart, now
+from madlite.store.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
+from madlite.store.journal import RunEntry, RunRows, RunStart, now
+from madlite.store.record import Record, make_record, record_json, step_lines
 
 # What is written of a run that has ended, in an order in which no kill loses anything silently.
 #

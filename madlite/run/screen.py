@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Backend, Json, Knob, Quantity, Result, RunPlan, Runtime, Step, Value, to_json
 from madlite.plan.render import Rendered
-from madlite.workspace.folder import PROGRESS, Progress, RunFolder
+from madlite.store.folder import PROGRESS, Progress, RunFolder
 
 # Writes how far a run is into its folder; what keeps that from being written costs the run nothing.
 

@@ -30,9 +30,9 @@ from madlite.run.screen import Planned, RunEvents
 from madlite.run.stop import StopControl
 from madlite.safe_files import REMOVED, Folder
 from madlite.safe_read import read_inside
-from madlite.workspace.folder import HANDLE, RUN_MARK, VIEW, WORK, RunFolder
-from madlite.workspace.mounts import copy_whole
-from madlite.workspace.special_files import left_text, special_files
+from madlite.store.folder import HANDLE, RUN_MARK, VIEW, WORK, RunFolder
+from madlite.store.mounts import copy_whole
+from madlite.store.special_files import left_text, special_files
 
 # The `multiple_results` file of a run: found where scripts leave it, and only when this run wrote it.
 

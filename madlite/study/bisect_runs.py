@@ -12,21 +12,21 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from madlite.batch.attempts import TRANSIENT
+from madlite.batch.runner import Batch, BatchSettings
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Cause, Json, Metric, Result, Status, Study, Value, to_json
+from madlite.perfcsv.stored import read_record
 from madlite.plan.inputs import RUNS
 from madlite.reports.series import Direction, direction_of
-from madlite.results.batch_journal import BatchJournal
-from madlite.results.record import Record, result_of
-from madlite.results.stored import read_record
-from madlite.run.attempts import TRANSIENT
-from madlite.run.batch import Batch, BatchSettings
 from madlite.run.from_plan import copied
 from madlite.run.screen import Planned, RunOutcome
 from madlite.run.stop import Signals
+from madlite.store.batch_journal import BatchJournal
+from madlite.store.folder import new_run_id
+from madlite.store.record import Record, result_of
+from madlite.store.study import StudyFolder, read_state, studies_with
 from madlite.study.bisect import Bisection, NextItem, Sample, run_bisection
-from madlite.workspace.folder import new_run_id
-from madlite.workspace.study import StudyFolder, read_state, studies_with
 
 KIND = "bisect"
 STATE = "bisect.json"

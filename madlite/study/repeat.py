@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from madlite.batch.resume import Resumption
+from madlite.batch.runner import Batch, BatchSettings
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Status, Study, Value
 from madlite.plan.caches import cache_folders, with_caches
-from madlite.run.batch import Batch, BatchSettings
 from madlite.run.from_plan import copied
-from madlite.run.resume import Resumption
 from madlite.run.screen import Planned, RunOutcome, Screen, pair
 from madlite.run.stop import Signals
 from madlite.secrets import masked_json
+from madlite.store.folder import new_run_id
+from madlite.store.study import StudyFolder, caches_path
 from madlite.study.summary import StudySummary, samples_of, summarise
 from madlite.study.sweep import point_text
-from madlite.workspace.folder import new_run_id
-from madlite.workspace.study import StudyFolder, caches_path
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
-    from madlite.results.batch_journal import BatchJournal
+    from madlite.store.batch_journal import BatchJournal
 
 KIND = "repeat"
 

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
+from madlite.batch.runner import Batch, BatchSettings
 from madlite.errors import UsageProblem
 from madlite.model import Cause, Scalar, Study, Value
-from madlite.run.batch import Batch, BatchSettings
 from madlite.run.from_plan import copied
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals
 from madlite.secrets import masked_json
+from madlite.store.study import SUMMARY, StudyFolder
 from madlite.study.efficiency import GPUS, NODES, Scaling, scalings_of
 from madlite.study.repeat import later_ids
 from madlite.study.scaling_page import render_page
 from madlite.study.summary import SCALING, samples_of
-from madlite.workspace.study import SUMMARY, StudyFolder
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
-    from madlite.results.batch_journal import BatchJournal
+    from madlite.store.batch_journal import BatchJournal
 
 KIND = SCALING
 PAGE = "scaling.html"

@@ -12,8 +12,8 @@ from statistics import fmean, median
 
 from madlite.measure.statistics import Interval, coefficient_of_variation, mean_interval
 from madlite.model import Metric, Result, RunPlan, Scalar, Status, Study, Value, Variant
-from madlite.results.record import Record, result_of
 from madlite.run.screen import Planned, pair
+from madlite.store.record import Record, result_of
 
 CONFIDENCE = 0.95
 SCALING = "scaling"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from madlite.batch.runner import Batch, BatchSettings
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.measure.adaptive import FIRST_LOOK
 from madlite.measure.memory import sequences_per_step
@@ -22,23 +23,22 @@ from madlite.model import Cause, Knob, Result, RunPlan, Scalar, Status, Study, V
 from madlite.plan.inputs import RUNS
 from madlite.reports.page.run_details import read_steps
 from madlite.reports.runs import CUT_OFF, began, list_runs
-from madlite.results.record import result_of
-from madlite.run.batch import Batch, BatchSettings
 from madlite.run.checks import check_plans
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals
 from madlite.safe_read import read_regular
 from madlite.secrets import masked_json
+from madlite.store.folder import LOG
+from madlite.store.record import result_of
+from madlite.store.study import StudyFolder, studies_with, study_path
 from madlite.study.tune_costs import Budget
 from madlite.study.tune_models import Choice, Point, RunSteps, Space, Trial, TrialStatus
 from madlite.study.tune_search import Stop, next_run
-from madlite.workspace.folder import LOG
-from madlite.workspace.study import StudyFolder, studies_with, study_path
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
-    from madlite.results.batch_journal import BatchJournal
+    from madlite.store.batch_journal import BatchJournal
 
 KIND = "tune"
 STATE = "tune.json"

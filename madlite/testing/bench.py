@@ -16,8 +16,8 @@ from madlite.cancellation import in_thread
 from madlite.errors import RuntimeProblem
 from madlite.model import Action, Card, Chunk, Completed, Exit, Image, Machine, Place, RunPlan, Runtime, Session, Value
 from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE
+from madlite.store.folder import WORK
 from madlite.testing.flaws import Flaw
-from madlite.workspace.folder import WORK
 
 LIMIT_S = 60.0  # for each call of a runtime, where no other limit is set; a busy machine is late by seconds
 GRACE_S = 3.0

@@ -16,7 +16,7 @@ from madlite.plan.make import make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice
 from madlite.plan.render import Rendered, render
 from madlite.plan.values import requested_origins, requested_values
-from madlite.runtimes.registry import builtin_runtimes
+from madlite.platforms.registry import builtin_runtimes
 from madlite.testing.flaws import CALL_LIMIT_S, limited
 
 _GIB = 1 << 30

@@ -18,15 +18,15 @@ from msgspec.structs import replace
 from madlite.archive.taking_in import _folder_beside
 from madlite.archive.unpack import Limits, unpack
 from madlite.cli.main import call
-from madlite.cluster.submission import stored_submissions
 from madlite.errors import UsageProblem
+from madlite.jobs.submission import stored_submissions
 from madlite.model import Study
 from madlite.model.results import Attempt, FailedAttempt
-from madlite.results.record import File, record_json
-from madlite.results.stored import load_record
+from madlite.perfcsv.stored import load_record
 from madlite.safe_files import Folder
-from madlite.workspace.folder import LOG, PLAN, RECORD, open_runs
-from madlite.workspace.journal import RunRows, read
+from madlite.store.folder import LOG, PLAN, RECORD, open_runs
+from madlite.store.journal import RunRows, read
+from madlite.store.record import File, record_json
 from tests.archive import tars
 from tests.cli.stored_runs import good, store
 

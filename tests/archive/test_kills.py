@@ -45,7 +45,7 @@ def test_rows_of_an_import_that_was_killed_after_one_was_appended_are_there_once
     said(capsys, "archive", "2*", "-o", "x.tar.gz")
     other, archive = tmp_path / "other", str(place / "x.tar.gz")
     other.mkdir()
-    killed(other, "madlite.run.collect.append_once", "after", 1, "import", archive, "--rows")
+    killed(other, "madlite.batch.collect.append_once", "after", 1, "import", archive, "--rows")
     said(capsys, "import", archive, "--dir", str(other), "--rows")
     assert (other / "perf.csv").read_bytes() == (place / "perf.csv").read_bytes()
     again = ("--runs", str(other / "madlite_runs"), "--of", str(other / "perf.csv"), "-o", str(other / "again.csv"))

@@ -12,12 +12,12 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.model import Status
+from madlite.perfcsv.stored import load_record
 from madlite.reports.baselines import save_baseline
-from madlite.results.record import record_json
-from madlite.results.stored import load_record
 from madlite.safe_files import Folder
-from madlite.workspace.folder import LOCK, LOG, PLAN, RECORD, WORK
-from madlite.workspace.journal import RunRows
+from madlite.store.folder import LOCK, LOG, PLAN, RECORD, WORK
+from madlite.store.journal import RunRows
+from madlite.store.record import record_json
 from tests.archive.test_verify import SCRIPT, TRAINING, run_of
 from tests.cli.stored_runs import good, store
 

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from madlite.cli.main import call
 from madlite.model import Action, Cause, ResultRule
-from madlite.results.record import Record, record_json
-from madlite.workspace.folder import LOG, RECORD
-from madlite.workspace.journal import RunRows
+from madlite.store.folder import LOG, RECORD
+from madlite.store.journal import RunRows
+from madlite.store.record import Record, record_json
 from tests.cli.stored_runs import good, store
 
 ONE = "20260102T030405-a-000001"

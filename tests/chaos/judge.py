@@ -13,8 +13,8 @@ from pathlib import Path
 
 import jsonschema
 
-from madlite.results import record
-from madlite.workspace.journal import read_run
+from madlite.store import record
+from madlite.store.journal import read_run
 from tests.chaos.attacks import Round
 from tests.chaos.cards import Part
 from tests.chaos.place import AFTER, Place

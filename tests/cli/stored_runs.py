@@ -7,8 +7,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.model import Metric, Result, RunPlan, Status, to_json
-from madlite.results.record import Record, make_record, record_json
-from madlite.workspace.folder import LOCK, LOG, PLAN, RECORD
+from madlite.store.folder import LOCK, LOG, PLAN, RECORD
+from madlite.store.record import Record, make_record, record_json
 from tests.factories import make_plan, note_made, write_journal
 
 GOOD = Metric(metric="tps", text="12.5", status=Status.SUCCESS, value=12.5)

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 from madlite.cli.main import call
-from madlite.results.rebuild import rebuild
-from madlite.workspace.folder import RESULT, RunFolder
-from madlite.workspace.journal import RUN_JOURNAL
+from madlite.perfcsv.rebuild import rebuild
+from madlite.store.folder import RESULT, RunFolder
+from madlite.store.journal import RUN_JOURNAL
 from tests.csv_rows import perf_rows
 
 pytestmark = pytest.mark.host
@@ -125,18 +125,18 @@ def test_what_is_collected_is_what_the_run_would_have_written(checkout, more):
 @pytest.mark.parametrize(
     ("target", "when", "count", "rows_there"),
     [
-        ("madlite.run.recovery.unfinished.append_rows", "before", 1, False),
-        ("madlite.workspace.folder.RunFolder.note", "after", 1, False),  # before the row
-        ("madlite.results.perfcsv._append", "before", 1, False),
-        ("madlite.results.perfcsv._append", "after", 1, True),
-        ("madlite.run.recovery.unfinished.append_rows", "after", 1, True),
-        ("madlite.run.collect.leave_entries", "before", 1, True),
-        ("madlite.results.sidefiles.add_to_list", "after", 1, True),
-        ("madlite.results.sidefiles.add_to_table", "after", 1, True),
-        ("madlite.results.sidefiles.write_table", "after", 2, True),
-        ("madlite.run.collect.leave_entries", "after", 1, True),
-        ("madlite.workspace.folder.RunFolder.write_record", "before", 1, True),
-        ("madlite.workspace.journal.record_entry", "after", 1, True),
+        ("madlite.batch.recovery.unfinished.append_rows", "before", 1, False),
+        ("madlite.store.folder.RunFolder.note", "after", 1, False),  # before the row
+        ("madlite.perfcsv.append._append", "before", 1, False),
+        ("madlite.perfcsv.append._append", "after", 1, True),
+        ("madlite.batch.recovery.unfinished.append_rows", "after", 1, True),
+        ("madlite.batch.collect.leave_entries", "before", 1, True),
+        ("madlite.perfcsv.side_files.add_to_list", "after", 1, True),
+        ("madlite.perfcsv.side_files.add_to_table", "after", 1, True),
+        ("madlite.perfcsv.side_files.write_table", "after", 2, True),
+        ("madlite.batch.collect.leave_entries", "after", 1, True),
+        ("madlite.store.folder.RunFolder.write_record", "before", 1, True),
+        ("madlite.store.journal.record_entry", "after", 1, True),
     ],
 )
 def test_a_kill_at_any_moment_of_collecting_leaves_each_row_and_entry_once(
@@ -149,7 +149,7 @@ def test_a_kill_at_any_moment_of_collecting_leaves_each_row_and_entry_once(
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(perf_rows(checkout)) == 1 + rows_there
-    is_collected = "sidefiles" in target  # they are written last, of all runs at once, and by the next command
+    is_collected = "side_files" in target  # they are written last, of all runs at once, and by the next command
     expected = dict(zip(names, (True, is_collected), strict=True))
     assert {one["id"]: one["collected"] for one in listed(capfd)} == expected
     assert call(["collect"]) == 0 and len(perf_rows(checkout)) == 2
@@ -164,7 +164,7 @@ def test_a_kill_at_any_moment_of_collecting_leaves_each_row_and_entry_once(
 
 def test_a_kill_after_the_record_is_a_run_that_is_collected(checkout, capfd):
     assert run("--no-rows") == 0
-    words = ["madlite.workspace.folder.RunFolder.end_journal", "before", "1", "collect"]
+    words = ["madlite.store.folder.RunFolder.end_journal", "before", "1", "collect"]
     assert subprocess.run([sys.executable, "-c", KILLS, *words], timeout=60).returncode == -signal.SIGKILL
     assert [one["collected"] for one in listed(capfd)] == [True]
     assert call(["collect", "last"]) == 0 and "collected already" in capfd.readouterr().out
@@ -186,7 +186,7 @@ def test_a_run_of_a_plan_that_was_killed_with_its_result_is_collected(checkout, 
 
 def test_a_row_that_an_earlier_try_put_into_another_file_is_there_and_nowhere_else(checkout, capfd):
     assert run("--no-rows") == 0
-    words = ["madlite.run.collect.leave_entries", "before", "1", "collect", "-o", "one.csv"]
+    words = ["madlite.batch.collect.leave_entries", "before", "1", "collect", "-o", "one.csv"]
     assert subprocess.run([sys.executable, "-c", KILLS, *words], timeout=60).returncode == -signal.SIGKILL
     assert call(["collect", "-o", "two.csv"]) == 0
     assert "its rows are in one.csv" in capfd.readouterr().out and not (checkout / "two.csv").exists()
@@ -231,7 +231,7 @@ def test_a_run_of_a_cluster_s_job_that_was_cut_off_is_left_to_its_job(checkout, 
     (folder / RESULT).unlink()  # as a kill leaves a run
     submission = SimpleNamespace(open_runs=[SimpleNamespace(id=folder.name)])
     with monkeypatch.context() as patch:
-        patch.setattr("madlite.cluster.submission.stored_submissions", lambda here, **named: (submission,))
+        patch.setattr("madlite.jobs.submission.stored_submissions", lambda here, **named: (submission,))
         assert call(["collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
         assert call(["collect", folder.name]) == 3 and "it was cut off" in capfd.readouterr().err
     assert not (checkout / "perf.csv").exists()
@@ -365,10 +365,10 @@ def test_no_secret_is_in_a_result(checkout, monkeypatch):
 @pytest.mark.parametrize(
     ("target", "when"),
     [
-        ("madlite.results.perfcsv._append", "after"),
+        ("madlite.perfcsv.append._append", "after"),
         ("madlite.run.result_writer.write_entries", "before"),
-        ("madlite.results.sidefiles.add_to_list", "after"),
-        ("madlite.results.sidefiles.add_to_table", "after"),
+        ("madlite.perfcsv.side_files.add_to_list", "after"),
+        ("madlite.perfcsv.side_files.add_to_table", "after"),
         ("madlite.run.result_writer.make_record", "before"),
     ],
 )

@@ -243,7 +243,7 @@ def test_what_was_rendered_is_what_runs_whatever_the_templates_are_by_then(check
 
 def bound(saved, machine, workspace, runtimes=None, environ=MappingProxyType({})):
     from madlite.backends.loader import load_plugins
-    from madlite.runtimes.registry import builtin_runtimes
+    from madlite.platforms.registry import builtin_runtimes
 
     options = Options(
         workspace=workspace, output=workspace / "perf.csv", python="/here/python", user=(7, 8), environ=environ

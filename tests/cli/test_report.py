@@ -121,8 +121,8 @@ def test_several_results_come_before_a_single_one(folder, capsys):
 def test_a_page_is_written_of_a_path_or_of_a_run(folder, capsys):
     from msgspec.structs import replace
 
-    from madlite.results.record import record_json
-    from madlite.workspace.journal import RunRows
+    from madlite.store.journal import RunRows
+    from madlite.store.record import record_json
 
     assert call(["report", "to-html", "perf.csv"]) == 0 and capsys.readouterr().out == "wrote perf.html\n"
     record = store(folder, "20260102T030405-tiny-0000aa", good("x", suspect=("ranks differ",)))

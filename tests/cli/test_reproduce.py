@@ -23,10 +23,10 @@ from madlite.errors import UsageProblem
 from madlite.model import ImageUsed, Provenance, Result, Status, Study, Traits, Variant
 from madlite.plan.recipe_file import recipe_text
 from madlite.reports.reproduce import CommandOptions, reproduce
-from madlite.results.record import make_record, record_json
 from madlite.run.context import context_file, left_out_before
 from madlite.secrets import Redactor
-from madlite.workspace.folder import CONTEXT, RECORD
+from madlite.store.folder import CONTEXT, RECORD
+from madlite.store.record import make_record, record_json
 from tests.cli.stored_runs import good, store
 from tests.factories import HOST, make_plan
 

@@ -9,9 +9,9 @@ import pytest
 from madlite.cli.main import call
 from madlite.measure.statistics import Interval
 from madlite.model import Study, to_json
+from madlite.store.study import StudyFolder
 from madlite.study.bisect_summary import BisectSummary, ItemSummary
 from madlite.study.tune_report import TunedPoint, TuneReport
-from madlite.workspace.study import StudyFolder
 from tests.cli.stored_runs import good, store
 
 ID = "20261122T093011-3fa91c"

@@ -16,9 +16,9 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.model import Card, Quantity, Result, Status, Step, Study
-from madlite.results.batch_journal import BatchJournal, RequestedRun
 from madlite.run.screen import ProgressWriter
-from madlite.workspace.folder import LOCK, PROGRESS, Progress, RunFolder, read_progress
+from madlite.store.batch_journal import BatchJournal, RequestedRun
+from madlite.store.folder import LOCK, PROGRESS, Progress, RunFolder, read_progress
 from tests.cli.stored_runs import good, store
 from tests.cli.test_runs import said
 from tests.factories import make_plan

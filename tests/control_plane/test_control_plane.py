@@ -18,14 +18,14 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from madlite.cluster.kubernetes_check import examine
 from madlite.errors import RuntimeProblem
+from madlite.jobs.kubernetes_check import examine
 from madlite.model import Cause, Secret
-from madlite.runtimes.kubernetes import api
-from madlite.runtimes.kubernetes.api import Api, Refusal
-from madlite.runtimes.kubernetes.manifests import job_name, label_value, make_objects
-from madlite.runtimes.kubernetes.runtime import create
-from madlite.runtimes.kubernetes.settings import Toleration, Volume
+from madlite.platforms.kubernetes import api
+from madlite.platforms.kubernetes.api import Api, Refusal
+from madlite.platforms.kubernetes.manifests import job_name, label_value, make_objects
+from madlite.platforms.kubernetes.runtime import create
+from madlite.platforms.kubernetes.settings import Toleration, Volume
 from tests.pods.test_session import Output, run
 from tests.waiting import wait_until
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from madlite.cli.main import call
-from madlite.cluster import follow
+from madlite.jobs import follow
 from tests.crash.fail_points import Events, Point, points
 from tests.crash.scenarios import SCENARIOS, broken_promises, make_folder
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.runtimes.docker.runtime import DockerRuntime
+from madlite.platforms.docker.runtime import DockerRuntime
 from tests.engine.checkout import Checkout
 from tests.engine_fixture import remove_built
 

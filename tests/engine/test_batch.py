@@ -9,14 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.backends.loader import load_plugins
+from madlite.batch.runner import exit_code, run_batch
 from madlite.errors import ExitCode
 from madlite.model import Card, Cause, Machine, Request, Result, ResultRule, Status
 from madlite.plan.context import Context, Options
-from madlite.run.batch import exit_code, run_batch
+from madlite.platforms.host.runtime import HostRuntime
 from madlite.run.checks import check_plans
 from madlite.run.planning import BatchInputs, plan_runs
-from madlite.runtimes.host.runtime import HostRuntime
-from madlite.workspace.folder import RunFolder
+from madlite.store.folder import RunFolder
 from tests.csv_rows import csv_rows
 
 
@@ -110,7 +110,7 @@ def test_a_run_folder_that_a_full_disk_does_not_take_has_that_cause(planned, mon
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("madlite.workspace.folder._open_locked", full)
+    monkeypatch.setattr("madlite.store.folder._open_locked", full)
     (result,) = run_batch(plans, options, plugins, Quiet()).results
     assert statuses(options) == ["FAILURE"] and result.code == "disk_full"
     assert "No space left on device" in result.reason
@@ -265,7 +265,7 @@ def test_a_bug_in_the_side_files_writes_no_second_row(planned, monkeypatch):
     def broken(*args, **named):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("madlite.results.entries.build_entries", broken)
+    monkeypatch.setattr("madlite.perfcsv.entries.build_entries", broken)
     screen = Quiet()
     outcome = run_batch(plans, options, plugins, screen)
     assert outcome.bug is None and statuses(options) == ["SUCCESS"]

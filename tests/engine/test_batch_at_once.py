@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
+from madlite.batch.runner import Batch, BatchSettings
 from madlite.cli.screens import PlainScreen, Sink
 from madlite.errors import ExitCode
 from madlite.model import Cause, Status
-from madlite.run.batch import Batch, BatchSettings
+from madlite.platforms.host.runtime import HostRuntime
 from madlite.run.watchdog.watchdog import StopReason
-from madlite.runtimes.host.runtime import HostRuntime
 from tests.csv_rows import csv_rows
 from tests.engine.planning import plan_scripts
 

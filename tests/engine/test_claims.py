@@ -8,7 +8,7 @@ import threading
 from msgspec.structs import replace
 
 from madlite.run.one import claimed
-from madlite.workspace.claims import claim_model_dir, lock_name, locked_model_dir
+from madlite.store.claims import claim_model_dir, lock_name, locked_model_dir
 from tests.factories import make_plan
 
 

@@ -14,7 +14,7 @@ from madlite.cancellation import STOPPED
 from madlite.errors import RuntimeProblem
 from madlite.model import Action, Cause, Chunk, EngineOptions, Image, Machine, Mount, Place, Secret, Study
 from madlite.plan.caches import with_caches
-from madlite.runtimes.docker.runtime import DockerRuntime
+from madlite.platforms.docker.runtime import DockerRuntime
 from tests.engine_fixture import give_up
 from tests.factories import id_of, make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from madlite.batch.runner import run_batch
 from madlite.cli.arguments import COLUMNS
 from madlite.cli.format import diagnosis_lines, verdict_line
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.model import Blocked, Cause, Chunk, Exit, Result, ResultRule, Status
+from madlite.perfcsv.rows import OWN_COLUMNS, build_rows
 from madlite.plan.make import make_plan
-from madlite.results.rows import OWN_COLUMNS, build_rows
-from madlite.run.batch import run_batch
 from madlite.run.context import masked
 from madlite.run.one import disk_space, with_diagnosis
 from madlite.run.run_progress import RunProgress

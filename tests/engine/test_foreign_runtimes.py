@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import pytest
 
 from madlite import CommandRuntime, RuntimeProblem, Traits
+from madlite.batch.runner import run_batch
 from madlite.cli.preview import preview
 from madlite.cli.screens import PlainScreen, Sink
 from madlite.errors import ExitCode
-from madlite.run.batch import run_batch
 from tests.csv_rows import csv_rows
 from tests.engine.planning import plan_scripts
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from madlite.backends.loader import load_plugins
 from madlite.errors import UsageProblem
 from madlite.model import Card, Cause, Gpu, ImageUsed, Machine, Request, Result, Status, Traits
+from madlite.perfcsv.rows import docker_file
 from madlite.plan.context import Context, Options, read_context
 from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, read_manifest
-from madlite.results.rows import docker_file
 from madlite.run.from_manifest import manifest_of_runs, misfit, plan_manifest
 from madlite.run.planning import BatchInputs
 from madlite.run.screen import Planned

@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 
 from madlite.errors import RuntimeProblem
+from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.run.watchdog.hang import probe_nodes
 from madlite.run.watchdog.processes import locate_ranks, own_ranks
-from madlite.runtimes.docker.runtime import DockerRuntime
-from madlite.workspace.folder import FOLDER_LABEL, RUN_LABEL
+from madlite.store.folder import FOLDER_LABEL, RUN_LABEL
 from tests.factories import BASE_IMAGE, make_plan
 
 pytestmark = pytest.mark.engine

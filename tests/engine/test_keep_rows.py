@@ -7,11 +7,11 @@ import os
 import pytest
 from msgspec.structs import replace
 
+from madlite.batch.recovery.unfinished import append_pending, find_incomplete, recovery_report
+from madlite.batch.runner import run_batch
+from madlite.perfcsv.header import STANDARD_COLUMNS, Header
+from madlite.perfcsv.rebuild import rebuild
 from madlite.reports.runs import list_runs
-from madlite.results.header import STANDARD_COLUMNS, Header
-from madlite.results.rebuild import rebuild
-from madlite.run.batch import run_batch
-from madlite.run.recovery.unfinished import append_pending, find_incomplete, recovery_report
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.engine.test_unfinished import Killed, kill_at, rows_of
 
@@ -24,7 +24,7 @@ def full_at_append(monkeypatch) -> None:
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("madlite.results.perfcsv._append", full)
+    monkeypatch.setattr("madlite.perfcsv.append._append", full)
 
 
 FOREIGN = Header(columns=STANDARD_COLUMNS).line + f"foreign{',' * 20}SUCCESS{',' * 8}\n" * 50
@@ -52,7 +52,7 @@ def test_of_a_run_that_was_cut_off_and_taken_in_by_a_rebuild_nobody_says_that_it
     plans, options, plugins = planned
     options.output.write_text(FOREIGN)
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.results.perfcsv._append")
+        kill_at(patch, "madlite.perfcsv.append._append")
         with pytest.raises(Killed):
             run_batch(plans, options, plugins, Quiet())
     assert find_incomplete(options.workspace)[0].row == "no row"
@@ -64,7 +64,7 @@ def test_of_a_run_that_was_cut_off_and_taken_in_by_a_rebuild_nobody_says_that_it
 def test_after_a_rebuild_rows_alike_are_told_apart_by_the_new_file(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     options.output.write_text(FOREIGN)
-    monkeypatch.setattr("madlite.results.rows._test_duration", lambda result: "alike")
+    monkeypatch.setattr("madlite.perfcsv.rows._test_duration", lambda result: "alike")
     run_batch(plans, options, plugins, Quiet())
     rebuild(options.output, options.workspace / "madlite_runs", force=True)
     (plan,) = plans
@@ -72,7 +72,7 @@ def test_after_a_rebuild_rows_alike_are_told_apart_by_the_new_file(planned, monk
         second = f"id-{n}-{os.getpid()}"
         again = replace(plan, plan=replace(plan.plan, id=second, folder=plan.plan.folder.with_name(second)))
         with monkeypatch.context() as patch:
-            kill_at(patch, "madlite.results.perfcsv._append", after=after)
+            kill_at(patch, "madlite.perfcsv.append._append", after=after)
             with pytest.raises(Killed):
                 run_batch([again], options, plugins, Quiet())
     told = {one.folder.name: one.row for one in find_incomplete(options.workspace)}
@@ -81,7 +81,7 @@ def test_after_a_rebuild_rows_alike_are_told_apart_by_the_new_file(planned, monk
 
 def test_after_a_rebuild_a_row_like_an_earlier_one_is_added_still(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
-    monkeypatch.setattr("madlite.results.rows._test_duration", lambda result: "alike")
+    monkeypatch.setattr("madlite.perfcsv.rows._test_duration", lambda result: "alike")
     run_batch(plans, options, plugins, Quiet())
     rebuild(options.output, options.workspace / "madlite_runs", force=True)
     away = options.output.rename(options.output.with_name("away.csv"))

@@ -14,10 +14,10 @@ from pkgutil import resolve_name
 
 import pytest
 
-from madlite.run.batch import run_batch
-from madlite.run.collect import collect_cut_off, cut_off_runs, recover_cut_off
-from madlite.run.recovery.leftovers import Leftover, Leftovers, end_journals
-from madlite.workspace.folder import RunFolder
+from madlite.batch.collect import collect_cut_off, cut_off_runs, recover_cut_off
+from madlite.batch.recovery.leftovers import Leftover, Leftovers, end_journals
+from madlite.batch.runner import run_batch
+from madlite.store.folder import RunFolder
 from tests.csv_rows import csv_rows
 from tests.engine.checkout import Checkout
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
@@ -126,11 +126,11 @@ def test_a_run_without_rows_gets_one_by_collect_alone(checkout):  # noqa: F811
 @pytest.mark.parametrize(
     "target",
     [
-        "madlite.results.perfcsv._append",
-        "madlite.run.collect.leave_entries",
-        "madlite.workspace.folder.RunFolder.write_record",
-        "madlite.workspace.folder.RunFolder.end_journal",
-        "madlite.run.collect.remove_run_files",
+        "madlite.perfcsv.append._append",
+        "madlite.batch.collect.leave_entries",
+        "madlite.store.folder.RunFolder.write_record",
+        "madlite.store.folder.RunFolder.end_journal",
+        "madlite.batch.collect.remove_run_files",
     ],
 )
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -159,7 +159,7 @@ def cut_off(planned, monkeypatch, target: str, *, after: bool = False) -> None: 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_run_that_was_killed_beside_its_row_keeps_its_result(planned, monkeypatch, after):  # noqa: F811
     _, options, _ = planned
-    cut_off(planned, monkeypatch, "madlite.results.perfcsv._append", after=after)
+    cut_off(planned, monkeypatch, "madlite.perfcsv.append._append", after=after)
     (said,) = recover_cut_off(options.workspace, options.output)
     assert "SUCCESS, it was cut off; its row" in said, said
     assert [(row["status"], row["performance"]) for row in csv_rows(options.output)] == [("SUCCESS", "5")]
@@ -174,7 +174,7 @@ def test_a_run_that_another_madlite_has_gets_no_row(planned, monkeypatch):  # no
     _, options, _ = planned
     cut_off(planned, monkeypatch, "madlite.run.one.judge")
     (folder,) = cut_off_runs(options.workspace)
-    monkeypatch.setattr("madlite.workspace.folder.acquire.__defaults__", (0.0,))
+    monkeypatch.setattr("madlite.store.folder.acquire.__defaults__", (0.0,))
     held = RunFolder.reopen(folder)
     assert cut_off_runs(options.workspace) == () and recover_cut_off(options.workspace, options.output) == []
     (busy,) = collect_cut_off([folder], options.workspace, options.output)  # it was locked since
@@ -226,8 +226,8 @@ def test_a_run_whose_lock_was_not_seen_gets_no_second_row(planned, monkeypatch, 
 
     def taken(*args, **named):
         with monkeypatch.context() as patch:  # as on NFS whose locks are each host's own
-            patch.setattr("madlite.workspace.folder.acquire", lambda lock: None)
-            patch.setattr("madlite.workspace.folder.is_locked", lambda path: False)
+            patch.setattr("madlite.store.folder.acquire", lambda lock: None)
+            patch.setattr("madlite.store.folder.is_locked", lambda path: False)
             said.extend(recover_cut_off(options.workspace, options.output))
         return real(*args, **named)
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from madlite.batch.recovery import leftovers
+from madlite.batch.recovery.leftovers import Leftover, find_leftovers, remove
 from madlite.model import JobOutcome
-from madlite.run.recovery import leftovers
-from madlite.run.recovery.leftovers import Leftover, find_leftovers, remove
-from madlite.workspace.folder import LOCK, PLAN
-from madlite.workspace.journal import read_run
+from madlite.store.folder import LOCK, PLAN
+from madlite.store.journal import read_run
 from tests.factories import id_of, note_made, write_journal
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.environ["PATH"]}
@@ -25,9 +25,9 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": os.enviro
 MADLITE = """
 import os, sys
 from pathlib import Path
-from madlite.run.recovery import leftovers
-from madlite.workspace.folder import RunFolder
-from madlite.runtimes.registry import builtin_runtimes
+from madlite.batch.recovery import leftovers
+from madlite.store.folder import RunFolder
+from madlite.platforms.registry import builtin_runtimes
 from madlite.model import Action, Place
 from tests.factories import make_plan
 

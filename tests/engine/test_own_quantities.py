@@ -11,14 +11,14 @@ import pytest
 from madlite import MadMetric, PluginError, Quantity, TemplateBackend, hookimpl, step_pattern
 from madlite.backends.loader import load_plugins
 from madlite.backends.step_lines import StepPattern
+from madlite.batch.runner import run_batch
 from madlite.cli import setup
 from madlite.cli.main import call
 from madlite.cli.screens import PlainScreen, Sink
 from madlite.model import Card, Machine, Request, Status, Variant
 from madlite.plan.context import Context, Options
-from madlite.run.batch import run_batch
+from madlite.platforms.host.runtime import HostRuntime
 from madlite.run.planning import BatchInputs, plan_runs
-from madlite.runtimes.host.runtime import HostRuntime
 from tests.csv_rows import csv_rows
 
 FRAMES = Quantity(name="frames_per_s", unit="frames/s", direction="higher")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from madlite.results.locked import locked
-from madlite.workspace.gpu_leases import LeaseFolder
+from madlite.perfcsv.locked import locked
+from madlite.store.gpu_leases import LeaseFolder
 from tests.engine.checkout import Checkout
 from tests.waiting import wait_until
 

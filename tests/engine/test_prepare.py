@@ -15,12 +15,12 @@ from madlite.errors import CheckFailed, ExitCode, RuntimeProblem
 from madlite.model import Action, Asset, Blocked, Cause, Image, Machine, Status, Traits
 from madlite.plan.context import Options
 from madlite.plan.render import Rendered
+from madlite.platforms.host.runtime import HostRuntime
 from madlite.run.prepare import prepare_all
 from madlite.run.prepared import HUB_INSIDE, use_prepared
 from madlite.run.resolve import PrepareOptions, resolve
 from madlite.run.screen import Planned
-from madlite.runtimes.host.runtime import HostRuntime
-from madlite.workspace.folder import unfinished
+from madlite.store.folder import unfinished
 from tests.assets.hub_server import Repo, hub_server
 from tests.factories import BASE_IMAGE, HOST, make_plan
 from tests.run.output import Output, bash

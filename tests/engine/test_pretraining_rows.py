@@ -11,7 +11,7 @@ from madlite.cli.planning import plan_all
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Exit, Result, Status
-from madlite.results.rows import build_rows
+from madlite.perfcsv.rows import build_rows
 
 COLUMNS = ("mode", "precision", "batch_size", "seq_len", "device", "num_gpus")
 

@@ -16,13 +16,13 @@ from madlite.backends.loader import Plugins
 from madlite.errors import RuntimeProblem
 from madlite.machine import Host
 from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
+from madlite.platforms.host.runtime import HostRuntime
+from madlite.platforms.host.session import HostSession
+from madlite.platforms.process_table import run_processes
 from madlite.run import probe_inside
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.probe import LIMIT_S, MOST_BYTES, JoinedAnswer, ProbedFacts, joined_probe, probe, read_answer
 from madlite.run.screen import Planned
-from madlite.runtimes.host.runtime import HostRuntime
-from madlite.runtimes.host.session import HostSession
-from madlite.runtimes.process_table import run_processes
 from tests.factories import make_plan
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -11,10 +11,10 @@ import madlite
 from madlite.backends.loader import Plugins
 from madlite.model import Gpu, Machine, Provenance, RunPlan, Secret
 from madlite.plan.render import Rendered
+from madlite.platforms.host.runtime import HostRuntime
 from madlite.run.probe import NAMES, PREFIXES, ProbedFacts
 from madlite.run.provenance import gpu_facts, make_provenance
 from madlite.run.screen import Planned
-from madlite.runtimes.host.runtime import HostRuntime
 from tests.factories import make_plan
 
 GIB = 1 << 30

@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from madlite.results import record
+from madlite.store import record
 from tests.engine.checkout import Checkout, end
 
 GOOD = 'echo "performance: 12.5 tokens_per_second"\n'

@@ -231,15 +231,15 @@ def test_a_secret_of_the_command_is_not_known_any_more(checkout):  # noqa: F811
 
 
 KILLED_AT = (
-    "madlite.run.batch.Batch._run",
-    "madlite.workspace.folder.RunFolder.create",
+    "madlite.batch.runner.Batch._run",
+    "madlite.store.folder.RunFolder.create",
     "madlite.run.result_writer.append_rows",
-    "madlite.results.perfcsv._append",
+    "madlite.perfcsv.append._append",
     "madlite.run.result_writer.SideFiles.add",
     "madlite.run.result_writer.make_record",
-    "madlite.workspace.folder.RunFolder.end_journal",
-    "madlite.results.batch_journal.BatchJournal.end",
-    "madlite.results.batch_journal.BatchJournal.close",
+    "madlite.store.folder.RunFolder.end_journal",
+    "madlite.store.batch_journal.BatchJournal.end",
+    "madlite.store.batch_journal.BatchJournal.close",
 )
 # a process that is killed when a function of ours is called for the Nth time, or right after that
 KILLER = """import os, signal, sys

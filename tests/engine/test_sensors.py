@@ -24,11 +24,11 @@ from madlite.model import (
     Traits,
     Window,
 )
+from madlite.platforms.host.runtime import HostRuntime
 from madlite.run import instrumentation as module
 from madlite.run.instrumentation import Instrumentation, TelemetryRecorder
 from madlite.run.probe import ProbedFacts
 from madlite.run.screen import Planned
-from madlite.runtimes.host.runtime import HostRuntime
 from madlite.safe_files import Folder
 from tests.factories import make_plan
 

@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.model import Image, Machine, Place
-from madlite.runtimes.slurm.containers import container_of
+from madlite.platforms.slurm.containers import container_of
 from tests.cli.test_scaling import ELSEWHERE
 from tests.csv_rows import csv_rows
 from tests.engine.podman_fixture import command_line, podman

@@ -10,16 +10,16 @@ from pkgutil import resolve_name
 import pytest
 from msgspec.structs import replace
 
+from madlite.batch.recovery.leftovers import Leftover, remove
+from madlite.batch.recovery.unfinished import append_pending, find_all, find_incomplete, recovery_report
+from madlite.batch.runner import run_batch
+from madlite.perfcsv.header import new_columns
+from madlite.perfcsv.rebuild import rebuild
 from madlite.reports.runs import list_runs
-from madlite.results.batch_journal import BatchJournal
-from madlite.results.header import new_columns
-from madlite.results.rebuild import rebuild
-from madlite.run.batch import run_batch
-from madlite.run.recovery.leftovers import Leftover, remove
-from madlite.run.recovery.unfinished import append_pending, find_all, find_incomplete, recovery_report
-from madlite.workspace import folder, journal
-from madlite.workspace.folder import LOCK, RECORD, RunFolder
-from madlite.workspace.journal import RUN_JOURNAL, RunEntry, read_run
+from madlite.store import folder, journal
+from madlite.store.batch_journal import BatchJournal
+from madlite.store.folder import LOCK, RECORD, RunFolder
+from madlite.store.journal import RUN_JOURNAL, RunEntry, read_run
 from tests.csv_rows import csv_rows
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import note_made, write_journal
@@ -60,8 +60,8 @@ def left_in(workspace: Path) -> list[Leftover]:
     [
         ("madlite.run.result_writer.step_lines", False, 0, "no row"),
         ("madlite.run.result_writer.append_rows", False, 0, "no row"),
-        ("madlite.results.perfcsv._append", False, 0, "no row"),
-        ("madlite.results.perfcsv._append", True, 1, "its row is in perf.csv"),
+        ("madlite.perfcsv.append._append", False, 0, "no row"),
+        ("madlite.perfcsv.append._append", True, 1, "its row is in perf.csv"),
         ("madlite.run.result_writer.append_rows", True, 1, "its row is in perf.csv"),
         ("madlite.run.result_writer.write_entries", False, 1, "its row is in perf.csv"),
         ("madlite.run.result_writer.make_record", False, 1, "its row is in perf.csv"),
@@ -90,7 +90,7 @@ def test_a_kill_at_any_instant_leaves_the_row_or_is_told(planned, monkeypatch, t
 def test_a_kill_between_the_record_and_the_end_of_the_note_is_an_ended_run(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.workspace.folder.RunFolder.end_journal")
+        kill_at(patch, "madlite.store.folder.RunFolder.end_journal")
         with pytest.raises(Killed):
             run_batch(plans, options, plugins, Quiet())
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
@@ -206,7 +206,7 @@ def test_a_kill_while_a_kept_row_is_added_does_not_add_it_twice(planned, monkeyp
     run_batch(plans, options, plugins, Quiet())
     options.output.rmdir()
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.run.recovery.unfinished._update_record")
+        kill_at(patch, "madlite.batch.recovery.unfinished._update_record")
         with pytest.raises(Killed):
             append_pending(options.workspace, options.output)
     assert rows_of(options.output) == ["m"]
@@ -315,7 +315,7 @@ def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, 
     for target in ("masked_json", "_open_locked", "hide_from_git"):
         with BatchJournal(workspace, ("run",)) as batch, monkeypatch.context() as patch:
             patch.setattr(folder, "_open_locked", lambda *args: locks.append(taken(*args)) or locks[-1])
-            kill_at(patch, f"madlite.workspace.folder.{target}")
+            kill_at(patch, f"madlite.store.folder.{target}")
             with pytest.raises(Killed):
                 run_batch(plans, options, plugins, Quiet(), journal=batch)
         while locks:

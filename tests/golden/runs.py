@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from madlite.workspace.gpu_leases import VARIABLE as LEASES
+from madlite.store.gpu_leases import VARIABLE as LEASES
 from tests.engine_fixture import remove_built
 from tests.golden.machines import StandIn
 from tests.golden.tap import Call, Tap

@@ -17,21 +17,21 @@ from madlite.cli.show import page
 from madlite.errors import MadliteError, RecordError, UsageProblem
 from madlite.measure.multiple import parse_results
 from madlite.model import Line, Row, Status
+from madlite.perfcsv import append_rows
+from madlite.perfcsv.configs import read_configs
+from madlite.perfcsv.entries import Entries
+from madlite.perfcsv.pending import are_in_file
+from madlite.perfcsv.rebuild import rebuild
+from madlite.perfcsv.side_files import Addition, add_to_list
+from madlite.perfcsv.update_perf import update_perf
 from madlite.reports.documents import read_table
 from madlite.reports.html import render_page
 from madlite.reports.log import plain_text
 from madlite.reports.run_fields import COLUMNS, as_csv, csv_cells
 from madlite.reports.runs import as_json, find_run, list_runs
-from madlite.results import append_rows
-from madlite.results.configs import read_configs
-from madlite.results.entries import Entries
-from madlite.results.pending import are_in_file
-from madlite.results.rebuild import rebuild
-from madlite.results.record import Record, record_json
-from madlite.results.sidefiles import Addition, add_to_list
-from madlite.results.update_perf import update_perf
-from madlite.workspace.folder import LOCK, PLAN, RECORD
-from madlite.workspace.journal import RUN_JOURNAL, RunRows, read_run
+from madlite.store.folder import LOCK, PLAN, RECORD
+from madlite.store.journal import RUN_JOURNAL, RunRows, read_run
+from madlite.store.record import Record, record_json
 from tests.factories import make_plan
 from tests.tiers import examples
 

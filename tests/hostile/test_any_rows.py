@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from madlite.model import Row
-from madlite.results import append_rows
-from madlite.results.header import plain
+from madlite.perfcsv import append_rows
+from madlite.perfcsv.header import plain
 from tests.tiers import examples
 
 CELL = st.text(max_size=12) | st.sampled_from(

@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.model import Status
-from madlite.results.record import Record, record_json
-from madlite.workspace.journal import RunRows, read_run
+from madlite.store.journal import RunRows, read_run
+from madlite.store.record import Record, record_json
 from tests.csv_rows import csv_rows
 from tests.factories import write_journal
 

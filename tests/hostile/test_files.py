@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from madlite.batch.recovery.unfinished import recovery_report
+from madlite.batch.runner import run_batch
 from madlite.model import Chunk, ResultRule, Row, Status
+from madlite.perfcsv.append import save_rows
 from madlite.reports.runs import list_runs
-from madlite.results.perfcsv import save_rows
-from madlite.run.batch import run_batch
 from madlite.run.log import RunLog
-from madlite.run.recovery.unfinished import recovery_report
 from madlite.run.session_runner import ResultsFile
 from madlite.safe_read import LIMIT_BYTES, copy_inside, read_inside
-from madlite.workspace.folder import RunFolder, unfinished
-from madlite.workspace.mounts import copy_matching
+from madlite.store.folder import RunFolder, unfinished
+from madlite.store.mounts import copy_matching
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import make_plan, note_made
 

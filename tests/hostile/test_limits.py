@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from madlite.batch.runner import run_batch
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import parse_results
 from madlite.measure.number import number_from_line
 from madlite.measure.performance import CUT, is_too_long, short_name, shortened
 from madlite.model import Cause, Metric, Result, ResultRule, Row, Status
-from madlite.results import append_rows
-from madlite.results.configs import read_configs
-from madlite.results.entries import configs_of
-from madlite.results.header import as_number, typed_rows
-from madlite.results.pending import are_in_file
-from madlite.run.batch import run_batch
+from madlite.perfcsv import append_rows
+from madlite.perfcsv.configs import read_configs
+from madlite.perfcsv.entries import configs_of
+from madlite.perfcsv.header import as_number, typed_rows
+from madlite.perfcsv.pending import are_in_file
 from madlite.run.context import masked
-from madlite.workspace.journal import RunRows
+from madlite.store.journal import RunRows
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.factories import make_plan
 

@@ -23,7 +23,7 @@ from madlite.reports.page.sources import collect
 from madlite.reports.page.values import ReferenceMark
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS
-from madlite.workspace.folder import STEPS
+from madlite.store.folder import STEPS
 from tests.browser import browser, until
 from tests.cli.stored_runs import good, store
 

@@ -17,8 +17,8 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import read_results
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Exit, Place, Request, Result, RunPlan, Status
+from madlite.perfcsv.rows import build_rows
 from madlite.plan.render import render
-from madlite.results.rows import build_rows
 from madlite_plugins.dlrm.backend import RESULTS, Dlrm
 from tests.plugins.logs import TEMPLATES
 from tests.plugins.rendered import run_sh

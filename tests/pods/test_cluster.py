@@ -15,8 +15,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.cluster.test_real_slurm import KILLS
 from tests.csv_rows import perf_rows
+from tests.jobs.test_real_slurm import KILLS
 from tests.pods.stand_in import Cluster
 from tests.waiting import start_session, wait_until
 
@@ -211,9 +211,9 @@ def test_detached_jobs_are_listed_and_their_rows_collected_once(site):
 @pytest.mark.parametrize(
     ("target", "when"),
     [
-        ("madlite.cluster.kubernetes.create", "before"),
-        ("madlite.runtimes.kubernetes.api.Api.resume", "before"),
-        ("madlite.cluster.kubernetes.create", "after"),
+        ("madlite.jobs.kubernetes.create", "before"),
+        ("madlite.platforms.kubernetes.api.Api.resume", "before"),
+        ("madlite.jobs.kubernetes.create", "after"),
     ],
 )
 def test_a_submission_that_is_killed_at_any_moment_is_finished_by_attach(site, target, when):
@@ -367,7 +367,7 @@ def test_a_kill_between_a_failure_and_its_next_attempt_loses_nothing(site, when)
     assert site.call("run", "--cluster", "lab", "--tags", "a", "--detach", *words)[0] == 0
     wait_until(lambda: all(pod.over.is_set() for pod in site.cluster.pods.values()), "the pod's end")
     (site.folder / "scripts/a/run.sh").write_text("exit 1\n")  # what was submitted is tried again
-    killed = site.start_killed("madlite.cluster.kubernetes.create", when, "attach")
+    killed = site.start_killed("madlite.jobs.kubernetes.create", when, "attach")
     killed.communicate(timeout=120)
     assert killed.returncode == -signal.SIGKILL
     code, out = site.call("collect")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.model import Cause
-from madlite.runtimes.kubernetes.faults import capacity_fault, creation_fault, ended_fault, exit_code, pending_fault
+from madlite.platforms.kubernetes.faults import capacity_fault, creation_fault, ended_fault, exit_code, pending_fault
 
 
 def pod(**status: object) -> dict:

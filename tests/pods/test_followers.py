@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from madlite.cluster import followers
-from madlite.cluster.followers import Followers
-from madlite.cluster.submission import OUTPUT, JobRun
+from madlite.jobs import followers
+from madlite.jobs.followers import Followers
+from madlite.jobs.submission import OUTPUT, JobRun
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause, Exit, Secret
-from madlite.runtimes.kubernetes.runtime import KubernetesRuntime
-from madlite.runtimes.kubernetes.settings import KubernetesSettings
+from madlite.platforms.kubernetes.runtime import KubernetesRuntime
+from madlite.platforms.kubernetes.settings import KubernetesSettings
 from tests.pods.stand_in import Cluster
 from tests.waiting import wait_until
 
@@ -138,7 +138,7 @@ def test_an_action_that_ignores_signals_is_killed(cluster, runtime, plan):
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_pods_keep_the_run_s_limit_where_nobody_follows_them(cluster, runtime, plan, monkeypatch, tmp_path, nodes):
-    monkeypatch.setattr("madlite.runtimes.kubernetes.manifests._LIMIT_SLACK_S", 0)
+    monkeypatch.setattr("madlite.platforms.kubernetes.manifests._LIMIT_SLACK_S", 0)
     (tmp_path / "bin").mkdir()
     sleep = tmp_path / "bin/sleep"  # no second passes before the workload has begun
     begun = f"{tmp_path}/begun-$NODE_RANK"
@@ -271,7 +271,7 @@ def test_a_run_that_waits_for_room_says_so_and_begins_when_there_is_some(cluster
 
 
 def test_an_image_that_is_not_there_is_told(cluster, runtime, plan, monkeypatch):
-    monkeypatch.setattr("madlite.runtimes.kubernetes.runtime._CERTAIN_S", 0.5)
+    monkeypatch.setattr("madlite.platforms.kubernetes.runtime._CERTAIN_S", 0.5)
     cluster.pod_status = lambda pod: waiting("waiting", "ImagePullBackOff", "manifest for rocm/primus:v25.10 not found")
     with pytest.raises(RuntimeProblem) as problem, runtime.open(plan("true")):
         pass
@@ -322,14 +322,14 @@ def test_a_server_that_is_busy_is_asked_again(cluster, runtime, plan):
 
 def test_a_server_that_asks_to_wait_is_asked_again_then(cluster, runtime, plan, monkeypatch):
     waits: list[float] = []
-    monkeypatch.setattr("madlite.runtimes.kubernetes.api._pause", waits.append)
+    monkeypatch.setattr("madlite.platforms.kubernetes.api._pause", waits.append)
     cluster.answers += [("POST /apis/batch", 429, "too many")]
     (ended,), _ = run(runtime, plan("echo fine"))
     assert ended.code == 0 and waits == [3.0]
 
 
 def test_a_run_that_waits_outlives_a_server_that_is_away(cluster, runtime, plan, monkeypatch, caplog):
-    monkeypatch.setattr("madlite.runtimes.kubernetes.api._pause", lambda wait_s: None)
+    monkeypatch.setattr("madlite.platforms.kubernetes.api._pause", lambda wait_s: None)
     cluster.pod_status = lambda pod: unscheduled("0/4 nodes are available: 4 Insufficient cpu.")
 
     def go_away() -> None:
@@ -374,7 +374,7 @@ def test_a_token_whose_time_is_over_is_fetched_anew(cluster, plan, tmp_path):
 
 
 def test_a_pod_whose_node_says_nothing_any_more_is_lost(cluster, runtime, plan, monkeypatch):
-    monkeypatch.setattr("madlite.runtimes.kubernetes.session._LOST_S", 0.0)
+    monkeypatch.setattr("madlite.platforms.kubernetes.session._LOST_S", 0.0)
     made, output = plan("echo begun; sleep 600"), Output()
 
     def lose() -> None:

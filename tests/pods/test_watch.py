@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from madlite.errors import RuntimeProblem
-from madlite.runtimes.kubernetes import watch
-from madlite.runtimes.kubernetes.api import DAY_S, Refusal
-from madlite.runtimes.kubernetes.watch import PodWatch
+from madlite.platforms.kubernetes import watch
+from madlite.platforms.kubernetes.api import DAY_S, Refusal
+from madlite.platforms.kubernetes.watch import PodWatch
 from tests.waiting import wait_until
 
 

@@ -13,8 +13,8 @@ from madlite.reports.compare import DEFAULTS, Report, Settings, Verdict, compare
 from madlite.reports.gates import read_gates, runs_needed, trips
 from madlite.reports.series import Sample, Series, direction_of, group, of_record, of_row
 from madlite.reports.series_key import DIMENSIONS
-from madlite.results.record import Record
-from madlite.workspace.journal import RunRows
+from madlite.store.journal import RunRows
+from madlite.store.record import Record
 from tests.csv_results import noisy, row
 
 

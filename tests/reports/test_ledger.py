@@ -23,10 +23,10 @@ from madlite.reports.listing import as_json, select_runs
 from madlite.reports.runs import list_runs
 from madlite.reports.series_key import DIMENSIONS
 from madlite.reports.sides import of_runs
-from madlite.results.record import record_json
 from madlite.safe_files import Folder
-from madlite.workspace import journal
-from madlite.workspace.folder import LOCK, PLAN, RECORD
+from madlite.store import journal
+from madlite.store.folder import LOCK, PLAN, RECORD
+from madlite.store.record import record_json
 from tests.cli.stored_runs import good, store
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from madlite.reports.references import (
     of_record,
     select,
 )
-from madlite.results.record import Record
+from madlite.store.record import Record
 from tests.factories import WINDOW, make_plan
 
 README = Reference(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import UsageProblem
+from madlite.perfcsv.header import STANDARD_COLUMNS, comparable
 from madlite.reports import results_files
 from madlite.reports.results_files import read_results
 from madlite.reports.series import of_row
-from madlite.results.header import STANDARD_COLUMNS, comparable
 from tests.csv_results import noisy, row, write
 
 GOLDEN = Path(__file__).parents[1] / "data/golden"

@@ -30,7 +30,7 @@ from madlite.model import (
 from madlite.reports.compare import compare
 from madlite.reports.series import group, of_record, of_row
 from madlite.reports.series_key import NONE, as_key, compare_inputs, record_dimensions, record_facts, series_names
-from madlite.results.record import Record, make_record
+from madlite.store.record import Record, make_record
 from tests.csv_results import row
 from tests.factories import make_plan
 

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 from msgspec import to_builtins
 
+from madlite.batch.recovery.leftovers import end_orphans
+from madlite.batch.recovery.unfinished import append_pending, find_all, recovery_report
 from madlite.errors import UsageProblem
 from madlite.model import Status
+from madlite.perfcsv.rebuild import rebuild
 from madlite.reports.log import read_log
 from madlite.reports.runs import UNREADABLE, find_run, list_runs, open_run, runs_folder
-from madlite.results.batch_journal import RequestedRun, requested_cards
-from madlite.results.rebuild import rebuild
-from madlite.results.record import Record, record_json
-from madlite.run.recovery.leftovers import end_orphans
-from madlite.run.recovery.unfinished import append_pending, find_all, recovery_report
-from madlite.workspace.claims import claim_model_dir, lock_name
-from madlite.workspace.folder import PLAN, RECORD, unfinished
-from madlite.workspace.journal import RunRows
+from madlite.store.batch_journal import RequestedRun, requested_cards
+from madlite.store.claims import claim_model_dir, lock_name
+from madlite.store.folder import PLAN, RECORD, unfinished
+from madlite.store.journal import RunRows
+from madlite.store.record import Record, record_json
 from tests.factories import make_plan, note_made
 
 NOBODY = 65534

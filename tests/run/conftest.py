@@ -6,8 +6,8 @@ from contextlib import closing
 import pytest
 
 from madlite.model import Traits
-from madlite.runtimes.host.runtime import HostRuntime
-from madlite.workspace.folder import RunFolder
+from madlite.platforms.host.runtime import HostRuntime
+from madlite.store.folder import RunFolder
 from tests.factories import make_plan
 
 

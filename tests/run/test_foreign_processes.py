@@ -8,15 +8,15 @@ from contextlib import nullcontext
 
 import pytest
 
-from madlite.run.recovery import dead_processes, leftovers
-from madlite.run.recovery.leftovers import find_leftovers
-from madlite.runtimes.docker import runtime as docker_runtime
-from madlite.runtimes.docker import session as docker_session
-from madlite.runtimes.docker.container import Container
-from madlite.runtimes.docker.exec import Exec
-from madlite.runtimes.docker.session import DockerSession
-from madlite.runtimes.process_table import OpenProcess, run_processes
-from madlite.workspace.folder import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK
+from madlite.batch.recovery import dead_processes, leftovers
+from madlite.batch.recovery.leftovers import find_leftovers
+from madlite.platforms.docker import runtime as docker_runtime
+from madlite.platforms.docker import session as docker_session
+from madlite.platforms.docker.container import Container
+from madlite.platforms.docker.exec import Exec
+from madlite.platforms.docker.session import DockerSession
+from madlite.platforms.process_table import OpenProcess, run_processes
+from madlite.store.folder import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 

@@ -7,14 +7,14 @@ import threading
 import pytest
 
 from madlite.model import Traits
+from madlite.platforms.docker.container import Container
+from madlite.platforms.docker.session import DockerSession
+from madlite.platforms.host.runtime import HostRuntime
 from madlite.run.watchdog import hang
 from madlite.run.watchdog.hang import NO_PY_SPY, HangProbe, NodeFacts, gpu_state, probe_nodes
 from madlite.run.watchdog.processes import Dump, ProcessInfo
-from madlite.runtimes.docker.container import Container
-from madlite.runtimes.docker.session import DockerSession
-from madlite.runtimes.host.runtime import HostRuntime
 from madlite.secrets import Redactor
-from madlite.workspace.folder import RunFolder
+from madlite.store.folder import RunFolder
 from tests.factories import HOST, id_of, make_plan
 
 NOWHERE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "PATH": "/nonexistent"}

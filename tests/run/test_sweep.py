@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from madlite.run.recovery.leftovers import partial_files, remove_run_files
-from madlite.workspace.claims import lock_name
-from madlite.workspace.folder import LOCK, PLAN
+from madlite.batch.recovery.leftovers import partial_files, remove_run_files
+from madlite.store.claims import lock_name
+from madlite.store.folder import LOCK, PLAN
 
 DEAD = 2**22 + 7  # above every process id of Linux
 

@@ -8,7 +8,7 @@ from madlite.cli.reproduce import command_options
 from madlite.model import Metric, Provenance, Status, Study
 from madlite.reports.series import of_record
 from madlite.reports.series_key import record_facts
-from madlite.results.record import Record
+from madlite.store.record import Record
 
 METRIC = Metric(metric="samples/s", text="10", status=Status.SUCCESS, value=10.0)
 WARM = Study(id="s", kind="repeat", series=1, index=1, count=2, caches="warm")

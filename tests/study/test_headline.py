@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from madlite.model import Metric, Result, Status, Study
 from madlite.reports.runs import StoredRun
-from madlite.results.record import Record
+from madlite.store.record import Record
 from madlite.study.bisect_runs import StartedRun, sample_of
 from madlite.study.efficiency import scalings_of
 from madlite.study.summary import Sample, summarise

@@ -7,7 +7,7 @@ import pytest
 from madlite.cli.repeat import statistics_of, summary_lines
 from madlite.model import Cause, GpuStart, ImageUsed, Metric, Result, Status, Study, Telemetry
 from madlite.model.results import Attempt
-from madlite.results.record import Record
+from madlite.store.record import Record
 from madlite.study.summary import Sample, samples_of_records, summarise
 from tests.factories import WINDOW
 

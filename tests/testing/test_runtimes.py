@@ -13,10 +13,10 @@ import pytest
 from msgspec.structs import replace
 
 from madlite import Chunk, CommandRuntime, Completed, Exit, ImageUsed, JobOutcome, RuntimeProblem, Traits, reveal
-from madlite.runtimes.docker.runtime import DockerRuntime
-from madlite.runtimes.host.runtime import HostRuntime
+from madlite.platforms.docker.runtime import DockerRuntime
+from madlite.platforms.host.runtime import HostRuntime
+from madlite.store.folder import FOLDER_MARK
 from madlite.testing import RUNTIME_CHECKS, RuntimeConformance, check_runtime
-from madlite.workspace.folder import FOLDER_MARK
 from tests.factories import BASE_IMAGE
 from tests.lan.nodes import nodes
 from tests.lan.plugin import Lan

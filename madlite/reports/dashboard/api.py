@@ -38,7 +38,7 @@ from madlite.reports.series import Series
 from madlite.reports.series_key import DIMENSIONS, as_dimensions, series_names
 from madlite.reports.sides import RunHistory, Side, read_side
 from madlite.reports.watch import WatchedRun
-from madlite.results.record import Record
+from madlite.store.record import Record
 
 if TYPE_CHECKING:
     from madlite.reports.ledger import Ledger, SeriesSummary

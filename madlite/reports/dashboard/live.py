@@ -22,7 +22,7 @@ from madlite.reports.log import plain_text, read_log
 from madlite.reports.runs import RUNNING
 from madlite.reports.watch import Watch, WatchedRun, changes
 from madlite.secrets import Redactor, masked_json
-from madlite.workspace.journal import JOURNAL
+from madlite.store.journal import JOURNAL
 
 MOST_TABS, MOST_OF_A_CLIENT = 200, 50
 FACETS = ("card", "backend", "mode", "precision", "device", "hostname", "cause")

@@ -14,9 +14,9 @@ from typing import IO
 
 from madlite.errors import UsageProblem
 from madlite.model import Exported, ExportOptions, ExportRow, json_line
+from madlite.perfcsv.locked import locked, replacing, writing_named
 from madlite.reports.documents import escape_formula
 from madlite.reports.export.columns import COLUMNS, Cell, as_object, cells_of
-from madlite.results.locked import locked, replacing, writing_named
 from madlite.safe_files import resolved
 from madlite.text import unlimited_fields
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from madlite.model import Exported, ExportOptions, ExportRow, Json, to_json
+from madlite.perfcsv.locked import writing_named
 from madlite.reports.export.files import path_of, shown_target
-from madlite.results.locked import writing_named
 
 _VERSIONS = {"package ": "version", "repository ": "sha"}  # facts by their first word → the field of a dependency
 

@@ -9,9 +9,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from madlite.errors import UsageProblem
 from madlite.model import Exported, ExportOptions, ExportRow
+from madlite.perfcsv.locked import writing_named
 from madlite.reports.export.columns import COLUMNS, cells_of
 from madlite.reports.export.files import growing
-from madlite.results.locked import writing_named
 
 if TYPE_CHECKING:
     import pyarrow

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from madlite.model import Exported, ExportOptions, ExportRow
+from madlite.perfcsv.locked import writing_named
 from madlite.reports.export.files import STDOUT, path_of, shown_target
-from madlite.results.locked import writing_named
 
 _RUN = (
     *("model", "backend", "recipe", "mode", "precision", "seq_len", "micro_batch", "global_batch"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from madlite.errors import UsageProblem
 from madlite.model import QUANTITIES, Cause, ExportRow, Json, Status
+from madlite.perfcsv.header import comparable, recorded_row
 from madlite.reports.baselines import load_baseline
 from madlite.reports.documents import ContentKeys
 from madlite.reports.results_files import as_cells, read_cells
@@ -17,8 +18,7 @@ from madlite.reports.runs import StoredRun, appended_to
 from madlite.reports.series import Entry, Sample, direction_of, matches, of_record, of_row, record_sample, row_sample
 from madlite.reports.series_key import DIMENSIONS, as_dimensions, record_facts
 from madlite.reports.sides import Source, find_source, finished
-from madlite.results.header import comparable, recorded_row
-from madlite.results.record import Record
+from madlite.store.record import Record
 from madlite.text import printable, whole_number
 
 _NUMBERS = ("seq_len", "micro_batch", "global_batch", "gpus", "nodes")

@@ -16,8 +16,8 @@ from madlite.reports.page.values import Curve, CurvePanel, CurveRun, Failure, Ma
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Series
 from madlite.safe_read import open_regular
+from madlite.store.folder import STEPS
 from madlite.text import shortened
-from madlite.workspace.folder import STEPS
 
 MOST_PANELS = 12
 RUNS_OF_PANEL = 3

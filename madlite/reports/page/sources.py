@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Status, Value
+from madlite.perfcsv.pending import rows_path
 from madlite.plan.inputs import RUNS
 from madlite.reports.page.run_details import failures_of
 from madlite.reports.page.values import Failure
@@ -18,7 +19,6 @@ from madlite.reports.results_files import Read, Recorded, read_results
 from madlite.reports.runs import StoredRun, appended_to, list_runs, open_run
 from madlite.reports.series import Entry, Series, joined, merged_facts, of_row
 from madlite.reports.sides import Side, joined_reads, of_runs, read_side, recorded_in
-from madlite.results.pending import rows_path
 
 PERF_CSV = "perf.csv"
 _CAUSE = "cause"  # the column that `--add-column cause` makes

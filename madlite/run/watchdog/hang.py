@@ -33,7 +33,7 @@ from madlite.run.watchdog.processes import (
 )
 from madlite.run.watchdog.watchdog import HangReport
 from madlite.secrets import Redactor, assigned
-from madlite.workspace.folder import RUN_MARK, RunFolder
+from madlite.store.folder import RUN_MARK, RunFolder
 
 # What the GPUs do while a run seems to hang, as the vendors' tools report it.
 

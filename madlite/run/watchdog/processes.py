@@ -14,10 +14,10 @@ from pathlib import Path, PurePath
 from threading import Event
 
 from madlite.model import Value
+from madlite.platforms.process_table import all_run_processes, with_descendants
 from madlite.process import capture
-from madlite.runtimes.process_table import all_run_processes, with_descendants
 from madlite.secrets import Redactor, assigned
-from madlite.workspace.folder import RUN_MARK
+from madlite.store.folder import RUN_MARK
 
 MOST = 512  # processes that are looked at
 _SHOWN_COMMAND = 300  # characters of a command

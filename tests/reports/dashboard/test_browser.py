@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from madlite.workspace.folder import PROGRESS, Progress, RunFolder
+from madlite.store.folder import PROGRESS, Progress, RunFolder
 from tests.browser import browser, prefer, resize, until
 from tests.factories import make_plan
 from tests.reports.dashboard.dashboards import dashboard

@@ -26,7 +26,7 @@ from madlite.reports.dashboard.api import ENDPOINTS, openapi
 from madlite.reports.dashboard.live import MOST_OF_A_CLIENT
 from madlite.reports.dashboard.queries import RunsQuery, parsed
 from madlite.reports.runs import list_runs
-from madlite.workspace.folder import LOCK, STEPS
+from madlite.store.folder import LOCK, STEPS
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW
 from tests.reports.dashboard.dashboards import dashboard

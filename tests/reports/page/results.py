@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from madlite.model import Card, Image, ImageUsed, Machine, Metric, Place, Quantity, Status, Variant
 from madlite.model.results import Diagnosis, GpuUse, Provenance, Telemetry
-from madlite.workspace.folder import STEPS
+from madlite.store.folder import STEPS
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW
 

@@ -22,9 +22,9 @@ from madlite.reports.page.sources import collect
 from madlite.reports.references import Published
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS
-from madlite.results.record import record_json
-from madlite.workspace.folder import RECORD, STEPS
-from madlite.workspace.journal import RunRows
+from madlite.store.folder import RECORD, STEPS
+from madlite.store.journal import RunRows
+from madlite.store.record import record_json
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW
 from tests.reports.page.results import MODELS, RUNS, SLOWER_FROM, working_folder

@@ -1,0 +1,340 @@
+"""Attempts of one run: whether a run that failed is tried again, when, and with which micro batch.
+
+A failed attempt that is followed by another one has a folder and a record of its own, and no row: the row is the last
+attempt's.  Until that has its own the failed one is set aside: its result file is on the disk and its folder locked,
+so that the next command can write its row where this one is killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from madlite.errors import MadliteError
+from madlite.measure.steps import Steps
+from madlite.model import Cause, Result, RunPlan, Status, Value, Variant
+from madlite.model.results import Attempt, FailedAttempt
+from madlite.plan.caches import with_caches_of
+from madlite.run.checks import find_findings
+from madlite.run.from_plan import copied
+from madlite.run.screen import Planned
+from madlite.store.folder import RunFolder, new_run_id
+from madlite.store.journal import RunEntry, now
+
+if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
+
+TRANSIENT = frozenset(cause.value for cause in (Cause.NETWORK, Cause.PREEMPTED, Cause.ENGINE))
+"""The causes after which a run may succeed though nothing was changed: a server, the hub, a port, a preemption."""
+_DECIDED = (Cause.INTERRUPTED, Cause.TIMEOUT, Cause.HANG, Cause.INTERNAL)  # madlite ended it, whatever its log says
+_LONGEST_S = 600.0
+_SPREAD = 0.25  # jobs that failed together do not come back together
+
+
+def has_micro_batch(one: Planned) -> bool:
+    """Return whether a run has a micro batch that madlite sets: a card's own script has its own."""
+    variant = one.plan.variant
+    known = variant is not None and variant.micro_batch is not None and not one.plan.own_script
+    return known and "micro_batch" not in one.declared
+
+
+class MicroBatches:
+    """The micro batches that fit, of runs of one command whose own did not."""
+
+    def __init__(self) -> None:
+        self._fitting: dict[tuple[object, ...], tuple[int, FailedAttempt]] = {}
+
+    def note(self, plan: RunPlan, micro_batch: int, failed: FailedAttempt) -> None:
+        """Record that an attempt of this plan did not fit, and with which micro batch the next one is."""
+        self._fitting[_sizes_of(plan)] = (micro_batch, failed)
+
+    def find(self, plan: RunPlan) -> tuple[int, FailedAttempt] | None:
+        """Return the micro batch of a run like this one, and the last attempt that failed with a larger one."""
+        return self._fitting.get(_sizes_of(plan))
+
+
+def _sizes_of(plan: RunPlan) -> tuple[object, ...]:
+    image = plan.image.ref if plan.image is not None else ""
+    gpus = (plan.place.where, plan.place.nodes, plan.place.gpus_per_node)
+    return (plan.card.name, plan.backend, image, gpus, plan.variant, tuple(sorted(plan.settings.items())))
+
+
+class RetryPolicy(Value, frozen=True):
+    """Which failures are followed by another attempt.
+
+    `retries` attempts follow a failure that passes, the first after `wait_s`, each later one after twice as long.
+    With `oom_fallback` the next smaller micro batch follows a GPU's memory that ran out.  `elsewhere` where who started
+    this attempt decides, and starts the next one.
+    """
+
+    retries: int = 0
+    wait_s: float = 10.0
+    elsewhere: bool = False
+    oom_fallback: bool = False
+    micro_batches: MicroBatches | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether any failure is followed by another attempt."""
+        return bool(self.retries) or self.oom_fallback
+
+
+class NextAttempt(Value, frozen=True):
+    """What follows a failure: another attempt after `wait_s`, with this micro batch where it is another one.
+
+    `retry` counts those after failures that pass, of `retries`.
+    """
+
+    wait_s: float = 0.0
+    micro_batch: int | None = None
+    retry: int = 0
+    retries: int = 0
+
+    @property
+    def text(self) -> str:
+        """How the run is tried again, for who can end the command."""
+        return self.when if self.micro_batch is not None else f"{self.when}; Ctrl-C ends the command"
+
+    @property
+    def when(self) -> str:
+        """How the run is tried again."""
+        if self.micro_batch is not None:
+            return f"tried again with micro batch {self.micro_batch} (--oom-fallback)"
+        wait = f"{self.wait_s:.3g}" if self.wait_s < 100 else f"{self.wait_s:,.0f}"
+        return f"tried again in {wait} s (retry {self.retry} of {self.retries})"
+
+
+def next_attempt(
+    policy: RetryPolicy,
+    plan: RunPlan,
+    result: Result,
+    earlier: Sequence[FailedAttempt] = (),
+    chance: Callable[[], float] = random.random,
+) -> NextAttempt | None:
+    """Return what follows a run's result after the attempts before it; None where the result stands.
+
+    `chance` returns a number from 0 to 1, by which a wait is up to a quarter longer.
+    """
+    if result.status is not Status.FAILURE or result.cause in _DECIDED or plan.blocked is not None:
+        return None
+    if result.code == Cause.GPU_MEMORY.value and policy.oom_fallback:
+        micro_batch = smaller(plan)
+        return NextAttempt(micro_batch=micro_batch) if micro_batch is not None else None
+    retried = sum(1 for one in earlier if one.cause in TRANSIENT)
+    if result.code in TRANSIENT and retried < policy.retries:
+        wait_s = min(policy.wait_s * 2.0**retried, max(_LONGEST_S, policy.wait_s))
+        wait_s *= 1 + _SPREAD * chance()
+        return NextAttempt(wait_s=wait_s, retry=retried + 1, retries=policy.retries)
+    return None
+
+
+def _micro_batch(plan: RunPlan) -> int | None:
+    return plan.variant.micro_batch if plan.variant is not None else None
+
+
+def smaller(plan: RunPlan) -> int | None:
+    """Return the next smaller micro batch of a plan, half of its own; None where there is none that madlite sets."""
+    micro_batch = plan.variant.micro_batch if plan.variant is not None and not plan.own_script else None
+    return micro_batch // 2 if micro_batch is not None and micro_batch > 1 else None
+
+
+def smaller_plans(one: Planned, plugins: Plugins) -> Iterator[Planned]:
+    """Yield a run with each smaller micro batch that its backend can train with, the largest first."""
+    micro_batch = smaller(one.plan) or 0
+    while micro_batch:
+        if (again := _planned_with(one, micro_batch, plugins)) is not None:
+            yield again
+        micro_batch //= 2
+
+
+def _planned_with(one: Planned, micro_batch: int, plugins: Plugins) -> Planned | None:
+    try:
+        again = one.with_micro_batch(micro_batch)
+        if again is None or again.plan.blocked is not None:
+            return None
+        return None if any(finding.fatal for finding in find_findings(again, plugins)) else again
+    except MadliteError:  # there is no run of this size: of the next smaller one there may be
+        return None
+
+
+class SetAside(Protocol):
+    """What can still be done with a result that is set aside: its writer's part of that."""
+
+    saved: bool
+
+    def write(self, result: Result, steps: Steps, folder: RunFolder | None) -> Result:
+        """Write its rows and the rest."""
+
+    def write_replaced(self, result: Result, folder: RunFolder) -> None:
+        """Write its record without rows."""
+
+
+class Standing(NamedTuple):
+    """A failed attempt while another one is under way: all that its row still needs, and its locked folder."""
+
+    result: Result
+    variant: Variant | None
+    writer: SetAside
+    folder: RunFolder
+
+
+class Attempts:
+    """The attempts of one run of a batch, which has `run_id` as it was planned, the first one's."""
+
+    def __init__(
+        self,
+        run_id: str,
+        policy: RetryPolicy,
+        plugins: Plugins,
+        before: Standing | None = None,
+        earlier: tuple[FailedAttempt, ...] = (),
+    ) -> None:
+        """Begin after attempts of earlier commands: one that is `before` the first one, or `earlier` ones with rows."""
+        self.run_id, self._policy, self._plugins = run_id, policy, plugins
+        self._earlier = earlier if before is None else attempts_with(before.result, before.variant)
+        self._failed = before
+        self._planned: RunPlan | None = None  # as the run was planned
+        self._of_another: FailedAttempt | None = None  # a run like this one, whose micro batch did not fit
+
+    def first(self, one: Planned) -> Planned:
+        """Return the run as it is tried first: with the micro batch that fits, where the command knows that."""
+        self._planned = one.plan
+        if self._failed is not None:
+            self._failed.folder.note(RunEntry(at=now(), next=one.plan.id))
+        if self._earlier:
+            return self._after_earlier(one)
+        known = self._policy.micro_batches
+        found = known.find(one.plan) if known is not None else None
+        again = _planned_with(one, found[0], self._plugins) if found is not None else None
+        if found is None or again is None:
+            return one
+        self._of_another = found[1]
+        return _in_place_of(one, again, one.plan.id)
+
+    def _after_earlier(self, one: Planned) -> Planned:
+        """Return the run as the attempt that follows those of an earlier command."""
+        sizes = [before.micro_batch for before in self._earlier if before.cause == Cause.GPU_MEMORY.value]
+        again = self._smaller(one, (sizes[-1] or 0) // 2) if sizes else None
+        return one if again is None else _in_place_of(one, again, one.plan.id)
+
+    def attempt_of(self, one: Planned) -> Attempt | None:
+        """Return which attempt a run is, and what came before it; None of one that is tried once."""
+        if not self._policy.is_active and not self._earlier:
+            return None
+        return Attempt(
+            number=1 + len(self._earlier),
+            retries=self._policy.retries,
+            earlier=self._earlier,
+            micro_batch=self._fallback(one.plan),
+        )
+
+    def annotated(self, one: Planned, result: Result) -> Result:
+        """Return the result of an attempt with what came before it."""
+        attempt = self.attempt_of(one)
+        if attempt is None:
+            return result
+        return replace(result, attempt=attempt, findings=(*result.findings, *self._findings(one.plan)))
+
+    def _fallback(self, plan: RunPlan) -> int | None:
+        """Return the micro batch of an attempt; None where it is the planned one."""
+        ran, planned = (_micro_batch(each) for each in (plan, self._planned or plan))
+        return None if ran == planned else ran
+
+    def _findings(self, plan: RunPlan) -> list[str]:
+        failed = ", ".join(f"{one.run} [{one.cause}]" for one in self._earlier)
+        texts = [f"attempt {1 + len(self._earlier)}, after {failed}"] if failed else []
+        before = () if self._of_another is None else (self._of_another,)
+        too_large = [one for one in (*before, *self._earlier) if one.cause == Cause.GPU_MEMORY.value]
+        if too_large and plan.variant is not None:
+            sizes = ", ".join(str(one.micro_batch) for one in too_large)
+            which = f" (run {before[0].run})" if before else ""
+            texts.append(f"micro batch {sizes} did not fit{which}, ran with {plan.variant.micro_batch}")
+        return texts
+
+    def next(self, one: Planned, result: Result) -> tuple[Planned, NextAttempt] | None:
+        """Return the attempt that follows, as it is planned, and when; None where this one stands."""
+        found = next_attempt(self._policy, one.plan, result, self._earlier)
+        if found is None or self._policy.elsewhere:
+            return None
+        again = one if found.micro_batch is None else self._smaller(one, found.micro_batch)
+        if again is None:
+            return None
+        is_warm_up = one.plan.study is not None and one.plan.study.warm_up
+        run_id = new_run_id(f"warm-up {one.plan.card.name}" if is_warm_up else one.plan.card.name)
+        planned = _in_place_of(one, again, run_id, was_begun="run" in result.durations_s)
+        return planned, replace(found, micro_batch=None if found.micro_batch is None else _micro_batch(planned.plan))
+
+    def _smaller(self, one: Planned, micro_batch: int) -> Planned | None:
+        """Return the run with the next smaller micro batch that its backend can train with."""
+        while micro_batch:
+            if (again := _planned_with(one, micro_batch, self._plugins)) is not None:
+                return again
+            micro_batch //= 2
+        return None
+
+    def set_aside(self, one: Planned, result: Result, writer: SetAside, folder: RunFolder, following: Planned) -> None:
+        """Keep a failed attempt whose result file is written, in the place of the one before it."""
+        self.replaced_by(one.plan.id)
+        plan = one.plan
+        failed = _failed_attempt(result, plan.variant)
+        self._earlier = (*self._earlier, failed)
+        self._failed = Standing(result, plan.variant, writer, folder)
+        folder.note(RunEntry(at=now(), next=following.plan.id))
+        other = following.plan.variant
+        known = self._policy.micro_batches
+        if known is not None and other is not None and other.micro_batch and other.micro_batch != failed.micro_batch:
+            known.note(self._planned or plan, other.micro_batch, failed)
+
+    def replaced_by(self, run_id: str) -> None:
+        """Write the record of the attempt that is set aside, if one is: another one has its rows, or a result file."""
+        if (failed := self._failed) is None:
+            return
+        self._failed = None
+        attempt = replace(failed.result.attempt or Attempt(), next=run_id)
+        try:
+            failed.writer.write_replaced(replace(failed.result, attempt=attempt), failed.folder)
+        finally:
+            failed.folder.close()
+
+    def replaced(self, result: Result, following: Planned) -> Result:
+        """Return the result of an attempt as its record will have it, once the next one has taken its place."""
+        return replace(result, attempt=replace(result.attempt or Attempt(), next=following.plan.id))
+
+    def give_up(self, why: str) -> tuple[Result, bool]:
+        """Write the rows of the attempt that is set aside after all; return its result, and whether they are saved."""
+        failed, self._failed = self._failed, None
+        assert failed is not None  # noqa: S101 - who waits for the next attempt has set one aside
+        attempt = replace(failed.result.attempt or Attempt(), given_up=True)
+        result = replace(failed.result, attempt=attempt, findings=(*failed.result.findings, why))
+        try:
+            return failed.writer.write(result, Steps(), failed.folder), failed.writer.saved
+        finally:
+            failed.folder.close()
+
+
+def attempts_with(result: Result, variant: Variant | None) -> tuple[FailedAttempt, ...]:
+    """Return the attempts of a run up to one that failed, for the next one."""
+    return (*(result.attempt.earlier if result.attempt is not None else ()), _failed_attempt(result, variant))
+
+
+def _failed_attempt(result: Result, variant: Variant | None) -> FailedAttempt:
+    micro_batch = variant.micro_batch if variant is not None else None
+    return FailedAttempt(run=result.plan_id, cause=result.code, micro_batch=micro_batch)
+
+
+def _in_place_of(one: Planned, again: Planned, run_id: str, *, was_begun: bool = False) -> Planned:
+    """Return an attempt in the batch and the study of the one before, under an id of its own.
+
+    Caches that were empty for a workload that began are what it left.
+    """
+    plan = copied(again, run_id)
+    study = one.plan.study
+    if study is not None and study.caches == "cold" and was_begun:
+        study = replace(study, caches="warm")
+    moved = replace(plan.plan, batch=one.plan.batch, study=study, writes_row=one.plan.writes_row)
+    if again is not one:
+        moved = with_caches_of(moved, one.plan)
+    return replace(plan, plan=moved)

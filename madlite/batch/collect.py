@@ -1,0 +1,364 @@
+"""Results in the folders of runs, also of those cut off → rows of perf.csv, side files and records, each once.
+
+The rows in the run's journal → perf.csv → the journal, appended → the side files → record.json; then the journal is
+removed.  A kill in between leaves a run that is not collected: the next attempt continues there.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from msgspec.structs import replace
+
+from madlite.batch.recovery.cut_off import has_known_result, result_of_cut_off
+from madlite.batch.recovery.leftovers import remove_run_files
+from madlite.batch.recovery.unfinished import append_once, appended_rows, target_of
+from madlite.errors import RecordError
+from madlite.model import Result, Status, Value
+from madlite.model.results import Attempt
+from madlite.perfcsv.header import STANDARD_COLUMNS
+from madlite.perfcsv.locked import make_folder
+from madlite.perfcsv.pending import are_in_file, rows_path
+from madlite.perfcsv.side_files import leave_entries, write_entries, write_waiting
+from madlite.perfcsv.stored import RunResult, load_result, read_record, uncollected
+from madlite.plan.inputs import RUNS
+from madlite.store.folder import RECORD, RESULT, RunFolder, exists, has_result, is_alive, unfinished
+from madlite.store.journal import RunEntry, RunRows, is_own, now, other_host, read_of, read_run
+from madlite.store.record import Record, record_json, result_of
+
+
+class Collected(Value, frozen=True):
+    """The outcome of collecting one run: a message, and the result where it is collected now.
+
+    `failed` where it should have been, and was not; `busy` where that is so as another process has the run now.
+    """
+
+    run_id: str
+    message: str
+    result: Result | None = None
+    failed: bool = False
+    busy: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def collect_all(
+    folders: Iterable[Path], workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS
+) -> Iterator[Collected]:
+    """Collect runs one by one into a results file, a new one with the columns `begin`; yield the outcome of each.
+
+    Their entries of the side files wait: the caller has them written at the end, by `write_waiting`.
+    """
+    for folder in folders:
+        try:
+            yield _collect(folder, workspace, output, begin)
+        except (RecordError, OSError) as problem:
+            what = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
+            yield Collected(run_id=folder.name, message=f"not collected: {what}", failed=True)
+
+
+def collect_recoverable(
+    workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS, leave: Collection[Path] = ()
+) -> list[str]:
+    """Write what runs came to whose madlite was killed after their end, and return messages.
+
+    Their rows go to `output`, or to the results file of the working folder that they name.  Those in the folders
+    `leave` are tried again.
+    """
+    messages = []
+    for folder in (one for one in uncollected(workspace) if one not in leave):
+        path = named_file(folder, workspace, output)
+        if path is not None:
+            for one in collect_all([folder], workspace, path, begin):
+                messages += [f"{one.run_id}: {one.message}", *one.warnings]
+    return [*messages, *(write_waiting(workspace) if messages else ())]
+
+
+def named_file(folder: Path, workspace: Path, output: Path) -> Path | None:
+    """Return the results file that a run names; None where it names none, or a command may not write to it.
+
+    It may be the first run of its file, which then is not there yet.
+    """
+    if not (named := read_run(folder).file):
+        return None
+    path = workspace / named
+    is_inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(workspace))
+    is_new = not os.path.lexists(path) or (path.is_file() and not path.stat().st_size)
+    return path if is_inside and is_new else target_of(RunRows(path=named, cells=()), workspace, output)
+
+
+def cut_off_runs(workspace: Path, *, with_file: bool = True, of_other_hosts: bool = False) -> tuple[Path, ...]:
+    """Return the folders of this user's runs that were cut off and of which a row can be written, the oldest first.
+
+    Without `with_file` also those that name no results file, as with --no-rows.  Those of other hosts may be running
+    there, with a lock that cannot be seen here.
+    """
+    own = (one for one in unfinished(workspace) if one.lstat().st_uid == os.geteuid() and has_known_result(one))
+    here = (one for one in own if of_other_hosts or not other_host(one))
+    return tuple(one for one in here if not with_file or read_run(one).file)
+
+
+def without_row(workspace: Path) -> Iterator[Collected]:
+    """Yield this user's runs that were cut off and of which no row can be made."""
+    for one in unfinished(workspace):
+        if one.lstat().st_uid == os.geteuid() and not has_known_result(one):
+            text = "it was cut off, and its plan or its row is not known: no row can be made (madlite clean lists it)"
+            yield Collected(run_id=one.name, message=text, failed=True)
+
+
+def of_other_hosts(workspace: Path) -> dict[str, str]:
+    """Return by id, as a sentence, the runs without a madlite here that began on another host."""
+    return {
+        one.name: f"it began on {host} and may be running there; madlite collect {one.name} adds its FAILURE row"
+        for one in unfinished(workspace)
+        if (host := other_host(one))
+    }
+
+
+def collect_cut_off(
+    folders: Iterable[Path],
+    workspace: Path,
+    output: Path,
+    begin: Sequence[str] = STANDARD_COLUMNS,
+    running: Mapping[str, str] = MappingProxyType({}),
+    *,
+    named: bool = True,
+) -> Iterator[Collected]:
+    """Write the rows and records of runs that were cut off; yield the outcome of each.
+
+    A row goes to `output`, or where `named` is set to the results file that its run names.  What a run still has
+    `running`, as text by its id, is reported: nothing judges it any more.
+    """
+    for folder in folders:
+        try:
+            path = _file_of(folder, workspace, output) if named else output
+            yield _collect_cut_off(folder, workspace, path, begin, running.get(folder.name, ""))
+        except BlockingIOError:
+            yield Collected(run_id=folder.name, message="another command has it", failed=True, busy=True)
+        except (RecordError, OSError) as problem:
+            what = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
+            yield Collected(run_id=folder.name, message=f"no row: {what}", failed=True)
+
+
+def _file_of(folder: Path, workspace: Path, output: Path) -> Path:
+    """Return the results file that a run names, `output` where it names none.
+
+    Raises:
+        RecordError: a command may not write to the one that it names.
+    """
+    if not read_run(folder).file:
+        return output
+    if (path := named_file(folder, workspace, output)) is None:
+        raise RecordError(f"it was cut off, and {row_elsewhere(folder, workspace, output)}")
+    return path
+
+
+def row_elsewhere(folder: Path, workspace: Path, output: Path) -> str:
+    """Return, as a sentence, for which file the row of a run is that a command may not write to; "" if it may."""
+    name = read_run(folder).file
+    if not name or named_file(folder, workspace, output) is not None:
+        return ""
+    is_inside = Path(os.path.realpath(workspace / name)).is_relative_to(os.path.realpath(workspace))
+    what = "which is no results file" if is_inside else "which lies outside of this folder"
+    return f"its row is for {name}, {what}; madlite collect {folder.name} -o {shlex.quote(name)} adds it"
+
+
+def _collect_cut_off(folder: Path, workspace: Path, output: Path, begin: Sequence[str], running: str) -> Collected:
+    run_folder = RunFolder.reopen(folder)
+    try:
+        if exists(folder / RECORD) or has_result(folder):  # by now
+            if not read_run(folder).began:  # made right here: the run's own was removed at its end
+                run_folder.end_journal()
+            return Collected(run_id=folder.name, message="it has its result by now", busy=True)
+        found = result_of_cut_off(folder)
+        is_noted = read_run(folder).rows is not None
+        if problem := "" if is_noted else run_folder.note(RunEntry(at=now(), interrupted=True)):
+            raise RecordError(problem)  # else a later command would take the row that follows for the run's own
+        done = _write(found, run_folder, workspace, output, begin, keep_journal=bool(running))
+        if not running:
+            remove_run_files(folder)
+    finally:
+        run_folder.close()
+    return replace(done, message="; ".join(filter(None, ("it was cut off", done.message, running))))
+
+
+_MOST_TOLD = 5
+
+
+def recover_cut_off(
+    workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS, running: Mapping[str, str] | None = None
+) -> list[str]:
+    """Write the rows of runs that were cut off to the results files that they name; return messages, of many a few."""
+    folders = cut_off_runs(workspace)
+    done = [one for one in collect_cut_off(folders, workspace, output, begin, running or {}) if not one.busy]
+    messages = [f"{name}: {text}" for name, text in of_other_hosts(workspace).items()]
+    messages += [cut_off_text(one) for one in done[:_MOST_TOLD]]
+    if len(done) > _MOST_TOLD:
+        without = sum(1 for one in done[_MOST_TOLD:] if one.failed)
+        messages.append(
+            f"{len(done) - _MOST_TOLD} more runs were cut off: their rows were added"
+            + (f", but for {without}" if without else "")
+        )
+    reports = dict.fromkeys(text for one in done for text in one.warnings)
+    return [*messages, *reports, *(write_waiting(workspace) if done else ())]
+
+
+def cut_off_text(one: Collected) -> str:
+    """Return what became of a run that was cut off, as a line."""
+    result = one.result
+    cause = f" [{result.code}]" if result is not None and result.status is Status.FAILURE else ""
+    return (
+        f"{one.run_id}: {result.status.value}{cause}, {one.message}"
+        if result is not None
+        else f"{one.run_id}: {one.message}"
+    )
+
+
+def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:
+    """Collect one run.
+
+    Raises:
+        RecordError, OSError: it cannot be collected; it stays as it is.
+    """
+    if not is_own(folder):
+        raise RecordError(f"madlite did not make it in this folder: it is not in the journal of {RUNS}")
+    if exists(folder / RECORD):
+        return Collected(run_id=folder.name, message=_collected_text(read_record(folder)))
+    if not exists(folder / RESULT):
+        is_running = is_alive(folder)
+        raise RecordError(
+            "it is still running" if is_running else f"it was cut off: it has no {RESULT} (madlite clean)"
+        )
+    if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: the run is theirs to collect
+        raise RecordError("it is another user's")
+    try:
+        run_folder = RunFolder.reopen(folder)
+    except BlockingIOError:
+        text = "not collected: it is still running, or another command is collecting it"
+        return Collected(run_id=folder.name, message=text, failed=True, busy=True)
+    try:
+        if exists(folder / RECORD):  # by now
+            return Collected(run_id=folder.name, message=_collected_text(read_record(folder)))
+        return _write(load_result(folder), run_folder, workspace, output, begin)
+    finally:
+        run_folder.close()
+
+
+def collect_open(
+    result: RunResult, run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
+) -> Collected:
+    """Collect one run whose folder is open; its rows go to the results file that it names, else to `output`.
+
+    Raises:
+        RecordError, OSError: its rows or its record are not there.
+    """
+    return _write(result, run_folder, workspace, named_file(run_folder.path, workspace, output) or output, begin)
+
+
+def replaced_by(folder: Path) -> str:
+    """Return the attempt that has taken a run's place: one that has a result by now; "" where there is none."""
+    following = read_run(folder).next
+    if not following:
+        return ""
+    place = folder.parent / following
+    is_recorded = exists(place / RECORD) and any(one.record for one in read_of(place.parent, following))
+    return following if is_recorded or has_result(place) else ""
+
+
+def attempts_of(folder: Path) -> tuple[Path, ...]:
+    """Return the folders of a run's attempts that are there, the first one's first."""
+    found: list[Path] = []
+    while exists(folder) and folder not in found:
+        found.append(folder)
+        record = read_record(folder)
+        attempt = record.attempt if record is not None else None
+        following = attempt.next if attempt is not None else read_run(folder).next
+        if not following:
+            break
+        folder = folder.parent / following
+    return tuple(found)
+
+
+def _collected_text(record: Record | None) -> str:
+    rows = record.rows if record is not None else None
+    return f"collected already{f', its rows are in {rows.path}' if rows is not None else ''}"
+
+
+def _write(
+    result: RunResult,
+    run_folder: RunFolder,
+    workspace: Path,
+    output: Path,
+    begin: Sequence[str],
+    *,
+    keep_journal: bool = False,
+) -> Collected:
+    """Write what a result has, except what an earlier attempt has written; the caller holds the run's lock.
+
+    With `keep_journal` the run may have something running, which `clean` looks for by that.
+
+    Raises:
+        RecordError, OSError: its rows or its record are not there.
+    """
+    record, message = result.record, "it has no row"
+    warnings: list[str] = []
+    if replaced := replaced_by(run_folder.path):
+        attempt = replace(record.attempt or Attempt(), next=replaced)
+        record, message = replace(record, rows=None, attempt=attempt), f"no row: it was tried again as {replaced}"
+    elif read_run(run_folder.path).next:
+        record = replace(record, attempt=replace(record.attempt or Attempt(), given_up=True))
+    if record.rows is not None:
+        is_first = read_run(run_folder.path).rows is None
+        rows, message = append_rows_of(record.rows, run_folder, workspace, output, begin)
+        record = replace(record, rows=rows)
+        if result.entries is not None:
+            entries = result.entries
+            warnings += leave_entries(workspace, entries) if is_first else write_entries(workspace, entries, again=True)
+    if problem := run_folder.write_record(record_json(record)):
+        raise RecordError(f"{message}, but {problem}")
+    if not keep_journal:
+        run_folder.end_journal()
+    return Collected(run_id=record.id, message=message, result=result_of(record), warnings=tuple(warnings))
+
+
+def append_rows_of(
+    rows: RunRows, run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
+) -> tuple[RunRows, str]:
+    """Append the rows of an open run folder and record that; return them and a message.
+
+    An earlier attempt may have appended them, perhaps to another file.
+
+    Raises:
+        RecordError, OSError: they are not in the file.
+    """
+    earlier = read_run(run_folder.path).rows
+    if earlier is not None and (done := _earlier(earlier, rows, workspace)) is not None:
+        if not earlier.appended:
+            run_folder.note(RunEntry(at=now(), rows=done))
+        return done, f"its rows are in {done.path}"
+    named = replace(rows, path=rows_path(output, workspace))
+    make_folder(output)  # that of a file that the run named can be gone
+    done, message = append_once(named, run_folder, workspace, output, begin)
+    run_folder.note(RunEntry(at=now(), rows=done))
+    return done, message
+
+
+def _earlier(tried: RunRows, rows: RunRows, workspace: Path) -> RunRows | None:
+    """Return the rows as an earlier attempt has appended them, perhaps to another file; None where it has not.
+
+    Raises:
+        RecordError: its file cannot be read.
+    """
+    if len(tried.cells) != len(rows.cells):
+        return None
+    if not all(one.items() <= other.items() for one, other in zip(tried.cells, rows.cells, strict=True)):
+        return None  # not an attempt of this run: it could only have omitted columns
+    if tried.appended:
+        return tried
+    there = are_in_file(tried, workspace, appended_rows(workspace))
+    if there is None:
+        raise RecordError(f"whether its rows are in {tried.path} cannot be seen")
+    return replace(tried, appended=True) if there else None

@@ -1,0 +1,313 @@
+"""The GPUs of this machine as one batch has them: which it can get, and what keeps it from the others."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+
+from msgspec.structs import replace
+
+from madlite.batch.recovery.dead_leases import process_table, remains_of
+from madlite.errors import UsageProblem
+from madlite.model import Gpu, Value
+from madlite.platforms.process_table import opened, user_name
+from madlite.store.gpu_leases import GpuLease, LeaseFolder, LeaseHolder, LeaseState, lease_names
+
+_POLL_S = 1.0  # for GPUs of other processes to be free
+_POLL_DEAD_S = 5.0  # for what a run left on them to be gone
+
+
+class Job(Value, frozen=True):
+    """What the scheduler knows of a run: how many GPUs of the `allowed` ones it needs, and how long it may take.
+
+    Runs that have one of their `keys` in common do not run at the same time.  An `exclusive` one gets all GPUs of the
+    machine to itself, and uses some of them.  What a run that `keeps` leaves running is meant to stay, and has no GPU.
+    A `blocked` one has its row and executes nothing: no other run is beside it.
+    """
+
+    position: int
+    run_id: str
+    folder: str = ""
+    gpus: int = 0
+    allowed: tuple[int, ...] = ()
+    keys: frozenset[str] = frozenset()
+    expected_s: float | None = None
+    exclusive: bool = False
+    keeps: bool = False
+    blocked: bool = False
+
+
+class Start(Value, frozen=True):
+    """A run that starts now, and the GPUs that it keeps others off: none where it needs none."""
+
+    job: Job
+    leased: tuple[int, ...] = ()
+    problem: UsageProblem | None = None  # why it cannot have any: it fails
+
+    @property
+    def gpu_ids(self) -> tuple[int, ...]:
+        """The GPUs that it uses."""
+        return tuple(index for index in self.job.allowed if index in self.leased)[: self.job.gpus]
+
+
+class Outlook(Value, frozen=True):
+    """The GPUs that a waiting run can count on: those of its batch, and those that nobody has.
+
+    `is_blocked` says that what may be there for long keeps so many of the others that it cannot start before that goes:
+    what a run left running, foreign processes that are left alone, or a lease that cannot be used.
+    """
+
+    usable: frozenset[int]
+    is_blocked: bool
+
+
+class Waiting(Value, frozen=True):
+    """Why a run gets no GPUs from outside of this batch: a sentence, and seconds after which that may have changed.
+
+    `for_foreign` says that foreign processes are to be listed anew then.
+    """
+
+    text: str
+    poll_s: float = _POLL_S
+    for_foreign: bool = False
+
+
+class GpuPool:
+    """The GPUs of this machine as one batch has them; its leases keep other processes off them.
+
+    A run that waits for several GPUs keeps those that became free, and the turn to take leases.  Not safe by itself
+    between threads: the scheduler's lock is held.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[Gpu],
+        leases: LeaseFolder,
+        in_use: Callable[[], Mapping[int, str]] | None = None,
+        remains: Callable[[LeaseHolder], str] = remains_of,
+    ) -> None:
+        """Make a pool; `in_use` returns GPUs with processes that are no run's, and those processes as text."""
+        self.waiting: Waiting | None = None  # of the last attempt
+        self._names = lease_names(gpus)
+        self._leases = leases
+        self._remains = remains
+        self._in_use, self._foreign, self._foreign_at_s = in_use, dict[int, str](), -_POLL_DEAD_S
+        self._taken: set[int] = set()
+        self._mine: dict[int, GpuLease] = {}  # of taken GPUs, and of those kept for who waits
+        self._noted: dict[int, LeaseHolder] = {}  # of taken GPUs, as their leases say
+        self._turn: GpuLease | None = None
+        self._owner = _this_process()
+
+    @property
+    def every(self) -> tuple[int, ...]:
+        """All GPUs of the machine."""
+        return tuple(self._names)
+
+    def free(self, allowed: Iterable[int]) -> list[int]:
+        """Return the GPUs that no run of this batch has."""
+        return [index for index in allowed if index not in self._taken]
+
+    def foreign(self) -> dict[int, str]:
+        """Return the GPUs that are left alone, for foreign processes are on them, and those processes as text.
+
+        They are listed anew after a while, by tools that take long: without the scheduler's lock.  What is on a GPU
+        that a run has is taken for that run's, and its lease says more.
+        """
+        if self._in_use is not None and self.is_out_of_date:
+            found = self._in_use()
+            names = {index: self._names[index] for index in found if index in self._names}
+            states = dict(zip(names, self._leases.states(names.values()), strict=True))
+            free = {index for index, state in states.items() if not state.locked and not self._stays(state)}
+            self._foreign = {index: text for index, text in found.items() if index in free}
+            self._foreign_at_s = time.monotonic()
+        return self._foreign
+
+    @property
+    def is_out_of_date(self) -> bool:
+        """Whether foreign processes were listed a while ago."""
+        return time.monotonic() - self._foreign_at_s >= _POLL_DEAD_S
+
+    def _stays(self, state: LeaseState) -> bool:
+        """Return whether a lease that nobody holds keeps its GPU from everybody: for what a run left, or a bad file."""
+        return bool(state.problem) or (state.holder is not None and bool(self._remains(state.holder)))
+
+    def outlook(self, job: Job) -> Outlook:
+        """Return what a run that waits can count on, so that others pass it without being what it waits for."""
+        others = [index for index in job.allowed if index not in self._mine]
+        states = dict(zip(others, self._leases.states([self._names[index] for index in others]), strict=True))
+        held = {index for index, state in states.items() if state.locked}
+        not_held = {index: state for index, state in states.items() if index not in held}
+        stays = {index for index, state in not_held.items() if index in self._foreign or self._stays(state)}
+        return Outlook(
+            usable=frozenset(job.allowed) - held - stays, is_blocked=len(job.allowed) - len(stays) < job.gpus
+        )
+
+    def take(self, job: Job, *, passes: bool, spared: Collection[int] = ()) -> tuple[int, ...] | None:
+        """Return GPUs for a run, leased; None where there are not enough.
+
+        Where a run `passes` another one, that one keeps the turn and what it has so far, and this one nothing.  Of
+        the `spared` it gets none that are kept.
+
+        Raises:
+            UsageProblem: a lease cannot be used, nor one of the user's own.
+        """
+        self.waiting = None
+        allowed = self.every if job.exclusive else job.allowed
+        wanted = len(allowed) if job.exclusive else job.gpus
+        free = [index for index in self.free(allowed) if index not in spared or index not in self._mine]
+        had_turn = self._turn is not None
+        if len(free) < wanted or len(free := self._without_foreign(free, wanted)) < wanted or not self._have_turn():
+            return None
+        try:
+            stuck = self._lease(free, wanted)
+        except UsageProblem:
+            self.let_go()
+            raise
+        have = [index for index in free if index in self._mine][:wanted]
+        if len(have) == wanted:
+            self._give(job, have)
+        elif not passes and not stuck:  # it waits with what it has; what is stuck may be so for long
+            return None
+        if not (passes and had_turn):
+            self.let_go()
+        return tuple(have) if len(have) == wanted else None
+
+    def left_on(self, gpu_ids: Iterable[int]) -> str:
+        """Return what a run that ended still has running, as text; it reads the table of processes."""
+        holder = next((self._noted[index] for index in gpu_ids if index in self._noted), None)
+        return self._remains(holder) if holder is not None else ""
+
+    def give_back(self, gpu_ids: Iterable[int], *, left: str = "") -> None:
+        """Take back the GPUs of a run that ended; nobody gets them before what is `left` of it ends."""
+        for index in gpu_ids:
+            self._taken.discard(index)
+            self._noted.pop(index, None)
+            lease = self._mine.pop(index)
+            (lease.leave if left else lease.release)()
+
+    def let_go(self) -> None:
+        """Give back what no run has."""
+        for index in [index for index in self._mine if index not in self._taken]:
+            self._mine.pop(index).release()
+        if self._turn is not None:
+            self._turn.leave()
+            self._turn = None
+
+    def note(self, gpu_ids: Iterable[int], run_id: str, folder: str, handle: str = "") -> None:
+        """Write into leases which run has them, and the handle of its session: by them others find what it left."""
+        holder = replace(self._owner, since=_utc(), run=run_id, folder=folder, handle=handle)
+        for index in gpu_ids:
+            self._renew(index)
+            self._noted[index] = holder
+            self._mine[index].note(holder)
+
+    def _renew(self, index: int) -> None:
+        """Take the lease of a GPU of a run again where its file was removed; note where another process has it."""
+        lease, taken = self._mine[index], None
+        if lease.is_current:
+            return
+        with suppress(UsageProblem):
+            taken = self._leases.take(lease.name)
+        if taken is not None:
+            lease.leave()
+            self._mine[index] = taken[0]
+
+    def unshared(self, gpu_ids: Iterable[int]) -> str:
+        """Return why another process may use GPUs of a run, though it has their leases; "" where none should."""
+        found: dict[str, None] = {}
+        for index in gpu_ids:
+            if (lease := self._mine.get(index)) is not None:
+                removed = "" if lease.is_current else f"{lease.path} was removed while a run had it"
+                found[lease.problem or removed] = None
+        return "; ".join(filter(None, found))
+
+    def beside(self) -> set[str]:
+        """Return the ids of the runs that other processes have on GPUs of this machine."""
+        names = [name for index, name in self._names.items() if index not in self._mine]
+        held = (one.holder for one in self._leases.states(names) if one.locked and one.holder is not None)
+        return {holder.run for holder in held if holder.run}
+
+    def close(self) -> None:
+        """Give back all of it."""
+        self._taken.clear()
+        self.let_go()
+        self._leases.close()
+
+    def _lease(self, free: Sequence[int], wanted: int) -> bool:
+        """Lease free GPUs up to so many; note who has the others, and return whether that may be so for long."""
+        texts: dict[str, list[int]] = {}
+        stuck = False
+        for index in [index for index in free if index in self._mine and not self._mine[index].is_current]:
+            self._mine.pop(index).leave()  # it waited, and its file was removed
+        for index in free:
+            if sum(one in self._mine for one in free) >= wanted:
+                return False
+            if index in self._mine:
+                continue
+            taken = self._leases.take(self._names[index])
+            if taken is None:
+                (state,) = self._leases.states([self._names[index]])
+                texts.setdefault(holder_text(state.holder), []).append(index)
+                continue
+            lease, dead = taken
+            left = self._remains(dead) if dead is not None else ""
+            if dead is not None and left:
+                lease.leave()
+                stuck = True
+                texts.setdefault(f"{left}, left by {holder_text(dead)} (madlite gpus)", []).append(index)
+            else:
+                lease.note(self._owner)
+                self._mine[index] = lease
+        listed = (f"GPU {', '.join(map(str, indexes))}: {text}" for text, indexes in texts.items())
+        self.waiting = Waiting(text="; ".join(listed), poll_s=_POLL_DEAD_S if stuck else _POLL_S)
+        return stuck
+
+    def _give(self, job: Job, gpu_ids: Sequence[int]) -> None:
+        self.waiting = None
+        self._taken.update(gpu_ids)
+        self.note(gpu_ids, job.run_id, job.folder)
+
+    def _have_turn(self) -> bool:
+        if self._turn is not None and not self._turn.is_current:
+            self._turn.leave()
+            self._turn = None
+        if self._turn is None:
+            self._turn = self._leases.take_turn()
+        if self._turn is None:
+            self.waiting = Waiting(text="another madlite waits for GPUs, and is first")
+        return self._turn is not None
+
+    def _without_foreign(self, free: Sequence[int], wanted: int) -> list[int]:
+        """Return the free GPUs that no foreign process uses, where those are to be left alone."""
+        left = [index for index in free if index not in self._foreign]
+        if len(left) < wanted:
+            used = "; ".join(f"GPU {index}: {text}" for index, text in self._foreign.items() if index in free)
+            self.waiting = Waiting(text=f"{used} (--parallel N shares them)", poll_s=_POLL_DEAD_S, for_foreign=True)
+        return left
+
+
+def holder_text(holder: LeaseHolder | None) -> str:
+    """Return who has a GPU, as text."""
+    if holder is None:
+        return "a process that does not say who it is"
+    what = f"run {holder.run}" if holder.run else "a madlite that waits for more"
+    return f"{what} of user {holder.user or holder.uid} (pid {holder.pid})"
+
+
+def _this_process() -> LeaseHolder:
+    started = 0
+    try:
+        with opened(os.getpid()) as own:
+            started = own.facts().started
+    except OSError:  # no /proc
+        pass
+    uid = os.getuid()
+    table = process_table()
+    return LeaseHolder(user=user_name(uid), uid=uid, pid=os.getpid(), started=started, table=table, since=_utc())
+
+
+def _utc() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

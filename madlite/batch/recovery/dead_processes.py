@@ -1,0 +1,230 @@
+"""Processes of dead runs on this machine: listed one by one, and ended as listed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.machine.foreign_processes import short_command
+from madlite.model import Value
+from madlite.platforms.process_table import (
+    POLL_S,
+    OpenProcess,
+    Process,
+    RunProcess,
+    all_run_processes,
+    ancestors,
+    belongs_to,
+    describe_process,
+    lives,
+    own_pids,
+    process_table,
+    send,
+    user_name,
+    with_users,
+)
+from madlite.store.folder import FOLDER_MARK, KEPT_MARK, LOCK, RUN_MARK, is_locked
+
+LOCKED = "a madlite process has locked the run by now"
+SHOWN = 5  # processes that are named
+_VANISH_LIMIT_S = 5.0
+
+
+class FolderIdentity(Value, frozen=True):
+    """The folder that a run's variables name: device, inode and owner; our own user where it is gone."""
+
+    path: str
+    uid: int
+    inode: tuple[int, int] | None = None
+
+
+class Member(Value, frozen=True):
+    """One listed process: whether it has the run's marks itself, or was started by one that has."""
+
+    process: Process
+    marked: bool = True
+    supervisor: bool = False
+
+
+class DeadRun(Value, frozen=True):
+    """The processes of a run that no madlite holds, all of the user whose folder it has."""
+
+    run_id: str
+    place: FolderIdentity
+    members: tuple[Member, ...] = ()
+    kept: bool = False
+
+    @property
+    def counted(self) -> tuple[Member, ...]:
+        """Those that a user knows of: supervisors go with the others."""
+        return tuple(one for one in self.members if not one.supervisor) or self.members
+
+    @property
+    def still_running(self) -> str:
+        """A sentence: how many there are, and the command that ends them."""
+        count, kept = len(self.counted), " --kept" if self.kept else ""
+        are, them = ("are", "them") if count > 1 else ("is", "it")
+        return f"{count} of its processes {are} still running; madlite clean{kept} --yes ends {them}"
+
+
+class Found(Value, frozen=True):
+    """Dead runs with processes, and notes on processes that look like theirs and are another user's."""
+
+    runs: tuple[DeadRun, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def may_be_alive(folder: str) -> bool:
+    """Return whether a madlite may hold the run's lock: True too where another user's folder cannot be read."""
+    return Path(folder).is_absolute() and is_locked(Path(folder, LOCK), unknown=True)
+
+
+def identity_of(folder: str) -> FolderIdentity | None:
+    """Return the folder that marks name; None where it is no folder, or not accessible."""
+    try:
+        facts = os.lstat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return FolderIdentity(path=folder, uid=os.geteuid())
+    except (OSError, ValueError):
+        return None
+    if not stat.S_ISDIR(facts.st_mode):
+        return None
+    return FolderIdentity(path=folder, uid=facts.st_uid, inode=(facts.st_dev, facts.st_ino))
+
+
+def find_dead_runs() -> Found:
+    """Return what dead runs have running: processes with their variables, and what those started.
+
+    A run is identified by id and folder, for a process can name the id of another run.  Processes of other users than
+    the folder's, or that we may not end, are never listed but named in a note.
+    """
+    found = [one for one in all_run_processes() if Path(one.environment.get(FOLDER_MARK, "")).is_absolute()]
+    # without the folder nobody can say whether its madlite lives
+    dead = {key: those for key, those in _by_run(found).items() if not may_be_alive(key[1])}
+    if not dead:
+        return Found()
+    # a madlite that ended meanwhile had ended its processes before it gave its lock back
+    again = all_run_processes()
+    there = {one.process.identity for one in again}
+    members = _members(again)
+    runs, notes = [], []
+    for (run_id, folder), those in dead.items():
+        still = [one for one in those if one.process.identity in there]
+        listed = {one.process.identity: one for one in (*map(_marked, still), *members.get((run_id, folder), ()))}
+        run, note = _listed(run_id, folder, tuple(listed.values()))
+        if run.members:
+            runs.append(replace(run, kept=any(one.environment.get(KEPT_MARK) for one in still)))
+        notes.extend([note] if note else [])
+    return Found(runs=tuple(runs), notes=tuple(notes))
+
+
+def end_listed(run: DeadRun, grace_s: float) -> str | None:
+    """End the listed processes of a dead run and no other; return a message about those still running.
+
+    Before each signal it is checked that the run is still dead and the process still belongs to it.  Supervisors end by
+    themselves with the last process below them; one that does not is killed.
+    """
+    workers = [one for one in run.members if not one.supervisor]
+    for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _VANISH_LIMIT_S)):
+        _wait(_signalled(run, workers, number), limit_s)
+    idle = [one for one in run.members if one.supervisor and not _has_children(one)]
+    _wait(idle, _VANISH_LIMIT_S)
+    _wait(_signalled(run, idle, signal.SIGKILL), _VANISH_LIMIT_S)
+    left = [one for one in (*workers, *idle) if lives(one.process)]
+    if left and not _is_dead(run):
+        return LOCKED
+    return f"not ended: {describe_members(left)}" if left else None
+
+
+def _by_run(found: Iterable[RunProcess]) -> dict[tuple[str, str], list[RunProcess]]:
+    runs: dict[tuple[str, str], list[RunProcess]] = {}
+    for one in found:
+        runs.setdefault(_key(one), []).append(one)
+    return runs
+
+
+def _key(one: RunProcess) -> tuple[str, str]:
+    return one.environment[RUN_MARK], one.environment.get(FOLDER_MARK, "")
+
+
+def _members(marked: Iterable[RunProcess]) -> dict[tuple[str, str], list[Member]]:
+    """Return by run what has no marks itself: it is of the nearest of those that started it and have some.
+
+    With them supervisors that nothing of their own run started: what calls itself one below another is none.
+    """
+    by_pid = {one.process.pid: one for one in marked}
+    table, ours = process_table(), own_pids()
+    members: dict[tuple[str, str], list[Member]] = {}
+    for process in table.values():
+        own = by_pid.get(process.pid)
+        above = [by_pid[pid] for pid in ancestors(process.pid, table)[1:] if pid in by_pid]
+        if own is not None and own.is_supervisor and _key(own) not in map(_key, above):
+            members.setdefault(_key(own), []).append(Member(process=own.process, supervisor=True))
+        elif own is None and above and process.lives and process.pid not in ours:
+            members.setdefault(_key(above[0]), []).append(Member(process=with_users(process), marked=False))
+    return members
+
+
+def _marked(one: RunProcess) -> Member:
+    return Member(process=one.process)
+
+
+def _listed(run_id: str, folder: str, members: tuple[Member, ...]) -> tuple[DeadRun, str]:
+    """Return a run with those of its processes that are the folder's user's, and a note on the others."""
+    place = identity_of(folder)
+    if place is None:
+        run = DeadRun(run_id=run_id, place=FolderIdentity(path=folder, uid=-1))
+        return run, f"{describe_members(members)} with the marks of run {run_id}: left alone, {folder} is no folder"
+    may = os.geteuid() in (0, place.uid)
+    ours = tuple(one for one in members if may and belongs_to(one.process, place.uid))
+    others = [one for one in members if one not in ours and one.process.uids]
+    run = DeadRun(run_id=run_id, place=place, members=ours)
+    whose = f"is of user {user_name(place.uid)}" if place.inode is not None else "is gone"
+    return (
+        run,
+        f"{describe_members(others)} with the marks of run {run_id}: left alone, {folder} {whose}" if others else "",
+    )
+
+
+def _is_dead(run: DeadRun) -> bool:
+    return identity_of(run.place.path) == run.place and not may_be_alive(run.place.path)
+
+
+def _is_its(run: DeadRun, member: Member, now: OpenProcess, facts: Process) -> bool:
+    """Say whether a process is still what it was listed for."""
+    environment = now.environment()
+    marks = (environment.get(RUN_MARK), environment.get(FOLDER_MARK))
+    its = (run.run_id, run.place.path)
+    fits = marks == its if member.marked else marks in (its, (None, None))
+    return fits and belongs_to(facts, run.place.uid) and _is_dead(run)
+
+
+def _signalled(run: DeadRun, members: Iterable[Member], number: int) -> list[Member]:
+    return [one for one in members if send(one.process, number, partial(_is_its, run, one))]
+
+
+def _wait(members: Iterable[Member], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while any(lives(one.process) for one in members) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def _has_children(member: Member) -> bool:
+    return any(one.parent == member.process.pid and one.lives for one in process_table().values())
+
+
+def describe_members(members: Sequence[Member]) -> str:
+    """Return how many processes there are, with number and command of the first."""
+    them = ", ".join(describe_process(_with_command(one.process)) for one in members[:SHOWN])
+    return f"{len(members)} process{'es' if len(members) != 1 else ''}: {them}{', …' if len(members) > SHOWN else ''}"
+
+
+def _with_command(process: Process) -> Process:
+    return replace(process, name=short_command(Path("/proc"), process.pid) or process.name)

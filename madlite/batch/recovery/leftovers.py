@@ -1,0 +1,482 @@
+"""Leftovers of runs that were cut off, and their removal; those of a running madlite are never touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import msgspec
+
+from madlite.batch.recovery.dead_leases import clear_leases
+from madlite.batch.recovery.dead_processes import (
+    LOCKED,
+    DeadRun,
+    describe_members,
+    end_listed,
+    find_dead_runs,
+    identity_of,
+    may_be_alive,
+)
+from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.model import JobOutcome, Runtime, Value
+from madlite.perfcsv.stored import UNREADABLE, read_record
+from madlite.plan.inputs import RUNS
+from madlite.platforms.docker.runtime import DockerRuntime
+from madlite.run.session_runner import border
+from madlite.safe_files import REMOVED, Folder
+from madlite.safe_read import read_inside, read_regular
+from madlite.store import journal
+from madlite.store.batch_journal import acknowledge, dead_files, interrupted_batches
+from madlite.store.claims import lock_name, locked_model_dir
+from madlite.store.folder import (
+    CHECK_PREFIX,
+    CHECK_REQUEST,
+    HANDLE,
+    PLAN,
+    RECORD,
+    RunFolder,
+    exists,
+    is_alive,
+    is_locked,
+    may_have_left,
+    open_runs,
+    real_folders,
+    unfinished,
+)
+from madlite.store.gpu_leases import lease_folder
+from madlite.store.journal import RUN_JOURNAL, RunEntry
+from madlite.store.study import cut_off_studies, has_caches, remove_study
+
+# Files that a killed run left: the folder its script ran in, and temporary files.
+
+OWN = "run_directory"  # a name that MAD and madlite alone use
+CLONE_MARK = ".git/madlite"
+IMPORT_LOCK, IMPORTED, IMPORTED_LOCK = ".import.lock", ".import-", ".lock"
+"""The lock of imports, what the name of a folder begins with into which an archive is unpacked, and the lock in it."""
+_LIMIT_PLAN_BYTES = 16 << 20
+# temporary files of atomic writes: `.NAME.PID`, and under the lock of NAME `.NAME.new` and `.NAME.….widening`
+_OF_PROCESS = re.compile(r"\..+\.(?:log|csv|json|jsonl|html|tar\.gz|tgz)\.(\d+)")
+_WIDENING = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}\.widening")
+_SIDE = re.compile(r"\.(?:perf_(?:entry|super|entry_super)\.(?:json|csv)|common_info\.json)\.new")
+_SIDE_LOCK = ".side_files.lock"
+_OF_RUN = re.compile(r"\..+\.\d+|\.rows\.csv")
+
+
+def remove_run_files(folder: Path) -> None:
+    """Remove what the run of this folder left beside it; except what another run may still use.
+
+    Raises:
+        OSError: something of it cannot be removed.
+    """
+    workspace = folder.parent.parent
+    name = _model_dir(folder)
+    if not (name and _is_ours(workspace / name)):
+        return
+    with locked_model_dir(folder.parent, name) as is_free:
+        if is_free:
+            shutil.rmtree(workspace / name)
+            if name.endswith(f"_{folder.name[-6:]}"):  # this run's alone
+                with suppress(OSError), open_runs(workspace) as runs:
+                    runs.remove(lock_name(name))
+
+
+def partial_files(workspace: Path) -> Iterator[Path]:
+    """Yield temporary files of a killed madlite, in the workspace and in the folders of its runs.
+
+    Links are skipped, and so are files that a running process may be writing.
+    """
+    runs = workspace / RUNS
+    for folder in (workspace, runs):
+        yield from (path for path in _hidden(folder) if _is_dead(path, runs) and path.exists())
+    for folder in real_folders(runs):
+        if not is_alive(folder):
+            yield from (path for path in _hidden(folder) if _OF_RUN.fullmatch(path.name))
+
+
+def _hidden(folder: Path) -> Iterator[Path]:
+    try:
+        found = sorted(folder.glob(".*"))
+    except OSError:
+        return
+    yield from (path for path in found if exists(path) and path.is_file() and not path.is_symlink())
+
+
+def _is_dead(path: Path, runs: Path) -> bool:
+    if found := _OF_PROCESS.fullmatch(path.name):
+        return not _may_write(int(found[1]), path)
+    if found := _WIDENING.fullmatch(path.name):
+        return not is_locked(path.with_name(found["name"]), unknown=True)
+    return bool(_SIDE.fullmatch(path.name)) and not is_locked(runs / _SIDE_LOCK, unknown=True)
+
+
+def _may_write(pid: int, path: Path) -> bool:
+    """Return whether the process that made a file is running; one with the same PID that began later is another."""
+    import psutil
+
+    try:
+        began_s = psutil.Process(pid).create_time()
+        return began_s <= path.lstat().st_mtime + 1.0  # the clocks of both are coarse
+    except (psutil.NoSuchProcess, OverflowError, ValueError, OSError):
+        return False
+    except psutil.Error:
+        return True
+
+
+def _model_dir(folder: Path) -> str:
+    """Return the folder of the run's script as its plan has it, a plain name; "" where it had none, or must stay."""
+    plan: dict[str, object] = {}
+    with suppress(OSError, ValueError, RecursionError):
+        plan = json.loads(read_regular(folder / PLAN, _LIMIT_PLAN_BYTES))
+    if not isinstance(plan, dict):
+        return ""
+    name = str(plan.get("model_dir") or "")
+    stays = plan.get("keep_alive") or plan.get("keep_model_dir")
+    return "" if stays or "/" in name or name in (".", "..") else name
+
+
+def _is_ours(place: Path) -> bool:
+    own = re.fullmatch(rf"{OWN}(_\w+)?", place.name) or (place / CLONE_MARK).is_file()
+    return bool(own) and place.is_dir() and not place.is_symlink()
+
+
+RUNNING = ("container", "session", "process")
+"""The kinds of what a run has running: they come first, and are ended first."""
+GRACE_S = 5.0  # between TERM and KILL for orphaned processes
+
+
+NO_RUN = "-"
+"""In the place of a run's id: a batch's file or a temporary file, which is of no run."""
+
+
+class Leftover(Value, frozen=True):
+    """Something a run left.
+
+    `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, or the path of a
+    run folder, a study's folder, a batch's file or a temporary file; `kept` marks what --keep-alive left.  `folder` is
+    the run's as a container or its processes name it, `elsewhere` the same where it is none of this workspace, and
+    `processes` are those that were listed.  `row` is the state of a run's row.
+    """
+
+    kind: Literal["container", "session", "process", "run", "study", "batch", "file"]
+    run_id: str
+    text: str
+    handle: str
+    kept: bool = False
+    row: str = ""
+    elsewhere: str = ""
+    folder: str = ""
+    processes: DeadRun | None = None
+    runtime: str = ""
+
+
+class Leftovers(Value, frozen=True):
+    """What was found, and notes on what could not be inspected."""
+
+    leftovers: tuple[Leftover, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def find_leftovers(
+    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
+) -> Leftovers:
+    """Return containers and processes of dead runs, wherever they ran, and unfinished runs of the workspace.
+
+    `runtimes` are the plugins': their sessions of the workspace's own runs are included.  A run whose folder is
+    gone counts as dead; of an engine that several machines use, runs of the others look so.
+    """
+    notes: tuple[str, ...] = ()
+    runs = workspace.resolve() / RUNS
+    try:
+        containers = tuple(_containers(runs, environ))
+    except RuntimeProblem as problem:
+        containers, notes = (), (f"containers were not inspected: {problem.message}",)
+    batches = (
+        Leftover(kind="batch", run_id=NO_RUN, text=message, handle=str(batch.path))
+        for batch in interrupted_batches(workspace)
+        for message in batch.messages
+    )
+    dead = find_dead_runs()
+    processes = tuple(_processes(runs, run) for run in dead.runs)
+    seen = {one.run_id for one in (*containers, *processes)}
+    sessions, session_notes = _sessions(runs, runtimes, seen)
+    found = (*containers, *sessions, *processes, *_runs(workspace), *_studies(workspace), *batches, *_files(workspace))
+    return Leftovers(leftovers=found, notes=(*notes, *dead.notes, *session_notes))
+
+
+def still_running(workspace: Path) -> dict[str, str]:
+    """Return by run what it still has running without a madlite, as a sentence; of runs that were cut off alone."""
+    if not may_have_left(workspace):  # processes are searched only where there may be some
+        return {}
+    runs = workspace.resolve() / RUNS
+    dead = (run for run in find_dead_runs().runs if not _other_folder(runs, run.place.path))
+    return {run.run_id: run.still_running for run in dead}
+
+
+def left_running(
+    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
+) -> dict[str, str]:
+    """Return by run what it still has running without a madlite, as a sentence: containers and sessions too."""
+    found = {
+        one.run_id: f"its {one.kind} is still running; madlite clean{' --kept' if one.kept else ''} --yes ends it"
+        for one in find_leftovers(workspace, environ, runtimes).leftovers
+        if one.kind in RUNNING and not one.elsewhere
+    }
+    return {**found, **still_running(workspace)}
+
+
+def end_orphans(
+    workspace: Path, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """End what runs of this workspace that were cut off still have running, and return messages about it.
+
+    They would write into folders and files of the next run, and use its GPUs.  What --keep-alive left stays, and so do
+    the folders of the runs, and everything of another user's run.
+    """
+    dead = {str(folder.resolve()): folder.name for folder in may_have_left(workspace) if _is_own_folder(folder)}
+    if not dead:
+        return ()
+    messages = []
+    for one in find_leftovers(workspace, environ, runtimes).leftovers:
+        if one.folder and dead.get(os.path.realpath(one.folder)) == one.run_id and not one.kept and not one.elsewhere:
+            problem = remove(one, environ, runtimes)
+            messages.append(
+                f"an earlier run was cut off and was still running, ended: {one.text}"
+                + (f" ({problem})" if problem else "")
+            )
+    return tuple(messages)
+
+
+def remove(
+    leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime] = MappingProxyType({})
+) -> str | None:
+    """Remove one leftover; return why that failed, or None.
+
+    An unfinished run keeps its folder and log, with a mark in its journal; its files in the workspace are
+    removed.  What was ended has its GPUs no more, whoever else can see that.
+    """
+    problem = _remove(leftover, environ, runtimes)
+    if problem is None and leftover.kind in RUNNING:
+        with suppress(UsageProblem):  # another command tells it
+            clear_leases(lease_folder(environ), leftover.run_id)
+        if not leftover.kept and not leftover.elsewhere and exists(Path(leftover.folder, RECORD)):
+            _end_recorded(Path(leftover.folder))
+    return problem
+
+
+def end_journals(workspace: Path, found: Leftovers) -> None:
+    """Remove the journals that runs with a record still have, except where something of the run was found running.
+
+    Where not everything could be inspected, only journals without content go: a run with something running has some.
+    """
+    running = {one.run_id for one in found.leftovers if one.kind in RUNNING}
+    for folder in may_have_left(workspace):
+        is_seen = not found.notes or not journal.read_run(folder).began
+        if folder.name not in running and exists(folder / RECORD) and is_seen:
+            _end_recorded(folder)
+
+
+def _end_recorded(path: Path) -> None:
+    """Remove what was left for a run that was still running when its row was written: its files, and the journal."""
+    with suppress(OSError), closing(RunFolder.reopen(path)) as folder:
+        remove_run_files(path)
+        record = read_record(path)
+        if record is not None and (record.rows is None or record.rows.appended):
+            folder.end_journal()
+
+
+def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> str | None:
+    try:
+        if leftover.kind == "container":
+            _remove_container(leftover, environ)
+        elif leftover.kind == "session":
+            _check_dead(leftover)
+            with border(runtimes[leftover.runtime]):
+                runtimes[leftover.runtime].cancel(leftover.handle)
+        elif leftover.kind == "process":
+            return end_listed(leftover.processes, GRACE_S) if leftover.processes else "no process was listed"
+        elif leftover.kind == "run":
+            return _clean_run(Path(leftover.handle), leftover.row)
+        elif leftover.kind == "study":
+            return remove_study(Path(leftover.handle)) or None
+        else:
+            _remove_file(Path(leftover.handle))
+    except RuntimeProblem as problem:
+        return problem.message
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _remove_file(path: Path) -> None:
+    if acknowledge(path):
+        return
+    if path.is_dir() and not path.is_symlink():
+        with Folder.open(path.parent) as folder:
+            folder.remove_tree(path.name)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
+    runtime = DockerRuntime(environ)
+    dead = [one for one in runtime.containers() if not may_be_alive(one.folder)]
+    # a madlite that ended meanwhile had removed its container before it released its lock
+    there = {one.id for one in runtime.containers()} if dead else set()
+    for one in dead:
+        if one.id in there:
+            yield Leftover(
+                kind="container",
+                run_id=one.run_id,
+                text=f"{one.name} ({one.image}, {one.status})",
+                handle=one.id,
+                kept=one.kept,
+                elsewhere=_other_folder(runs, one.folder),
+                folder=one.folder,
+            )
+
+
+def _processes(runs: Path, run: DeadRun) -> Leftover:
+    folder = run.place.path
+    return Leftover(
+        kind="process",
+        run_id=run.run_id,
+        text=describe_members(run.counted),
+        handle=run.run_id,
+        kept=run.kept,
+        elsewhere=_other_folder(runs, folder),
+        folder=folder,
+        processes=run,
+    )
+
+
+def _sessions(
+    runs: Path, runtimes: Mapping[str, Runtime], seen: Collection[str]
+) -> tuple[list[Leftover], tuple[str, ...]]:
+    """Return the sessions of plugins' runtimes that run without a madlite, and notes on those not inspected."""
+    found, problems = [], []
+    for name in sorted(journal.own_folders(runs)) if runtimes else ():
+        plan = _plan_of(runs / name)
+        if name in seen or plan.runtime not in runtimes or not _may_be_running(runs / name, plan):
+            continue
+        try:
+            session = _session(runs / name, plan, runtimes[plan.runtime])
+        except (RuntimeProblem, OSError) as problem:
+            problems.append(f"the session of run {name} was not inspected: {problem}")
+        else:
+            found += [session] if session is not None else []
+    return found, tuple(problems)
+
+
+def _may_be_running(folder: Path, plan: _Planned) -> bool:
+    over = exists(folder / RECORD) and not exists(folder / RUN_JOURNAL) and not plan.keep_alive
+    return not over and exists(folder / HANDLE) and not is_alive(folder)
+
+
+def _session(folder: Path, plan: _Planned, runtime: Runtime) -> Leftover | None:
+    handle = read_inside(folder / HANDLE, folder).decode(errors="surrogateescape")
+    with border(runtime):
+        outcome = runtime.outcome(handle)
+    if not isinstance(outcome, JobOutcome) or outcome.ended:  # it may be a plugin's
+        return None
+    return Leftover(
+        kind="session",
+        run_id=folder.name,
+        text=f"a session of runtime {plan.runtime}, {outcome.state}",
+        handle=handle,
+        kept=plan.keep_alive,
+        folder=str(folder),
+        runtime=plan.runtime,
+    )
+
+
+class _Planned(Value, frozen=True):
+    """Fields that are read from a run's plan."""
+
+    runtime: str = ""
+    keep_alive: bool = False
+
+
+def _plan_of(folder: Path) -> _Planned:
+    try:
+        return msgspec.json.decode(read_inside(folder / PLAN, folder), type=_Planned)
+    except (OSError, *UNREADABLE):
+        return _Planned()
+
+
+def _other_folder(runs: Path, folder: str) -> str:
+    """Return the folder that a mark names, as text, where it is no run's of this workspace."""
+    return "" if Path(os.path.realpath(folder)).parent == runs else folder or "no folder"
+
+
+def _is_own_folder(folder: Path) -> bool:
+    place = identity_of(str(folder))
+    return place is not None and place.inode is not None and place.uid == os.geteuid()
+
+
+def _runs(workspace: Path) -> Iterator[Leftover]:
+    for folder in unfinished(workspace):
+        yield Leftover(kind="run", run_id=folder.name, text=f"unfinished, {folder}", handle=str(folder))
+
+
+def _studies(workspace: Path) -> Iterator[Leftover]:
+    for study_id, folder in cut_off_studies(workspace):
+        what = "its caches" if has_caches(folder) else "its lock"
+        yield Leftover(kind="study", run_id=study_id, text=f"{what}, {folder}", handle=str(folder))
+
+
+def _clean_run(path: Path, row: str) -> str | None:
+    """Remove a run's files in the workspace and mark it as cleaned, under its lock; return why that failed, or None.
+
+    Raises:
+        OSError: its files cannot be removed.
+    """
+    try:
+        folder = RunFolder.reopen(path)
+    except BlockingIOError:
+        return LOCKED
+    except OSError as error:
+        return error.strerror
+    with closing(folder):
+        remove_run_files(path)
+        return folder.note(RunEntry(at=journal.now(), cleaned=row)) or None
+
+
+def _files(workspace: Path) -> Iterator[Leftover]:
+    unfinished_batches = {batch.path for batch in interrupted_batches(workspace)}
+    for path in dict.fromkeys((*partial_files(workspace), *dead_files(workspace))):
+        if path not in unfinished_batches:
+            yield Leftover(kind="file", run_id=NO_RUN, text=str(path), handle=str(path))
+    for folder in _half_removed(workspace / RUNS):
+        yield Leftover(kind="file", run_id=NO_RUN, text=str(folder), handle=str(folder))
+    for folder in real_folders(workspace / RUNS):
+        if folder.name.startswith(CHECK_PREFIX) and not is_locked(folder / CHECK_REQUEST, unknown=True):
+            text = f"{folder}, of a check of a cluster"
+            yield Leftover(kind="file", run_id=NO_RUN, text=text, handle=str(folder))
+
+
+def _half_removed(runs: Path) -> Iterator[Path]:
+    """Yield the folders that a killed import or removal of runs left."""
+    for folder in real_folders(runs):
+        if folder.name.startswith(REMOVED):
+            yield folder
+        elif folder.name.startswith(IMPORTED):  # one that is not locked yet is made under the lock of imports
+            locks = (runs / IMPORT_LOCK, folder / IMPORTED_LOCK)
+            if not any(is_locked(lock, unknown=True) for lock in locks):
+                yield folder
+
+
+def _remove_container(leftover: Leftover, environ: Mapping[str, str]) -> None:
+    _check_dead(leftover)
+    DockerRuntime(environ).cancel(leftover.handle)
+
+
+def _check_dead(leftover: Leftover) -> None:
+    if may_be_alive(leftover.folder):
+        raise RuntimeProblem(LOCKED)

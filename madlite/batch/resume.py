@@ -1,0 +1,345 @@
+"""`--resume`: what of a batch that was cut off or interrupted is finished, and what is run again.
+
+A run is finished where it has a row or a result: also a failure, for that is its result.  One that was interrupted, cut
+off or never begun is run again, also one whose next attempt was: the row of its failed attempt stays.  Runs are found
+by their plans: of equal ones as many are finished as there were.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.batch.attempts import Standing, attempts_with
+from madlite.batch.collect import attempts_of, collect_open, replaced_by
+from madlite.batch.recovery.leftovers import Leftover, remove
+from madlite.batch.recovery.unfinished import appended_rows, find_incomplete
+from madlite.batch.runner import exit_code
+from madlite.errors import ExitCode, RecordError, UsageProblem
+from madlite.measure.steps import Steps
+from madlite.model import Cause, Result, RunPlan, Status, Value
+from madlite.model.results import Attempt, FailedAttempt
+from madlite.perfcsv.pending import are_in_file, rows_path
+from madlite.perfcsv.stored import RunResult, load_result, read_record, uncollected
+from madlite.plan.inputs import RUNS
+from madlite.plan.plan_file import plan_digest
+from madlite.run.from_plan import input_names, local_digest
+from madlite.run.screen import Planned, RunOutcome, pair
+from madlite.safe_read import digest_of
+from madlite.store.batch_journal import RequestedRun, UnfinishedBatch
+from madlite.store.folder import RECORD, RESULT, RunFolder, exists, is_uncollected
+from madlite.store.journal import RunEntry, RunRows, is_own, now, read_run
+from madlite.store.record import record_json, result_of
+
+
+class Resumption(Value, frozen=True):
+    """What of a command's runs is finished: by the ids of their plans, the results, and the runs as they were asked.
+
+    `standing` are failed attempts that are to be followed by another one, by the id of that, and `earlier` those of
+    runs that were interrupted and have their rows.  `notes` say what is otherwise now than when the batch began.
+    """
+
+    finished: dict[str, Result] = {}
+    requested: dict[str, RequestedRun] = {}
+    standing: dict[str, Standing] = {}
+    earlier: dict[str, tuple[FailedAttempt, ...]] = {}
+    notes: tuple[str, ...] = ()
+
+    def with_ids(self, planned: Sequence[Planned]) -> list[Planned]:
+        """Return the runs, those that are finished under the id of the run that is."""
+        return [_as_run(one, self.finished.get(one.plan.id)) for one in planned]
+
+    def left(self, planned: Sequence[Planned]) -> list[Planned]:
+        """Return the runs that are not finished."""
+        return [one for one in planned if one.plan.id not in self.finished]
+
+    def whole(self, planned: Sequence[Planned], outcome: RunOutcome) -> RunOutcome:
+        """Return the outcome of all runs, of that of those which were left."""
+        every = (*self.finished.values(), *outcome.results)
+        results = tuple(result for _, result in pair(self.with_ids(planned), every) if result is not None)
+        code = outcome.exit_code
+        if code in (ExitCode.OK, ExitCode.BUILD_FAILED):
+            code = exit_code(results)
+        return replace(outcome, results=results, exit_code=code)
+
+
+def _as_run(one: Planned, result: Result | None) -> Planned:
+    if result is None:
+        return one
+    folder = one.plan.workspace / RUNS / result.plan_id
+    return replace(one, plan=replace(one.plan, id=result.plan_id, folder=folder))
+
+
+def find_standing(batch: UnfinishedBatch, workspace: Path) -> dict[str, Path]:
+    """Return the failed attempts of a batch that were to be followed by another one, by the run that they are of."""
+    asked = {one.id for one in batch.requested}
+    found: dict[str, Path] = {}
+    for folder in uncollected(workspace):
+        following = read_run(folder).next
+        if not following or replaced_by(folder):
+            continue
+        try:
+            attempt = load_result(folder).record.attempt
+        except RecordError:  # `collect` reports it
+            continue
+        names = (folder.name, following, *(one.run for one in (attempt.earlier if attempt else ())))
+        found |= {name: folder for name in names if name in asked}
+    return found
+
+
+def standing_before(plan: RunPlan, output: Path, begin: Sequence[str]) -> dict[str, Standing]:
+    """Return the failed attempt that a run takes the place of, by the run's id; none where this is the first one.
+
+    `output` and `begin` are the results file and the columns of a new one.
+    """
+    for folder in uncollected(plan.workspace):
+        if read_run(folder).next == plan.id:
+            found = _adopt(folder, plan, plan.workspace, output, begin)
+            return {plan.id: found} if found is not None else {}
+    return {}
+
+
+def resume(
+    batch: UnfinishedBatch,
+    planned: Sequence[Planned],
+    workspace: Path,
+    output: Path,
+    environ: Mapping[str, str],
+    begin: Sequence[str],
+) -> Resumption:
+    """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned.
+
+    `output` and `begin` are the results file and the columns of a new one.
+    """
+    standing = find_standing(batch, workspace)
+    results = {one.id: _result(one, batch, workspace) for one in batch.requested}
+    done, open_runs = _by_digest(batch, results, finished=True), _by_digest(batch, results, finished=False)
+    finished: dict[str, Result] = {}
+    requested: dict[str, RequestedRun] = {}
+    adopted: dict[str, Standing] = {}
+    earlier: dict[str, tuple[FailedAttempt, ...]] = {}
+    for one in planned:
+        digest = plan_digest(one.plan)
+        if before := done.get(digest):
+            asked = before.popleft()
+            result = results[asked.id]
+            if result is not None:
+                finished[one.plan.id], requested[one.plan.id] = result, asked
+        elif again := open_runs.get(digest):
+            asked = again.popleft()
+            folder = standing.get(asked.id)
+            earlier[one.plan.id] = _interrupted_attempts(workspace / RUNS / asked.id)
+            if folder is not None and (taken := _adopt(folder, one.plan, workspace, output, begin)) is not None:
+                adopted[one.plan.id] = taken
+    cut_off = {one.id for one in batch.requested if results[one.id] is None}
+    _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
+    notes = (*_changes(batch, planned, finished, workspace, environ), *_rows_elsewhere(finished, workspace, output))
+    return Resumption(finished=finished, requested=requested, standing=adopted, earlier=earlier, notes=notes)
+
+
+def _interrupted_attempts(first: Path) -> tuple[FailedAttempt, ...]:
+    """Return the attempts of a run whose last one was interrupted and has its row; none of others."""
+    folder = next(reversed(attempts_of(first)), None)
+    record = read_record(folder) if folder is not None and is_own(folder) else None
+    if record is None or record.ended_by is not Cause.INTERRUPTED:
+        return ()
+    return attempts_with(result_of(record), record.variant)
+
+
+def series_of(planned: Sequence[Planned]) -> tuple[str, ...]:
+    """Return the digests of the first runs of a study's series, in their order; "" where it must not start."""
+    firsts = {
+        one.plan.study.series or 0: "" if one.plan.blocked is not None else plan_digest(one.plan)
+        for one in planned
+        if one.plan.study is not None and one.plan.study.index == 1
+    }
+    return tuple(firsts[number] for number in sorted(firsts))
+
+
+def refuse_other_study(batch: UnfinishedBatch, planned: Sequence[Planned]) -> None:
+    """Keep runs of another configuration out of the series of the study that a batch is of; more series may follow.
+
+    Raises:
+        UsageProblem: a series is of other runs, or missing.
+    """
+    now = series_of(planned)
+    same = len(now) >= len(batch.series) and all(
+        not before or not this or before == this for before, this in zip(batch.series, now, strict=False)
+    )
+    if batch.study and not same:
+        raise UsageProblem(
+            f"--resume: study {batch.study}, the last unfinished batch, was begun with other cards or options",
+            "madlite run --resume goes on with it by its own command; without --resume a new study begins",
+        )
+
+
+def inputs_of_all(planned: Iterable[Planned], workspace: Path) -> dict[str, str]:
+    """Return the files of the working folder that runs use, relative to it, with their SHA-256."""
+    names = dict.fromkeys(name for one in planned for name in input_names(one.plan, workspace))
+    return {name: text for name in names if (text := digest_of(workspace / name))}
+
+
+def _by_digest(
+    batch: UnfinishedBatch, results: Mapping[str, Result | None], *, finished: bool
+) -> dict[str, deque[RequestedRun]]:
+    found: dict[str, deque[RequestedRun]] = defaultdict(deque)
+    for one in batch.requested:
+        if one.digest and (results[one.id] is not None) is finished:
+            found[one.digest].append(one)
+    return found
+
+
+def _result(asked: RequestedRun, batch: UnfinishedBatch, workspace: Path) -> Result | None:
+    """Return what a run of a batch came to, of its last attempt; None where it is not finished."""
+    runs, name, seen = workspace / RUNS, asked.id, set[str]()
+    while name and name not in seen and "/" not in name:
+        seen.add(name)
+        found = _stored_result(runs / name, workspace)
+        if found is None:
+            break
+        attempt = found.attempt or Attempt()
+        if not attempt.next:
+            return None if found.cause is Cause.INTERRUPTED or attempt.given_up else found
+        name = attempt.next
+    if asked.id in batch.ended:
+        why = "it ended before, and its record is gone"
+        return Result(plan_id=asked.id, status=Status.SKIPPED, reason=why)
+    return None
+
+
+def _stored_result(folder: Path, workspace: Path) -> Result | None:
+    if not is_own(folder):
+        return None
+    record = read_record(folder)
+    if record is not None:
+        return result_of(record)
+    journal = read_run(folder)
+    if journal.cleaned is not None:
+        return None
+    if is_uncollected(folder):
+        try:
+            return None if journal.next else result_of(load_result(folder).record)
+        except RecordError:
+            return None
+    rows = journal.rows
+    if rows is None or not rows.cells or not are_in_file(rows, workspace, appended_rows(workspace)):
+        return None
+    known = {one.value for one in Status}
+    status = rows.cells[0].get("status", "")
+    return Result(plan_id=folder.name, status=Status(status) if status in known else Status.FAILURE)
+
+
+def _clean(workspace: Path, names: Iterable[str]) -> None:
+    """Mark what was cut off and is run again: it is not reported any more."""
+    wanted = set(names)
+    for one in find_incomplete(workspace):
+        if one.folder.name in wanted and not one.recorded:
+            remove(Leftover(kind="run", run_id=one.folder.name, text="", handle=str(one.folder), row=one.row), {})
+
+
+def follow_cut_off(first: Path, run_id: str) -> None:
+    """Let another run take the place of one that was cut off, whose first attempt has this folder.
+
+    Raises:
+        UsageProblem: it goes on, or has its row.
+    """
+    last = next(reversed(attempts_of(first)), None)
+    if last is None:
+        return
+    has_result = exists(last / RESULT)
+    try:
+        folder = RunFolder.reopen(last)
+    except BlockingIOError:
+        raise UsageProblem(f"run {last.name} goes on: it cannot be tried again meanwhile", "madlite runs") from None
+    except OSError as error:
+        raise UsageProblem(f"run {last.name} cannot be tried again: {error.strerror or error}") from error
+    try:
+        if exists(last / RECORD):
+            raise UsageProblem(f"run {last.name} has its row: it is not tried again", f"madlite show {last.name}")
+        folder.note(RunEntry(at=now(), next=run_id))
+    finally:
+        folder.close()
+    if not has_result:
+        _clean(first.parent.parent, [last.name])
+
+
+def _changes(
+    batch: UnfinishedBatch,
+    planned: Sequence[Planned],
+    finished: Mapping[str, Result],
+    workspace: Path,
+    environ: Mapping[str, str],
+) -> Iterator[str]:
+    """Yield what is otherwise now than when the batch began; its finished runs stay what they are."""
+    from madlite import __version__
+
+    if batch.madlite and batch.madlite != __version__:
+        yield f"the batch began with madlite {batch.madlite}, this is {__version__}"
+    now = inputs_of_all(planned, workspace)
+    for name, text in batch.inputs.items():
+        if name in now and now[name] != text:
+            yield f"{name} has changed since the batch began: its finished runs are not repeated"
+    seen = set[str]()
+    for one in planned:
+        result, image = finished.get(one.plan.id), one.plan.image
+        if result is None or image is None or image.ref in seen or not result.image.digest:
+            continue
+        seen.add(image.ref)
+        digest = local_digest(one.plan, environ)
+        if digest and digest != result.image.digest:
+            yield f"image {image.ref} is {digest} now, and was {result.image.digest} in run {result.plan_id}"
+    others = sum(1 for one in batch.requested if one.digest) - len(planned)
+    if others > 0:
+        yield f"{others} run{'s' if others > 1 else ''} of the batch are not of this command"
+
+
+def _rows_elsewhere(finished: Mapping[str, Result], workspace: Path, output: Path) -> Iterator[str]:
+    """Yield where the rows of finished runs are, other than in the results file of this command."""
+    records = (read_record(workspace / RUNS / result.plan_id) for result in finished.values())
+    files: dict[str, list[RunRows]] = defaultdict(list)
+    for record in records:
+        if record is not None and record.rows is not None:
+            files[record.rows.path].append(record.rows)
+    here = rows_path(output, workspace)
+    for name, every in files.items():
+        runs = f"{len(every)} finished run{'s' if len(every) > 1 else ''}"
+        if all(are_in_file(rows, workspace, ()) is False for rows in every):  # there may be a new file of its name
+            yield f"{name} with the rows of {runs} is gone: madlite report rebuild -o FILE writes rows from the records"
+        elif name != here:
+            yield f"the rows of {runs} are in {name}, and are not added to {here}"
+
+
+def _adopt(folder: Path, plan: RunPlan, workspace: Path, output: Path, begin: Sequence[str]) -> Standing | None:
+    """Take a failed attempt over, for the run that follows it; None where another command has it."""
+    try:
+        run_folder = RunFolder.reopen(folder)
+    except OSError:
+        return None
+    try:
+        found = load_result(folder)
+    except RecordError:
+        run_folder.close()
+        return None
+    writer = _Adopted(found, lambda changed: collect_open(changed, run_folder, workspace, output, begin))
+    return Standing(result=result_of(found.record), variant=found.record.variant, writer=writer, folder=run_folder)
+
+
+class _Adopted:
+    """What can still be done with the result of an attempt of an earlier command."""
+
+    def __init__(self, found: RunResult, collect: Callable[[RunResult], object]) -> None:
+        self._found, self._collect = found, collect
+        self.saved = True
+
+    def write(self, result: Result, steps: Steps, folder: RunFolder | None) -> Result:
+        """Write its rows and the rest."""
+        self._collect(replace(self._found, record=replace(self._found.record, findings=result.findings)))
+        return result
+
+    def write_replaced(self, result: Result, folder: RunFolder) -> None:
+        """Write its record without rows."""
+        if not folder.write_record(record_json(replace(self._found.record, rows=None, attempt=result.attempt))):
+            folder.end_journal()

@@ -1,0 +1,426 @@
+"""A batch of plans, one after another or in parallel, each with its rows; runs never started are named."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from madlite.backends.loader import Plugins
+from madlite.batch.attempts import Attempts, NextAttempt, RetryPolicy, Standing
+from madlite.batch.gpu_pool import Start
+from madlite.batch.jobs import bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
+from madlite.batch.scheduler import Scheduler
+from madlite.errors import ExitCode
+from madlite.model import Cause, Result, RunPlan, Status, Value
+from madlite.model.results import FailedAttempt
+from madlite.plan.context import Options
+from madlite.plan.plan_file import plan_digest
+from madlite.run.one import Run, secrets_for
+from madlite.run.result_writer import RelativeChange, ResultWriter, SideFiles
+from madlite.run.screen import Planned, RunOutcome, Screen
+from madlite.run.stop import Signals, StopControl
+from madlite.run.watchdog.watchdog import StopReason
+from madlite.store.batch_journal import BatchJournal, RequestedRun
+
+if TYPE_CHECKING:
+    from madlite.run.settle import Settle
+
+AUTO = 0  # so many runs at once
+_MOST_THREADS = 256
+
+STOPPED = StopReason(cause=Cause.INTERRUPTED, text="stopped")
+
+
+class BatchSettings(Value, frozen=True):
+    """How the runs of a batch go: `at_once` of them at the same time, `settle` waits before each of them.
+
+    `retry` says after which failures a run is tried again; `standing` are failed attempts of an earlier command, by the
+    ids of the runs that follow them, and `earlier` those that have their rows.  What a `recoverable` run came to is
+    written by the next command after a kill.
+
+    No run starts any more once `max_failures` have failed.  An `exclusive` run has all GPUs of the machine to itself.
+    `bind` keeps a run to the CPUs and the memory that are near its GPUs.
+    """
+
+    at_once: int = 1  # AUTO: as there are GPUs for, or cores for those without
+    max_failures: int | None = None
+    exclusive: bool = False
+    bind: Literal["off", "numa"] = "off"
+    settle: Settle | None = None
+    relative_change: RelativeChange | None = None
+    retry: RetryPolicy = RetryPolicy()
+    standing: Mapping[str, Standing] = {}
+    earlier: Mapping[str, tuple[FailedAttempt, ...]] = {}
+    recoverable: bool = False
+
+
+class _Between(NamedTuple):
+    """A run between two attempts: the plan of the one that failed, and the next one as it is planned."""
+
+    failed: RunPlan
+    following: Planned
+    attempts: Attempts
+
+
+class Batch:
+    """Runs plans as `settings` has it.
+
+    `journal` records the progress, for the next command if this one is killed.  Runs are independent: each has its own
+    stop, log and events, and is written when it ends.  `later` are runs of the same command that another batch runs
+    after these.
+    """
+
+    def __init__(
+        self,
+        planned: Sequence[Planned],
+        options: Options,
+        plugins: Plugins,
+        screen: Screen,
+        clock: Callable[[], float] = time.monotonic,
+        journal: BatchJournal | None = None,
+        settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
+        later: Sequence[Planned] = (),
+    ) -> None:
+        self._options, self._plugins, self._screen = options, plugins, screen
+        self._clock, self._journal = clock, journal or BatchJournal()
+        self._settings, self._later = settings, later
+        of_batch = (replace(one, plan=replace(one.plan, batch=self._journal.id)) for one in planned)
+        self._planned = dict(enumerate(of_batch))  # those not begun: thousands are large
+        self._names = tuple(one.plan.card.name for one in planned)
+        self._side_files = SideFiles(screen.warn)
+        self._scheduler: Scheduler | None = None  # while they run
+        self._lock = threading.Lock()  # guards all below
+        self._between: dict[int, _Between] = {}
+        self._ports: set[str] = set()  # of the running runs
+        self._warned: set[str] = set()  # of leases
+        self._stop: StopReason | None = None  # of the whole batch
+        self._stopped = threading.Event()  # the same, to wait for
+        self._stops: dict[str, StopControl] = {}  # of the running runs
+        self._results: dict[int, Result] = {}
+        self._pending: list[int] = []
+        self._bug: Exception | None = None
+        self._failed: set[int] = set()
+        self._took_s = 0.0  # by all that ended, together
+
+    def run(self, signals: Signals | None = None) -> RunOutcome:
+        """Run all of them; after INT, TERM or HUP running ones are ended and the rest is not started."""
+        self._journal.request(requested_run(one) for one in (*self._planned.values(), *self._later))
+        with ExitStack() as stack:
+            stack.callback(self._side_files.close)
+            signals = signals or stack.enter_context(Signals())
+            stack.enter_context(signals.passing_to(self.stop))
+            signals.watch_over(self._work_all)
+            code = signals.exit_code
+        return self._outcome(code)
+
+    def stop(self, reason: StopReason = STOPPED, run_id: str | None = None) -> None:
+        """End one run, or all running ones and start no other; safe from any thread.  A second call kills at once."""
+        with self._lock:
+            if run_id is None:
+                self._stop = self._stop or reason
+                self._stopped.set()
+            stops = [stop for name, stop in self._stops.items() if run_id in (None, name)]
+            scheduler = self._scheduler if run_id is None else None
+        for stop in stops:
+            stop.request(reason)
+        if scheduler is not None:
+            scheduler.stop()
+
+    def _work_all(self) -> None:
+        """Run as many threads as runs at once; this one is the first."""
+        raised: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self._work(scheduler)
+            except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
+                raised.append(error)
+                scheduler.stop()
+            raised.extend(self._give_up_all(scheduler))
+
+        with self._scheduling() as (scheduler, at_once):
+            threads = [threading.Thread(target=work, name="madlite-run") for _ in range(1, at_once)]
+            for thread in threads:
+                thread.start()
+            work()
+            for thread in threads:
+                thread.join()
+        if raised:
+            raise raised[0]
+
+    @contextmanager
+    def _scheduling(self) -> Iterator[tuple[Scheduler, int]]:
+        """Yield what says which run starts when, and how many threads run them; GPUs are given back after the block."""
+        settings = self._settings
+        planned, environ = tuple(self._planned.values()), self._options.environ
+        jobs = make_jobs(planned, self._plugins, environ, settings.at_once, settings.exclusive)
+        with open_pool(jobs, planned, environ, settings.at_once, self._stopped) as pool:
+            del planned
+            for gpu, text in (pool.foreign() if pool is not None else {}).items():
+                self._screen.warn(f"GPU {gpu} is left alone: {text}")
+            slots = settings.at_once or cpu_slots()
+            scheduler = Scheduler(
+                jobs, pool, slots, in_order=settings.at_once == 1, on_wait=self._screen.waiting, clock=self._clock
+            )
+            with self._lock:
+                self._scheduler, is_over = scheduler, self._stop is not None
+            if is_over:
+                scheduler.stop()
+            with_gpus = len(pool.every) if pool is not None and settings.at_once == AUTO else 0
+            yield scheduler, max(1, min(slots + with_gpus, len(jobs), _MOST_THREADS))
+
+    def _work(self, scheduler: Scheduler) -> None:
+        again: Start | None = None  # of another attempt, which has what the one before had
+        while (start := again or scheduler.take()) is not None:
+            try:
+                again = self._attempt(*self._attempt_of(start), scheduler, start)
+            finally:
+                scheduler.end(start)
+            self._after(scheduler)
+
+    def _attempt_of(self, start: Start) -> tuple[Planned, Attempts]:
+        """Return the attempt of a run that starts."""
+        with self._lock:
+            between = self._between.pop(start.job.position, None)
+        if between is not None:
+            return between.following, between.attempts
+        run_id = start.job.run_id
+        settings = self._settings
+        before, earlier = settings.standing.get(run_id), settings.earlier.get(run_id, ())
+        attempts = Attempts(run_id, settings.retry, self._plugins, before, earlier)
+        one = attempts.first(self._planned.pop(start.job.position))
+        self._journal.begin(run_id)
+        return one, attempts
+
+    def _attempt(self, planned: Planned, attempts: Attempts, scheduler: Scheduler, start: Start) -> Start | None:
+        """Run one attempt of a run; return the start of the next one where that goes on at once, on what this one has.
+
+        One that is to wait starts when the scheduler has it start.
+        """
+        position, one = start.job.position, self._bound(planned, start)
+        self._screen.started(one.plan, position + 1, len(self._names))
+        try:
+            result, saved, bug, following = self._run(one, planned, attempts, scheduler, start)
+        finally:
+            with self._lock:
+                self._ports.discard(str(one.plan.env.get("MASTER_PORT")))
+        if following is None:
+            self._finish(one.plan, attempts, result, saved=saved)
+            self._plugins.notify("madlite_run_finished", plan=one.plan, result=result)
+            self._note(scheduler, position, result, saved, bug)
+            return None
+        again, when = following
+        self._plugins.notify("madlite_run_finished", plan=one.plan, result=attempts.replaced(result, again))
+        self._screen.retrying(one.plan, result, when.text)
+        with self._lock:
+            self._between[position] = _Between(one.plan, again, attempts)
+        next_id, folder = again.plan.id, str(again.plan.folder)
+        if not when.wait_s and not scheduler.is_over:
+            return scheduler.again(start, next_id, folder)
+        scheduler.rest(start, next_id, folder, when.wait_s)
+        return None
+
+    def _give_up_all(self, scheduler: Scheduler) -> Iterator[Exception]:
+        """Write the rows of failed attempts whose next ones do not start any more; yield what went wrong."""
+        while (position := scheduler.give_up()) is not None:
+            with self._lock:
+                between = self._between.pop(position)
+            try:
+                self._give_up(position, between, scheduler)
+            except Exception as error:  # noqa: BLE001 - the others have their rows all the same
+                yield error
+
+    def _give_up(self, position: int, between: _Between, scheduler: Scheduler) -> None:
+        plan, attempts = between.failed, between.attempts
+        why = "the command was ended" if self._stop is not None else "no run starts any more"
+        result, saved = attempts.give_up(f"not tried again: {why}")
+        self._finish(plan, attempts, result, saved=saved)
+        self._plugins.notify("madlite_run_finished", plan=plan, result=result)
+        self._note(scheduler, position, result, saved, None)
+
+    def _finish(self, plan: RunPlan, attempts: Attempts, result: Result, *, saved: bool) -> None:
+        """Say that a run has ended, of which `attempts` were made."""
+        if saved:
+            self._journal.end(attempts.run_id)
+        self._screen.finished(plan, result)
+
+    def _bound(self, one: Planned, start: Start) -> Planned:
+        """Return a run as it starts: on the GPUs that it gets, and with a port that no other run of the batch has."""
+        plan = bound_plan(one.plan, start, self._options.environ, numa=self._settings.bind == "numa")
+        if self._settings.at_once != 1:
+            with self._lock:
+                plan = with_own_port(plan, self._ports)
+        return replace(one, plan=plan)
+
+    def _after(self, scheduler: Scheduler) -> None:
+        """Show how far the batch is where runs go on at the same time."""
+        with self._lock:
+            ended, took_s = len(self._results), self._took_s
+        if ended and not scheduler.is_over and self._settings.at_once != 1 and len(self._names) > 1:
+            self._screen.overall(ended, len(self._names), scheduler.left_s(took_s / ended))
+
+    @contextmanager
+    def _stoppable(self, run: Run) -> Iterator[None]:
+        """Let a run be stopped from outside; at once where the batch was stopped before."""
+        run_id = run.plan.id
+        with self._lock:
+            self._stops[run_id] = run.stop
+            reason = self._stop
+        if reason is not None:
+            run.stop.request(reason)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._stops[run_id]
+
+    def _run(
+        self, one: Planned, planned: Planned, attempts: Attempts, scheduler: Scheduler, start: Start
+    ) -> tuple[Result, bool, Exception | None, tuple[Planned, NextAttempt] | None]:
+        """Run one, `planned` without its GPUs, to its end and write it; return also a bug, which ends the batch.
+
+        What is tried again is set aside, and the next attempt returned: it may get other GPUs.
+        """
+        environ, settings = self._options.environ, self._settings
+        bug: Exception | None = None
+        secrets = secrets_for(one, environ)
+        retries = settings.retry.is_active
+        recoverable = settings.recoverable or retries
+        with (
+            Run(
+                one,
+                self._plugins,
+                self._screen,
+                secrets,
+                self._clock,
+                environ,
+                settings.settle,
+                reserve=not self._options.rows,
+            ) as run,
+            self._stoppable(run),
+        ):
+            scheduler.note(start, one.plan.id, str(one.plan.folder))
+            self._unshared_lease(scheduler, start)
+            run.on_open = partial(scheduler.note, start, one.plan.id, str(one.plan.folder))
+            run.unshared_lease = partial(self._unshared_lease, scheduler, start)
+            run.on_end = (lambda _: scheduler.beside(start)) if retries else partial(self._ended, scheduler, start)
+            writer = ResultWriter(
+                one,
+                self._options,
+                self._screen,
+                run.mask,
+                settings.relative_change,
+                recoverable=recoverable,
+                side_files=self._side_files,
+            )
+            steps = run.state.monitor.steps
+            try:
+                run.begin_entry = writer.begin_entry(attempts.attempt_of(one))
+                result = attempts.annotated(one, run.run())
+                following = None if scheduler.is_over else self._set_aside(planned, result, attempts, run, writer)
+                if following is not None:
+                    return result, False, None, following
+                result = writer.write(result, steps, run.folder)
+            except Exception as error:  # noqa: BLE001 - told by the caller, once the row and the rest are safe
+                bug = error
+                result = writer.write(run.broken(error), steps, run.folder)
+            run.progress.ended(result)
+            attempts.replaced_by(one.plan.id)
+            return result, writer.saved, bug, None
+
+    def _unshared_lease(self, scheduler: Scheduler, start: Start) -> str:
+        """Return why others may share the GPUs of a run, and say each reason once."""
+        why = scheduler.unshared_lease(start)
+        with self._lock:
+            is_new = bool(why) and why not in self._warned
+            self._warned.add(why)
+        if is_new:
+            self._screen.warn(f"another user may share the GPUs, and numbers are suspect: {why}")
+        return why
+
+    def _set_aside(
+        self, one: Planned, result: Result, attempts: Attempts, run: Run, writer: ResultWriter
+    ) -> tuple[Planned, NextAttempt] | None:
+        """Set a failed run aside that is tried again, and return its next attempt; None where it stands."""
+        following = attempts.next(one, result) if run.folder is not None and not self._stopped.is_set() else None
+        if following is None or run.folder is None:
+            return None
+        if problem := writer.write_result(result, run.state.monitor.steps, run.folder):
+            self._screen.warn(f"{one.plan.card.name} is not tried again: {problem}")
+            return None
+        run.progress.ended(result, "tried again")
+        attempts.set_aside(one, result, writer, run.release_folder(), following[0])
+        return following
+
+    def _ended(self, scheduler: Scheduler, start: Start, status: Status) -> tuple[str, ...]:
+        """Give back what a run had, once it is counted: one too many that failed leaves its GPUs to no other."""
+        self._count(scheduler, start.job.position, status)
+        return scheduler.end(start)
+
+    def _count(self, scheduler: Scheduler, position: int, status: Status) -> None:
+        """Count a run that failed, and start no other one after too many of them."""
+        with self._lock:
+            self._failed |= {position} if status is Status.FAILURE else set()
+            too_many = self._settings.max_failures is not None and len(self._failed) >= self._settings.max_failures
+            is_over = too_many or self._bug is not None
+        if is_over:
+            scheduler.stop()
+
+    def _note(self, scheduler: Scheduler, position: int, result: Result, saved: bool, bug: Exception | None) -> None:
+        with self._lock:
+            self._results[position] = _kept(result)
+            self._pending += [] if saved else [position]
+            self._bug = self._bug or bug
+            self._took_s += result.durations_s.get("total", 0.0)
+        self._count(scheduler, position, result.status)
+
+    def _outcome(self, code: ExitCode | None) -> RunOutcome:
+        results = tuple(self._results[position] for position in sorted(self._results))
+        names = self._names
+        return RunOutcome(
+            results=results,
+            not_started=tuple(name for position, name in enumerate(names) if position not in self._results),
+            exit_code=code or (ExitCode.RUN_FAILED if self._pending else exit_code(results)),
+            bug=self._bug,
+            pending=tuple(names[position] for position in sorted(self._pending)),
+        )
+
+
+_IN_RECORD = Result(plan_id="", status=Status.SKIPPED)  # whose fields are empty
+
+
+def _kept(result: Result) -> Result:
+    """Return what is needed of a result once it is written; of thousands the rest, which the records have, is large."""
+    return replace(result, provenance=_IN_RECORD.provenance, config=_IN_RECORD.config, checks=(), compute=None)
+
+
+def requested_run(one: Planned) -> RequestedRun:
+    """Return a run as the journal of its batch lists it."""
+    return RequestedRun(id=one.plan.id, card=one.plan.card.name, digest=plan_digest(one.plan))
+
+
+def run_batch(
+    planned: Sequence[Planned],
+    options: Options,
+    plugins: Plugins,
+    screen: Screen,
+    clock: Callable[[], float] = time.monotonic,
+    journal: BatchJournal | None = None,
+    settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
+) -> RunOutcome:
+    """Run all of them, as `Batch.run` does."""
+    return Batch(planned, options, plugins, screen, clock, journal, settings).run()
+
+
+def exit_code(results: Iterable[Result]) -> ExitCode:
+    """Return 3 where a run failed, 2 where every failure is a failed build, else 0."""
+    causes = [result.cause for result in results if result.status is Status.FAILURE]
+    if not causes:
+        return ExitCode.OK
+    return ExitCode.BUILD_FAILED if all(cause is Cause.BUILD for cause in causes) else ExitCode.RUN_FAILED

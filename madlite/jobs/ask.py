@@ -1,0 +1,129 @@
+"""A cluster file made by asking the cluster: partitions, GPUs of a node, limits, and what starts containers here."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from madlite.errors import UsageProblem
+from madlite.jobs.slurm import Slurm
+from madlite.machine.products import find_product
+from madlite.model import Value
+
+_GRES = re.compile(r"gpu:(?:(?P<type>[^:,()]+):)?(?P<count>[0-9]+)")
+_TOOLS = {
+    "docker": "docker",
+    "podman": "podman",
+    "enroot": "pyxis",
+    "apptainer": "apptainer",
+    "singularity": "apptainer",
+}
+
+
+class Partition(Value, frozen=True):
+    """A partition as sinfo lists it; `gpu` is the type that its GRES names, "" for none."""
+
+    name: str
+    default: bool
+    nodes: int
+    gpu: str = ""
+    gpus_per_node: int = 0
+    limit: str = ""
+
+
+def partitions(slurm: Slurm) -> tuple[Partition, ...]:
+    """Return the partitions of a cluster, those of several kinds of node once for each.
+
+    Raises:
+        UsageProblem: the cluster has none, or does not answer.
+    """
+    found = tuple(map(_partition, slurm.read("sinfo", "-h", "-o", "%P|%D|%G|%l").splitlines()))
+    if not found:
+        raise UsageProblem("sinfo lists no partition: this is no login node of a cluster that answers", "sinfo -s")
+    return found
+
+
+def _partition(line: str) -> Partition:
+    name, nodes, gres, limit = [*(part.strip() for part in line.split("|")), "", "", ""][:4]
+    gpus = _GRES.search(gres)
+    return Partition(
+        name=name.rstrip("*"),
+        default=name.endswith("*"),
+        nodes=int(nodes) if nodes.isdigit() else 0,
+        gpu=(gpus["type"] or "") if gpus else "",
+        gpus_per_node=int(gpus["count"]) if gpus else 0,
+        limit="" if limit in ("infinite", "n/a") else limit,
+    )
+
+
+def choose(found: Sequence[Partition], wanted: str) -> Partition:
+    """Return the partition of this name, else the default one or the first, those with GPUs before others.
+
+    Raises:
+        UsageProblem: there is none of this name.
+    """
+    named = [one for one in found if one.name == wanted] if wanted else [*found]
+    if not named:
+        raise UsageProblem(f"there is no partition '{wanted}'", f"there are {', '.join(one.name for one in found)}")
+    return max(named, key=lambda one: (bool(one.gpus_per_node), one.default, one.nodes))
+
+
+def cluster_name(slurm: Slurm) -> str:
+    """Return the cluster's own name, as it can stand in a file; "" where it has none."""
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", slurm.read("scontrol", "show", "config"), re.MULTILINE)
+    return re.sub(r"[^A-Za-z0-9._-]", "-", found[1]).strip("-.") if found else ""
+
+
+def file_text(
+    name: str, partition: Partition, gpu: str, array_limit: int, environ: Mapping[str, str], workspace: Path
+) -> str:
+    """Return a cluster file: what was found, and as comments what nobody but the user knows."""
+    return "\n".join([*_lines(name, partition, gpu, array_limit, environ, workspace), ""])
+
+
+def _lines(
+    name: str, partition: Partition, gpu: str, array_limit: int, environ: Mapping[str, str], workspace: Path
+) -> Iterator[str]:
+    kind = (
+        gpu or re.sub("[_-]", " ", partition.gpu).upper()
+    )  # amd_instinct_mi300x_oam, where slurmd finds GPUs by itself
+    product = find_product(kind) if kind else None
+    count = partition.gpus_per_node
+    key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
+    yield f"[clusters.{key}]"
+    if product is not None:
+        yield f'gpu = "{product.device}"'
+        yield f"gpus_per_node = {count or 8}"
+    elif count:
+        called = f" (sinfo calls it '{partition.gpu}')" if partition.gpu else ""
+        yield f'# gpu = "MI300X"  # sinfo names {count} GPUs per node{called}: which?'
+        yield f"# gpus_per_node = {count}"
+    tools = [
+        *dict.fromkeys(flavour for tool, flavour in _TOOLS.items() if shutil.which(tool, path=environ.get("PATH")))
+    ]
+    yield f'# container = "{tools[0] if tools else "docker"}"  # on this machine: {", ".join(tools) or "none"}'
+    yield f'# shared = ["{workspace}"]  # folders that all nodes see under this name'
+    yield '# interface = "eth0"  # ip -br address, on a node'
+    yield '# rdma = ["mlx5_0"]  # ls /sys/class/infiniband, on a node'
+    yield ""
+    yield f"[clusters.{key}.slurm]"
+    yield f'partition = "{partition.name}"  # {partition.nodes} nodes'
+    yield f'time = "{_hours(partition.limit)}"' + (f"  # at most {partition.limit}" if partition.limit else "")
+    if partition.gpu and product is not None:
+        yield f'gres = "gpu:{partition.gpu}:{count}"'
+    if array_limit != 1000:
+        yield f"max_array_size = {array_limit + 1}"
+    yield '# account = ""  # sacctmgr show assoc user=$USER'
+    yield '# qos = ""'
+
+
+def _hours(limit: str) -> str:
+    """Return four hours, or the partition's limit where that is less."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
+    if found is None:
+        return "04:00:00"
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    total_s = ((24 * days + hours) * 60 + minutes) * 60 + seconds
+    return limit if 0 < total_s < 4 * 3600 else "04:00:00"

@@ -1,0 +1,360 @@
+"""`cluster.toml`: what madlite has to know of a cluster, one table `[clusters.NAME]` each; docs/cluster.md.
+
+It is strict: a key that nothing reads is an error, for a job would wait for hours and then run without it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import msgspec.inspect
+from msgspec import Meta
+
+from madlite.errors import UsageProblem, did_you_mean
+from madlite.files import is_file, read_text, wrong_key
+from madlite.machine.fabric import GID_INDEX, HCA, hca_list, interface_variables
+from madlite.model import Json, Value
+from madlite.platforms.kubernetes.settings import KubernetesSettings
+
+NAME = "cluster.toml"
+VARIABLE = "MADLITE_CLUSTER"
+_HINT = "docs/cluster.md lists the keys; madlite cluster init writes a file"
+_CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+TIME = r"^([0-9]+-)?[0-9]+(:[0-9]{1,2}){0,2}\Z|^\Z"  # of a job, as Slurm has it
+_LINE = r"^[^\n\r\x00]*\Z"  # what stands on a line of a script
+
+_SHOWN = 100  # characters of a wrong value
+
+_Line = Annotated[str, Meta(pattern=_LINE, description="text on one line", examples=["..."])]
+_Time = Annotated[
+    str,
+    Meta(
+        pattern=TIME,
+        description="a time as Slurm has it: minutes, hours:minutes:seconds or days-hours:minutes:seconds, as text",
+    ),
+]
+Flavour = Literal["", "docker", "podman", "pyxis", "apptainer", "none"]
+
+
+class SlurmSettings(Value, frozen=True):
+    """What a job asks Slurm or SPUR for; `gpus` is how GPUs are asked for, `gres` what stands after `--gres=`."""
+
+    partition: _Line = ""
+    account: _Line = ""
+    qos: _Line = ""
+    reservation: _Line = ""
+    constraint: _Line = ""
+    time: _Time = ""
+    gpus: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
+    gres: _Line = ""
+    cpus_per_task: Annotated[int, Meta(ge=0)] = 0
+    mem: _Line = ""
+    exclusive: bool = True
+    exclude: tuple[_Line, ...] = ()
+    nodelist: tuple[_Line, ...] = ()
+    good_nodes: str = ""  # a file with a node on each line; jobs get no others
+    directives: tuple[_Line, ...] = ()  # further options of sbatch, without `#SBATCH`
+    max_array_size: Annotated[int, Meta(ge=0)] = 0  # 0: the cluster is asked
+
+
+class Cluster(Value, frozen=True):
+    """One cluster as its file describes it; `gpu` is "" for nodes without GPUs.
+
+    `shared` are the folders that every node sees under the same name.  `madlite` is the command on the nodes, "" for
+    this very interpreter.  Each scheduler has a table of its own.
+    """
+
+    name: str = ""
+    source: str = ""
+    scheduler: str = "slurm"
+    gpu: str = ""
+    gpus_per_node: Annotated[int, Meta(ge=0)] = 0
+    container: Flavour = ""
+    container_options: tuple[_Line, ...] = ()
+    image_folder: str = ""  # of image archives, .sqsh and .sif, made once
+    shared: tuple[str, ...] = ()
+    madlite: _Line = ""
+    interface: _Line = ""
+    rdma: tuple[_Line, ...] = ()
+    gid_index: Annotated[int, Meta(ge=0)] | None = None
+    env: dict[str, str | int | float | bool] = {}
+    mounts: tuple[_Line, ...] = ()  # SOURCE:TARGET
+    prologue: tuple[_Line, ...] = ()
+    slurm: SlurmSettings = SlurmSettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
+
+    @property
+    def machine(self) -> str:
+        """The machine that plans are made for, as `--machine` has it; "" for nodes without GPUs."""
+        return f"{self.gpus_per_node}x{self.gpu}" if self.gpu and self.gpus_per_node else ""
+
+
+_OWN = ("name", "source")  # not keys of the file
+
+
+def find_file(folders: Sequence[Path]) -> Path | None:
+    """Return the first cluster file of some folders."""
+    return next((folder / NAME for folder in folders if is_file(folder / NAME)), None)
+
+
+def read_cluster(name: str, folders: Sequence[Path], schedulers: Sequence[str]) -> Cluster:
+    """Return a cluster of the first cluster file in some folders; `schedulers` are the known ones.
+
+    Raises:
+        UsageProblem: there is no such file or cluster, or the file has a mistake; all of it is checked.
+    """
+    file = find_file(folders)
+    if file is None:
+        places = " or ".join(map(str, folders))
+        raise UsageProblem(f"cluster '{name}': there is no {NAME} in {places}", "madlite cluster init writes one")
+    clusters = read_clusters(file, schedulers)
+    if name not in clusters:
+        near = did_you_mean(name, clusters, before="--cluster ", most=1)
+        raise UsageProblem(f"{file} has no cluster '{name}'", near or f"it has {', '.join(clusters) or 'none'}")
+    return clusters[name]
+
+
+def read_clusters(file: Path, schedulers: Sequence[str]) -> dict[str, Cluster]:
+    """Return the clusters of a file by name.
+
+    Raises:
+        UsageProblem: it is no TOML, or a key is unknown or has a wrong value.
+    """
+    import tomli
+
+    try:
+        text = read_text(file)
+        tree = tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        raise UsageProblem(f"{file} is no TOML: {error}", _HINT) from None
+    if unknown := [key for key in tree if key != "clusters"]:
+        raise UsageProblem(f"{file}: key '{unknown[0]}' is unknown", "a cluster is a table [clusters.NAME]")
+    tables = tree.get("clusters", {})
+    if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
+        raise UsageProblem(f"{file}: 'clusters' is no table of clusters", "a cluster is a table [clusters.NAME]")
+    return {name: _cluster(name, table, file, text, schedulers) for name, table in tables.items()}
+
+
+def _cluster(name: str, table: Mapping[str, Json], file: Path, text: str, schedulers: Sequence[str]) -> Cluster:
+    where = f"{file}: [clusters.{name}]"
+    if not _CLUSTER_NAME.fullmatch(name):
+        raise UsageProblem(f"{where}: {name!r} is no name of a cluster", "letters, digits, '.', '_' and '-'")
+    for place, key, known in _unknown(table, Cluster, ""):
+        near = did_you_mean(key, known, most=1)
+        what = f"{file}{_line_of(text, name, place)}: [clusters.{name}]: key '{place}' is unknown"
+        raise UsageProblem(what, near or f"accepted: {', '.join(known)}")
+    try:
+        cluster = msgspec.convert({**_with_lines(table), "name": name, "source": str(file)}, Cluster)
+    except msgspec.ValidationError as error:
+        key, what, hint = _wrong_value(table, error)
+        raise UsageProblem(f"{file}{_line_of(text, name, key)}: [clusters.{name}]: {what}", hint) from None
+    _check(cluster, where, schedulers)
+    for other in schedulers:
+        if table.get(other) and other != cluster.scheduler:
+            what = f"{where}: table '{other}' with scheduler '{cluster.scheduler}'"
+            raise UsageProblem(what, f'scheduler = "{other}" in [clusters.{name}], or leave the table out')
+    return cluster
+
+
+def _with_lines(table: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Return a table whose prologue is a list of lines; a text of several lines stands for one."""
+    prologue = table.get("prologue")
+    return {**table, "prologue": prologue.splitlines()} if isinstance(prologue, str) else table
+
+
+def _unknown(table: Mapping[str, Json], kind: type[Value], place: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the keys that a table must not have, each with its place and the known ones."""
+    kinds = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    known = [key for key in kinds if key not in _OWN]
+    for key, value in table.items():
+        if key not in known:
+            yield f"{place}{key}", key, known
+        elif isinstance(value, dict) and isinstance(kinds[key], type) and issubclass(kinds[key], msgspec.Struct):
+            yield from _unknown(value, kinds[key], f"{place}{key}.")
+
+
+# What is wrong with a value, in words.
+
+_EXAMPLES: dict[str, Json] = {
+    "container_options": ["--shm-size=64g"],
+    "shared": ["/shared"],
+    "rdma": ["mlx5_0", "mlx5_1"],
+    "env": {"NCCL_DEBUG": "INFO"},
+    "mounts": ["/data:/data"],
+    "prologue": ["module load rocm"],
+    "gid_index": 3,
+    "slurm.time": "04:00:00",
+    "slurm.exclude": ["n1", "n2"],
+    "slurm.nodelist": ["n1", "n2"],
+    "slurm.directives": ["--mail-type=END"],
+    "slurm.max_array_size": 1001,
+    "slurm.cpus_per_task": 16,
+    "kubernetes.rdma": {"rdma/hca": 8},
+    "kubernetes.volumes": [{"mount": "/data", "claim": "datasets"}],
+    "kubernetes.tolerations": [{"key": "amd.com/gpu", "operator": "Exists"}],
+}
+
+
+def _wrong_value(table: Mapping[str, Json], error: msgspec.ValidationError) -> tuple[str, str, str]:
+    """Return the key whose value is wrong, a sentence with the value and what is expected, and an example."""
+    place = wrong_key(error)[0]
+    key = place.partition("[")[0]
+    if place == "env[...]":  # which one is not said
+        variables = table["env"]
+        names = [name for name, value in dict(variables).items() if not isinstance(value, str | int | float)]
+        place = key = f"env.{names[0]}"
+    kind: Any = msgspec.inspect.type_info(Cluster)
+    value: Any = table
+    for part in re.findall(r"\.\.\.|[^.\[\]]+", place):
+        kind = _inside(kind, part)
+        if part == "...":  # a value of a table
+            break
+        if isinstance(value, list | dict):
+            value = value[int(part)] if isinstance(value, list) else value.get(part)
+    shown = "" if key.startswith("env") else f" {_in_toml(value)} is not"  # a variable may be a secret
+    example = _EXAMPLES.get(key, _example(kind))
+    hint = f"accepted: {', '.join(map(repr, filter(None, kind.values)))}" if hasattr(kind, "values") else ""
+    hint = hint or f"{key.rpartition('.')[2]} = {_in_toml(example)}"
+    if "unknown field" in str(error) or "missing required" in str(error):
+        return key, f"{wrong_key(error)[1]}: {_in_toml(value)}", f"{key.rpartition('.')[2]} = {_in_toml(example)}"
+    return key, f"key '{place}' is wrong:{shown or ' it is not'} {_expected(kind)}", hint
+
+
+def _inside(kind: Any, part: str) -> Any:
+    """Return the type of what a type has under a key or an index."""
+    kind = _bare(kind)
+    fields = {field.name: field.type for field in getattr(kind, "fields", ())}
+    return fields.get(part) or getattr(kind, "item_type", None) or getattr(kind, "value_type", None) or kind
+
+
+def _bare(kind: Any) -> Any:
+    """Return a type without its description, and of one that may be left out the other."""
+    while isinstance(kind, msgspec.inspect.Metadata):
+        kind = kind.type
+    if isinstance(kind, msgspec.inspect.UnionType) and kind.includes_none:
+        return next(_bare(one) for one in kind.types if not isinstance(one, msgspec.inspect.NoneType))
+    return kind
+
+
+def _expected(kind: Any) -> str:
+    """Return what a value has to be."""
+    described = getattr(kind, "extra_json_schema", None) or {}
+    kind = _bare(kind)
+    least = getattr(kind, "ge", None)
+    words = {
+        "IntType": "a whole number" + (f", {least} or more" if least is not None else ""),
+        "BoolType": "true or false",
+        "StrType": "text in quotation marks",
+        "LiteralType": "one of the accepted words",
+        "VarTupleType": "a list, in brackets",
+        "UnionType": "text, a number, true or false",
+    }
+    return str(described.get("description") or words.get(type(kind).__name__, "a table"))
+
+
+def _example(kind: Any) -> Json:
+    described = getattr(kind, "extra_json_schema", None) or {}
+    examples: dict[str, Json] = {"IntType": 8, "BoolType": True, "VarTupleType": ["..."], "DictType": {"KEY": "..."}}
+    return (described.get("examples") or [examples.get(type(_bare(kind)).__name__, "...")])[0]
+
+
+def _in_toml(value: Json) -> str:
+    """Return a value as a file has it, shortened."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_in_toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_in_toml, value))}]"
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _line_of(text: str, name: str, key: str) -> str:
+    """Return where a file has a key of a cluster: `, line 4`; "" where it is written in another way."""
+    table = ".".join(("clusters", name, *key.split(".")[:-1]))
+    header = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line):
+            header = found[1].replace('"', "").replace(" ", "")
+        elif header == table and re.match(rf"\s*\"?{re.escape(key.rpartition('.')[2])}\"?\s*=", line):
+            return f", line {number}"
+    return ""
+
+
+def _check(cluster: Cluster, where: str, schedulers: Sequence[str]) -> None:
+    """Refuse values that go together with nothing.
+
+    Raises:
+        UsageProblem: there are such.
+    """
+    from madlite.machine.products import PRODUCTS, find_product
+
+    if cluster.scheduler not in schedulers:
+        near = did_you_mean(cluster.scheduler, schedulers, most=1)
+        raise UsageProblem(
+            f"{where}: scheduler '{cluster.scheduler}' is unknown", near or f"accepted: {', '.join(schedulers)}"
+        )
+    if bool(cluster.gpu) != bool(cluster.gpus_per_node):
+        given, missing = ("gpu", "gpus_per_node") if cluster.gpu else ("gpus_per_node", "gpu")
+        raise UsageProblem(f"{where}: '{given}' without '{missing}'", "both of them, or neither for nodes without GPUs")
+    if cluster.gpu and find_product(cluster.gpu) is None:
+        known = [product.device for product in PRODUCTS]
+        near = did_you_mean(cluster.gpu, known, most=1)
+        raise UsageProblem(f"{where}: gpu '{cluster.gpu}' is unknown", near or f"known: {', '.join(known)}")
+    for mount in cluster.mounts:
+        source, _, target = mount.partition(":")
+        if not (source.startswith("/") and target.startswith("/")):
+            raise UsageProblem(f"{where}: mount '{mount}' is none", "write it like /data:/data, both absolute")
+    for folder in (*cluster.shared, *filter(None, [cluster.image_folder])):
+        if not folder.startswith("/"):
+            raise UsageProblem(f"{where}: folder '{folder}' is no absolute path", _HINT)
+
+
+def check_shared(cluster: Cluster, workspace: Path) -> None:
+    """Refuse a working folder that the nodes do not see.
+
+    Raises:
+        UsageProblem: it lies in none of the cluster's shared folders.
+    """
+    if cluster.shared and not any(workspace.is_relative_to(folder) for folder in cluster.shared):
+        raise UsageProblem(
+            f"{workspace} is in no shared folder of cluster '{cluster.name}' ({', '.join(cluster.shared)}): "
+            "its nodes would not see the plans, nor this machine the results",
+            f"cd to a folder below {cluster.shared[0]}",
+        )
+
+
+def context_values(cluster: Cluster) -> dict[str, Json]:
+    """Return what a cluster adds below the user's context: variables and mounts of every run."""
+    variables: dict[str, Json] = {}
+    if cluster.interface:
+        variables |= interface_variables(cluster.interface)
+    if cluster.rdma:
+        variables[HCA] = hca_list(cluster.rdma)
+    if cluster.gid_index is not None:
+        variables[GID_INDEX] = str(cluster.gid_index)
+    variables |= dict(cluster.env)
+    mounts = {target: source for source, _, target in (mount.partition(":") for mount in cluster.mounts)}
+    values: dict[str, Json] = {}
+    if variables:
+        values["docker_env_vars"] = variables
+    if mounts:
+        values["docker_mounts"] = dict(mounts)
+    return values
+
+
+def nodes_in(file: Path) -> tuple[str, ...]:
+    """Return the nodes of a list, one on each line; what follows `#` is a comment.
+
+    Raises:
+        UsageProblem: it cannot be read, or has no node.
+    """
+    lines = (line.partition("#")[0].strip() for line in read_text(file, f"list of good nodes {file}").splitlines())
+    nodes = tuple(dict.fromkeys(line for line in lines if line))
+    if not nodes:
+        raise UsageProblem(f"list of good nodes {file} has no node", "madlite cluster check writes one")
+    return nodes

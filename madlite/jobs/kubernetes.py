@@ -1,0 +1,405 @@
+"""Kubernetes as a scheduler: each run is a Job whose pods run it by themselves, whatever becomes of who submitted it.
+
+Nothing of a Job writes to the working folder.  What brings a run's log and files here is `madlite run --plan` that
+follows the Job: a process of its own for each run that has begun, which reads the log from its beginning.  It may be
+killed at any time, for another one reads the same log; the Job is deleted after the run's row is written.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.files import read_text
+from madlite.jobs.file import Cluster
+from madlite.jobs.followers import Followers
+from madlite.jobs.schedulers import Examined, JobState, Refused, Unreachable
+from madlite.jobs.submission import ENVIRONMENT, PLANS, JobRun, JobScript, Submission
+from madlite.model import Json
+from madlite.plan.actions import bind_model_dir
+from madlite.plan.context import Options
+from madlite.plan.plan_file import read_plan_file
+from madlite.platforms.kubernetes import faults
+from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
+from madlite.platforms.kubernetes.files import workspace_files
+from madlite.platforms.kubernetes.manifests import (
+    GPU_RESOURCES,
+    MANAGED,
+    Objects,
+    job_kind,
+    make_objects,
+    read_objects,
+    renamed,
+    yaml_of,
+)
+from madlite.platforms.kubernetes.runtime import FOLLOWED, KubernetesRuntime, create, why_not_started
+from madlite.platforms.kubernetes.settings import KubernetesSettings, check_settings
+from madlite.run.screen import Planned
+from madlite.store.folder import RUN_LABEL
+
+_T = TypeVar("_T")
+JOB_LABEL = "madlite.job"
+_ELSEWHERE = ("gpu", "gpus_per_node", "interface", "nodes")  # settings that a cluster has for every scheduler
+# keys of a cluster that say nothing of pods, and what does
+_WITHOUT_EFFECT = {
+    "container": "the nodes decide what starts containers",
+    "container_options": "the keys of [clusters.NAME.kubernetes] describe the pods",
+    "image_folder": "the nodes pull images",
+    "shared": "pods see what volumes of [clusters.NAME.kubernetes] name",
+    "madlite": "pods need no madlite",
+    "prologue": "the image has what a run needs",
+    "mounts": "volumes of [clusters.NAME.kubernetes] name claims, folders of the node and NFS",
+}
+_OVER = ("Complete", "Completed", "Failed")
+
+
+class Kubernetes:
+    """One namespace of a Kubernetes cluster; jobs are named by their Jobs."""
+
+    name = "kubernetes"
+    ending = "yaml"
+    queues_again = False
+    retries_inside = False
+    reads_credentials = False
+
+    def __init__(self, cluster: Cluster, environ: Mapping[str, str]) -> None:
+        self._cluster, self._environ = cluster, dict(environ)
+        self._settings = settings_of(cluster)
+        self._kind = job_kind(self._settings)
+        self._api: Api | None = None
+        self._cancelled: set[str] = set()
+        self._uids: dict[str, str] = {}
+        self._ready: set[str] = set()  # jobs that have begun, are over, or can never start
+        self._over: set[str] = set()
+        self._followers = Followers()
+
+    # Plans and manifests.
+
+    def context(self) -> dict[str, Json]:
+        """Return the settings as a context has them, for the plans."""
+        given = msgspec.to_builtins(self._settings)
+        default = msgspec.to_builtins(KubernetesSettings())
+        return {self.name: {key: value for key, value in given.items() if value != default[key]}}
+
+    def adjust(self, options: Options) -> Options:
+        """Return the options of plans for pods.
+
+        Raises:
+            UsageProblem: another runtime is asked for.
+        """
+        if options.runtime and options.runtime != self.name:
+            what = f"--runtime {options.runtime} beside --cluster {self._cluster.name}: its runs are pods"
+            raise UsageProblem(what, "leave --runtime out")
+        return replace(options, runtime=self.name)
+
+    def exclude(self, nodes: Sequence[str]) -> None:
+        """Leave nodes out of what is submitted from now on."""
+        self._settings = replace(self._settings, exclude=(*self._settings.exclude, *nodes))
+
+    def script(
+        self,
+        submission: Submission,
+        script: JobScript,
+        planned: Sequence[Planned],
+        workspace: Path,
+        search: Sequence[Path],
+        *,
+        secrets: bool,
+    ) -> str:
+        """Return the objects of a run as YAML, secrets masked.
+
+        Raises:
+            UsageProblem: the run cannot be in pods: its image is to be built, or its files are too large.
+        """
+        (one,) = planned
+        settings = replace(self._settings, labels={**self._settings.labels, JOB_LABEL: script.name})
+        plan = bind_model_dir(one.plan, one.plan.model_dir)
+        try:
+            KubernetesRuntime(settings).prepare(plan, lambda text: None)
+            objects = make_objects(plan, workspace_files(plan, {file.path: file.data for file in one.files}), settings)
+        except RuntimeProblem as problem:
+            raise UsageProblem(f"{plan.card.name}: {problem.message}", problem.hint) from None
+        return f"# run {plan.id} of {plan.card.name}, for cluster '{self._cluster.name}'\n{yaml_of(objects)}"
+
+    # Jobs.
+
+    def check_here(self) -> Cluster:
+        """Refuse a machine without the client or a kubeconfig; return the cluster by the context that is current now.
+
+        Later commands mean it, and what follows runs, whatever the kubeconfig's current context is by then.
+
+        Raises:
+            UsageProblem: one of them is missing.
+        """
+        try:
+            access = self._opened().access
+        except RuntimeProblem as problem:
+            raise UsageProblem(f"cluster '{self._cluster.name}': {problem.message}", problem.hint) from None
+        self._settings = replace(self._settings, **asdict(access))
+        self._cluster = replace(self._cluster, kubernetes=replace(self._cluster.kubernetes, **asdict(access)))
+        return self._cluster
+
+    def examine(self, nodes: int) -> Sequence[Examined]:
+        """Return what the API server says of rights, nodes, and what the settings name."""
+        from madlite.jobs.kubernetes_check import examine
+
+        return _reached(lambda: tuple(examine(self._opened(), self._settings, nodes)))
+
+    def array_limit(self) -> int:
+        """Return that each run has a Job of its own."""
+        return 1
+
+    def nodes(self) -> tuple[str, ...]:
+        """Return the nodes that have GPUs, or of a cluster without any all of them."""
+        wanted = GPU_RESOURCES.values() if self._settings.gpu else ()
+        found = _reached(lambda: self._opened().nodes())
+        return tuple(
+            str(node["metadata"]["name"]) for node in found if not wanted or _has(node, wanted, self._settings)
+        )
+
+    def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
+        """Make the objects of a run, those that are there already staying as they are; return the Job's name."""
+        with _refused():
+            objects = self._objects(folder, script, attempt)
+            self._uids[objects.name] = create(self._opened(), objects)
+        return objects.name
+
+    def _objects(self, folder: Path, script: JobScript, attempt: str) -> Objects:
+        """Return what a script has, with the values of the secrets that it masks."""
+        environ = {**self._environ, **stored_environment(folder)}
+        plan = read_plan_file(folder / PLANS / f"{script.first}.json", environ).plan
+        text = read_text(folder / script.file)
+        return read_objects(renamed(text, plan.id, attempt) if attempt else text, plan)
+
+    def find(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the Jobs by the names of their scripts, those whose submission was not finished left out."""
+        found: dict[str, str] = {}
+        for job in self._jobs():
+            name = (job["metadata"].get("labels") or {}).get(JOB_LABEL, "")
+            if name in names and self._is_whole(job):
+                found[name] = str(job["metadata"]["name"])
+        return found
+
+    def _is_whole(self, job: Mapping[str, Any]) -> bool:
+        """Return whether all of a run was made: its Service comes last, then the Job is let go, if not by a queue."""
+        if not self._settings.queue:
+            return not job["spec"].get("suspend")
+        run = job["metadata"]["labels"].get(RUN_LABEL, "")
+        return bool(_reached(lambda: self._opened().objects("Service", {RUN_LABEL: run})))
+
+    def queue(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """Return the states of Jobs that are there; one that is over counts until its run is brought here."""
+        there = {str(job["metadata"]["name"]): job for job in self._jobs()}
+        pods = self._pods_by_run() if there else {}
+        evidence = _Evidence(_reached(self._opened))
+        found: dict[str, JobState] = {}
+        for name in jobs:
+            job = there.get(name)
+            if job is None or self._followers.gave_up(name):
+                continue
+            self._uids[name] = str(job["metadata"]["uid"])
+            own = pods.get(job["metadata"]["labels"].get(RUN_LABEL, ""), [])
+            found[name] = self._state(name, job, own, evidence)
+        return found
+
+    def _state(
+        self, name: str, job: Mapping[str, Any], pods: Sequence[dict[str, Any]], evidence: _Evidence
+    ) -> JobState:
+        nodes = ",".join(sorted({str(pod["spec"]["nodeName"]) for pod in pods if pod["spec"].get("nodeName")}))
+        if _condition(job) or job["metadata"].get("deletionTimestamp"):
+            self._ready.add(name)
+            self._over.add(name)
+            return JobState(state="COMPLETING", reason="attach or collect reads its log", nodes=nodes)
+        wanted = _spec(job).get("completions", 1)
+        if len(pods) >= wanted and all(map(faults.has_started, pods)):
+            self._ready.add(name)
+            return JobState(state="RUNNING", nodes=nodes)
+        if job["spec"].get("suspend"):
+            return JobState(state="PENDING", reason="Suspended")
+        fault = _reached(lambda: why_not_started(evidence, pods, name, wanted, *_gpus(job, self._settings)))
+        if fault is not None and fault.lasting:  # who follows it says so, and that ends the run
+            self._ready.add(name)
+        return JobState(state="PENDING", reason=fault.state if fault is not None else "", nodes=nodes)
+
+    def ended(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """Return how Jobs ended that nobody could follow, or that were cancelled."""
+        there = {str(job["metadata"]["name"]): job for job in self._jobs()}
+        found = {name: JobState(state="CANCELLED") for name in jobs if name in self._cancelled}
+        for name in jobs:
+            if name in there and name not in found:
+                found[name] = _end(there[name])
+        return {**{name: JobState(state="DELETED") for name in jobs if name not in there}, **found}
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Delete Jobs; their pods are told why first, for who follows them."""
+        api = _reached(self._opened)
+        runs = {str(job["metadata"]["name"]): job["metadata"]["labels"].get(RUN_LABEL, "") for job in self._jobs()}
+        for name in jobs:
+            if name in runs:
+                self._cancelled.add(name)
+                _reached(partial(api.annotate_pods, runs[name], {faults.CANCELLED: "true"}))
+                _reached(partial(api.delete, self._kind, name))
+
+    def release(self, jobs: Sequence[str]) -> None:
+        """Delete the Jobs of runs that have their rows, with all that they own."""
+        for name in jobs:
+            _reached(partial(_reached(self._opened).delete, self._kind, name))
+
+    # What brings runs here.
+
+    def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
+        """Start what follows the Jobs of runs that have begun, with `ended` of those alone that are over."""
+        ready = self._over if ended else self._ready
+        environ = {**self._environ, **stored_environment(folder)}
+        for name, run in runs.items():
+            if name in ready and name in self._uids and name not in self._cancelled:
+                self._followers.follow(folder, name, run, {**environ, FOLLOWED: self._uids[name]})
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a run is being brought here."""
+        return self._followers.are_busy()
+
+    def _jobs(self) -> list[dict[str, Any]]:
+        return _reached(lambda: self._opened().objects(self._kind, MANAGED))
+
+    def _pods_by_run(self) -> dict[str, list[dict[str, Any]]]:
+        found: dict[str, list[dict[str, Any]]] = {}
+        for pod in _reached(lambda: self._opened().objects("Pod", MANAGED)):
+            found.setdefault(str(pod["metadata"]["labels"].get(RUN_LABEL, "")), []).append(pod)
+        return found
+
+    def _opened(self) -> Api:
+        if self._api is None:
+            self._api = Api(self._settings)
+        return self._api
+
+
+class _Evidence:
+    """What is asked about Jobs that wait, once for all of them."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._nodes: list[dict[str, Any]] | None = None
+        self._events: dict[str, list[dict[str, Any]]] | None = None
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the cluster's nodes."""
+        if self._nodes is None:
+            self._nodes = self._api.nodes()
+        return self._nodes
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return why the pods of a Job could not be made."""
+        if self._events is None:
+            self._events = {}
+            for event in self._api.failed_creations():
+                self._events.setdefault(str((event.get("involvedObject") or {}).get("name", "")), []).append(event)
+        return self._events.get(name, [])
+
+
+def settings_of(cluster: Cluster) -> KubernetesSettings:
+    """Return what a cluster file says of pods.
+
+    Raises:
+        UsageProblem: it has a key that says nothing of them, or a wrong value.
+    """
+    where = f"{cluster.source}: [clusters.{cluster.name}]"
+    default = Cluster()
+    for key, why in _WITHOUT_EFFECT.items():
+        if getattr(cluster, key) != getattr(default, key):
+            raise UsageProblem(f"{where}: key '{key}' has no effect with scheduler 'kubernetes'", why)
+    table = cluster.kubernetes
+    for key in _ELSEWHERE:
+        if getattr(table, key) != getattr(KubernetesSettings(), key):
+            hint = "--nodes N" if key == "nodes" else f"{key} of [clusters.{cluster.name}]"
+            raise UsageProblem(f"{where}: key 'kubernetes.{key}' is not known here", hint)
+    settings = replace(table, gpu=cluster.gpu, gpus_per_node=cluster.gpus_per_node, interface=cluster.interface)
+    check_settings(settings, f"{where}: kubernetes")
+    return settings
+
+
+def stored_environment(folder: Path) -> dict[str, str]:
+    """Return the secrets of a submission that its owner alone can read; none where it has no such file."""
+    try:
+        text = (folder / ENVIRONMENT).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return {}
+    words = [word for word in shlex.split(text) if word != "export"]
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def _reached(work: Callable[[], _T]) -> _T:
+    """Return what the cluster answers.
+
+    Raises:
+        Unreachable: it does not, or refuses.
+    """
+    try:
+        return work()
+    except RuntimeProblem as problem:
+        raise Unreachable(problem.message, problem.hint) from None
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Tell a cluster that does not take a run from one that does not answer.
+
+    Raises:
+        Refused, Unreachable: it does one of these.
+    """
+    try:
+        yield
+    except Refusal as problem:
+        kind = Unreachable if may_pass(problem, DAY_S) else Refused  # runs wait for a login, too
+        raise kind(problem.message, problem.hint) from None
+    except (RuntimeProblem, UsageProblem) as problem:
+        raise Refused(problem.message, problem.hint) from None
+
+
+def _spec(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the specification of the Job, of a JobSet that of its one Job."""
+    spec: Mapping[str, Any] = job["spec"]
+    many = spec.get("replicatedJobs")
+    found: Mapping[str, Any] = many[0]["template"]["spec"] if many else spec
+    return found
+
+
+def _gpus(job: Mapping[str, Any], settings: KubernetesSettings) -> tuple[str, int]:
+    """Return the GPU resource of a Job's pods, and how many each has."""
+    limits = _spec(job)["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {})
+    for name in (settings.gpu_resource, *GPU_RESOURCES.values()):
+        if name in limits:
+            return name, int(limits[name])
+    return "", 0
+
+
+def _has(node: Mapping[str, Any], resources: Collection[str], settings: KubernetesSettings) -> bool:
+    there = node.get("status", {}).get("allocatable") or {}
+    names = (settings.gpu_resource,) if settings.gpu_resource else resources
+    return any(str(there.get(name, "0")) != "0" for name in names)
+
+
+def _condition(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the condition by which a Job is over; an empty one where it goes on."""
+    conditions = job.get("status", {}).get("conditions") or []
+    return next((one for one in conditions if one.get("type") in _OVER and one.get("status") == "True"), {})
+
+
+def _end(job: Mapping[str, Any]) -> JobState:
+    """Return the end of a Job whose log nobody could read."""
+    found = _condition(job)
+    if not found:
+        return JobState(state="RUNNING")
+    reason = str(found.get("reason", ""))
+    if found["type"] != "Failed":
+        return JobState(state="COMPLETED")
+    return JobState(state="TIMEOUT" if reason == "DeadlineExceeded" else "FAILED", reason=reason)

@@ -1,0 +1,187 @@
+"""What a node of a cluster is checked for: one task on each writes what it found; the login node compares.
+
+The files are in a folder of the shared file system: that they are read there and written here is part of the check.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from madlite.jobs.file import Cluster
+from madlite.model import Value, to_json
+from madlite.process import capture
+from madlite.safe_read import read_regular
+from madlite.store.folder import CHECK_REQUEST, acquire
+
+CLOCK_S = 2.0  # by which a node's clock may differ from that of the shared folder
+_LIMIT_S = 60.0  # of one command
+_LIMIT_BYTES = 1 << 20
+_NET, _RDMA = Path("/sys/class/net"), Path("/sys/class/infiniband")
+
+
+class CheckRequest(Value, frozen=True):
+    """What the tasks are to look for; `token` shows that they read this file and no older one."""
+
+    token: str
+    cluster: Cluster
+    image: str = ""
+
+
+class NodeReport(Value, frozen=True):
+    """What a node found: problems as sentences, and the image's digest, "" where it is not there."""
+
+    node: str
+    token: str
+    problems: tuple[str, ...] = ()
+    digest: str = ""
+    facts: dict[str, str] = {}
+
+
+def write_request(folder: Path, cluster: Cluster, image: str) -> CheckRequest:
+    """Write what the nodes are to look for into a new folder, and return it."""
+    request = CheckRequest(token=secrets.token_hex(8), cluster=replace(cluster, env={}), image=image)
+    folder.mkdir(mode=0o700, parents=True)
+    (folder / CHECK_REQUEST).write_text(to_json(request))
+    return request
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep others from taking the folder of a check for one that was left, during the block."""
+    lock = os.open(folder / CHECK_REQUEST, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        acquire(lock)
+        yield
+    finally:
+        os.close(lock)
+
+
+def check_node(folder: Path, environ: Mapping[str, str]) -> NodeReport:
+    """Check this node, and write its report into the folder.
+
+    Raises:
+        OSError, msgspec.MsgspecError: the request cannot be read, or the report not written.
+    """
+    request = msgspec.json.decode(read_regular(folder / CHECK_REQUEST, _LIMIT_BYTES), type=CheckRequest)
+    cluster = request.cluster
+    node = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    digest, problems = _image(cluster, request.image, environ)
+    checks = (*_clock(folder, node), *_network(cluster), *_gpus(cluster, environ), *problems)
+    report = NodeReport(
+        node=node, token=request.token, problems=tuple(checks), digest=digest, facts={"host": socket.gethostname()}
+    )
+    beside = folder / f".{node}.{os.getpid()}"
+    beside.write_text(to_json(report))
+    beside.rename(folder / f"node-{node}.json")
+    return report
+
+
+def read_reports(folder: Path, request: CheckRequest) -> dict[str, NodeReport]:
+    """Return the reports of a request's nodes that can be read, by node."""
+    found: dict[str, NodeReport] = {}
+    for file in sorted(folder.glob("node-*.json")):
+        with suppress(OSError, msgspec.MsgspecError):
+            report = msgspec.json.decode(read_regular(file, _LIMIT_BYTES), type=NodeReport)
+            if report.token == request.token:
+                found[report.node] = report
+    return found
+
+
+def failures(reports: Mapping[str, NodeReport], nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the nodes that failed, each with why; one without a report among them, and one with another image."""
+    digests = [report.digest for report in reports.values() if report.digest]
+    usual = max(set(digests), key=digests.count) if digests else ""
+    found: dict[str, tuple[str, ...]] = {}
+    for node in dict.fromkeys((*nodes, *reports)):
+        report = reports.get(node)
+        if report is None:
+            found[node] = ("it gave no report: it does not see the shared folder, or did not run the check",)
+            continue
+        other = [f"its image is {report.digest}, the others' {usual}"] if report.digest not in ("", usual) else []
+        if problems := (*report.problems, *other):
+            found[node] = problems
+    return found
+
+
+def _clock(folder: Path, node: str) -> Iterator[str]:
+    """Yield how far the clock is from that of the shared folder, which gives a new file its time."""
+    probe = folder / f".clock-{node}"
+    probe.write_text("")
+    apart_s = time.time() - probe.stat().st_mtime
+    probe.unlink()
+    if abs(apart_s) > CLOCK_S:
+        yield f"its clock is {apart_s:+.1f} s from that of the shared folder"
+
+
+def _network(cluster: Cluster) -> Iterator[str]:
+    for name in filter(None, cluster.interface.lstrip("=^").split(",")):
+        if not any(_NET.glob(f"{name}*")):
+            here = ", ".join(sorted(path.name for path in _NET.glob("*") if path.name != "lo"))
+            yield f"interface {name} is not there (there are {here})"
+    for name in cluster.rdma:
+        if not (_RDMA / name.lstrip("=^").partition(":")[0]).exists():
+            here = ", ".join(sorted(path.name for path in _RDMA.glob("*"))) or "none"
+            yield f"RDMA device {name} is not there (there are {here})"
+
+
+def _gpus(cluster: Cluster, environ: Mapping[str, str]) -> Iterator[str]:
+    if not cluster.gpu:
+        return
+    from madlite.machine import detect_machine
+    from madlite.machine.host import Host
+
+    machine = detect_machine({}, host=Host(path=environ.get("PATH", ""), env=dict(environ)))
+    if len(machine.gpus) != cluster.gpus_per_node:
+        yield f"it has {len(machine.gpus)} GPUs, the cluster file says {cluster.gpus_per_node}"
+    elif machine.device != cluster.gpu:
+        yield f"its GPUs are {machine.device}, the cluster file says {cluster.gpu}"
+    yield from (f"{problem.where}: {problem.what}" for problem in machine.problems)
+
+
+_VERSION = {
+    "docker": (("docker", "info", "--format", "{{.ServerVersion}}"),),
+    "podman": (("podman", "info", "--format", "{{.Version.Version}}"),),
+    "pyxis": (("enroot", "version"), ("srun", "--help")),
+    "apptainer": (("apptainer", "--version"),),
+}
+_ID = ("image", "inspect", "--format", "{{.Id}}")  # as before a run: one that was loaded has no digest of a registry
+_TRY = ("run", "--rm", "--pull=never", "--network=none", "--entrypoint=bash")  # which runs on nodes need
+_ENGINES = ("docker", "podman")
+
+
+def _image(cluster: Cluster, image: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Return the digest of an image on this node, and what keeps containers from starting."""
+    flavour = cluster.container
+    problems: list[str] = []
+    for argv in _VERSION.get(flavour, ()):
+        if shutil.which(argv[0], path=environ.get("PATH")) is None:
+            return "", [f"container '{flavour}': {argv[0]} is not installed"]
+        done = capture(argv, limit_s=_LIMIT_S, env=environ)
+        if not done.ok:
+            return "", [f"container '{flavour}': {argv[0]} does not answer: {_last(done.stderr)}"]
+        if argv[0] == "srun" and "--container-image" not in done.stdout:
+            problems.append("container 'pyxis': srun knows no --container-image")
+    if not image or flavour not in _ENGINES:
+        return "", problems
+    done = capture([flavour, *_ID, image], limit_s=_LIMIT_S, env=environ)
+    if not done.ok:
+        return "", [f"image {image} is not here: {_last(done.stderr)}"]
+    tried = capture([flavour, *_TRY, image, "-c", "true"], limit_s=_LIMIT_S, env=environ)
+    if not tried.ok:
+        problems.append(f"container '{flavour}': bash does not run in image {image}: {_last(tried.stderr)}")
+    return done.stdout.strip(), problems
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no answer"

@@ -1,0 +1,223 @@
+"""The schedulers that madlite can give jobs to: what each has to do, and their registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from madlite.errors import RuntimeProblem
+from madlite.jobs.file import Cluster
+from madlite.jobs.submission import JobRun, JobScript, Submission
+from madlite.model import Json, Value
+from madlite.plan.context import Options
+from madlite.run.screen import Planned
+
+
+class JobState(Value, frozen=True):
+    """What a scheduler says of a job; `state` is one of Slurm's, in capitals, "" where it does not know the job.
+
+    `reason` is why a job waits, or ended so; where there is no state, why nobody could be asked of it.
+
+    `code` is the exit code of its script, `signal` what ended it, `derived` the highest exit code of its steps.
+    `ends` is when its time is over, as the scheduler writes it; `restarts` how often it was queued again, and `earlier`
+    the state in which it ended before that, "" where nobody knows.  `ended_s` is when it ended, in seconds since
+    1970, 0 where that is not known.
+    """
+
+    state: str = ""
+    reason: str = ""
+    code: int | None = None
+    signal: int = 0
+    derived: int | None = None
+    nodes: str = ""
+    ends: str = ""
+    restarts: int = 0
+    earlier: str = ""
+    ended_s: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job will do nothing any more, as far as the scheduler knows."""
+        return self.state not in LIVE
+
+
+class Examined(Value, frozen=True):
+    """What is known of a cluster in one respect; `passed` None where it could not be asked, or does no harm."""
+
+    text: str
+    passed: bool | None
+    hint: str = ""
+
+
+LIVE = (
+    *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STAGE_OUT"),
+    *("RESIZING", "SIGNALING", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
+)
+
+
+class Unreachable(RuntimeProblem):
+    """The scheduler does not answer: what was asked for may have happened all the same."""
+
+
+class Refused(RuntimeProblem):
+    """The scheduler does not take a job, and would not take it a second time."""
+
+
+class Scheduler(Protocol):
+    """What gives jobs to nodes.  Jobs are named by the ids that it gave them; those of an array as `ARRAY_INDEX`."""
+
+    name: str
+    ending: str  # of the names of scripts
+    queues_again: bool  # whether a job may wait again after it has begun
+    retries_inside: bool  # whether a job tries its run again by itself; else each further attempt is another job
+    reads_credentials: bool  # whether a job reads credential.json of the working folder by itself
+
+    def context(self) -> dict[str, Json]:
+        """Return what of the cluster file goes below the context of all plans."""
+        ...
+
+    def adjust(self, options: Options) -> Options:
+        """Return the options of plans with what the cluster decides, such as the runtime.
+
+        Raises:
+            UsageProblem: they ask for something else.
+        """
+        ...
+
+    def exclude(self, nodes: Sequence[str]) -> None:
+        """Leave nodes out of the scripts that are made from now on."""
+        ...
+
+    def script(
+        self,
+        submission: Submission,
+        script: JobScript,
+        planned: Sequence[Planned],
+        workspace: Path,
+        search: Sequence[Path],
+        *,
+        secrets: bool,
+    ) -> str:
+        """Return the text of a job of these plans, as `--dry-run` prints it.
+
+        Raises:
+            MadliteError: it cannot be made.
+        """
+        ...
+
+    def check_here(self) -> Cluster:
+        """Refuse a machine from which no job can be given to the cluster; return this very cluster for later commands.
+
+        Raises:
+            UsageProblem: its commands are not here, say.
+        """
+        ...
+
+    def examine(self, nodes: int) -> Sequence[Examined] | None:
+        """Return what questions alone tell of runs on so many nodes; None where a job has to check the nodes.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        ...
+
+    def array_limit(self) -> int:
+        """Return how many runs one job can have; 1 where there are no arrays."""
+        ...
+
+    def nodes(self) -> tuple[str, ...]:
+        """Return the names of the nodes that jobs can get.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        ...
+
+    def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
+        """Give a script of the submission in `folder` to the cluster, and return the job's id.
+
+        `attempt` is the id of its run where that is a further attempt, of schedulers whose jobs do not retry inside.
+
+        Raises:
+            Refused: the cluster does not take it.
+            Unreachable: it did not answer.
+        """
+        ...
+
+    def find(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the ids of jobs by their names, of those that have ended for as long as they are known.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        ...
+
+    def queue(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """Return the states of the jobs that wait or run, by one question for all of them.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        ...
+
+    def ended(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """Return the states of jobs that are in no queue any more, as far as the cluster remembers them.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        ...
+
+    def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
+        """Begin to bring the runs of jobs to the working folder, where the jobs themselves do not write to it.
+
+        `runs` are those of the submission in `folder` by their jobs; with `ended` only of those jobs that are over.
+        """
+        ...
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a run is being brought."""
+        ...
+
+    def release(self, jobs: Sequence[str]) -> None:
+        """Forget jobs whose runs have their rows.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        ...
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """End jobs, whether they wait or run; those that are over are no error.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        ...
+
+
+def _slurm(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
+    from madlite.jobs.slurm import Slurm
+
+    return Slurm(cluster, environ)
+
+
+def _kubernetes(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
+    from madlite.jobs.kubernetes import Kubernetes
+
+    return Kubernetes(cluster, environ)
+
+
+SCHEDULERS: dict[str, Callable[[Cluster, Mapping[str, str]], Scheduler]] = {"slurm": _slurm, "kubernetes": _kubernetes}
+"""What makes the scheduler of a cluster, by the name that the cluster file has for it."""
+
+
+def scheduler_of(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
+    """Return the scheduler of a cluster; nothing is asked of it yet.
+
+    Raises:
+        UsageProblem: the cluster's description has what says nothing to it.
+    """
+    return SCHEDULERS[cluster.scheduler](cluster, environ)

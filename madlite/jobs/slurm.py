@@ -1,0 +1,449 @@
+"""Slurm and SPUR by their commands: submit, queue, end; each with a limit, and asked again where none answers.
+
+SPUR (github.com/ROCm/spur) has Slurm's command line with differences: no `--json`, no `--oneliner`, `sacct` does not
+filter by job, `scancel` takes no element of an array, and `squeue` needs no `%e`.  What is used here exists in both.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.errors import UsageProblem
+from madlite.jobs.file import Cluster, nodes_in
+from madlite.jobs.schedulers import JobState, Refused, Unreachable
+from madlite.jobs.script import slurm_script
+from madlite.jobs.submission import JobRun, JobScript, Submission
+from madlite.model import Json
+from madlite.plan.context import Options
+from madlite.plan.node_values import expand_hosts
+from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
+from madlite.process import Finished, capture
+from madlite.run.screen import Planned
+
+_COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
+LIMIT_S = 20.0  # of one command
+TRIES = 3
+_PAUSE_S = 1.0  # before the second try, then twice as long each
+REQUEUED = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REQUEUED")  # states after which Slurm queues a job again
+DEFAULT_ARRAY = 1001  # Slurm's MaxArraySize
+_COLUMNS = "JobID,State,ExitCode,NodeList"  # of sacct
+_NO_INDEX = 0xFFFFFFF0  # of an element of an array that has none
+# environment of the commands: a job gets it, so that nothing secret may be in it
+_KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "KRB5CCNAME")
+_KEPT_BEGINNINGS = ("SLURM_CONF", "SPUR_", "MODULE", "LMOD_")
+_WHOLE_LISTS = {"SLURM_BITSTR_LEN": "0"}  # squeue(1): else an array's list is cut after 64 characters
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|JWT|CREDENTIAL", re.IGNORECASE)
+_TRANSIENT = re.compile(
+    r"unable to contact|timed? ?out|temporarily|connection (?:refused|reset|failure)|communication|try again"
+    r"|not respond|socket|unavailable|slurm_receive_msg|zero bytes|in standby|unexpected message",
+    re.IGNORECASE,
+)
+_GONE = re.compile(r"invalid job id|job .*not found|unknown job", re.IGNORECASE)
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z:/_]+)=(.*?)(?=\s+[A-Za-z:/_]+=|$)")
+_ELEMENT = re.compile(r"(?P<job>[0-9]+)(?:_(?:\[(?P<many>[^\]]*)\]?|(?P<one>[0-9]+)))?")
+
+
+class Slurm:
+    """Slurm or SPUR, whichever is here; SPUR comes first, for it may bring Slurm's names."""
+
+    name = "slurm"
+    ending = "sh"
+    queues_again = True
+    retries_inside = True
+    reads_credentials = True
+    is_fetching = False  # jobs write to the working folder
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        environ: Mapping[str, str],
+        sleep: Callable[[float], None] = time.sleep,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        self._cluster, self._sleep, self._limit_s = cluster, sleep, limit_s
+        self._environ = {**job_environment(environ), **_WHOLE_LISTS}
+        self._spur: bool | None = None
+        self.excluded: tuple[str, ...] = ()  # nodes that a command leaves out
+
+    def context(self) -> dict[str, Json]:
+        """Return nothing: scripts have what jobs ask for."""
+        return {}
+
+    def adjust(self, options: Options) -> Options:
+        """Return options by which runs on several nodes, and containers that srun starts, are steps of the job.
+
+        Raises:
+            UsageProblem: the runtime that is asked for knows one node alone.
+        """
+        container = self._cluster.container
+        if options.nodes > 1 and options.runtime and options.runtime != self.name:
+            what = f"--runtime {options.runtime} beside --nodes {options.nodes}: it would run on the first node alone"
+            raise UsageProblem(what, "leave --runtime out; container of the cluster file says what nodes run it in")
+        if container:
+            options = replace(options, environ={**options.environ, VARIABLE: container})
+        if not options.runtime and (options.nodes > 1 or container in (*ON_STEPS, "none")):
+            options = replace(options, runtime=self.name, runtime_origin=f"cluster '{self._cluster.name}'")
+        return options
+
+    def exclude(self, nodes: Sequence[str]) -> None:
+        """Leave nodes out of jobs."""
+        self.excluded = (*self.excluded, *nodes)
+
+    def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
+        """Do nothing: jobs write to the working folder."""
+
+    def release(self, jobs: Sequence[str]) -> None:
+        """Do nothing: Slurm forgets jobs by itself."""
+
+    def script(
+        self,
+        submission: Submission,
+        script: JobScript,
+        planned: Sequence[Planned],
+        workspace: Path,
+        search: Sequence[Path],
+        *,
+        secrets: bool,
+    ) -> str:
+        """Return the script of a job."""
+        exclude = (*self.excluded, *self.not_good())
+        return slurm_script(self._cluster, submission, script, workspace, search, exclude=exclude, secrets=secrets)
+
+    def check_here(self) -> Cluster:
+        """Refuse a machine without the commands of Slurm or SPUR."""
+        path = self._environ.get("PATH")
+        if missing := [name for name in _COMMANDS if shutil.which(name, path=path) is None]:
+            raise UsageProblem(
+                f"cluster '{self._cluster.name}': {missing[0]} is not here, so this is no login node of it",
+                "log in there, or module load slurm; --dry-run prints the scripts anywhere",
+            )
+        return self._cluster
+
+    def examine(self, nodes: int) -> None:
+        """Return nothing: a job on the nodes says more."""
+
+    @property
+    def is_spur(self) -> bool:
+        """Whether the commands are SPUR's."""
+        if self._spur is None:
+            found = shutil.which("spur", path=self._environ.get("PATH"))
+            self._spur = found is not None and capture([found, "version"], limit_s=self._limit_s, env=self._environ).ok
+        return self._spur
+
+    def array_limit(self) -> int:
+        """Return how many elements an array can have, counted from 1: one less than MaxArraySize."""
+        size = self._cluster.slurm.max_array_size
+        if not size and not self.is_spur:
+            asked = self._call(["scontrol", "show", "config"], tries=1)
+            found = re.search(r"^MaxArraySize\s*=\s*([0-9]+)", asked.stdout, re.MULTILINE) if asked.ok else None
+            size = int(found[1]) if found else 0
+        return max(1, (size or DEFAULT_ARRAY) - 1)
+
+    def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
+        """Give a script to sbatch, once: an answer that did not come says nothing of the job."""
+        return self.submit_file(folder / script.file)
+
+    def submit_file(self, file: Path) -> str:
+        """Give a file to sbatch, and return the job's id.
+
+        Raises:
+            Refused, Unreachable: sbatch does not take it, or does not answer.
+        """
+        done = self._call(["sbatch", "--parsable", str(file)], tries=1)
+        job = done.stdout.strip().partition(";")[0]
+        if done.ok and (found := re.fullmatch(r"(?:Submitted batch job )?([0-9]+)", job)):
+            return found[1]
+        what = _words(done)
+        if _is_transient(done):
+            raise Unreachable(f"sbatch: {what}", "sinfo shows whether the cluster answers")
+        raise Refused(f"sbatch refused the job (exit code {done.code}): {what}", _refusal_hint(what))
+
+    def find(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the ids of jobs by name, from the user's queue; of those that have just ended, too."""
+        asked = ["squeue", "-h", *self._me(), "-o", "%i|%j"]
+        found = _jobs_by_name(self._answer(asked).stdout)
+        if any(name not in found for name in names):
+            found = {**_jobs_by_name(self.read(*asked, "-t", "all")), **found}
+        return {name: found[name] for name in names if name in found}
+
+    def queue(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """Return the states of waiting and running jobs."""
+        wanted = frozenset(jobs)
+        done = self._answer(["squeue", "-h", *self._me(), "-o", "%i|%T|%r|%e|%N"])
+        found: dict[str, JobState] = {}
+        for line in done.stdout.splitlines():
+            fields = [*(part.strip() for part in line.split("|")), "", "", "", ""]
+            state = JobState(state=fields[1], reason=_reason(fields[2]), ends=_time(fields[3]), nodes=fields[4])
+            found |= {job: state for job in elements(fields[0]) if job in wanted}
+        return found
+
+    def ended(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """Return what accounting, or the controller for as long as it remembers, has of jobs that are over."""
+        found = self._of_controller(jobs)
+        left = [job for job in jobs if job not in found]
+        return {**found, **(self._of_accounting(left) if left else {})}
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """End jobs by scancel; SPUR, which has no elements of arrays, ends whole arrays."""
+        names = [*dict.fromkeys(job.partition("_")[0] if self.is_spur else job for job in jobs)]
+        for at in range(0, len(names), 500):
+            done = self._call(["scancel", "--", *names[at : at + 500]])
+            if not done.ok and not _GONE.search(_words(done)) and "already" not in _words(done).lower():
+                raise Unreachable(f"scancel: {_words(done)}", f"scancel {' '.join(names[:3])}")
+
+    def nodes(self) -> tuple[str, ...]:
+        """Return the names of the partition's nodes.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        partition = self._cluster.slurm.partition
+        done = self._answer(["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N"])
+        return tuple(dict.fromkeys(done.stdout.split()))
+
+    def not_good(self) -> tuple[str, ...]:
+        """Return the nodes that the list of good ones leaves out."""
+        listed = self._cluster.slurm.good_nodes
+        if not listed:
+            return ()
+        good = frozenset(expand_hosts(",".join(nodes_in(Path(self._cluster.source).parent / listed))))
+        return tuple(node for node in self.nodes() if node not in good)
+
+    def idle_nodes(self, left_out: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the partition's nodes on which nothing runs.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        partition = self._cluster.slurm.partition
+        done = self._answer(["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N|%T"])
+        pairs = [line.strip().partition("|") for line in done.stdout.splitlines()]
+        excluded = {*expand_hosts(",".join((*left_out, *self._cluster.slurm.exclude)))}
+        return tuple(dict.fromkeys(node for node, _, state in pairs if state == "idle" and node not in excluded))
+
+    def read(self, *argv: str) -> str:
+        """Return what a command of the cluster prints; "" where it fails or is not here."""
+        done = self._call(argv, tries=1)
+        return done.stdout if done.ok else ""
+
+    def _me(self) -> list[str]:
+        try:
+            user = pwd.getpwuid(os.geteuid()).pw_name  # $USER is another one after su or in a container
+        except KeyError:
+            user = self._environ.get("USER") or self._environ.get("LOGNAME", "")
+        return ["-u", user] if user else []
+
+    def _of_controller(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        found: dict[str, JobState] = {}
+        for array in dict.fromkeys(job.partition("_")[0] for job in jobs):
+            done = self._call(["scontrol", "show", "job", array])
+            if not done.ok and not _GONE.search(_words(done)):
+                raise Unreachable(f"scontrol: {_words(done)}")
+            found |= _of_blocks(done.stdout, array, jobs)
+        return {job: self._with_earlier(job, state) for job, state in found.items()}
+
+    def _with_earlier(self, job: str, state: JobState) -> JobState:
+        """Return the state of a job that was queued again with how it ended before that, as accounting has it."""
+        if not state.restarts or not state.is_over:
+            return state
+        done = self._call(["sacct", "-n", "-P", "-D", "-j", job, "-o", "JobID,State,NodeList"], tries=1)
+        for line in done.stdout.splitlines():
+            name, word, nodes = [*line.split("|"), "", ""][:3]
+            if job in elements(name) and _state(word) in REQUEUED:
+                return replace(state, earlier=_state(word), nodes=state.nodes or nodes)
+        return state
+
+    def _of_accounting(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        ids = ",".join(dict.fromkeys(job.partition("_")[0] for job in jobs))
+        for columns in (f"{_COLUMNS},DerivedExitCode,End", f"{_COLUMNS},DerivedExitCode", _COLUMNS):
+            done = self._call(["sacct", "-n", "-P", "-j", ids, "-o", columns])
+            if done.ok:
+                break
+            if _is_transient(done):
+                return dict.fromkeys(jobs, JobState(reason=f"sacct: {_words(done)}"))
+        else:
+            return {}  # accounting is not everywhere
+        found: dict[str, JobState] = {}
+        for line in done.stdout.splitlines():
+            fields = [*line.split("|"), "", "", "", "", ""]
+            code, signal = _code(fields[2])
+            state = JobState(
+                state=_state(fields[1]),
+                code=code,
+                signal=signal,
+                nodes=fields[3],
+                derived=_code(fields[4])[0],
+                ended_s=_seconds(fields[5]),
+            )
+            found |= {job: state for job in elements(fields[0]) if job in jobs}
+        return found
+
+    def _answer(self, argv: Sequence[str]) -> Finished:
+        done = self._call(argv)
+        if not done.ok:
+            raise Unreachable(f"{argv[0]}: {_words(done)}", "sinfo shows whether the cluster answers")
+        return done
+
+    def _call(self, argv: Sequence[str], tries: int = TRIES) -> Finished:
+        """Run a command; one that does not answer is asked again, later each time."""
+        pause_s = _PAUSE_S
+        while True:
+            done = capture(argv, limit_s=self._limit_s, env=self._environ)
+            tries -= 1
+            if done.ok or not _is_transient(done) or tries <= 0:
+                return done
+            self._sleep(pause_s)
+            pause_s *= 2
+
+
+def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that commands of the cluster get, and jobs with them: nothing secret is in it."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT or (name.startswith(_KEPT_BEGINNINGS) and not _SECRET.search(name))
+    }
+
+
+def elements(text: str) -> list[str]:
+    """Return the jobs that an id of squeue or sacct stands for: `12`, `12_3`, `12_[1-3,7%2]`; none of a step's."""
+    found = _ELEMENT.fullmatch(text.strip())
+    if found is None:
+        return []
+    job = found["job"]
+    if found["many"] is not None:
+        return [f"{job}_{index}" for index in _indices(found["many"])]
+    return [f"{job}_{found['one']}"] if found["one"] else [job]
+
+
+def _jobs_by_name(text: str) -> dict[str, str]:
+    """Return the jobs of lines of squeue, `12_[1-3]|name`, by name."""
+    pairs = [line.partition("|") for line in text.splitlines()]
+    return {name.strip(): job.partition("_")[0].strip() for job, _, name in pairs}
+
+
+def _indices(text: str) -> Iterator[int]:
+    for part in text.partition("%")[0].split(","):
+        found = re.fullmatch(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?", part.strip())
+        if found:
+            yield from range(int(found[1]), int(found[2] or found[1]) + 1, int(found[3] or 1))
+
+
+def _of_blocks(text: str, array: str, jobs: Sequence[str]) -> dict[str, JobState]:
+    """Return what `scontrol show job` has of a job or the elements of an array.
+
+    Those that were cancelled before they had a job of their own are in one block, of no index.
+    """
+    found: dict[str, JobState] = {}
+    rest: JobState | None = None
+    for fields in map(_fields, re.split(r"\n\s*\n", text)):
+        index = fields.get("ArrayTaskId", "")
+        if index.isdigit() and int(index) >= _NO_INDEX:
+            rest = _of_fields(fields)
+            continue
+        element = "_".join(filter(None, (fields.get("ArrayJobId", ""), f"[{index}]" if index else "")))
+        names = elements(element) if element else [fields.get("JobId", "")]
+        found |= {job: _of_fields(fields) for job in names if job in jobs}
+    left = [job for job in jobs if job.partition("_")[0] == array and job not in found]
+    return {**found, **(dict.fromkeys(left, rest) if rest is not None else {})}
+
+
+def _fields(block: str) -> dict[str, str]:
+    """Return the fields of `scontrol show job`; the last of a line may hold blanks."""
+    return {key: value for line in block.splitlines() for key, value in _FIELD.findall(line)}
+
+
+def _of_fields(fields: Mapping[str, str]) -> JobState:
+    code, signal = _code(fields.get("ExitCode", ""))
+    return JobState(
+        state=_state(fields.get("JobState", "")),
+        reason=_reason(fields.get("Reason", "")),
+        code=code,
+        signal=signal,
+        derived=_code(fields.get("DerivedExitCode", ""))[0],
+        nodes=_nodes(fields),
+        restarts=int(fields["Restarts"]) if fields.get("Restarts", "").isdigit() else 0,
+        ended_s=_seconds(fields.get("EndTime", "")),
+    )
+
+
+def _seconds(text: str) -> float:
+    """Return a time as Slurm's commands print it, which is of this machine's zone, in seconds since 1970; else 0."""
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _nodes(fields: Mapping[str, str]) -> str:
+    return fields.get("NodeList", "").replace("(null)", "")
+
+
+def _state(text: str) -> str:
+    """Return a state without what sacct adds to it: `CANCELLED by 1000`, `NODE_FAIL+`."""
+    return text.strip().partition(" ")[0].rstrip("+").upper()
+
+
+def _code(text: str) -> tuple[int | None, int]:
+    found = re.fullmatch(r"\s*([0-9]+):([0-9]+)\s*", text)
+    return (int(found[1]), int(found[2])) if found else (None, 0)
+
+
+def _reason(text: str) -> str:
+    return "" if text in ("None", "(null)") else text.strip("()")
+
+
+def _time(text: str) -> str:
+    return "" if text in ("N/A", "NONE", "Unknown", "UNLIMITED") else text
+
+
+def _is_transient(done: Finished) -> bool:
+    """Return whether a command that failed may succeed later."""
+    return done.timed_out or bool(_TRANSIENT.search(_words(done)))
+
+
+def _words(done: Finished) -> str:
+    """Return what a command says of its failure, in one line."""
+    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    text = "; ".join(dict.fromkeys(re.sub(r"^\w+: (?:error: )?", "", line) for line in lines[-3:]))
+    return text or ("no answer in time" if done.timed_out else f"exit code {done.code}")
+
+
+_REFUSALS = (
+    (
+        "submit limit",
+        "a limit of the account or QOS: sacctmgr show assoc user=$USER; fewer runs, nodes or a shorter time",
+    ),
+    ("gres", "gpus and gres of the cluster file: sinfo -o '%P %G' has the GPUs' names"),
+    ("generic resource", "gpus and gres of the cluster file: sinfo -o '%P %G' has the GPUs' names"),
+    ("memory", "mem of the cluster file: sinfo -o '%P %m' lists each partition's"),
+    ("feature", "constraint of the cluster file: sinfo -o '%P %f' lists what nodes have"),
+    ("constraint", "constraint of the cluster file: sinfo -o '%P %f' lists what nodes have"),
+    ("reservation", "reservation of the cluster file: scontrol show reservation"),
+    ("exclusive", "exclusive of the cluster file: false asks for the run's GPUs alone"),
+    ("node name", "nodelist and exclude of the cluster file, --exclude: sinfo -N lists the nodes"),
+    ("account", "account of the cluster file: sacctmgr show assoc user=$USER lists yours"),
+    ("partition", "partition of the cluster file: sinfo -s lists them"),
+    ("qos", "qos of the cluster file: sacctmgr show qos lists them"),
+    ("time limit", "time of the cluster file: sinfo -o '%P %l' has each partition's limit"),
+    ("node configuration", "gpus_per_node, --nodes: sinfo -o '%P %D %G' lists what there is"),
+    ("array", "max_array_size of the cluster file: scontrol show config has MaxArraySize"),
+    ("option", "directives of the cluster file: sbatch --help lists what it knows"),
+)
+
+
+def _refusal_hint(text: str) -> str:
+    lowered = text.lower()
+    return next(
+        (hint for word, hint in _REFUSALS if word in lowered),
+        "madlite run --cluster NAME --tags TAG --dry-run prints the script of a run",
+    )

@@ -1,0 +1,393 @@
+"""A submission: the runs that one command gave to a cluster, on the disk before the first job is.
+
+`madlite_runs/jobs-<id>/` has submission.json, the plan files, the job scripts, the jobs' own output, and jobs.jsonl,
+which grows by a line before and after each job is submitted, and when a run is settled: it has a row, or never gets
+one.  What submits may be killed between any two of these; the name of a job finds it in the cluster's queue.
+
+A line of the folder of runs' journal makes it a submission of that folder, and its runs runs of it; a folder without
+one, which was copied or unpacked there, is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+from madlite.errors import UsageProblem
+from madlite.files import shown, wrong_key
+from madlite.jobs.file import Cluster
+from madlite.model import FileName, RunId, Value, json_line, to_json
+from madlite.plan.inputs import RUNS
+from madlite.safe_files import Folder, write_all
+from madlite.safe_read import read_regular
+from madlite.store.folder import acquire, is_locked, open_runs, real_folders
+from madlite.store.journal import add, made_here, now, submission_entry
+
+_LOG = logging.getLogger(__name__)
+VERSION = 1
+PREFIX = "jobs-"  # of the folder
+SUBMISSION, JOBS, PLANS, SCRIPTS, OUTPUT, ENVIRONMENT, LOCK = (
+    *("submission.json", "jobs.jsonl", "plans", "scripts", "output", "environment", "submitting"),
+)
+_LIMIT_BYTES = 256 << 20
+UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
+# ids of jobs as schedulers give them, before they are arguments of their commands: of Slurm, and names of Kubernetes
+_JOB_IDS = {
+    "slurm": re.compile(rf"[0-9]+(_[0-9]+)?|{UNKNOWN_JOB}"),
+    "kubernetes": re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"),
+}
+
+
+class JobRun(Value, frozen=True):
+    """A run of a submission: its plan file is `plans/<number>.json`, counted from 1."""
+
+    id: RunId
+    card: str
+    number: int
+
+
+class JobScript(Value, frozen=True):
+    """A script of a submission: a job of the runs `first` … `first + count - 1`, an array where these are several.
+
+    `name` is the job's in the queue, which no other job has.
+    """
+
+    number: int
+    name: FileName
+    first: int
+    count: int
+    nodes: int
+    gpus: int  # of each node
+    ending: FileName = "sh"
+
+    @property
+    def file(self) -> str:
+        """The script's name in the submission's folder."""
+        return f"{SCRIPTS}/{self.number}.{self.ending}"
+
+
+class Retries(Value, frozen=True):
+    """How often a job tries its run again after a failure that passes, the first time after `wait_s`.
+
+    With `oom_fallback` a plan with a smaller micro batch follows where a GPU's memory ran out: they are beside the
+    run's own, `plans/<number>-<micro batch>.json`.
+    """
+
+    count: int = 0
+    wait_s: float = 0.0
+    oom_fallback: bool = False
+
+    @property
+    def any(self) -> bool:
+        """Whether a run may have several attempts."""
+        return bool(self.count) or self.oom_fallback
+
+
+class Submission(Value, frozen=True):
+    """The runs that one command gave to a cluster, and the scripts of their jobs; `output` is the results file.
+
+    `study` is the kind of the study that the runs are, which has the submission's id; "" where they are none.
+    `description` is the cluster as its file had it then, but for the variables of runs.  Once `max_failures` runs have
+    failed no other is started.
+    """
+
+    id: FileName
+    cluster: str
+    scheduler: str
+    created: str
+    command: tuple[str, ...]
+    output: str
+    runs: tuple[JobRun, ...]
+    scripts: tuple[JobScript, ...]
+    columns: tuple[str, ...] = ()
+    strict_header: bool = False
+    study: str = ""
+    retries: Retries = Retries()
+    max_failures: int = 0  # 0: all are started
+    description: Cluster = Cluster()
+    version: int = VERSION
+
+
+class Note(Value, frozen=True, omit_defaults=True):
+    """A line of jobs.jsonl: what became of a `script` (`job` is its id, "" where it is about to be submitted), or of a
+    run, of which `settled` says how it came to its end.  `refused` is why a script has no job.
+
+    `attempt` is the id of the script's run where the job is a further attempt of it; `is_last` where none follows.
+    """
+
+    at: str
+    script: int = 0
+    job: str = ""
+    refused: str = ""
+    attempt: FileName = ""
+    is_last: bool = False
+    run: FileName = ""
+    settled: str = ""
+
+
+class ScriptState(Value, frozen=True):
+    """What jobs.jsonl has of a script."""
+
+    begun: str = ""
+    job: str = ""
+    refused: str = ""
+    attempt: str = ""
+    is_last: bool = False
+
+
+class Stored(Value, frozen=True):
+    """A submission as its folder has it: what is known of its scripts, by number, and of its runs, by id.
+
+    `jobs` are the ids of the runs' jobs as the scheduler has them, of an array its element; of those that are known.
+    """
+
+    folder: Path
+    submission: Submission
+    scripts: dict[int, ScriptState]
+    settled: dict[str, str]
+    script_of: dict[str, JobScript]
+    jobs: dict[str, str]
+
+    @property
+    def open_runs(self) -> tuple[JobRun, ...]:
+        """The runs that have neither a row nor a reason for none."""
+        return tuple(run for run in self.submission.runs if run.id not in self.settled)
+
+    def job_of(self, run: JobRun) -> str:
+        """Return the id of a run's job; "" where none is known."""
+        return self.jobs.get(run.id, "")
+
+    def state_of(self, run: JobRun) -> ScriptState:
+        """Return what is known of the script of a run."""
+        return self.scripts.get(self.script_of[run.id].number, ScriptState())
+
+    def is_submitting(self) -> bool:
+        """Return whether a command is submitting it now."""
+        return is_locked(self.folder / LOCK)
+
+
+def new_submission_id() -> str:
+    """Return an id that sorts by time and fits into the name of a job."""
+    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+
+
+def job_name(submission_id: str, number: int) -> str:
+    """Return the name of a job, which no other job has."""
+    return f"madlite-{submission_id}-{number}"
+
+
+def folder_of(workspace: Path, submission_id: str) -> Path:
+    """Return where a submission has its files."""
+    return workspace / RUNS / f"{PREFIX}{submission_id}"
+
+
+class OpenSubmission:
+    """The folder of a submission, open for notes; while it is made its lock is held, until `close`."""
+
+    def __init__(self, home: Folder, lock: int = -1) -> None:
+        self._home, self._lock = home, lock
+
+    @property
+    def path(self) -> Path:
+        """Where the folder is."""
+        return self._home.path
+
+    @classmethod
+    def create(
+        cls,
+        workspace: Path,
+        submission: Submission,
+        files: Iterable[tuple[str, bytes]],
+        environment: Mapping[str, str],
+    ) -> OpenSubmission:
+        """Make the folder with its plan files and scripts; `environment` goes to a file that its owner alone can read.
+
+        Raises:
+            UsageProblem: it cannot be made.
+        """
+        try:
+            with open_runs(workspace, make=True) as runs:
+                home = runs.below(f"{PREFIX}{submission.id}", new=True)
+            os.fchmod(home.fd, 0o700)
+            lock = home.open_file(LOCK)
+            acquire(lock)
+            opened = cls(home, lock)
+            home.below(OUTPUT, new=True).close()
+            if environment:
+                opened._write_private(environment)
+            for name, data in files:
+                with home.parent_of(name, make=True) as (folder, last):
+                    fd = folder.create(last, mode=0o600)
+                    try:
+                        write_all(fd, data)
+                    finally:
+                        os.close(fd)
+            with open_runs(workspace) as runs:
+                entry = submission_entry(home, home.path.name, (run.id for run in submission.runs))
+                add(runs, entry, durable=True)
+            home.write(SUBMISSION, to_json(submission).encode())
+            os.fsync(home.fd)
+        except OSError as error:
+            where = error.filename or folder_of(workspace, submission.id)
+            raise UsageProblem(
+                f"the files of the jobs cannot be written: {error.strerror or error} ({where})",
+                "run madlite in a folder of yours, on a disk with room",
+            ) from error
+        return opened
+
+    @classmethod
+    def reopen(cls, folder: Path, *, submitting: bool = False) -> OpenSubmission:
+        """Open the folder of an earlier submission for notes; with `submitting` also to submit what was not.
+
+        Raises:
+            BlockingIOError: another command is submitting it.
+            OSError: it cannot be opened.
+        """
+        with open_runs(folder.parent.parent) as runs:
+            opened = cls(runs.below(folder.name))
+        if submitting:
+            try:
+                opened._lock = opened._home.open_file(LOCK)
+                acquire(opened._lock)
+            except OSError:
+                opened.close()
+                raise
+        return opened
+
+    def note(self, *notes: Note) -> None:
+        """Add lines to jobs.jsonl, on the disk when this returns.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        fd = self._home.open_file(JOBS, os.O_WRONLY | os.O_APPEND)
+        try:
+            write_all(fd, b"".join(map(json_line, notes)))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def settle(self, runs: Mapping[str, str]) -> None:
+        """Note runs that have come to their end, each with how; the last one's end removes the file of secrets.
+
+        Raises:
+            OSError: it cannot be noted.
+        """
+        self.note(*(Note(at=now(), run=run, settled=how) for run, how in runs.items()))
+        stored = read_stored(self._home.path)
+        if stored is not None and not stored.open_runs:
+            self._home.remove(ENVIRONMENT)
+
+    def submitted(self) -> None:
+        """Release the lock: every script has its job, or a reason for none."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def close(self) -> None:
+        """Close the folder."""
+        self.submitted()
+        self._home.close()
+
+    def __enter__(self) -> OpenSubmission:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def _write_private(self, environment: Mapping[str, str]) -> None:
+        from madlite.plan.render import quote_shell
+
+        fd = self._home.create(ENVIRONMENT, mode=0o600)
+        try:
+            lines = [f"export {name}={quote_shell(value)}\n" for name, value in environment.items()]
+            write_all(fd, "".join(lines).encode("utf-8", "surrogateescape"))
+        finally:
+            os.close(fd)
+
+
+def read_stored(folder: Path) -> Stored | None:
+    """Return the submission of a folder; None where it has none that can be read: it was cut off while it was made."""
+    try:
+        submission = msgspec.json.decode(read_regular(folder / SUBMISSION, _LIMIT_BYTES), type=Submission)
+    except msgspec.ValidationError as error:
+        what = wrong_key(error, msgspec.json.decode(read_regular(folder / SUBMISSION, _LIMIT_BYTES)))[1]
+        _LOG.warning("%s: its %s is not read: %s", shown(folder), SUBMISSION, what)
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if submission.version != VERSION or folder.lstat().st_uid != os.geteuid():
+        return None
+    if folder.name != f"{PREFIX}{submission.id}" or submission.scheduler not in _JOB_IDS:
+        return None
+    scripts: dict[int, ScriptState] = {}
+    settled: dict[str, str] = {}
+    for note in _notes(folder, _JOB_IDS[submission.scheduler]):
+        if note.run:
+            settled[note.run] = note.settled
+        else:
+            before = scripts.get(note.script, ScriptState())
+            begun = before.begun if note.job or note.refused or note.is_last else note.at
+            scripts[note.script] = ScriptState(
+                begun=begun,
+                job=note.job or before.job,
+                refused=note.refused,
+                attempt=note.attempt or before.attempt,
+                is_last=note.is_last or before.is_last,
+            )
+    runs = submission.runs
+    script_of = {run.id: one for one in submission.scripts for run in runs[one.first - 1 : one.first - 1 + one.count]}
+    return Stored(
+        folder=folder,
+        submission=submission,
+        scripts=scripts,
+        settled=settled,
+        script_of=script_of,
+        jobs={run.id: _job(run, script_of[run.id], scripts) for run in runs if run.id in script_of},
+    )
+
+
+def _job(run: JobRun, script: JobScript, scripts: Mapping[int, ScriptState]) -> str:
+    job = scripts[script.number].job if script.number in scripts else ""
+    return f"{job}_{run.number - script.first + 1}" if job and script.count > 1 else job
+
+
+def stored_submissions(workspace: Path, wanted: Sequence[str] = (), *, warn: bool = True) -> tuple[Stored, ...]:
+    """Return the submissions of a working folder, the oldest first; with `wanted` those of these ids.
+
+    Those with open runs that were not made there are named in a warning, unless `warn` is off.
+    """
+    runs = workspace / RUNS
+    folders = [one for one in real_folders(runs) if one.name.startswith(PREFIX)]
+    if wanted:
+        folders = [one for one in folders if one.name.removeprefix(PREFIX) in wanted]
+    own = made_here(runs, (folder.name for folder in folders))
+    found = [stored for folder in folders if (stored := read_stored(folder)) is not None]
+    foreign = [one.folder.name for one in found if one.folder.name not in own and one.open_runs]
+    if foreign and warn:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+        _LOG.warning(
+            "%s%s: not in the journal of this folder (copied or unpacked here, or of an earlier madlite), so left "
+            "alone; madlite collect writes the rows of runs that ended here, squeue --me lists jobs",
+            ", ".join(f"{RUNS}/{name}" for name in foreign[:3]),
+            more,
+        )
+    return tuple(one for one in found if one.folder.name in own)
+
+
+def _notes(folder: Path, job_ids: re.Pattern[str]) -> Iterator[Note]:
+    decode = msgspec.json.Decoder(Note).decode
+    with suppress(OSError):
+        for line in read_regular(folder / JOBS, _LIMIT_BYTES).splitlines():
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                note = decode(line)
+                # a script whose job is none is looked for by its name
+                yield note if job_ids.fullmatch(note.job) else msgspec.structs.replace(note, job="")

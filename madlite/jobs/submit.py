@@ -1,0 +1,210 @@
+"""Plans → a submission on the disk → jobs of the cluster, in an order in which no kill loses one.
+
+The plan files and scripts are written first.  Of each script it is noted that it is about to be submitted, then it is
+submitted, then its job is noted; between the two the job's name finds it in the queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.backends.loader import Plugins
+from madlite.batch.attempts import smaller_plans
+from madlite.jobs.file import Cluster
+from madlite.jobs.schedulers import Refused, Scheduler, Unreachable
+from madlite.jobs.submission import (
+    PLANS,
+    JobRun,
+    JobScript,
+    Note,
+    OpenSubmission,
+    Retries,
+    Stored,
+    Submission,
+    job_name,
+    read_stored,
+)
+from madlite.model import Value
+from madlite.plan.context import Options
+from madlite.plan.plan_file import name_secrets
+from madlite.run.from_plan import saved_text
+from madlite.run.screen import Planned
+from madlite.store.journal import now
+
+WAIT_S = 600.0  # how long a cluster that does not answer is waited for at the submission
+_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 30.0
+
+
+class Prepared(Value, frozen=True):
+    """A submission that can be written: with the text of each script, by number, and what secrets plans name."""
+
+    submission: Submission
+    planned: tuple[Planned, ...]
+    scripts: dict[int, str]
+    environment: dict[str, str]
+
+
+def prepare(
+    planned: Sequence[Planned],
+    submission_id: str,
+    cluster: Cluster,
+    scheduler: Scheduler,
+    options: Options,
+    search: Sequence[Path],
+    sources: Mapping[str, str],
+    retries: Retries = Retries(),  # noqa: B008 - frozen
+    max_failures: int = 0,
+) -> Prepared:
+    """Return the submission of plans, those with equal requests in arrays; nothing is written yet.
+
+    `sources` are the values of secrets by name, as for plan files.
+    """
+    ordered = sorted(planned, key=_request)
+    runs = tuple(
+        JobRun(id=one.plan.id, card=one.plan.card.name, number=number) for number, one in enumerate(ordered, 1)
+    )
+    limit = scheduler.array_limit() if len(ordered) > 1 else 1
+    submission = Submission(
+        id=submission_id,
+        cluster=cluster.name,
+        scheduler=cluster.scheduler,
+        created=now(),
+        command=options.command,
+        output=str(options.output),
+        runs=runs,
+        scripts=tuple(_scripts(ordered, submission_id, limit, scheduler.ending)),
+        columns=options.columns,
+        strict_header=options.strict_header,
+        study=next((one.plan.study.kind for one in ordered if one.plan.study is not None), ""),
+        retries=retries,
+        max_failures=max_failures,
+        description=replace(cluster, env={}),  # which the plans have, secrets by their names
+    )
+    environment = _environment(ordered, options, sources, with_credentials=not scheduler.reads_credentials)
+    texts = {}
+    for one in submission.scripts:
+        own = ordered[one.first - 1 : one.first - 1 + one.count]
+        texts[one.number] = scheduler.script(submission, one, own, options.workspace, search, secrets=bool(environment))
+    return Prepared(submission=submission, planned=tuple(ordered), scripts=texts, environment=environment)
+
+
+def _request(one: Planned) -> tuple[int, int]:
+    """Return what a run asks for: nodes, and GPUs of each."""
+    return one.plan.place.nodes, one.plan.place.gpus_per_node
+
+
+def _scripts(ordered: Sequence[Planned], submission_id: str, limit: int, ending: str) -> Iterator[JobScript]:
+    first, number = 1, 0
+    for (nodes, gpus), group in groupby(ordered, key=_request):
+        left = sum(1 for _ in group)
+        while left:
+            number, count = number + 1, min(left, limit)
+            name = job_name(submission_id, number)
+            yield JobScript(number=number, name=name, first=first, count=count, nodes=nodes, gpus=gpus, ending=ending)
+            first, left = first + count, left - count
+
+
+def _environment(
+    planned: Iterable[Planned], options: Options, sources: Mapping[str, str], *, with_credentials: bool
+) -> dict[str, str]:
+    """Return the values that the plans name, of the environment, and `with_credentials` of credential.json.
+
+    What else starts a run in the working folder reads that file by itself.
+    """
+    found: dict[str, str] = {}
+    for one in planned:
+        for text, name in name_secrets(one.plan, sources).items():
+            of_file = options.environ.get(name) != text and sources.get(name) == text
+            if name and (with_credentials or not of_file):
+                found[name] = text
+    return found
+
+
+def write(prepared: Prepared, options: Options, plugins: Plugins, sources: Mapping[str, str]) -> OpenSubmission:
+    """Write plan files, scripts and the submission; the caller gives the scripts to the cluster.
+
+    Raises:
+        UsageProblem: a plan spells out a secret, or the files cannot be written.
+    """
+    submission = prepared.submission
+    named = {**sources, **prepared.environment}
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        for run, one in zip(submission.runs, prepared.planned, strict=True):
+            yield f"{PLANS}/{run.number}.json", saved_text(one, options, plugins, named).encode()
+            for other in smaller_plans(one, plugins) if submission.retries.oom_fallback else ():
+                micro_batch = other.plan.variant.micro_batch if other.plan.variant is not None else 0
+                yield f"{PLANS}/{run.number}-{micro_batch}.json", saved_text(other, options, plugins, named).encode()
+        for script in submission.scripts:
+            yield script.file, prepared.scripts[script.number].encode()
+
+    return OpenSubmission.create(options.workspace, submission, files(), prepared.environment)
+
+
+def submit_all(
+    opened: OpenSubmission,
+    stored: Stored,
+    scheduler: Scheduler,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Stored:
+    """Give each script without a job to the cluster, and return the submission with the jobs' ids.
+
+    A cluster that does not answer is asked again for ten minutes in all; what it refuses is noted.
+    """
+    patience = _Patience(scheduler, say, sleep, clock, stopped)
+    for script in stored.submission.scripts:
+        state = stored.scripts.get(script.number)
+        if stopped() or (state is not None and (state.job or state.refused)):
+            continue
+        opened.note(Note(at=now(), script=script.number))
+        # an earlier attempt may have been cut off behind its sbatch
+        note = patience.submit(script, stored.folder, look_first=state is not None)
+        if note is not None:
+            opened.note(note)
+        else:
+            say(f"{script.name} is not submitted; madlite attach {stored.submission.id} tries again")
+    opened.submitted()
+    again = read_stored(stored.folder)
+    return again if again is not None else stored
+
+
+class _Patience:
+    """Submits scripts to a cluster that may not answer; the wait is for all of them together."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        say: Callable[[str], None],
+        sleep: Callable[[float], None],
+        clock: Callable[[], float],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._scheduler, self._say, self._sleep, self._clock, self._stopped = scheduler, say, sleep, clock, stopped
+        self._deadline = clock() + WAIT_S
+
+    def submit(self, script: JobScript, folder: Path, *, look_first: bool) -> Note | None:
+        """Return the note of a script's job or of its refusal; None where the cluster does not answer in time."""
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                job = self._scheduler.find([script.name]).get(script.name, "") if look_first else ""
+                return Note(at=now(), script=script.number, job=job or self._scheduler.submit(folder, script))
+            except Refused as problem:
+                text = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
+                return Note(at=now(), script=script.number, refused=text)
+            except Unreachable as problem:
+                if self._stopped() or self._clock() > self._deadline:
+                    return None
+                if pause_s == _PAUSE_S:
+                    self._say(f"{problem.message}; it is asked again")
+                look_first = True
+            self._sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

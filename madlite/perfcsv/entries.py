@@ -1,0 +1,260 @@
+"""A result's rows → the entries of the side files: typed, with the configuration and the results of a results file.
+
+Keys, their order and their types are madengine 2's, observed (docs/perf-csv.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from madlite.model import Json, Metric, Result, Row, RunPlan, Value
+from madlite.perfcsv.configs import read_configs
+from madlite.perfcsv.header import (
+    STANDARD_COLUMNS,
+    as_cell,
+    as_number,
+    limited_cells,
+    on_one_line,
+    plain_cells,
+    read_json,
+    typed_rows,
+)
+from madlite.perfcsv.rows import build_rows, has_results, limited_metric, masked_metric, masked_rows
+
+# Which row of a configuration file a result belongs to.
+#
+# A row matches a result where every column that both have, and neither leaves blank, matches: `model` and the
+# result's label where one has the other's words in a row (`meta/llama-8b` and `llama_8b_serving`), other columns where
+# text or number is the same.  The best match is taken: the same model before one that is a part of it, the longer
+# part, then more columns.  Without a match, or with several equal ones, there is none: a wrong configuration is worse
+# than none.
+
+_NO_CONFIG = ("model", "performance", "metric", "status")
+_WORD = re.compile(r"[a-z0-9]+")
+_MOST_WORDS = 100  # of a name
+_MOST_PAIRS = 1_000_000  # of a row with a result and each of its columns: some seconds
+_MOST_BYTES, _TOO_MUCH = 64 << 20, "more than 64 MiB"  # of the configurations of one run's results
+_Rank: TypeAlias = tuple[bool, int, int]
+_Words: TypeAlias = tuple[str, ...]
+_log = logging.getLogger(__name__)
+
+
+def configs_of(configs: Json, metrics: Sequence[Metric]) -> list[Json]:
+    """Return for each result its one configuration row; anything but a list of rows applies to every result.
+
+    None, with a warning, where all of them together would be far larger than the results.
+    """
+    chosen = _chosen(configs, metrics)
+    known = {id(one): one for one in chosen}  # all alive at once, so that no two have one id
+    sizes = {name: len(on_one_line(one)) for name, one in known.items()}
+    if len(chosen) > 1 and sum(sizes[id(one)] for one in chosen) > _MOST_BYTES:
+        _log.warning("entries have no configs: with %d results they would be %s", len(chosen), _TOO_MUCH)
+        return [None for _ in metrics]
+    return chosen
+
+
+def _chosen(configs: Json, metrics: Sequence[Metric]) -> list[Json]:
+    if not isinstance(configs, list) or not all(isinstance(row, dict) for row in configs):
+        return [configs for _ in metrics]
+    if len(configs) == 1:
+        return [configs[0] for _ in metrics]
+    if len(configs) * sum(1 + len(metric.columns) for metric in metrics) > _MOST_PAIRS:
+        _log.warning("entries have no configs: %d rows are too many for %d results", len(configs), len(metrics))
+        return [None for _ in metrics]
+    named = [(_words(as_cell(row.get("model"))), row) for row in configs]
+    return [_config_of(named, metric) for metric in metrics]
+
+
+def _config_of(configs: Sequence[tuple[_Words, dict[str, Json]]], metric: Metric) -> Json:
+    found = _words(metric.label)
+    ranked = [(rank, row) for wanted, row in configs if (rank := _rank(wanted, found, row, metric)) is not None]
+    best = max((rank for rank, _ in ranked), default=None)
+    winners = [row for rank, row in ranked if rank == best]
+    return winners[0] if len(winners) == 1 else None
+
+
+def _rank(wanted: _Words, found: _Words, row: Mapping[str, Json], metric: Metric) -> _Rank | None:
+    """Return how well a row matches; None where it does not, or has nothing in common with the result."""
+    shared = _shared_words(wanted, found)
+    if wanted and found and not shared:
+        return None
+    pairs = [
+        (as_cell(row[name]).strip(), text.strip())
+        for name, text in metric.columns.items()
+        if _is_config_column(row, name)
+    ]
+    pairs = [(ours, theirs) for ours, theirs in pairs if ours and theirs]
+    if not all(_same(ours, theirs) for ours, theirs in pairs):
+        return None
+    return (wanted == found, shared, len(pairs)) if shared or pairs else None
+
+
+def _is_config_column(row: Mapping[str, Json], name: str) -> bool:
+    return name in row and name not in _NO_CONFIG
+
+
+def _words(text: str) -> _Words:
+    return tuple(found[0] for found in islice(_WORD.finditer(text.lower()), _MOST_WORDS))
+
+
+def _shared_words(one: _Words, other: _Words) -> int:
+    """Return how many words they share where the shorter is a stretch of the longer, else 0."""
+    part, whole = sorted((one, other), key=len)
+    starts = range(len(whole) - len(part) + 1)
+    return len(part) if any(whole[at : at + len(part)] == part for at in starts) else 0
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return one.lower() == other.lower() or float(one) == float(other)
+    except ValueError:
+        return False
+
+
+_SECONDS = ("build_duration", "test_duration", "data_download_duration")
+_JUDGED = ("model", "performance", "metric", "status")  # of one result; the rest is common to all
+_Cells = Mapping[str, str]
+JsonObject: TypeAlias = dict[str, Json]
+
+
+class Entries(Value, frozen=True):
+    """One run's part of the side files, an object per result.
+
+    `entry` is perf_entry.json and `table` perf_entry.csv; `superset` goes into perf_super, which takes only runs whose
+    script was started (`ran`); `common` is common_info.json, None for a run without several results.
+    """
+
+    entry: tuple[JsonObject, ...]
+    table: tuple[dict[str, str], ...]
+    superset: tuple[JsonObject, ...]
+    common: JsonObject | None
+    ran: bool
+
+
+def build_entries(plan: RunPlan, result: Result, rows: Sequence[Row], bare: Row, configs: Json = None) -> Entries:
+    """Return the entries of a result from its rows of perf.csv, which have every column.
+
+    `bare` is the row of the same result without its metrics: what all of them have in common.
+    """
+    cells = [plain_cells(row) for row in rows]
+    if plan.result_rule.kind == "performance_line" or not result.metrics or not has_results(result):
+        return _single(plan, result, cells[0], configs)
+    return _multiple(result, cells, _typed(plain_cells(bare)), configs)
+
+
+def _single(plan: RunPlan, result: Result, cells: dict[str, str], configs: Json) -> Entries:
+    """Return the entries of a single row: a number is the text of the log; one that was not found is null."""
+    ran = "run" in result.durations_s
+    base = _typed(cells)
+    if ran and has_results(result):
+        base["performance"] = base["performance"] or None
+        if plan.result_rule.kind == "performance_line":
+            base["metric"] = base["metric"] or None
+    (more,) = typed_rows([{name: text for name, text in cells.items() if name not in STANDARD_COLUMNS}])
+    return Entries(
+        entry=(base | {"configs": configs} | more,),
+        table=(cells,),
+        superset=(base | {"configs": configs, "multi_results": more or None},),
+        common=None,
+        ran=ran,
+    )
+
+
+def _multiple(result: Result, cells: Sequence[dict[str, str]], base: JsonObject, configs: Json) -> Entries:
+    """Return the entries of a results file, typed column by column, as a reader of a table would."""
+    names = [_names(metric) for metric in result.metrics]
+    results = typed_rows(
+        [{name: row[name] for name in (*own, *_JUDGED)} for own, row in zip(names, cells, strict=True)]
+    )
+    for typed, row in zip(results, cells, strict=True):
+        typed |= {"model": row["model"], "metric": row["metric"] or None}  # names, whatever they look like
+    chosen = configs_of(configs, result.metrics)
+    common = {name: value for name, value in base.items() if name not in _JUDGED}
+    entry = tuple(
+        {name: typed.get(name, base[name]) for name in STANDARD_COLUMNS} | {"configs": config} | _beyond(typed)
+        for typed, config in zip(results, chosen, strict=True)
+    )
+    return Entries(
+        entry=entry,
+        table=tuple(
+            {name: row.get(name, as_cell(one[name])) for name in one} for one, row in zip(entry, cells, strict=True)
+        ),
+        superset=tuple(_super(common, *one) for one in zip(results, names, cells, chosen, strict=True)),
+        common=common | {"configs": configs},
+        ran=True,
+    )
+
+
+def _super(common: JsonObject, results: JsonObject, names: Sequence[str], cells: _Cells, config: Json) -> JsonObject:
+    """Return the entry of one of several results: columns of the file stay apart from those of the run."""
+    multi_results = {name: results[name] for name in names if name != "test_duration"}
+    return (
+        common
+        | {"test_duration": cells["test_duration"] if "test_duration" in names else "", "configs": config}
+        | {name: results[name] for name in ("model", "performance", "metric")}
+        | {"multi_results": multi_results or None, "status": cells["status"]}
+    )
+
+
+def _names(metric: Metric) -> list[str]:
+    names = plain_cells(Row(cells=dict(metric.columns)))
+    return [name for name in names if name not in _JUDGED]
+
+
+def _beyond(typed: JsonObject) -> JsonObject:
+    return {name: value for name, value in typed.items() if name not in STANDARD_COLUMNS}
+
+
+def _typed(cells: _Cells) -> JsonObject:
+    """Return the standard columns: text, but durations are numbers where there is one."""
+    base: JsonObject = {name: cells[name] for name in STANDARD_COLUMNS}
+    return base | {name: as_number(cells[name]) or cells[name] for name in _SECONDS}
+
+
+def make_entries(
+    plan: RunPlan, result: Result, *, pipeline: str, build_number: str, mask: Callable[[str], str] = str
+) -> Entries:
+    """Return a run's part of the side files.
+
+    `pipeline` and `build_number` are as for `build_rows`; `mask` hides secrets, in the configuration too.
+    """
+
+    def rows(of: Result) -> tuple[Row, ...]:
+        built = build_rows(plan, of, pipeline=pipeline, build_number=build_number, strict_header=False)
+        return tuple(Row(cells=limited_cells(row.cells)) for row in masked_rows(built, mask))
+
+    metrics = (limited_metric(masked_metric(metric, mask)) for metric in result.metrics)
+    result = replace(result, metrics=tuple(metrics))
+    (bare,) = rows(replace(result, metrics=()))
+    return build_entries(plan, result, rows(result), bare, read_configs(plan, mask))
+
+
+def entries_line(entries: Entries) -> bytes:
+    """Return entries as JSON on one line, without its end; `read_entries` reads it, with every number as spelled."""
+    return on_one_line({name: getattr(entries, name) for name in Entries.__struct_fields__})
+
+
+def read_entries(line: bytes) -> Entries | None:
+    """Return the entries of a line; None of one that was cut off or is another one."""
+    try:
+        return entries_of(read_json(line))
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None
+
+
+def entries_of(tables: Json) -> Entries | None:
+    """Return the entries of an object with a key for each of their fields; None of null.
+
+    Raises:
+        KeyError, TypeError: it is another object.
+    """
+    if tables is None:
+        return None
+    listed = {name: tuple(map(dict, tables[name])) for name in ("entry", "table", "superset")}
+    return Entries(**listed, common=tables["common"], ran=tables["ran"])

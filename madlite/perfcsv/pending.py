@@ -1,0 +1,118 @@
+"""Pending rows: recorded in a run's journal, and perhaps not in their results file.
+
+A run records its rows right before it appends them, and removes its journal once its record has where they are.  For a
+run that was killed in between, the results file is searched for them.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import takewhile
+from pathlib import Path
+from typing import TextIO
+
+from madlite.errors import RecordError
+from madlite.model import Row
+from madlite.perfcsv.header import comparable, plain_cells, read_header, text_of
+from madlite.plan.inputs import RUNS
+from madlite.safe_read import open_regular
+from madlite.store import journal
+from madlite.store.journal import RunRows
+from madlite.text import unlimited_fields
+
+
+def rows_path(perf_csv: Path, workspace: Path) -> str:
+    """Return how a results file is named in the records of a working folder."""
+    target, home = (Path(os.path.realpath(path)) for path in (perf_csv, workspace))  # also of a loop of links
+    return str(target.relative_to(home)) if target.is_relative_to(home) else str(target)
+
+
+def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bool | None:
+    """Return whether a run's rows are in their file; None where it cannot be read.
+
+    `others` are the rows that runs certainly appended.  Two runs can have equal rows (both failed before they began,
+    say), so equal rows are counted: there have to be more than the others account for.  Where no column has joined
+    since and the file was not rebuilt, only rows behind the recorded size count.
+    """
+    try:
+        found, columns = _find(rows, workspace / rows.path)
+    except FileNotFoundError:
+        return False
+    except (OSError, csv.Error, RecordError):
+        return None
+    same_file = [one for one in others if one.path == rows.path and one.cells == rows.cells]
+    rebuilt = _rebuilt_at(rows.path, workspace)
+    if rows.at >= rebuilt and (columns == rows.columns or not rows.columns):
+        found = [end for end in found if end > rows.offset]
+        same_file = [one for one in same_file if one.offset >= rows.offset and (one.at >= rebuilt or not rows.offset)]
+    return len(found) > len(same_file)
+
+
+def count_written(rows: RunRows, workspace: Path) -> int:
+    """Return how many of a run's rows the file has, where a kill amid their write left the first ones alone; else 0."""
+    with suppress(OSError, csv.Error, RecordError), _open_text(workspace / rows.path) as text, unlimited_fields():
+        header = read_header(Path(rows.path), text)
+        if header is None or rows.at < _rebuilt_at(rows.path, workspace):
+            return 0
+        text.seek(0)
+        wanted = [comparable(header.arrange(plain_cells(Row(cells=cells)))) for cells in rows.cells]
+        behind = [cells for at, (cells, end) in enumerate(_ended(text)) if at and end > rows.offset]
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(wanted, behind, strict=False)))
+        return same if same < len(wanted) else 0  # all of them are another run's, which has the same
+    return 0
+
+
+def _rebuilt_at(path: str, workspace: Path) -> str:
+    """Return when a results file was last rebuilt from the records, "" if never."""
+    times = [entry.at for entry in journal.read(workspace / RUNS) if entry.rebuilt and entry.file == path]
+    return times[-1] if times else ""
+
+
+def _find(rows: RunRows, path: Path) -> tuple[list[int], tuple[str, ...]]:
+    """Return the offsets in bytes at which all rows, one after the other, end in the file, and its columns."""
+    with _open_text(path) as text, unlimited_fields():
+        header = read_header(path, text)
+        if header is None:
+            return [], ()
+        text.seek(0)
+        wanted = [comparable(header.arrange(plain_cells(Row(cells=cells)))) for cells in rows.cells]
+        return list(_groups(wanted, _ended(text))), header.columns
+
+
+@contextmanager
+def _open_text(path: Path) -> Iterator[TextIO]:
+    fd = open_regular(Path(os.path.realpath(path)))
+    try:
+        with text_of(fd) as text:
+            yield text
+    finally:
+        os.close(fd)
+
+
+def _ended(text: Iterable[str]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield the header and the rows as they are compared, each with the offset of its end."""
+    end = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal end
+        for line in text:
+            end += len(line.encode("utf-8", "surrogateescape"))
+            yield line.replace("\0", "\\x00")  # which Python 3.10 does not read
+
+    for cells in csv.reader(lines()):
+        if cells:
+            yield comparable(cells), end
+
+
+def _groups(wanted: Sequence[tuple[str, ...]], rows: Iterator[tuple[tuple[str, ...], int]]) -> Iterator[int]:
+    """Yield the end of each place where all wanted rows stand one after the other; no row is counted twice."""
+    last: deque[tuple[str, ...]] = deque(maxlen=len(wanted))
+    for cells, end in rows if wanted else ():
+        last.append(cells)
+        if list(last) == wanted:
+            yield end
+            last.clear()

@@ -1,0 +1,281 @@
+"""perf.csv rebuilt from the records of its runs."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from itertools import groupby
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from madlite.errors import RecordError, UsageProblem
+from madlite.model import Row, Value
+from madlite.perfcsv.append import check_replaceable, joining_columns, left_out_text
+from madlite.perfcsv.header import (
+    Header,
+    comparable,
+    csv_line,
+    may_join,
+    new_columns,
+    plain_cells,
+    read_header,
+    text_of,
+)
+from madlite.perfcsv.locked import LockedFile, as_record_error, keep_owner_and_mode, locked, replacing, sync_folder
+from madlite.perfcsv.pending import rows_path
+from madlite.perfcsv.stored import NotedRuns, has_any_file, load_record, rows_here
+from madlite.safe_files import Folder, half_made, resolved
+from madlite.store import journal
+from madlite.store.folder import PLAN, RECORD, exists, is_alive, is_uncollected, real_folders
+from madlite.store.journal import JOURNAL, Entry, RunRows, read_run
+from madlite.text import unlimited_fields
+
+# Rows of a results file that would be lost when it is replaced.
+
+
+def lost_rows_text(file: LockedFile, coming: Iterable[Mapping[str, str]]) -> str:
+    """Return a message where rows of a file are not among the new ones; "" where all are.
+
+    Rows are compared by the columns that the file has.
+    """
+    if file.is_new:
+        return ""
+    try:
+        header, rows = _read(file)
+    except (RecordError, csv.Error):
+        return "was no table of results"
+    here = Counter(comparable(header.arrange(cells)) for cells in coming) if header else Counter[tuple[str, ...]]()
+    lost = sum((rows - here).values())
+    if not lost:
+        return ""
+    return "had 1 row that no record has" if lost == 1 else f"had {lost} rows that no record has"
+
+
+def _read(file: LockedFile) -> tuple[Header | None, Counter[tuple[str, ...]]]:
+    with unlimited_fields(), text_of(file.fd) as text:
+        header = read_header(file.target, text)
+        if header is None:
+            return None, Counter()
+        lines = (line.replace("\0", "\\x00") for line in text)  # which Python 3.10 does not read
+        return header, Counter(comparable(cells) for cells in csv.reader(lines) if cells)
+
+
+def save_copy(folder: Folder, file: LockedFile) -> str:
+    """Copy the file beside it and return the new name: a hard link would change with the file if a kill left both.
+
+    Raises:
+        OSError: there is no room; nothing of it is left.
+    """
+    copy_name = f"{file.target.name}.before-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}"
+    beside = half_made(f"{copy_name}.csv")  # a name that `clean` recognises as half a file
+    with folder.atomic(copy_name, beside), os.fdopen(folder.create(beside), "wb") as copied:
+        keep_owner_and_mode(folder, file.target.name, copied.fileno())
+        with os.fdopen(os.dup(file.fd), "rb") as old:
+            old.seek(0)
+            shutil.copyfileobj(old, copied)
+        copied.flush()
+        os.fsync(copied.fileno())
+    return copy_name
+
+
+NO_ROW = "no row"  # how a run that was cut off is marked, where that is certain
+
+
+class Rebuilt(Value, frozen=True):
+    """What was written, and notes on runs without rows."""
+
+    rows: int
+    runs: int
+    notes: tuple[str, ...] = ()
+
+
+class _StoredRows(Value, frozen=True):
+    rows: tuple[RunRows, ...]
+    notes: tuple[str, ...]
+
+
+def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = False, contract: int = 0) -> Rebuilt:
+    """Write the rows of the runs below `runs`, in the order in which they were appended.
+
+    Taken are the rows that went to the file `of`; without it those that went to `output`, or where none did, to the
+    one file that all of them name.  A file that exists is replaced only with `force`, atomically, and copied
+    to another name where it has rows of no record.  It begins with the columns that a new file has under `contract`.
+
+    Raises:
+        UsageProblem: there are no runs, they name several files, or a file is there.
+        RecordError: the file cannot be written.
+    """
+    if not runs.is_dir():
+        raise UsageProblem(f"there are no runs in {runs}", "name their folder: --runs DIR")
+    if not force and output.exists() and output.stat().st_size:
+        raise UsageProblem(
+            f"{output} is there already", f"--force replaces it, or write another file: -o new-{output.name}"
+        )
+    # under its lock nobody appends: rows on their way are in a run's folder
+    with as_record_error(output), locked(output) as file:
+        try:
+            check_replaceable(output, file)
+            found = _find(runs)
+            chosen = [_plain(_joined(one)) for one in _choose(found.rows, output, of, runs.parent)]
+            notes = [*found.notes, *_left_out(found.rows, chosen)]
+            in_order = sorted(chosen, key=lambda rows: (rows.at, rows.offset))
+            header, ordered = _table(in_order, notes, new_columns(contract))
+            _note_rebuild(output, runs, found.rows)
+            notes += _replace(file, header, ordered)
+        except BaseException:
+            if file.is_new:
+                file.target.unlink(missing_ok=True)
+            raise
+    notes += _not_appended(ordered)
+    return Rebuilt(rows=sum(len(one.cells) for one in ordered), runs=len(ordered), notes=tuple(notes))
+
+
+def _note_rebuild(output: Path, runs: Path, rows: Iterable[RunRows]) -> None:
+    """Record in the runs' journal that a file is about to be rebuilt: sizes of it recorded earlier are invalid then.
+
+    Raises:
+        RecordError: it cannot be recorded.
+    """
+    name = rows_path(output, runs.parent)
+    if name in {one.path for one in rows}:
+        with as_record_error(runs / JOURNAL), Folder.open(runs) as folder:
+            journal.add(folder, Entry(at=journal.now(), file=name, rebuilt=True))
+
+
+def _find(runs: Path) -> _StoredRows:
+    found: list[RunRows] = []
+    notes: list[str] = []
+    noted = NotedRuns(runs)
+    for folder in real_folders(runs):
+        if not has_any_file(folder, (PLAN, RECORD)):
+            continue
+        if noted.is_foreign(folder):
+            notes.append(f"{folder.name}: left out, madlite did not make it in this folder: it is not in its journal")
+            continue
+        if doubt := noted.doubt(folder):
+            notes.append(f"{folder.name}: {doubt}")
+        try:
+            record = load_record(folder)
+        except RecordError as problem:
+            notes.append(f"{folder.name}: {problem.message}")
+            continue
+        rows = rows_here(folder, record, noted) if record is not None else _of_cut_off(folder, notes)
+        if rows is not None:
+            found.append(rows)
+        elif record is not None and not record.version:
+            notes.append(f"{folder.name}: its record is of an older madlite and has no row")
+    return _StoredRows(rows=tuple(found), notes=(*notes, *_pruned(runs, noted)))
+
+
+def _pruned(runs: Path, noted: NotedRuns) -> Iterator[str]:
+    """Yield notes on runs whose records were removed with their folders: their rows are in no record."""
+    gone = [one for one in noted.pruned.values() if one.pruned == "folder" and one.rows and not exists(runs / one.run)]
+    for path, several in groupby(sorted(gone, key=lambda one: one.rows_in), key=lambda one: one.rows_in):
+        those = list(several)
+        count = sum(one.rows for one in those)
+        have = f"{len(those)} pruned runs" if len(those) > 1 else "1 pruned run"
+        yield f"{have} cannot be rebuilt: {count} row{'s' if count > 1 else ''} of {path} had no other copy"
+
+
+def _of_cut_off(folder: Path, notes: list[str]) -> RunRows | None:
+    """Return the rows of a run without a record, where they may be in the file: it was killed right after them."""
+    if is_uncollected(folder):
+        notes.append(f"{folder.name}: left out, it is not collected (madlite collect)")
+        return None
+    is_running, run_journal = is_alive(folder), read_run(folder)
+    if run_journal.rows is not None and (is_running or run_journal.cleaned != NO_ROW):
+        if not is_running:
+            notes.append(f"{folder.name}: cut off while its row was written; the row is taken in")
+        return run_journal.rows
+    row = "so no row" if is_running or run_journal.complete else "a row that it may have is left out"
+    notes.append(f"{folder.name}: no record, and {row}: {'it is still running' if is_running else 'it was cut off'}")
+    return None
+
+
+def _choose(rows: Sequence[RunRows], output: Path, of: Path | None, workspace: Path) -> list[RunRows]:
+    paths = list(dict.fromkeys(one.path for one in rows))
+    if not rows:
+        raise UsageProblem("no run has a record with rows", "madlite runs lists them")
+    wanted = rows_path(of or output, workspace)
+    if wanted not in paths:
+        if of is not None or len(paths) > 1:
+            raise UsageProblem(
+                f"no run appended to {wanted}; files that runs appended to: {', '.join(paths)}", f"--of {paths[0]}"
+            )
+        wanted = paths[0]
+    return [one for one in rows if one.path == wanted]
+
+
+def _left_out(rows: Sequence[RunRows], chosen: Sequence[RunRows]) -> Iterator[str]:
+    others = {one.path for one in rows} - {one.path for one in chosen}
+    if others:
+        yield f"left out: rows of runs that appended to {', '.join(sorted(others))}"
+
+
+def _not_appended(rows: Iterable[RunRows]) -> Iterator[str]:
+    for one in rows:
+        if not one.appended and one.kept:
+            yield f"a row of {_model(one)} that {one.path} did not take at {one.at} is taken in"
+
+
+def _table(rows: Sequence[RunRows], notes: list[str], begin: Sequence[str]) -> tuple[Header, list[RunRows]]:
+    """Return the header and the rows, without columns of pending rows for which it has no room."""
+    header, taken = _header_of((one for one in rows if one.appended), begin), []
+    for one in rows:
+        joining = joining_columns(header.columns, one.cells)
+        if not joining or may_join(header, joining):
+            header = replace(header, columns=(*header.columns, *joining))
+            taken.append(one)
+        else:
+            notes.append(left_out_text(f"{_model(one)} of {one.at}", joining))
+            taken.append(one.without(joining))
+    return _header_of(taken, begin), taken
+
+
+def _header_of(rows: Iterable[RunRows], begin: Sequence[str]) -> Header:
+    joining = joining_columns((), (cells for one in rows for cells in one.cells))
+    return Header(columns=(*begin, *joining))
+
+
+def _joined(rows: RunRows) -> RunRows:
+    """Return rows with the columns that they have in their file: they may have been appended without new ones."""
+    return rows.without(joining_columns(rows.columns, rows.cells)) if rows.strict_header else rows
+
+
+def _plain(rows: RunRows) -> RunRows:
+    """Return rows each of which is one line, also those of an earlier madlite."""
+    return replace(rows, cells=tuple(plain_cells(Row(cells=cells)) for cells in rows.cells))
+
+
+def _model(rows: RunRows) -> str:
+    return rows.cells[0].get("model", "") if rows.cells else ""
+
+
+def _replace(file: LockedFile, header: Header, ordered: Sequence[RunRows]) -> list[str]:
+    """Replace the file; return notes on what was saved of it."""
+    notes: list[str] = []
+    copy_name = None
+    with resolved(file.target) as (folder, name):
+        try:
+            with replacing(folder, name, half_made(name)) as fd:
+                with open(fd, "w", encoding="utf-8", newline="", errors="backslashreplace", closefd=False) as new:
+                    new.write(header.line)
+                    cells = (cells for one in ordered for cells in one.cells)
+                    new.writelines(csv_line(header.arrange(one), header.newline) for one in cells)
+                os.fsync(fd)
+                if not file.is_current():
+                    raise RecordError(f"{file.target} was replaced by another program meanwhile", "run it again")
+                if what := lost_rows_text(file, [cells for one in ordered for cells in one.cells]):
+                    copy_name = save_copy(folder, file)  # last, so that only a kill can leave a needless copy
+                    notes.append(f"{file.target.name} {what}; the old file was saved as {copy_name}")
+        except BaseException:
+            if copy_name:
+                folder.remove(copy_name)
+            raise
+    sync_folder(file.target.parent)
+    return notes

@@ -1,0 +1,357 @@
+"""Records in the folders of runs: of any version, and perhaps changed by a hostile workload."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from madlite.errors import RecordError
+from madlite.files import wrong_key
+from madlite.model import QUANTITIES, Place, Quantity, RunPlan, Scalar, Study, Traits, Value, Variant
+from madlite.perfcsv.entries import Entries, entries_of
+from madlite.perfcsv.header import indented, read_json
+from madlite.plan.inputs import RUNS
+from madlite.safe_read import read_regular
+from madlite.store import journal
+from madlite.store.folder import PLAN, RECORD, RESULT, awaits_collection, exists, has_result, is_alive
+from madlite.store.journal import RunRows
+from madlite.store.record import VERSION, Record, record_json
+
+LIMIT_BYTES = 256 << 20
+_LIMIT_PLAN_BYTES = 16 << 20
+_STATUS_OF_SAYS = {"agrees": "pass", "doubts": "warn", "denies": "fail", "silent": "unknown"}  # of version 1
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
+
+
+class PlannedCard(Value, frozen=True):
+    """Fields of a card that are read from a plan's file."""
+
+    name: str = ""
+    source: str = ""
+    url: str = ""
+    tags: tuple[str, ...] = ()
+
+
+class PlannedImage(Value, frozen=True):
+    """Fields of an image that are read from a plan's file."""
+
+    ref: str = ""
+
+
+class PlannedMachine(Value, frozen=True):
+    """Fields of a machine that are read from a plan's file."""
+
+    device: str = ""
+
+
+class PlanFile(Value, frozen=True):
+    """Fields that are read from a run's plan.json where there is no record."""
+
+    id: str = ""
+    card: PlannedCard = PlannedCard()
+    backend: str = ""
+    runtime: str = ""
+    traits: Traits | None = None
+    place: Place | None = None
+    machine: PlannedMachine = PlannedMachine()
+    variant: Variant | None = None
+    settings: dict[str, Scalar] = {}
+    image: PlannedImage | None = None
+    origins: dict[str, str] = {}
+    args: str = ""
+    model_args: str | None = None
+    overrides: tuple[tuple[str, str | None], ...] = ()
+    timeout_s: float | None = None
+    batch: str = ""
+    study: Study | None = None
+
+
+class _Versioned(Value, frozen=True):
+    version: int = 0
+
+
+class _Unversioned(Value, frozen=True):
+    """A record without a version: the result alone, its id under another name."""
+
+    plan_id: str = ""
+
+
+def load_record(folder: Path) -> Record | None:
+    """Return the record of a run's folder, None where it has none.
+
+    Raises:
+        RecordError: there is one that cannot be read.
+    """
+    try:
+        data = read_regular(folder / RECORD, LIMIT_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RecordError(f"{RECORD}: {error.strerror}") from error
+    version = _version(data)
+    if version > VERSION:  # its fields may have other meanings, also where all of them can be read
+        raise RecordError(f"{RECORD}: it is of version {version}, of a newer madlite")
+    try:
+        return (
+            _decode_current(data)
+            if version == VERSION
+            else _decode_version_1(data)
+            if version
+            else _decode_unversioned(folder, data)
+        )
+    except UNREADABLE as error:
+        raise RecordError(f"{RECORD}: {error}") from error
+
+
+class NotedRuns:
+    """The runs in the journal of a folder of runs.
+
+    `entries` are those of some runs where the caller has them, and is asked about no others; `has_journal` then says
+    whether there is a journal at all.
+    """
+
+    def __init__(
+        self, runs: Path, entries: Iterable[journal.Entry] | None = None, *, has_journal: bool = False
+    ) -> None:
+        entries = tuple(journal.read(runs) if entries is None else entries)
+        self._is_there = has_journal or bool(entries)
+        self._own = journal.own_folders(runs, entries)
+        self._records: dict[str, list[journal.Entry]] = {}
+        for entry in entries:
+            if entry.record:
+                self._records.setdefault(entry.run, []).append(entry)
+        self._imported = journal.imported(entries)
+        self.pruned = {entry.run: entry for entry in entries if entry.run and entry.pruned}
+        """The last entry of each run that was pruned."""
+        self.rows_of_pruned = {entry.run: entry.rows_in for entry in entries if entry.pruned and entry.rows_in}
+        """The results file that has the rows of a run whose folder was pruned, whatever became of the run since."""
+
+    def origin(self, run_id: str) -> str:
+        """Return the archive that a run was imported from; "" of a run of this folder."""
+        return self._imported[run_id].origin if run_id in self._imported else ""
+
+    def archived_id(self, run_id: str) -> str:
+        """Return the id that an imported run had in its archive; "" of a run of this folder."""
+        return self._imported[run_id].archived_id if run_id in self._imported else ""
+
+    def is_foreign(self, folder: Path) -> bool:
+        """Return whether madlite did not make a run's folder here; False without a journal, or where there is none.
+
+        A copy of a folder of runs has other inodes, and the records that its journal has.
+        """
+        known = folder.name in self._own or folder.name in self._records
+        return self._is_there and not known and exists(folder, shut=True)
+
+    def doubt(self, folder: Path) -> str:
+        """Return a message where a run's record is not what madlite wrote; "" where it is, or that is unknown."""
+        if self.is_foreign(folder):
+            return "madlite did not make it in this folder: it is not in its journal"
+        written = self._records.get(folder.name)
+        if not written:
+            return ""
+        try:
+            found = hashlib.sha256(read_regular(folder / RECORD, LIMIT_BYTES)).hexdigest()
+        except FileNotFoundError:
+            there = written[-1].size >= 0 and not is_alive(folder)
+            return f"its record, written {written[-1].at[:19]} (UTC), is gone" if there else ""
+        except OSError:
+            return ""
+        if found in [entry.record for entry in written]:
+            packed = self._imported.get(folder.name)
+            return f"before it was packed {packed.doubt}" if packed is not None and packed.doubt else ""
+        return f"its record was changed by another program after {written[-1].at[:19]} (UTC), when madlite wrote it"
+
+
+def rows_here(folder: Path, record: Record, noted: NotedRuns) -> RunRows | None:
+    """Return the rows that a run has for results files of this folder.
+
+    The record of an imported run names the files of another one; here it has those that `import --rows` appended.
+    """
+    return record.rows if not noted.origin(folder.name) else journal.read_run(folder).rows
+
+
+def has_any_file(folder: Path, names: Iterable[str]) -> bool:
+    """Return whether a folder has one of the files of a run; True where permissions hide them."""
+    return any(exists(folder / name, shut=True) for name in names)
+
+
+def read_record(folder: Path) -> Record | None:
+    """Return the record of a run's folder; None where it has none that can be read."""
+    try:
+        return load_record(folder)
+    except RecordError:
+        return None
+
+
+def read_plan(folder: Path) -> PlanFile | None:
+    """Return a run's plan; None where it cannot be read."""
+    try:
+        return msgspec.json.decode(read_regular(folder / PLAN, _LIMIT_PLAN_BYTES), type=PlanFile, strict=False)
+    except (OSError, *UNREADABLE):
+        return None
+
+
+def read_run_plan(folder: Path) -> RunPlan | None:
+    """Return all of a run's plan, its secrets as `***`; None where it cannot be read, or is of another madlite."""
+    try:
+        data = read_regular(folder / PLAN, _LIMIT_PLAN_BYTES)
+        return msgspec.json.decode(data, type=RunPlan, dec_hook=lambda kind, text: kind(text))
+    except (OSError, TypeError, *UNREADABLE):
+        return None
+
+
+def _decode_current(data: bytes) -> Record:
+    return msgspec.json.decode(data, type=Record)
+
+
+def _decode_version_1(data: bytes) -> Record:
+    """Return a record of version 1: its checks were witnesses, a window named its quantity by its label alone."""
+    fields = msgspec.json.decode(data)
+    old = fields.pop("witnesses", ())
+    fields["checks"] = [
+        {**one, "status": _STATUS_OF_SAYS.get(str(one.get("says")), "")} for one in old if isinstance(one, dict)
+    ]
+    for one in fields["checks"]:
+        one["name"] = "foreign_processes" if one.get("name") == "strangers" else one.get("name")
+    if isinstance(gpus := fields.get("telemetry"), dict):
+        gpus["foreign_processes"] = gpus.pop("strangers", ())
+        gpus["processes_known"] = gpus.pop("strangers_known", False)
+    if isinstance(fields.get("window"), dict):
+        label = fields["window"].get("quantity")
+        known = next((one for one in QUANTITIES.values() if one.label == label), None)
+        fields["window"]["quantity"] = msgspec.to_builtins(known or Quantity(name=label))
+    return msgspec.structs.replace(msgspec.convert(fields, Record), version=VERSION)
+
+
+def _version(data: bytes) -> int:
+    try:
+        return msgspec.json.decode(data, type=_Versioned).version
+    except UNREADABLE:
+        return 0
+
+
+def _decode_unversioned(folder: Path, data: bytes) -> Record:
+    """Return a record without a version, completed from the plan beside it."""
+    fields = msgspec.json.decode(data)
+    fields["id"] = msgspec.json.decode(data, type=_Unversioned).plan_id or folder.name
+    record = msgspec.structs.replace(msgspec.convert(fields, Record), version=0)
+    plan = read_plan(folder)
+    return with_plan(record, plan) if plan is not None else record
+
+
+def with_plan(record: Record, plan: PlanFile) -> Record:
+    """Return a record with the values of a plan, for a run without a record of its own or with an old one."""
+    return msgspec.structs.replace(
+        record,
+        card=plan.card.name,
+        tags=plan.card.tags,
+        card_source=plan.card.source,
+        url=plan.card.url,
+        backend=plan.backend,
+        runtime=plan.runtime,
+        traits=plan.traits,
+        device=plan.machine.device or record.device,
+        place=plan.place,
+        variant=plan.variant,
+        recipe=str(plan.settings.get("recipe", "")),
+        settings=plan.settings,
+        origins=plan.origins,
+        args=plan.args if plan.model_args is None else plan.model_args,
+        overrides=plan.overrides,
+        timeout_s=plan.timeout_s,
+        batch=plan.batch,
+        study=plan.study,
+    )
+
+
+# A run's `result.json`: the source of its rows, side files and record, written before any of them.
+#
+# Format: docs/plan-files.md.  Of a run with `--no-rows` it is the only result until `madlite collect`; its SHA-256
+# is in the journal of the folder of runs.
+
+RESULT_VERSION = 1
+
+
+class _File(Value, frozen=True):
+    """The file as it lies there; `entries` are read apart, for their numbers keep their spelling."""
+
+    version: int
+    record: Record
+    entries: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class RunResult(Value, frozen=True):
+    """The result of a run: its record, with rows that no file has yet, and its entries of the side files.
+
+    Both are masked.  A run without rows has no entries either.
+    """
+
+    record: Record
+    entries: Entries | None = None
+
+
+def result_text(result: RunResult) -> str:
+    """Return the text of a result file."""
+    entries = result.entries
+    tables = {name: getattr(entries, name) for name in Entries.__struct_fields__} if entries is not None else None
+    tree = {"version": RESULT_VERSION, "record": msgspec.Raw(record_json(result.record).encode()), "entries": tables}
+    return indented(tree).decode() + "\n"
+
+
+def load_result(folder: Path) -> RunResult:
+    """Return the result that a run's folder holds, as long as it is what madlite wrote.
+
+    Raises:
+        RecordError: there is none, it cannot be read, or another program wrote or changed it.
+    """
+    try:
+        data = read_regular(folder / RESULT, LIMIT_BYTES)
+    except FileNotFoundError:
+        raise RecordError(f"it has no {RESULT}") from None
+    except OSError as error:
+        raise RecordError(f"{RESULT}: {error.strerror}") from error
+    if doubt := _doubt(folder, data):
+        raise RecordError(doubt)
+    return _read(data)
+
+
+def _doubt(folder: Path, data: bytes) -> str:
+    """Return a message where a result file is not what madlite wrote; "" where it is.
+
+    A full disk takes no line of the journal: a result without one is that of a run of ours which it names.
+    """
+    written = [entry for entry in journal.read_of(folder.parent, folder.name) if entry.result]
+    if not written:
+        is_ours = journal.is_own(folder) and has_result(folder)
+        return "" if is_ours else f"{RESULT} is not in the journal of {RUNS}: madlite did not write it"
+    if hashlib.sha256(data).hexdigest() not in [entry.result for entry in written]:
+        return f"{RESULT} was changed by another program after {written[-1].at[:19]} (UTC), when madlite wrote it"
+    return ""
+
+
+def _read(data: bytes) -> RunResult:
+    try:
+        version = msgspec.json.decode(data, type=_Version).version
+        if version != RESULT_VERSION:
+            age = "a newer" if version > RESULT_VERSION else "an older"
+            raise RecordError(f"{RESULT}: it is of version {version}, of {age} madlite")
+        file = msgspec.json.decode(data, type=_File)
+        return RunResult(record=file.record, entries=entries_of(read_json(bytes(file.entries))))
+    except msgspec.ValidationError as error:
+        raise RecordError(f"{RESULT}: {wrong_key(error, msgspec.json.decode(data))[1]}") from error
+    except UNREADABLE as error:
+        raise RecordError(f"{RESULT}: {error}") from error
+
+
+class _Version(Value, frozen=True):
+    version: int
+
+
+def uncollected(workspace: Path) -> tuple[Path, ...]:
+    """Return the folders of runs that have ended and whose results are not collected, the oldest first."""
+    runs = workspace / RUNS
+    own = journal.own_folders(runs)
+    return tuple(folder for folder in awaits_collection(runs) if folder.name in own)

@@ -1,0 +1,162 @@
+"""Results from elsewhere → rows of perf.csv: madengine 1's `report update-perf`."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+
+from madlite.errors import RecordError, UsageProblem
+from madlite.measure.multiple import read_results
+from madlite.measure.performance import (
+    MOST_COLUMNS,
+    MOST_RESULTS,
+    TOO_LONG,
+    is_too_long,
+    judge_number,
+    make_metric,
+    several,
+    shortened,
+)
+from madlite.model import Json, Metric, Row, Status
+from madlite.perfcsv.append import append_rows
+from madlite.perfcsv.header import STANDARD_COLUMNS, as_cell, limited_cells, plain_cells, read_json, truncation_text
+from madlite.perfcsv.locked import as_record_error
+from madlite.perfcsv.rows import cut_of, limited_metric
+from madlite.perfcsv.side_files import ENTRY_TABLE, side_files_locked, write_table
+from madlite.safe_read import read_given
+
+# what madengine writes into its JSON and no row of perf.csv has
+_NO_COLUMNS = ("configs", "multi_results")
+_log = logging.getLogger(__name__)
+
+
+def update_perf(
+    perf_csv: Path,
+    *,
+    single: Path | None,
+    exception: Path | None,
+    multiple: Path | None,
+    common_info: Path | None,
+    model_name: str,
+    folder: Path = Path(),
+) -> int:
+    """Append results to an existing perf.csv, and return the number of rows.
+
+    `multiple` is a CSV with the columns model, performance and metric, whose rows take everything else from
+    `common_info` (JSON) and their name from `model_name`; `single` and `exception` are JSON, an object per row, as
+    perf_entry.json holds it.  The first of them that is given counts, in this order.  As with madengine, the rows are
+    also left in `folder` as perf_entry.csv.
+
+    Raises:
+        UsageProblem: a file is not there or not what it should be, or none is given; nothing was appended.
+        RecordError: perf.csv cannot take the rows.
+    """
+    if not perf_csv.is_file():
+        raise UsageProblem(f"there is no file {perf_csv} to append to", f"touch {perf_csv}")
+    if multiple is not None:
+        rows = _multiple(multiple, common_info, model_name)
+    elif single is not None:
+        rows = _given(single, "single result", model_name, Status.SUCCESS)
+    elif exception is not None:
+        rows = _given(exception, "exception result", model_name, Status.FAILURE)
+    else:
+        raise UsageProblem("there is no result to append", "name one: --single-result FILE")
+    if truncated := truncation_text(row.cells for row in rows):
+        _log.warning("%s", truncated)
+    rows = [Row(cells=limited_cells(row.cells)) for row in rows]
+    append_rows(perf_csv, rows)
+    _write_entry(folder, rows)
+    return len(rows)
+
+
+def _multiple(path: Path, common_info: Path | None, model_name: str) -> list[Row]:
+    if not model_name:
+        raise UsageProblem(f"the results of {path} need the name of their model", "--model-name NAME")
+    if common_info is None:
+        raise UsageProblem(f"the results of {path} need what they have in common", "--common-info FILE")
+    common = _cells(_objects(common_info, "common info")[0])
+    read = read_results(path)
+    if read.problem:
+        raise UsageProblem(f"no results in {path}: {read.problem}")
+    for note in filter(None, (*read.notes, cut_of(read.metrics))):
+        _log.warning("%s", note)
+    return [_row(common, limited_metric(metric), model_name) for metric in read.metrics]
+
+
+def _row(common: dict[str, str], metric: Metric, model_name: str) -> Row:
+    judged = {
+        "model": "_".join(part for part in (model_name, metric.label) if part),
+        "performance": metric.text,
+        "metric": metric.metric,
+        "status": metric.status.value,
+    }
+    return Row(cells=common | metric.columns | judged)
+
+
+def _given(path: Path, what: str, model_name: str, usual: Status) -> list[Row]:
+    rows = [_cells(found) for found in _objects(path, what)]
+    for cells in rows:
+        cells["model"] = cells.get("model", "") or model_name
+        if not cells["model"]:
+            raise UsageProblem(f"{path}: the {what} names no model", "--model-name NAME")
+        cells["status"] = cells.get("status", "") or _status(cells, usual)
+    return [Row(cells=cells) for cells in rows]
+
+
+def _status(cells: dict[str, str], usual: Status) -> str:
+    judged = make_metric(cells.get("performance", ""), cells.get("metric", "")).status
+    return (judged if usual is Status.SUCCESS else usual).value
+
+
+def _objects(path: Path, what: str) -> list[dict[str, Json]]:
+    """Return the objects of a JSON file: one, or a list of them."""
+    try:
+        found = read_json(read_given(path))
+    except OSError as error:
+        raise UsageProblem(f"the {what} {path} cannot be read: {error.strerror}", f"ls -l {path}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageProblem(f"the {what} {path} is no JSON: {error}") from error
+    objects = found if isinstance(found, list) else [found]
+    if len(objects) > MOST_RESULTS:
+        raise UsageProblem(f"the {what} {path} has {len(objects)} rows, and {MOST_RESULTS} at most are taken")
+    if not objects or not all(isinstance(one, dict) for one in objects):
+        raise UsageProblem(f"the {what} {path} is JSON, but no object with the columns of perf.csv")
+    return objects
+
+
+def _cells(values: dict[str, Json]) -> dict[str, str]:
+    """Return an object as cells; tags are a list in madengine 1's JSON, and in perf.csv joined by commas."""
+    names = [name for name in values if name not in _NO_COLUMNS]
+    if not set(STANDARD_COLUMNS) & set(names):
+        raise UsageProblem(f"an object with the keys {several(names) or 'none'} is no row of perf.csv")
+    if len(names) > MOST_COLUMNS:
+        raise UsageProblem(f"an object with {len(names)} keys is no row of perf.csv: {MOST_COLUMNS} at most are taken")
+    cells = {name: _text(name, values[name]) for name in names}
+    _check_number(cells.get("performance", ""))
+    return cells
+
+
+def _check_number(text: str) -> None:
+    """Refuse a number that JSON has and readers of perf.csv do not; other text is judged as usual."""
+    why = TOO_LONG if is_too_long(text) else ""
+    if not why and text.lstrip("-")[:1].isdigit() and math.isinf(judge_number(text, "")[0] or 0.0):
+        why = "it is not a finite number"
+    if why:
+        raise UsageProblem(f"performance {shortened(text, 60)} is no result: {why}")
+
+
+def _text(name: str, value: Json) -> str:
+    if name == "tags" and isinstance(value, list):
+        return ",".join(as_cell(tag) for tag in value)
+    return as_cell(value)
+
+
+def _write_entry(folder: Path, rows: list[Row]) -> None:
+    """Write perf_entry.csv; an error is logged, for the rows are in perf.csv."""
+    path = folder / ENTRY_TABLE
+    try:
+        with side_files_locked(folder), as_record_error(path):
+            write_table(path, [plain_cells(row) for row in rows])
+    except RecordError as problem:
+        _log.warning("%s", problem.message)

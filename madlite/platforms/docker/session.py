@@ -1,0 +1,316 @@
+"""A container held open, in which a plan's actions run one by one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import posixpath
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from functools import partial
+from pathlib import Path
+
+from madlite.cancellation import STOPPED, ActionGate, in_thread
+from madlite.errors import RuntimeProblem
+from madlite.images.client import ANSWER_LIMIT_S, CancellableClient, Client, connected, error_text, explained
+from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
+from madlite.platforms.docker import container as containers
+from madlite.platforms.docker.container import Container, restore_ownership, start_failure, state_of
+from madlite.platforms.docker.exec import Exec, ExecOutput, Frames
+from madlite.secrets import reveal
+from madlite.store.mounts import copy_matching
+
+# End what runs inside a container, and only that: INT, TERM, then KILL.
+#
+# The engine signals a container's first process alone, and stopping a container kills an exec'd workload at once.  So
+# a small POSIX shell script runs inside; it uses nothing but the shell and /proc, for images without ps, kill or
+# pgrep.
+
+KILL_LIMIT_S = 5.0  # for processes to vanish after KILL; one that waits for its GPU does not
+_LOG = logging.getLogger(__name__)
+_NOTHING_LEFT = 1
+
+# The engine starts each exec as the leader of a session, whose parent is outside the container (0).  Session 1 is the
+# container's own.  INT and TERM go to the process groups of the exec'd sessions: launchers that give their workers
+# sessions of their own pass these on.  KILL goes to every process of the workload.  With $2, the container shares the
+# process table of the host, and only that session is ours; 0 and 1 never are.
+_SCRIPT = r"""
+name=$1 only=$2 sent=1 done=
+case "$only" in 0 | 1) exit 1 ;; esac
+look() {
+  read -r line < "/proc/$1/stat" || return 1
+  set -- ${line##*) }
+  state=$1 parent=$2 group=$3 session=$4
+}
+exec 2> /dev/null
+look $$ && own=$session
+for entry in /proc/[0-9]*; do
+  pid=${entry#/proc/}
+  look "$pid" || continue
+  [ "$state" = Z ] || [ "$session" = "$own" ] && continue
+  if [ -n "$only" ]; then [ "$session" = "$only" ] || continue
+  elif [ "$session" = 1 ]; then continue
+  fi
+  if [ "$name" = KILL ]; then
+    kill -KILL "$pid" && sent=0
+    continue
+  fi
+  to=$group
+  [ -z "$only" ] && look "$session" && [ "$parent" != 0 ] && continue
+  case " $done " in *" $to "*) continue ;; esac
+  done="$done $to"
+  kill "-$name" "-$to" && sent=0
+done
+exit $sent
+"""
+
+
+def end_workload(client: Client, container: str, session: str, grace_s: float, ended: Callable[[float], bool]) -> None:
+    """Send INT, then TERM, each with `grace_s` to end by itself, then KILL whatever is left.
+
+    `session` is the exec's process id where the container shares the host's process table, else "".  `ended(limit_s)`
+    waits for the exec'd process.
+    """
+    for name in ("INT", "TERM"):
+        if send(client, container, name, session) != 0 or ended(grace_s):
+            break
+    deadline = time.monotonic() + KILL_LIMIT_S
+    while send(client, container, "KILL", session) == 0 and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def send(client: Client, container: str, name: str, session: str = "") -> int:
+    """Send one signal; 0 when something got it, 1 when nothing is left, else what the engine made of the attempt."""
+    import docker.errors
+
+    try:
+        exec_id = client.exec_create(container, ["/bin/sh", "-c", _SCRIPT, "sh", name, session], user="0")["Id"]
+        client.exec_start(exec_id)
+        code = int(client.exec_inspect(exec_id)["ExitCode"] or 0)  # null: not known yet, so something may have got it
+    except docker.errors.APIError as error:  # the container ended meanwhile
+        _LOG.debug("no %s for %s: %s", name, container, error_text(error))
+        return _NOTHING_LEFT
+    if code in (126, 127):  # other codes: the attempt itself was killed with the container
+        _LOG.warning("%s cannot be sent inside container %s (no /bin/sh?): it will be killed", name, container[:12])
+    return code
+
+
+# A short command beside what runs in a container: bounded in time, in size, and without a trace once it ended.
+
+LATE_S = 1.0  # for the engine's answers, beyond the limit of the command
+_PROBE_POLL_S = 0.2
+# The engine starts each exec as the leader of a session and process group of its own, and cannot end it: so it ends
+# itself.  $1 is the limit in whole seconds.  The timer holds no output open that its command has closed.
+_LIMITED = r"""
+limit=$1
+shift
+(exec > /dev/null 2>&1; sleep "$limit"; kill -KILL 0) &
+timer=$!
+"$@"
+code=$?
+kill "$timer" 2> /dev/null
+exit "$code"
+"""
+
+
+def probe(environ: Mapping[str, str], container: str, argv: Sequence[str], limit_s: float) -> Completed:
+    """Run a command in a container as its root and return what it printed; soon after `limit_s` it ends in any case.
+
+    Raises:
+        RuntimeProblem: it cannot be started there.
+    """
+    until_s = time.monotonic() + limit_s
+    command = ("/bin/sh", "-c", _LIMITED, "sh", str(max(1, math.ceil(limit_s))), *argv)
+    output = {1: bytearray(), 2: bytearray()}
+    started = threading.Event()
+
+    def collect(data: bytes, stream: int) -> None:
+        output[stream].extend(data[: PROBE_BYTES - len(output[stream])])
+
+    def run() -> int | None:
+        with connected(environ, ANSWER_LIMIT_S) as client:
+            _check_running(client, container)
+            running = Exec(client, container, command, "/", {}, user="0")
+            source = running.start()
+            started.set()
+            return _read_until(until_s, running, source, Frames(collect))
+
+    code = in_thread(run, "madlite-probe")  # nothing else leaves an engine that took a request and does not answer it
+    late = not wait([code], limit_s + LATE_S).done
+    if late and not started.is_set():
+        raise RuntimeProblem("the engine does not answer in time", cause=Cause.ENGINE)
+    if not late and not started.is_set():
+        code.result()  # raises why it did not start
+    out, err = map(bytes, output.values())
+    exit_code = None if late or code.exception() else code.result()
+    if message := start_failure(exit_code, out or err):
+        raise RuntimeProblem(f"its container cannot start a command: {message}", cause=Cause.PREPARE)
+    return Completed(code=exit_code, stdout=out, stderr=err)
+
+
+def _check_running(client: Client, container: str) -> None:
+    state = state_of(client, container)
+    if state is None:
+        raise RuntimeProblem("its container is gone", cause=Cause.INTERRUPTED)
+    if state.get("Paused") or not state.get("Running"):
+        what = "paused" if state.get("Paused") else "not running"
+        raise RuntimeProblem(f"its container is {what}", cause=Cause.INTERRUPTED)
+
+
+def _read_until(until_s: float, running: Exec, source: ExecOutput, frames: Frames) -> int | None:
+    """Read the output to its end and return the exit code; None at `until_s`."""
+    try:
+        while (left_s := until_s - time.monotonic()) > 0:
+            data = source.read(min(_PROBE_POLL_S, left_s))
+            if data is not None and not data:
+                return running.exit_code(LATE_S)
+            frames.feed(data or b"")
+    finally:
+        source.close()
+    return None
+
+
+POLL_S = 1.0
+INSPECT_AFTER_S = 30.0  # without output, before asking whether the process is still there
+EXIT_CHECK_S = 1.0  # for a container to be told as ended after its processes were killed
+RETURN_LIMIT_S = 5.0  # for run() to see that its process is gone
+STOP_LIMIT_S, HURRY_LIMIT_S = 20.0, 5.0  # for one answer of the engine while a run is ended, and once it is hurried
+KILLED = 137  # 128 + SIGKILL
+_HEAD_BYTES = 1024
+
+
+class DockerSession:
+    """Runs actions in a container by the engine's exec."""
+
+    nodes: tuple[str, ...] = ("",)
+
+    def __init__(self, client: Client, environ: Mapping[str, str], container: Container, grace_s: float) -> None:
+        self.handle = container.id
+        self.shell = f"docker exec -it {container.id[:12]} bash"
+        self.notes: tuple[str, ...] = ()  # the container's end ends all that is in it
+        self._client = CancellableClient(client)
+        self._environ = environ
+        self._container = container
+        self._grace_s = grace_s
+        self._exec: Exec | None = None  # the one that was created last
+        self._gate = ActionGate()
+
+    def run(self, action: Action, out: Sink) -> Exit:
+        """Run the action to its end; `out` gets its output as it comes.
+
+        Raises:
+            RuntimeProblem: the command cannot be started, or the container went away under it.
+        """
+        begun = time.monotonic()
+        head = bytearray()  # the engine writes why it cannot start a command where the output goes
+
+        def record_head(data: bytes, stream: int) -> None:
+            if len(head) < _HEAD_BYTES:
+                head.extend(data[:_HEAD_BYTES])
+            out(Chunk(data=data, stream=stream))
+
+        expire = partial(self._stop, self._grace_s)
+        with explained(self._environ), self._gate.take(action.timeout_s, expire) as expired:
+            code = STOPPED if self._gate.closed.is_set() else self._run(action, Frames(record_head))
+        if message := containers.start_failure(code, bytes(head)):
+            raise containers.cannot_start(self._container, action, message)
+        return Exit(code=code, duration_s=time.monotonic() - begun, timed_out=expired.is_set())
+
+    def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
+        """Run a short command in the container as its root, over a connection of its own.
+
+        Raises:
+            RuntimeProblem: nothing can be started in it: it is paused, gone, or the engine does not answer.
+        """
+        return probe(self._environ, self.handle, argv, limit_s)
+
+    def stop(self, grace_s: float) -> None:
+        """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL; nothing starts here any more.
+
+        Safe from another thread.  Without a grace it also hurries a stop that is under way.  What the engine refuses
+        is logged, and one that hangs is not waited for as if it removed a container, whatever it was requested.
+        """
+        self._gate.closed.set()
+        self._client.cut(STOP_LIMIT_S if grace_s > 0 else HURRY_LIMIT_S)
+        self._stop(grace_s)
+
+    def collect(self, patterns: Sequence[str], into: Path) -> None:
+        """Copy the files of the workspace that match into the folder `into`."""
+        with explained(self._environ):
+            restore_ownership(self._client, self._container)
+        copy_matching(self._container.workspace, patterns, into)
+
+    def close(self) -> None:
+        """End what an interrupted action left running, and give the files back; the container stays."""
+        if self._client.is_cut:
+            containers.is_alive(self._client, self.handle)  # raises where it still answers nothing
+        if self._exec is not None and self._exec.is_running():
+            self._end(self._grace_s)
+            if self._exec.is_running():
+                containers.kill(self._client, self.handle)
+        self._client.restore()  # it answers, so what takes long now is work
+        restore_ownership(self._client, self._container)
+
+    def _stop(self, grace_s: float) -> None:
+        try:
+            with self._gate.ending(grace_s), explained(self._environ):
+                if not self._gate.end_until_over(partial(self._end, grace_s), RETURN_LIMIT_S):
+                    containers.kill(self._client, self.handle)
+                    if not self._gate.wait_over(RETURN_LIMIT_S):
+                        self._gate.abandoned.set()
+        except RuntimeProblem as problem:
+            _LOG.warning("the run cannot be stopped: %s", problem.message)
+            self._gate.abandoned.set()
+
+    def _run(self, action: Action, frames: Frames) -> int:
+        running, output = self._start(action)
+        self._pump(running, output, frames)
+        return self._exit_code(running, action)
+
+    def _start(self, action: Action) -> tuple[Exec, ExecOutput]:
+        import docker.errors
+
+        cwd = action.cwd.replace("{folder}", self._container.folder_inside)
+        workdir = posixpath.normpath(posixpath.join(self._container.inside, cwd))
+        try:
+            self._exec = Exec(self._client, self.handle, action.argv, workdir, reveal(action.env))
+            output = self._exec.start()
+            if self._container.shares_processes:
+                self._exec.host_pid()  # known only while it runs, and needed to end what outlives it
+            return self._exec, output
+        except docker.errors.APIError as error:
+            if error.status_code in (404, 409):  # no such container, or it is not running
+                raise containers.gone(self._client, self._container, action) from error
+            raise
+
+    def _pump(self, running: Exec, output: ExecOutput, frames: Frames) -> None:
+        """Pass the output on to its end; the engine ends it 2 s after the process where a child holds it open."""
+        quiet_s = 0.0
+        try:
+            while not self._gate.abandoned.is_set():
+                data = output.read(POLL_S)
+                if data:
+                    frames.feed(data)
+                elif data is not None or (quiet_s > INSPECT_AFTER_S and running.has_surely_ended()):
+                    return
+                quiet_s = 0.0 if data or quiet_s > INSPECT_AFTER_S else quiet_s + POLL_S
+        finally:
+            output.close()
+
+    def _exit_code(self, running: Exec, action: Action) -> int:
+        code = None if self._gate.abandoned.is_set() else running.exit_code(RETURN_LIMIT_S)
+        if self._gate.end_requested.is_set():
+            return KILLED if code is None else code
+        if code is None or (code == KILLED and not containers.stays_alive(self._client, self.handle, EXIT_CHECK_S)):
+            raise containers.gone(self._client, self._container, action)
+        return code
+
+    def _end(self, grace_s: float) -> None:
+        if self._exec is not None:
+            only = str(self._exec.host_pid()) if self._container.shares_processes else ""
+            if only == "0":  # its PID is unknown: the end of the container ends it, foreign processes are left alone
+                return
+            ended = partial(self._exec.wait_ended, hurried=self._gate.hurried)
+            end_workload(self._client, self.handle, only, grace_s, ended)

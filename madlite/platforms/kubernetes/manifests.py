@@ -1,0 +1,493 @@
+"""A plan → the objects of its run: Job, headless Service, ConfigMap with its files, Secret; pure.
+
+The Job is Indexed: one pod a node, its completion index is the node's rank, and pod 0's name in the Service is the
+master's address.  Secrets stand in the Secret alone.  Formats: Kubernetes' batch/v1 and v1, JobSet's
+jobset.x-k8s.io/v1alpha2, Kueue's label kueue.x-k8s.io/queue-name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import shlex
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from madlite.errors import RuntimeProblem
+from madlite.machine.fabric import interface_variables
+from madlite.model import Action, Cause, EnvValue, RunPlan, Secret, Value
+from madlite.platforms.kubernetes.files import check_size, content_of, key_of, keys_of
+from madlite.platforms.kubernetes.settings import KubernetesSettings, Volume
+from madlite.store.folder import RUN_LABEL
+
+CONTAINER = "run"
+MANAGED = {"app.kubernetes.io/managed-by": "madlite"}
+QUEUE = "kueue.x-k8s.io/queue-name"
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+_SCRIPT = "pod.sh"
+_ACTIONS = "actions.sh"
+_LIMIT_SLACK_S = 30  # beyond the run's limit, by which whoever follows it has ended it
+_LIMIT_MORE_S = 3600  # of a pod's own limit beyond the run's: the kubelet counts from before it pulls the image
+_DEADLINE_S = 7 * 86400  # of a run without a limit
+_NAME = 52  # of a Job: its pods add an index and five characters, and a name of a label has 63
+GPU_RESOURCES = {"AMD": "amd.com/gpu", "NVIDIA": "nvidia.com/gpu"}
+"""What the device plugins call a GPU, by its vendor."""
+
+
+class Objects(Value, frozen=True):
+    """The objects of a run by kind, each as JSON; `secret` None where there is nothing secret."""
+
+    name: str
+    job: dict[str, Any]
+    service: dict[str, Any]
+    config: dict[str, Any]
+    secret: dict[str, Any] | None
+
+    def all(self) -> tuple[dict[str, Any], ...]:
+        """Return them in an order in which they can be applied."""
+        return (*((self.secret,) if self.secret else ()), self.config, self.service, self.job)
+
+
+def job_name(run_id: str) -> str:
+    """Return the name of a run's objects: a DNS label (RFC 1123), of at most 52 characters, no other run's."""
+    name = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
+    digest = hashlib.sha256(run_id.encode()).hexdigest()[:8]
+    return f"madlite-{name[: _NAME - 17].strip('-')}-{digest}"
+
+
+def job_kind(settings: KubernetesSettings) -> str:
+    """Return the kind of object that a run is."""
+    return "JobSet" if settings.jobset else "Job"
+
+
+def label_value(run_id: str) -> str:
+    """Return the run's id as the value of a label: at most 63 characters, as they must be there."""
+    value = re.sub(r"[^A-Za-z0-9._-]+", "-", run_id)
+    return value if len(value) <= 63 else job_name(run_id)
+
+
+def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: KubernetesSettings) -> Objects:
+    """Return the objects of a run; `files` are those of the workspace that its actions need, by their paths in it.
+
+    Raises:
+        RuntimeProblem: the files are more than a ConfigMap holds, or there is no image.
+    """
+    name = job_name(plan.id)
+    secrets = _secrets_of(plan)
+    content: dict[str, str | bytes] = {_SCRIPT: pod_script(), _ACTIONS: actions_script(plan), **keys_of(files)}
+    check_size(content, plan.id)
+    metadata = {"name": name, "labels": _labels(plan, settings)}
+    if settings.namespace:
+        metadata["namespace"] = settings.namespace
+    if settings.annotations:
+        metadata["annotations"] = dict(settings.annotations)
+    template = _pod_template(plan, settings, name, sorted(files), secrets)
+    return Objects(
+        name=name,
+        job=_jobset(plan, settings, metadata, template)
+        if settings.jobset
+        else _job(plan, settings, metadata, template),
+        service=_service(plan, metadata, name, settings),
+        config={
+            **{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata},
+            **content_of(content),
+            "immutable": True,
+        },
+        secret=_secret(metadata, secrets) if secrets else None,
+    )
+
+
+def _secrets_of(plan: RunPlan) -> dict[str, str]:
+    values = {**plan.env, **_secret_actions(plan.actions)}
+    return {key: value.reveal() for key, value in values.items() if isinstance(value, Secret)}
+
+
+def _labels(plan: RunPlan, settings: KubernetesSettings) -> dict[str, str]:
+    queue = {QUEUE: settings.queue} if settings.queue else {}
+    return {**settings.labels, **MANAGED, RUN_LABEL: label_value(plan.id), **queue}
+
+
+def _secret(metadata: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        **{"apiVersion": "v1", "kind": "Secret", "metadata": dict(metadata), "type": "Opaque"},
+        "data": _encoded(secrets),
+        "immutable": True,
+    }
+
+
+def _encoded(secrets: Mapping[str, str]) -> dict[str, str]:
+    return {key: b64encode(text.encode("utf-8", "surrogateescape")).decode() for key, text in secrets.items()}
+
+
+# Scripts.
+
+
+def pod_script() -> str:
+    """Return what every pod runs before the actions."""
+    return Path(__file__).with_name("pod.sh").read_text(encoding="utf-8")
+
+
+def numbered(actions: Sequence[Action], *, skip_run: bool = False) -> Iterator[tuple[int, Action]]:
+    """Yield the actions that pods run, with their numbers in the plan; what a pod leaves goes with it."""
+    for number, action in enumerate(actions):
+        if action.kind != "clean" and not (skip_run and action.kind == "run"):
+            yield number, action
+
+
+def _secret_name(number: int, name: str) -> str:
+    return f"MADLITE_ACTION_{number}_{name}"
+
+
+def _secret_actions(actions: Sequence[Action]) -> dict[str, EnvValue]:
+    """Return the secrets of single actions under names of their own."""
+    return {
+        _secret_name(number, name): value
+        for number, action in numbered(actions)
+        for name, value in action.env.items()
+        if isinstance(value, Secret)
+    }
+
+
+def actions_script(plan: RunPlan) -> str:
+    """Return the part of the script that is the plan's: one line for each action, without secrets."""
+    lines = [". /madlite/script/pod.sh"]
+    for number, action in numbered(plan.actions, skip_run=plan.skip_model_run):
+        cwd = str(PurePosixPath(plan.inside, action.cwd.replace("{folder}", plan.folder_inside)))
+        env = [
+            f'{name}="${{{_secret_name(number, name)}}}"'
+            if isinstance(value, Secret)
+            else f"{name}={shlex.quote(value)}"
+            for name, value in action.env.items()
+        ]
+        words = (["env", *env] if env else []) + [shlex.quote(word) for word in action.argv]
+        lines += ["sends=yes"] if action.kind == "run" else []
+        lines.append(f"act {number} {shlex.quote(cwd)} {' '.join(words)}  # {action.kind}")
+    return "\n".join(lines) + "\n"
+
+
+def result_names(plan: RunPlan) -> tuple[str, ...]:
+    """Return the files and patterns, relative to the workspace, that pods send by their log."""
+    rule, names = plan.result_rule, [f"{plan.folder.relative_to(plan.workspace)}/*"]
+    if rule.kind == "multiple_results":
+        names += [f"{plan.model_dir}/{rule.file}".lstrip("/"), rule.file]
+    names += [f"{plan.model_dir}/{pattern}".lstrip("/") for pattern in plan.outputs]
+    return tuple(dict.fromkeys(names))
+
+
+# The pods.
+
+
+def _pod_template(
+    plan: RunPlan, settings: KubernetesSettings, name: str, paths: Sequence[str], secrets: Mapping[str, str]
+) -> dict[str, Any]:
+    if plan.image is None:
+        raise RuntimeProblem(f"card '{plan.card.name}' names no image", "--image REF names one", cause=Cause.IMAGE)
+    mounts, volumes = _volumes(settings, name, paths)
+    grace = _grace(plan)
+    container = {
+        "name": CONTAINER,
+        "image": plan.image.ref,
+        "command": ["/bin/sh", f"/madlite/script/{_ACTIONS}"],
+        "env": [*_environment(plan, settings, name, secrets)],
+        "resources": _resources(plan, settings),
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if settings.runtime_secret:
+        container["envFrom"] = [{"secretRef": {"name": settings.runtime_secret}}]
+    if settings.image_pull_policy:
+        container["imagePullPolicy"] = settings.image_pull_policy
+    if security := _security(settings):
+        container["securityContext"] = security
+    limit = plan.timeout_s + _LIMIT_MORE_S if plan.timeout_s else _DEADLINE_S
+    spec = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": math.ceil(limit),  # of the pod's own time: the Job's would count how long it waits
+        "terminationGracePeriodSeconds": 2 * grace + 15,
+        "containers": [container],
+        "volumes": volumes,
+        "subdomain": name,
+        "automountServiceAccountToken": False,
+        **_placement(settings),
+    }
+    labels = {
+        key: value for key, value in _labels(plan, settings).items() if key != QUEUE
+    }  # the Job queues, not its pods
+    return {"metadata": {"labels": labels}, "spec": spec}
+
+
+def _grace(plan: RunPlan) -> int:
+    return max(1, math.ceil(plan.stop_grace_s))
+
+
+def _security(settings: KubernetesSettings) -> dict[str, Any]:
+    capabilities = list(settings.capabilities)
+    if settings.rdma and "IPC_LOCK" not in capabilities:  # RDMA pins memory
+        capabilities.append("IPC_LOCK")
+    return {
+        **({"privileged": True} if settings.privileged else {}),
+        **({"capabilities": {"add": capabilities}} if capabilities else {}),
+    }
+
+
+def _placement(settings: KubernetesSettings) -> dict[str, Any]:
+    tolerations = [
+        {
+            key: value
+            for key, value in {
+                "key": one.key,
+                "operator": one.operator,
+                "value": one.value,
+                "effect": one.effect,
+                "tolerationSeconds": one.toleration_seconds,
+            }.items()
+            if value not in ("", None)
+        }
+        for one in settings.tolerations
+    ]
+    given = {
+        "nodeSelector": dict(settings.node_selector),
+        "affinity": _affinity(settings.exclude),
+        "tolerations": tolerations,
+        "priorityClassName": settings.priority_class,
+        "serviceAccountName": settings.service_account,
+        "imagePullSecrets": [{"name": secret} for secret in settings.image_pull_secrets],
+        "hostNetwork": settings.host_network,
+        "dnsPolicy": "ClusterFirstWithHostNet" if settings.host_network else "",
+        "hostIPC": settings.host_ipc,
+    }
+    return {key: value for key, value in given.items() if value}
+
+
+def _affinity(excluded: Sequence[str]) -> dict[str, Any]:
+    """Return that a pod is on none of these nodes."""
+    if not excluded:
+        return {}
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in dict.fromkeys(excluded)]
+    terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
+def gpu_resource(plan: RunPlan, settings: KubernetesSettings) -> str:
+    """Return the resource that the device plugin of the plan's GPUs has; "" for a run without GPUs."""
+    return settings.gpu_resource or GPU_RESOURCES.get(plan.machine.vendor, "") if plan.place.gpus_per_node else ""
+
+
+def _resources(plan: RunPlan, settings: KubernetesSettings) -> dict[str, Any]:
+    """Return requests and limits; extended resources cannot be overcommitted, so that both are the same."""
+    extended = {name: str(count) for name, count in settings.rdma.items()}
+    if resource := gpu_resource(plan, settings):
+        extended[resource] = str(plan.place.gpus_per_node)
+    requests = {"cpu": settings.cpu, "memory": settings.memory, **extended}
+    limits = {"cpu": settings.cpu_limit, "memory": settings.memory_limit, **extended}
+    return {
+        "requests": {key: value for key, value in requests.items() if value},
+        "limits": {key: value for key, value in limits.items() if value},
+    }
+
+
+def _environment(
+    plan: RunPlan, settings: KubernetesSettings, name: str, secrets: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the variables; Kubernetes reads `$(NAME)` of a value as a reference, and `$$` as `$`."""
+    own = {
+        "MADLITE_MARK": plan.id,
+        "MADLITE_GRACE": str(_grace(plan)),
+        "MADLITE_LIMIT": str(math.ceil(plan.timeout_s + _LIMIT_SLACK_S) if plan.timeout_s else 0),
+        "MADLITE_WORKSPACE": plan.inside,
+        "MADLITE_RESULTS": " ".join(result_names(plan)),
+        "NNODES": str(plan.place.nodes),
+        "MASTER_ADDR": f"{name}-0.{name}" if not settings.jobset else f"{name}-{CONTAINER}-0-0.{name}",
+        "MASTER_PORT": str(settings.port),
+    }
+    if settings.interface:
+        own |= interface_variables(settings.interface)
+    plain = {key: value for key, value in plan.env.items() if not isinstance(value, Secret)}
+    for key, value in {**own, **plain, **_fixed(own)}.items():
+        yield {"name": key, "value": str(value).replace("$", "$$")}
+    for key in secrets:
+        yield {"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
+
+
+def _fixed(own: Mapping[str, str]) -> dict[str, str]:
+    """Return what the plan's own variables do not replace: where the nodes are, only Kubernetes knows."""
+    return {key: value for key, value in own.items() if key.startswith("MADLITE_") or key in ("NNODES", "MASTER_ADDR")}
+
+
+def _volumes(
+    settings: KubernetesSettings, name: str, paths: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return mounts and volumes: script, files, /dev/shm, and those of the settings."""
+    shm: dict[str, Any] = {"medium": "Memory"}
+    if settings.shm_size:
+        shm["sizeLimit"] = settings.shm_size
+    scripts = [{"key": key, "path": key} for key in (_SCRIPT, _ACTIONS)]
+    items = [{"key": key_of(path), "path": path} for path in paths]
+    # a script may start another one of its folder: a ConfigMap does not know which files may be executed
+    files = {"configMap": {"name": name, "items": items, "defaultMode": 0o755}} if items else {"emptyDir": {}}
+    volumes: list[dict[str, Any]] = [
+        {"name": "script", "configMap": {"name": name, "items": scripts, "defaultMode": 0o555}},
+        {"name": "files", **files},
+        {"name": "shm", "emptyDir": shm},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "script", "mountPath": "/madlite/script", "readOnly": True},
+        {"name": "files", "mountPath": "/madlite/files", "readOnly": True},
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the pod's
+    ]
+    for number, one in enumerate(settings.volumes):
+        volumes.append({"name": f"volume-{number}", **_source(one)})
+        mount = {"name": f"volume-{number}", "mountPath": one.mount}
+        mounts.append(
+            {
+                **mount,
+                **({"readOnly": True} if one.read_only else {}),
+                **({"subPath": one.sub_path} if one.sub_path else {}),
+            }
+        )
+    return mounts, volumes
+
+
+def _source(one: Volume) -> dict[str, Any]:
+    if one.claim:
+        return {"persistentVolumeClaim": {"claimName": one.claim}}
+    if one.host_path:
+        return {"hostPath": {"path": one.host_path}}
+    server, _, path = one.nfs.partition(":")
+    return {"nfs": {"server": server, "path": path}}
+
+
+# Job, JobSet, Service.
+
+
+def _job_spec(plan: RunPlan, settings: KubernetesSettings, template: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "completionMode": "Indexed",
+        "completions": plan.place.nodes,
+        "parallelism": plan.place.nodes,
+        "backoffLimit": 0,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
+            ]
+        },
+        "ttlSecondsAfterFinished": settings.ttl_s,
+        "template": dict(template),
+    }
+
+
+def _job(
+    plan: RunPlan, settings: KubernetesSettings, metadata: Mapping[str, Any], template: Mapping[str, Any]
+) -> dict[str, Any]:
+    spec = _job_spec(plan, settings, template)
+    if settings.queue:  # Kueue starts it when there is room
+        spec["suspend"] = True
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": dict(metadata), "spec": spec}
+
+
+def _jobset(
+    plan: RunPlan, settings: KubernetesSettings, metadata: Mapping[str, Any], template: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a JobSet of one Job; its own Service has the pods' names, and restarts nothing."""
+    spec = _job_spec(plan, settings, template)
+    ttl = spec.pop("ttlSecondsAfterFinished")
+    spec["template"]["spec"].pop("subdomain")
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": dict(metadata),
+        "spec": {
+            "failurePolicy": {"maxRestarts": 0},
+            "network": {"enableDNSHostnames": True, "subdomain": metadata["name"]},
+            "ttlSecondsAfterFinished": ttl,
+            **({"suspend": True} if settings.queue else {}),
+            "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": {"spec": spec}}],
+        },
+    }
+
+
+def _service(plan: RunPlan, metadata: Mapping[str, Any], name: str, settings: KubernetesSettings) -> dict[str, Any]:
+    """Return the headless Service by which pods find each other, before they are ready."""
+    own = metadata if not settings.jobset else {**metadata, "name": f"{name}-own"}  # the JobSet makes one of its name
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": dict(own),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {RUN_LABEL: label_value(plan.id)},
+            "ports": [{"name": "rendezvous", "port": settings.port, "protocol": "TCP"}],
+        },
+    }
+
+
+def shown(objects: Objects) -> list[dict[str, Any]]:
+    """Return the objects as they are shown: the secrets' values masked."""
+    found = [dict(one) for one in objects.all()]
+    for one in found:
+        if one["kind"] == "Secret":
+            one["stringData"] = dict.fromkeys(one.pop("data"), "***")
+    return found
+
+
+def yaml_of(objects: Objects) -> str:
+    """Return the objects as YAML documents that `kubectl apply -f -` takes; it has the secrets' values masked.
+
+    Comments say how to remove them, and that the values are to be written before they are applied.
+    """
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Writes scripts as they are, line by line."""
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    kinds = ",".join(sorted(str(one["kind"]).lower() for one in objects.all()))
+    label = f"{RUN_LABEL}={objects.job['metadata']['labels'][RUN_LABEL]}"
+    head = f"# Made by madlite; what was applied by hand is removed by: kubectl delete {kinds} -l {label}\n"
+    if objects.secret is not None:
+        names = ", ".join(objects.secret["data"])
+        head += f"# Secrets are masked: before this is applied by hand, write what *** stands for ({names}).\n"
+    documents = (yaml.dump(one, Dumper=Dumper, sort_keys=False, width=120) for one in shown(objects))
+    return head + "---\n" + "---\n".join(documents)
+
+
+def renamed(text: str, run_id: str, other: str) -> str:
+    """Return what `yaml_of` wrote for a run as it is for another attempt: ids stand in names, labels and paths."""
+    for name in (str, job_name, label_value):
+        text = text.replace(name(run_id), name(other))
+    return text
+
+
+def read_objects(text: str, plan: RunPlan) -> Objects:
+    """Return the objects that `yaml_of` wrote for a plan, with the values of its secrets.
+
+    Raises:
+        RuntimeProblem: the text is something else.
+    """
+    import yaml
+
+    try:
+        found = {str(one["kind"]): dict(one) for one in yaml.safe_load_all(text) if one}
+        job = found.get("JobSet") or found["Job"]
+        if "Secret" in found:
+            found["Secret"].pop("stringData", None)
+            found["Secret"] |= {"data": _encoded(_secrets_of(plan))}
+        return Objects(
+            name=str(job["metadata"]["name"]),
+            job=job,
+            service=found["Service"],
+            config=found["ConfigMap"],
+            secret=found.get("Secret"),
+        )
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        what = f"what was to be submitted for run {plan.id} cannot be read: {type(error).__name__}: {error}"
+        raise RuntimeProblem(what, cause=Cause.PREPARE) from None

@@ -1,0 +1,396 @@
+"""A run's Job as a session: its pods run the plan's actions by themselves, their logs tell how far they are."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from madlite.cancellation import Interrupted
+from madlite.errors import RuntimeProblem
+from madlite.model import Action, Cause, Chunk, Completed, Exit, RunPlan, Sink, Value
+from madlite.platforms.kubernetes.api import Api
+from madlite.platforms.kubernetes.faults import (
+    Fault,
+    deletion_grace_s,
+    ended_fault,
+    exit_code,
+    gone_fault,
+    phase_of,
+    pod_name,
+)
+from madlite.platforms.kubernetes.log_stream import LogPosition, Mark, MarkReader, follow
+from madlite.platforms.kubernetes.manifests import INDEX_LABEL, label_value, numbered
+from madlite.platforms.kubernetes.watch import POLL_S, PodWatch
+from madlite.safe_files import Folder
+
+_LOG = logging.getLogger(__name__)
+_STOPPED = 130
+_LATE = 124  # of an action that pod.sh has ended at the run's limit
+_AFTER_STOP_S = 20.0  # for pods that were told to end, beyond their graces
+_LOST_S = 60.0  # beyond its grace a pod that is deleted and stays has a node that says nothing any more
+
+
+class PodEnd(Value, frozen=True):
+    """A pod's log is over: its exit code, and what ended it other than its script."""
+
+    code: int | None
+    fault: Fault | None
+
+
+class Said(Value, frozen=True):
+    """What a node said: output, a mark, or its end; `at_s` is its log's time of it, since 1970, None for no such."""
+
+    node: int
+    what: bytes | Mark | PodEnd
+    at_s: float | None = None
+
+
+class KubernetesSession:
+    """The pods of a run, one on each node; `nodes` are their names in the order of their ranks."""
+
+    shell = ""
+
+    def __init__(
+        self,
+        api: Api,
+        kind: str,
+        name: str,
+        nodes: Sequence[str],
+        plan: RunPlan,
+        pods: PodWatch,
+        access: tuple[str, str] = ("", ""),
+        *,
+        followed: bool = False,
+    ) -> None:
+        self.handle = make_handle(api.namespace, kind, name, label_value(plan.id), access, followed=followed)
+        self.nodes = tuple(nodes)
+        self.notes: tuple[str, ...] = ()
+        self._api, self._kind, self._name, self._plan = api, kind, name, plan
+        self._pods = pods
+        self._said: queue.Queue[Said] = queue.Queue(maxsize=4096)
+        self._ends: dict[int, PodEnd] = {}
+        self._late: Fault | None = None  # that a pod has ended its action by the run's limit
+        self._late_until_s = math.inf
+        self._deleted_s: dict[str, float] = {}  # when it was seen first that somebody deletes a pod
+        self._files: dict[str, bytes] = {}
+        self._early: list[Said] = []  # of nodes that are further than the others
+        self._first_s: float | None = None  # the time of the first output
+        self._begun_at_s: dict[int, float] = {}  # by node, the time of the first that its pod said
+        self._closed, self._left = threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def run(self, action: Action, out: Sink) -> Exit:
+        """Follow the action to its end on every node; the pods have begun it by themselves."""
+        began = time.monotonic()
+        if action.kind == "clean":  # it goes with the pods
+            return Exit(code=0, duration_s=0.0)
+        number = self._number(action)
+        if self._closed.is_set():
+            return Exit(code=_STOPPED, duration_s=0.0)
+        self._start_following()
+        times = _Times()
+        codes, first, expired = self._gather(number, out, times, began, action.timeout_s)
+        took_s = times.took_s if times.took_s is not None else time.monotonic() - began
+        if len(self.nodes) > 1:
+            return Exit.of_nodes(codes, first, took_s, timed_out=expired)
+        return Exit(code=codes[0] if codes[0] is not None else _STOPPED, duration_s=took_s, timed_out=expired)
+
+    def _number(self, action: Action) -> int:
+        """Return an action's number in the plan.
+
+        Raises:
+            RuntimeProblem: the pods were not given it.
+        """
+        for number, one in numbered(self._plan.actions, skip_run=self._plan.skip_model_run):
+            if (one.kind, one.argv, one.cwd) == (action.kind, action.argv, action.cwd):
+                return number
+        raise RuntimeProblem(f"pods run the actions of their plan alone, and no '{action.kind}' beside them")
+
+    def _start_following(self) -> None:
+        if not self._threads:
+            for node in range(len(self.nodes)):
+                thread = threading.Thread(target=self._follow, args=(node,), name=f"madlite-pod-{node}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _follow(self, node: int) -> None:
+        """Read one pod's log to its end; everything of it goes to the thread that runs the action."""
+        name, reader, position = self.nodes[node], MarkReader(self._plan.id), LogPosition()
+        try:
+            is_over = partial(self._is_over, name)
+            for line in follow(lambda since: self._api.log(name, since), is_over, self._pause, position):
+                for one in reader.feed(line):
+                    self._said.put(Said(node, one, position.seconds))
+            if rest := reader.flush():
+                self._said.put(Said(node, rest, position.seconds))
+            if position.is_cut:
+                self.notes = (*self.notes, f"the end of the log of pod {name} could not be read: its node may be gone")
+            end = self._end_of(name)
+        except (RuntimeProblem, Interrupted, _Left) as problem:
+            _LOG.debug("log of %s: %s", name, problem)
+            lost = problem.message if isinstance(problem, RuntimeProblem) else ""
+            end = PodEnd(None, Fault(text=lost, hint="kubectl cluster-info", cause=Cause.ENGINE) if lost else None)
+        self._said.put(Said(node, end))
+
+    def _is_over(self, name: str) -> bool:
+        """Return whether a pod prints nothing any more, for it has ended, or its node says nothing any more."""
+        pod, is_there = self._pods.get(name)
+        if not is_there or pod is None or phase_of(pod) in ("Succeeded", "Failed"):
+            return True
+        grace_s = deletion_grace_s(pod)
+        if grace_s is None:
+            return False
+        now_s = time.monotonic()
+        return now_s - self._deleted_s.setdefault(name, now_s) > grace_s + _LOST_S
+
+    def _end_of(self, name: str) -> PodEnd:
+        """Return how a pod ended, as it was seen last."""
+        pod, _ = self._pods.get(name)
+        if pod is None:
+            what, hint = "a pod of the run is gone", "kubectl get events"
+            return PodEnd(None, Fault(text=what, hint=hint, cause=Cause.PREEMPTED, state="gone"))
+        fault = ended_fault(pod)
+        if fault is None and phase_of(pod) not in ("Succeeded", "Failed"):
+            fault = gone_fault(pod)
+        return PodEnd(exit_code(pod), fault)
+
+    def _pause(self) -> None:
+        if self._left.wait(POLL_S / 2):
+            raise _Left
+
+    def _gather(
+        self, number: int, out: Sink, times: _Times, began: float, limit_s: float | None
+    ) -> tuple[list[int | None], int | None, bool]:
+        """Pass output on until every node has ended the action; return codes, who failed first, whether it expired.
+
+        Raises:
+            RuntimeProblem: the cluster ended a pod, or pods ended the action by the run's limit.
+        """
+        codes: dict[int, int | None] = {node: self._code_of(end) for node, end in self._ends.items()}
+        first = next((node for node, code in codes.items() if code), None)
+        expired = False
+        waiting, self._early = self._early, []
+        while len(codes) < len(self.nodes) and not self._left.is_set() and time.monotonic() < self._late_until_s:
+            if limit_s is not None and not expired and time.monotonic() > began + limit_s:
+                expired = True
+                self.stop(self._plan.stop_grace_s)
+            said = waiting.pop(0) if waiting else self._next()
+            if said is not None:
+                self._take(said, number, codes, out, times)
+            first = next((node for node, code in codes.items() if code), None) if first is None else first
+        self._early += waiting
+        if self._late is not None and not self._closed.is_set():
+            raise RuntimeProblem(self._late.text, self._late.hint, cause=self._late.cause)
+        return [codes.get(node) for node in range(len(self.nodes))], first, expired
+
+    def _take(self, said: Said, number: int, codes: dict[int, int | None], out: Sink, times: _Times) -> None:
+        """Take what a node said."""
+        node, what = said.node, said.what
+        if said.at_s is not None:
+            self._begun_at_s.setdefault(node, said.at_s)
+        if isinstance(what, Mark) and what.kind == "file":
+            self._files.setdefault(what.name, what.data)
+        elif node in codes:  # further than the others: it has begun the next action, or ended
+            self._early.append(said)
+        elif isinstance(what, PodEnd):
+            self._ends[node] = what
+            codes[node] = self._code_of(what)
+        elif isinstance(what, bytes):
+            out(Chunk(data=what, node=node, t_s=self._since_first(said.at_s)))
+        elif what.number == number:
+            times.note(said.at_s)
+            if what.kind == "end":
+                codes[node] = self._ended_code(said, what)
+
+    def _ended_code(self, said: Said, end: Mark) -> int | None:
+        """Return the code of an action that a pod has ended, by itself or at the run's limit.
+
+        Raises:
+            RuntimeProblem: the cluster is ending the pod.
+        """
+        if late := self._limit_fault(said, end):
+            self._note_late(late)
+            return end.code
+        return self._code_of(PodEnd(end.code, self._fault_of(said.node) if end.code else None))
+
+    def _note_late(self, fault: Fault) -> None:
+        """Note the first pod that came to the run's limit; the others come to theirs, and say their last words."""
+        if self._late is None:
+            self._late = fault
+            self._late_until_s = time.monotonic() + 2 * self._plan.stop_grace_s + _AFTER_STOP_S
+
+    def _limit_fault(self, said: Said, end: Mark) -> Fault | None:
+        """Return that a pod has ended its action by the run's limit, where nobody followed who would have."""
+        limit_s, began_s = self._plan.timeout_s, self._begun_at_s.get(said.node)
+        if end.code != _LATE or not limit_s or said.at_s is None or began_s is None or said.at_s - began_s < limit_s:
+            return None
+        text = f"pod {self.nodes[said.node]} ended it at the time limit of {limit_s:g} s"
+        return Fault(text=text, hint="--timeout", cause=Cause.TIMEOUT)
+
+    def _fault_of(self, node: int) -> Fault | None:
+        """Return why the cluster is ending a pod, which its script tells as the exit code of a signal."""
+        pod, _ = self._pods.get(self.nodes[node])
+        return ended_fault(pod) if pod is not None else None
+
+    def _since_first(self, at_s: float | None) -> float | None:
+        """Return when output was written, on a clock that begins with the first: it may be read much later."""
+        if at_s is None:
+            return None
+        self._first_s = at_s if self._first_s is None else self._first_s
+        return 1.0 + at_s - self._first_s
+
+    def _code_of(self, end: PodEnd) -> int | None:
+        """Return the code of a pod, or of its action.
+
+        Raises:
+            RuntimeProblem: the cluster ended it, and nobody asked for that.
+        """
+        if end.fault is not None and not self._closed.is_set() and self._late is None:
+            raise RuntimeProblem(end.fault.text, end.fault.hint, cause=end.fault.cause)
+        return end.code if end.code is not None else _STOPPED
+
+    def _next(self) -> Said | None:
+        try:
+            return self._said.get(timeout=0.2)
+        except queue.Empty:
+            return None
+
+    def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
+        """Refuse: nothing is run beside the action.
+
+        Raises:
+            RuntimeProblem: always.
+        """
+        raise RuntimeProblem("runtime 'kubernetes' runs nothing beside the training")
+
+    def stop(self, grace_s: float) -> None:
+        """Remove the Job: Kubernetes sends TERM to each pod, whose script ends the action by INT, TERM and KILL."""
+        self._closed.set()
+        try:
+            self._api.delete(self._kind, self._name)
+            if grace_s <= 0:
+                for pod in self.nodes:
+                    self._api.delete("Pod", pod, grace_s=0)
+        except RuntimeProblem as problem:
+            self.notes = (*self.notes, f"the Job could not be removed: {problem.message}")
+        limit_s = 2 * max(grace_s, 1.0) + _AFTER_STOP_S if grace_s > 0 else POLL_S
+        timer = threading.Timer(limit_s, self._left.set)
+        timer.daemon = True
+        timer.start()
+
+    def collect(self, patterns: Sequence[str], into: Path) -> None:
+        """Write the files that the pods sent by their logs and that match, by their own names.
+
+        Raises:
+            RuntimeProblem: one cannot be written.
+        """
+        home = str(self._plan.folder.relative_to(self._plan.workspace))
+        found = {name: data for name, data in self._files.items() if _matches(name, patterns, home)}
+        if not found:
+            return
+        try:
+            into.mkdir(parents=True, exist_ok=True)
+            with Folder.open(into) as folder:
+                for name, data in found.items():
+                    folder.write(PurePosixPath(name).name, data)
+        except OSError as error:
+            what = f"what the run left cannot be written to {into}: {error.strerror}"
+            raise RuntimeProblem(what, cause=Cause.DISK) from error
+
+    def close(self) -> None:
+        """Read no log any more."""
+        self._left.set()
+
+
+class _Times:
+    """When an action began and ended, by the nodes' logs: whoever follows them may have come late."""
+
+    def __init__(self) -> None:
+        self._first_s, self._last_s = math.inf, -math.inf
+
+    def note(self, at_s: float | None) -> None:
+        """Take the time of a mark."""
+        if at_s is not None:
+            self._first_s, self._last_s = min(self._first_s, at_s), max(self._last_s, at_s)
+
+    @property
+    def took_s(self) -> float | None:
+        """How long it took; None where no time is known."""
+        return self._last_s - self._first_s if self._last_s >= self._first_s else None
+
+
+class _Left(Exception):
+    """Nobody reads the log any more."""
+
+
+def _matches(name: str, patterns: Sequence[str], home: str) -> bool:
+    """Return whether a file of a pod matches; what is `work` of the run's folder here is the folder itself there."""
+    if name.startswith("/") or ".." in name.split("/"):
+        return False
+    seen = (name, name.replace(f"{home}/", f"{home}/work/", 1))
+    return any(fnmatch.fnmatchcase(one, pattern.lstrip("/")) for one in seen for pattern in patterns)
+
+
+# Handles.
+
+
+def make_handle(
+    namespace: str, kind: str, name: str, run: str, access: tuple[str, str], *, followed: bool = False
+) -> str:
+    """Return what names a run's Job in another process; `access` are the kubeconfig and the context that were named.
+
+    One that is `followed` has another owner than the run, which is no leftover when that ends.
+    """
+    values = {"namespace": namespace, "kind": kind, "name": name, "run": run}
+    return json.dumps({**values, "kubeconfig": access[0], "context": access[1], "followed": followed})
+
+
+def is_followed(handle: str) -> bool:
+    """Return whether a Job, whose handle `read_handle` can read, has another owner."""
+    return bool(json.loads(handle).get("followed"))
+
+
+def access_of(handle: str) -> tuple[str, str]:
+    """Return the kubeconfig and the context of a handle that `read_handle` can read."""
+    found = json.loads(handle)
+    return str(found.get("kubeconfig", "")), str(found.get("context", ""))
+
+
+def read_handle(handle: str) -> tuple[str, str, str, str]:
+    """Return namespace, kind, name and run of a handle.
+
+    Raises:
+        RuntimeProblem: it is none.
+    """
+    try:
+        found = json.loads(handle)
+        namespace, kind, name, run = (str(found[key]) for key in ("namespace", "kind", "name", "run"))
+    except (ValueError, KeyError, TypeError):
+        raise RuntimeProblem(f"{handle!r} names no Job of Kubernetes", cause=Cause.PREPARE) from None
+    return namespace, kind, name, run
+
+
+def ordered(pods: Sequence[dict[str, object]], count: int) -> list[str]:
+    """Return the names of a run's pods in the order of their completion indexes; fewer where some are not there."""
+
+    def index(pod: dict[str, object]) -> int:
+        metadata = pod["metadata"]
+        labels = metadata.get("labels") or {} if isinstance(metadata, dict) else {}
+        text = str(labels.get(INDEX_LABEL, ""))
+        return int(text) if text.isdigit() else count
+
+    return [pod_name(pod) for pod in sorted(pods, key=index)][:count]
+
+
+def outcomes_of(pods: Sequence[dict[str, object]]) -> Iterator[tuple[str, int | None, Fault | None]]:
+    """Yield what the cluster says of each pod: its phase, its code, and what ended it."""
+    for pod in pods:
+        yield phase_of(pod), exit_code(pod), ended_fault(pod)

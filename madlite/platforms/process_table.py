@@ -1,0 +1,320 @@
+"""Processes of this machine: which are there, who started them, and a signal that reaches the one that was meant.
+
+Format: proc(5).  A process is named by its number and the moment it began, in the kernel's own ticks: a later one that
+was given the number is another.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+from madlite.model import Value
+from madlite.store.folder import FOLDER_MARK, RUN_MARK, SUPERVISOR_MARK
+from madlite.text import printable
+
+_PROC = Path("/proc")
+_MOST_READS = 3  # of reading the table; where others' processes are hidden it never has all parents
+
+
+class Process(Value, frozen=True):
+    """A process as it was when it was listed.
+
+    `started` is in clock ticks since the machine did; `uids` are the real, effective and saved user, empty where they
+    were not requested.
+    """
+
+    pid: int
+    started: int
+    parent: int = 0
+    name: str = ""
+    lives: bool = True
+    uids: tuple[int, ...] = ()
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """What no other process has, nor will have."""
+        return self.pid, self.started
+
+
+class OpenProcess:
+    """One process, held by a descriptor: whatever its number comes to mean, this asks and signals no other."""
+
+    def __init__(self, pid: int, fd: int) -> None:
+        self._pid, self._fd = pid, fd
+
+    def facts(self) -> Process:
+        """Return what the process is now.
+
+        Raises:
+            OSError: it has ended.
+        """
+        found = _parsed(self._pid, self._read("stat"))
+        line = next(line for line in self._read("status").splitlines() if line.startswith(b"Uid:"))
+        return Process(
+            pid=found.pid,
+            started=found.started,
+            parent=found.parent,
+            name=found.name,
+            lives=found.lives,
+            uids=tuple(map(int, line.split()[1:4])),
+        )
+
+    def environment(self) -> Mapping[str, str]:
+        """Return the environment it has in its memory; empty where it has none left or may not be queried."""
+        try:
+            words = self._read("environ").split(b"\0")
+        except OSError:
+            return {}
+        pairs = (word.partition(b"=") for word in words if b"=" in word)
+        # the first of a name is what getenv(3) finds
+        return {os.fsdecode(name): os.fsdecode(value) for name, _, value in reversed(list(pairs))}
+
+    def in_other_pid_namespace(self) -> bool:
+        """Return whether it has another process table than ours, as in a container."""
+        try:
+            return os.readlink("ns/pid", dir_fd=self._fd) != str(Path("/proc/self/ns/pid").readlink())
+        except OSError:
+            return False
+
+    def send(self, number: int) -> None:
+        """Send a signal.
+
+        Raises:
+            OSError: it has ended, or is somebody else's.
+        """
+        try:  # a folder of /proc is as good a descriptor as one of pidfd_open(2), and names what was asked above
+            signal.pidfd_send_signal(self._fd, number)
+        except ProcessLookupError:
+            raise
+        except (OSError, AttributeError):  # an older kernel, a filter of system calls, a Python built for one
+            self._read("stat")  # raises where the number means this one no more
+            os.kill(self._pid, number)
+
+    def _read(self, name: str) -> bytes:
+        with open(name, "rb", opener=partial(os.open, dir_fd=self._fd)) as file:
+            return file.read()
+
+
+@contextmanager
+def opened(pid: int) -> Iterator[OpenProcess]:
+    """Hold a process.
+
+    Raises:
+        OSError: there is none of that number.
+    """
+    fd = os.open(_PROC / str(pid), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield OpenProcess(pid, fd)
+    finally:
+        os.close(fd)
+
+
+def process_table() -> dict[int, Process]:
+    """Return all processes that can be seen, by number, without their users.
+
+    Who was read before its parent ended, and the parent after, would be nobody's child: then all are read again.
+    """
+    table: dict[int, Process] = {}
+    for _ in range(_MOST_READS):
+        table = {}
+        for pid in _pids():
+            with suppress(OSError, ValueError):
+                table[pid] = _parsed(pid, (_PROC / str(pid) / "stat").read_bytes())
+        if all(one.parent in table or not one.parent for one in table.values()):
+            break
+    return table
+
+
+def open_all() -> Iterator[tuple[OpenProcess, Process]]:
+    """Yield each living process that can be seen, held open meanwhile."""
+    for pid in _pids():
+        with suppress(OSError), opened(pid) as process:
+            facts = process.facts()
+            if facts.lives:
+                yield process, facts
+
+
+def ancestors(pid: int, table: Mapping[int, Process]) -> list[int]:
+    """Return the numbers of a process and of those that started it, itself first."""
+    line: list[int] = []
+    while pid > 0 and pid not in line and pid in table:
+        line.append(pid)
+        pid = table[pid].parent
+    return line
+
+
+def descendants(pid: int) -> list[Process]:
+    """Return the living processes that a process started, those that they started, and so on; never itself."""
+    table = process_table()
+    return [one for one in table.values() if one.lives and pid in ancestors(one.pid, table)[1:]]
+
+
+def lives(process: Process) -> bool:
+    """Return whether a process goes on that was listed."""
+    try:
+        with opened(process.pid) as now:
+            facts = now.facts()
+    except OSError:
+        return False
+    return facts.lives and facts.started == process.started
+
+
+def send(process: Process, number: int, may: Callable[[OpenProcess, Process], bool] | None = None) -> bool:
+    """Send a signal to a process that was listed, and to none that has its number now; return whether it got it.
+
+    `may` is called last, with what the process is now.
+    """
+    try:
+        with opened(process.pid) as now:
+            facts = now.facts()
+            if not facts.lives or facts.started != process.started or (may is not None and not may(now, facts)):
+                return False
+            now.send(number)
+    except OSError:  # it ended meanwhile, or belongs to somebody else
+        return False
+    return True
+
+
+def with_users(process: Process) -> Process:
+    """Return a listed process with its users; without them where it has ended."""
+    with suppress(OSError), opened(process.pid) as now:
+        facts = now.facts()
+        if facts.started == process.started:
+            return facts
+    return process
+
+
+def belongs_to(process: Process, uid: int) -> bool:
+    """Return whether a process is a user's alone: not where it took on another's rights, or gave its own away."""
+    return set(process.uids) == {uid}
+
+
+def describe_process(process: Process) -> str:
+    """Return a process as people tell it from others: number, name, and the user where it is not ours."""
+    uids = process.uids
+    owner = f", of user {user_name(uids[0])}" if uids and set(uids) != {os.geteuid()} else ""
+    return f"pid {process.pid} ({process.name}{owner})"
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name, its number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _pids() -> list[int]:
+    try:
+        return sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal())
+    except OSError:  # no /proc
+        return []
+
+
+def _parsed(pid: int, stat: bytes) -> Process:
+    """Return what /proc/PID/stat says; its words are counted from behind the name, which can hold any character."""
+    head, _, rest = stat.rpartition(b")")
+    words = rest.split()
+    state, threads = words[0], int(words[17])
+    name = head.partition(b"(")[2].decode("utf-8", "replace")
+    return Process(
+        pid=pid,
+        started=int(words[19]),
+        parent=int(words[1]),
+        name=printable(name),
+        lives=state not in (b"X", b"x") and (state != b"Z" or threads > 1),  # its first thread can be the only dead one
+    )
+
+
+# Processes of a run on this machine: find them by their mark, and end them.
+
+POLL_S = 0.05
+_VANISH_LIMIT_S = 5.0
+
+
+class RunProcess(Value, frozen=True):
+    """A process that carries a run's mark, with the environment that says so."""
+
+    process: Process
+    environment: Mapping[str, str]
+
+    @property
+    def is_supervisor(self) -> bool:
+        """Whether it says to be none of the run's own: it ends by itself with the last of those below it."""
+        return SUPERVISOR_MARK in self.environment
+
+
+def run_processes(run_id: str, folder: Path) -> list[Process]:
+    """Return our own living processes that carry the marks of this run, and what they started; none for "".
+
+    Whoever else gives a process such marks has it left alone.  Supervisors are left out: they end by themselves.
+    """
+    marked = [
+        one
+        for one in all_run_processes()
+        if run_id
+        and one.environment[RUN_MARK] == run_id
+        and one.environment.get(FOLDER_MARK) == str(folder)
+        and belongs_to(one.process, os.geteuid())
+    ]
+    if not marked:
+        return []
+    apart = {one.process.pid for one in marked if one.is_supervisor} | own_pids()
+    found = (with_users(process) for process in with_descendants({one.process.pid for one in marked}))
+    return [process for process in found if process.pid not in apart and belongs_to(process, os.geteuid())]
+
+
+def all_run_processes(*, in_containers: bool = False) -> list[RunProcess]:
+    """Return the living processes of any run with their environment, never ourselves.
+
+    The environment is read once: a process that ends between two questions would answer the second with nothing, and
+    seem to belong to no run.  Processes inside containers carry the mark too and are left out where they are to be
+    ended: their container is what ends them.
+    """
+    ours = own_pids()
+    return [
+        RunProcess(process=facts, environment=environment)
+        for process, facts in open_all()
+        if facts.pid not in ours
+        and (environment := process.environment()).get(RUN_MARK)
+        and (in_containers or not process.in_other_pid_namespace())
+    ]
+
+
+def own_pids() -> frozenset[int]:
+    """Return the numbers of this process and of those that started it."""
+    return frozenset(ancestors(os.getpid(), process_table()))
+
+
+def with_descendants(pids: Collection[int]) -> list[Process]:
+    """Return living processes and all that descend from them, the ones that rewrote their environment included."""
+    table = process_table()
+    return [one for one in table.values() if one.lives and not set(pids).isdisjoint(ancestors(one.pid, table))]
+
+
+def end_processes(
+    processes: Callable[[], list[Process]], grace_s: float, signals: Iterable[int], hurried: Event
+) -> None:
+    """Send each signal to what `processes` finds then, with `grace_s` to end after each, none once `hurried` is set.
+
+    KILL is sent until nothing is found any more: what is being ended may be starting others.
+    """
+    for number in signals:
+        deadline = time.monotonic() + (_VANISH_LIMIT_S if number == signal.SIGKILL else grace_s)
+        found = [process for process in processes() if send(process, number)]
+        while found and time.monotonic() < deadline:
+            if hurried.is_set() and number != signal.SIGKILL:
+                break
+            time.sleep(POLL_S)
+            if number == signal.SIGKILL:
+                found = [process for process in processes() if send(process, number)]
+            else:
+                found = [process for process in found if lives(process)]

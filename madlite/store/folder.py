@@ -1,0 +1,568 @@
+"""The folder of one run: the plan, the rendered files, the log, and the record that marks its end.
+
+A folder without `record.json` whose lock is free is a run that was cut off.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from madlite.errors import UsageProblem
+from madlite.model import RunPlan, Value
+from madlite.plan.inputs import RUNS
+from madlite.plan.make import secrets_of
+from madlite.safe_files import NO_SPACE, Folder, kind_of, write_all
+from madlite.safe_read import read_regular
+from madlite.secrets import collect, masked_json
+from madlite.store import journal
+from madlite.store.journal import RECORD as RECORD  # noqa: PLC0414 - one of the names of a folder
+from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournalWriter, read_run
+
+# Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
+
+
+def exists(path: Path, *, shut: bool = False) -> bool:
+    """Return whether a path exists; `shut` is the answer where permissions hide it.  Nothing raises."""
+    try:
+        path.stat()
+    except OSError as error:
+        return shut and error.errno in (errno.EACCES, errno.EPERM)
+    return True
+
+
+def real_folders(parent: Path) -> Iterator[Path]:
+    """Yield the folders in a folder, by name; links are skipped, and an unreadable folder yields none."""
+    try:
+        with os.scandir(parent) as found:
+            names = sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return
+    yield from (parent / name for name in names)
+
+
+_LOG = logging.getLogger(__name__)
+QUERY_S, _RETRY_S = 2.0, 0.005  # a process that tests a lock holds it for a moment
+CHECK_PREFIX, CHECK_REQUEST = "check-", "request.json"  # of a check of a cluster: its folder, and the file it locks
+LOCK, HANDLE, PLAN, LOG = "lock", "handle", "plan.json", "run.log"
+STEPS, CONTEXT, RESULT = "steps.jsonl", "context.json", "result.json"
+WORK, VIEW = "work", ".view"  # what a container sees of the run's folder, and in place of the folder of runs
+_NEW_LOCK = f".{LOCK}"
+# room on the disk for a result that nothing but its file tells of; empty where the disk was full
+_RESERVED, _RESERVED_BYTES = f".{RESULT}", 256 << 10
+_LIMIT_RESULT_BYTES = 256 << 20
+
+
+def new_run_id(card_name: str, now: datetime | None = None) -> str:
+    """Return an id that sorts by time and is safe as file name, container label and shell word."""
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", card_name).strip("-")[:40] or "run"
+    return f"{(now or datetime.now(timezone.utc)):%Y%m%dT%H%M%S}-{slug}-{secrets.token_hex(3)}"
+
+
+def check_runs_folder(workspace: Path) -> None:
+    """Refuse a working folder in which the folder of runs is not a real folder.
+
+    Raises:
+        UsageProblem: it is a file or a link, say.
+    """
+    runs = workspace / RUNS
+    with suppress(FileNotFoundError):
+        facts = runs.lstat()
+        if not stat.S_ISDIR(facts.st_mode):
+            what = f"{runs} is no folder ({kind_of(facts)}), and runs have their folders in one"
+            raise UsageProblem(what, f"mv {RUNS} {RUNS}.old")
+
+
+class RunFolder:
+    """An open run folder; the lock is held until `close`, also through a crash of the interpreter.
+
+    Everything is written through the descriptors of the folders as they were made: a link that a workload puts in the
+    place of one of them is not followed.
+    """
+
+    def __init__(self, home: Folder, lock: int, work: Folder | None = None) -> None:
+        self._home = home
+        self._lock = lock
+        self._work = work
+        self._journal = RunJournalWriter(home)
+        self._reserved = -1
+
+    @classmethod
+    def create(
+        cls,
+        plan: RunPlan,
+        files: Iterable[tuple[str, bytes]],
+        known: Iterable[str] = (),
+        begin: RunEntry | None = None,
+        *,
+        reserve: bool = False,
+    ) -> RunFolder:
+        """Make the folder, take its lock, and write the plan, `known` secrets masked, and the rendered files.
+
+        Its journal begins with `begin`, which has what the row needs if this process is killed.  `reserve` keeps room
+        on the disk for the result, which then can be written however full the disk is by then.
+
+        Raises:
+            UsageProblem: the working folder cannot be written to.
+        """
+        folder = None
+        try:
+            with ExitStack() as opened:
+                runs = opened.enter_context(open_runs(plan.workspace, make=True))
+                home = runs.below(plan.folder.name, new=True)
+                _note_made(runs, home, plan.id, begin.file if begin is not None else "")
+            # the lock gets its name once it is held: a free one would look like a run that was cut off; and last, as a
+            # run that is killed then has what its row needs
+            folder = cls(home, _open_locked(home, _NEW_LOCK))
+            try:
+                folder.note(begin or RunEntry(at=journal.now()))
+                if reserve:
+                    folder._reserve()
+                folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
+            finally:
+                home.rename(_NEW_LOCK, LOCK)
+            folder._fill(plan, files)
+        except (OSError, UsageProblem) as error:
+            if folder is not None:
+                folder.close()
+            if isinstance(error, UsageProblem):
+                raise
+            raise UsageProblem(
+                f"the run folder {plan.folder} cannot be made: {error.strerror}", "run madlite in a folder of yours"
+            ) from error
+        return folder
+
+    @classmethod
+    def reopen(cls, path: Path, *, begun: bool = False) -> RunFolder:
+        """Open and lock the folder of an earlier run, and open its journal.
+
+        With `begun` it is one that this command made, and could not fill: it may have no journal.
+
+        Raises:
+            BlockingIOError: another process has its lock.
+            OSError: the folder, its lock or its journal cannot be opened for writing; `strerror` names the file.
+        """
+        try:
+            with open_runs(path.parent.parent) as runs:
+                home = runs.below(path.name)
+                if begun and not journal.is_own(path):  # the disk was too full to record it
+                    _note_made(runs, home, path.name)
+            return cls._locked(home, begun=begun)
+        except OSError as error:
+            where = path / os.fsdecode(error.filename or "")
+            raise OSError(error.errno, f"{where}: {error.strerror}") from error
+
+    @classmethod
+    def _locked(cls, home: Folder, *, begun: bool) -> RunFolder:
+        try:
+            folder = cls(home, _open_locked(home))
+        except OSError:
+            home.close()
+            raise
+        try:
+            if not begun:
+                folder._journal.open()
+        except OSError:
+            folder.close()
+            raise
+        return folder
+
+    @property
+    def path(self) -> Path:
+        """Where the folder was made."""
+        return self._home.path
+
+    @property
+    def work(self) -> Path:
+        """The part of it that the workload sees and writes: on the host all of it."""
+        return self._work.path if self._work is not None else self._home.path
+
+    @property
+    def files(self) -> Folder:
+        """The folder by its descriptor, for files that are written piece by piece."""
+        return self._home
+
+    def is_in_place(self) -> bool:
+        """Return whether the folder still is where it was made."""
+        return self._home.is_in_place()
+
+    def _fill(self, plan: RunPlan, files: Iterable[tuple[str, bytes]]) -> None:
+        """Write the rendered files; a container gets its own copy, and sees nothing else of the folder of runs."""
+        if plan.traits.containerised and plan.blocked is None:
+            self._work = self._home.below(WORK, make=True)
+        for name, data in files:
+            for folder in filter(None, (self._home, self._work)):
+                _write(folder, name, data)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one file of the folder atomically: a reader sees the old one or the new one.
+
+        A link that a workload laid in its place is replaced, whatever it names.
+
+        Raises:
+            UsageProblem: the name leads out of the folder.
+            OSError: it cannot be written.
+        """
+        _write(self._home, name, data)
+
+    def stream(self, name: str, pieces: Iterable[bytes]) -> str:
+        """Write one file atomically from pieces; return the error message, "" if none."""
+        try:
+            self._home.write(name, pieces)
+        except OSError as error:
+            return f"{name} could not be written: {error.strerror}"
+        return ""
+
+    def note(self, entry: RunEntry) -> str:
+        """Add a line to the run's journal; return the error message, "" if none."""
+        return self._journal.add(entry)
+
+    def is_taken(self) -> bool:
+        """Return whether another command, which did not see the lock, took the run for cut off and writes its row."""
+        recorded = (entry.record for entry in journal.read_of(self.path.parent, self.path.name))
+        return read_run(self.path).interrupted or any(recorded)
+
+    def end_journal(self) -> None:
+        """Remove the run's journal, once its record has where its rows are."""
+        self._home.remove(RUN_JOURNAL)
+
+    def write_text(self, name: str, text: str) -> str:
+        """Write one file of text; return the error message, "" if none: a full disk must not cost the verdict."""
+        try:
+            self.write(name, text.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            return f"{name} could not be written: {error.strerror}"
+        return ""
+
+    def write_result(self, text: str) -> str:
+        """Write the run's result file after its hash in the journal; return the error message, "" if none.
+
+        The result counts without its line, which a full disk does not take.
+        """
+        data = text.encode("utf-8", "backslashreplace")
+        self._note_hash(journal.result_entry(self.path.name, data))
+        try:
+            if self._reserved >= 0:
+                self._write_reserved(data)
+            else:
+                self.write(RESULT, data)
+                self._home.remove(_RESERVED)
+        except OSError as error:
+            return f"{RESULT} could not be written: {error.strerror}"
+        return ""
+
+    def _reserve(self) -> None:
+        """Keep room on the disk for the result.
+
+        Raises:
+            OSError: there is none.
+        """
+        self._reserved = self._home.create(_RESERVED)
+        try:
+            os.posix_fallocate(self._reserved, 0, _RESERVED_BYTES)
+        except OSError as error:  # others than a full disk: this file system reserves nothing
+            if error.errno in NO_SPACE:
+                os.ftruncate(self._reserved, 0)
+                raise
+
+    def _write_reserved(self, data: bytes) -> None:
+        """Write the result into the room that was kept for it.
+
+        Raises:
+            OSError: it is larger, and the disk is full; the file is empty then, which `was_disk_full` finds.
+        """
+        try:
+            os.lseek(self._reserved, 0, os.SEEK_SET)
+            write_all(self._reserved, data)
+            os.ftruncate(self._reserved, len(data))
+            os.fsync(self._reserved)
+        except OSError:
+            os.ftruncate(self._reserved, 0)
+            raise
+        self._home.rename(_RESERVED, RESULT)
+        os.close(self._reserved)
+        self._reserved = -1
+
+    def write_record(self, text: str) -> str:
+        """Write the run's record after its hash in the journal; return the error message, "" if none."""
+        data = text.encode("utf-8", "backslashreplace")
+        if problem := self._note_hash(journal.record_entry(self.path.name, data)):
+            return problem
+        problem = self.write_text(RECORD, text)
+        if not problem:
+            self._note_hash(journal.record_entry(self.path.name, data, written=True))
+        return problem
+
+    def _note_hash(self, entry: journal.Entry) -> str:
+        """Add a line to the journal; return the error message of a full disk, other errors are logged.
+
+        A record without its line would later be reported as foreign; one that was not written comes later.
+        """
+        try:
+            with open_runs(self.path.parent.parent) as runs:
+                journal.add(runs, entry)
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                return f"{RECORD} could not be written: {error.strerror} ({journal.JOURNAL})"
+            _LOG.debug("%s: %s", journal.JOURNAL, error)
+        return ""
+
+    def close(self) -> None:
+        """Close the journal, and release the lock."""
+        self._journal.close()
+        if self._reserved >= 0:
+            os.close(self._reserved)
+        os.close(self._lock)
+        for folder in filter(None, (self._home, self._work)):
+            folder.close()
+
+
+def _note_made(runs: Folder, home: Folder, run_id: str, file: str = "") -> None:
+    """Record a new folder in the journal; without it a killed run is not recovered."""
+    try:
+        journal.add(runs, journal.folder_entry(home, run_id, file))
+    except OSError as error:
+        _LOG.warning("%s/%s cannot be written: %s", RUNS, journal.JOURNAL, error.strerror)
+
+
+def _write(folder: Folder, name: str, data: bytes) -> None:
+    try:
+        folder.write(name, data)
+    except OSError as error:
+        if error.errno == errno.EINVAL and error.filename == name:
+            what = f"a file of run {folder.path.name} would be outside of its folder: {name!r}"
+            raise UsageProblem(what) from error
+        raise
+
+
+def open_runs(workspace: Path, *, make: bool = False) -> Folder:
+    """Open the folder of runs of a working folder; `make` makes it where there is none.
+
+    Raises:
+        OSError: it cannot be opened or made, or a link or a file is in its place.
+    """
+    with Folder.open(workspace) as here:
+        runs = here.below(RUNS, make=make)
+    if make:
+        hide_from_git(runs)
+    return runs
+
+
+def _open_locked(home: Folder, name: str = LOCK) -> int:
+    lock = home.open_file(name)
+    try:
+        acquire(lock)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def acquire(lock: int, limit_s: float = QUERY_S) -> None:
+    """Take a lock of our own; other processes hold it only for the moment of a test.
+
+    Raises:
+        OSError: another process holds it, or the file system has no locks.
+    """
+    until_s = time.monotonic() + limit_s
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(_RETRY_S)
+
+
+def is_alive(folder: Path) -> bool:
+    """Return whether a madlite process still holds the run's lock."""
+    return is_locked(folder / _NEW_LOCK) or is_locked(folder / LOCK)  # in this order: the one becomes the other
+
+
+def is_locked(path: Path, *, unknown: bool = False) -> bool:
+    """Return whether a process holds a lock, False where the file is gone, `unknown` where it cannot be opened."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return unknown
+    try:  # shared: two tests do not see each other as the holder, and an exclusive lock on NFS needs a writable file
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def unfinished(workspace: Path) -> tuple[Path, ...]:
+    """Return the folders of runs that were cut off, oldest first; after a full disk one may have a lock and no plan."""
+    runs = workspace / RUNS
+    found = _cut_off(runs)
+    own = journal.own_folders(runs) if found else frozenset()
+    return tuple(path for path in found if path.name in own)
+
+
+def may_have_left(workspace: Path) -> tuple[Path, ...]:
+    """Return the folders of runs without a madlite that may have something running: of those with a record the journal.
+
+    It stays where the next command wrote the row of a run that was cut off, and something of it was still running.
+    """
+    runs = workspace / RUNS
+    recorded = [one for one in real_folders(runs) if _has(one, RUN_JOURNAL) and _has(one, RECORD) and not is_alive(one)]
+    own = journal.own_folders(runs) if recorded else frozenset()
+    return (*unfinished(workspace), *(one for one in recorded if one.name in own))
+
+
+def planted(workspace: Path) -> tuple[Path, ...]:
+    """Return folders that look like runs that were cut off or have pending rows, and that madlite did not make."""
+    runs = workspace / RUNS
+    waiting = [one for one in real_folders(runs) if _has_pending_rows(one)]
+    found = dict.fromkeys((*_cut_off(runs), *(one for one in waiting if not is_alive(one))))
+    own = journal.own_folders(runs) if found else frozenset()
+    return tuple(path for path in found if path.name not in own)
+
+
+def _cut_off(runs: Path) -> tuple[Path, ...]:
+    unrecorded = (one for one in real_folders(runs) if not _has(one, RECORD))
+    candidates = [one for one in unrecorded if exists(one / PLAN) or exists(one / LOCK)]
+    # the lock first: a run that ends between the two checks has its record by then
+    return tuple(path for path in candidates if not is_alive(path) and not _has_ended(path))
+
+
+def awaits_collection(runs: Path) -> tuple[Path, ...]:
+    """Return the folders of runs that have ended with a result file and have no record, whoever made them."""
+    return tuple(filter(is_uncollected, real_folders(runs)))
+
+
+def is_uncollected(folder: Path) -> bool:
+    """Return whether a run has ended with a result file and has no record."""
+    if _has(folder, RECORD) or is_alive(folder) or not has_result(folder):
+        return False
+    return read_run(folder).cleaned is None
+
+
+def _has_ended(folder: Path) -> bool:
+    """Return whether a run's end is on the disk."""
+    return _has(folder, RECORD) or read_run(folder).cleaned is not None or has_result(folder)
+
+
+def _has_pending_rows(folder: Path) -> bool:
+    """Return whether a run has rows in its journal that `clean` did not deal with."""
+    if not _has(folder, RUN_JOURNAL):  # as most runs
+        return False
+    pending = read_run(folder)
+    return pending.rows is not None and pending.cleaned is None
+
+
+class _Recorded(Value, frozen=True):
+    id: str = ""
+
+
+class _Result(Value, frozen=True):
+    record: _Recorded = _Recorded()
+
+
+def has_result(folder: Path) -> bool:
+    """Return whether madlite wrote a run's result; a workload may have a file of that name.
+
+    Without its line in the journal, which a full disk did not take, it has to name the run.
+    """
+    if not _has(folder, RESULT):
+        return False
+    if any(entry.result for entry in journal.read_of(folder.parent, folder.name)):
+        return True
+    try:
+        found = msgspec.json.decode(read_regular(folder / RESULT, _LIMIT_RESULT_BYTES), type=_Result)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return found.record.id == folder.name
+
+
+def was_disk_full(folder: Path) -> bool:
+    """Return whether the disk had no room for the result of a run that has none."""
+    try:
+        return (folder / _RESERVED).lstat().st_size == 0
+    except OSError:
+        return False
+
+
+def _has(folder: Path, name: str) -> bool:
+    """Return whether a folder has a plain file; a link or a folder of that name is a workload's."""
+    try:
+        return stat.S_ISREG((folder / name).lstat().st_mode)
+    except OSError:
+        return False
+
+
+def hide_from_git(runs: Folder) -> None:
+    """Keep the folder of runs out of the checkout's version control."""
+    if not runs.holds(".gitignore"):
+        runs.write(".gitignore", b"*\n")
+
+
+# Labels and variables that mark the containers and processes of a run.
+
+# labels of a container
+RUN_LABEL = "madlite.run"
+FOLDER_LABEL = "madlite.folder"
+KEPT_LABEL = "madlite.kept"
+# variables in the environment of every process of a run; the folder, on the host, only outside of containers
+RUN_MARK = "MADLITE_RUN_ID"
+FOLDER_MARK = "MADLITE_RUN_FOLDER"
+KEPT_MARK = "MADLITE_KEPT"  # on the host too, for a run with --keep-alive
+SUPERVISOR_MARK = "MADLITE_SUPERVISOR"  # on the host, of the process that supervises a command's processes
+
+
+# `progress.json` in a run's folder: how far the run is, for any process that wants to watch it.
+#
+# It is written atomically, at most about once a second and at each change of state.  Once there is a record it holds
+# nothing more than that: readers use it for the screen alone.
+
+PROGRESS = "progress.json"
+_LIMIT_BYTES = 64 << 10
+
+
+class Progress(Value, frozen=True):
+    """Progress of one run.  Times are UTC.
+
+    `doing` is its current phase as text; `speed` is in `unit`, as the training reports it; `left_s` the estimated time
+    of the remaining steps.
+    """
+
+    version: int = 1
+    state: Literal["preparing", "running", "stopping", "ended"] = "preparing"
+    doing: str = ""
+    step: int | None = None
+    steps: int | None = None  # in all, where the plan knows it
+    speed: float | None = None
+    unit: str = ""
+    loss: float | None = None
+    left_s: float | None = None
+    status: str = ""  # of the verdict, once it has ended
+    cause: str = ""
+    started: str = ""
+    updated: str = ""
+    ended: str = ""
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """Return the progress of a run; None where there is no readable file."""
+    try:
+        return msgspec.json.decode(read_regular(folder / PROGRESS, _LIMIT_BYTES), type=Progress)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

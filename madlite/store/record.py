@@ -1,0 +1,383 @@
+"""The record of one run, `record.json` in its folder: all about it once it has ended.
+
+Format: docs/record.md, and as JSON Schema `record.schema.json` beside this module.  It has the run's rows in
+perf.csv, cell by cell, so that the file can be rebuilt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+from functools import lru_cache
+from operator import is_
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec.structs import replace
+
+from madlite.measure.steps import Steps
+from madlite.model import (
+    Cause,
+    DataUse,
+    FileName,
+    ImageUsed,
+    JobOutcome,
+    Json,
+    Metric,
+    PathBelow,
+    Place,
+    Result,
+    RunPlan,
+    Scalar,
+    Status,
+    Step,
+    Study,
+    Traits,
+    Value,
+    Variant,
+    to_json,
+)
+from madlite.model.results import (
+    AdaptiveLength,
+    Attempt,
+    Check,
+    Compute,
+    Diagnosis,
+    NodeUse,
+    Provenance,
+    Telemetry,
+    Window,
+)
+from madlite.plan.caches import CacheState, cache_state
+from madlite.secrets import Redactor
+from madlite.store.folder import LOCK, PROGRESS, RECORD, RESULT
+from madlite.store.inputs import other_inputs, user_environment
+from madlite.store.journal import RUN_JOURNAL, RunRows
+
+VERSION = 2
+SCHEMA = "record.schema.json"
+
+
+class File(Value, frozen=True):
+    """A file of the run's folder; its SHA-256 where madlite rendered or copied it."""
+
+    path: PathBelow
+    bytes: int
+    sha256: str = ""
+
+
+class Record(Value, frozen=True):
+    """One run, from its request to its result.
+
+    `cause` is the diagnosed cause, `ended_by` what ended the run.  Times are UTC; `durations_s` has build, data, run
+    and total.  `origins` names for each dotted key where its value came from.  `context_left_out` are the places of the
+    context whose values are secret, and not in `context.json`.  `caches` is what the run found in the caches of
+    compiled and tuned kernels: nothing (`cold`), what a run of the same study left (`warm`), what the user has
+    (`user`), or nobody knows (""); of a run that did not start it is "" too.  `env` has the user's variables, None in a
+    record of an older madlite; `inputs` is what else of the plan can change the number; `precision` is the row's.
+    """
+
+    id: FileName
+    status: Status
+    version: int = VERSION
+    madlite: str = ""
+    command: tuple[str, ...] = ()
+    started: str = ""
+    ended: str = ""
+    card: str = ""
+    tags: tuple[str, ...] = ()
+    card_source: str = ""
+    url: str = ""
+    backend: str = ""
+    runtime: str = ""
+    batch: FileName = ""
+    study: Study | None = None
+    caches: CacheState = ""
+    traits: Traits | None = None
+    hostname: str = ""
+    device: str = ""
+    architecture: str = ""
+    place: Place | None = None
+    variant: Variant | None = None
+    recipe: str = ""
+    settings: dict[str, Scalar] = {}
+    args: str = ""
+    env: dict[str, str] | None = None
+    inputs: dict[str, str] = {}
+    precision: str = ""
+    overrides: tuple[tuple[str, str | None], ...] = ()
+    timeout_s: float | None = None
+    log_limit_bytes: int | None = None
+    origins: dict[str, str] = {}
+    context_left_out: tuple[str, ...] = ()
+    cause: str = ""
+    ended_by: Cause = Cause.NONE
+    reason: str = ""
+    evidence: str = ""
+    diagnosis: Diagnosis | None = None
+    suspect: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    findings: tuple[str, ...] = ()
+    exit_code: int | None = None
+    node_codes: tuple[int | None, ...] = ()
+    nodes: tuple[NodeUse, ...] = ()
+    outcome: JobOutcome | None = None
+    steps: int = 0
+    adaptive: AdaptiveLength | None = None
+    window: Window | None = None
+    metrics: tuple[Metric, ...] = ()
+    compute: Compute | None = None
+    telemetry: Telemetry | None = None
+    config: dict[str, str] = {}
+    provenance: Provenance = Provenance()
+    image: ImageUsed = ImageUsed()
+    durations_s: dict[str, float] = {}
+    git_commit: str = ""
+    data: tuple[DataUse, ...] = ()
+    data_size: str = ""
+    data_download_s: float | None = None
+    attempt: Attempt | None = None
+    beside: tuple[str, ...] = ()
+    rows: RunRows | None = None
+    files: tuple[File, ...] = ()
+
+    @property
+    def containerised(self) -> bool:
+        """Whether it ran in a container; a record that does not say had an image there."""
+        return self.traits.containerised if self.traits is not None else bool(self.image.ref)
+
+    @property
+    def is_warm_up(self) -> bool:
+        """Whether it only filled the caches of a study's runs: then its number is no result."""
+        return self.study is not None and self.study.warm_up
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is a short run of a study's search: then it is no result, and has no row."""
+        return self.study is not None and self.study.short
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another attempt of the same run took its place: then it is no result, and has no row."""
+        return self.attempt is not None and bool(self.attempt.next)
+
+    @property
+    def rendered(self) -> bool:
+        """Whether a backend's recipe made what ran: values of its variant and settings can be set."""
+        return bool(self.settings)
+
+
+# what a record has of a result under the same name
+SHARED = tuple(name for name in Result.__struct_fields__ if name in Record.__struct_fields__ and name != "cause")
+
+
+def result_of(record: Record) -> Result:
+    """Return the result that a record was made from, for code that formats one."""
+    shared = {name: getattr(record, name) for name in SHARED}
+    return Result(plan_id=record.id, cause=record.ended_by, **shared)
+
+
+def record_json(record: Record) -> str:
+    """Return a record as JSON, without NaN and infinities, as its schema has it."""
+    return to_json(record)
+
+
+def record_schema() -> dict[str, Json]:
+    """Return the JSON Schema of a record of this version: all its fields are there, and others may be."""
+    schema: dict[str, Any] = msgspec.json.schema(Record)
+    for kind in schema["$defs"].values():
+        if "properties" in kind:
+            kind["required"] = list(kind["properties"])
+    schema["$defs"]["Record"]["properties"]["version"] = {"const": VERSION}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"madlite run record {VERSION}"}
+    return {**head, **schema}
+
+
+# A plan, its result and what became of its rows → the record.
+
+# Values for a record: no number that JSON cannot express, no secret in free text.
+
+_LEFT_OUT = object()
+_PLAIN = frozenset((int, bool))  # always expressible, and without a text
+
+
+def sanitized(value: Any, mask: Callable[[str], str]) -> Any:
+    """Return a value with its texts masked and without NaN and infinities; None where nothing of it is left.
+
+    Such a number becomes None where the field is optional; else the object that needs it is dropped: a window without a
+    mean is no window.  Literals and enumerations are never masked.
+    """
+    clean = _sanitized(value, mask)
+    return None if clean is _LEFT_OUT else clean
+
+
+def _sanitized(value: Any, mask: Callable[[str], str]) -> Any:
+    """Return the clean value: the same object where nothing changes, so that a struct without a change is no copy."""
+    if not value or type(value) in _PLAIN:  # nothing of it changes
+        return value
+    if isinstance(value, str):
+        return value if isinstance(value, Enum) or (masked := mask(value)) == value else masked
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _LEFT_OUT
+    if isinstance(value, msgspec.Struct):
+        return _struct(value, mask)
+    if isinstance(value, (tuple, list)):
+        items = [_sanitized(one, mask) for one in value]
+        if type(value) is tuple and all(map(is_, items, value)):
+            return value
+        return tuple(item for item in items if item is not _LEFT_OUT)
+    if isinstance(value, Mapping):
+        pairs = ((mask(key) if type(key) is str else key, _sanitized(item, mask)) for key, item in value.items())
+        return {key: item for key, item in pairs if item is not _LEFT_OUT}
+    return value
+
+
+def _struct(value: msgspec.Struct, mask: Callable[[str], str]) -> Any:
+    changed: dict[str, Any] = {}
+    for name, optional in _fields(type(value)):
+        old = getattr(value, name)
+        if not old or type(old) in _PLAIN:  # most fields of most: as `_sanitized` has it
+            continue
+        new = _sanitized(old, mask)
+        if new is _LEFT_OUT and not optional:
+            return _LEFT_OUT
+        if new is not old:
+            changed[name] = None if new is _LEFT_OUT else new
+    return msgspec.structs.replace(value, **changed) if changed else value
+
+
+@lru_cache(maxsize=64)
+def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, bool], ...]:
+    """Return the fields that are not a Literal, each with whether it may be None."""
+    hints = get_type_hints(kind)
+    return tuple(
+        (name, type(None) in get_args(hints[name]))
+        for name in kind.__struct_fields__
+        if get_origin(hints[name]) is not Literal
+    )
+
+
+_BY_SHAPE = Redactor().text
+_MOST_FILES = 1000
+_PLAN_FIELDS = (
+    *("backend", "runtime", "traits", "place", "variant", "settings", "overrides", "timeout_s", "log_limit_bytes"),
+    *("origins", "data", "batch", "study"),
+)
+# free text of users, workloads, engines and results files
+_FREE_TEXT = (
+    *("url", "command", "settings", "args", "env", "inputs", "overrides", "origins", "reason", "evidence"),
+    *("diagnosis", "suspect", "checks", "findings", "config", "provenance", "telemetry", "nodes", "study"),
+)
+
+
+def make_record(
+    plan: RunPlan,
+    result: Result,
+    rows: RunRows | None,
+    *,
+    command: Iterable[str] = (),
+    rendered: Iterable[tuple[str, bytes]] = (),
+    left_out: Iterable[str] = (),
+    mask: Callable[[str], str] = _BY_SHAPE,
+) -> Record:
+    """Return the record of a run that has ended; `rendered` are the files that madlite put into its folder.
+
+    `mask` masks what is a secret by its shape, and known ones.  Metrics and rows are masked already, and stay as they
+    went into perf.csv.  In other fields, which are names, only texts that look like secrets are masked.
+    """
+    from madlite import __version__
+
+    record = Record(
+        **plan_fields(plan),
+        madlite=__version__,
+        command=tuple(command),
+        ended=_ended(result),
+        context_left_out=tuple(left_out),
+        cause=result.code,
+        ended_by=result.cause,
+        rows=rows,
+        files=tuple(_files(plan.folder, dict(rendered))),
+        **{name: getattr(result, name) for name in SHARED},
+    )
+    free = {name: sanitized(getattr(record, name), mask) for name in _FREE_TEXT}
+    rest: Record = sanitized(replace(record, **dict.fromkeys(free)), _BY_SHAPE)
+    return replace(rest, **free)
+
+
+def plan_fields(plan: RunPlan) -> dict[str, Any]:
+    """Return the fields of a record that come from the plan."""
+    return {
+        "id": plan.id,
+        "card": plan.card.name,
+        "tags": plan.card.tags,
+        "card_source": plan.card.source,
+        "url": plan.card.url,
+        "hostname": plan.machine.hostname,
+        "device": plan.machine.device,
+        "architecture": plan.machine.architecture,
+        "recipe": str(plan.settings.get("recipe", "")),
+        "args": plan.run_args,
+        "env": user_environment(plan),
+        "inputs": other_inputs(plan),
+        "precision": plan.row_precision,
+        "caches": "" if plan.blocked is not None else cache_state(plan),
+        **{name: getattr(plan, name) for name in _PLAN_FIELDS},
+    }
+
+
+def step_lines(steps: Steps) -> Iterator[bytes]:
+    """Yield each step as a line of JSON: number, rank, phase, values by the names of their units, and when."""
+    import msgspec
+
+    encode = msgspec.json.Encoder().encode
+    for step in steps:
+        yield encode(_as_line(step)) + b"\n"
+
+
+def _as_line(step: Step) -> dict[str, object]:
+    line: dict[str, object] = {"n": step.n, "rank": step.rank, "phase": step.phase}
+    if step.t_s and math.isfinite(step.t_s):
+        line["t_s"] = round(step.t_s, 3)
+    line["values"] = {quantity.label: value for quantity, value in step.values.items()}
+    return line
+
+
+def _files(folder: Path, rendered: dict[str, bytes]) -> Iterator[File]:
+    """Yield the files of the folder, limited in number, without links and this record's own files."""
+    for path, size in _sizes(folder, _MOST_FILES):
+        name = str(path.relative_to(folder))
+        data = rendered.get(name)
+        yield File(path=name, bytes=size, sha256="" if data is None else hashlib.sha256(data).hexdigest())
+
+
+def _sizes(folder: Path, most: int) -> Iterator[tuple[Path, int]]:
+    for base, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(base, name)
+            if path.is_symlink() or (base == str(folder) and name in (LOCK, RUN_JOURNAL, RESULT, RECORD, PROGRESS)):
+                continue
+            if not most:
+                return
+            most -= 1
+            try:
+                yield path, path.lstat().st_size
+            except OSError:  # gone meanwhile
+                continue
+
+
+def _ended(result: Result) -> str:
+    """Return when a run ended: of one that waited for another attempt to take its place that is long ago."""
+    took_s = result.durations_s.get("total")
+    if not result.started or took_s is None:
+        return _now()
+    return (datetime.fromisoformat(result.started) + timedelta(seconds=took_s)).isoformat(timespec="seconds")
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,224 @@
+"""The folder of a study in the folder of runs: the caches of its runs while it goes on, and what it came to.
+
+`study-ID` has a lock as long as its madlite lives.  The caches are removed at its end; what a kill left is `clean`'s.
+One that is not in the journal of the folder of runs was copied or unpacked there, and is not gone on with.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from madlite.plan.inputs import RUNS
+from madlite.safe_files import Folder
+from madlite.safe_read import read_regular
+from madlite.store.folder import acquire, exists, is_locked, open_runs, real_folders
+from madlite.store.journal import add, made_entry, made_here
+
+_LOG = logging.getLogger(__name__)
+SUMMARY = "study.json"
+_LIMIT_BYTES = 16 << 20  # of a state
+_CACHES, _LOCK, _PREFIX = "caches", "study.lock", "study-"
+_NAME = re.compile(r"study-(?P<id>\d{8}T\d{6}-[0-9a-f]{6})")
+
+
+class StudyFolder:
+    """The folder of a study that goes on; its caches are there until `close`."""
+
+    def __init__(self, home: Folder, lock: int) -> None:
+        self._home, self._lock = home, lock
+
+    @classmethod
+    def create(cls, workspace: Path, study_id: str) -> StudyFolder:
+        """Make the folder and take its lock.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        name = study_path(workspace, study_id).name
+        with open_runs(workspace, make=True) as runs:
+            home = runs.below(name, new=True)
+            try:
+                add(runs, made_entry(name))
+            except OSError:
+                home.close()
+                raise
+        return cls._locked(home)
+
+    @classmethod
+    def _locked(cls, home: Folder) -> StudyFolder:
+        try:
+            lock = home.open_file(_LOCK)
+            try:
+                acquire(lock)
+            except OSError:
+                os.close(lock)
+                raise
+        except OSError:
+            home.close()
+            raise
+        return cls(home, lock)
+
+    @classmethod
+    def reopen(cls, workspace: Path, study_id: str, *, make: bool = False) -> StudyFolder:
+        """Take the lock of the folder of a study that was cut off; `make` makes it where there is none.
+
+        Raises:
+            BlockingIOError: its madlite lives.
+            OSError: it cannot be opened, or was not made in this folder.
+        """
+        path = study_path(workspace, study_id)
+        if make and not exists(path):
+            return cls.create(workspace, study_id)
+        if not made_here(workspace / RUNS, [path.name]):
+            raise PermissionError(errno.EPERM, "it is not in the journal of this folder", str(path))
+        with open_runs(workspace) as runs:
+            home = runs.below(path.name)
+        return cls._locked(home)
+
+    def write_state(self, name: str, text: str) -> None:
+        """Write how far the study is, for the command that goes on with it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._home.write(name, text.encode("utf-8", "backslashreplace"))
+
+    def remove_state(self, name: str) -> None:
+        """Remove what `write_state` wrote, of a study that came to nothing."""
+        self._home.remove(name)
+
+    @property
+    def path(self) -> Path:
+        """Where the folder is."""
+        return self._home.path
+
+    def has_caches(self, name: str) -> bool:
+        """Return whether the caches of a series are there, which an earlier command of the study has filled."""
+        return exists(self.path / _CACHES / name)
+
+    def make_caches(self, name: str, folders: Iterable[str], *, empty: bool = False) -> None:
+        """Make the caches of a series or a run; `empty` removes what an earlier command left of them.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        if empty and self.has_caches(name):
+            self._home.remove_tree(f"{_CACHES}/{name}")
+        for folder in folders:
+            self._home.below(f"{_CACHES}/{name}/{folder}", make=True).close()
+
+    def write_summary(self, text: str) -> str:
+        """Write what the study came to; return the error message, "" if none."""
+        return self.write(SUMMARY, text)
+
+    def write(self, name: str, text: str) -> str:
+        """Write a file of the study; return the error message, "" if none."""
+        try:
+            self._home.write(name, text.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            return f"{self.path / name} could not be written: {error.strerror}"
+        return ""
+
+    def close(self) -> str:
+        """Remove the caches and release the lock; return why something of them stays, "" if nothing does."""
+        problem = remove_caches(self.path) if self._home.is_in_place() else f"{self.path} was moved away"
+        if not problem:
+            self._home.remove(_LOCK)
+        os.close(self._lock)
+        self._home.close()
+        with suppress(OSError):  # it holds a summary
+            self.path.rmdir()
+        return problem
+
+
+def read_state(workspace: Path, study_id: str, name: str) -> bytes:
+    """Return what `write_state` wrote.
+
+    Raises:
+        OSError: it cannot be read, or is no plain file.
+    """
+    return read_regular(study_path(workspace, study_id) / name, _LIMIT_BYTES)
+
+
+def studies_with(workspace: Path, name: str) -> list[str]:
+    """Return the ids of the studies of this folder that have a state of this name, the newest last."""
+    studies = [folder for folder in real_folders(workspace / RUNS) if _NAME.fullmatch(folder.name)]
+    own = _own(workspace, [folder for folder in studies if exists(folder / name)])
+    return sorted(folder.name.removeprefix(_PREFIX) for folder in own)
+
+
+def _own(workspace: Path, folders: Sequence[Path]) -> list[Path]:
+    """Return those of the folders of studies that madlite made in this folder; the others are named in a warning."""
+    own = made_here(workspace / RUNS, (folder.name for folder in folders))
+    if foreign := [f"{RUNS}/{folder.name}" for folder in folders if folder.name not in own]:
+        _LOG.warning(
+            "%s: not in the journal of this folder (copied or unpacked here, or of an earlier madlite), so not resumed",
+            ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""),
+        )
+    return [folder for folder in folders if folder.name in own]
+
+
+def is_running(workspace: Path, study_id: str) -> bool:
+    """Return whether the madlite of a study lives."""
+    return is_locked(study_path(workspace, study_id) / _LOCK)
+
+
+def study_path(workspace: Path, study_id: str) -> Path:
+    """Return where the folder of a study is."""
+    return workspace / RUNS / f"{_PREFIX}{study_id}"
+
+
+def has_caches(folder: Path) -> bool:
+    """Return whether caches are in the folder of a study, of whichever series."""
+    return exists(folder / _CACHES)
+
+
+def caches_path(workspace: Path, study_id: str, name: str) -> Path:
+    """Return where the caches of a series or a run of a study are."""
+    return study_path(workspace, study_id) / _CACHES / name
+
+
+def remove_caches(folder: Path) -> str:
+    """Remove the caches of a study's folder; return why something of them stays, "" if nothing does.
+
+    A link that a workload laid in their place is removed, and not followed.
+    """
+    caches = folder / _CACHES
+    try:
+        if caches.is_symlink():
+            caches.unlink()
+        elif exists(caches):
+            shutil.rmtree(caches)
+    except OSError as error:
+        return f"{error.filename or caches} stays: {error.strerror or error}"
+    return ""
+
+
+def remove_study(folder: Path) -> str:
+    """Remove what a study that was cut off left; return why something of it stays, "" if nothing does.
+
+    What it came to is kept where it is known.
+    """
+    problem = remove_caches(folder)
+    if not problem:
+        with suppress(OSError):
+            (folder / _LOCK).unlink(missing_ok=True)
+            folder.rmdir()
+    return problem
+
+
+def cut_off_studies(workspace: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the ids and folders of the studies whose madlite is gone and that left something; links are skipped."""
+    for folder in real_folders(workspace / RUNS):
+        found = _NAME.fullmatch(folder.name)
+        if found is None or is_locked(folder / _LOCK, unknown=True):
+            continue
+        if exists(folder / _LOCK) or has_caches(folder):
+            yield found["id"], folder

@@ -1,0 +1,1 @@
+from tests.run.conftest import plan, runtime  # noqa: F401 - fixtures

@@ -1,0 +1,147 @@
+"""Runs that were cut off or have pending rows: resumed and acknowledged, also where a file cannot be written."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from madlite.batch.recovery.leftovers import Leftover, remove
+from madlite.batch.recovery.unfinished import append_pending, find_incomplete, recovery_report
+from madlite.model import Row, Status
+from madlite.perfcsv.append import append_rows
+from madlite.perfcsv.rebuild import rebuild
+from madlite.store import journal
+from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, is_uncollected, open_runs
+from madlite.store.journal import RUN_JOURNAL, RunEntry, RunRows, read_run
+from madlite.store.record import Record, record_json
+from tests.factories import open_journal, write_journal
+
+ROW = {"model": "m", "performance": "1", "metric": "x", "status": "SUCCESS"}
+ROWS = RunRows(path="perf.csv", cells=(ROW,), at="t")
+
+
+def run_folder(workspace: Path, name: str = "20260101T000000-a-000001") -> Path:
+    """Return the folder of a run without an end, as madlite makes it, without a journal of its own."""
+    with open_runs(workspace, make=True) as runs, runs.below(name, new=True) as home:
+        journal.add(runs, journal.folder_entry(home, name))
+    (home.path / PLAN).write_text("{}")
+    (home.path / LOCK).touch()
+    return home.path
+
+
+def listed(folder: Path) -> Leftover:
+    return Leftover(kind="run", run_id=folder.name, text="", handle=str(folder), row="no row")
+
+
+def test_a_row_whose_line_was_refused_is_not_certainly_missing(tmp_path):
+    folder = write_journal(run_folder(tmp_path))
+    os.link(folder / RUN_JOURNAL, tmp_path / "backup")
+    with open_journal(folder) as writer:
+        append_rows(
+            tmp_path / "perf.csv",
+            [Row(cells=ROW)],
+            before_write=lambda size, columns: assert_refused(writer.add(RunEntry(at="t", rows=ROWS))),
+        )
+    (one,) = find_incomplete(tmp_path)
+    assert one.row == "whether its row is in perf.csv cannot be seen"
+
+
+def assert_refused(message: str) -> None:
+    assert message == "journal.jsonl could not be written: it has other names too (hard links)"
+
+
+@pytest.mark.parametrize("name", [LOCK, RUN_JOURNAL])
+def test_clean_names_the_file_that_keeps_a_run_from_being_acknowledged(tmp_path, monkeypatch, name):
+    folder = write_journal(run_folder(tmp_path))
+    os.link(folder / name, tmp_path / "backup")
+    removed: list[Path] = []
+    monkeypatch.setattr("madlite.batch.recovery.leftovers.remove_run_files", removed.append)
+    assert remove(listed(folder), {}) == f"{folder / name}: it has other names too (hard links)"
+    assert removed == [] and recovery_report(tmp_path) != []
+    (tmp_path / "backup").unlink()
+    assert remove(listed(folder), {}) is None and removed == [folder] and recovery_report(tmp_path) == []
+
+
+def test_clean_removes_nothing_of_a_run_that_another_madlite_has_locked(tmp_path, monkeypatch):
+    folder = write_journal(run_folder(tmp_path))
+    monkeypatch.setattr("madlite.store.folder.acquire.__defaults__", (0.0,))
+    removed: list[Path] = []
+    monkeypatch.setattr("madlite.batch.recovery.leftovers.remove_run_files", removed.append)
+    with (folder / LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert remove(listed(folder), {}) == "a madlite process has locked the run by now"
+    assert removed == []
+
+
+def pending(workspace: Path) -> Path:
+    """Return the folder of a run whose record has rows that no file took."""
+    folder = run_folder(workspace)
+    record = Record(id=folder.name, card="m", status=Status.SUCCESS, rows=ROWS)
+    with closing(RunFolder.reopen(folder)) as opened:
+        assert opened.write_record(record_json(record)) == ""
+        opened.end_journal()
+    return folder
+
+
+def test_a_pending_row_whose_line_is_refused_is_reported_with_the_reason(tmp_path):
+    folder = write_journal(pending(tmp_path))
+    os.link(folder / RUN_JOURNAL, tmp_path / "backup")
+    (message,) = append_pending(tmp_path, tmp_path / "perf.csv")
+    assert message == (f"{folder.name}: no row was added: {folder / RUN_JOURNAL}: it has other names too (hard links)")
+    assert not (tmp_path / "perf.csv").exists()
+
+
+def test_a_pending_row_of_an_earlier_madlite_is_reported_and_added(tmp_path):
+    folder = pending(tmp_path)
+    (folder / "rows.json").write_text('{"path": "perf.csv", "cells": []}')
+    assert recovery_report(tmp_path) == [f"{folder.name}: no row in perf.csv; the next madlite run adds it"]
+    assert append_pending(tmp_path, tmp_path / "perf.csv") == [f"{folder.name}: its row was added to perf.csv"]
+    assert recovery_report(tmp_path) == [] and (tmp_path / "perf.csv").read_text().count("\n") == 2
+
+
+def test_what_an_earlier_madlite_cleaned_or_prepared_is_not_reported(tmp_path):
+    cut_off = run_folder(tmp_path)
+    prepared = run_folder(tmp_path, "20260101T000000-prepare-000002")
+    assert len(find_incomplete(tmp_path)) == 2
+    (cut_off / "cleaned").write_text("no row\n")
+    (prepared / "cleaned").write_bytes(b"")
+    assert recovery_report(tmp_path) == []
+    assert (read_run(cut_off).cleaned, read_run(prepared).cleaned) == ("no row", "")
+    (pending_row := pending_after_cleaning(tmp_path)).joinpath("rows.json").write_text("{}")
+    assert recovery_report(tmp_path) == [] and append_pending(tmp_path, tmp_path / "perf.csv") == []
+    assert (pending_row / RECORD).exists()
+
+
+def pending_after_cleaning(workspace: Path) -> Path:
+    folder = run_folder(workspace, "20260101T000000-c-000003")
+    (folder / RECORD).write_text(record_json(Record(id=folder.name, card="m", status=Status.SUCCESS, rows=ROWS)))
+    (folder / "cleaned").write_text("no row in perf.csv")
+    return folder
+
+
+def test_a_workload_s_file_of_that_name_hides_no_run_that_has_a_journal(tmp_path):
+    folder = write_journal(run_folder(tmp_path))
+    (folder / "cleaned").write_text("by the training")
+    assert [one.folder for one in find_incomplete(tmp_path)] == [folder]
+
+
+def test_rebuild_does_not_call_a_run_without_a_row_after_clean_could_not_see_it(tmp_path):
+    folder = run_folder(tmp_path)
+    write_record_of_another(tmp_path)
+    with closing(RunFolder.reopen(folder)) as opened:
+        assert opened.note(RunEntry(at="t", cleaned="whether its row is in perf.csv cannot be seen")) == ""
+    done = rebuild(tmp_path / "again.csv", tmp_path / "madlite_runs")
+    assert done.notes == (f"{folder.name}: no record, and a row that it may have is left out: it was cut off",)
+    assert not is_uncollected(folder)
+
+
+def write_record_of_another(workspace: Path) -> None:
+    folder = run_folder(workspace, "20260101T000000-b-000009")
+    rows = RunRows(path="perf.csv", cells=(ROW,), at="t", appended=True)
+    with closing(RunFolder.reopen(folder)) as opened:
+        record = Record(id=folder.name, card="m", status=Status.SUCCESS, rows=rows)
+        assert opened.write_record(record_json(record)) == ""

@@ -1,0 +1,397 @@
+"""Which submissions a command means, where their rows go, and what becomes of jobs that nobody waits for."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from madlite.cli import attach, following
+from madlite.cli.main import call
+from madlite.jobs import ends, follow, slurm, submit
+from madlite.jobs.submission import JOBS
+from madlite.store.folder import RunFolder
+from tests.csv_rows import csv_rows
+
+pytestmark = pytest.mark.host
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """A working folder beside a Slurm that is stand-ins of its commands: its queue is empty, each job has failed."""
+    (tmp_path / "bin").mkdir()
+    for name in ("scontrol", "squeue", "scancel", "sinfo", "sacct"):
+        command(tmp_path, name, "exit 0")
+    command(tmp_path, "sbatch", f"echo sbatch >>{tmp_path}/submitted; echo $((4000 + $(wc -l <{tmp_path}/submitted)))")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(follow, "GRACE_S", 0.1)
+    monkeypatch.setattr(submit, "WAIT_S", 0.1)
+    (tmp_path / "run.sh").write_text("echo performance: 1 tok\n")
+    card = {"name": "a", "scripts": "run.sh", "tags": [], "runtimes": ["host"], "n_gpus": "0"}
+    (tmp_path / "models.json").write_text(json.dumps([card]))
+    (tmp_path / "cluster.toml").write_text("[clusters.lab.slurm]\nexclusive = false\n")
+    return tmp_path
+
+
+def command(folder: Path, name: str, script: str) -> None:
+    file = folder / "bin" / name
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+def run(*words: str) -> int:
+    return call(["run", "--cluster", "lab", "--tags", "a", *words])
+
+
+def unreachable(folder: Path) -> None:
+    for name in ("sbatch", "squeue"):
+        command(folder, name, "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1")
+
+
+def submissions(folder: Path) -> list[str]:
+    return sorted(one.name.removeprefix("jobs-") for one in folder.glob("madlite_runs/jobs-*"))
+
+
+def test_rows_go_to_the_file_of_the_command_that_submitted_them(folder: Path):
+    for name in ("a.csv", "b.csv"):
+        assert run("--detach", "-o", name) == 0
+    assert call(["attach"]) == 3
+    assert [len(csv_rows(folder / name)) for name in ("a.csv", "b.csv")] == [1, 1]
+
+
+def test_what_has_its_rows_is_told_again_with_the_exit_code_of_its_outcome(folder: Path, capfd):
+    assert run("--detach", "--repeat", "2") == 0
+    assert call(["attach"]) == 3
+    first = capfd.readouterr().out
+    assert "2 FAILURE" in first and f"results: {folder}/perf.csv" in first
+    (own,) = submissions(folder)
+    assert call(["attach", own]) == 3
+    again = capfd.readouterr().out
+    ends = [line for line in first.splitlines() if "FAILURE a [" in line or "try:" in line or "results:" in line]
+    assert len(ends) >= 3 and all(line in again for line in ends)
+    assert len(csv_rows(folder / "perf.csv")) == 2
+    shutil.rmtree(next(folder.glob("madlite_runs/2*-a-*")))
+    assert call(["attach", own]) == 3
+    assert "its record is gone" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "files"), [((), {"a.csv"}), (("-o", "all.csv"), {"all.csv"})])
+def test_collect_has_a_file_of_its_own_only_where_one_is_named(folder: Path, words, files):
+    assert run("--detach", "-o", "a.csv") == 0
+    assert call(["collect", *words]) == 3
+    assert {one.name for one in folder.glob("*.csv") if not one.name.startswith("perf_entry")} == files
+
+
+PLUGIN = """apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:9"}}}}]
+users:
+- name: u
+  user:
+    exec: {{apiVersion: client.authentication.k8s.io/v1, command: touch, args: ["{marker}"], interactiveMode: Never}}
+"""
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "kubernetes"])
+@pytest.mark.parametrize("words", [["jobs"], ["collect"], ["attach"], ["cancel", "{id}"], ["jobs", "{id}"]])
+def test_a_submission_that_was_not_made_here_is_named_and_starts_nothing(
+    folder: Path, monkeypatch, caplog, scheduler, words
+):
+    assert run("--detach") == 0
+    (own,) = submissions(folder)
+    here, marker = folder / "elsewhere", folder / "executed"
+    shutil.copytree(folder / f"madlite_runs/jobs-{own}", here / f"madlite_runs/jobs-{own}")
+    with (here / f"madlite_runs/jobs-{own}/{JOBS}").open("a") as notes:
+        notes.write('{"at":"","script":1,"job":"--me"}\n')
+    (folder / "config").write_text(PLUGIN.format(marker=marker))
+    file = here / f"madlite_runs/jobs-{own}/submission.json"
+    planted = json.loads(file.read_text())
+    planted["scheduler"] = scheduler
+    if scheduler == "kubernetes":
+        planted["description"]["kubernetes"]["kubeconfig"] = str(folder / "config")
+    file.write_text(json.dumps(planted))
+    for name in ("scontrol", "squeue", "scancel", "sinfo", "sacct", "sbatch"):
+        command(folder, name, f"touch {marker}")
+    monkeypatch.chdir(here)
+    code = call([word.format(id=own) for word in words])
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert f"madlite_runs/jobs-{own}: not in the journal of this folder" in told and "so left alone" in told
+    assert code == (4 if "{id}" in words else 0) and not marker.exists()
+
+
+def test_a_submission_is_in_the_journal_before_the_cluster_has_it(folder: Path):
+    command(folder, "sbatch", 'grep -q \'"made":"jobs-\' madlite_runs/.journal.jsonl && echo 4001')
+    assert run("--detach") == 0
+    assert call(["attach"]) == 3 and len(csv_rows(folder / "perf.csv")) == 1
+
+
+def test_what_is_no_id_of_a_job_is_no_argument_of_a_command(folder: Path):
+    assert run("--detach") == 0
+    (own,) = submissions(folder)
+    for name in ("scontrol", "squeue", "scancel", "sinfo", "sacct"):
+        command(folder, name, f'echo {name} "$@" >>{folder}/asked')
+    with (folder / f"madlite_runs/jobs-{own}/{JOBS}").open("a") as notes:
+        notes.write('{"at":"","script":1,"job":"--me"}\n')
+    for words in (["jobs"], ["cancel", own]):
+        call(words)
+    asked = (folder / "asked").read_text()
+    assert "--me" not in asked and "scancel -- 4001" in asked
+
+
+def test_no_secret_of_the_cluster_file_is_in_the_files_of_a_submission(folder: Path):
+    secret = "hf_thisIsNoRealTokenButLooksLikeOne9012"
+    with (folder / "cluster.toml").open("a") as file:
+        file.write(f'[clusters.lab.env]\nHF_TOKEN = "{secret}"\n')
+    assert run("--detach") == 0
+    files = [file for file in folder.glob("madlite_runs/jobs-*/**/*") if file.is_file()]
+    assert [file.name for file in files if secret in file.read_text()] == ["environment"]
+
+
+def test_in_an_allocation_the_variable_of_a_cluster_submits_nothing(folder: Path, monkeypatch):
+    monkeypatch.setenv("MADLITE_CLUSTER", "lab")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    assert call(["run", "--tags", "a"]) == 0
+    assert submissions(folder) == [] and len(csv_rows(folder / "perf.csv")) == 1
+
+
+def test_detach_fails_where_nothing_was_submitted(folder: Path, capfd):
+    unreachable(folder)
+    assert run("--detach") == 3
+    assert "is not submitted" in capfd.readouterr().err
+
+
+def test_what_was_cancelled_before_it_was_submitted_never_is(folder: Path):
+    unreachable(folder)
+    assert run("--detach") == 3
+    for name in ("sbatch", "squeue"):
+        command(folder, name, f"echo {name} >>{folder}/asked")
+    assert call(["cancel", *submissions(folder)]) == 0
+    (row,) = csv_rows(folder / "perf.csv")
+    assert row["status"] == "FAILURE"
+    (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
+    assert record["cause"] == "interrupted" and "cancelled before it was submitted" in record["reason"]
+    assert call(["attach"]) == 0 and "sbatch" not in (folder / "asked").read_text()
+
+
+def test_a_run_that_has_ended_is_not_submitted_again(folder: Path):
+    """The command was killed between sbatch and its note, and the job has ended since."""
+    assert run("--detach") == 0
+    (jobs,) = folder.glob(f"madlite_runs/jobs-*/{JOBS}")
+    begun, *_ = jobs.read_text().splitlines(keepends=True)
+    jobs.write_text(begun)
+    plan = next(folder.glob("madlite_runs/jobs-*/plans/1.json"))
+    assert call(["run", "--plan", str(plan), "--no-rows"]) == 0
+    assert call(["attach"]) == 0
+    assert len(csv_rows(folder / "perf.csv")) == 1 and (folder / "submitted").read_text() == "sbatch\n"
+
+
+def test_a_job_that_is_started_twice_measures_once(folder: Path, capfd):
+    """As of an sbatch whose answer did not come, or of a scheduler that queues it again and does not tell the job."""
+    assert run("--detach") == 0
+    (script,) = folder.glob("madlite_runs/jobs-*/scripts/1.sh")
+    for code in (0, 4):
+        assert subprocess.run(["bash", script], check=False).returncode == code
+    assert "a run of this plan has begun" in capfd.readouterr().err
+    assert call(["collect"]) == 0 and call(["collect"]) == 0
+    assert len(csv_rows(folder / "perf.csv")) == 1
+
+
+def test_a_run_that_another_command_is_about_to_collect_is_no_failure(folder: Path, monkeypatch):
+    assert run("--detach") == 0
+    (script,) = folder.glob("madlite_runs/jobs-*/scripts/1.sh")
+    subprocess.run(["bash", script], check=True)
+    real, done = follow.collect_all, []
+
+    def busy_at_first(folders, *rest):
+        with ExitStack() as other:
+            if not done:
+                other.callback(RunFolder.reopen(folders[0]).close)
+            done.extend(real(folders, *rest))
+        return iter(done[-1:])
+
+    monkeypatch.setattr(follow, "collect_all", busy_at_first)
+    assert call(["attach"]) == 0
+    assert [one.failed for one in done] == [True, False] and len(csv_rows(folder / "perf.csv")) == 1
+
+
+def test_accounting_that_is_down_is_waited_for_by_what_follows(folder: Path, monkeypatch):
+    monkeypatch.setattr(ends, "POLL_S", 0.1)
+    monkeypatch.setattr(slurm, "_PAUSE_S", 0.01)
+    down = "sacct: error: Problem talking to the database: Connection refused"
+    told = "4001|TIMEOUT|143:0|n1|0:0|Unknown"
+    count = f"echo >>{folder}/asked; [ $(wc -l <{folder}/asked) -gt 5 ]"
+    command(folder, "sacct", f"{count} && echo '{told}' || {{ echo '{down}' >&2; exit 1; }}")
+    assert run() == 3
+    (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
+    assert record["cause"] == "timeout", record["reason"]
+
+
+def test_accounting_that_stays_down_costs_a_run_its_cause_and_not_its_row(folder: Path, monkeypatch):
+    monkeypatch.setattr(slurm, "_PAUSE_S", 0.01)
+    command(folder, "sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
+    assert run("--detach") == 0 and call(["collect"]) == 3
+    (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
+    assert "the cluster does not know job 4001 any more (sacct: Connection refused)" in record["reason"]
+
+
+def test_what_another_command_submits_meanwhile_is_not_submitted_twice(folder: Path, monkeypatch):
+    sbatch = (folder / "bin/sbatch").read_bytes()
+    unreachable(folder)
+    assert run("--detach") == 3
+    for name, text in (("sbatch", sbatch), ("squeue", b"#!/bin/sh\n")):
+        (folder / "bin" / name).write_bytes(text)
+    read = attach.open_submissions
+
+    def and_another_begins(wanted):
+        stored = read(wanted)
+        (jobs,) = folder.glob(f"madlite_runs/jobs-*/{JOBS}")
+        jobs.write_text("")  # as it was before that command
+        stored = read(wanted)
+        subprocess.run([sys.executable, "-m", "madlite", "attach"], cwd=folder, check=False)
+        return stored
+
+    monkeypatch.setattr(attach, "open_submissions", and_another_begins)
+    assert call(["attach"]) in (0, 3)
+    assert (folder / "submitted").read_text() == "sbatch\n"
+
+
+def test_who_waits_fails_with_the_run_that_another_command_collected(folder: Path, monkeypatch):
+    assert run("--detach") == 0
+    assert call(["collect"]) == 3
+    (stored,) = folder.glob(f"madlite_runs/jobs-*/{JOBS}")
+    lines = stored.read_text().splitlines(keepends=True)
+    stored.write_text("".join(line for line in lines if '"settled"' not in line))  # not noted yet
+    assert call(["attach"]) == 3
+
+
+@pytest.mark.parametrize("words", [(), ("--retry", "1", "--retry-wait", "0")])
+def test_runs_of_a_submission_have_their_rows_without_lines_of_their_own(folder: Path, words):
+    """A full disk takes no line of the journal, neither of a run's folder nor of its result."""
+    (folder / "run.sh").write_text("echo 'HTTPError: 429 Client Error: Too Many Requests for url: x'; exit 1\n")
+    assert run("--detach", *words) == 0
+    (plan,) = folder.glob("madlite_runs/jobs-*/plans/1.json")
+    assert call(["run", "--plan", str(plan), "--no-rows", *words]) == 3
+    journal = folder / "madlite_runs/.journal.jsonl"
+    kept = [line for line in journal.read_text().splitlines(keepends=True) if '"run":' not in line]
+    assert ['"made":"jobs-' in line for line in kept].count(True) == 1
+    journal.write_text("".join(kept))
+    assert call(["collect"]) == 3
+    (row,) = csv_rows(folder / "perf.csv")
+    records = [json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json")]
+    assert row["status"] == "FAILURE" and len(records) == 1 + bool(words)
+    assert [one["cause"] for one in records if one["rows"]] == ["network"]
+    assert call(["report", "rebuild", "-o", "again.csv"]) == 0 and len(csv_rows(folder / "again.csv")) == 1
+
+
+def test_rows_wait_for_room_on_the_disk_and_one_sentence_says_so(folder: Path, small_disk, monkeypatch, capfd):
+    for name in ("run.sh", "models.json", "cluster.toml"):
+        shutil.move(folder / name, small_disk.path / name)
+    monkeypatch.chdir(small_disk.path)
+    assert run("--detach", "--repeat", "3") == 0
+    small_disk.fill()
+    assert call(["collect"]) == 3
+    told = capfd.readouterr().err
+    assert told.count("warning") == 1 and "No space left on device; rows wait for room on the disk (df -h .)" in told
+    assert len(told) < 300 and "not in the journal" not in told
+    tried: list[Path] = []
+    write = follow.write_failure
+
+    def and_room_after_a_while(plan_file: Path, *others):
+        tried.append(plan_file)
+        if len(tried) == 12:
+            small_disk.free()
+        return write(plan_file, *others)
+
+    monkeypatch.setattr(follow, "write_failure", and_room_after_a_while)
+    monkeypatch.setattr(following, "_TICK_S", 0.01)
+    assert call(["attach"]) == 3
+    told = capfd.readouterr().err
+    assert told.count("warning") == 1 and told.count("rows wait for room") == 1
+    assert len(csv_rows(small_disk.path / "perf.csv")) == 3
+
+
+def test_a_number_is_that_of_a_job_and_no_part_of_an_id(folder: Path, capfd):
+    assert run("--detach", "--repeat", "2") == 0
+    (own,) = submissions(folder)
+    for nonsense in (own[2:6], own[9:12], "2", ""):
+        assert call(["cancel", nonsense]) == 4
+        assert f"'{nonsense}' is none of the submissions" in capfd.readouterr().err
+    shutil.copytree(folder / "madlite_runs", folder / "kept")
+    for name in ("4001", "4001_2", own[-6:], own[:11], own):
+        shutil.rmtree(folder / "madlite_runs")
+        shutil.copytree(folder / "kept", folder / "madlite_runs", copy_function=shutil.copy2)
+        assert call(["cancel", name]) == 0, name
+
+
+def test_a_submission_that_is_ended_has_the_signal_s_code_and_is_given_up(folder: Path):
+    command(
+        folder, "sbatch", "echo 'Unable to contact slurm controller (connect failure)' >&2; kill -TERM $PPID; exit 1"
+    )
+    started = subprocess.run(
+        [sys.executable, "-m", "madlite", "run", "--cluster", "lab", "--tags", "a"], capture_output=True, text=True
+    )
+    assert started.returncode == 143, started.stderr
+    assert call(["attach"]) == 0 and len(csv_rows(folder / "perf.csv")) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--nodes", "2", "--runtime", "host"),
+            "--runtime host beside --nodes 2: it would run on the first node alone",
+        ),
+        (("--nodes", "2", "--image", "i:1"), "--image i:1: the nodes run commands without a container"),
+        (("--machine", "8xMI300X", "--dry-run"), "--machine 8xMI300X beside --cluster lab"),
+        (("--cluster", ""), "--cluster has no name"),
+    ],
+)
+def test_what_would_run_elsewhere_than_asked_is_refused(folder: Path, capfd, words, message):
+    assert run(*words) == 4
+    assert message in capfd.readouterr().err and not (folder / "submitted").exists()
+
+
+def test_a_card_with_an_image_is_no_job_on_nodes_without_containers(folder: Path, capfd):
+    (folder / "a.Dockerfile").write_text("FROM scratch\n")
+    card = {"name": "a", "scripts": "run.sh", "dockerfile": "a", "tags": [], "n_gpus": "0"}
+    (folder / "models.json").write_text(json.dumps([card]))
+    assert run("--nodes", "2", "--detach") == 3
+    assert "card 'a' runs in an image (a), and the nodes have no container for it" in capfd.readouterr().out
+    assert not (folder / "submitted").exists() and csv_rows(folder / "perf.csv")[0]["status"] == "FAILURE"
+    assert run("--nodes", "2", "--detach", "--runtime", "slurm") == 0 and (folder / "submitted").exists()
+
+
+def test_what_bash_said_of_a_job_that_never_began_is_the_reason(folder: Path):
+    assert run("--detach") == 0
+    (output,) = folder.glob("madlite_runs/jobs-*/output")
+    (output / "1.out").write_text(
+        "/var/spool/job4001/slurm_script: line 19: /nope/madlite: No such file or directory\n"
+    )
+    command(folder, "sacct", "echo '4001|FAILED|127:0|n1|127:0|2026-01-02T03:04:05'")
+    assert call(["collect"]) == 3
+    (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
+    assert "/nope/madlite: No such file or directory" in record["reason"]
+
+
+def test_a_check_that_is_interrupted_leaves_no_job(folder: Path):
+    cleaned = f"{sys.executable} -m madlite clean --yes >{folder}/cleaned 2>&1"
+    command(folder, "squeue", f"cd {folder} && {cleaned}; kill -INT $PPID; sleep 0.5")
+    command(folder, "scancel", f"echo $@ >>{folder}/cancelled")
+    checked = subprocess.run(
+        [sys.executable, "-m", "madlite", "cluster", "check", "lab", "--nodes", "1"], capture_output=True, text=True
+    )
+    assert checked.returncode == 130, checked.stderr
+    assert "4001" in (folder / "cancelled").read_text() and "Traceback" not in checked.stderr
+    (left,) = folder.glob("madlite_runs/check-*")  # clean has left it, for it was in use
+    assert f"the check's files stay: {left}" in checked.stderr
+    assert "nothing is left behind" in (folder / "cleaned").read_text()

@@ -1,0 +1,47 @@
+"""Lines about runs of a cluster that wait and run, many of them and in a narrow terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from madlite.cli.attached import state_lines
+from madlite.cli.main import call
+from madlite.jobs.follow import RunState
+from madlite.jobs.schedulers import JobState
+from madlite.jobs.submission import JobRun
+from madlite.store.folder import Progress
+
+LONG = "primus_pyt_megatron_lm_train_llama-3.1-70b"
+
+
+def waiting(number: int, reason: str = "Resources", card: str = LONG) -> RunState:
+    run = JobRun(id=f"20261127T120000-{card}-{number:06x}", card=card, number=number)
+    return RunState(run=run, job=f"77_{number}", word="PENDING", state=JobState(state="PENDING", reason=reason))
+
+
+def running(number: int) -> RunState:
+    state = JobState(state="RUNNING", nodes="node[0001-0004]", ends="2026-11-27T16:00:00")
+    progress = Progress(started="2026-11-27T12:00:00+00:00", step=5, steps=100)
+    return RunState(run=waiting(number).run, job=f"77_{number}", word="RUNNING", state=state, progress=progress)
+
+
+def test_a_thousand_runs_that_wait_fit_on_the_screen():
+    states = [running(1), running(2), *map(waiting, range(3, 1003)), waiting(1003, "Priority", "b")]
+    lines = [*state_lines(states, 8, 80)]
+    assert len(lines) <= 10 and all(len(line) <= 80 for line in lines), lines
+    text = " ".join(" ".join(lines).split())
+    assert f"1000 runs: PENDING (Resources), jobs 77_3 to 77_1002, 1000 of {LONG}" in text
+    assert text.count("RUNNING on node[0001-0004], step 5 of 100") == 2 and "job 77_1003 PENDING (Priority)" in text
+
+
+def test_each_of_them_is_listed_on_request_and_a_pipe_has_one_line_of_each():
+    states = [*map(waiting, range(1, 1001))]
+    assert len([*state_lines(states, None, None)]) == 1000
+    assert all(line.startswith("  20261127T120000-") for line in state_lines(states, None, None))
+
+
+@pytest.mark.parametrize("command", ["tune", "bisect"])
+def test_what_chooses_runs_by_their_results_says_what_to_do_instead(capfd, command):
+    assert call([command, "a", "--cluster", "lab"]) == 4
+    told = capfd.readouterr().err
+    assert f"--cluster lab beside {command}" in told and f"salloc -N1 --exclusive madlite {command}" in told

@@ -1,0 +1,71 @@
+"""When the row of a job without a result is written: a moment after its end, for its files may come late."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from madlite.cli.main import call
+from madlite.jobs import follow
+from madlite.jobs.ends import JobEnds
+from tests.csv_rows import csv_rows
+
+pytestmark = pytest.mark.host
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """A working folder with two submitted jobs, of a Slurm that is stand-ins of its commands."""
+    (tmp_path / "bin").mkdir()
+    for name in ("scontrol", "squeue", "scancel", "sinfo"):
+        command(tmp_path, name, "exit 0")
+    command(tmp_path, "sbatch", "echo 77")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(follow, "GRACE_S", 0.5)
+    (tmp_path / "run.sh").write_text("echo performance: 1 tok\n")
+    card = {"name": "a", "scripts": "run.sh", "tags": [], "runtimes": ["host"], "n_gpus": "0"}
+    (tmp_path / "models.json").write_text(json.dumps([card]))
+    (tmp_path / "cluster.toml").write_text("[clusters.lab.slurm]\nexclusive = false\n")
+    assert call(["run", "--cluster", "lab", "--tags", "a", "--repeat", "2", "--detach"]) == 0
+    return tmp_path
+
+
+def command(folder: Path, name: str, script: str) -> None:
+    file = folder / "bin" / name
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+def ended(folder: Path, ago_s: float) -> None:
+    """Let accounting tell that both jobs failed so long ago; each time it is asked leaves a line."""
+    at = (datetime.now() - timedelta(seconds=ago_s)).isoformat(timespec="seconds")
+    lines = "".join(f"77_{n}|FAILED|1:0|n1|1:0|{at}\\n" for n in (1, 2))
+    command(folder, "sacct", f"echo asked >>{folder}/asked; printf '{lines}'")
+
+
+def test_jobs_that_ended_long_ago_are_not_waited_for(folder: Path, monkeypatch):
+    monkeypatch.setattr(follow, "GRACE_S", 1e9)
+    ended(folder, 3600)
+    assert call(["collect"]) == 3
+    assert [row["status"] for row in csv_rows(folder / "perf.csv")] == ["FAILURE", "FAILURE"]
+    assert (folder / "asked").read_text() == "asked\n", "both by one question"
+    assert json.loads((folder / "perf_entry.json").read_text())["status"] == "FAILURE"
+    assert call(["collect"]) == 0 and len(csv_rows(folder / "perf.csv")) == 2
+
+
+def test_a_job_that_has_just_ended_is_given_a_moment(folder: Path, monkeypatch):
+    ended(folder, 0)
+    asked, seen = JobEnds.find_long_over, []
+
+    def watched(self, jobs):
+        asked(self, jobs)
+        seen.append([job for job in jobs if job in self])
+
+    monkeypatch.setattr(JobEnds, "find_long_over", watched)
+    assert call(["collect"]) == 3
+    assert seen[0] == [] and len(csv_rows(folder / "perf.csv")) == 2

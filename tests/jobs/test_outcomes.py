@@ -1,0 +1,75 @@
+"""How a job ended → cause and reason of its run's row; and which waiting jobs never start."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from madlite.jobs.outcomes import end_of, why_never, why_waits
+from madlite.jobs.schedulers import JobState
+from madlite.model import Cause
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "words"),
+    [
+        (JobState(state="TIMEOUT", code=143, nodes="n1"), Cause.TIMEOUT, "time was over on n1"),
+        (JobState(state="NODE_FAIL", signal=15, nodes="n2"), Cause.NODE, "a node of the job failed on n2"),
+        (JobState(state="CANCELLED", signal=15), Cause.INTERRUPTED, "cancelled"),
+        (JobState(state="PREEMPTED"), Cause.PREEMPTED, "preempted"),
+        (JobState(state="OUT_OF_MEMORY", code=0, signal=125), Cause.HOST_MEMORY, "ran out of memory"),
+        (JobState(state="FAILED", code=1, derived=1), Cause.JOB, "exit code 1"),
+        (JobState(state="FAILED", code=137), Cause.KILLED, "killed"),
+        (JobState(state="FAILED", code=143), Cause.KILLED, "SIGTERM"),
+        (JobState(state="COMPLETED", code=0), Cause.JOB, "without a result"),
+        (JobState(state="COMPLETED", code=0, derived=9), Cause.JOB, "a step's exit code 9"),
+        (JobState(), Cause.JOB, "does not know job 7 any more"),
+    ],
+)
+def test_a_job_without_a_result_gives_its_run_a_cause(state, cause, words):
+    end = end_of(state, "7")
+    assert end.cause is cause
+    assert words in end.reason
+
+
+def test_the_last_error_of_a_job_s_output_is_in_the_reason():
+    end = end_of(JobState(state="FAILED", code=4), "7", "plan file 1.json needs the secret HF_TOKEN")
+    assert end.reason.endswith(": plan file 1.json needs the secret HF_TOKEN")
+
+
+def test_a_run_that_had_begun_before_its_job_was_queued_again_is_preempted():
+    again = JobState(state="COMPLETED", code=0, restarts=1)
+    assert end_of(again, "7", started=True).cause is Cause.PREEMPTED
+    assert end_of(again, "7", started=False).cause is Cause.JOB
+    assert end_of(replace(again, earlier="NODE_FAIL"), "7", started=True).cause is Cause.NODE
+    said = "*** JOB 7 ON n1 CANCELLED AT 2026-11-27T00:45:59 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"
+    assert end_of(again, "7", said, started=True).cause is Cause.NODE
+
+
+@pytest.mark.parametrize("reason", ["JobHeldUser", "JobHeldAdmin"])
+def test_a_job_that_is_held_is_told_and_not_cancelled(reason):
+    assert why_never(JobState(state="PENDING", reason=reason)) is None
+    assert "madlite cancel ends it" in why_waits(JobState(state="PENDING", reason=reason))
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["PartitionNodeLimit", "PartitionTimeLimit", "InvalidAccount", "BadConstraints", "QOSMaxGRESPerJob"],
+)
+def test_a_reason_that_no_other_job_s_end_changes_is_for_ever(reason):
+    end = why_never(JobState(state="PENDING", reason=reason))
+    assert end is not None
+    assert end.cause is Cause.JOB_NEVER
+    assert reason in end.reason
+    assert end.hint
+
+
+@pytest.mark.parametrize("reason", ["Resources", "Priority", "ReqNodeNotAvail", "AssocGrpGRES", "QOSGrpCpuLimit", ""])
+def test_other_reasons_are_waited_for(reason):
+    assert why_never(JobState(state="PENDING", reason=reason)) is None
+    assert why_never(JobState(state="RUNNING", reason="PartitionNodeLimit")) is None
+
+
+def test_a_limit_of_the_group_is_told():
+    assert "sacctmgr" in why_waits(JobState(state="PENDING", reason="AssocGrpGRES"))
+    assert why_waits(JobState(state="PENDING", reason="Resources")) == ""

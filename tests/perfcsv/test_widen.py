@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from madlite.errors import RecordError
+from madlite.model import Row
+from madlite.perfcsv import append_rows
+from madlite.safe_files import Folder
+
+from .reading import DATA, SMALL, V1, V2, records, row, table
+
+
+@pytest.fixture
+def perf(tmp_path: Path) -> Path:
+    return tmp_path / "perf.csv"
+
+
+def test_result_columns_join_at_the_end_in_the_order_they_appear(perf: Path) -> None:
+    append_rows(perf, [row(model="a")])
+    append_rows(perf, [row(model="b", temperature="61", mode="pretrain"), row(model="c", size="3", mode="lora")])
+    assert perf.read_text().splitlines()[0] == f"{V2},temperature,mode,size"
+    assert [(cells["model"], cells["temperature"], cells["mode"], cells["size"]) for cells in table(perf)] == [
+        ("a", "", "", ""),
+        ("b", "61", "pretrain", ""),
+        ("c", "", "lora", "3"),
+    ]
+
+
+def test_standard_columns_never_join(perf: Path) -> None:
+    perf.write_text(V1.replace(",", ", ") + "\n")
+    append_rows(perf, [row(model="a", nnodes="1", launcher="docker", temperature="61")])
+    assert records(perf)[0] == [*V1.split(","), "temperature"]
+
+
+@pytest.mark.parametrize("name", ["madengine-1.csv", "madengine-2.csv"])
+def test_rows_of_madengine_keep_their_text(perf: Path, name: str) -> None:
+    perf.write_bytes((DATA / name).read_bytes())
+    before = records(perf)
+    append_rows(perf, [row(model="a", mode="lora")])
+    assert records(perf)[0] == [*before[0], "mode"]
+    assert records(perf)[1:-1] == [[*cells, ""] for cells in before[1:]]
+
+
+def test_shorter_rows_are_filled_and_longer_ones_keep_what_stands_beyond_the_header(perf: Path) -> None:
+    perf.write_text(f"{SMALL}\nshort,SUCCESS\nlong,SUCCESS,1,u,beyond\n\nlast,,,\n")
+    append_rows(perf, [row(model="new", mode="lora")])
+    assert perf.read_text() == (f"{SMALL},mode\nshort,SUCCESS,,,\nlong,SUCCESS,1,u,,beyond\n\nlast,,,,\nnew,,,,lora\n")
+
+
+def test_bom_and_crlf_are_kept(perf: Path) -> None:
+    perf.write_bytes(b"\xef\xbb\xbf" + f'{SMALL}\r\na,,,"x\ny"\r\n'.encode())
+    append_rows(perf, [row(model="b", mode="lora")])
+    assert perf.read_bytes() == b"\xef\xbb\xbf" + f'{SMALL},mode\r\na,,,"x\ny",\r\nb,,,,lora\r\n'.encode()
+
+
+def test_bytes_that_are_no_text_are_kept(perf: Path) -> None:
+    perf.write_bytes(SMALL.encode() + b"\ncaf\xe9,\xff\xfe,,\n")
+    append_rows(perf, [row(model="b", mode="lora")])
+    assert perf.read_bytes() == SMALL.encode() + b",mode\ncaf\xe9,\xff\xfe,,,\nb,,,,lora\n"
+
+
+def test_field_longer_than_csv_allows_is_kept(perf: Path) -> None:
+    note = "x" * 300_000
+    append_rows(perf, [row(model="a", args=note)])
+    limit = csv.field_size_limit()
+    append_rows(perf, [row(model="b", mode="lora")])
+    assert csv.field_size_limit() == limit
+    assert note in perf.read_text()
+
+
+fields = st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), min_size=1, max_size=7)
+
+
+@given(
+    earlier=st.lists(fields.filter(lambda cells: cells != [""]), max_size=6), newline=st.sampled_from(["\n", "\r\n"])
+)
+def test_every_earlier_field_keeps_its_text(tmp_path_factory: pytest.TempPathFactory, earlier, newline) -> None:
+    perf = tmp_path_factory.mktemp("wide") / "perf.csv"
+    with perf.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator=newline).writerows([SMALL.split(","), *earlier])
+    append_rows(perf, [row(model="new", mode="lora")])
+    wide = [[*cells[:4], *[""] * (5 - len(cells[:4])), *cells[4:]] for cells in earlier]
+    assert records(perf) == [[*SMALL.split(","), "mode"], *wide, ["new", "", "", "", "lora"]]
+
+
+def test_mode_and_owner_are_kept(perf: Path) -> None:
+    perf.write_text(SMALL + "\n")
+    perf.chmod(0o664)
+    if os.getuid() == 0:
+        os.chown(perf, 12345, 23456)
+    before = perf.stat()
+    append_rows(perf, [row(model="a", mode="lora")])
+    after = perf.stat()
+    assert before.st_ino != after.st_ino
+    assert (before.st_mode, before.st_uid, before.st_gid) == (after.st_mode, after.st_uid, after.st_gid)
+
+
+def test_link_stays_a_link_and_its_target_gets_the_rows(perf: Path, tmp_path: Path) -> None:
+    target = tmp_path / "shared" / "results.csv"
+    target.parent.mkdir()
+    perf.symlink_to(target)
+    append_rows(perf, [row(model="a")])
+    append_rows(perf, [row(model="b", mode="lora")])
+    assert perf.is_symlink()
+    assert [cells["model"] for cells in table(target)] == ["a", "b"]
+    assert os.listdir(target.parent) == ["results.csv"]
+
+
+def test_leftovers_of_killed_writers_go_and_other_files_stay(perf: Path) -> None:
+    append_rows(perf, [row(model="a")])
+    others = [".perf.csv.x.abcd1234.widening", ".perf.csv.notes", "perf.csv.abcd1234.widening"]
+    for name in [".perf.csv.abcd_234.widening", *others]:
+        perf.with_name(name).write_text("half")
+    append_rows(perf, [row(model="b", mode="lora")])
+    assert sorted(os.listdir(perf.parent)) == sorted(["perf.csv", *others])
+
+
+@pytest.mark.parametrize("failing", ["rename", "fsync"])
+def test_failed_widening_leaves_the_file_as_it_was(perf: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    append_rows(perf, [row(model="a")])
+    before = perf.read_bytes()
+
+    def fail(*args: object) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(Folder if failing == "rename" else os, failing, fail)
+    with pytest.raises(RecordError, match=r"new columns \(mode\): Device or resource busy") as caught:
+        append_rows(perf, [row(model="b", mode="lora")])
+    assert caught.value.hint.endswith("--strict-header")
+    assert perf.read_bytes() == before
+    assert os.listdir(perf.parent) == ["perf.csv"]
+
+
+def test_file_replaced_by_a_program_without_locks_is_not_overwritten(
+    perf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_rows(perf, [row(model="a")])
+    saved = perf.with_name("editor.csv")
+    saved.write_text("edited")
+    monkeypatch.setattr(os, "fsync", lambda fd: saved.exists() and os.replace(saved, perf))
+    with pytest.raises(RecordError, match="replaced by another program"):
+        append_rows(perf, [row(model="b", mode="lora")])
+    assert perf.read_text() == "edited"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[f"k{n}" for n in range(100_000)], ["k" * 200_000], ["k" * 2_000_000], [f"{n:0500}" for n in range(200)]],
+    ids=["many", "longer than a csv field", "longer than a header", "long"],
+)
+@pytest.mark.parametrize("before", [b"", b"model,performance,metric,status\r\nold,0012,x,SUCCESS\r\n"])
+def test_columns_that_would_shut_the_file_to_its_next_writer_do_not_join_and_cost_no_row(
+    tmp_path, names, before, caplog
+):
+    path = tmp_path / "perf.csv"
+    if before:
+        path.write_bytes(before)
+    cells = {"model": "m", "status": "SUCCESS"}
+    append_rows(path, [Row(cells={**cells, **dict.fromkeys(names, "v")})], sync=False)
+    (told,) = caplog.messages
+    assert told.startswith(f"{path}: left out of a row") and len(told) < 500 + len(str(path))
+    assert path.read_bytes().startswith(before) and table(path)[-1]["model"] == "m" and path.stat().st_size < 1000
+    append_rows(path, [Row(cells={**cells, "heat": "7"})], sync=False)
+    assert path.read_bytes().startswith(before[:20]) and table(path)[-1]["heat"] == "7"
+
+
+@pytest.mark.parametrize("mine", [f"k{n}" for n in (0, 99)])
+def test_no_single_results_file_takes_the_room_of_later_ones(tmp_path, mine):
+    path = tmp_path / "perf.csv"
+    told: list[tuple[str, ...]] = []
+    append_rows(path, [row(model="all", **{f"k{n}": "1" for n in range(971)})], sync=False, leave_out=told.append)
+    assert told == [tuple(f"k{n}" for n in range(971))] and table(path)[0]["model"] == "all"
+    append_rows(path, [row(model="most", **{f"k{n}": "1" for n in range(100)})], sync=False, leave_out=told.append)
+    assert table(path)[1][mine] == "1" and len(told) == 1
+
+
+def test_a_full_header_of_another_program_takes_every_row_and_what_it_has_room_for(tmp_path):
+    path = tmp_path / "perf.csv"
+    head = "model,performance,metric,status," + ",".join(f"c{n}" for n in range(1200))
+    path.write_text(head + "\n")
+    told: list[tuple[str, ...]] = []
+    append_rows(path, [row(model="a", c7="seven", heat="1")], sync=False, leave_out=told.append)
+    assert path.read_text().startswith(head + "\n") and told == [("heat",)]
+    assert (table(path)[0]["model"], table(path)[0]["c7"]) == ("a", "seven")
