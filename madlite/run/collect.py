@@ -27,8 +27,8 @@ from madlite.results.stored import RunResult, load_result, read_record, uncollec
 from madlite.run.recovery.cut_off import has_known_result, result_of_cut_off
 from madlite.run.recovery.leftovers import remove_run_files
 from madlite.run.recovery.unfinished import append_once, appended_rows, target_of
-from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, has_result, is_alive, unfinished
-from madlite.workspace.journal import RunEntry, RunRows, is_own, now, other_host, read_of, read_run
+from madlite.workspace.folder import RECORD, RESULT, RunFolder, exists, has_record, has_result, is_alive, unfinished
+from madlite.workspace.journal import RunEntry, RunRows, is_own, now, other_host, read_run
 
 
 class Collected(Value, frozen=True):
@@ -264,8 +264,7 @@ def replaced_by(folder: Path) -> str:
     if not following:
         return ""
     place = folder.parent / following
-    is_recorded = exists(place / RECORD) and any(one.record for one in read_of(place.parent, following))
-    return following if is_recorded or has_result(place) else ""
+    return following if has_record(place) or has_result(place) else ""
 
 
 def attempts_of(folder: Path) -> tuple[Path, ...]:
