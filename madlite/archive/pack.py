@@ -54,7 +54,7 @@ class Packed(Value, frozen=True):
 
 
 def why_not_packed(run: StoredRun, *, force: bool = False) -> str:
-    """Return why a run cannot be packed; "" where it can, with `force` also one that another program changed."""
+    """Return why a run cannot be packed; "" where it can, with `force` also one whose record was changed."""
     reasons = {
         RUNNING: "it is still running",
         CUT_OFF: "it was cut off: it has no record",

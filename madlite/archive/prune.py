@@ -133,8 +133,6 @@ class _Reasons:
             return "a baseline names it"
         if kind := self._busy.get(os.path.realpath(run.folder)):
             return f"its {kind} is still there; madlite clean lists it"
-        if run.doubt:
-            return run.doubt
         owner = run.folder.lstat().st_uid if run.folder.exists() else os.geteuid()
         return "" if os.geteuid() in (0, owner) else f"it is another user's (uid {owner})"
 

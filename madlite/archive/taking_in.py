@@ -133,8 +133,8 @@ def _take(run: PackedRun, ids: _Ids, beside: Folder, runs: Folder, origin: str) 
         return TakenIn(run=run, id=here, words=words, refused=True)
     with beside.below(run.id) as home:
         os.close(home.open_file(LOCK))
-        record, archived_id = home.read(RECORD, LIMIT_BYTES), run.first_id or run.id
-        entry = journal.import_entry(home, here, record, origin, archived_id=archived_id, doubt=run.doubt)
+        archived_id = run.first_id or run.id
+        entry = journal.import_entry(home, here, origin, archived_id=archived_id, doubt=run.doubt)
         journal.add(runs, entry)
     os.rename(run.id, here, src_dir_fd=beside.fd, dst_dir_fd=runs.fd)
     return TakenIn(run=run, id=here, words=f"taken in{known_as}", is_new=True)

@@ -69,7 +69,7 @@ class Verified(Value, frozen=True):
 class Place(Value, frozen=True):
     """Where a run lies: its folder, what the archive's manifest says of it, else the runs of the working folder.
 
-    `imported`: it is not the working folder's own, or another program changed it.
+    `imported`: it is not the working folder's own.
     """
 
     folder: Path
@@ -140,18 +140,13 @@ def _shown(value: object) -> str:
     return "none" if value in (None, "", (), {}) else f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
-# Hashes: of the manifest, of the journal, of the record.
+# Hashes: of the manifest, of the record.
 
 
 def _stored(record: Record, place: Place) -> Iterator[Item]:
-    """Check the files against the manifest, of a run in its folder the record against the journal."""
+    """Check the files of an archive against its manifest, and whose record it is."""
     if place.packed is not None:
         yield from of_manifest(place.mismatches) or [Item(what="manifest")]
-    else:
-        doubt = NotedRuns(place.folder.parent).doubt(place.folder)
-        yield Item(
-            what="journal", outcome="differs" if doubt else "ok", found=doubt, recorded="its record" if doubt else ""
-        )
     if record.id != place.folder.name:
         yield Item(what="id", outcome="differs", recorded=record.id, found=place.folder.name)
 

@@ -26,8 +26,8 @@ from madlite.perfcsv.pending import are_in_file, rows_path
 from madlite.perfcsv.side_files import leave_entries, write_entries, write_waiting
 from madlite.perfcsv.stored import RunResult, load_result, read_record, uncollected
 from madlite.plan.inputs import RUNS
-from madlite.store.folder import RECORD, RESULT, RunFolder, exists, has_result, is_alive, unfinished
-from madlite.store.journal import RunEntry, RunRows, is_own, now, other_host, read_of, read_run
+from madlite.store.folder import RECORD, RESULT, RunFolder, exists, has_record, has_result, is_alive, unfinished
+from madlite.store.journal import RunEntry, RunRows, is_own, now, other_host, read_run
 from madlite.store.record import Record, record_json, result_of
 
 
@@ -264,8 +264,7 @@ def replaced_by(folder: Path) -> str:
     if not following:
         return ""
     place = folder.parent / following
-    is_recorded = exists(place / RECORD) and any(one.record for one in read_of(place.parent, following))
-    return following if is_recorded or has_result(place) else ""
+    return following if has_record(place) or has_result(place) else ""
 
 
 def attempts_of(folder: Path) -> tuple[Path, ...]:

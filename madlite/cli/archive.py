@@ -37,7 +37,9 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
     "--max-file", type=SIZE, default=256 << 20, metavar="SIZE", help="Leave larger files out.  [default: 256M]"
 )
 @click.option("--binary", is_flag=True, help="Also pack results that cannot be read as text: secrets may be in them.")
-@click.option("--force", is_flag=True, help="Also pack a run whose record another program changed; it is marked so.")
+@click.option(
+    "--force", is_flag=True, help="Also pack an imported run whose record was changed before it came; it stays marked."
+)
 @dir_option
 @verbose_option
 def command(

@@ -48,9 +48,9 @@ def command(
 ) -> int:
     """Read the logs of runs again, and compare what they give with what is recorded.
 
-    A log is read as its run read it: by the backend and the rules of its plan. Compared are hashes (manifest, journal,
-    rendered files), plan, status, numbers, steps, steady window, rows. A FILE is an archive of `madlite archive`; RUN
-    is the id of a run, a part or a pattern of it, last, or last~1. Nothing is changed.
+    A log is read as its run read it: by the backend and the rules of its plan. Compared are hashes (manifest, rendered
+    files), plan, status, numbers, steps, steady window, rows. A FILE is an archive of `madlite archive`; RUN is the id
+    of a run, a part or a pattern of it, last, or last~1. Nothing is changed.
 
     \b
     madlite verify last

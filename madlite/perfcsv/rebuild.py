@@ -150,19 +150,20 @@ def _note_rebuild(output: Path, runs: Path, rows: Iterable[RunRows]) -> None:
 def _find(runs: Path) -> _StoredRows:
     found: list[RunRows] = []
     notes: list[str] = []
-    noted = NotedRuns(runs)
+    entries = journal.read(runs)
+    noted, own = NotedRuns(runs, entries), journal.own_folders(runs, entries)
     for folder in real_folders(runs):
         if not has_any_file(folder, (PLAN, RECORD)):
             continue
-        if noted.is_foreign(folder):
-            notes.append(f"{folder.name}: left out, madlite did not make it in this folder: it is not in its journal")
-            continue
-        if doubt := noted.doubt(folder):
+        if doubt := noted.doubt(folder.name):
             notes.append(f"{folder.name}: {doubt}")
         try:
             record = load_record(folder)
         except RecordError as problem:
             notes.append(f"{folder.name}: {problem.message}")
+            continue
+        if record is None and entries and folder.name not in own:
+            notes.append(f"{folder.name}: left out, madlite did not make it in this folder: it is not in its journal")
             continue
         rows = rows_here(folder, record, noted) if record is not None else _of_cut_off(folder, notes)
         if rows is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from madlite.perfcsv.header import indented, read_json
 from madlite.plan.inputs import RUNS
 from madlite.safe_read import read_regular
 from madlite.store import journal
-from madlite.store.folder import PLAN, RECORD, RESULT, awaits_collection, exists, has_result, is_alive
+from madlite.store.folder import PLAN, RECORD, RESULT, awaits_collection, exists
 from madlite.store.journal import RunRows
 from madlite.store.record import VERSION, Record, record_json
 
@@ -107,22 +106,10 @@ def load_record(folder: Path) -> Record | None:
 
 
 class NotedRuns:
-    """The runs in the journal of a folder of runs.
+    """The runs that were imported or pruned, by the journal of a folder of runs, or by those of its entries."""
 
-    `entries` are those of some runs where the caller has them, and is asked about no others; `has_journal` then says
-    whether there is a journal at all.
-    """
-
-    def __init__(
-        self, runs: Path, entries: Iterable[journal.Entry] | None = None, *, has_journal: bool = False
-    ) -> None:
+    def __init__(self, runs: Path, entries: Iterable[journal.Entry] | None = None) -> None:
         entries = tuple(journal.read(runs) if entries is None else entries)
-        self._is_there = has_journal or bool(entries)
-        self._own = journal.own_folders(runs, entries)
-        self._records: dict[str, list[journal.Entry]] = {}
-        for entry in entries:
-            if entry.record:
-                self._records.setdefault(entry.run, []).append(entry)
         self._imported = journal.imported(entries)
         self.pruned = {entry.run: entry for entry in entries if entry.run and entry.pruned}
         """The last entry of each run that was pruned."""
@@ -137,32 +124,10 @@ class NotedRuns:
         """Return the id that an imported run had in its archive; "" of a run of this folder."""
         return self._imported[run_id].archived_id if run_id in self._imported else ""
 
-    def is_foreign(self, folder: Path) -> bool:
-        """Return whether madlite did not make a run's folder here; False without a journal, or where there is none.
-
-        A copy of a folder of runs has other inodes, and the records that its journal has.
-        """
-        known = folder.name in self._own or folder.name in self._records
-        return self._is_there and not known and exists(folder, shut=True)
-
-    def doubt(self, folder: Path) -> str:
-        """Return a message where a run's record is not what madlite wrote; "" where it is, or that is unknown."""
-        if self.is_foreign(folder):
-            return "madlite did not make it in this folder: it is not in its journal"
-        written = self._records.get(folder.name)
-        if not written:
-            return ""
-        try:
-            found = hashlib.sha256(read_regular(folder / RECORD, LIMIT_BYTES)).hexdigest()
-        except FileNotFoundError:
-            there = written[-1].size >= 0 and not is_alive(folder)
-            return f"its record, written {written[-1].at[:19]} (UTC), is gone" if there else ""
-        except OSError:
-            return ""
-        if found in [entry.record for entry in written]:
-            packed = self._imported.get(folder.name)
-            return f"before it was packed {packed.doubt}" if packed is not None and packed.doubt else ""
-        return f"its record was changed by another program after {written[-1].at[:19]} (UTC), when madlite wrote it"
+    def doubt(self, run_id: str) -> str:
+        """Return what was wrong with an imported run's record before it was packed; "" of a run of this folder."""
+        text = self._imported[run_id].doubt if run_id in self._imported else ""
+        return f"before it was packed {text}" if text else ""
 
 
 def rows_here(folder: Path, record: Record, noted: NotedRuns) -> RunRows | None:
@@ -269,8 +234,7 @@ def with_plan(record: Record, plan: PlanFile) -> Record:
 
 # A run's `result.json`: the source of its rows, side files and record, written before any of them.
 #
-# Format: docs/plan-files.md.  Of a run with `--no-rows` it is the only result until `madlite collect`; its SHA-256
-# is in the journal of the folder of runs.
+# Format: docs/plan-files.md.  Of a run with `--no-rows` it is the only result until `madlite collect`.
 
 RESULT_VERSION = 1
 
@@ -302,10 +266,10 @@ def result_text(result: RunResult) -> str:
 
 
 def load_result(folder: Path) -> RunResult:
-    """Return the result that a run's folder holds, as long as it is what madlite wrote.
+    """Return the result that a run's folder holds.
 
     Raises:
-        RecordError: there is none, it cannot be read, or another program wrote or changed it.
+        RecordError: there is none, or it cannot be read.
     """
     try:
         data = read_regular(folder / RESULT, LIMIT_BYTES)
@@ -313,23 +277,7 @@ def load_result(folder: Path) -> RunResult:
         raise RecordError(f"it has no {RESULT}") from None
     except OSError as error:
         raise RecordError(f"{RESULT}: {error.strerror}") from error
-    if doubt := _doubt(folder, data):
-        raise RecordError(doubt)
     return _read(data)
-
-
-def _doubt(folder: Path, data: bytes) -> str:
-    """Return a message where a result file is not what madlite wrote; "" where it is.
-
-    A full disk takes no line of the journal: a result without one is that of a run of ours which it names.
-    """
-    written = [entry for entry in journal.read_of(folder.parent, folder.name) if entry.result]
-    if not written:
-        is_ours = journal.is_own(folder) and has_result(folder)
-        return "" if is_ours else f"{RESULT} is not in the journal of {RUNS}: madlite did not write it"
-    if hashlib.sha256(data).hexdigest() not in [entry.result for entry in written]:
-        return f"{RESULT} was changed by another program after {written[-1].at[:19]} (UTC), when madlite wrote it"
-    return ""
 
 
 def _read(data: bytes) -> RunResult:

@@ -67,7 +67,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY(run, place)) WITHOUT ROWID""",
         "CREATE INDEX results_by_series ON results(series)",
     ),
-    (  # which records madlite wrote, from the journal of the folder of runs: read once, then only what is added
+    (  # which runs were imported or pruned, from the journal of the folder of runs: read once, then only what is added
         "CREATE TABLE journal(run NOT NULL, line TEXT NOT NULL)",
         "CREATE INDEX journal_by_run ON journal(run)",
         "CREATE INDEX runs_in_doubt ON runs(id) WHERE doubt != '' OR problem != ''",

@@ -85,9 +85,9 @@ def refresh(file: LedgerFile) -> Refreshed:
         LedgerReplaced: it had to be made again, and is empty.
     """
     begun = time.monotonic()
-    _take_journal(file)
-    known = file.use(_stamps)
     found = _scan(file.runs)
+    _take_journal(file)  # behind it: a run that is taken in has its line before its folder is there
+    known = file.use(_stamps)
     cards, missing = requested_cards(file.runs), _begun_without_folder(file.runs)
     names = [*found, *(name for name in missing if name not in found)]
     changed = [name for name in names if found.get(name) is None or known.get(name) != found[name]]
@@ -172,7 +172,7 @@ def _begun_without_folder(runs: Path) -> list[str]:
     return [one.id for batch in interrupted_batches(runs.parent) for one in batch.begun if "/" not in one.id]
 
 
-# The journal of the folder of runs: which records madlite wrote.
+# The journal of the folder of runs: which runs were imported or pruned.
 
 
 def _take_journal(file: LedgerFile) -> None:
@@ -194,8 +194,6 @@ def _add_entries(connection: sqlite3.Connection, before: str, added: journal.Add
     if before and not added.restarted:
         stale = {(row[0],) for row in rows}
         connection.executemany("UPDATE runs SET record_inode = NULL WHERE id = ?", stale)
-    if added.entries or added.restarted:
-        set_meta(connection, "has entries", "1" if added.entries else "")
     set_meta(connection, "journal", added.mark)
 
 
@@ -209,7 +207,7 @@ def _noted(connection: sqlite3.Connection, runs: Path, names: Sequence[str]) -> 
     query = f"SELECT line FROM journal WHERE run IN ({marks}) ORDER BY rowid"  # noqa: S608
     rows = connection.execute(query, [db_name(name) for name in names])
     entries = [msgspec.json.decode(line, type=journal.Entry) for (line,) in rows]
-    return NotedRuns(runs, entries, has_journal=get_meta(connection, "has entries") == "1")
+    return NotedRuns(runs, entries)
 
 
 # Runs that are read.
@@ -218,10 +216,6 @@ def _noted(connection: sqlite3.Connection, runs: Path, names: Sequence[str]) -> 
 def _read(file: LedgerFile, names: Sequence[str], found: Mapping[str, Stamp | None], cards: Mapping[str, str]) -> None:
     noted = noted_runs(file, names)
     runs = [open_run(file.runs / name, noted) for name in names]
-    if any(run.doubt for run in runs):  # its line may have been written since the journal was read
-        _take_journal(file)
-        noted = noted_runs(file, names)
-        runs = [open_run(run.folder, noted) if run.doubt else run for run in runs]
     rows = [_Row(with_card(run, cards), found.get(run.folder.name)) for run in runs]
     file.write(lambda connection: _Writer(connection).write(rows))
 

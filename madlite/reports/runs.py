@@ -39,7 +39,7 @@ class StoredRun(Value, frozen=True):
     state: str
     record: Record
     problem: str = ""
-    doubt: str = ""  # what is wrong with the record: another program wrote or changed it
+    doubt: str = ""  # what was wrong with the record of an imported run before it was packed
     origin: str = ""  # the archive that it was imported from
     archived_id: str = ""  # the id that it had there
     pruned: bool = False  # whether `madlite prune` removed its files, all but the record and the plan
@@ -53,8 +53,8 @@ class StoredRun(Value, frozen=True):
 
     @property
     def from_elsewhere(self) -> bool:
-        """Whether its files are not this folder's own: it was imported, or another program made or changed it."""
-        return bool(self.origin or self.doubt)
+        """Whether its files are not this folder's own: it was imported."""
+        return bool(self.origin)
 
     @property
     def is_suspect(self) -> bool:
@@ -139,12 +139,12 @@ def with_card(run: StoredRun, cards: Mapping[str, str]) -> StoredRun:
 def appended_to(file: Path) -> Iterator[tuple[Path, Record, tuple[dict[str, str], ...]]]:
     """Yield the runs beside a results file that appended rows to it: folder, record, and the cells of these rows.
 
-    The runs are those of the folder in which the file lies, links followed; not those that madlite did not make there.
+    The runs are those of the folder in which the file lies, links followed.
     """
     source = Path(os.path.realpath(file))
-    path, noted = rows_path(source, source.parent), NotedRuns(source.parent / RUNS)
+    path = rows_path(source, source.parent)
     for folder in real_folders(source.parent / RUNS):
-        record = None if noted.is_foreign(folder) else read_record(folder)
+        record = read_record(folder)
         if record is not None and record.rows is not None and record.rows.path == path:
             yield folder, record, record.rows.cells
 
@@ -157,7 +157,7 @@ def is_run(folder: Path) -> bool:
 def open_run(folder: Path, noted: NotedRuns | None = None) -> StoredRun:
     """Return one run; never raises for what its folder holds."""
     run, noted = _opened(folder), noted or NotedRuns(folder.parent)
-    doubt, pruned = run.doubt or noted.doubt(folder), noted.pruned.get(folder.name)
+    doubt, pruned = noted.doubt(folder.name), noted.pruned.get(folder.name)
     is_pruned = pruned is not None and pruned.pruned == "files"
     origin, archived_id = noted.origin(folder.name), noted.archived_id(folder.name)
     return replace(run, doubt=doubt, origin=origin, archived_id=archived_id, pruned=is_pruned)
@@ -196,7 +196,7 @@ def _set_aside(folder: Path) -> StoredRun | None:
 
 
 def _waiting(folder: Path, planned: Record) -> StoredRun:
-    """Return a run whose result waits to be collected; UNREADABLE if another program wrote the result."""
+    """Return a run whose result waits to be collected; UNREADABLE if that cannot be read."""
     try:
         record = load_result(folder).record
     except RecordError as error:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -29,7 +29,6 @@ from madlite.safe_files import NO_SPACE, Folder, kind_of, write_all
 from madlite.safe_read import read_regular
 from madlite.secrets import collect, masked_json
 from madlite.store import journal
-from madlite.store.journal import RECORD as RECORD  # noqa: PLC0414 - one of the names of a folder
 from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournalWriter, read_run
 
 # Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
@@ -57,13 +56,14 @@ def real_folders(parent: Path) -> Iterator[Path]:
 _LOG = logging.getLogger(__name__)
 QUERY_S, _RETRY_S = 2.0, 0.005  # a process that tests a lock holds it for a moment
 CHECK_PREFIX, CHECK_REQUEST = "check-", "request.json"  # of a check of a cluster: its folder, and the file it locks
-LOCK, HANDLE, PLAN, LOG = "lock", "handle", "plan.json", "run.log"
+LOCK, HANDLE, PLAN, LOG, RECORD = "lock", "handle", "plan.json", "run.log", "record.json"
 STEPS, CONTEXT, RESULT = "steps.jsonl", "context.json", "result.json"
 WORK, VIEW = "work", ".view"  # what a container sees of the run's folder, and in place of the folder of runs
 _NEW_LOCK = f".{LOCK}"
 # room on the disk for a result that nothing but its file tells of; empty where the disk was full
 _RESERVED, _RESERVED_BYTES = f".{RESULT}", 256 << 10
 _LIMIT_RESULT_BYTES = 256 << 20
+_File = TypeVar("_File", bound=Value)
 
 
 def new_run_id(card_name: str, now: datetime | None = None) -> str:
@@ -232,8 +232,7 @@ class RunFolder:
 
     def is_taken(self) -> bool:
         """Return whether another command, which did not see the lock, took the run for cut off and writes its row."""
-        recorded = (entry.record for entry in journal.read_of(self.path.parent, self.path.name))
-        return read_run(self.path).interrupted or any(recorded)
+        return read_run(self.path).interrupted or has_record(self.path)
 
     def end_journal(self) -> None:
         """Remove the run's journal, once its record has where its rows are."""
@@ -248,12 +247,8 @@ class RunFolder:
         return ""
 
     def write_result(self, text: str) -> str:
-        """Write the run's result file after its hash in the journal; return the error message, "" if none.
-
-        The result counts without its line, which a full disk does not take.
-        """
+        """Write the run's result file; return the error message, "" if none."""
         data = text.encode("utf-8", "backslashreplace")
-        self._note_hash(journal.result_entry(self.path.name, data))
         try:
             if self._reserved >= 0:
                 self._write_reserved(data)
@@ -297,28 +292,8 @@ class RunFolder:
         self._reserved = -1
 
     def write_record(self, text: str) -> str:
-        """Write the run's record after its hash in the journal; return the error message, "" if none."""
-        data = text.encode("utf-8", "backslashreplace")
-        if problem := self._note_hash(journal.record_entry(self.path.name, data)):
-            return problem
-        problem = self.write_text(RECORD, text)
-        if not problem:
-            self._note_hash(journal.record_entry(self.path.name, data, written=True))
-        return problem
-
-    def _note_hash(self, entry: journal.Entry) -> str:
-        """Add a line to the journal; return the error message of a full disk, other errors are logged.
-
-        A record without its line would later be reported as foreign; one that was not written comes later.
-        """
-        try:
-            with open_runs(self.path.parent.parent) as runs:
-                journal.add(runs, entry)
-        except OSError as error:
-            if error.errno in NO_SPACE:
-                return f"{RECORD} could not be written: {error.strerror} ({journal.JOURNAL})"
-            _LOG.debug("%s: %s", journal.JOURNAL, error)
-        return ""
+        """Write the run's record; return the error message, "" if none."""
+        return self.write_text(RECORD, text)
 
     def close(self) -> None:
         """Close the journal, and release the lock."""
@@ -477,20 +452,23 @@ class _Result(Value, frozen=True):
     record: _Recorded = _Recorded()
 
 
-def has_result(folder: Path) -> bool:
-    """Return whether madlite wrote a run's result; a workload may have a file of that name.
+def has_record(folder: Path) -> bool:
+    """Return whether a run has its record; a workload may have a file of that name, which does not name the run."""
+    found = _read(folder / RECORD, _Recorded)
+    return found is not None and found.id == folder.name
 
-    Without its line in the journal, which a full disk did not take, it has to name the run.
-    """
-    if not _has(folder, RESULT):
-        return False
-    if any(entry.result for entry in journal.read_of(folder.parent, folder.name)):
-        return True
+
+def has_result(folder: Path) -> bool:
+    """Return whether a run has its result, as `has_record` has it."""
+    found = _read(folder / RESULT, _Result)
+    return found is not None and found.record.id == folder.name
+
+
+def _read(path: Path, kind: type[_File]) -> _File | None:
     try:
-        found = msgspec.json.decode(read_regular(folder / RESULT, _LIMIT_RESULT_BYTES), type=_Result)
+        return msgspec.json.decode(read_regular(path, _LIMIT_RESULT_BYTES), type=kind)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
-    return found.record.id == folder.name
+        return None
 
 
 def was_disk_full(folder: Path) -> bool:

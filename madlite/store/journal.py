@@ -1,7 +1,7 @@
 """Two journals of JSON lines, both out of reach of containers.
 
 `.journal.jsonl` in the folder of runs lists what madlite created and wrote in a working folder: a run's folder with
-its inode, the hashes of its record and result, a results file that was rebuilt; a submission to a cluster, a study, the
+its inode, that it was imported or pruned; a results file that was rebuilt; a submission to a cluster, a study, the
 journal of a batch.  Files that look like madlite's and are not listed were made by another program.
 
 `journal.jsonl` in a run's folder has what the row of a run needs that is cut off, then the rows that are being appended
@@ -28,9 +28,9 @@ from madlite.model.results import Attempt
 from madlite.safe_files import Folder, read_limited
 from madlite.safe_read import read_regular
 
-JOURNAL, RUN_JOURNAL, RECORD = ".journal.jsonl", "journal.jsonl", "record.json"
+JOURNAL, RUN_JOURNAL = ".journal.jsonl", "journal.jsonl"
 _CLEANED, _LIMIT_MARK_BYTES = "cleaned", 64 << 10  # what an earlier madlite wrote in place of a line of the journal
-_LIMIT_BYTES = 256 << 20  # of a record, and of a run's journal
+_LIMIT_BYTES = 256 << 20  # of a run's journal
 _COMPARED_BYTES = 4096  # before the place from which a journal is read on
 
 _Line = TypeVar("_Line", bound=Value)
@@ -39,14 +39,13 @@ _Line = TypeVar("_Line", bound=Value)
 class Entry(Value, frozen=True, omit_defaults=True):
     """One line of the journal in a folder of runs.
 
-    Of a run: `inode` and `uid` of its folder, or the SHA-256 of its `record`, with its `size` once it was written, or
-    that of its `result` before it is written.  `file` is the results file that its rows are to go to; without a run it
-    is one that is about to be `rebuilt` from the records.
+    Of a run: `inode` and `uid` of its folder, and `file`, the results file that its rows are to go to.  Without a run
+    `file` is one that is about to be `rebuilt` from the records.
 
-    Of an imported run `inode`, `uid` and `record` together, `origin`, the archive that it came from, `archived_id`, its
-    id there (its first one, where it had been imported before), and `doubt`, what was wrong with its record before it
-    was packed.  Of a run that is `pruned`: `files` where its record stays, or
-    `folder`, with the number of its `rows` and the results file that has them, `rows_in`.
+    Of an imported run also `origin`, the archive that it came from, `archived_id`, its id there (its first one, where
+    it had been imported before), and `doubt`, what was wrong with its record before it was packed.  Of a run that is
+    `pruned`: `files` where its record stays, or `folder`, with the number of its `rows` and the results file that has
+    them, `rows_in`.
 
     Of a submission, a study or a batch: `made`, the name of its folder or file; of a submission also `uid` and the ids
     of its `runs`, which have no line of their own where the disk was full when their jobs began.
@@ -56,10 +55,7 @@ class Entry(Value, frozen=True, omit_defaults=True):
     run: FileName = ""
     inode: int = 0
     uid: int = -1
-    record: str = ""
-    result: str = ""
     file: str = ""
-    size: int = -1
     rebuilt: bool = False
     origin: str = ""
     archived_id: str = ""
@@ -72,7 +68,7 @@ class Entry(Value, frozen=True, omit_defaults=True):
 
 
 def add(runs: Folder, entry: Entry, *, durable: bool = False) -> None:
-    """Add a line; a new journal begins with the records that exist already, of an older madlite or copied.
+    """Add a line.
 
     A `durable` line is on the disk when this returns.
 
@@ -83,22 +79,22 @@ def add(runs: Folder, entry: Entry, *, durable: bool = False) -> None:
     try:
         with suppress(OSError):  # machines that share the folder append at once, and NFS alone loses a line then
             fcntl.flock(fd, fcntl.LOCK_EX)
-        _append(fd, [entry] if os.fstat(fd).st_size else [*_existing_records(runs), entry])
+        _append(fd, entry)
         if durable:
             os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def _append(fd: int, lines: Iterable[Value]) -> None:
-    """Write lines in one call at the end of a journal that is open for reading and appending.
+def _append(fd: int, line: Value) -> None:
+    """Write a line in one call at the end of a journal that is open for reading and appending.
 
     Raises:
-        OSError: they were not written completely.
+        OSError: it was not written completely.
     """
     size = os.fstat(fd).st_size
     torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"  # by a kill, or a full disk
-    data = b"\n" * torn + b"".join(map(json_line, lines))
+    data = b"\n" * torn + json_line(line)
     if os.write(fd, data) < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -216,28 +212,15 @@ def folder_entry(home: Folder, run_id: str, file: str = "") -> Entry:
     return Entry(at=now(), run=run_id, inode=facts.st_ino, uid=facts.st_uid, file=file)
 
 
-def record_entry(run_id: str, record: bytes, *, written: bool = False) -> Entry:
-    """Return the entry of a run's record, before or after it is written."""
-    return Entry(at=now(), run=run_id, record=hashlib.sha256(record).hexdigest(), size=len(record) if written else -1)
-
-
-def import_entry(
-    home: Folder, run_id: str, record: bytes, origin: str, *, archived_id: str = "", doubt: str = ""
-) -> Entry:
-    """Return the entry of a run that is about to be taken in: of its folder, whose inode stays, and of its record."""
-    facts, written = os.fstat(home.fd), record_entry(run_id, record, written=True)
+def import_entry(home: Folder, run_id: str, origin: str, *, archived_id: str = "", doubt: str = "") -> Entry:
+    """Return the entry of a run that is about to be taken in: of its folder, whose inode stays."""
     fields = {"origin": origin, "archived_id": archived_id, "doubt": doubt}
-    return msgspec.structs.replace(written, inode=facts.st_ino, uid=facts.st_uid, **fields)
+    return msgspec.structs.replace(folder_entry(home, run_id), **fields)
 
 
 def imported(entries: Iterable[Entry]) -> dict[str, Entry]:
     """Return the entries of the runs that were imported, by id."""
     return {entry.run: entry for entry in entries if entry.run and entry.origin}
-
-
-def result_entry(run_id: str, result: bytes) -> Entry:
-    """Return the entry of a run's result file that is about to be written."""
-    return Entry(at=now(), run=run_id, result=hashlib.sha256(result).hexdigest())
 
 
 def own_folders(runs: Path, entries: Iterable[Entry] | None = None) -> frozenset[str]:
@@ -260,12 +243,6 @@ def _is_of(runs: Path, name: str, entry: Entry) -> bool:
     except OSError:
         return False
     return facts.st_uid == entry.uid and (is_of_submission or facts.st_ino == entry.inode)
-
-
-def _existing_records(runs: Folder) -> Iterator[Entry]:
-    for name in sorted(os.listdir(runs.fd)):  # noqa: PTH208 - of the open folder
-        with suppress(OSError):
-            yield record_entry(name, runs.read(f"{name}/{RECORD}", _LIMIT_BYTES))
 
 
 def _decoded(lines: Iterable[bytes], kind: type[_Line]) -> Iterator[_Line]:
@@ -396,7 +373,7 @@ class RunJournalWriter:
         try:
             self.open()
             size = os.fstat(self._fd).st_size
-            _append(self._fd, [entry])
+            _append(self._fd, entry)
         except OSError as error:
             if entry.rows is not None and not self._has_rows:
                 self._make_incomplete()

@@ -246,10 +246,10 @@ def full_disk(monkeypatch, *, also_journal: bool) -> None:
             raise OSError(28, "No space left on device")
         real(folder, name, data)
 
-    def refuse(fd: int, lines: list[object]) -> None:
-        if any(isinstance(line, RunEntry) and line.rows for line in lines):
+    def refuse(fd: int, line: object) -> None:
+        if isinstance(line, RunEntry) and line.rows:
             raise OSError(28, "No space left on device")
-        real_append(fd, lines)
+        real_append(fd, line)
 
     real_append = journal._append
     monkeypatch.setattr(RunFolder, "write", write)

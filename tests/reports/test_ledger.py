@@ -26,8 +26,8 @@ from madlite.reports.sides import of_runs
 from madlite.safe_files import Folder
 from madlite.store import journal
 from madlite.store.folder import LOCK, PLAN, RECORD
-from madlite.store.record import record_json
 from tests.cli.stored_runs import good, store
+from tests.factories import note_made
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,10 +39,9 @@ def small_folders_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep(workspace: Path, run_id: str, outcome: Result, **changes: object) -> None:
-    """Leave a run whose record is in the journal, as madlite leaves it."""
-    record = store(workspace, run_id, outcome, **changes)
-    with Folder.open(workspace / "madlite_runs") as runs:
-        journal.add(runs, journal.record_entry(run_id, record_json(record).encode(), written=True))
+    """Leave a run that is in the journal, as madlite leaves it."""
+    store(workspace, run_id, outcome, **changes)
+    note_made(workspace / "madlite_runs" / run_id)
 
 
 def numbered(run_id: str, value: float, minute: int = 4, **changes: object) -> Result:
@@ -82,13 +81,11 @@ def fill(tmp_path: Path) -> Path:
     keep(tmp_path, "20260102T030500-llama-00000c", failed, batch="20260102T000000-batch1", **llama(tmp_path))
     keep(tmp_path, "20260102T030600-x-00000d", Result(plan_id="d", status=Status.SKIPPED, reason="no such GPU"))
     store(tmp_path, "20260102T030700-cut-off-00000e")
-    keep(tmp_path, "20260102T030800-changed-00000f", good("f"))
+    keep(tmp_path, "20260102T030800-other-00000f", good("f"))
     keep(tmp_path, "20260102T030810-broken-000010", good("g"))
     folder = tmp_path / "madlite_runs"
-    changed = folder / "20260102T030800-changed-00000f" / RECORD
-    changed.write_text(changed.read_text().replace("12.5", "99.5"))
     (folder / "20260102T030810-broken-000010" / RECORD).write_text("{")
-    shutil.copytree(folder / "20260102T030905-tiny-000009", folder / "20260102T031000-planted-000011")
+    store(tmp_path, "20260102T031000-copied-000011", good("h"))  # no journal has it
     (folder / "no run").mkdir()
     return folder
 
@@ -113,7 +110,7 @@ def test_its_runs_are_those_of_the_folders(ledger, runs):
     assert [as_json(run) for run in found] == [as_json(run) for run in expected]
     assert [run.headline for run in found] == [run.headline for run in expected]
     assert ledger.count() == 11 and sum(ledger.states().values()) == 11
-    assert {run.folder.name[16:-7] for run in ledger.problems()} == {"changed", "broken", "planted"}
+    assert {run.folder.name[16:-7] for run in ledger.problems()} == {"broken"}
 
 
 def test_a_second_look_reads_only_what_has_no_settled_record(ledger, runs):
@@ -177,7 +174,6 @@ def test_a_record_changed_in_its_place_is_read_again(ledger, runs):
     assert record.stat().st_size == before.st_size
     ledger.refresh()
     assert [as_json(run) for run in ledger.newest()] == [as_json(run) for run in list_runs(runs)]
-    assert "changed by another program" in ledger.newest()[0].doubt
 
 
 def test_new_ended_and_removed_runs(ledger, runs):
@@ -191,15 +187,15 @@ def test_new_ended_and_removed_runs(ledger, runs):
     assert [run.state for run in ledger.newest() if run.folder == cut_off] == ["CUT OFF"]
 
 
-def test_a_line_of_the_journal_that_came_later_ends_a_doubt(ledger, runs):
-    record = runs / "20260102T030005-llama-000000" / RECORD
-    record.write_text(record.read_text().replace("9000.0", "9900.0"))
+def test_of_a_run_that_the_journal_has_a_new_line_of_the_record_is_read_again(ledger, runs):
+    name = "20260102T030005-llama-000000"
     ledger.refresh()
-    assert ledger.newest()[0].doubt
+    assert not ledger.newest()[0].pruned
+    before = ledger.refresh().read
     with Folder.open(runs) as folder:
-        journal.add(folder, journal.record_entry(record.parent.name, record.read_bytes(), written=True))
-    assert ledger.refresh().read == 3
-    assert not ledger.newest()[0].doubt
+        journal.add(folder, journal.Entry(at=journal.now(), run=name, pruned="files"))
+    assert ledger.refresh().read == before + 1
+    assert ledger.newest()[0].pruned
 
 
 def test_a_small_folder_has_no_file(runs, monkeypatch):

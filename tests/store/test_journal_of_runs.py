@@ -23,7 +23,7 @@ def test_the_entries_of_one_run_are_those_that_all_of_them_have(tmp_path: Path):
         for name in names:
             with runs.below(name.replace("/", "_"), make=True) as home:
                 journal.add(runs, journal.folder_entry(home, name))
-        journal.add(runs, journal.Entry(at="now", run="r2", origin="r1", result="abc"))
+        journal.add(runs, journal.Entry(at="now", run="r2", origin="r1"))
     with (tmp_path / journal.JOURNAL).open("ab") as file:
         file.write(b'{"run": "r1", torn')
     every = journal.read(tmp_path)

@@ -360,7 +360,7 @@ def find_all(
 
 
 def _uncollectable(workspace: Path) -> Iterator[Leftover]:
-    """Yield the runs whose results cannot be collected, because another program changed them."""
+    """Yield the runs whose results cannot be collected, because they cannot be read."""
     for folder in uncollected(workspace):
         try:
             load_result(folder)
