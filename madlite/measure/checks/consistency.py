@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterator
@@ -141,8 +142,8 @@ def _number_and_steps(run: CheckInput) -> Iterator[_Pair]:
         return
     values = [value for value in run.log.steps.curve(quantity).values if usable(value) and value > 0]
     slowest = min(window.median, statistics.harmonic_mean(values))
-    ranks = max(1, rank_count(run.plan, run.log.config))
-    least, most = LEAST * slowest, MOST * window.max * (1 if _OF_GPU.search(metric) else ranks)
+    ranks = 1 if _OF_GPU.search(metric) else rank_count(run.plan, run.log.config) or math.inf  # of all GPUs, how many?
+    least, most = LEAST * slowest, MOST * window.max * ranks
     text = (
         f"the script reports {good[0].text} {metric}, and the steps of its log {figure_text(window.median)} "
         f"{quantity.label}"

@@ -93,6 +93,12 @@ def test_a_script_s_mean_may_include_a_slow_first_step():
     assert not judge_line(slow).suspect
 
 
+def test_how_many_gpus_a_number_is_of_may_not_be_known():
+    pattern = r"(?P<tokens_per_s_per_gpu>\d+) tok"
+    assert not judge_line(followed(pattern, "1000 tok/s", after="performance: 80000 tokens_per_second\n")).suspect
+    assert judge_line(followed(pattern, "1000 tok/s", after="performance: 80000 tokens/s/gpu\n")).suspect
+
+
 def test_of_several_trainings_none_is_compared_with_the_number():
     text = "1000 tok/s"
     log = followed(r"(?P<tokens_per_s_per_gpu>\d+) tok", text, after=f"step 1 {text}\nperformance: 3 tokens/s/gpu\n")
