@@ -311,7 +311,7 @@ class LogMonitor:
         self._begin_again()
         self._failure_scan.begin_again()
         self.scan, self.loss_scan, self.memory, self.network = (
-            PerformanceScan(),
+            PerformanceScan(self.scan.earlier),
             LossScan(),
             MemoryScan(),
             NetworkScan(),

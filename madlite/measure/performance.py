@@ -104,10 +104,12 @@ class UnreadNumber(Value, frozen=True):
 class PerformanceScan:
     """Find the result in the lines of the model's own step."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: frozenset[str] = frozenset()) -> None:
+        self.earlier = earlier  # result lines of files from before the run, which a script may print again
         self.first: tuple[str, str] | None = None
         self.evidence = ""
         self.others = 0
+        self._again, self._is_earlier = 0, False  # how many of those were printed, and whether the first is one
         self.torn = False  # whether the result is of a last line that nothing ended, its number perhaps cut short
         self._fallback: tuple[str, str] | None = None
         self.unread_line: UnreadNumber | None = None  # the first whose number is one of another language
@@ -142,9 +144,13 @@ class PerformanceScan:
         self.unread_line = self.unread_line or unread_performance(line)
         self._unnamed = self._unnamed or unnamed_performance(line)
         found = read_performance(line)
-        if found and self.first is None:
-            self.first, self.evidence = found, line.strip()
-        elif found and found != self.first:
+        if found is None:
+            return
+        is_earlier = _result_text(line) in self.earlier
+        self._again += is_earlier
+        if self.first is None or (self._is_earlier and not is_earlier):
+            self.first, self.evidence, self.others, self._is_earlier = found, line.strip(), 0, is_earlier
+        elif found != self.first and is_earlier == self._is_earlier:
             self.others += 1
 
     @property
@@ -160,9 +166,22 @@ class PerformanceScan:
     @property
     def findings(self) -> tuple[str, ...]:
         """What a reader of the row should know."""
-        if not self.others:
-            return ()
-        return (f"{self.others} more performance lines with other values; the first one counts",)
+        found = []
+        if self._again and not self._is_earlier:
+            found.append(f"performance lines that stood in a file before the run are left out: {self._again}")
+        if self.others:
+            found.append(f"{self.others} more performance lines with other values; the first one counts")
+        return tuple(found)
+
+
+def result_lines(data: bytes) -> frozenset[str]:
+    """Return the result lines of a file, each from its mark on, as `PerformanceScan` compares them."""
+    lines = data.decode("utf-8", "replace").splitlines() if _MARK.encode() in data else []
+    return frozenset(_result_text(line) for line in lines if _MARK in line)
+
+
+def _result_text(line: str) -> str:
+    return line[max(0, line.find(_MARK)) :].strip()
 
 
 def read_performance(text: str) -> tuple[str, str] | None:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from madlite.cancellation import Interrupted
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.measure.multiple import FileBefore, FileResults, is_fresh, is_touched, results_since, stamp, unreadable
+from madlite.measure.performance import result_lines
 from madlite.measure.verdict import Observation
 from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
 from madlite.run.instrumentation import Instrumentation
@@ -72,6 +73,22 @@ class ResultsFile:
         with suppress(OSError, ValueError):
             return read_inside(path, self._root)
         return b""
+
+
+_TEXTS, _LIVE = (".log", ".txt", ".out"), ".live.log"  # what a script may keep its output in; and what madlite writes
+_MOST_FILES, _MOST_BYTES = 50, 1 << 20  # of a folder, and of a file
+
+
+def earlier_lines(plan: RunPlan) -> frozenset[str]:
+    """Return the result lines of text files that are there before the script starts: it may append, and print them."""
+    found: set[str] = set()
+    for folder in (plan.workspace / plan.model_dir, plan.workspace):
+        with suppress(OSError):
+            files = sorted(one for one in folder.iterdir() if one.suffix in _TEXTS and not one.name.endswith(_LIVE))
+            for file in files[:_MOST_FILES]:
+                with suppress(OSError, ValueError):
+                    found |= result_lines(read_inside(file, plan.workspace, limit_bytes=_MOST_BYTES))
+    return frozenset(found)
 
 
 _log = logging.getLogger(__name__)
@@ -162,6 +179,8 @@ class SessionRunner:
             self.mad_log.before(action)
             if action.kind == "run":
                 results.begin()
+                if self.plan.result_rule.kind == "performance_line":
+                    self.state.monitor.scan.earlier = earlier_lines(self.plan)
                 with self.stop.paused_limit():
                     self.instrumentation.probe(session, action)
                     self.instrumentation.begin(self.stop, self.screen.phase)

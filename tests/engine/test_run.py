@@ -120,6 +120,14 @@ def test_rows_that_an_earlier_run_left_in_the_results_file_are_not_taken_again(c
     assert [row["performance"] for row in checkout.rows] == written
 
 
+def test_a_result_that_an_earlier_run_left_in_the_script_s_log_is_not_taken_again(checkout: Checkout):
+    speed = '"performance: $(( 100 * $(wc -l < ../count) )) tok/s"'
+    checkout.card("log", f"echo x >> ../count\necho {speed} >> ../train.log\ncat ../train.log\n")
+    for count in (1, 2, 3):
+        assert checkout.run("--tags", "log").returncode == 0
+        assert [row["performance"] for row in checkout.rows] == [str(100 * n) for n in range(1, count + 1)]
+
+
 def test_a_time_out(checkout: Checkout):
     script = "trap 'echo got INT; exit 9' INT\necho begun\nwhile :; do sleep 0.05; done\n"
     checkout.card("slow", script, timeout=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.measure.lines import make_block
-from madlite.measure.performance import PerformanceScan, is_throughput, make_metric, read_performance
+from madlite.measure.performance import PerformanceScan, is_throughput, make_metric, read_performance, result_lines
 from madlite.model import Cause, Status
 
 
@@ -60,6 +60,19 @@ def test_the_first_line_counts_and_others_are_told():
     found = scan("performance: 344 tok", "x", "performance: 2872 tok", "performance: 344 tok")
     assert found.result == ("344", "tok")
     assert "1 more" in found.findings[0]
+
+
+def test_a_line_of_a_file_from_before_the_run_counts_where_there_is_no_other():
+    earlier = result_lines(b"performance: 344 tok\nx\n[rank0] performance: 345 tok  \n")
+    for lines, result, told in (
+        (("performance: 344 tok", "performance: 345 tok", "performance: 350 tok"), "350", "left out: 2"),
+        (("performance: 344 tok", "performance: 350 tok", "performance: 344 tok"), "350", "left out: 2"),
+        (("performance: 350 tok", "performance: 351 tok"), "350", "1 more performance lines"),
+        (("performance: 344 tok", "performance: 345 tok"), "344", "1 more performance lines"),
+    ):
+        found = PerformanceScan(earlier)
+        found.feed(make_block(lines))
+        assert found.result == (result, "tok") and told in found.findings[0] and len(found.findings) == 1
 
 
 def test_the_trainers_own_figure_is_the_fallback():
