@@ -258,16 +258,17 @@ def compare_sides(base: Side, new: Side, settings: Settings, directory: Path, ac
     """Return the comparison of two sides; noise is learned from the other runs of the working folder."""
     from madlite.reports.compare import compare
     from madlite.reports.runs import runs_folder
-    from madlite.reports.sides import RunHistory, shared_runs
+    from madlite.reports.sides import RunHistory, without_shared
 
+    only_new = without_shared(base, new)
     return compare(
         base.series,
-        new.series,
+        only_new.series,
         labels=(base.label, new.label),
         settings=settings,
         history=RunHistory(runs_folder(directory), {*base.runs, *new.runs}),
         across=across,
-        notes=(*base.notes, *new.notes, *filter(None, [shared_runs(base, new)])),
+        notes=(*base.notes, *only_new.notes),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -362,14 +362,24 @@ def _csv_files() -> list[str]:
         return []
 
 
-def shared_runs(base: Side, new: Side) -> str:
-    """Return a note where the same runs are on both sides; "" where none is."""
+def without_shared(base: Side, new: Side) -> Side:
+    """Return NEW without the runs that BASE has as well, in each series that has others, and with a note of them."""
     both = {*base.runs} & {*new.runs}
     if not both:
-        return ""
-    return (
-        f"{len(both)} of the runs {'is' if len(both) == 1 else 'are'} on both sides: a change looks smaller than it is"
-    )
+        return new
+    series = tuple(_without(one, both) for one in new.series)
+    words = "a change looks smaller than it is" if series == new.series else "where NEW has others, they count for BASE"
+    note = f"{len(both)} of the runs {'is' if len(both) == 1 else 'are'} on both sides: {words}"
+    return replace(new, series=series, notes=(*new.notes, note))
+
+
+def _without(series: Series, runs: Collection[str]) -> Series:
+    """Return a series without the samples of some runs; as it is where it has no others, or a value has no sample."""
+    kept = tuple(one for one in series.samples if one.run not in runs)
+    if len(series.samples) != len(series.values) or not 0 < len(kept) < len(series.samples):
+        return series
+    values = tuple(one.value for one in kept)
+    return replace(series, values=values, samples=kept, facts=merged_facts(one.facts for one in kept))
 
 
 def _alternates(run: StoredRun) -> bool:

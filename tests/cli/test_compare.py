@@ -97,6 +97,16 @@ def test_runs_by_last_and_id_and_filter(place, capsys):
     assert "5/5" in text and "5 of the runs are on both sides" in text
 
 
+def test_runs_of_a_baseline_that_the_new_side_has_as_well_do_not_hide_a_regression(place, capsys):
+    for second, number in enumerate((100.0, 101.0, 99.0, 100.5, 99.5), 1):
+        stored(place, number, second)
+    output(capsys, "baseline", "set", "good", "model=tiny")
+    for second, number in enumerate((90.0, 91.0, 89.0, 90.5, 89.5), 11):
+        stored(place, number, second)
+    text = output(capsys, "compare", "good", "model=tiny", "--fail-on", "regression>3%", code=5)
+    assert "5/5" in text and "-10.00%" in text and "where NEW has others, they count for BASE" in text
+
+
 def test_a_suspect_run_is_not_believed(place, capsys):
     name = "20260102T030509-a-000099"
     metric = Metric(metric="tokens_per_s_per_gpu", text="50", status=Status.SUCCESS, value=50.0)
