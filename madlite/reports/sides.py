@@ -257,17 +257,10 @@ def without_runs(side: Side, runs: Iterable[str]) -> Side:
     left_out = {*runs} & {*side.runs}
     if not left_out:
         return side
-    series = []
-    for one in side.series:
-        samples = tuple(sample for sample in one.samples if sample.run not in left_out)
-        values = tuple(sample.value for sample in samples)
-        if len(samples) == len(one.samples):
-            series.append(one)
-        elif samples:
-            facts = merged_facts(sample.facts for sample in samples)
-            series.append(replace(one, samples=samples, values=values, facts=facts))
+    series = (_without(one, left_out) for one in side.series)
     ids = tuple(name for name in side.runs if name not in left_out)
-    return replace(side, series=tuple(series), runs=ids, label=f"{side.label} without the runs of the base")
+    kept = tuple(one for one in series if one is not None)
+    return replace(side, series=kept, runs=ids, label=f"{side.label} without the runs of the base")
 
 
 def _of_file(path: Path, where: Mapping[str, str], *, links: bool = True) -> Side:
@@ -367,19 +360,19 @@ def without_shared(base: Side, new: Side) -> Side:
     both = {*base.runs} & {*new.runs}
     if not both:
         return new
-    series = tuple(_without(one, both) for one in new.series)
+    series = tuple(_without(one, both) or one for one in new.series)
     words = "a change looks smaller than it is" if series == new.series else "where NEW has others, they count for BASE"
     note = f"{len(both)} of the runs {'is' if len(both) == 1 else 'are'} on both sides: {words}"
     return replace(new, series=series, notes=(*new.notes, note))
 
 
-def _without(series: Series, runs: Collection[str]) -> Series:
-    """Return a series without the samples of some runs; as it is where it has no others, or a value has no sample."""
+def _without(series: Series, runs: Collection[str]) -> Series | None:
+    """Return a series without the samples of some runs; None where it has no others."""
     kept = tuple(one for one in series.samples if one.run not in runs)
-    if len(series.samples) != len(series.values) or not 0 < len(kept) < len(series.samples):
+    if len(kept) == len(series.samples):
         return series
     values = tuple(one.value for one in kept)
-    return replace(series, values=values, samples=kept, facts=merged_facts(one.facts for one in kept))
+    return replace(series, values=values, samples=kept, facts=merged_facts(one.facts for one in kept)) if kept else None
 
 
 def _alternates(run: StoredRun) -> bool:
