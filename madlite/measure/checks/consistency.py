@@ -6,6 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterator
+from itertools import pairwise
 
 from madlite.machine.peaks import possible_peaks
 from madlite.measure.checks import table
@@ -25,12 +26,20 @@ _SEEN = {
     Quantity.TOKENS_SEEN: Quantity.TOKENS_PER_S_PER_GPU,
     Quantity.SAMPLES_SEEN: Quantity.SAMPLES_PER_S_PER_GPU,
 }
-_COUNTED = (
-    (Quantity.TFLOPS_PER_GPU, re.compile(r"tflop", re.IGNORECASE)),
-    (Quantity.TOKENS_PER_S_PER_GPU, re.compile(r"tok[^/]*(?:/|per_?)s|\btps\b|\btgs\b", re.IGNORECASE)),
-    (Quantity.SAMPLES_PER_S_PER_GPU, re.compile(r"sample[^/]*(?:/|per_?)s", re.IGNORECASE)),
-    (Quantity.IMAGES_PER_S_PER_GPU, re.compile(r"(?:image|img)[^/]*(?:/|per_?)s", re.IGNORECASE)),
-)  # what the name of a script's metric counts
+_SCOPE = r"(?:(?:/|_per_)(?:gpu|device|gcd|rank))?"
+_RATE = rf"(?:/|_per_)s(?:ec(?:ond)?)?{_SCOPE}"
+_OF = r"(?:(?:train|training|avg|mean|average)_)?"
+_COUNTED = tuple(
+    (quantity, re.compile(pattern, re.IGNORECASE))
+    for quantity, pattern in (
+        (Quantity.TFLOPS_PER_GPU, rf"{_OF}tflops?(?:/s)?{_SCOPE}"),
+        (Quantity.TOKENS_PER_S_PER_GPU, rf"{_OF}(?:tok(?:en)?s?{_RATE}|tps{_SCOPE}|tgs)"),
+        (Quantity.SAMPLES_PER_S_PER_GPU, rf"{_OF}samples?{_RATE}"),
+        (Quantity.IMAGES_PER_S_PER_GPU, rf"{_OF}(?:images?|imgs?){_RATE}"),
+    )
+)  # what the whole name of a script's metric counts: with any other word it may be of another phase or unit
+_LEAST_OF_SCRIPT = 0.1  # of the steps' speed: a script's mean may hold evaluations, checkpoints and its start
+_JUMPS = 10  # of the least difference of a total's values, by which it has to rise: it may be printed with few digits
 _LEAST_MFU, _LEAST_TFLOPS = 0.5, 1.0
 _OF_GPU = re.compile(r"gpu|device|gcd|rank|\btgs\b", re.IGNORECASE)
 
@@ -94,9 +103,9 @@ def _speeds_and_times(run: CheckInput, window: Window) -> Iterator[_Pair]:
         done = rate * took_s if rate and took_s else 0.0
         what = speed.label.partition("/")[0]
         said = f"{figure_text(rate or 0)} {speed.label} and {figure_text(took_s or 0)} s/step"
-        if work is not None and done:
+        if work is not None and done and not work.at_most:
             text = f"{said} are {figure_text(done)} {what} of a step on each GPU, and it has {figure_text(work.amount)}"
-            yield _Pair(text=text, quotient=done / work.amount, least=0.0 if work.at_most else LEAST)
+            yield _Pair(text=text, quotient=done / work.amount)
         if ranks and done and seen.get(speed):
             all_done = f"{figure_text(done * ranks)} {what} of a step"
             text = f"{said} on {ranks} GPUs are {all_done}, and {seen[speed]:,.0f} were seen in each"
@@ -106,9 +115,11 @@ def _speeds_and_times(run: CheckInput, window: Window) -> Iterator[_Pair]:
 def _added(run: CheckInput, total: Quantity) -> float:
     """Return by how much each step raises a total; 0 where that is not known."""
     curve = run.log.steps.curve(total)
-    if len(curve.ns) < 2 or not all(map(usable, curve.values)):
+    if run.log.steps.restarts or not all(map(usable, curve.values)):
         return 0.0
-    return max(0.0, (curve.values[-1] - curve.values[0]) / (curve.ns[-1] - curve.ns[0]))
+    jumps = [after - before for before, after in pairwise(curve.values) if after > before]
+    rise = curve.values[-1] - curve.values[0] if jumps else 0.0
+    return rise / (curve.ns[-1] - curve.ns[0]) if jumps and rise >= _JUMPS * min(jumps) else 0.0
 
 
 def _mfu_and_tflops(run: CheckInput, window: Window) -> Iterator[_Pair]:
@@ -136,14 +147,14 @@ def _number_and_steps(run: CheckInput) -> Iterator[_Pair]:
     if len(good) != 1 or run.log.trainings > 1 or run.log.steps.restarts or not good[0].value:
         return
     metric, number = good[0].metric, good[0].value
-    quantity = next((one for one, name in _COUNTED if name.search(metric)), None)
+    quantity = next((one for one, name in _COUNTED if name.fullmatch(metric)), None)
     window = _window_of(run, quantity) if quantity is not None else None
     if quantity is None or window is None or window.median <= 0:
         return
     values = [value for value in run.log.steps.curve(quantity).values if usable(value) and value > 0]
     slowest = min(window.median, statistics.harmonic_mean(values))
     ranks = 1 if _OF_GPU.search(metric) else rank_count(run.plan, run.log.config) or math.inf  # of all GPUs, how many?
-    least, most = LEAST * slowest, MOST * window.max * ranks
+    least, most = _LEAST_OF_SCRIPT * slowest, MOST * window.max * ranks
     text = (
         f"the script reports {good[0].text} {metric}, and the steps of its log {figure_text(window.median)} "
         f"{quantity.label}"

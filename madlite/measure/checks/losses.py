@@ -50,7 +50,7 @@ def loss(run: CheckInput) -> CheckResult:
         return check_result(table.LOSS_MISSING, "no step reports a loss", log.best_error_line)
     if line := _nan_of_other_lines(run):
         return check_result(table.LOSS_NAN_ELSEWHERE, f"a line reports a loss that is not finite: {line}", line)
-    if zero := _zero(_losses(run)):
+    if zero := _zero(_losses(run), moves=any(run.log.steps.curve(Quantity.GRAD_NORM).values)):
         return check_result(table.LOSS_ZERO, zero)
     if has_loss:
         return check_result(table.LOSS_FINITE)
@@ -116,9 +116,12 @@ def _nan_norm_of_other_lines(run: CheckInput) -> str:
     return "" if scan.nan or run.log.nan_loss or run.log.trainings > 1 else scan.nan_norm
 
 
-def _zero(losses: Sequence[float]) -> str:
-    """Return that every loss is 0, or 0 follows a high one; "" where it fell there, or never is."""
-    if len(losses) >= _ZEROS and not any(losses):
+def _zero(losses: Sequence[float], *, moves: bool) -> str:
+    """Return that every loss is 0, or 0 follows a high one; "" where it fell there, or never is.
+
+    GRPO's may be 0 by design: then there are gradients, and the model `moves`.
+    """
+    if len(losses) >= _ZEROS and not any(losses) and not moves:
         return "the loss of every step is 0"
     start = statistics.median(losses[:_LEAST]) if losses else 0.0
     high = max(_NEAR_ZERO, min(_HIGH, _PART_OF_START * start))
@@ -142,7 +145,7 @@ def _vocabulary(run: CheckInput) -> int:
 def _gradient(run: CheckInput) -> CheckResult | None:
     norms = list(run.log.steps.curve(Quantity.GRAD_NORM).values)
     first, last = _ends(norms)
-    if len(norms) >= _ZEROS and not any(norms):
+    if len(norms) >= _ZEROS and not any(norms) and not _falls(_losses(run)):
         return check_result(table.GRADIENT_ZERO, "the gradient norm of every step is 0: no weight changes")
     if len(norms) > 1 and not any(map(math.isfinite, norms[-_ENDLESS:])):
         return check_result(table.GRADIENT_RISES, "the gradient norm is not finite")
@@ -150,6 +153,12 @@ def _gradient(run: CheckInput) -> CheckResult | None:
         return None
     rises = f"the gradient norm rises from {first:.4g} to {last:.4g}"
     return check_result(table.GRADIENT_RISES, rises if math.isfinite(last) else "the gradient norm is not finite")
+
+
+def _falls(losses: Sequence[float]) -> bool:
+    """Return whether the loss ends below its start: a trainer that does not compute the norm may print 0 for it."""
+    first, last = _ends(losses)
+    return last < (1 - _FLAT) * first  # NaN is not
 
 
 def _climb(losses: Sequence[float]) -> str:

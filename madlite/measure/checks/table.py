@@ -74,7 +74,9 @@ LOSS_MISSING = CheckRow("loss", "fail", "no step reports a loss, though the fram
 LOSS_NAN_ELSEWHERE = CheckRow(
     "loss", "warn", "the same in the log of a card's own script, or in a line that is no step's"
 )
-LOSS_ZERO = CheckRow("loss", "warn", "every loss is 0, or a high one is followed by 0, to the end or three times")
+LOSS_ZERO = CheckRow(
+    "loss", "warn", "every loss is 0 and no gradient, or a high loss is followed by 0, to the end or three times"
+)
 LOSS_UNPARSED = CheckRow("loss", "warn", "a step's loss is text that is no number")
 LOSS_UNKNOWN = CheckRow("loss", "unknown", "no step was read, or the framework prints no loss")
 
@@ -200,7 +202,7 @@ GRADIENT_SKIPPED = CheckRow("loss_trend", "warn", "the optimizer skipped most of
 GRADIENT_RISES = CheckRow(
     "loss_trend", "warn", "the gradient norm of the last steps is not finite or far above the first ones'"
 )
-GRADIENT_ZERO = CheckRow("loss_trend", "warn", "the gradient norm of every step is 0")
+GRADIENT_ZERO = CheckRow("loss_trend", "warn", "the gradient norm of every step is 0, and the loss does not fall")
 LOSS_SHORT = CheckRow("loss_trend", "unknown", "too few losses, or a loss that is not above 0")
 
 MEMORY_OK = CheckRow("memory", "pass", "no line reports memory that ran out or an allocation that was retried")

@@ -743,3 +743,9 @@ def test_where_each_rank_prints_all_of_a_node_are_waited_for():
     eight = replace(titan(), result_rule=rule, place=replace(titan().place, gpus_per_node=8), variant=None)
     said = texts(run(plan=eight))
     assert said["ranks"] == "of 8 ranks that were to print ranks 0, 1 report"
+
+
+def test_zeros_that_trainers_print_by_design_are_not_doubted():
+    assert losses(*[0.0] * 20, norms=(0.1, 0.2) * 10).suspect == ()  # GRPO
+    falling = [10.8 - 0.1 * n for n in range(20)]
+    assert losses(*falling, norms=(0.0,) * 20).suspect == ()  # Megatron where no norm is computed
