@@ -52,8 +52,13 @@ def are_in_file(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bo
     return len(found) > len(same_file)
 
 
-def count_written(rows: RunRows, workspace: Path) -> int:
-    """Return how many of a run's rows the file has, where a kill amid their write left the first ones alone; else 0."""
+def count_written(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> int:
+    """Return how many of a run's rows the file has, where a kill amid their write left the first ones alone; else 0.
+
+    Where one of the `others`, which certainly appended, began at the same offset, nothing of this run had been written.
+    """
+    if any(one.path == rows.path and one.offset == rows.offset and one.at >= rows.at for one in others):
+        return 0
     with suppress(OSError, csv.Error, RecordError), _open_text(workspace / rows.path) as text, unlimited_fields():
         header = read_header(Path(rows.path), text)
         if header is None or rows.at < _rebuilt_at(rows.path, workspace):

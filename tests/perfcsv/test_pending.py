@@ -75,13 +75,17 @@ def test_a_row_behind_a_torn_one_is_found(tmp_path):
 
 def test_the_first_rows_of_a_write_that_was_cut_off_are_counted(tmp_path):
     several = appended(tmp_path, CELLS, {**CELLS, "model": "second"})
-    assert count_written(several, tmp_path) == 0  # all are there, of this run or another with the same ones
+    assert count_written(several, tmp_path, []) == 0  # all are there, of this run or another with the same ones
     with (tmp_path / "perf.csv").open("r+b") as file:
         file.truncate(file.seek(0, 2) - 40)
-    assert are_in_file(several, tmp_path, []) is False and count_written(several, tmp_path) == 1
+    assert are_in_file(several, tmp_path, []) is False and count_written(several, tmp_path, []) == 1
     appended(tmp_path, {**CELLS, "model": "another"})
-    assert count_written(several, tmp_path) == 1
-    assert count_written(appended(tmp_path, CELLS, {**CELLS, "model": "b"}, really=False), tmp_path) == 0
+    assert count_written(several, tmp_path, []) == 1
+    killed = appended(tmp_path, CELLS, {**CELLS, "model": "b"}, really=False)
+    assert count_written(killed, tmp_path, []) == 0
+    another = replace(appended(tmp_path, CELLS, {**CELLS, "model": "c"}), at=killed.at)
+    assert count_written(killed, tmp_path, [another]) == 0, "the first row is another run's, which began there"
+    assert are_in_file(another, tmp_path, [])
 
 
 def test_a_file_that_is_gone_has_no_row_and_of_one_that_cannot_be_read_nobody_knows(tmp_path):

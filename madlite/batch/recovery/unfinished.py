@@ -140,11 +140,12 @@ def append_once(
     """
     earlier = read_run(run_folder.path).rows
     earlier = earlier if earlier is not None and earlier.path == rows.path else None
-    in_file = are_in_file(earlier, workspace, appended_rows(workspace)) if earlier is not None else False
+    others = appended_rows(workspace) if earlier is not None else ()
+    in_file = are_in_file(earlier, workspace, others) if earlier is not None else False
     if in_file is None:
         raise RecordError(f"{rows.path} cannot be read", "")
     # a kill amid the write left the first ones: the others join them
-    written = count_written(earlier, workspace) if earlier is not None and not in_file else 0
+    written = count_written(earlier, workspace, others) if earlier is not None and not in_file else 0
     is_in, was_added = ("row is", "row was") if len(rows.cells) == 1 else ("rows are", "rows were")
     if in_file and earlier is not None:
         return replace(earlier, appended=True, kept=""), f"its {is_in} in {rows.path}"
