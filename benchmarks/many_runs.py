@@ -1,14 +1,12 @@
 """Makes a folder of many runs, as madlite leaves them: python benchmarks/many_runs.py FOLDER [COUNT]
 
-Each has its plan, lock, record and lines in the journal of the folder of runs; the newest also have steps and a log.
+Each has its plan, lock, record and events in the log of the folder of runs; the newest also have steps and a log.
 Cards, GPUs and precisions repeat, numbers vary by a percent and fall by five in the last tenth of one series.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import random
 import sys
 from collections.abc import Iterator
@@ -17,9 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.model import Metric, Place, Quantity, Status, Study, Variant, Window, to_json
+from madlite.model import Metric, Place, Quantity, Status, Study, Variant, Window, json_line, to_json
 from madlite.model.results import Diagnosis, Provenance
-from madlite.store.journal import JOURNAL, RunRows
+from madlite.store.events import EVENTS, Ended, Event, LogBegan, Started
+from madlite.store.journal import RunRows
 from madlite.store.record import Record
 
 CARDS = ("llama-3.1-8b", "llama-3.1-70b", "llama-3.3-70b", "qwen3-8b", "deepseek-v3-16b", "mixtral-8x7b", "flux.1-dev")
@@ -37,14 +36,15 @@ def make(folder: Path, count: int) -> Path:
     runs = folder / "madlite_runs"
     runs.mkdir(parents=True)
     random.seed(7)
-    with (runs / JOURNAL).open("w") as journal:
+    with (runs / EVENTS).open("wb") as log:
+        log.write(json_line(LogBegan(inode=str(runs.stat().st_ino))))
         for n in range(count):
-            journal.writelines(json.dumps(line) + "\n" for line in _one(runs, n, count))
+            log.writelines(map(json_line, _one(runs, n, count)))
     return runs
 
 
-def _one(runs: Path, n: int, count: int) -> Iterator[dict]:
-    """Make a run and yield its lines of the journal."""
+def _one(runs: Path, n: int, count: int) -> Iterator[Event]:
+    """Make a run and yield its events."""
     record = record_of(n, count)
     folder = runs / record.id
     folder.mkdir()
@@ -54,9 +54,8 @@ def _one(runs: Path, n: int, count: int) -> Iterator[dict]:
     (folder / "record.json").write_bytes(data)
     if count - n <= WITH_LOGS:
         _write_log(folder)
-    facts = folder.stat()
-    yield {"at": record.started, "run": record.id, "inode": facts.st_ino, "uid": os.getuid()}
-    yield {"at": record.ended, "run": record.id, "record": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    yield Started(at=record.started, run=record.id)
+    yield Ended(at=record.ended, run=record.id)
 
 
 def record_of(n: int, count: int) -> Record:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from madlite.model import Card, Image, Machine, Place, Quantity, RunPlan, Traits, Window
 from madlite.safe_files import Folder
-from madlite.store import journal
+from madlite.store.events import Started, append
 from madlite.store.journal import RunEntry, RunJournalWriter, RunRows
 
 BASE_IMAGE = "madlite-test/base:latest"
@@ -79,6 +79,6 @@ def open_journal(folder: Path) -> Iterator[RunJournalWriter]:
 
 def note_made(folder: Path) -> Path:
     """Note a run's folder that a test made by hand as madlite notes those that it makes; return it."""
-    with Folder.open(folder.parent) as runs, runs.below(folder.name) as home:
-        journal.add(runs, journal.folder_entry(home, folder.name))
+    with Folder.open(folder.parent) as runs, runs.below(folder.name):
+        append(runs, Started(run=folder.name))
     return folder

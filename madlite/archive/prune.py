@@ -18,9 +18,9 @@ from madlite.perfcsv.stored import NotedRuns, rows_here
 from madlite.reports.baselines import baseline_runs
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun, list_runs
 from madlite.safe_files import REMOVED, Folder
-from madlite.store import journal
+from madlite.store.events import RunPruned, append
 from madlite.store.folder import CONTEXT, LOCK, LOG, PLAN, RECORD, RESULT, STEPS, RunFolder, open_runs
-from madlite.store.journal import RUN_JOURNAL, Entry, RunRows, read_run
+from madlite.store.journal import RUN_JOURNAL, RunRows, read_run
 from madlite.store.record import Record
 
 _STAY = frozenset((RECORD, PLAN, CONTEXT, LOCK, RUN_JOURNAL, RESULT, ROWS))
@@ -195,7 +195,7 @@ def _size(folder: Path, goes: Callable[[str], bool]) -> int:
 def prune(one: Prunable, rules: Rules) -> str:
     """Remove what goes of one run; return why something stays, "" where all of it is gone.
 
-    The journal of the folder of runs has it first: a kill in between leaves a run that is known to be pruned.
+    The event log has it first: a kill in between leaves a run that is known to be pruned.
     """
     folder = one.run.folder
     run_folder = RunFolder.reopen(folder)
@@ -216,10 +216,10 @@ def prune(one: Prunable, rules: Rules) -> str:
 
 def _note(one: Prunable, rules: Rules, runs: Folder) -> None:
     rows = _rows_of(one.run, NotedRuns(runs.path))
-    entry = Entry(at=journal.now(), run=one.run.folder.name, pruned="folder" if rules.folders else "files")
+    event = RunPruned(run=one.run.folder.name, folder=rules.folders)
     if rows is not None and rules.folders:
-        entry = Entry(at=entry.at, run=entry.run, pruned="folder", rows=len(rows.cells), rows_in=rows.path)
-    journal.add(runs, entry)
+        event = RunPruned(run=event.run, folder=True, rows=len(rows.cells), rows_in=rows.path)
+    append(runs, event)
 
 
 def _empty(home: Folder, goes: Callable[[str], bool]) -> str:

@@ -1,7 +1,7 @@
 """The runs of an archive → folders of a folder of runs: each whole or not at all, and never over another one.
 
 Everything is extracted into a folder beside the runs and checked there; then each run gets an id that is made here and
-is renamed into its place, after an entry in the journal of the folder of runs: it is none that madlite did not make,
+is renamed into its place, after an event in the log of the folder of runs: it is none that madlite did not make,
 and where it came from and under which id is known.
 """
 
@@ -32,7 +32,7 @@ from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.perfcsv.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
 from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder, check_plain, open_plain
-from madlite.store import journal
+from madlite.store.events import EventLog, RunImported, RunPruned, append, now
 from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, is_locked, new_run_id, open_runs
 from madlite.store.journal import RunEntry, RunRows, read_run
 
@@ -133,9 +133,7 @@ def _take(run: PackedRun, ids: _Ids, beside: Folder, runs: Folder, origin: str) 
         return TakenIn(run=run, id=here, words=words, refused=True)
     with beside.below(run.id) as home:
         os.close(home.open_file(LOCK))
-        archived_id = run.first_id or run.id
-        entry = journal.import_entry(home, here, origin, archived_id=archived_id, doubt=run.doubt)
-        journal.add(runs, entry)
+        append(runs, RunImported(run=here, origin=origin, archived_id=run.first_id or run.id, doubt=run.doubt))
     os.rename(run.id, here, src_dir_fd=beside.fd, dst_dir_fd=runs.fd)
     return TakenIn(run=run, id=here, words=f"taken in{known_as}", is_new=True)
 
@@ -156,9 +154,9 @@ class _Ids:
     """The ids that the runs of an archive have here: as they were taken in before, or new ones."""
 
     def __init__(self, manifest: Manifest, runs: Folder) -> None:
-        entries = journal.read(runs.path)
-        imported = {entry.archived_id: entry.run for entry in entries if entry.archived_id}
-        pruned = {entry.run for entry in entries if entry.pruned == "folder"}
+        log = EventLog.read(runs.path)
+        imported = {one.archived_id: one.run for one in log.of(RunImported) if one.archived_id}
+        pruned = {one.run for one in log.of(RunPruned) if one.folder}
         self.here: dict[str, str] = {}
         for run in manifest.runs:
             first = run.first_id or run.id
@@ -346,5 +344,5 @@ def _appended(one: TakenIn, workspace: Path, output: Path, begin: Sequence[str],
 
 def _note_attempt(rows: RunRows, run_folder: RunFolder) -> None:
     """Note rows that their file had, and has unless they were removed: they are looked for before they are appended."""
-    if problem := run_folder.note(RunEntry(at=journal.now(), rows=rows)):
+    if problem := run_folder.note(RunEntry(at=now(), rows=rows)):
         raise RecordError(problem)

@@ -21,8 +21,9 @@ from madlite.plan.caches import with_caches_of
 from madlite.run.checks import find_findings
 from madlite.run.from_plan import copied
 from madlite.run.screen import Planned
+from madlite.store.events import now
 from madlite.store.folder import RunFolder, new_run_id
-from madlite.store.journal import RunEntry, now
+from madlite.store.journal import RunEntry
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins

@@ -26,8 +26,9 @@ from madlite.perfcsv.pending import are_in_file, rows_path
 from madlite.perfcsv.side_files import leave_entries, write_entries, write_waiting
 from madlite.perfcsv.stored import RunResult, load_result, read_record, uncollected
 from madlite.plan.inputs import RUNS
+from madlite.store.events import EVENTS, is_own, now
 from madlite.store.folder import RECORD, RESULT, RunFolder, exists, has_record, has_result, is_alive, unfinished
-from madlite.store.journal import RunEntry, RunRows, is_own, now, other_host, read_run
+from madlite.store.journal import RunEntry, RunRows, other_host, read_run
 from madlite.store.record import Record, record_json, result_of
 
 
@@ -224,7 +225,7 @@ def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) 
         RecordError, OSError: it cannot be collected; it stays as it is.
     """
     if not is_own(folder):
-        raise RecordError(f"madlite did not make it in this folder: it is not in the journal of {RUNS}")
+        raise RecordError(f"it did not begin in this folder: it is not in {RUNS}/{EVENTS}")
     if exists(folder / RECORD):
         return Collected(run_id=folder.name, message=_collected_text(read_record(folder)))
     if not exists(folder / RESULT):

@@ -29,9 +29,10 @@ from madlite.plan.plan_file import plan_digest
 from madlite.run.from_plan import input_names, local_digest
 from madlite.run.screen import Planned, RunOutcome, pair
 from madlite.safe_read import digest_of
-from madlite.store.batch_journal import RequestedRun, UnfinishedBatch
+from madlite.store.batches import UnfinishedBatch
+from madlite.store.events import RequestedRun, is_own, now
 from madlite.store.folder import RECORD, RESULT, RunFolder, exists, is_uncollected
-from madlite.store.journal import RunEntry, RunRows, is_own, now, read_run
+from madlite.store.journal import RunEntry, RunRows, read_run
 from madlite.store.record import record_json, result_of
 
 

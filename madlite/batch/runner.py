@@ -26,7 +26,8 @@ from madlite.run.result_writer import RelativeChange, ResultWriter, SideFiles
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog.watchdog import StopReason
-from madlite.store.batch_journal import BatchJournal, RequestedRun
+from madlite.store.batches import BatchLog
+from madlite.store.events import RequestedRun
 
 if TYPE_CHECKING:
     from madlite.run.settle import Settle
@@ -83,12 +84,12 @@ class Batch:
         plugins: Plugins,
         screen: Screen,
         clock: Callable[[], float] = time.monotonic,
-        journal: BatchJournal | None = None,
+        journal: BatchLog | None = None,
         settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
         later: Sequence[Planned] = (),
     ) -> None:
         self._options, self._plugins, self._screen = options, plugins, screen
-        self._clock, self._journal = clock, journal or BatchJournal()
+        self._clock, self._journal = clock, journal or BatchLog()
         self._settings, self._later = settings, later
         of_batch = (replace(one, plan=replace(one.plan, batch=self._journal.id)) for one in planned)
         self._planned = dict(enumerate(of_batch))  # those not begun: thousands are large
@@ -411,7 +412,7 @@ def run_batch(
     plugins: Plugins,
     screen: Screen,
     clock: Callable[[], float] = time.monotonic,
-    journal: BatchJournal | None = None,
+    journal: BatchLog | None = None,
     settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
 ) -> RunOutcome:
     """Run all of them, as `Batch.run` does."""

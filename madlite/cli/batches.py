@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from madlite.model import Json
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.store.batch_journal import BatchJournal, UnfinishedBatch
+    from madlite.store.batches import BatchLog, UnfinishedBatch
 
 
 class BatchStart(NamedTuple):
@@ -63,7 +63,7 @@ class _PlainBatch:
 
     study_id = ""
 
-    def __init__(self, planned: Sequence[Planned], journal: BatchJournal) -> None:
+    def __init__(self, planned: Sequence[Planned], journal: BatchLog) -> None:
         self._journal = journal
         self.planned = self.every = planned
         self.study: Json = None
@@ -82,7 +82,7 @@ class _PlainBatch:
 class _SweepBatch(_PlainBatch):
     """The runs of a sweep whose points are not repeated."""
 
-    def __init__(self, planned: Sequence[Planned], journal: BatchJournal, study_id: str = "") -> None:
+    def __init__(self, planned: Sequence[Planned], journal: BatchLog, study_id: str = "") -> None:
         from madlite.study.sweep import with_study_id
 
         self.study_id = study_id or journal.id
@@ -105,7 +105,7 @@ class _RepeatBatch(_PlainBatch):
     """The runs of a repeat."""
 
     def __init__(
-        self, planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal, study_id: str = ""
+        self, planned: Sequence[Planned], params: dict[str, Any], journal: BatchLog, study_id: str = ""
     ) -> None:
         from madlite.study.repeat import plan_repeat
 
@@ -137,7 +137,7 @@ def runs_of_text(workspace: Path, study_id: str, *files: str) -> str:
 def make_batch(
     planned: Sequence[Planned],
     params: dict[str, Any],
-    journal: BatchJournal,
+    journal: BatchLog,
     before: UnfinishedBatch | None = None,
 ) -> OwnBatch:
     """Return the runs as the options have them, of the study of an earlier batch where that is resumed."""
@@ -186,7 +186,7 @@ def unfinished(workspace: Path) -> UnfinishedBatch:
         UsageProblem: there is none, or none that is in the journal of the folder.
     """
     from madlite.cli.terminal import shell_line
-    from madlite.store.batch_journal import interrupted_batches, open_unfinished
+    from madlite.store.batches import interrupted_batches, open_unfinished
 
     batch, foreign = open_unfinished(workspace)
     if batch is not None:
@@ -266,7 +266,7 @@ def resumed(
     before: UnfinishedBatch,
     runs: OwnBatch,
     options: Options,
-    journal: BatchJournal,
+    journal: BatchLog,
     screen: PlainScreen,
 ) -> Resumption:
     """Return what of an earlier batch is finished, and say so."""

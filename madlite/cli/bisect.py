@@ -38,14 +38,14 @@ from madlite.files import exists, is_folder, read_text
 from madlite.model import Json
 from madlite.store.study import SUMMARY
 from madlite.study.bisect import Bisection, Judge, NextItem
-from madlite.study.bisect_runs import KIND, STATE, BisectFolder, BisectItem, BisectRunner, batch_start, known_samples
+from madlite.study.bisect_runs import KIND, BisectFolder, BisectItem, BisectRunner, batch_start, known_samples
 from madlite.study.bisect_summary import summarise_bisection, summary_lines
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
     from madlite.run.screen import Planned, RunOutcome
-    from madlite.store.batch_journal import BatchJournal
+    from madlite.store.batches import BatchLog
     from madlite.study.commits import Commit
 
 _REFUSED = {
@@ -135,7 +135,7 @@ def command(**params: Any) -> int:
     madlite bisect my_model --between a.toml,b.toml,c.toml
     madlite bisect my_model --repository /workspace/torchtitan --good v0.2.0 --bad main
     """
-    from madlite.store.batch_journal import BatchJournal
+    from madlite.store.batches import BatchLog
 
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     _refuse(params)
@@ -144,7 +144,7 @@ def command(**params: Any) -> int:
     options = setup.make_options(params, touch)
     judge = _judge(params)
     with ExitStack() as opened:
-        journal = opened.enter_context(BatchJournal(options.workspace, options.command)) if touch else None
+        journal = opened.enter_context(BatchLog(options.workspace, options.command)) if touch else None
         items = _checked(_items(plugins, options, params, touch), plugins, options)
         setup.print_problems(plugins.problems)
         if journal is None:
@@ -153,7 +153,7 @@ def command(**params: Any) -> int:
         folder = _open_folder(options, params, journal.id, request)
         opened.callback(folder.close)
 
-        def make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> BisectBatch:
+        def make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchLog) -> BisectBatch:
             return BisectBatch(items, judge, folder, params, journal)
 
         return run_planned([items[0].planned], options, plugins, params, journal, make_batch)
@@ -403,7 +403,7 @@ class BisectBatch:
         judge: Judge,
         folder: BisectFolder,
         params: dict[str, Any],
-        journal: BatchJournal,
+        journal: BatchLog,
     ) -> None:
         self._items, self._folder, self._params, self._journal = items, folder, params, journal
         self._bisection = Bisection(len(items), judge)
@@ -430,7 +430,7 @@ class BisectBatch:
         runner = BisectRunner(self._items, self._folder, metric, tell)
         runner.planned = self._planned
         retried = bool(self._params["retry"])
-        known = [*known_samples(options.workspace, self._folder.state, metric, retried=retried)]
+        known = [*known_samples(options.workspace, self._folder.runs, metric, retried=retried)]
         if self._params["resume_bisect"] is not None:
             screen.end([f"bisect {self._folder.id} goes on after {len(known)} run{'s' if len(known) != 1 else ''}"])
         begin = batch_start(self._journal, start.settings, options=options, plugins=start.plugins, screen=screen)
@@ -444,8 +444,8 @@ class BisectBatch:
         if bisection.found is not None:
             secrets = [text for item in self._items for text in secrets_for(item.planned, options.environ)]
             self.problems = self._folder.end(masked_json(summary, secrets))
-        name = SUMMARY if bisection.found is not None else STATE
-        self.lines.append(runs_of_text(options.workspace, self._folder.id, name))
+        files = (SUMMARY,) if bisection.found is not None else ()
+        self.lines.append(runs_of_text(options.workspace, self._folder.id, *files))
         return replace(runner.outcome, exit_code=_exit_code(runner.outcome, bisection))
 
     def _next_text(self, upcoming: NextItem) -> str:

@@ -103,9 +103,9 @@ def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes:
 def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
     """Remove a leftover and say so; return whether that failed."""
     from madlite.batch.recovery.leftovers import NO_RUN, remove
-    from madlite.store.batch_journal import acknowledge
+    from madlite.store.batches import acknowledge
 
-    is_kept = item.kind == "file" and acknowledge(Path(item.handle), look=True)
+    is_kept = item.kind == "batch" and acknowledge(Path(item.folder), item.handle, look=True)
     problem = remove(item, environ, runtimes)
     done = "kept for --resume" if is_kept else _DONE.get(item.kind, "removed")
     what = f"{item.kind} {item.run_id}  " if item.run_id != NO_RUN else f"{item.kind}: "

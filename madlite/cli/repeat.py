@@ -26,9 +26,9 @@ APART_C = 5.0  # between the starts of a series' runs: from there on the differe
 
 def preview_repeat(planned: Sequence[Planned], params: dict[str, Any]) -> tuple[Sequence[Planned], list[str]]:
     """Return the first run of each series as it would be, and the order of all as lines."""
-    from madlite.store.batch_journal import BatchJournal
+    from madlite.store.batches import BatchLog
 
-    repeat = plan_repeat(planned, BatchJournal().id, params["repeat"], cold=params["cold"])
+    repeat = plan_repeat(planned, BatchLog().id, params["repeat"], cold=params["cold"])
     warm_ups = (warm_up_text(one.plan.card.name, one.plan.study) for one in repeat.warm_ups)
     lines = ["# --- order of the runs", *(f"warm-up  {text}" for text in warm_ups)]
     lines += [f"{n}/{len(repeat.runs)}  {place_text(one)}" for n, one in enumerate(repeat.runs, 1)]

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
     from madlite.run.settle import Settle
-    from madlite.store.batch_journal import BatchJournal, UnfinishedBatch
+    from madlite.store.batches import BatchLog, UnfinishedBatch
 
 
 @click.command("run", cls=TagsCommand)
@@ -126,12 +126,12 @@ def command(**params: Any) -> int:
     _check_options(params)
     if params["plan_file"] is not None:
         refuse_with_plan(click.get_current_context())
-    from madlite.store.batch_journal import BatchJournal
+    from madlite.store.batches import BatchLog
 
     touch = not params["dry_run"]
     options = setup.make_options(params, touch)
     with ExitStack() as opened:
-        journal = opened.enter_context(BatchJournal(options.workspace, options.command)) if touch else None
+        journal = opened.enter_context(BatchLog(options.workspace, options.command)) if touch else None
         planned, options = opened.enter_context(_plans(plugins, options, params))
         setup.print_problems(plugins.problems)
         if journal is None:
@@ -233,7 +233,7 @@ def run_planned(
     options: Options,
     plugins: Plugins,
     params: dict[str, Any],
-    journal: BatchJournal,
+    journal: BatchLog,
     make: _MakeBatch | None = None,
 ) -> int:
     """Run plans to their rows with all that is printed meanwhile, and return the exit code.
@@ -317,7 +317,7 @@ _GOES_ON = "madlite run --resume goes on with what was interrupted or never star
 _BY_SIGNAL = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP)
 
 
-_MakeBatch: TypeAlias = Callable[[Sequence[Planned], dict[str, Any], "BatchJournal"], StudyBatch]
+_MakeBatch: TypeAlias = Callable[[Sequence[Planned], dict[str, Any], "BatchLog"], StudyBatch]
 
 
 def _make_settings(

@@ -56,7 +56,7 @@ from madlite.study.scaling import (
 if TYPE_CHECKING:
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.store.batch_journal import BatchJournal
+    from madlite.store.batches import BatchLog
 
 
 def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) -> str:
@@ -93,7 +93,7 @@ def command(**params: Any) -> int:
     madlite scaling my_model --nodes 1,2,4 --cluster mi300
     """
     from madlite.cli.submit import refuse_without_cluster, run_on_cluster, translated
-    from madlite.store.batch_journal import BatchJournal
+    from madlite.store.batches import BatchLog
 
     over, counts = _wanted(params)
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
@@ -110,7 +110,7 @@ def command(**params: Any) -> int:
     if over == NODES and options.nodes:
         check_nodes(counts, options.nodes, f"allocation {os.environ.get('SLURM_JOB_ID', '')}".rstrip())
     with ExitStack() as opened:
-        journal = opened.enter_context(BatchJournal(options.workspace, options.command)) if touch else None
+        journal = opened.enter_context(BatchLog(options.workspace, options.command)) if touch else None
         plan = partial(_plan_with, planner(plugins, options, params, touch), options)
         points = plan_points(counts, plan, strong=params["strong"], over=over)
         setup.print_problems(plugins.problems)
@@ -172,7 +172,7 @@ def _preview(points: Sequence[PlannedPoint], options: Options, params: dict[str,
 class ScalingBatch:
     """The runs of a scaling study; after `run`, what they came to."""
 
-    def __init__(self, planned: Sequence[Planned], params: dict[str, Any], journal: BatchJournal) -> None:
+    def __init__(self, planned: Sequence[Planned], params: dict[str, Any], journal: BatchLog) -> None:
         self._journal = journal
         self.planned = planned
         self.study: Json = None

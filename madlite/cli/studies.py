@@ -13,7 +13,7 @@ from madlite.cli.terminal import shell_line
 from madlite.errors import nearest_words
 from madlite.model import Status, Value
 from madlite.store.folder import exists
-from madlite.store.study import SUMMARY, is_running, read_state, study_path
+from madlite.store.study import SUMMARY, is_running, read_summary, study_path
 from madlite.study.bisect_runs import KIND as BISECT
 from madlite.study.bisect_summary import BisectSummary
 from madlite.study.bisect_summary import summary_lines as bisect_lines
@@ -64,7 +64,7 @@ def _summary(
 ) -> Generator[str, None, _Summary | None]:
     """Return what was written down at the end of a study; None where it was not, and yield why."""
     try:
-        found = msgspec.json.decode(read_state(workspace, study_id, SUMMARY), type=kind)
+        found = msgspec.json.decode(read_summary(workspace, study_id), type=kind)
     except FileNotFoundError:
         found = None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.cli.screens import PlainScreen
     from madlite.plan.context import Options
-    from madlite.store.batch_journal import BatchJournal
+    from madlite.store.batches import BatchLog
 
 _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows more
 
@@ -102,7 +102,7 @@ def command(**params: Any) -> int:
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --keep-global-batch --runs 12
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --resume --minutes 40
     """
-    from madlite.store.batch_journal import BatchJournal
+    from madlite.store.batches import BatchLog
 
     given = params
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
@@ -112,7 +112,7 @@ def command(**params: Any) -> int:
     touch = not params["dry_run"]
     options = setup.make_options(params, touch)
     with ExitStack() as opened:
-        journal = opened.enter_context(BatchJournal(options.workspace, options.command)) if touch else None
+        journal = opened.enter_context(BatchLog(options.workspace, options.command)) if touch else None
         plan = partial(_plan_with, planner(plugins, options, params, touch), options)
         tuning = make_tuning(plan({}))
         if params["keep_global_batch"]:
@@ -184,7 +184,7 @@ class _Study:
             echo_lines(preview(self._tuning.default, self._options.environ))
         return 0
 
-    def run(self, journal: BatchJournal) -> int:
+    def run(self, journal: BatchLog) -> int:
         """Run the study and return the exit code."""
         from madlite.cli.screens import Sink, make_screen
         from madlite.perfcsv.locked import make_folder
@@ -216,7 +216,7 @@ class _Study:
             sink.close()
         return int(outcome.exit_code)
 
-    def _run(self, runner: TuneRunner, journal: BatchJournal, screen: PlainScreen, known: int) -> TuneOutcome:
+    def _run(self, runner: TuneRunner, journal: BatchLog, screen: PlainScreen, known: int) -> TuneOutcome:
         from madlite.batch.runner import BatchSettings
 
         if known:
@@ -227,7 +227,7 @@ class _Study:
             self._options, self._plugins, screen, journal, BatchSettings(), lambda text: screen.end([text])
         )
 
-    def _begin(self, journal: BatchJournal) -> tuple[TuneState, list[Trial]]:
+    def _begin(self, journal: BatchLog) -> tuple[TuneState, list[Trial]]:
         """Return the study that begins or goes on, with the trials that it has."""
         secrets = secrets_for(self._tuning.default, self._options.environ)
         mask = Redactor(secrets).text

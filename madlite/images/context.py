@@ -30,7 +30,7 @@ from madlite.model import Cause, Image, Say, Value
 from madlite.plan.inputs import RUNS
 from madlite.safe_files import NO_SPACE, Folder, kind_of, open_plain
 from madlite.safe_read import read_as_spelled, read_named, spells
-from madlite.store import journal
+from madlite.store.events import EventLog, RebuildStarted, Started
 
 _IGNORE = ".dockerignore"
 _LIMIT_BYTES = 16 << 20  # of a Dockerfile, or of what .dockerignore has
@@ -111,8 +111,10 @@ def _own_patterns(image: Image) -> list[str]:
 
 
 def _results_files(home: Path) -> set[str]:
-    """Return the results files below a working folder that its journal has, as of `-o`; none that is a pattern."""
-    found = {entry.file for entry in journal.read(home / RUNS) if entry.file and entry.file.isprintable()}
+    """Return the results files below a working folder that its event log has, as of `-o`; none that is a pattern."""
+    log = EventLog.read(home / RUNS)
+    named = (*(one.file for one in log.of(Started)), *(one.file for one in log.of(RebuildStarted)))
+    found = {name for name in named if name and name.isprintable()}
     plain = (name for name in found if not name.startswith(("/", "!", "#")) and not {*name} & {*"*?[\\"})
     return {name for name in plain if ".." not in PurePosixPath(name).parts}
 

@@ -27,7 +27,6 @@ from madlite.jobs.submission import (
     PLANS,
     UNKNOWN_JOB,
     JobRun,
-    Note,
     OpenSubmission,
     ScriptState,
     Stored,
@@ -40,6 +39,7 @@ from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.run.screen import Screen
 from madlite.safe_files import tells_no_space
+from madlite.store.events import JobEvent, is_own
 from madlite.store.folder import (
     RECORD,
     RESULT,
@@ -51,7 +51,7 @@ from madlite.store.folder import (
     read_progress,
     was_disk_full,
 )
-from madlite.store.journal import is_own, now, read_run
+from madlite.store.journal import read_run
 from madlite.store.record import result_of
 
 CANCELLED = "cancelled before it was submitted"  # in the place of a refusal
@@ -279,7 +279,7 @@ class Settling:
         if self._has_jobs_of_attempts:
             with suppress(OSError), OpenSubmission.reopen(self.stored.folder) as opened:
                 scripts = {self.stored.script_of[run.id].number for run in self.stored.open_runs}
-                opened.note(*(Note(at=now(), script=number, is_last=True) for number in sorted(scripts)))
+                opened.note(*(JobEvent(script=number, is_last=True) for number in sorted(scripts)))
             self.reload()
         missing = [
             one.number
@@ -290,7 +290,7 @@ class Settling:
         if not missing:
             return
         with suppress(OSError), OpenSubmission.reopen(self.stored.folder, submitting=True) as opened:
-            opened.note(*(Note(at=now(), script=number, refused=CANCELLED) for number in missing))
+            opened.note(*(JobEvent(script=number, refused=CANCELLED) for number in missing))
         self.reload()
 
     def find_jobs(self) -> None:
@@ -306,7 +306,7 @@ class Settling:
             return
         found = self.scheduler.find([one.name for one in lost])
         found |= {one.name: job for one in lost if one.name not in found and (job := self._job_in_output(one.number))}
-        notes = [Note(at=now(), script=one.number, job=found[one.name]) for one in lost if one.name in found]
+        notes = [JobEvent(script=one.number, job=found[one.name]) for one in lost if one.name in found]
         if notes:
             with OpenSubmission.reopen(self.stored.folder) as opened:
                 opened.note(*notes)
@@ -416,11 +416,11 @@ class Settling:
         try:
             self.scheduler.release([self.stored.job_of(run)])
             job = self.scheduler.submit(self.stored.folder, script, attempt)
-            note = Note(at=now(), script=script.number, job=job, attempt=attempt)
+            note = JobEvent(script=script.number, job=job, attempt=attempt)
             self.queue[job] = JobState(state="PENDING")
         except Refused as problem:
             self.notices.append(f"{run.id} is not tried again: {problem.message}")
-            note = Note(at=now(), script=script.number, is_last=True)
+            note = JobEvent(script=script.number, is_last=True)
         except Unreachable:
             self._retrying.postpone(attempt)
             return True

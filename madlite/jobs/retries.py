@@ -1,6 +1,6 @@
 """What follows a failed attempt of a run whose job does not retry inside: another attempt, with a job of its own.
 
-The journal of the failed attempt names the next one, then jobs.jsonl names its job.  Whoever follows may be killed
+The journal of the failed attempt names the next one, then the event log names its job.  Whoever follows may be killed
 between the two: the next one goes on from there.
 """
 
@@ -13,8 +13,9 @@ from madlite.batch.attempts import RetryPolicy, next_attempt
 from madlite.jobs.failed_run import read_plan
 from madlite.jobs.submission import PLANS, JobRun, Stored
 from madlite.perfcsv.stored import load_result
+from madlite.store.events import now
 from madlite.store.folder import RunFolder, new_run_id
-from madlite.store.journal import RunEntry, now, read_run
+from madlite.store.journal import RunEntry, read_run
 from madlite.store.record import result_of
 
 _BUSY_S = 10.0  # until a cluster that did not answer is asked again

@@ -1,11 +1,10 @@
 """A submission: the runs that one command gave to a cluster, on the disk before the first job is.
 
-`madlite_runs/jobs-<id>/` has submission.json, the plan files, the job scripts, the jobs' own output, and jobs.jsonl,
-which grows by a line before and after each job is submitted, and when a run is settled: it has a row, or never gets
-one.  What submits may be killed between any two of these; the name of a job finds it in the cluster's queue.
+`madlite_runs/jobs-<id>/` has submission.json, the plan files, the job scripts and the jobs' own output.  The event log
+gets an event before and after each job is submitted, and when a run has ended: it has a row, or never gets one.  What
+submits may be killed between any two of these; the name of a job finds it in the cluster's queue.
 
-A line of the folder of runs' journal makes it a submission of that folder, and its runs runs of it; a folder without
-one, which was copied or unpacked there, is left alone.
+A submission that did not begin in the folder, which was copied or unpacked there, is left alone.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -24,18 +22,18 @@ import msgspec
 from madlite.errors import UsageProblem
 from madlite.files import shown, wrong_key
 from madlite.jobs.file import Cluster
-from madlite.model import FileName, RunId, Value, json_line, to_json
+from madlite.model import FileName, RunId, Value, to_json
 from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder, write_all
 from madlite.safe_read import read_regular
+from madlite.store.events import Event, EventLog, JobEnded, JobEvent, Submitted, append
 from madlite.store.folder import acquire, is_locked, open_runs, real_folders
-from madlite.store.journal import add, made_here, now, submission_entry
 
 _LOG = logging.getLogger(__name__)
 VERSION = 1
 PREFIX = "jobs-"  # of the folder
-SUBMISSION, JOBS, PLANS, SCRIPTS, OUTPUT, ENVIRONMENT, LOCK = (
-    *("submission.json", "jobs.jsonl", "plans", "scripts", "output", "environment", "submitting"),
+SUBMISSION, PLANS, SCRIPTS, OUTPUT, ENVIRONMENT, LOCK = (
+    *("submission.json", "plans", "scripts", "output", "environment", "submitting"),
 )
 _LIMIT_BYTES = 256 << 20
 UNKNOWN_JOB = "unknown"  # of a script that certainly was submitted, and whose job nobody knows any more
@@ -116,25 +114,8 @@ class Submission(Value, frozen=True):
     version: int = VERSION
 
 
-class Note(Value, frozen=True, omit_defaults=True):
-    """A line of jobs.jsonl: what became of a `script` (`job` is its id, "" where it is about to be submitted), or of a
-    run, of which `settled` says how it came to its end.  `refused` is why a script has no job.
-
-    `attempt` is the id of the script's run where the job is a further attempt of it; `is_last` where none follows.
-    """
-
-    at: str
-    script: int = 0
-    job: str = ""
-    refused: str = ""
-    attempt: FileName = ""
-    is_last: bool = False
-    run: FileName = ""
-    settled: str = ""
-
-
 class ScriptState(Value, frozen=True):
-    """What jobs.jsonl has of a script."""
+    """What the event log has of a script."""
 
     begun: str = ""
     job: str = ""
@@ -231,8 +212,8 @@ class OpenSubmission:
                     finally:
                         os.close(fd)
             with open_runs(workspace) as runs:
-                entry = submission_entry(home, home.path.name, (run.id for run in submission.runs))
-                add(runs, entry, durable=True)
+                event = Submitted(submission=submission.id, runs=tuple(run.id for run in submission.runs))
+                append(runs, event, durable=True)
             home.write(SUBMISSION, to_json(submission).encode())
             os.fsync(home.fd)
         except OSError as error:
@@ -262,18 +243,15 @@ class OpenSubmission:
                 raise
         return opened
 
-    def note(self, *notes: Note) -> None:
-        """Add lines to jobs.jsonl, on the disk when this returns.
+    def note(self, *events: JobEvent | JobEnded) -> None:
+        """Record events of this submission, on the disk when this returns.
 
         Raises:
             OSError: they cannot be written.
         """
-        fd = self._home.open_file(JOBS, os.O_WRONLY | os.O_APPEND)
-        try:
-            write_all(fd, b"".join(map(json_line, notes)))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        own = (msgspec.structs.replace(one, submission=self._home.path.name.removeprefix(PREFIX)) for one in events)
+        with open_runs(self._home.path.parent.parent) as runs:
+            append(runs, *own, durable=True)
 
     def settle(self, runs: Mapping[str, str]) -> None:
         """Note runs that have come to their end, each with how; the last one's end removes the file of secrets.
@@ -281,7 +259,7 @@ class OpenSubmission:
         Raises:
             OSError: it cannot be noted.
         """
-        self.note(*(Note(at=now(), run=run, settled=how) for run, how in runs.items()))
+        self.note(*(JobEnded(run=run, how=how) for run, how in runs.items()))
         stored = read_stored(self._home.path)
         if stored is not None and not stored.open_runs:
             self._home.remove(ENVIRONMENT)
@@ -330,10 +308,10 @@ def read_stored(folder: Path) -> Stored | None:
         return None
     scripts: dict[int, ScriptState] = {}
     settled: dict[str, str] = {}
-    for note in _notes(folder, _JOB_IDS[submission.scheduler]):
-        if note.run:
-            settled[note.run] = note.settled
-        else:
+    for note in _events(folder, submission):
+        if isinstance(note, JobEnded):
+            settled[note.run] = note.how
+        elif isinstance(note, JobEvent):
             before = scripts.get(note.script, ScriptState())
             begun = before.begun if note.job or note.refused or note.is_last else note.at
             scripts[note.script] = ScriptState(
@@ -369,25 +347,26 @@ def stored_submissions(workspace: Path, wanted: Sequence[str] = (), *, warn: boo
     folders = [one for one in real_folders(runs) if one.name.startswith(PREFIX)]
     if wanted:
         folders = [one for one in folders if one.name.removeprefix(PREFIX) in wanted]
-    own = made_here(runs, (folder.name for folder in folders))
+    own = EventLog.read(runs).made(folder.name.removeprefix(PREFIX) for folder in folders)
     found = [stored for folder in folders if (stored := read_stored(folder)) is not None]
-    foreign = [one.folder.name for one in found if one.folder.name not in own and one.open_runs]
+    foreign = [one.folder.name for one in found if one.submission.id not in own and one.open_runs]
     if foreign and warn:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         _LOG.warning(
-            "%s%s: not in the journal of this folder (copied or unpacked here, or of an earlier madlite), so left "
-            "alone; madlite collect writes the rows of runs that ended here, squeue --me lists jobs",
+            "%s%s: did not begin in this folder (copied or moved here), so left alone; madlite collect writes the rows "
+            "of runs that ended here, squeue --me lists jobs",
             ", ".join(f"{RUNS}/{name}" for name in foreign[:3]),
             more,
         )
-    return tuple(one for one in found if one.folder.name in own)
+    return tuple(one for one in found if one.submission.id in own)
 
 
-def _notes(folder: Path, job_ids: re.Pattern[str]) -> Iterator[Note]:
-    decode = msgspec.json.Decoder(Note).decode
-    with suppress(OSError):
-        for line in read_regular(folder / JOBS, _LIMIT_BYTES).splitlines():
-            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                note = decode(line)
-                # a script whose job is none is looked for by its name
-                yield note if job_ids.fullmatch(note.job) else msgspec.structs.replace(note, job="")
+def _events(folder: Path, submission: Submission) -> Iterator[Event]:
+    """Yield the events of a submission; an id of a job that is none of its scheduler's is left out."""
+    job_ids = _JOB_IDS[submission.scheduler]
+    for event in EventLog.read(folder.parent).about(submission.id):
+        if isinstance(event, JobEvent) and not job_ids.fullmatch(event.job):
+            # a script whose job is none is looked for by its name
+            yield msgspec.structs.replace(event, job="")
+        else:
+            yield event

@@ -21,7 +21,6 @@ from madlite.jobs.submission import (
     PLANS,
     JobRun,
     JobScript,
-    Note,
     OpenSubmission,
     Retries,
     Stored,
@@ -34,7 +33,7 @@ from madlite.plan.context import Options
 from madlite.plan.plan_file import name_secrets
 from madlite.run.from_plan import saved_text
 from madlite.run.screen import Planned
-from madlite.store.journal import now
+from madlite.store.events import JobEvent, now
 
 WAIT_S = 600.0  # how long a cluster that does not answer is waited for at the submission
 _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 30.0
@@ -164,7 +163,7 @@ def submit_all(
         state = stored.scripts.get(script.number)
         if stopped() or (state is not None and (state.job or state.refused)):
             continue
-        opened.note(Note(at=now(), script=script.number))
+        opened.note(JobEvent(script=script.number))
         # an earlier attempt may have been cut off behind its sbatch
         note = patience.submit(script, stored.folder, look_first=state is not None)
         if note is not None:
@@ -190,16 +189,16 @@ class _Patience:
         self._scheduler, self._say, self._sleep, self._clock, self._stopped = scheduler, say, sleep, clock, stopped
         self._deadline = clock() + WAIT_S
 
-    def submit(self, script: JobScript, folder: Path, *, look_first: bool) -> Note | None:
-        """Return the note of a script's job or of its refusal; None where the cluster does not answer in time."""
+    def submit(self, script: JobScript, folder: Path, *, look_first: bool) -> JobEvent | None:
+        """Return the event of a script's job or of its refusal; None where the cluster does not answer in time."""
         pause_s = _PAUSE_S
         while True:
             try:
                 job = self._scheduler.find([script.name]).get(script.name, "") if look_first else ""
-                return Note(at=now(), script=script.number, job=job or self._scheduler.submit(folder, script))
+                return JobEvent(script=script.number, job=job or self._scheduler.submit(folder, script))
             except Refused as problem:
                 text = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
-                return Note(at=now(), script=script.number, refused=text)
+                return JobEvent(script=script.number, refused=text)
             except Unreachable as problem:
                 if self._stopped() or self._clock() > self._deadline:
                     return None

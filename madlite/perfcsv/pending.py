@@ -20,7 +20,7 @@ from madlite.model import Row
 from madlite.perfcsv.header import comparable, plain_cells, read_header, text_of
 from madlite.plan.inputs import RUNS
 from madlite.safe_read import open_regular
-from madlite.store import journal
+from madlite.store.events import EventLog, RebuildStarted
 from madlite.store.journal import RunRows
 from madlite.text import unlimited_fields
 
@@ -73,7 +73,7 @@ def count_written(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> 
 
 def _rebuilt_at(path: str, workspace: Path) -> str:
     """Return when a results file was last rebuilt from the records, "" if never."""
-    times = [entry.at for entry in journal.read(workspace / RUNS) if entry.rebuilt and entry.file == path]
+    times = [one.at for one in EventLog.read(workspace / RUNS).of(RebuildStarted) if one.file == path]
     return times[-1] if times else ""
 
 

@@ -30,9 +30,9 @@ from madlite.perfcsv.locked import LockedFile, as_record_error, keep_owner_and_m
 from madlite.perfcsv.pending import rows_path
 from madlite.perfcsv.stored import NotedRuns, has_any_file, load_record, rows_here
 from madlite.safe_files import Folder, half_made, resolved
-from madlite.store import journal
+from madlite.store.events import EVENTS, EventLog, RebuildStarted, append
 from madlite.store.folder import PLAN, RECORD, exists, is_alive, is_uncollected, real_folders
-from madlite.store.journal import JOURNAL, Entry, RunRows, read_run
+from madlite.store.journal import RunRows, read_run
 from madlite.text import unlimited_fields
 
 # Rows of a results file that would be lost when it is replaced.
@@ -136,22 +136,22 @@ def rebuild(output: Path, runs: Path, *, of: Path | None = None, force: bool = F
 
 
 def _note_rebuild(output: Path, runs: Path, rows: Iterable[RunRows]) -> None:
-    """Record in the runs' journal that a file is about to be rebuilt: sizes of it recorded earlier are invalid then.
+    """Record in the event log that a file is about to be rebuilt: sizes of it recorded earlier are invalid then.
 
     Raises:
         RecordError: it cannot be recorded.
     """
     name = rows_path(output, runs.parent)
     if name in {one.path for one in rows}:
-        with as_record_error(runs / JOURNAL), Folder.open(runs) as folder:
-            journal.add(folder, Entry(at=journal.now(), file=name, rebuilt=True))
+        with as_record_error(runs / EVENTS), Folder.open(runs) as folder:
+            append(folder, RebuildStarted(file=name))
 
 
 def _find(runs: Path) -> _StoredRows:
     found: list[RunRows] = []
     notes: list[str] = []
-    entries = journal.read(runs)
-    noted, own = NotedRuns(runs, entries), journal.own_folders(runs, entries)
+    log = EventLog.read(runs)
+    noted, own = NotedRuns(runs), log.own_runs()
     for folder in real_folders(runs):
         if not has_any_file(folder, (PLAN, RECORD)):
             continue
@@ -162,8 +162,8 @@ def _find(runs: Path) -> _StoredRows:
         except RecordError as problem:
             notes.append(f"{folder.name}: {problem.message}")
             continue
-        if record is None and entries and folder.name not in own:
-            notes.append(f"{folder.name}: left out, madlite did not make it in this folder: it is not in its journal")
+        if record is None and log and folder.name not in own:
+            notes.append(f"{folder.name}: left out, it did not begin in this folder: it is not in its event log")
             continue
         rows = rows_here(folder, record, noted) if record is not None else _of_cut_off(folder, notes)
         if rows is not None:
@@ -175,7 +175,7 @@ def _find(runs: Path) -> _StoredRows:
 
 def _pruned(runs: Path, noted: NotedRuns) -> Iterator[str]:
     """Yield notes on runs whose records were removed with their folders: their rows are in no record."""
-    gone = [one for one in noted.pruned.values() if one.pruned == "folder" and one.rows and not exists(runs / one.run)]
+    gone = [one for one in noted.pruned.values() if one.folder and one.rows and not exists(runs / one.run)]
     for path, several in groupby(sorted(gone, key=lambda one: one.rows_in), key=lambda one: one.rows_in):
         those = list(several)
         count = sum(one.rows for one in those)

@@ -14,9 +14,9 @@ from madlite.perfcsv.entries import Entries, entries_of
 from madlite.perfcsv.header import indented, read_json
 from madlite.plan.inputs import RUNS
 from madlite.safe_read import read_regular
-from madlite.store import journal
+from madlite.store.events import Event, EventLog, RunImported, RunPruned
 from madlite.store.folder import PLAN, RECORD, RESULT, awaits_collection, exists
-from madlite.store.journal import RunRows
+from madlite.store.journal import RunRows, read_run
 from madlite.store.record import VERSION, Record, record_json
 
 LIMIT_BYTES = 256 << 20
@@ -106,14 +106,17 @@ def load_record(folder: Path) -> Record | None:
 
 
 class NotedRuns:
-    """The runs that were imported or pruned, by the journal of a folder of runs, or by those of its entries."""
+    """The runs that were imported or pruned, by the event log of a folder of runs, or by some of its events."""
 
-    def __init__(self, runs: Path, entries: Iterable[journal.Entry] | None = None) -> None:
-        entries = tuple(journal.read(runs) if entries is None else entries)
-        self._imported = journal.imported(entries)
-        self.pruned = {entry.run: entry for entry in entries if entry.run and entry.pruned}
-        """The last entry of each run that was pruned."""
-        self.rows_of_pruned = {entry.run: entry.rows_in for entry in entries if entry.pruned and entry.rows_in}
+    def __init__(self, runs: Path, events: Iterable[Event] | None = None) -> None:
+        if events is None:
+            log = EventLog.read(runs)
+            events = (*log.of(RunImported), *log.of(RunPruned))
+        events = tuple(events)
+        self._imported = {one.run: one for one in events if isinstance(one, RunImported)}
+        self.pruned = {one.run: one for one in events if isinstance(one, RunPruned)}
+        """The last event of each run that was pruned."""
+        self.rows_of_pruned = {one.run: one.rows_in for one in events if isinstance(one, RunPruned) and one.rows_in}
         """The results file that has the rows of a run whose folder was pruned, whatever became of the run since."""
 
     def origin(self, run_id: str) -> str:
@@ -135,7 +138,7 @@ def rows_here(folder: Path, record: Record, noted: NotedRuns) -> RunRows | None:
 
     The record of an imported run names the files of another one; here it has those that `import --rows` appended.
     """
-    return record.rows if not noted.origin(folder.name) else journal.read_run(folder).rows
+    return record.rows if not noted.origin(folder.name) else read_run(folder).rows
 
 
 def has_any_file(folder: Path, names: Iterable[str]) -> bool:
@@ -301,5 +304,6 @@ class _Version(Value, frozen=True):
 def uncollected(workspace: Path) -> tuple[Path, ...]:
     """Return the folders of runs that have ended and whose results are not collected, the oldest first."""
     runs = workspace / RUNS
-    own = journal.own_folders(runs)
-    return tuple(folder for folder in awaits_collection(runs) if folder.name in own)
+    found = awaits_collection(runs)
+    own = EventLog.read(runs).own_runs() if found else frozenset()
+    return tuple(folder for folder in found if folder.name in own)

@@ -1,7 +1,7 @@
 """Brings the ledger to what the folders of runs hold: one look at each folder, and only what changed is read.
 
 A run whose record lies there unchanged (inode, size, times), in a folder that is the same, is not read again, unless
-the journal of the folder of runs has a new line of it.  All others are read as `list_runs` reads them: those that go
+the event log has a new line of it.  All others are read as `list_runs` reads them: those that go
 on, were cut off or wait to be collected each time.
 """
 
@@ -26,8 +26,8 @@ from madlite.reports.listing import groups_of, names_of, status_words
 from madlite.reports.runs import UNREADABLE, StoredRun, began, is_run, open_run, with_card
 from madlite.reports.series import Entry, of_record
 from madlite.reports.series_key import DIMENSIONS, as_key, record_dimensions, record_facts
-from madlite.store import journal
-from madlite.store.batch_journal import interrupted_batches, requested_cards
+from madlite.store import events
+from madlite.store.batches import interrupted_batches, requested_cards
 from madlite.store.folder import RECORD
 from madlite.store.record import Record
 
@@ -178,18 +178,22 @@ def _begun_without_folder(runs: Path) -> list[str]:
 def _take_journal(file: LedgerFile) -> None:
     """Take over the lines that were added; the runs they are of are read again."""
     before = file.use(lambda connection: get_meta(connection, "journal"))
-    added = journal.read_added(file.runs, before)
+    added = events.read_added(file.runs, before)
     if added.mark != before:
         file.write(lambda connection: _add_entries(connection, before, added))
 
 
-def _add_entries(connection: sqlite3.Connection, before: str, added: journal.Added) -> None:
+def _add_entries(connection: sqlite3.Connection, before: str, added: events.Added) -> None:
     if get_meta(connection, "journal") != before:  # another process has taken them over meanwhile
         return
     if added.restarted or not before:
         connection.execute("DELETE FROM journal")
         connection.execute("UPDATE runs SET record_inode = NULL")
-    rows = [(db_name(one.run), msgspec.json.encode(one).decode()) for one in added.entries if one.run]
+    rows = [
+        (db_name(one.run), msgspec.json.encode(one).decode())
+        for one in added.events
+        if isinstance(one, events.RunImported | events.RunPruned)
+    ]
     connection.executemany("INSERT INTO journal VALUES (?, ?)", rows)
     if before and not added.restarted:
         stale = {(row[0],) for row in rows}
@@ -206,7 +210,7 @@ def _noted(connection: sqlite3.Connection, runs: Path, names: Sequence[str]) -> 
     marks = ", ".join("?" * len(names))
     query = f"SELECT line FROM journal WHERE run IN ({marks}) ORDER BY rowid"  # noqa: S608
     rows = connection.execute(query, [db_name(name) for name in names])
-    entries = [msgspec.json.decode(line, type=journal.Entry) for (line,) in rows]
+    entries = [msgspec.json.decode(line, type=events.AnyEvent) for (line,) in rows]
     return NotedRuns(runs, entries)
 
 

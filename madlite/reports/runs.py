@@ -18,9 +18,10 @@ from madlite.model.results import Attempt, headline_of
 from madlite.perfcsv.pending import rows_path
 from madlite.perfcsv.stored import NotedRuns, has_any_file, load_record, load_result, read_plan, read_record, with_plan
 from madlite.plan.inputs import RUNS
-from madlite.store.batch_journal import interrupted_batches, requested_cards
+from madlite.store.batches import interrupted_batches, requested_cards
+from madlite.store.events import EventLog, RunImported
 from madlite.store.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive, is_uncollected, real_folders
-from madlite.store.journal import read, read_run
+from madlite.store.journal import read_run
 from madlite.store.record import Record, record_json
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
@@ -158,7 +159,7 @@ def open_run(folder: Path, noted: NotedRuns | None = None) -> StoredRun:
     """Return one run; never raises for what its folder holds."""
     run, noted = _opened(folder), noted or NotedRuns(folder.parent)
     doubt, pruned = noted.doubt(folder.name), noted.pruned.get(folder.name)
-    is_pruned = pruned is not None and pruned.pruned == "files"
+    is_pruned = pruned is not None and not pruned.folder
     origin, archived_id = noted.origin(folder.name), noted.archived_id(folder.name)
     return replace(run, doubt=doubt, origin=origin, archived_id=archived_id, pruned=is_pruned)
 
@@ -248,7 +249,7 @@ def find_named(runs: Path, name: str, names: Sequence[str] | None = None) -> Pat
 
 def _imported_as(runs: Path, part: str) -> list[str]:
     """Return the runs that were imported under other ids, which begin with a part or have it."""
-    imported = {entry.archived_id: entry.run for entry in read(runs) if entry.archived_id}
+    imported = {one.archived_id: one.run for one in EventLog.read(runs).of(RunImported) if one.archived_id}
     found = [imported[name] for name in names_with(sorted(imported), part)]
     return [name for name in found if is_run(runs / name)]
 

@@ -26,8 +26,9 @@ from madlite.run.resolve import Requirement, Resolution
 from madlite.run.screen import Planned
 from madlite.run.stop import Signals, StopControl
 from madlite.safe_read import read_end
+from madlite.store.events import now
 from madlite.store.folder import HANDLE, LOG, RunFolder
-from madlite.store.journal import RunEntry, now
+from madlite.store.journal import RunEntry
 
 _END_BYTES = 1 << 16  # of the log, in which its last line is
 ONLY = "MADLITE_PREPARE_ONLY"  # templates/_base.sh.j2 exits where it is set

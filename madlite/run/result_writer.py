@@ -27,8 +27,9 @@ from madlite.perfcsv.stored import RunResult, result_text
 from madlite.plan.context import Options
 from madlite.run.context import context_file, left_out_before
 from madlite.run.screen import Planned, Screen
+from madlite.store.events import now
 from madlite.store.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
-from madlite.store.journal import RunEntry, RunRows, RunStart, now
+from madlite.store.journal import RunEntry, RunRows, RunStart
 from madlite.store.record import Record, make_record, record_json, step_lines
 
 # What is written of a run that has ended, in an order in which no kill loses anything silently.

@@ -28,7 +28,7 @@ from madlite.plan.make import secrets_of
 from madlite.safe_files import NO_SPACE, Folder, kind_of, write_all
 from madlite.safe_read import read_regular
 from madlite.secrets import collect, masked_json
-from madlite.store import journal
+from madlite.store.events import EVENTS, EventLog, Started, append, is_own, now
 from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournalWriter, read_run
 
 # Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
@@ -122,13 +122,14 @@ class RunFolder:
         try:
             with ExitStack() as opened:
                 runs = opened.enter_context(open_runs(plan.workspace, make=True))
+                if not (reserve and _is_of_job(plan, begin)):
+                    _note_started(runs, plan.id, begin.file if begin is not None else "")
                 home = runs.below(plan.folder.name, new=True)
-                _note_made(runs, home, plan.id, begin.file if begin is not None else "")
             # the lock gets its name once it is held: a free one would look like a run that was cut off; and last, as a
             # run that is killed then has what its row needs
             folder = cls(home, _open_locked(home, _NEW_LOCK))
             try:
-                folder.note(begin or RunEntry(at=journal.now()))
+                folder.note(begin or RunEntry(at=now()))
                 if reserve:
                     folder._reserve()
                 folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
@@ -158,8 +159,8 @@ class RunFolder:
         try:
             with open_runs(path.parent.parent) as runs:
                 home = runs.below(path.name)
-                if begun and not journal.is_own(path):  # the disk was too full to record it
-                    _note_made(runs, home, path.name)
+                if begun and not is_own(path):  # the disk was too full to record it
+                    _note_started(runs, path.name)
             return cls._locked(home, begun=begun)
         except OSError as error:
             where = path / os.fsdecode(error.filename or "")
@@ -305,12 +306,19 @@ class RunFolder:
             folder.close()
 
 
-def _note_made(runs: Folder, home: Folder, run_id: str, file: str = "") -> None:
-    """Record a new folder in the journal; without it a killed run is not recovered."""
+def _is_of_job(plan: RunPlan, begin: RunEntry | None) -> bool:
+    """Return whether a run, or the one that it is an attempt of, is a job's: who submits it writes the log."""
+    attempt = begin.start.attempt if begin is not None and begin.start is not None else None
+    names = [plan.folder.name, *(one.run for one in (attempt.earlier if attempt is not None else ()))]
+    return any(is_own(plan.folder.with_name(name)) for name in names)
+
+
+def _note_started(runs: Folder, run_id: str, file: str = "") -> None:
+    """Record a new run in the event log; without it a killed run is not recovered."""
     try:
-        journal.add(runs, journal.folder_entry(home, run_id, file))
+        append(runs, Started(run=run_id, file=file))
     except OSError as error:
-        _LOG.warning("%s/%s cannot be written: %s", RUNS, journal.JOURNAL, error.strerror)
+        _LOG.warning("%s/%s cannot be written: %s", RUNS, EVENTS, error.strerror)
 
 
 def _write(folder: Folder, name: str, data: bytes) -> None:
@@ -388,7 +396,7 @@ def unfinished(workspace: Path) -> tuple[Path, ...]:
     """Return the folders of runs that were cut off, oldest first; after a full disk one may have a lock and no plan."""
     runs = workspace / RUNS
     found = _cut_off(runs)
-    own = journal.own_folders(runs) if found else frozenset()
+    own = EventLog.read(runs).own_runs() if found else frozenset()
     return tuple(path for path in found if path.name in own)
 
 
@@ -399,7 +407,7 @@ def may_have_left(workspace: Path) -> tuple[Path, ...]:
     """
     runs = workspace / RUNS
     recorded = [one for one in real_folders(runs) if _has(one, RUN_JOURNAL) and _has(one, RECORD) and not is_alive(one)]
-    own = journal.own_folders(runs) if recorded else frozenset()
+    own = EventLog.read(runs).own_runs() if recorded else frozenset()
     return (*unfinished(workspace), *(one for one in recorded if one.name in own))
 
 
@@ -408,7 +416,7 @@ def planted(workspace: Path) -> tuple[Path, ...]:
     runs = workspace / RUNS
     waiting = [one for one in real_folders(runs) if _has_pending_rows(one)]
     found = dict.fromkeys((*_cut_off(runs), *(one for one in waiting if not is_alive(one))))
-    own = journal.own_folders(runs) if found else frozenset()
+    own = EventLog.read(runs).own_runs() if found else frozenset()
     return tuple(path for path in found if path.name not in own)
 
 

@@ -1,25 +1,17 @@
-"""Two journals of JSON lines, both out of reach of containers.
+"""The journal of a run, `journal.jsonl` in its folder, out of reach of its container; it goes once there is a record.
 
-`.journal.jsonl` in the folder of runs lists what madlite created and wrote in a working folder: a run's folder with
-its inode, that it was imported or pruned; a results file that was rebuilt; a submission to a cluster, a study, the
-journal of a batch.  Files that look like madlite's and are not listed were made by another program.
-
-`journal.jsonl` in a run's folder has what the row of a run needs that is cut off, then the rows that are being appended
-to a results file, until the run's record has where they are, and what `madlite clean` did with a run that was cut off.
+It has what the row of a run needs that is cut off, then the rows that are being appended to a results file, until the
+run's record has where they are, and what `madlite clean` did with a run that was cut off.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import hashlib
 import os
 import socket
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, TypeVar
 
 import msgspec
 
@@ -28,228 +20,8 @@ from madlite.model.results import Attempt
 from madlite.safe_files import Folder, read_limited
 from madlite.safe_read import read_regular
 
-JOURNAL, RUN_JOURNAL = ".journal.jsonl", "journal.jsonl"
-_CLEANED, _LIMIT_MARK_BYTES = "cleaned", 64 << 10  # what an earlier madlite wrote in place of a line of the journal
-_LIMIT_BYTES = 256 << 20  # of a run's journal
-_COMPARED_BYTES = 4096  # before the place from which a journal is read on
-
-_Line = TypeVar("_Line", bound=Value)
-
-
-class Entry(Value, frozen=True, omit_defaults=True):
-    """One line of the journal in a folder of runs.
-
-    Of a run: `inode` and `uid` of its folder, and `file`, the results file that its rows are to go to.  Without a run
-    `file` is one that is about to be `rebuilt` from the records.
-
-    Of an imported run also `origin`, the archive that it came from, `archived_id`, its id there (its first one, where
-    it had been imported before), and `doubt`, what was wrong with its record before it was packed.  Of a run that is
-    `pruned`: `files` where its record stays, or `folder`, with the number of its `rows` and the results file that has
-    them, `rows_in`.
-
-    Of a submission, a study or a batch: `made`, the name of its folder or file; of a submission also `uid` and the ids
-    of its `runs`, which have no line of their own where the disk was full when their jobs began.
-    """
-
-    at: str
-    run: FileName = ""
-    inode: int = 0
-    uid: int = -1
-    file: str = ""
-    rebuilt: bool = False
-    origin: str = ""
-    archived_id: str = ""
-    doubt: str = ""
-    pruned: Literal["", "files", "folder"] = ""
-    rows: int = 0
-    rows_in: str = ""
-    made: str = ""
-    runs: tuple[str, ...] = ()
-
-
-def add(runs: Folder, entry: Entry, *, durable: bool = False) -> None:
-    """Add a line.
-
-    A `durable` line is on the disk when this returns.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    fd = runs.open_file(JOURNAL, os.O_RDWR | os.O_APPEND)
-    try:
-        with suppress(OSError):  # machines that share the folder append at once, and NFS alone loses a line then
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        _append(fd, entry)
-        if durable:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _append(fd: int, line: Value) -> None:
-    """Write a line in one call at the end of a journal that is open for reading and appending.
-
-    Raises:
-        OSError: it was not written completely.
-    """
-    size = os.fstat(fd).st_size
-    torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"  # by a kill, or a full disk
-    data = b"\n" * torn + json_line(line)
-    if os.write(fd, data) < len(data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def read(runs: Path) -> tuple[Entry, ...]:
-    """Return the entries of the journal in a folder of runs; none without one."""
-    try:
-        with Folder.open(runs) as folder:
-            fd = folder.open_file(JOURNAL, os.O_RDONLY, make=False)
-    except OSError:
-        return ()
-    with os.fdopen(fd, "rb") as file:
-        data = file.read()
-    return tuple(_decoded(data.splitlines(), Entry))
-
-
-def read_of(runs: Path, run: str) -> tuple[Entry, ...]:
-    """Return the entries of one run; of those of others nothing is decoded, for a journal has some of each run."""
-    found = _with_text(runs, msgspec.json.encode(run))
-    return tuple(entry for entry in found if entry.run == run or run in entry.runs)
-
-
-def made_here(runs: Path, names: Iterable[str]) -> frozenset[str]:
-    """Return those of the submissions, studies and batches of these names that madlite made in a folder of runs."""
-    wanted = frozenset(names)
-    if not wanted:
-        return frozenset()
-    return wanted & {entry.made for entry in _with_text(runs, b'"made":')}
-
-
-def _with_text(runs: Path, text: bytes) -> tuple[Entry, ...]:
-    try:
-        with Folder.open(runs) as folder:
-            fd = folder.open_file(JOURNAL, os.O_RDONLY, make=False)
-    except OSError:
-        return ()
-    with os.fdopen(fd, "rb") as file:
-        data = file.read()
-    return tuple(_decoded(_lines_with(data, text), Entry))
-
-
-def _lines_with(data: bytes, text: bytes) -> Iterator[bytes]:
-    at = data.find(text)
-    while at >= 0:
-        end = data.find(b"\n", at)
-        end = len(data) if end < 0 else end
-        yield data[data.rfind(b"\n", 0, at) + 1 : end]
-        at = data.find(text, end)
-
-
-class Added(Value, frozen=True):
-    """Entries of a journal from a place on; `mark` tells a later `read_added` where to go on.
-
-    `restarted`: the journal is another one than before, or has none of the bytes that were read, and these are all.
-    """
-
-    entries: tuple[Entry, ...] = ()
-    mark: str = ""
-    restarted: bool = False
-
-
-def read_added(runs: Path, mark: str = "") -> Added:
-    """Return the entries that the journal in a folder of runs got since an earlier call; all of them without `mark`."""
-    try:
-        with Folder.open(runs) as folder:
-            fd = folder.open_file(JOURNAL, os.O_RDONLY, make=False)
-    except OSError:
-        return Added(restarted=bool(mark))
-    with os.fdopen(fd, "rb") as file:
-        inode, size = os.fstat(fd).st_ino, os.fstat(fd).st_size
-        begin = _place_of(mark, fd, inode, size)
-        file.seek(begin)
-        data = file.read()
-        data = data[: data.rfind(b"\n") + 1]  # a line that is being written comes with the next call
-        end = begin + len(data)
-        return Added(
-            entries=tuple(_decoded(data.splitlines(), Entry)),
-            mark=f"{inode} {end} {_digest_before(fd, end)}",
-            restarted=bool(mark) and not begin,
-        )
-
-
-def _place_of(mark: str, fd: int, inode: int, size: int) -> int:
-    """Return the end of what was read, 0 where the file is another one by now."""
-    known, _, rest = mark.partition(" ")
-    place, _, digest = rest.partition(" ")
-    if known != str(inode) or not place.isdigit() or int(place) > size:
-        return 0
-    return int(place) if _digest_before(fd, int(place)) == digest else 0
-
-
-def _digest_before(fd: int, end: int) -> str:
-    begin = max(0, end - _COMPARED_BYTES)
-    return hashlib.sha256(os.pread(fd, end - begin, begin)).hexdigest()
-
-
-def now() -> str:
-    """Return the time as entries have it, UTC."""
-    return datetime.now(timezone.utc).isoformat(timespec="microseconds")
-
-
-def made_entry(name: str) -> Entry:
-    """Return the entry of a study or a batch."""
-    return Entry(at=now(), made=name)
-
-
-def submission_entry(home: Folder, name: str, runs: Iterable[str]) -> Entry:
-    """Return the entry of a submission of these runs."""
-    return Entry(at=now(), made=name, runs=tuple(runs), uid=os.fstat(home.fd).st_uid)
-
-
-def folder_entry(home: Folder, run_id: str, file: str = "") -> Entry:
-    """Return the entry of a run's new folder, and of the results file that its rows are to go to."""
-    facts = os.fstat(home.fd)
-    return Entry(at=now(), run=run_id, inode=facts.st_ino, uid=facts.st_uid, file=file)
-
-
-def import_entry(home: Folder, run_id: str, origin: str, *, archived_id: str = "", doubt: str = "") -> Entry:
-    """Return the entry of a run that is about to be taken in: of its folder, whose inode stays."""
-    fields = {"origin": origin, "archived_id": archived_id, "doubt": doubt}
-    return msgspec.structs.replace(folder_entry(home, run_id), **fields)
-
-
-def imported(entries: Iterable[Entry]) -> dict[str, Entry]:
-    """Return the entries of the runs that were imported, by id."""
-    return {entry.run: entry for entry in entries if entry.run and entry.origin}
-
-
-def own_folders(runs: Path, entries: Iterable[Entry] | None = None) -> frozenset[str]:
-    """Return the names of the folders in a folder of runs that madlite made: of the recorded inode and owner."""
-    every = read(runs) if entries is None else entries
-    return frozenset(name for entry in every for name in (entry.run, *entry.runs) if _is_of(runs, name, entry))
-
-
-def is_own(folder: Path) -> bool:
-    """Return whether a folder of a run is one that madlite made, as `own_folders` has it."""
-    return any(_is_of(folder.parent, folder.name, entry) for entry in read_of(folder.parent, folder.name))
-
-
-def _is_of(runs: Path, name: str, entry: Entry) -> bool:
-    is_of_submission = name in entry.runs
-    if not name or "/" in name or not (is_of_submission or entry.inode):
-        return False
-    try:
-        facts = (runs / name).lstat()
-    except OSError:
-        return False
-    return facts.st_uid == entry.uid and (is_of_submission or facts.st_ino == entry.inode)
-
-
-def _decoded(lines: Iterable[bytes], kind: type[_Line]) -> Iterator[_Line]:
-    decode = msgspec.json.Decoder(kind).decode
-    for line in lines:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            yield decode(line)
+RUN_JOURNAL = "journal.jsonl"
+_LIMIT_BYTES = 256 << 20
 
 
 class RunRows(Value, frozen=True):
@@ -357,7 +129,7 @@ class RunJournalWriter:
         try:
             data = read_limited(fd, _LIMIT_BYTES, RUN_JOURNAL)
             self._has_rows = _content(data).rows is not None
-            if (whole := len(_whole_lines(data))) < len(data):  # of an earlier madlite that was killed
+            if (whole := len(_whole_lines(data))) < len(data):  # an earlier command was killed
                 os.ftruncate(fd, whole)
         except OSError:
             os.close(fd)
@@ -409,14 +181,9 @@ class RunJournalWriter:
 
 
 def read_run(folder: Path) -> RunJournal:
-    """Return the content of the journal of a run's folder; empty where there is none, or it cannot be read.
-
-    Without one, a file `cleaned` of an earlier madlite has what `clean` did with the run.
-    """
+    """Return the content of the journal of a run's folder; empty where there is none, or it cannot be read."""
     try:
         return _content(read_regular(folder / RUN_JOURNAL, _LIMIT_BYTES))
-    except FileNotFoundError:
-        return RunJournal(cleaned=_read_mark(folder))
     except OSError:
         return RunJournal()
 
@@ -427,13 +194,6 @@ def other_host(folder: Path) -> str:
     return "" if start is None or start.host == socket.gethostname() else start.host
 
 
-def _read_mark(folder: Path) -> str | None:
-    try:
-        return read_regular(folder / _CLEANED, _LIMIT_MARK_BYTES).decode("utf-8", "replace").strip()
-    except OSError:
-        return None
-
-
 def _whole_lines(data: bytes) -> bytes:
     """Return what ends with a line's end: a line is written before what it tells of is done, so a torn one is void."""
     return data[: data.rfind(b"\n") + 1]
@@ -441,7 +201,7 @@ def _whole_lines(data: bytes) -> bytes:
 
 def _content(data: bytes) -> RunJournal:
     lines = _whole_lines(data).splitlines()
-    entries = tuple(_decoded(lines, RunEntry))
+    entries = tuple(_decoded(lines))
     rows = [entry.rows for entry in entries if entry.rows is not None]
     cleaned = [entry.cleaned for entry in entries if entry.cleaned is not None]
     begun = bool(entries) and entries[0].cleaned is None  # else it was emptied, or there was none, before `clean`
@@ -457,3 +217,23 @@ def _content(data: bytes) -> RunJournal:
         listed=any(entry.listed for entry in entries),
         interrupted=any(entry.interrupted for entry in entries),
     )
+
+
+def _append(fd: int, line: Value) -> None:
+    """Write a line in one call at the end of a journal that is open for reading and appending.
+
+    Raises:
+        OSError: it was not written completely.
+    """
+    size = os.fstat(fd).st_size
+    torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"  # by a kill, or a full disk
+    data = b"\n" * torn + json_line(line)
+    if os.write(fd, data) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _decoded(lines: Iterable[bytes]) -> Iterator[RunEntry]:
+    decode = msgspec.json.Decoder(RunEntry).decode
+    for line in lines:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            yield decode(line)

@@ -1,7 +1,7 @@
 """The folder of a study in the folder of runs: the caches of its runs while it goes on, and what it came to.
 
 `study-ID` has a lock as long as its madlite lives.  The caches are removed at its end; what a kill left is `clean`'s.
-One that is not in the journal of the folder of runs was copied or unpacked there, and is not gone on with.
+One that did not begin in this folder was copied or unpacked there, and is not resumed.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from madlite.model import Json
 from madlite.plan.inputs import RUNS
 from madlite.safe_files import Folder
 from madlite.safe_read import read_regular
+from madlite.store.events import EventLog, StudyDiscarded, StudyStarted, append
 from madlite.store.folder import acquire, exists, is_locked, open_runs, real_folders
-from madlite.store.journal import add, made_entry, made_here
 
 _LOG = logging.getLogger(__name__)
 SUMMARY = "study.json"
-_LIMIT_BYTES = 16 << 20  # of a state
+_LIMIT_BYTES = 16 << 20
 _CACHES, _LOCK, _PREFIX = "caches", "study.lock", "study-"
 _NAME = re.compile(r"study-(?P<id>\d{8}T\d{6}-[0-9a-f]{6})")
 
@@ -35,20 +36,17 @@ class StudyFolder:
         self._home, self._lock = home, lock
 
     @classmethod
-    def create(cls, workspace: Path, study_id: str) -> StudyFolder:
-        """Make the folder and take its lock.
+    def create(
+        cls, workspace: Path, study_id: str, kind: str = "", request: dict[str, Json] | None = None
+    ) -> StudyFolder:
+        """Make the folder and take its lock; the event log has what was asked for, for a command that resumes it.
 
         Raises:
             OSError: it cannot be made.
         """
-        name = study_path(workspace, study_id).name
         with open_runs(workspace, make=True) as runs:
-            home = runs.below(name, new=True)
-            try:
-                add(runs, made_entry(name))
-            except OSError:
-                home.close()
-                raise
+            append(runs, StudyStarted(study=study_id, kind=kind, request=request or {}))
+            home = runs.below(study_path(workspace, study_id).name, new=True)
         return cls._locked(home)
 
     @classmethod
@@ -73,26 +71,19 @@ class StudyFolder:
             BlockingIOError: its madlite lives.
             OSError: it cannot be opened, or was not made in this folder.
         """
-        path = study_path(workspace, study_id)
-        if make and not exists(path):
+        path, is_known = study_path(workspace, study_id), bool(EventLog.read(workspace / RUNS).made([study_id]))
+        if make and not is_known and not exists(path):
             return cls.create(workspace, study_id)
-        if not made_here(workspace / RUNS, [path.name]):
-            raise PermissionError(errno.EPERM, "it is not in the journal of this folder", str(path))
+        if not is_known:
+            raise PermissionError(errno.EPERM, "it did not begin in this folder", str(path))
         with open_runs(workspace) as runs:
-            home = runs.below(path.name)
+            home = runs.below(path.name, make=make)
         return cls._locked(home)
 
-    def write_state(self, name: str, text: str) -> None:
-        """Write how far the study is, for the command that goes on with it.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        self._home.write(name, text.encode("utf-8", "backslashreplace"))
-
-    def remove_state(self, name: str) -> None:
-        """Remove what `write_state` wrote, of a study that came to nothing."""
-        self._home.remove(name)
+    def discard(self) -> None:
+        """Record that nothing ran, so that nothing is resumed."""
+        with suppress(OSError), open_runs(self.path.parent.parent) as runs:
+            append(runs, StudyDiscarded(study=self.path.name.removeprefix(_PREFIX)))
 
     @property
     def path(self) -> Path:
@@ -138,31 +129,33 @@ class StudyFolder:
         return problem
 
 
-def read_state(workspace: Path, study_id: str, name: str) -> bytes:
-    """Return what `write_state` wrote.
+def read_summary(workspace: Path, study_id: str) -> bytes:
+    """Return what a study came to, as `write_summary` wrote it.
 
     Raises:
         OSError: it cannot be read, or is no plain file.
     """
-    return read_regular(study_path(workspace, study_id) / name, _LIMIT_BYTES)
+    return read_regular(study_path(workspace, study_id) / SUMMARY, _LIMIT_BYTES)
 
 
-def studies_with(workspace: Path, name: str) -> list[str]:
-    """Return the ids of the studies of this folder that have a state of this name, the newest last."""
-    studies = [folder for folder in real_folders(workspace / RUNS) if _NAME.fullmatch(folder.name)]
-    own = _own(workspace, [folder for folder in studies if exists(folder / name)])
-    return sorted(folder.name.removeprefix(_PREFIX) for folder in own)
+def studies_of(workspace: Path, kind: str) -> list[StudyStarted]:
+    """Return the studies of a kind that began in this folder and came to something, the newest last.
 
-
-def _own(workspace: Path, folders: Sequence[Path]) -> list[Path]:
-    """Return those of the folders of studies that madlite made in this folder; the others are named in a warning."""
-    own = made_here(workspace / RUNS, (folder.name for folder in folders))
-    if foreign := [f"{RUNS}/{folder.name}" for folder in folders if folder.name not in own]:
+    Those of another folder, which were copied here, are named in a warning.
+    """
+    log = EventLog.read(workspace / RUNS)
+    discarded = frozenset(log.ids(StudyDiscarded))
+    found = [one for one in log.of(StudyStarted) if one.kind == kind and one.study not in discarded]
+    own = log.made(one.study for one in found)
+    if foreign := [one.study for one in found if one.study not in own]:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         _LOG.warning(
-            "%s: not in the journal of this folder (copied or unpacked here, or of an earlier madlite), so not resumed",
-            ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""),
+            "study %s%s did not begin in this folder (%s was copied or moved here), so it is not resumed",
+            ", ".join(foreign[:3]),
+            more,
+            RUNS,
         )
-    return [folder for folder in folders if folder.name in own]
+    return sorted((one for one in found if one.study in own), key=lambda one: one.study)
 
 
 def is_running(workspace: Path, study_id: str) -> bool:

@@ -1,7 +1,7 @@
-"""The runs of a bisection: ordinary ones, tied by a study, and what is written down so that it can be resumed.
+"""The runs of a bisection: ordinary ones, tied by a study.
 
-`bisect.json` in the folder of the study has what was asked for and the runs in their order, each noted before it
-starts.  Numbers are only in the records of the runs: one that was cut off has none and is run again.
+The event log has what was asked for; a command that resumes it takes the numbers from the records of the study's runs.
+One that was cut off has none and is run again.
 """
 
 from __future__ import annotations
@@ -9,28 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from madlite.batch.attempts import TRANSIENT
 from madlite.batch.runner import Batch, BatchSettings
 from madlite.errors import ExitCode, UsageProblem
-from madlite.model import Cause, Json, Metric, Result, Status, Study, Value, to_json
-from madlite.perfcsv.stored import read_record
+from madlite.model import Cause, Json, Metric, Result, Status, Study, Value
+from madlite.perfcsv.stored import read_plan, read_record
 from madlite.plan.inputs import RUNS
 from madlite.reports.series import Direction, direction_of
 from madlite.run.from_plan import copied
 from madlite.run.screen import Planned, RunOutcome
 from madlite.run.stop import Signals
-from madlite.store.batch_journal import BatchJournal
-from madlite.store.folder import new_run_id
+from madlite.store.batches import BatchLog
+from madlite.store.events import StudyStarted
+from madlite.store.folder import new_run_id, real_folders
 from madlite.store.record import Record, result_of
-from madlite.store.study import StudyFolder, read_state, studies_with
+from madlite.store.study import StudyFolder, studies_of
 from madlite.study.bisect import Bisection, NextItem, Sample, run_bisection
 
 KIND = "bisect"
-STATE = "bisect.json"
-_VERSION = 1
 _OF_MACHINE = (Cause.DISK, Cause.INODES, Cause.ENGINE)  # whatever image, file or commit is tried
 
 
@@ -50,20 +48,11 @@ class StartedRun(Value, frozen=True):
     item: int
 
 
-class BisectState(Value, frozen=True):
-    """What `bisect.json` has."""
-
-    version: int
-    request: dict[str, Json]
-    runs: tuple[StartedRun, ...] = ()
-    ended: bool = False
-
-
 class BisectFolder:
-    """The folder of a bisection while it goes on."""
+    """The folder of a bisection while it goes on, and its runs in their order."""
 
-    def __init__(self, study_id: str, folder: StudyFolder, state: BisectState) -> None:
-        self.id, self.state = study_id, state
+    def __init__(self, study_id: str, folder: StudyFolder, runs: Iterable[StartedRun] = ()) -> None:
+        self.id, self.runs = study_id, list(runs)
         self._folder = folder
 
     @classmethod
@@ -73,14 +62,11 @@ class BisectFolder:
         Raises:
             UsageProblem: it cannot be made.
         """
-        state = BisectState(version=_VERSION, request=request)
         try:
-            folder = StudyFolder.create(workspace, study_id)
-            folder.write_state(STATE, to_json(state))
+            return cls(study_id, StudyFolder.create(workspace, study_id, KIND, request))
         except OSError as error:
             what = f"the folder of the study cannot be made: {error.strerror or error} ({error.filename or workspace})"
             raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
-        return cls(study_id, folder, state)
 
     @classmethod
     def resume(cls, workspace: Path, name: str, request: dict[str, Json]) -> BisectFolder:
@@ -89,79 +75,58 @@ class BisectFolder:
         Raises:
             UsageProblem: there is none, it goes on, or it was asked for something else.
         """
-        study_id = _find(workspace, name, request)
-        state = _read(workspace, study_id)
-        if differing := _differences(state.request, request):
+        found = _find(workspace, name, request)
+        if differing := _differences(found.request, request):
             raise UsageProblem(
-                f"bisect {study_id} was begun with other options: {'; '.join(differing)}",
+                f"bisect {found.study} was begun with other options: {'; '.join(differing)}",
                 "resume it by the same command with --resume, or leave --resume out to begin anew",
             )
         try:
-            return cls(study_id, StudyFolder.reopen(workspace, study_id), state)
+            folder = StudyFolder.reopen(workspace, found.study, make=True)
         except BlockingIOError as error:
-            raise UsageProblem(f"bisect {study_id} is still running", "madlite watch") from error
+            raise UsageProblem(f"bisect {found.study} is still running", "madlite watch") from error
         except OSError as error:
-            raise UsageProblem(f"bisect {study_id} cannot be resumed: {error.strerror or error}") from error
-
-    def note(self, run: StartedRun, instead: StartedRun | None = None) -> None:
-        """Note a run that is about to start, or the retry that came `instead` of one.
-
-        Raises:
-            UsageProblem: that cannot be written; without it the run would be lost to a resumed one.
-        """
-        before = tuple(one for one in self.state.runs if one != instead)
-        self._write(replace(self.state, runs=(*before, run)))
+            raise UsageProblem(f"bisect {found.study} cannot be resumed: {error.strerror or error}") from error
+        return cls(found.study, folder, _started_runs(workspace, found.study))
 
     def end(self, summary: str) -> tuple[str, ...]:
         """Write what the bisection came to; return what could not be written."""
-        try:
-            self._write(replace(self.state, ended=True))
-        except UsageProblem as problem:
-            return (problem.message,)
         return tuple(filter(None, (self._folder.write_summary(summary),)))
 
     def close(self) -> str:
         """Release the folder, which goes where nothing ran; return why something of it stays, "" if nothing does."""
-        if not self.state.runs:
-            self._folder.remove_state(STATE)
+        if not self.runs:
+            self._folder.discard()
         return self._folder.close()
 
-    def _write(self, state: BisectState) -> None:
-        try:
-            self._folder.write_state(STATE, to_json(state))
-        except OSError as error:
-            raise UsageProblem(f"{self._folder.path / STATE} cannot be written: {error.strerror or error}") from error
-        self.state = state
+
+def _started_runs(workspace: Path, study_id: str) -> Iterator[StartedRun]:
+    """Yield the runs of a study in the order in which they began."""
+    for folder in real_folders(workspace / RUNS):
+        plan = read_plan(folder)
+        if plan is not None and plan.study is not None and plan.study.id == study_id:
+            yield StartedRun(id=folder.name, item=(plan.study.series or 1) - 1)
 
 
-def _find(workspace: Path, name: str, request: dict[str, Json]) -> str:
-    known = studies_with(workspace, STATE)
+def _find(workspace: Path, name: str, request: dict[str, Json]) -> StudyStarted:
+    known = {one.study: one for one in studies_of(workspace, KIND)}
     if not known:
         raise UsageProblem("there is no bisect to resume in this folder", "leave --resume out to begin one")
     if name:
         found = [one for one in known if one.startswith(name)]
         if len(found) != 1:
             what = f"no bisect '{name}'" if not found else f"'{name}' begins {len(found)} bisects"
-            raise UsageProblem(f"{what} in this folder", f"they are: {', '.join(known[-5:])}")
-        return found[0]
-    fitting = [one for one in known if _read(workspace, one).request == request]
+            raise UsageProblem(f"{what} in this folder", f"they are: {', '.join([*known][-5:])}")
+        return known[found[0]]
+    fitting = [one for one in known.values() if one.request == request]
     if not fitting:
-        differing = "; ".join(_differences(_read(workspace, known[-1]).request, request))
+        newest = [*known.values()][-1]
         raise UsageProblem(
-            f"no bisect of this folder was begun with these options; the newest, {known[-1]}: {differing}",
+            f"no bisect of this folder was begun with these options; the newest, {newest.study}: "
+            f"{'; '.join(_differences(newest.request, request))}",
             "leave --resume out to begin one",
         )
     return fitting[-1]
-
-
-def _read(workspace: Path, study_id: str) -> BisectState:
-    try:
-        state = msgspec.json.decode(read_state(workspace, study_id, STATE), type=BisectState)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageProblem(f"{STATE} of bisect {study_id} cannot be read: {error}") from None
-    if state.version != _VERSION:
-        raise UsageProblem(f"{STATE} of bisect {study_id} has version {state.version}, this madlite reads {_VERSION}")
-    return state
 
 
 def _differences(before: dict[str, Json], now: dict[str, Json]) -> list[str]:
@@ -174,16 +139,20 @@ def _short(value: Json) -> str:
     return repr(text if len(text) <= 80 else f"{text[:77]}…") if value not in (None, [], "") else "none"
 
 
-def known_samples(workspace: Path, state: BisectState, metric: str, *, retried: bool) -> Iterator[Sample]:
-    """Yield what the runs of a state came to, in their order; without those that were cut off or stopped.
+def known_samples(workspace: Path, runs: Iterable[StartedRun], metric: str, *, retried: bool) -> Iterator[Sample]:
+    """Yield what the runs of a bisection came to, in their order; without those that were cut off or stopped.
 
     What ended a run of an item as a machine does, and again after that was to be mended, is the item's failure.
     Where failures that pass are `retried`, one whose next attempt was cut off tells nothing; the last attempt's counts.
     """
     stopped: set[int] = set()
-    for run in state.runs:
+    for run in runs:
         record = read_record(workspace / RUNS / run.id)
-        if record is None or record.ended_by is Cause.INTERRUPTED:
+        if (
+            record is None
+            or record.ended_by is Cause.INTERRUPTED
+            or (record.attempt is not None and record.attempt.next)
+        ):
             continue
         if _is_of_machine(record.status, record.cause) and run.item not in stopped:
             stopped.add(run.item)
@@ -278,7 +247,7 @@ class BisectRunner:
             return None
         one = self._member(self._items[upcoming.item], upcoming.item, bisection)
         run = StartedRun(id=one.plan.id, item=upcoming.item)
-        self._folder.note(run)
+        self._folder.runs.append(run)
         outcome = start([one], signals)
         self.planned.append(one)
         self._add(outcome)
@@ -288,8 +257,7 @@ class BisectRunner:
         if result.cause is Cause.INTERRUPTED or (result.attempt is not None and result.attempt.given_up):
             return None
         if result.plan_id != run.id:  # a retry's
-            first, run = run, replace(run, id=result.plan_id)
-            self._folder.note(run, instead=first)
+            self._folder.runs[-1] = run = replace(run, id=result.plan_id)
         if _is_of_machine(result.status, result.code) and not self._was_stopped_at(one, run):
             self.stopped_by = result.reason or result.code
             return None
@@ -297,7 +265,7 @@ class BisectRunner:
 
     def _was_stopped_at(self, one: Planned, run: StartedRun) -> bool:
         """Return whether the machine ended an earlier run of the same item."""
-        earlier = (before.id for before in self._folder.state.runs if before.item == run.item and before.id != run.id)
+        earlier = (before.id for before in self._folder.runs if before.item == run.item and before.id != run.id)
         records = (read_record(one.plan.workspace / RUNS / name) for name in earlier)
         return any(record is not None and _is_of_machine(record.status, record.cause) for record in records)
 
@@ -318,7 +286,7 @@ class BisectRunner:
         )
 
 
-def batch_start(journal: BatchJournal, settings: BatchSettings, **inputs: object) -> Callable[..., RunOutcome]:
+def batch_start(journal: BatchLog, settings: BatchSettings, **inputs: object) -> Callable[..., RunOutcome]:
     """Return what runs a batch of a bisection; `inputs` are those of `Batch`."""
 
     def start(planned: Sequence[Planned], signals: Signals) -> RunOutcome:

@@ -20,8 +20,9 @@ from madlite.plan.inputs import RUNS
 from madlite.process import Finished, capture
 from madlite.run.screen import Planned
 from madlite.run.session_runner import border
+from madlite.store.events import now
 from madlite.store.folder import HANDLE, RunFolder, new_run_id, open_runs
-from madlite.store.journal import RunEntry, now
+from madlite.store.journal import RunEntry
 
 VARIABLE = "MADLITE_REPOSITORY"
 _CLONE_INSIDE = "/madlite_clone"

@@ -33,7 +33,7 @@ from madlite.study.sweep import point_text
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
-    from madlite.store.batch_journal import BatchJournal
+    from madlite.store.batches import BatchLog
 
 KIND = "repeat"
 
@@ -134,7 +134,7 @@ def run_repeat(
     options: Options,
     plugins: Plugins,
     screen: Screen,
-    journal: BatchJournal,
+    journal: BatchLog,
     settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
     resumed: Resumption | None = None,
 ) -> RepeatOutcome:

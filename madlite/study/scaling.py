@@ -28,7 +28,7 @@ from madlite.study.summary import SCALING, samples_of
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
-    from madlite.store.batch_journal import BatchJournal
+    from madlite.store.batches import BatchLog
 
 KIND = SCALING
 PAGE = "scaling.html"
@@ -190,7 +190,7 @@ def run_scaling(
     options: Options,
     plugins: Plugins,
     screen: Screen,
-    journal: BatchJournal,
+    journal: BatchLog,
     settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
 ) -> ScalingOutcome:
     """Run all of them, whichever fails, and write the figures and the page of the study.

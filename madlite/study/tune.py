@@ -26,11 +26,11 @@ from madlite.reports.runs import CUT_OFF, began, list_runs
 from madlite.run.checks import check_plans
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals
-from madlite.safe_read import read_regular
 from madlite.secrets import masked_json
+from madlite.store.events import StudyStarted
 from madlite.store.folder import LOG
 from madlite.store.record import result_of
-from madlite.store.study import StudyFolder, studies_with, study_path
+from madlite.store.study import StudyFolder, studies_of
 from madlite.study.tune_costs import Budget
 from madlite.study.tune_models import Choice, Point, RunSteps, Space, Trial, TrialStatus
 from madlite.study.tune_search import Stop, next_run
@@ -38,10 +38,9 @@ from madlite.study.tune_search import Stop, next_run
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
-    from madlite.store.batch_journal import BatchJournal
+    from madlite.store.batches import BatchLog
 
 KIND = "tune"
-STATE = "tune.json"
 UNTIL = "0.5%"  # a full run ends once its number is as sure as this
 _BATCH = "micro_batch"
 _WARMUP, _STEADY = 5, 8  # steps of a short run
@@ -50,7 +49,6 @@ _LEAST_FULL = 10  # steady steps of a full run where the budget is not enough fo
 # what can end any run, whatever its configuration
 _OF_MACHINE = (Cause.DISK, Cause.INODES, Cause.PREPARE, Cause.ENGINE, Cause.NETWORK, Cause.PREEMPTED)
 _PEAKS = ("GiB reserved", "GiB used on the device", "GiB allocated")  # labels of quantities, the best first
-_STATE_LIMIT_BYTES = 1 << 20
 
 PlanWith = Callable[[Mapping[str, Scalar]], Sequence[Planned]]
 """Plans the runs of a command with more values of `--set`."""
@@ -356,10 +354,10 @@ def find_study(workspace: Path, named: str, state: TuneState) -> str:
     Raises:
         UsageProblem: there is none, or it asks another question.
     """
-    known = studies_with(workspace, STATE)
+    known = studies_of(workspace, KIND)
     different, found = "", None
-    for study_id in [one for one in known if one == named] if named else reversed(known):
-        found = _read_state(study_path(workspace, study_id))
+    for one in [one for one in known if one.study == named] if named else reversed(known):
+        found = _state_of(one)
         if found is None:
             continue
         different = _difference(found, state)
@@ -375,10 +373,10 @@ def find_study(workspace: Path, named: str, state: TuneState) -> str:
     raise UsageProblem(f"{what} in {workspace / RUNS}", "madlite runs --group study lists them")
 
 
-def _read_state(folder: Path) -> TuneState | None:
+def _state_of(started: StudyStarted) -> TuneState | None:
     try:
-        return msgspec.json.decode(read_regular(folder / STATE, _STATE_LIMIT_BYTES), type=TuneState)
-    except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+        return msgspec.convert(started.request, TuneState)
+    except msgspec.ValidationError:  # of another madlite
         return None
 
 
@@ -427,7 +425,7 @@ class TuneRunner:
         options: Options,
         plugins: Plugins,
         screen: Screen,
-        journal: BatchJournal,
+        journal: BatchLog,
         settings: BatchSettings,
         say: Callable[[str], None],
     ) -> TuneOutcome:
@@ -502,15 +500,11 @@ def open_folder(workspace: Path, state: TuneState, *, resume: bool) -> StudyFold
     """
     try:
         if resume:
-            return StudyFolder.reopen(workspace, state.id)
-        folder = StudyFolder.create(workspace, state.id)
+            return StudyFolder.reopen(workspace, state.id, make=True)
+        return StudyFolder.create(workspace, state.id, KIND, msgspec.json.decode(masked_json(state, ())))
     except BlockingIOError as error:
         raise UsageProblem(f"study {state.id} is going on in another madlite", "madlite watch shows it") from error
     except OSError as error:
         where = error.filename or workspace
         what = f"the folder of the study cannot be made: {error.strerror or error} ({where})"
         raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
-    if problem := folder.write(STATE, masked_json(state, ())):
-        folder.close()
-        raise UsageProblem(problem, "run madlite in a folder of yours, on a disk with room")
-    return folder

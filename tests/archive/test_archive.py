@@ -24,8 +24,9 @@ from madlite.model import Study
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.perfcsv.stored import load_record
 from madlite.safe_files import Folder
+from madlite.store.events import EventLog, RunImported
 from madlite.store.folder import LOG, PLAN, RECORD, open_runs
-from madlite.store.journal import RunRows, read
+from madlite.store.journal import RunRows
 from madlite.store.record import File, record_json
 from tests.archive import tars
 from tests.cli.stored_runs import good, store
@@ -58,7 +59,7 @@ def folder(place: Path, run: str = ONE) -> Path:
 
 def imported(place: Path, run: str = ONE) -> Path:
     """Return the folder of a run that was imported."""
-    (entry,) = {one.run for one in read(place / "madlite_runs") if one.archived_id == run}
+    (entry,) = {one.run for one in EventLog.read(place / "madlite_runs").of(RunImported) if one.archived_id == run}
     return place / "madlite_runs" / entry
 
 
@@ -253,7 +254,7 @@ def test_imported_runs_are_listed_as_imported_and_are_those_that_were_packed(pla
         text = (home / name).read_text()
         assert text.replace(f'"id": "{one}"', f'"id": "{ONE}"') == (folder(place) / name).read_text()
     assert {each.name for each in (other / "madlite_runs").iterdir()} == {
-        *(one, two, ".gitignore", ".import.lock", ".journal.jsonl"),
+        *(one, two, ".gitignore", ".import.lock", "events.jsonl"),
     }
     again = said(capsys, "import", "x.tar.gz", "--dir", str(other))
     assert f"{ONE}: already here as {one}" in again and "0 runs taken in" in again
@@ -388,7 +389,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", ["submission.json", "jobs.jsonl"])
+@pytest.mark.parametrize("name", ["submission.json", "events.jsonl"])
 def test_a_result_of_a_run_may_be_called_as_a_file_of_a_submission(place, capsys, name):
     (folder(place) / name).write_text("{}\n")
     said(capsys, "archive", "2*", "-o", "x.tgz")

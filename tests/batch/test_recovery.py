@@ -14,9 +14,9 @@ from madlite.batch.recovery.unfinished import append_pending, find_incomplete, r
 from madlite.model import Row, Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.rebuild import rebuild
-from madlite.store import journal
+from madlite.store.events import Started, append
 from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, is_uncollected, open_runs
-from madlite.store.journal import RUN_JOURNAL, RunEntry, RunRows, read_run
+from madlite.store.journal import RUN_JOURNAL, RunEntry, RunRows
 from madlite.store.record import Record, record_json
 from tests.factories import open_journal, write_journal
 
@@ -27,7 +27,7 @@ ROWS = RunRows(path="perf.csv", cells=(ROW,), at="t")
 def run_folder(workspace: Path, name: str = "20260101T000000-a-000001") -> Path:
     """Return the folder of a run without an end, as madlite makes it, without a journal of its own."""
     with open_runs(workspace, make=True) as runs, runs.below(name, new=True) as home:
-        journal.add(runs, journal.folder_entry(home, name))
+        append(runs, Started(run=name))
     (home.path / PLAN).write_text("{}")
     (home.path / LOCK).touch()
     return home.path
@@ -93,27 +93,6 @@ def test_a_pending_row_whose_line_is_refused_is_reported_with_the_reason(tmp_pat
     (message,) = append_pending(tmp_path, tmp_path / "perf.csv")
     assert message == (f"{folder.name}: no row was added: {folder / RUN_JOURNAL}: it has other names too (hard links)")
     assert not (tmp_path / "perf.csv").exists()
-
-
-def test_a_pending_row_of_an_earlier_madlite_is_reported_and_added(tmp_path):
-    folder = pending(tmp_path)
-    (folder / "rows.json").write_text('{"path": "perf.csv", "cells": []}')
-    assert recovery_report(tmp_path) == [f"{folder.name}: no row in perf.csv; the next madlite run adds it"]
-    assert append_pending(tmp_path, tmp_path / "perf.csv") == [f"{folder.name}: its row was added to perf.csv"]
-    assert recovery_report(tmp_path) == [] and (tmp_path / "perf.csv").read_text().count("\n") == 2
-
-
-def test_what_an_earlier_madlite_cleaned_or_prepared_is_not_reported(tmp_path):
-    cut_off = run_folder(tmp_path)
-    prepared = run_folder(tmp_path, "20260101T000000-prepare-000002")
-    assert len(find_incomplete(tmp_path)) == 2
-    (cut_off / "cleaned").write_text("no row\n")
-    (prepared / "cleaned").write_bytes(b"")
-    assert recovery_report(tmp_path) == []
-    assert (read_run(cut_off).cleaned, read_run(prepared).cleaned) == ("no row", "")
-    (pending_row := pending_after_cleaning(tmp_path)).joinpath("rows.json").write_text("{}")
-    assert recovery_report(tmp_path) == [] and append_pending(tmp_path, tmp_path / "perf.csv") == []
-    assert (pending_row / RECORD).exists()
 
 
 def pending_after_cleaning(workspace: Path) -> Path:

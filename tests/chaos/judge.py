@@ -189,7 +189,7 @@ def _of_remains(one: Round, place: Place) -> Iterator[str]:
     for line in again.stdout.splitlines():  # other folders' runs may have left something meanwhile
         if "madlite clean --everywhere" not in line and not line.startswith("nothing is left behind"):
             yield f"clean still lists: {line}"
-    yield from (f"{path.name} is left" for path in place.folder.glob("madlite_runs/batch-*"))
+    yield from (f"{path.name} is left" for path in place.folder.glob("madlite_runs/.batch-*"))
     yield from _of_rebuilt(one, place)
     left = {process.pid for process in (*place.left_processes(), *place.astray())}
     yield from (f"process {pid} of the run is left" for pid in left)

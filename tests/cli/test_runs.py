@@ -21,6 +21,8 @@ from madlite.model import Card, Cause, Check, Compute, Diagnosis, Result, Status
 from madlite.platforms.process_table import Process, RunProcess
 from madlite.reports.documents import escape_formula
 from madlite.reports.log import plain_text, read_log
+from madlite.safe_files import Folder
+from madlite.store.events import Requested, RequestedRun, Started, append
 from madlite.store.folder import FOLDER_MARK, KEPT_MARK, LOCK, LOG, PLAN, RECORD, RUN_MARK
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW, write_journal
@@ -98,16 +100,10 @@ def test_runs_that_go_on_were_cut_off_or_cannot_be_read_are_told_apart(place, ca
 
 def test_a_run_whose_command_was_killed_before_it_had_a_folder_is_cut_off_and_not_in_doubt(place, capsys):
     run = place / "madlite_runs/20260102T030405-a-000001"
-    (run.parent / ".journal.jsonl").write_text(
-        json.dumps(
-            {"at": "2026-01-02T03:04:05+00:00", "run": run.name, "inode": run.stat().st_ino, "uid": os.geteuid()}
-        )
-        + "\n"
-    )
-    lines = [{"started": "2026-01-03T00:00:00+00:00", "command": ["run"], "madlite": "0.1.0"}]
-    lines += [{"asked": [{"id": "20260103T000000-c-000003", "card": "c"}]}, {"began": "20260103T000000-c-000003"}]
-    text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    (run.parent / "batch-20260103T000000-1f9a2f.jsonl").write_text(text)
+    lost = "20260103T000000-c-000003"
+    with Folder.open(run.parent) as runs:
+        append(runs, Started(run=run.name))
+        append(runs, Requested(batch="b", runs=(RequestedRun(id=lost, card="c"),), command=("run",)), Started(run=lost))
     assert call(["runs"]) == 0
     told = capsys.readouterr()
     (line,) = [line for line in told.out.splitlines() if "000003" in line]

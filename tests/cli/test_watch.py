@@ -17,7 +17,8 @@ import pytest
 from madlite.cli.main import call
 from madlite.model import Card, Quantity, Result, Status, Step, Study
 from madlite.run.screen import ProgressWriter
-from madlite.store.batch_journal import BatchJournal, RequestedRun
+from madlite.store.batches import BatchLog
+from madlite.store.events import RequestedRun
 from madlite.store.folder import LOCK, PROGRESS, Progress, RunFolder, read_progress
 from tests.cli.stored_runs import good, store
 from tests.cli.test_runs import said
@@ -174,7 +175,7 @@ def test_a_change_that_came_too_soon_after_another_is_written_all_the_same(tmp_p
 def test_watching_goes_on_between_two_runs_of_a_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store(tmp_path, "20260102T030405-a-00000a")
-    with BatchJournal(tmp_path, ("run",)) as journal:
+    with BatchLog(tmp_path, ("run",)) as journal:
         journal.request([RequestedRun(id="next", card="b")])
         watching = start("watch", stdout=subprocess.PIPE)
         with pytest.raises(subprocess.TimeoutExpired):

@@ -33,8 +33,9 @@ def cut_off_and_done(checkout: Checkout) -> tuple[list[str], list[str]]:  # noqa
 
 
 def batch_files(checkout: Checkout) -> list[str]:  # noqa: F811
-    names = (path.name for path in (checkout.folder / "madlite_runs").iterdir())
-    return sorted(name for name in names if name.endswith(".jsonl") and name != ".journal.jsonl")
+    """Return what the folder of runs has beside the runs and the event log."""
+    names = {path.name for path in (checkout.folder / "madlite_runs").iterdir() if path.is_file()}
+    return sorted(names - {"events.jsonl", ".gitignore", ".side_files.lock", ".run_directory.lock"})
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_a_batch_that_was_interrupted_goes_on(three):
     started = three.start("--tags", "a,b,c")
     three.wait_for("begun")
     code, out = end(started, signal.SIGTERM)
-    assert code == 143 and "never started: c" in out and batch_files(three) == [".interrupted.jsonl"]
+    assert code == 143 and "never started: c" in out and batch_files(three) == []
     assert "madlite run --resume goes on with what was interrupted or never started" in out
     assert [status for _, _, status in rows_of(three)] == ["SUCCESS", "FAILURE"]
     done = three.madlite("run", "--resume")
@@ -238,8 +239,8 @@ KILLED_AT = (
     "madlite.run.result_writer.SideFiles.add",
     "madlite.run.result_writer.make_record",
     "madlite.store.folder.RunFolder.end_journal",
-    "madlite.store.batch_journal.BatchJournal.end",
-    "madlite.store.batch_journal.BatchJournal.close",
+    "madlite.store.batches.BatchLog.end",
+    "madlite.store.batches.BatchLog.close",
 )
 # a process that is killed when a function of ours is called for the Nth time, or right after that
 KILLER = """import os, signal, sys

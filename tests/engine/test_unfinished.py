@@ -17,7 +17,7 @@ from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.rebuild import rebuild
 from madlite.reports.runs import list_runs
 from madlite.store import folder, journal
-from madlite.store.batch_journal import BatchJournal
+from madlite.store.batches import BatchLog
 from madlite.store.folder import LOCK, RECORD, RunFolder
 from madlite.store.journal import RUN_JOURNAL, RunEntry, read_run
 from tests.csv_rows import csv_rows
@@ -313,7 +313,7 @@ def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, 
     taken = folder._open_locked
     locks: list[int] = []
     for target in ("masked_json", "_open_locked", "hide_from_git"):
-        with BatchJournal(workspace, ("run",)) as batch, monkeypatch.context() as patch:
+        with BatchLog(workspace, ("run",)) as batch, monkeypatch.context() as patch:
             patch.setattr(folder, "_open_locked", lambda *args: locks.append(taken(*args)) or locks[-1])
             kill_at(patch, f"madlite.store.folder.{target}")
             with pytest.raises(Killed):

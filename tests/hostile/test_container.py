@@ -15,7 +15,7 @@ from madlite.model import Status
 from madlite.store.journal import RunRows, read_run
 from madlite.store.record import Record, record_json
 from tests.csv_rows import csv_rows
-from tests.factories import write_journal
+from tests.factories import note_made, write_journal
 
 NOBODY = 65534
 KEY = "ssh-ed25519 AAAA somebody@elsewhere"
@@ -160,11 +160,10 @@ def test_a_row_that_waits_goes_only_to_a_results_file(tmp_path):
 
 @pytest.mark.host
 def test_a_folder_of_runs_of_another_user_brings_no_row(tmp_path):
-    """Who owns it writes the journal: rows of his own are his to add."""
+    """Who owns it writes the event log: rows of his own are his to add."""
     space = make_space(tmp_path, "echo 'performance: 5 x'")
     folder = plant_run(space / "madlite_runs", "20260101T000000-m-abcdef", "perf.csv")
-    line = {"at": "2026", "run": folder.name, "inode": folder.stat().st_ino, "uid": NOBODY}
-    (space / "madlite_runs/.journal.jsonl").write_text(json.dumps(line) + "\n")
+    note_made(folder)
     for path in (space / "madlite_runs", *(space / "madlite_runs").rglob("*")):
         os.chown(path, NOBODY, NOBODY)
     code, printed = madlite(space, {}, "run", "--tags", "m", "--runtime", "host")

@@ -149,7 +149,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     assert code == 0, printed
     found = place.files()
     assert {"perf.csv", "perf_super.json", "r.csv", "m_host.live.log", "build_manifest.json"} <= {*found}
-    assert {f"madlite_runs/{OWN}/record.json", "madlite_runs/.journal.jsonl", "madlite_runs/.gitignore"} <= {*found}
+    assert {f"madlite_runs/{OWN}/record.json", "madlite_runs/events.jsonl", "madlite_runs/.gitignore"} <= {*found}
     return found
 
 
@@ -199,7 +199,8 @@ def judge(place: Place, before: dict[str, str], code: int, printed: str) -> None
 # what is planted one by one: in its place nothing can run, or no row can be written
 ALONE = (
     "perf.csv",
-    *(f"madlite_runs/.{name}" for name in ("journal.jsonl", "side_files.lock", "r.csv.lock", "run_directory.lock")),
+    "madlite_runs/events.jsonl",
+    *(f"madlite_runs/.{name}.lock" for name in ("side_files", "r.csv", "run_directory")),
 )
 
 

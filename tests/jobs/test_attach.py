@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from madlite.cli import attach, following
 from madlite.cli.main import call
 from madlite.jobs import ends, follow, slurm, submit
-from madlite.jobs.submission import JOBS
+from madlite.store.events import EVENTS
 from madlite.store.folder import RunFolder
 from tests.csv_rows import csv_rows
 
@@ -101,6 +102,15 @@ users:
 """
 
 
+NO_JOB = {"event": "job", "at": "", "submission": "", "script": 1, "job": "--me"}
+
+
+def keep_events(folder: Path, is_kept: Callable[[str], bool]) -> None:
+    """Take lines out of the event log."""
+    log = folder / "madlite_runs" / EVENTS
+    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if is_kept(line)))
+
+
 @pytest.mark.parametrize("scheduler", ["slurm", "kubernetes"])
 @pytest.mark.parametrize("words", [["jobs"], ["collect"], ["attach"], ["cancel", "{id}"], ["jobs", "{id}"]])
 def test_a_submission_that_was_not_made_here_is_named_and_starts_nothing(
@@ -110,8 +120,7 @@ def test_a_submission_that_was_not_made_here_is_named_and_starts_nothing(
     (own,) = submissions(folder)
     here, marker = folder / "elsewhere", folder / "executed"
     shutil.copytree(folder / f"madlite_runs/jobs-{own}", here / f"madlite_runs/jobs-{own}")
-    with (here / f"madlite_runs/jobs-{own}/{JOBS}").open("a") as notes:
-        notes.write('{"at":"","script":1,"job":"--me"}\n')
+    (here / "madlite_runs" / EVENTS).write_text(json.dumps(NO_JOB | {"submission": own}) + "\n")
     (folder / "config").write_text(PLUGIN.format(marker=marker))
     file = here / f"madlite_runs/jobs-{own}/submission.json"
     planted = json.loads(file.read_text())
@@ -124,12 +133,12 @@ def test_a_submission_that_was_not_made_here_is_named_and_starts_nothing(
     monkeypatch.chdir(here)
     code = call([word.format(id=own) for word in words])
     (told,) = [record.getMessage() for record in caplog.records]
-    assert f"madlite_runs/jobs-{own}: not in the journal of this folder" in told and "so left alone" in told
+    assert f"madlite_runs/jobs-{own}: did not begin in this folder" in told and "so left alone" in told
     assert code == (4 if "{id}" in words else 0) and not marker.exists()
 
 
-def test_a_submission_is_in_the_journal_before_the_cluster_has_it(folder: Path):
-    command(folder, "sbatch", 'grep -q \'"made":"jobs-\' madlite_runs/.journal.jsonl && echo 4001')
+def test_a_submission_is_in_the_event_log_before_the_cluster_has_it(folder: Path):
+    command(folder, "sbatch", 'grep -q \'"event":"submitted"\' madlite_runs/events.jsonl && echo 4001')
     assert run("--detach") == 0
     assert call(["attach"]) == 3 and len(csv_rows(folder / "perf.csv")) == 1
 
@@ -139,8 +148,8 @@ def test_what_is_no_id_of_a_job_is_no_argument_of_a_command(folder: Path):
     (own,) = submissions(folder)
     for name in ("scontrol", "squeue", "scancel", "sinfo", "sacct"):
         command(folder, name, f'echo {name} "$@" >>{folder}/asked')
-    with (folder / f"madlite_runs/jobs-{own}/{JOBS}").open("a") as notes:
-        notes.write('{"at":"","script":1,"job":"--me"}\n')
+    with (folder / "madlite_runs" / EVENTS).open("a") as log:
+        log.write(json.dumps(NO_JOB | {"submission": own}, separators=(",", ":")) + "\n")
     for words in (["jobs"], ["cancel", own]):
         call(words)
     asked = (folder / "asked").read_text()
@@ -186,9 +195,7 @@ def test_what_was_cancelled_before_it_was_submitted_never_is(folder: Path):
 def test_a_run_that_has_ended_is_not_submitted_again(folder: Path):
     """The command was killed between sbatch and its note, and the job has ended since."""
     assert run("--detach") == 0
-    (jobs,) = folder.glob(f"madlite_runs/jobs-*/{JOBS}")
-    begun, *_ = jobs.read_text().splitlines(keepends=True)
-    jobs.write_text(begun)
+    keep_events(folder, lambda line: '"event":"job"' not in line or '"job":"' not in line)
     plan = next(folder.glob("madlite_runs/jobs-*/plans/1.json"))
     assert call(["run", "--plan", str(plan), "--no-rows"]) == 0
     assert call(["attach"]) == 0
@@ -254,8 +261,7 @@ def test_what_another_command_submits_meanwhile_is_not_submitted_twice(folder: P
 
     def and_another_begins(wanted):
         stored = read(wanted)
-        (jobs,) = folder.glob(f"madlite_runs/jobs-*/{JOBS}")
-        jobs.write_text("")  # as it was before that command
+        keep_events(folder, lambda line: '"event":"job"' not in line)  # as it was before that command
         stored = read(wanted)
         subprocess.run([sys.executable, "-m", "madlite", "attach"], cwd=folder, check=False)
         return stored
@@ -268,23 +274,17 @@ def test_what_another_command_submits_meanwhile_is_not_submitted_twice(folder: P
 def test_who_waits_fails_with_the_run_that_another_command_collected(folder: Path, monkeypatch):
     assert run("--detach") == 0
     assert call(["collect"]) == 3
-    (stored,) = folder.glob(f"madlite_runs/jobs-*/{JOBS}")
-    lines = stored.read_text().splitlines(keepends=True)
-    stored.write_text("".join(line for line in lines if '"settled"' not in line))  # not noted yet
+    keep_events(folder, lambda line: '"event":"job_ended"' not in line)  # not noted yet
     assert call(["attach"]) == 3
 
 
 @pytest.mark.parametrize("words", [(), ("--retry", "1", "--retry-wait", "0")])
-def test_runs_of_a_submission_have_their_rows_without_lines_of_their_own(folder: Path, words):
-    """A full disk takes no line of the journal, neither of a run's folder nor of its result."""
+def test_the_runs_of_a_submission_have_their_rows_and_no_job_writes_the_event_log(folder: Path, words):
     (folder / "run.sh").write_text("echo 'HTTPError: 429 Client Error: Too Many Requests for url: x'; exit 1\n")
     assert run("--detach", *words) == 0
     (plan,) = folder.glob("madlite_runs/jobs-*/plans/1.json")
     assert call(["run", "--plan", str(plan), "--no-rows", *words]) == 3
-    journal = folder / "madlite_runs/.journal.jsonl"
-    kept = [line for line in journal.read_text().splitlines(keepends=True) if '"run":' not in line]
-    assert ['"made":"jobs-' in line for line in kept].count(True) == 1
-    journal.write_text("".join(kept))
+    assert '"event":"started"' not in (folder / "madlite_runs" / EVENTS).read_text()
     assert call(["collect"]) == 3
     (row,) = csv_rows(folder / "perf.csv")
     records = [json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json")]
@@ -302,7 +302,7 @@ def test_rows_wait_for_room_on_the_disk_and_one_sentence_says_so(folder: Path, s
     assert call(["collect"]) == 3
     told = capfd.readouterr().err
     assert told.count("warning") == 1 and "No space left on device; rows wait for room on the disk (df -h .)" in told
-    assert len(told) < 300 and "not in the journal" not in told
+    assert len(told) < 300 and "did not begin" not in told
     tried: list[Path] = []
     write = follow.write_failure
 

@@ -18,13 +18,13 @@ from madlite.errors import UsageProblem
 from madlite.model import Card, Cause, Machine, Metric, Place, Result, Status, Study, Variant
 from madlite.reports import ledger_file, ledger_refresh
 from madlite.reports.ledger import Ledger, RunFilter
-from madlite.reports.ledger_file import FILE, MIGRATIONS, VERSION
+from madlite.reports.ledger_file import FILE, VERSION
 from madlite.reports.listing import as_json, select_runs
 from madlite.reports.runs import list_runs
 from madlite.reports.series_key import DIMENSIONS
 from madlite.reports.sides import of_runs
 from madlite.safe_files import Folder
-from madlite.store import journal
+from madlite.store.events import RunPruned, append
 from madlite.store.folder import LOCK, PLAN, RECORD
 from tests.cli.stored_runs import good, store
 from tests.factories import note_made
@@ -193,7 +193,7 @@ def test_of_a_run_that_the_journal_has_a_new_line_of_the_record_is_read_again(le
     assert not ledger.newest()[0].pruned
     before = ledger.refresh().read
     with Folder.open(runs) as folder:
-        journal.add(folder, journal.Entry(at=journal.now(), run=name, pruned="files"))
+        append(folder, RunPruned(run=name))
     assert ledger.refresh().read == before + 1
     assert ledger.newest()[0].pruned
 
@@ -239,22 +239,6 @@ def test_a_damaged_file_is_made_again(runs, damage):
         assert [as_json(run) for run in ledger.newest()] == [as_json(run) for run in list_runs(runs)]
         assert ledger.path == runs / FILE
     assert len(stored_ids(runs)) == 11
-
-
-def test_a_file_of_the_version_before_is_migrated(runs):
-    with closing(sqlite3.connect(runs / FILE)) as old:
-        for statement in MIGRATIONS[0]:
-            old.execute(statement)
-        old.execute("PRAGMA user_version = 1")
-        old.execute("INSERT INTO meta VALUES ('identity', ?)", (ledger_file._identity(runs, runs / FILE),))
-        old.commit()
-    with Ledger.open(runs) as ledger:
-        assert ledger.path == runs / FILE and ledger.notes == ()
-        ledger.refresh()
-        assert ledger.count() == 11
-    with closing(sqlite3.connect(runs / FILE)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
-        assert connection.execute("SELECT count(*) FROM journal").fetchone()[0] > 10
 
 
 def test_a_file_of_a_newer_madlite_is_left_alone(runs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from msgspec import to_builtins
 
 from madlite.batch.recovery.leftovers import end_orphans
 from madlite.batch.recovery.unfinished import append_pending, find_all, recovery_report
@@ -20,8 +18,10 @@ from madlite.model import Status
 from madlite.perfcsv.rebuild import rebuild
 from madlite.reports.log import read_log
 from madlite.reports.runs import UNREADABLE, find_run, list_runs, open_run, runs_folder
-from madlite.store.batch_journal import RequestedRun, requested_cards
+from madlite.safe_files import Folder
+from madlite.store.batches import requested_cards
 from madlite.store.claims import claim_model_dir, lock_name
+from madlite.store.events import Requested, RequestedRun, append
 from madlite.store.folder import PLAN, RECORD, unfinished
 from madlite.store.journal import RunRows
 from madlite.store.record import Record, record_json
@@ -102,10 +102,10 @@ def test_a_command_goes_on_past_what_is_shut(place, mode):
     runs = place / "madlite_runs"
     runs.chmod(0o777)
     asked = [RequestedRun(id="20260102T000000-theirs-000002", card="theirs"), RequestedRun(id="r", card="lost")]
-    (runs / "batch-1.jsonl").write_text(json.dumps({"asked": to_builtins(asked)}))
-    (runs / "batch-2.jsonl").write_text("{}")
+    with Folder.open(runs) as folder:
+        append(folder, Requested(batch="b1", runs=tuple(asked)), Requested(batch="b2", runs=(asked[0],)))
     (runs / ".gitignore").write_text("*\n")
-    (runs / "batch-2.jsonl").chmod(0)  # nobody can say whether that command goes on
+    (runs / ".batch-b2.lock").touch(0)  # nobody can say whether that command goes on
     environ = {"DOCKER_HOST": "unix:///nonexistent"}
     find_all(place, environ)  # which imports what that user may not be able to read
     runs.chmod(mode)
@@ -116,7 +116,7 @@ def test_a_command_goes_on_past_what_is_shut(place, mode):
     lost = "1 run of an earlier batch never started: lost"
     seen = mode == 0o755 or os.geteuid() != 0
     assert [(one.kind, one.text) for one in found if one.run_id == "-"] == ([("batch", lost)] if seen else [])
-    ways = "madlite clean --yes acknowledges it"  # no journal of this folder has it, so it is not resumed
+    ways = "madlite run --resume goes on with it, madlite clean --yes acknowledges it"
     assert told == ([f"{lost}. {ways}"] if seen else []) and bool(known) is seen
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from madlite.batch.recovery.leftovers import find_leftovers, remove
-from madlite.store.study import StudyFolder, caches_path, cut_off_studies, studies_with, study_path
+from madlite.store.study import StudyFolder, caches_path, cut_off_studies, studies_of, study_path
 
 ID = "20261124T021500-3fa91c"
 
@@ -64,17 +65,26 @@ def test_links_and_other_names_are_no_studies(tmp_path: Path):
     assert not list(cut_off_studies(tmp_path))
 
 
-def test_a_study_that_was_not_made_here_is_named_and_not_resumed(tmp_path, caplog):
-    """Its caches would be mounted and its state believed."""
-    StudyFolder.create(tmp_path, ID).close()
+def test_a_study_of_a_copied_folder_is_named_and_not_resumed(tmp_path, caplog):
+    """Its caches would be mounted, and its runs be taken for this folder's."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
     other = "20261128T000000-abcdef"
-    for one in (ID, other):
-        (tmp_path / "madlite_runs" / f"study-{one}").mkdir(exist_ok=True)
-        (tmp_path / "madlite_runs" / f"study-{one}" / "state.json").write_text("{}")
-    assert studies_with(tmp_path, "state.json") == [ID]
+    StudyFolder.create(there, other, "tune", {"card": "b"}).write_summary("{}")
+    shutil.copytree(there, here)
+    StudyFolder.create(here, ID, "tune", {"card": "a"}).close()
+    assert [(one.study, one.request) for one in studies_of(here, "tune")] == [(ID, {"card": "a"})]
     (record,) = caplog.records
-    assert f"madlite_runs/study-{other}: not in the journal of this folder" in record.getMessage()
+    assert f"study {other} did not begin in this folder" in record.getMessage()
     for make in (False, True):
-        with pytest.raises(PermissionError, match="not in the journal"):
-            StudyFolder.reopen(tmp_path, other, make=make)
-    StudyFolder.reopen(tmp_path, ID).close()
+        with pytest.raises(PermissionError, match="did not begin in this folder"):
+            StudyFolder.reopen(here, other, make=make)
+    StudyFolder.reopen(here, ID, make=True).close()
+    assert studies_of(here, "bisect") == []
+
+
+def test_a_study_in_which_nothing_ran_is_none_to_resume(tmp_path):
+    folder = StudyFolder.create(tmp_path, ID, "bisect")
+    assert [one.study for one in studies_of(tmp_path, "bisect")] == [ID]
+    folder.discard()
+    assert studies_of(tmp_path, "bisect") == []

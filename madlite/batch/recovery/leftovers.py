@@ -32,9 +32,9 @@ from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.run.session_runner import border
 from madlite.safe_files import REMOVED, Folder
 from madlite.safe_read import read_inside, read_regular
-from madlite.store import journal
-from madlite.store.batch_journal import acknowledge, dead_files, interrupted_batches
+from madlite.store.batches import acknowledge, dead_locks, interrupted_batches
 from madlite.store.claims import lock_name, locked_model_dir
+from madlite.store.events import EventLog, now
 from madlite.store.folder import (
     CHECK_PREFIX,
     CHECK_REQUEST,
@@ -51,7 +51,7 @@ from madlite.store.folder import (
     unfinished,
 )
 from madlite.store.gpu_leases import lease_folder
-from madlite.store.journal import RUN_JOURNAL, RunEntry
+from madlite.store.journal import RUN_JOURNAL, RunEntry, read_run
 from madlite.store.study import cut_off_studies, has_caches, remove_study
 
 # Files that a killed run left: the folder its script ran in, and temporary files.
@@ -152,16 +152,16 @@ GRACE_S = 5.0  # between TERM and KILL for orphaned processes
 
 
 NO_RUN = "-"
-"""In the place of a run's id: a batch's file or a temporary file, which is of no run."""
+"""In the place of a run's id: a batch or a temporary file, which is of no run."""
 
 
 class Leftover(Value, frozen=True):
     """Something a run left.
 
-    `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, or the path of a
-    run folder, a study's folder, a batch's file or a temporary file; `kept` marks what --keep-alive left.  `folder` is
-    the run's as a container or its processes name it, `elsewhere` the same where it is none of this workspace, and
-    `processes` are those that were listed.  `row` is the state of a run's row.
+    `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, the id of a
+    batch, or the path of a run folder, a study's folder or a temporary file; `kept` marks what --keep-alive left.
+    `folder` is the run's as a container or its processes name it, a batch's workspace, `elsewhere` the same where it is
+    none of this workspace, and `processes` are those that were listed.  `row` is the state of a run's row.
     """
 
     kind: Literal["container", "session", "process", "run", "study", "batch", "file"]
@@ -198,7 +198,7 @@ def find_leftovers(
     except RuntimeProblem as problem:
         containers, notes = (), (f"containers were not inspected: {problem.message}",)
     batches = (
-        Leftover(kind="batch", run_id=NO_RUN, text=message, handle=str(batch.path))
+        Leftover(kind="batch", run_id=NO_RUN, text=message, handle=batch.id, folder=str(workspace))
         for batch in interrupted_batches(workspace)
         for message in batch.messages
     )
@@ -277,7 +277,7 @@ def end_journals(workspace: Path, found: Leftovers) -> None:
     """
     running = {one.run_id for one in found.leftovers if one.kind in RUNNING}
     for folder in may_have_left(workspace):
-        is_seen = not found.notes or not journal.read_run(folder).began
+        is_seen = not found.notes or not read_run(folder).began
         if folder.name not in running and exists(folder / RECORD) and is_seen:
             _end_recorded(folder)
 
@@ -301,12 +301,8 @@ def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[st
                 runtimes[leftover.runtime].cancel(leftover.handle)
         elif leftover.kind == "process":
             return end_listed(leftover.processes, GRACE_S) if leftover.processes else "no process was listed"
-        elif leftover.kind == "run":
-            return _clean_run(Path(leftover.handle), leftover.row)
-        elif leftover.kind == "study":
-            return remove_study(Path(leftover.handle)) or None
         else:
-            _remove_file(Path(leftover.handle))
+            return _remove_stored(leftover)
     except RuntimeProblem as problem:
         return problem.message
     except OSError as error:
@@ -314,9 +310,25 @@ def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[st
     return None
 
 
+def _remove_stored(leftover: Leftover) -> str | None:
+    """Remove what is on the disk alone.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if leftover.kind == "batch":
+        acknowledge(Path(leftover.folder), leftover.handle)
+        return None
+    path = Path(leftover.handle)
+    if leftover.kind == "run":
+        return _clean_run(path, leftover.row)
+    if leftover.kind == "study":
+        return remove_study(path) or None
+    _remove_file(path)
+    return None
+
+
 def _remove_file(path: Path) -> None:
-    if acknowledge(path):
-        return
     if path.is_dir() and not path.is_symlink():
         with Folder.open(path.parent) as folder:
             folder.remove_tree(path.name)
@@ -361,7 +373,7 @@ def _sessions(
 ) -> tuple[list[Leftover], tuple[str, ...]]:
     """Return the sessions of plugins' runtimes that run without a madlite, and notes on those not inspected."""
     found, problems = [], []
-    for name in sorted(journal.own_folders(runs)) if runtimes else ():
+    for name in sorted(EventLog.read(runs).own_runs()) if runtimes else ():
         plan = _plan_of(runs / name)
         if name in seen or plan.runtime not in runtimes or not _may_be_running(runs / name, plan):
             continue
@@ -445,14 +457,12 @@ def _clean_run(path: Path, row: str) -> str | None:
         return error.strerror
     with closing(folder):
         remove_run_files(path)
-        return folder.note(RunEntry(at=journal.now(), cleaned=row)) or None
+        return folder.note(RunEntry(at=now(), cleaned=row)) or None
 
 
 def _files(workspace: Path) -> Iterator[Leftover]:
-    unfinished_batches = {batch.path for batch in interrupted_batches(workspace)}
-    for path in dict.fromkeys((*partial_files(workspace), *dead_files(workspace))):
-        if path not in unfinished_batches:
-            yield Leftover(kind="file", run_id=NO_RUN, text=str(path), handle=str(path))
+    for path in (*partial_files(workspace), *dead_locks(workspace)):
+        yield Leftover(kind="file", run_id=NO_RUN, text=str(path), handle=str(path))
     for folder in _half_removed(workspace / RUNS):
         yield Leftover(kind="file", run_id=NO_RUN, text=str(folder), handle=str(folder))
     for folder in real_folders(workspace / RUNS):

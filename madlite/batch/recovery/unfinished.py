@@ -22,17 +22,14 @@ from madlite.perfcsv.rebuild import NO_ROW
 from madlite.perfcsv.side_files import write_entries, write_waiting
 from madlite.perfcsv.stored import NotedRuns, has_any_file, load_result, read_record, rows_here, uncollected
 from madlite.plan.inputs import RUNS
-from madlite.store.batch_journal import interrupted_batches
+from madlite.store.batches import interrupted_batches
+from madlite.store.events import EventLog, RunImported, Started, now
 from madlite.store.folder import RunFolder, is_alive, planted, real_folders, unfinished
 from madlite.store.journal import (
     RUN_JOURNAL,
     RunEntry,
     RunJournal,
     RunRows,
-    imported,
-    now,
-    own_folders,
-    read,
     read_run,
 )
 from madlite.store.record import VERSION, Record, record_json
@@ -41,7 +38,7 @@ from madlite.store.study import cut_off_studies, has_caches
 # Pending rows, which perf.csv did not take when their run ended: the next run appends them, each once.
 
 # the record alone says that rows are pending; only folders with one of these files have theirs read
-_PENDING_FILES = (RUN_JOURNAL, SAVED_NAME, "rows.json")  # the last is an earlier madlite's journal of rows
+_PENDING_FILES = (RUN_JOURNAL, SAVED_NAME)
 
 
 def runs_with_pending_rows(workspace: Path) -> Iterator[Path]:
@@ -50,9 +47,8 @@ def runs_with_pending_rows(workspace: Path) -> Iterator[Path]:
     Folders that madlite did not make are skipped: their content is not trusted.
     """
     waiting = [folder for folder in real_folders(workspace / RUNS) if has_any_file(folder, _PENDING_FILES)]
-    own = own_folders(workspace / RUNS) if waiting else frozenset()
-    if waiting:
-        own -= imported(read(workspace / RUNS)).keys()  # whose rows `madlite import` appends
+    log = EventLog.read(workspace / RUNS) if waiting else EventLog()
+    own = log.own_runs() - frozenset(log.ids(RunImported))  # their rows `madlite import` appends
     for folder in waiting:
         if folder.name in own and not is_alive(folder) and read_run(folder).cleaned is None:
             record = read_record(folder)
@@ -330,7 +326,7 @@ def planted_text(workspace: Path) -> list[str]:
     found = [f"{RUNS}/{folder.name}" for folder in planted(workspace)]
     if not found:
         return []
-    why = "(not in the journal of this folder, or moved there): left alone"
+    why = "(not in the event log of this folder): left alone"
     if len(found) == 1 and not _is_noted(workspace, found[0]):
         one = found[0]
         return [f"{one} looks like a run that madlite did not make {why}; rm -r {shlex.quote(one)} removes it"]
@@ -340,8 +336,8 @@ def planted_text(workspace: Path) -> list[str]:
 
 
 def _is_noted(workspace: Path, folder: str) -> bool:
-    """Return whether the journal has a run of this name: its folder may be a copy with the only row."""
-    return any(entry.run == Path(folder).name for entry in read(workspace / RUNS))
+    """Return whether the event log has a run of this name: its folder may be a copy with the only row."""
+    return Path(folder).name in EventLog.read(workspace / RUNS).ids(Started)
 
 
 def find_all(

@@ -22,7 +22,7 @@ from madlite.reports.log import plain_text, read_log
 from madlite.reports.runs import RUNNING
 from madlite.reports.watch import Watch, WatchedRun, changes
 from madlite.secrets import Redactor, masked_json
-from madlite.store.journal import JOURNAL
+from madlite.store.events import EVENTS
 
 MOST_TABS, MOST_OF_A_CLIENT = 200, 50
 FACETS = ("card", "backend", "mode", "precision", "device", "hostname", "cause")
@@ -31,7 +31,7 @@ LOG_LINES, LOG_BYTES = 200, 64 << 10  # of the end of a log
 _QUEUE = 64  # events that a tab may leave unread
 _LOOK_S = 1.0
 _LEAST_REST = 10  # a look at all folders rests ten times as long as it took
-_LATEST_S = 30.0  # a record that changes in its place changes neither the folder nor its journal
+_LATEST_S = 30.0  # a record that changes in its place changes neither the folder nor the event log
 _log = logging.getLogger(__name__)
 
 
@@ -169,9 +169,9 @@ class Live:
                 self.ledger.values(column)
 
     def _signs(self) -> tuple[object, ...]:
-        """Return what changes when a run begins or ends: the folder, its journal, and which locks are held."""
+        """Return what changes when a run begins or ends: the folder, its event log, and which locks are held."""
         found: list[object] = []
-        for path in (self.ledger.folder, self.ledger.folder / JOURNAL):
+        for path in (self.ledger.folder, self.ledger.folder / EVENTS):
             with suppress(OSError):
                 facts = path.stat()
                 found += [facts.st_mtime_ns, facts.st_size]

@@ -1,0 +1,408 @@
+"""Batches in the event log: the runs that one command was asked for, and how far it came.
+
+A run that was started has a folder; one that was not would be lost with a killed madlite, so the batch is in the log
+before its first run.  While its madlite lives it holds a lock, `.batch-ID.lock`, which goes with its orderly end.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+
+from madlite.model import Value
+from madlite.plan.inputs import RUNS
+from madlite.safe_files import Folder
+from madlite.store.events import (
+    BatchEnded,
+    Ended,
+    Event,
+    EventLog,
+    JobEvent,
+    Requested,
+    RequestedRun,
+    RunsLost,
+    Started,
+    Submitted,
+    append,
+)
+from madlite.store.folder import LOCK, PLAN, RECORD, acquire, exists, is_locked, open_runs
+
+_LOG = logging.getLogger(__name__)
+_LOCKS = ".batch-*.lock"
+
+
+def _lock_name(batch_id: str) -> str:
+    return f".batch-{batch_id}.lock"
+
+
+class InterruptedBatch(Value, frozen=True):
+    """A batch whose madlite is gone: runs that have neither a row nor a folder, and whether they were started.
+
+    `requested` are all of its runs.  `is_own` where it began in this folder.
+    """
+
+    id: str
+    command: tuple[str, ...]
+    never_started: tuple[RequestedRun, ...] = ()
+    begun: tuple[RequestedRun, ...] = ()
+    requested: tuple[RequestedRun, ...] = ()
+    is_own: bool = False
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether it is one of `madlite run`."""
+        return _is_of_run(self.command)
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether `madlite run --resume` goes on with it."""
+        return self.is_of_run and self.is_own
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """The warnings that the next command shows."""
+        messages = []
+        if self.never_started:
+            runs = f"{len(self.never_started)} run{'s' if len(self.never_started) > 1 else ''} of an earlier batch"
+            messages.append(f"{runs} never started: {_names(self.never_started)}")
+        if self.begun:
+            messages.append(f"cut off without a row, of an earlier batch: {_names(self.begun)}")
+        return tuple(messages)
+
+
+def _is_of_run(command: Sequence[str]) -> bool:
+    """Return whether a batch is one of `madlite run`: a study that another command makes is not resumed by that."""
+    return tuple(command[:1]) in ((), ("run",))
+
+
+class BatchLog:
+    """Writes the events of the running command's batch; an error while writing them costs no run.
+
+    Without a workspace nothing is written, and nothing of a job: the side that submitted it has its runs in the log.
+    """
+
+    def __init__(self, workspace: Path | None = None, command: Sequence[str] = ()) -> None:
+        self._workspace, self._command = workspace, tuple(command)
+        self._folder: Folder | None = None
+        self._lock = -1
+        self._guard = Lock()  # of the open runs: runs begin and end in their own threads
+        self._requested: dict[str, RequestedRun] = {}
+        self._open_runs: dict[str, RequestedRun] = {}  # begun, and without a row
+        self._under_way = False
+        self._resumed: UnfinishedBatch | None = None
+        self._carried: tuple[RequestedRun, ...] = ()
+        self._notes = Requested()
+        self.id = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+
+    def carry(self, resumed: UnfinishedBatch, finished: Iterable[RequestedRun]) -> None:
+        """Go on with another batch, of which these runs are finished: it ends once the log has all runs of this."""
+        self._resumed, self._carried = resumed, tuple(finished)
+
+    def note(self, *, study: str, series: tuple[str, ...], inputs: dict[str, str]) -> None:
+        """Name the study that the runs belong to with its series, and the files that they use."""
+        self._notes = Requested(study=study, series=series, inputs=inputs)
+
+    def request(self, runs: Iterable[RequestedRun]) -> None:
+        """Record runs that are about to begin, in their order; from now on only `close` is an orderly end."""
+        from madlite import __version__
+
+        every = (*self._carried, *runs)
+        self._requested |= {one.id: one for one in every}
+        is_first, self._under_way = not self._under_way, True
+        if is_first and self._workspace is not None and not self._is_job(self._workspace / RUNS):
+            with suppress(OSError):  # the runs report a folder that cannot be written to
+                self._open(self._workspace)
+        notes = self._notes if is_first else Requested()
+        if not every:
+            return
+        self._add(
+            Requested(
+                batch=self.id,
+                runs=every,
+                command=self._command if is_first else (),
+                madlite=__version__ if is_first else "",
+                study=notes.study,
+                series=notes.series,
+                inputs=notes.inputs,
+            ),
+            *(Ended(run=one.id, batch=self.id) for one in self._carried),
+        )
+        if self._resumed is not None and self._folder is not None:
+            self._resumed.end(self._folder, "resumed")
+        self._resumed, self._carried = None, ()
+
+    def begin(self, run_id: str) -> None:
+        """Note that a run begins; its folder is in the log before it is made."""
+        with self._guard:
+            self._open_runs[run_id] = self._requested.get(run_id, RequestedRun(id=run_id, card=""))
+
+    def end(self, run_id: str) -> None:
+        """Record that a run has its row, or gets none."""
+        with self._guard:
+            self._open_runs.pop(run_id, None)
+        self._add(Ended(run=run_id, batch=self.id))
+
+    def close(self, *, interrupted: bool = False) -> bool:
+        """Record the end: all runs have ended, or were reported as never started; return whether it can be resumed."""
+        kept = interrupted and _is_of_run(self._command)
+        if self._folder is None:
+            return False
+        lost = tuple(one for one in self._open_runs.values() if not _has_folder(self._folder.path, one.id))
+        how = BatchEnded(batch=self.id, how="interrupted" if kept else "done")
+        written = self._add(*([RunsLost(batch=self.id, runs=lost)] if lost else []), how)
+        self._release()
+        return kept and written
+
+    def __enter__(self) -> BatchLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock >= 0:  # a bug during the runs: the next command reports what was lost
+            os.close(self._lock)
+            self._lock = -1
+
+    def _is_job(self, runs: Path) -> bool:
+        log = EventLog.read(runs)
+        of_jobs = {name for one in log.of(Submitted) for name in one.runs}
+        of_jobs.update(one.attempt for one in log.of(JobEvent))
+        return bool(self._requested) and of_jobs.issuperset(self._requested)
+
+    def _open(self, workspace: Path) -> None:
+        folder = open_runs(workspace, make=True)
+        try:
+            self._lock = _open_locked(folder, self.id)
+        except OSError:
+            folder.close()
+            raise
+        self._folder = folder
+
+    def _add(self, *events: Event) -> bool:
+        if self._folder is None:
+            return False
+        try:
+            append(self._folder, *events)
+        except OSError:  # a full disk: a run that is not recorded is reported as never started
+            return False
+        return True
+
+    def _release(self) -> None:
+        if self._folder is not None:
+            self._folder.remove(_lock_name(self.id))
+            os.close(self._lock)
+            self._lock = -1
+            self._folder.close()
+            self._folder = None
+
+
+def _open_locked(runs: Folder, batch_id: str) -> int:
+    """Return the open lock of a batch; `clean` may take one away that is not locked yet.
+
+    Raises:
+        OSError: it cannot be made, or another process has it.
+    """
+    while True:
+        lock = runs.open_file(_lock_name(batch_id))
+        try:
+            acquire(lock)
+            if os.path.samestat(os.fstat(lock), runs.status(_lock_name(batch_id))):
+                return lock
+        except FileNotFoundError:
+            pass
+        except OSError:
+            os.close(lock)
+            raise
+        os.close(lock)
+
+
+class UnfinishedBatch:
+    """A batch that was cut off or interrupted, while this command goes on with it: it holds its lock.
+
+    `requested` are all of its runs, `ended` the ids of those that have a row or get none, `inputs` the files that its
+    runs use with their SHA-256.
+    """
+
+    def __init__(self, runs: Path, batch_id: str, lock: int, log: EventLog) -> None:
+        self.id, self._runs, self._lock = batch_id, runs, lock
+        events = tuple(log.about(batch_id))
+        asked = [one for one in events if isinstance(one, Requested)]
+        first = asked[0]
+        self.started, self.command, self.madlite, self.study = first.at, first.command, first.madlite, first.study
+        self.series, self.inputs = first.series, first.inputs
+        self.requested = tuple({run.id: run for one in asked for run in one.runs}.values())
+        self.ended = frozenset(one.run for one in events if isinstance(one, Ended))
+
+    @property
+    def is_left(self) -> bool:
+        """Whether runs of it have no row."""
+        return not self.ended.issuperset(one.id for one in self.requested)
+
+    @property
+    def why_foreign(self) -> str:
+        """Why it is not resumed where it did not begin in this folder."""
+        return f"batch {self.id} did not begin in this folder ({RUNS} was copied or moved here), so it is not resumed"
+
+    def end(self, runs: Folder, how: str) -> None:
+        """Record that it is resumed, or acknowledged.
+
+        Raises:
+            OSError: that cannot be written.
+        """
+        append(runs, BatchEnded(batch=self.id, how="resumed" if how == "resumed" else "acknowledged"))
+        runs.remove(_lock_name(self.id))
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def open_unfinished(workspace: Path) -> tuple[UnfinishedBatch | None, tuple[UnfinishedBatch, ...]]:
+    """Return the last batch of `madlite run` that did not come to its end and that no command goes on with.
+
+    Second are those that did not begin in this folder, oldest first: closed, and named in a warning where there is one
+    to go on with.
+    """
+    runs = workspace / RUNS
+    log = EventLog.read(runs)
+    found = [one for name in (*_not_ended(log), *_kept(log)) if (one := _claimed(runs, name, log)) is not None]
+    fitting = [one for one in found if one.requested and _is_of_run(one.command)]
+    own = log.made(one.id for one in fitting)
+    last = max((one for one in fitting if one.id in own), key=lambda one: one.started, default=None)
+    foreign = sorted((one for one in fitting if one.id not in own), key=lambda one: one.started)
+    for one in foreign if last is not None else ():
+        _LOG.warning("%s", one.why_foreign)
+    for one in found:
+        if one is not last:
+            one.close()
+    return last, tuple(foreign)
+
+
+def _not_ended(log: EventLog) -> list[str]:
+    ended = frozenset(log.ids(BatchEnded))
+    return [name for name in dict.fromkeys(log.ids(Requested)) if name not in ended]
+
+
+def _kept(log: EventLog) -> list[str]:
+    """Return the batch that was interrupted or acknowledged last; none where it was resumed since.
+
+    Only the last one can be resumed: who begins another batch has given the one before up.
+    """
+    how = {one.batch: one.how for one in log.of(BatchEnded)}
+    order = {name: at for at, name in enumerate(dict.fromkeys(log.ids(Requested)))}
+    ended = [one.batch for one in log.of(BatchEnded) if one.how in ("interrupted", "acknowledged")]
+    last = max((name for name in ended if name in order and _can_be_kept(log, name)), key=order.__getitem__, default="")
+    return [last] if last and how[last] != "resumed" else []
+
+
+def _can_be_kept(log: EventLog, batch_id: str) -> bool:
+    first = next((one for one in log.about(batch_id) if isinstance(one, Requested)), None)
+    return first is not None and _is_of_run(first.command) and bool(log.made([batch_id]))
+
+
+def _claimed(runs: Path, batch_id: str, log: EventLog) -> UnfinishedBatch | None:
+    """Return a batch with its lock, None where another process has it."""
+    try:
+        with Folder.open(runs) as folder:
+            return UnfinishedBatch(runs, batch_id, _open_locked(folder, batch_id), log)
+    except OSError:  # another command goes on with it
+        return None
+
+
+def acknowledge(workspace: Path, batch_id: str, *, look: bool = False) -> bool:
+    """Record that a batch was cut off and is not reported any more; return whether `--resume` can go on with it.
+
+    With `look` nothing is changed.
+    """
+    runs = workspace / RUNS
+    log = EventLog.read(runs)
+    if (batch := _claimed(runs, batch_id, log)) is None:
+        return False
+    try:
+        later = dict.fromkeys(log.ids(Requested))
+        newer = [name for name in _kept(log) if list(later).index(name) > list(later).index(batch_id)]
+        kept = _is_of_run(batch.command) and batch.is_left and bool(log.made([batch_id])) and not newer
+        if not look:
+            with Folder.open(runs) as folder:
+                batch.end(folder, "acknowledged")
+        return kept
+    finally:
+        batch.close()
+
+
+def requested_cards(runs: Path) -> dict[str, str]:
+    """Return the cards of runs that have no record yet, by id: of running commands and of those that were cut off."""
+    log = EventLog.read(runs)
+    events = (one for name in _not_ended(log) for one in log.about(name))
+    return {run.id: run.card for one in events if isinstance(one, Requested) for run in one.runs}
+
+
+def interrupted_batches(workspace: Path) -> tuple[InterruptedBatch, ...]:
+    """Return the batches of a workspace whose madlite is gone and with unfinished runs, oldest first."""
+    runs = workspace / RUNS
+    log = EventLog.read(runs)
+    dead = [name for name in _not_ended(log) if not is_locked(runs / _lock_name(name), unknown=True)]
+    found = [*(_interrupted(runs, name, log) for name in dead), *_with_lost_runs(runs, log)]
+    return tuple(one for one in found if one.messages)
+
+
+def _interrupted(runs: Path, batch_id: str, log: EventLog) -> InterruptedBatch:
+    events = tuple(log.about(batch_id))
+    asked = [one for one in events if isinstance(one, Requested)]
+    every = {run.id: run for one in asked for run in one.runs}
+    done = {one.run for one in events if isinstance(one, Ended)}
+    left = [one for one in every.values() if one.id not in done and not _has_folder(runs, one.id)]
+    started = frozenset(log.ids(Started)) if left else frozenset()
+    return InterruptedBatch(
+        id=batch_id,
+        command=asked[0].command if asked else (),
+        never_started=tuple(one for one in left if one.id not in started),
+        begun=tuple(one for one in left if one.id in started),
+        requested=tuple(every.values()),
+        is_own=bool(log.made([batch_id])),
+    )
+
+
+def _with_lost_runs(runs: Path, log: EventLog) -> Iterable[InterruptedBatch]:
+    """Yield the batches that came to their end, and with it lost runs that nobody has acknowledged."""
+    for lost in log.of(RunsLost):
+        later = [one.how for one in log.about(lost.batch) if isinstance(one, BatchEnded)]
+        if "acknowledged" not in later:
+            left = tuple(one for one in lost.runs if not _has_folder(runs, one.id))
+            yield InterruptedBatch(id=lost.batch, command=(), begun=left, requested=lost.runs)
+
+
+def dead_locks(workspace: Path) -> tuple[Path, ...]:
+    """Return the locks of batches that have ended, and whose madlite was killed right then."""
+    runs = workspace / RUNS
+    try:
+        found = [runs / name for name in fnmatch.filter(os.listdir(runs), _LOCKS)]  # noqa: PTH208 - names alone
+    except OSError:
+        return ()
+    not_ended = {_lock_name(name) for name in _not_ended(EventLog.read(runs))} if found else set()
+    return tuple(path for path in found if path.name not in not_ended and not is_locked(path, unknown=True))
+
+
+def is_batch_running(runs: Path) -> bool:
+    """Return whether a command is running a batch in a folder of runs, also between two runs."""
+    return any(is_locked(runs / _lock_name(name)) for name in _not_ended(EventLog.read(runs)))
+
+
+def _has_folder(runs: Path, run_id: str) -> bool:
+    """Return whether a run has a folder with files of its own."""
+    return "/" not in run_id and any(exists(runs / run_id / name, shut=True) for name in (LOCK, PLAN, RECORD))
+
+
+def _names(runs: Iterable[RequestedRun]) -> str:
+    return ", ".join(one.card for one in runs)

@@ -1,0 +1,314 @@
+"""Batches in the event log: what never started is known after a kill, and nothing is reported after an orderly end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from madlite.batch.recovery.leftovers import find_leftovers, remove
+from madlite.batch.recovery.unfinished import recovery_report
+from madlite.cli.batches import unfinished
+from madlite.errors import UsageProblem
+from madlite.safe_files import Folder
+from madlite.store import batches
+from madlite.store.batches import (
+    BatchLog,
+    dead_locks,
+    interrupted_batches,
+    is_batch_running,
+    open_unfinished,
+    requested_cards,
+)
+from madlite.store.events import EVENTS, BatchEnded, Ended, EventLog, RequestedRun, Started, Submitted, append
+from madlite.store.folder import PLAN, acquire
+
+THREE = [RequestedRun(id="r1", card="m1"), RequestedRun(id="r2", card="m2"), RequestedRun(id="r3", card="m3")]
+KILLED = """
+import os, sys
+from pathlib import Path
+from madlite.store.batches import BatchLog
+from madlite.store.events import RequestedRun
+batch = BatchLog(Path(sys.argv[1]), ("run", "--tags", "t"))
+batch.request([RequestedRun(id=f"r{n}", card=f"m{n}") for n in (1, 2, 3)])
+batch.begin("r1"), batch.end("r1"), batch.begin("r2")
+os.kill(os.getpid(), 9)
+"""
+
+
+def kill(workspace: Path) -> None:
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+    subprocess.run([sys.executable, "-c", KILLED, str(workspace)], env={**os.environ, "PYTHONPATH": path})
+
+
+def start(workspace: Path, *names: str) -> None:
+    """Record runs as their folders are made."""
+    with Folder.open(workspace / "madlite_runs") as runs:
+        append(runs, *(Started(run=name) for name in names))
+
+
+def words(workspace: Path) -> list[str]:
+    return [text for batch in interrupted_batches(workspace) for text in batch.messages]
+
+
+def locks(workspace: Path) -> list[Path]:
+    return list((workspace / "madlite_runs").glob(".batch-*.lock"))
+
+
+def test_a_killed_batch_names_what_never_started_and_what_has_no_folder(tmp_path):
+    kill(tmp_path)
+    start(tmp_path, "r1", "r2")
+    assert words(tmp_path) == [
+        "1 run of an earlier batch never started: m3",
+        "cut off without a row, of an earlier batch: m2",
+    ]
+    (tmp_path / "madlite_runs/r2").mkdir()
+    (tmp_path / "madlite_runs/r2" / PLAN).touch()
+    assert words(tmp_path) == ["1 run of an earlier batch never started: m3"], "its folder tells of the other"
+
+
+def test_a_batch_that_goes_on_or_ended_leaves_nothing_to_tell(tmp_path):
+    with BatchLog(tmp_path, ("run",)) as batch:
+        assert list(tmp_path.iterdir()) == [], "what is wrong with a command is found before its runs are requested"
+        batch.request(THREE)
+        assert words(tmp_path) == [] and is_batch_running(tmp_path / "madlite_runs") and len(locks(tmp_path)) == 1
+        batch.close()
+        batch.close()
+    assert not is_batch_running(tmp_path / "madlite_runs") and locks(tmp_path) == [] and words(tmp_path) == []
+    found, _ = open_unfinished(tmp_path)
+    assert found is None
+
+
+def test_no_event_is_lost_where_runs_begin_and_end_in_many_threads(tmp_path):
+    ids = [f"r{n}" for n in range(800)]
+    with BatchLog(tmp_path, ("run",)) as batch:
+        batch.request(RequestedRun(id=one, card="a") for one in ids)
+
+        def run(some):
+            for one in some:
+                batch.begin(one)
+                start(tmp_path, one)
+                batch.end(one)
+
+        threads = [threading.Thread(target=run, args=(ids[n::8],)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        batch.close()
+    log = EventLog.read(tmp_path / "madlite_runs")
+    assert sorted(log.ids(Started)) == sorted(log.ids(Ended)) == sorted(ids)
+
+
+def test_a_bug_in_the_middle_leaves_the_batch_open_and_one_before_the_runs_leaves_nothing(tmp_path):
+    with pytest.raises(ZeroDivisionError), BatchLog(tmp_path, ()) as batch:
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ZeroDivisionError), BatchLog(tmp_path, ()) as batch:
+        batch.request(THREE)
+        batch.end("r1")
+        raise ZeroDivisionError
+    assert words(tmp_path) == ["2 runs of an earlier batch never started: m2, m3"]
+
+
+def test_a_folder_that_cannot_be_written_to_costs_nothing(tmp_path):
+    (tmp_path / "madlite_runs").write_text("a file")
+    with BatchLog(tmp_path, ("run",)) as batch:
+        batch.request(THREE)
+        batch.begin("r1")
+        batch.end("r1")
+    with BatchLog() as batch:
+        batch.request(THREE)
+    assert (tmp_path / "madlite_runs").read_text() == "a file"
+
+
+def test_a_full_disk_costs_events_alone(tmp_path, monkeypatch):
+    real = os.write
+    with BatchLog(tmp_path, ("run",)) as batch:
+        batch.request(THREE)
+        size = (tmp_path / "madlite_runs" / EVENTS).stat().st_size
+        monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:7]))
+        batch.begin("r1")
+        batch.end("r1")
+        monkeypatch.setattr(os, "write", real)
+    assert (tmp_path / "madlite_runs" / EVENTS).stat().st_size == size
+    assert words(tmp_path) == ["3 runs of an earlier batch never started: m1, m2, m3"]
+    assert requested_cards(tmp_path / "madlite_runs") == {"r1": "m1", "r2": "m2", "r3": "m3"}
+
+
+def test_words_that_are_no_text_are_spelled_out(tmp_path):
+    with BatchLog(tmp_path, ("run", "\udcff")) as batch:
+        batch.request([RequestedRun(id="r", card="\udcff")])
+        assert "udcff" in (tmp_path / "madlite_runs" / EVENTS).read_text()
+
+
+def test_a_run_that_the_disk_took_nothing_of_is_told_after_an_orderly_end_too_until_it_is_acknowledged(tmp_path):
+    with BatchLog(tmp_path, ("run",)) as batch:
+        batch.request(THREE)
+        for run in THREE[:2]:
+            batch.begin(run.id)
+        batch.end("r1")
+        batch.close()
+    assert words(tmp_path) == ["cut off without a row, of an earlier batch: m2"]
+    (tmp_path / "madlite_runs/r2").mkdir()
+    (tmp_path / "madlite_runs/r2" / PLAN).touch()
+    assert words(tmp_path) == [], "its folder tells of it"
+    (tmp_path / "madlite_runs/r2" / PLAN).unlink()
+    acknowledge_all(tmp_path)
+    assert words(tmp_path) == []
+
+
+def test_the_batch_is_locked_before_anybody_can_read_of_it(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(batches, "acquire", lambda fd: seen.append(words(tmp_path)) or acquire(fd))
+    with BatchLog(tmp_path, ("run",)) as batch:
+        batch.request(THREE)
+        assert seen == [[]] and words(tmp_path) == [] and dead_locks(tmp_path) == ()
+        batch.close()
+
+
+def test_a_lock_that_clean_took_away_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
+    left = [1]
+
+    def taken_away(fd: int) -> None:
+        while left:
+            left.pop()
+            locks(tmp_path)[0].unlink()
+        acquire(fd)
+
+    monkeypatch.setattr(batches, "acquire", taken_away)
+    with BatchLog(tmp_path, ("run",)) as batch:
+        batch.request(THREE)
+        assert is_batch_running(tmp_path / "madlite_runs")
+
+
+def test_the_lock_that_a_kill_after_the_end_left_is_removed_by_clean(tmp_path):
+    kill(tmp_path)
+    (lock,) = locks(tmp_path)
+    with Folder.open(tmp_path / "madlite_runs") as runs:
+        append(runs, BatchEnded(batch=lock.name[len(".batch-") : -len(".lock")]))
+    assert words(tmp_path) == [] and dead_locks(tmp_path) == (lock,)
+    acknowledge_all(tmp_path)
+    assert locks(tmp_path) == []
+
+
+def interrupt(workspace: Path, *command: str) -> bool:
+    with BatchLog(workspace, command) as batch:
+        batch.request(THREE)
+        batch.begin("r1")
+        batch.end("r1")
+        return batch.close(interrupted=True)
+
+
+def test_the_interrupted_batch_of_run_outlives_the_studies_of_other_commands(tmp_path):
+    assert interrupt(tmp_path, "run", "--tags", "demo")
+    for command in ("bisect", "scaling"):
+        assert not interrupt(tmp_path, command, "demo")
+    with BatchLog(tmp_path, ("tune", "demo")) as tune:
+        tune.request(THREE)  # and is killed: it has no end, and nobody has its lock
+    found, _ = open_unfinished(tmp_path)
+    assert found is not None and found.command == ("run", "--tags", "demo")
+    found.close()
+    again, _ = open_unfinished(tmp_path)
+    assert again is not None, "the locks of those that are not resumed are released"
+    again.close()
+
+
+def test_a_batch_that_is_resumed_is_in_the_log_of_the_one_that_resumes_it(tmp_path):
+    kill(tmp_path)
+    found, _ = open_unfinished(tmp_path)
+    assert found is not None and found.ended == {"r1"} and found.is_left
+    assert open_unfinished(tmp_path) == (None, ()), "one command at a time resumes it"
+    with BatchLog(tmp_path, ("run", "--resume")) as batch:
+        batch.carry(found, THREE[:1])
+        batch.request(THREE[1:])
+        assert locks(tmp_path) == [tmp_path / f"madlite_runs/.batch-{batch.id}.lock"]
+        batch.close(interrupted=True)
+    again, _ = open_unfinished(tmp_path)
+    assert again is not None and again.command == ("run", "--resume")
+    assert [one.id for one in again.requested] == ["r1", "r2", "r3"] and again.ended == {"r1"}
+    again.close()
+
+
+def test_an_older_batch_is_not_resumed_once_a_later_one_was(tmp_path):
+    interrupt(tmp_path, "run", "--tags", "first")
+    interrupt(tmp_path, "run", "--tags", "second")
+    found, _ = open_unfinished(tmp_path)
+    assert found is not None and found.command[-1] == "second"
+    with BatchLog(tmp_path, ("run", "--resume")) as batch:
+        batch.carry(found, ())
+        batch.request(THREE)
+        for run in THREE:
+            batch.end(run.id)
+        batch.close()
+    assert open_unfinished(tmp_path)[0] is None
+
+
+def test_a_study_of_another_command_is_not_resumed_and_named(tmp_path):
+    with BatchLog(tmp_path, ("tune", "demo")) as tune:
+        tune.request(THREE)
+    with pytest.raises(UsageProblem, match="only madlite tune demo") as refused:
+        unfinished(tmp_path)
+    assert "madlite tune --help" in refused.value.hint
+    (text,) = recovery_report(tmp_path)
+    assert "3 runs of an earlier batch never started" in text and "run --resume" not in text
+
+
+def test_a_batch_that_did_not_begin_in_this_folder_is_named_and_not_resumed(tmp_path, caplog):
+    """Its command would be run: a folder that was copied here, or that an archive brought, begins nothing."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    interrupt(there, "run", "--tags", "demo")
+    kill(there)
+    shutil.copytree(there, here)
+    found, foreign = open_unfinished(here)
+    assert found is None and len(foreign) == 1
+    assert not any("--resume" in text for text in recovery_report(here))
+    with pytest.raises(UsageProblem, match=f"--resume: batch {foreign[0].id} did not begin in this folder") as refused:
+        unfinished(here)
+    assert refused.value.hint.startswith("madlite run --tags t ")
+    assert not caplog.records, "it is said once, by the error"
+    interrupt(here, "run", "--tags", "own")
+    unfinished(here).close()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert foreign[0].id in told and "so it is not resumed" in told
+    own, _ = open_unfinished(there)
+    assert own is not None
+    own.close()
+
+
+def acknowledge_all(workspace: Path) -> None:
+    """Do what `madlite clean --yes` does."""
+    for one in find_leftovers(workspace, {"DOCKER_HOST": "unix:///nonexistent"}).leftovers:
+        assert remove(one, {}) is None
+
+
+def test_a_killed_batch_that_is_acknowledged_is_not_reported_and_can_be_resumed(tmp_path):
+    interrupt(tmp_path, "run", "--tags", "own")
+    kill(tmp_path)
+    acknowledge_all(tmp_path)
+    assert words(tmp_path) == [] and locks(tmp_path) == []
+    found, _ = open_unfinished(tmp_path)
+    assert found is not None and found.command == ("run", "--tags", "t")
+    found.close()
+
+
+def test_the_batch_of_a_job_is_not_in_the_log_that_the_submitting_side_writes(tmp_path):
+    with BatchLog(tmp_path, ("run", "--plan", "x")) as batch, Folder.open(tmp_path) as here:
+        with here.below("madlite_runs", make=True) as runs:
+            append(runs, Submitted(submission="s", runs=("r1", "r2")))
+        before = (tmp_path / "madlite_runs" / EVENTS).read_bytes()
+        batch.request(THREE[:1])
+        batch.begin("r1")
+        batch.end("r1")
+        batch.close()
+    assert (tmp_path / "madlite_runs" / EVENTS).read_bytes() == before
+    with BatchLog(tmp_path, ("run",)) as batch:
+        batch.request(THREE)
+        batch.close()
+    assert (tmp_path / "madlite_runs" / EVENTS).read_bytes() != before
