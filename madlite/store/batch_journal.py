@@ -24,12 +24,12 @@ from types import TracebackType
 import msgspec
 from msgspec.structs import replace
 
+from madlite.files import Folder, half_made, read_regular
 from madlite.model import Value, json_line
 from madlite.plan.inputs import RUNS
-from madlite.safe_files import Folder, half_made
-from madlite.safe_read import read_regular
-from madlite.store.folder import LOCK, PLAN, RECORD, acquire, exists, is_locked, open_runs
+from madlite.store.folder import LOCK, PLAN, RECORD, exists, open_runs
 from madlite.store.journal import JOURNAL, add, made_entry, made_here, read
+from madlite.store.locks import acquire, is_locked
 
 _LOG = logging.getLogger(__name__)
 _LIMIT_BYTES = 64 << 20

@@ -23,10 +23,9 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from madlite.files import Folder, read_limited, read_regular
 from madlite.model import FileName, Value, json_line
 from madlite.model.results import Attempt
-from madlite.safe_files import Folder, read_limited
-from madlite.safe_read import read_regular
 
 JOURNAL, RUN_JOURNAL = ".journal.jsonl", "journal.jsonl"
 _CLEANED, _LIMIT_MARK_BYTES = "cleaned", 64 << 10  # what an earlier madlite wrote in place of a line of the journal
@@ -348,7 +347,7 @@ class RunJournalWriter:
         """Open the journal, made where there is none; also instead of one that was removed or replaced.
 
         Raises:
-            OSError: it cannot be opened for writing: it has other names (hard links), or is another user's, say.
+            OSError: it cannot be opened for writing: it is a link, say.
         """
         if self._fd >= 0 and self._is_current():
             return

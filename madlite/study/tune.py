@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from madlite.batch.runner import Batch, BatchSettings
 from madlite.errors import ExitCode, MadliteError, UsageProblem
+from madlite.files import read_regular
 from madlite.measure.adaptive import FIRST_LOOK
 from madlite.measure.memory import sequences_per_step
 from madlite.model import Cause, Knob, Result, RunPlan, Scalar, Status, Study, Value, Window
@@ -26,7 +27,6 @@ from madlite.reports.runs import CUT_OFF, began, list_runs
 from madlite.run.checks import check_plans
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals
-from madlite.safe_read import read_regular
 from madlite.secrets import masked_json
 from madlite.store.folder import LOG
 from madlite.store.record import result_of

@@ -24,7 +24,8 @@ from madlite.store.batch_journal import (
     open_unfinished,
     requested_cards,
 )
-from madlite.store.folder import PLAN, acquire
+from madlite.store.folder import PLAN
+from madlite.store.locks import acquire
 
 THREE = [RequestedRun(id="r1", card="m1"), RequestedRun(id="r2", card="m2"), RequestedRun(id="r3", card="m3")]
 KILLED = """

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from madlite.files import Folder
 from madlite.model import Row
 from madlite.perfcsv import append_rows
-from madlite.safe_files import Folder
 from madlite.store import journal
 from madlite.store.folder import open_runs
 from tests.perfcsv.limits import in_child
