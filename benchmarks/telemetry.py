@@ -21,13 +21,13 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from madlite.files import Folder
 from madlite.machine import Host
 from madlite.machine.foreign_processes import OwnProcesses
 from madlite.machine.sources.amd_smi import AmdSmi
 from madlite.machine.sources.nvml import Nvml
 from madlite.machine.telemetry.sampler import SHARE, Sampler, SamplingTarget
 from madlite.model import Gpu
-from madlite.safe_files import Folder
 
 TURNS = 50
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         one_hint,
     )
     from madlite.failure_rules import read_failure_rules
+    from madlite.files import output_lines, read_inside, read_output
     from madlite.hookspecs import hookimpl
     from madlite.model import (
         PROBE_BYTES,
@@ -102,7 +103,6 @@ if TYPE_CHECKING:
     from madlite.platforms.host.runtime import CommandRuntime
     from madlite.rank_labels import is_label, without_label
     from madlite.references import read_references
-    from madlite.safe_read import output_lines, read_inside, read_output
     from madlite.secrets import reveal
     from madlite.store.mounts import container_mounts, make_mounts
     from madlite.text import ANY_NUMERAL, is_foreign
@@ -232,7 +232,7 @@ _HOMES = {
     "backends.recipe_book": "RecipeBook bare_name read_book",
     "backends.lazy": "LazyBackend",
     "backends.recipes": "FEW RecipeBackend few_steps",
-    "safe_read": "output_lines read_inside read_output",
+    "files": "output_lines read_inside read_output",
     "platforms.host.runtime": "CommandRuntime",
     "secrets": "reveal",
     "store.mounts": "container_mounts make_mounts",

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from madlite.files import Folder
 from madlite.model import Card, Image, Machine, Place, Quantity, RunPlan, Traits, Window
-from madlite.safe_files import Folder
 from madlite.store.events import Started, append
 from madlite.store.journal import RunEntry, RunJournalWriter, RunRows
 

@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import PurePosixPath
 
 from madlite.archive.manifest import OF_ONE_FOLDER, LeftOut, why_not_a_name
+from madlite.files import Folder, kind_of
 from madlite.model import Value
-from madlite.safe_files import Folder, kind_of
 from madlite.secrets import is_secret_name
 from madlite.store.folder import CONTEXT, LOG, PLAN, RECORD, STEPS, WORK
 from madlite.store.record import Record

@@ -30,10 +30,9 @@ from madlite.archive.manifest import (
     manifest_text,
 )
 from madlite.errors import UsageProblem
-from madlite.files import NotJson, decode_json
+from madlite.files import Folder, NotJson, decode_json, folder_of
 from madlite.model import Value
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
-from madlite.safe_files import Folder, check_plain, folder_of, open_plain
 from madlite.secrets import MASK, Redactor, masked_json
 from madlite.store.folder import RECORD
 
@@ -128,7 +127,7 @@ def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
         for one in candidates:
             try:
                 packed += [] if one.why else [files.add(home, one)]
-            except OSError as error:  # it was replaced meanwhile, has other names, or is not ours to read
+            except OSError as error:  # it was replaced meanwhile, or is not ours to read
                 out.append(Candidate(path=one.path, bytes=one.bytes, why=error.strerror or str(error)))
     out += [one for one in candidates if one.why]
     if RECORD not in (file.path for file in packed):
@@ -163,13 +162,12 @@ class _Spool:
         """Append a plain file of an open folder.
 
         Raises:
-            OSError: it is none, has other names too, or cannot be read; nothing of it is appended.
+            OSError: it is none, or cannot be read; nothing of it is appended.
         """
         with home.parent_of(one.path) as (folder, name):
-            fd = open_plain(folder, name, os.O_RDONLY, make=False)
+            fd = folder.open_file(name, os.O_RDONLY, make=False)
         begin = self._file.tell()
         try:
-            check_plain(fd, one.path)
             return self._copy(fd, one)
         except OSError:
             self._file.seek(begin)

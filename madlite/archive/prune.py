@@ -13,11 +13,11 @@ from pathlib import Path
 from madlite.archive.choose import ROWS
 from madlite.archive.rows_in_file import RowsInFile
 from madlite.batch.recovery.leftovers import find_leftovers
+from madlite.files import REMOVED, Folder
 from madlite.model import Runtime, Value
 from madlite.perfcsv.stored import NotedRuns, rows_here
 from madlite.reports.baselines import baseline_runs
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun, list_runs
-from madlite.safe_files import REMOVED, Folder
 from madlite.store.events import RunPruned, append
 from madlite.store.folder import CONTEXT, LOCK, LOG, PLAN, RECORD, RESULT, STEPS, RunFolder, open_runs
 from madlite.store.journal import RUN_JOURNAL, RunRows, read_run

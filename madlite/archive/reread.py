@@ -14,6 +14,7 @@ import msgspec
 
 from madlite.backends.loader import Plugins
 from madlite.errors import UsageProblem
+from madlite.files import read_inside, read_regular
 from madlite.measure.checks.table import Observation
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import FileResults, parse_results
@@ -23,7 +24,6 @@ from madlite.model import Cause, Exit, Reader, RunPlan, Status, Value
 from madlite.process import call_within
 from madlite.reports.log import read_log
 from madlite.run.detect import AutoDetectReader
-from madlite.safe_read import read_inside, read_regular
 from madlite.store.folder import LOG, PLAN, WORK
 from madlite.store.log_file import LEFT_OUT
 from madlite.store.record import Record

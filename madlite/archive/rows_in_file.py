@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 from madlite.errors import RecordError
+from madlite.files import open_regular
 from madlite.model import Row
 from madlite.perfcsv.header import Header, comparable, plain_cells, read_header, text_of
-from madlite.safe_read import open_regular
 from madlite.store.journal import RunRows
 from madlite.text import unlimited_fields
 

@@ -7,7 +7,6 @@ and where it came from and under which id is known.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -26,15 +25,15 @@ from madlite.archive.unpack import Limits, unpack
 from madlite.batch.collect import append_rows_of
 from madlite.batch.recovery.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
 from madlite.errors import RecordError, UsageProblem
-from madlite.files import shown
+from madlite.files import Folder, shown
 from madlite.model import Value
 from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.perfcsv.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
 from madlite.plan.inputs import RUNS
-from madlite.safe_files import Folder, check_plain, open_plain
 from madlite.store.events import EventLog, RunImported, RunPruned, append, now
-from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, is_locked, new_run_id, open_runs
+from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, new_run_id, open_runs
 from madlite.store.journal import RunEntry, RunRows, read_run
+from madlite.store.locks import is_locked, locked_file
 
 _CHUNK_BYTES = 1 << 20
 
@@ -243,11 +242,10 @@ def _digest(runs: Folder, name: str, *, has_ids: bool = False) -> str | None:
             return hashlib.sha256(_with_ids(runs.read(name, LIMIT_BYTES), *[lambda _: ""] * 3)).hexdigest()
     try:
         with runs.parent_of(name) as (folder, last):
-            fd = open_plain(folder, last, os.O_RDONLY, make=False)
+            fd = folder.open_file(last, os.O_RDONLY, make=False)
     except OSError:
         return None
     with os.fdopen(fd, "rb") as file, suppress(OSError):
-        check_plain(fd, name)
         digest = hashlib.sha256()
         while piece := file.read(_CHUNK_BYTES):
             digest.update(piece)
@@ -258,12 +256,8 @@ def _digest(runs: Folder, name: str, *, has_ids: bool = False) -> str | None:
 @contextmanager
 def _alone(runs: Folder) -> Iterator[None]:
     """Hold the lock of imports: for as long as something is written among the runs."""
-    lock = runs.open_lock(IMPORT_LOCK)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked_file(runs, IMPORT_LOCK):
         yield
-    finally:
-        os.close(lock)
 
 
 @contextmanager
@@ -276,9 +270,7 @@ def _folder_beside(runs: Folder) -> Iterator[Folder]:
                 if left.startswith(IMPORTED) and not is_locked(runs.path / left / IMPORTED_LOCK):
                     runs.remove_tree(left)
             beside = opened.enter_context(runs.below(name, new=True))
-            lock = beside.open_lock(IMPORTED_LOCK)
-            opened.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            opened.enter_context(locked_file(beside, IMPORTED_LOCK))
         try:
             yield beside
         finally:

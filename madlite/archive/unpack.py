@@ -20,10 +20,8 @@ from typing import BinaryIO
 from madlite.archive.manifest import LIMIT_BYTES, MANIFEST, MAX_FILES, Manifest, PackedFile, read_manifest
 from madlite.assets.room import size_text
 from madlite.errors import UsageProblem
-from madlite.files import shown
+from madlite.files import Folder, open_given, shown, write_all
 from madlite.model import Value
-from madlite.safe_files import Folder, write_all
-from madlite.safe_read import open_given
 
 MAX_BYTES = 16 << 30
 _CHUNK_BYTES = 1 << 20

@@ -19,10 +19,10 @@ from madlite.archive.rows_in_file import RowsInFile
 from madlite.archive.unpack import Mismatch
 from madlite.backends.loader import Plugins
 from madlite.errors import UsageProblem
+from madlite.files import open_inside
 from madlite.model import Cause, Json, Metric, RunPlan, Status, Value
 from madlite.perfcsv.rows import has_results
 from madlite.perfcsv.stored import NotedRuns, rows_here
-from madlite.safe_read import open_inside
 from madlite.secrets import MASK
 from madlite.store.folder import LOG, STEPS
 from madlite.store.record import VERSION, Record, result_of, step_lines

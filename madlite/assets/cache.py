@@ -19,10 +19,8 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from madlite.errors import RuntimeProblem
-from madlite.files import NotJson, decode_json
+from madlite.files import Folder, NotJson, decode_json, read_named
 from madlite.model import Asset, Cause, Value
-from madlite.safe_files import Folder
-from madlite.safe_read import read_named
 
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 MAIN = "main"

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.batch.gpu_pool import GpuPool, Job, Start
-from madlite.files import exists
+from madlite.files import exists, read_inside
 from madlite.machine.numa import numa_place
 from madlite.model import Cause, Machine, RunPlan, Status
 from madlite.perfcsv.stored import read_record
@@ -22,7 +22,6 @@ from madlite.plan.container import bind_gpus, bind_numa
 from madlite.plan.inputs import RUNS
 from madlite.run.planning import failed
 from madlite.run.screen import Planned
-from madlite.safe_read import read_inside
 from madlite.store.folder import new_run_id, real_folders
 from madlite.store.gpu_leases import LeaseFolder, lease_folder, own_lease_folder
 

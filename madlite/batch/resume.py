@@ -19,6 +19,7 @@ from madlite.batch.recovery.leftovers import Leftover, remove
 from madlite.batch.recovery.unfinished import appended_rows, find_incomplete
 from madlite.batch.runner import exit_code
 from madlite.errors import ExitCode, RecordError, UsageProblem
+from madlite.files import digest_of
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt, FailedAttempt
@@ -28,7 +29,6 @@ from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
 from madlite.run.from_plan import input_names, local_digest
 from madlite.run.screen import Planned, RunOutcome, pair
-from madlite.safe_read import digest_of
 from madlite.store.batches import UnfinishedBatch
 from madlite.store.events import RequestedRun, is_own, now
 from madlite.store.folder import RECORD, RESULT, RunFolder, exists, is_uncollected

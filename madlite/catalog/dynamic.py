@@ -18,8 +18,8 @@ from typing import Any
 
 from madlite.catalog.cards import FoundCard, make_card, refuse_duplicates, to_plain
 from madlite.errors import CatalogError
+from madlite.files import read_named
 from madlite.model import Card, Problem
-from madlite.safe_read import read_named
 
 # The environment of a running get_models_json.py: madengine's CustomModel, its own folder, the checkout as cwd.
 #

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from madlite.catalog.cards import Catalog, FoundCard, make_card, read_cards, to_plain
 from madlite.errors import CatalogError, inline_hint
+from madlite.files import read_named
 from madlite.model import CardItem, Json, Problem, TreeCards
-from madlite.safe_read import read_named
 
 PluginCards: TypeAlias = tuple[str, Path, Iterable[CardItem]]
 """A plugin's name, the folder its paths are relative to, and what its `madlite_cards` returned."""

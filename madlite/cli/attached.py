@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode
-from madlite.safe_files import tells_no_space
+from madlite.files import tells_no_space
 from madlite.study.summary import SCALING
 
 if TYPE_CHECKING:

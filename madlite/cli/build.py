@@ -91,7 +91,7 @@ def command(**params: Any) -> int:
     madlite run --manifest-file build_manifest.json
     """
     _refuse(params)
-    from madlite.perfcsv.locked import check_writable
+    from madlite.files import check_writable
     from madlite.plan.images import read_batch
 
     check_writable(params["manifest_output"], is_manifest)
@@ -211,7 +211,7 @@ def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]
 
 def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScreen) -> int:
     """Write each file, also where another one fails, and return the exit code."""
-    from madlite.perfcsv.locked import write_named
+    from madlite.files import write_named
 
     code = built.exit_code
     for file, (what, text) in texts.items():

@@ -53,13 +53,12 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
 
     NAME is what --cluster will call it, by default the cluster's own name.  What the cluster cannot tell is a comment.
     """
-    from madlite.files import exists
+    from madlite.files import exists, write_named
     from madlite.jobs.ask import choose, cluster_name, file_text, partitions
     from madlite.jobs.file import NAME, Cluster, read_clusters
     from madlite.jobs.schedulers import SCHEDULERS
     from madlite.jobs.slurm import Slurm
     from madlite.machine.products import PRODUCTS, find_product
-    from madlite.perfcsv.locked import write_named
 
     file = output or Path(NAME)
     if exists(file):
@@ -183,7 +182,7 @@ def _print_examined(found: Sequence[Examined]) -> int:
 
 
 def _write_script(cluster: Cluster, folder: Path, count: int, left_out: Sequence[str]) -> Path:
-    from madlite.files import template_root
+    from madlite.bundled import template_root
     from madlite.jobs.script import check_script
 
     file = folder / "check.sh"
@@ -212,8 +211,8 @@ def _wait(slurm: Slurm, job: str, limit_s: float) -> tuple[str, ...]:
 
 
 def _report(folder: Path, request: CheckRequest, asked: Sequence[str], count: int, good_nodes: Path | None) -> int:
+    from madlite.files import write_named
     from madlite.jobs.node_check import failures, read_reports
-    from madlite.perfcsv.locked import write_named
 
     reports, until_s = read_reports(folder, request), time.monotonic() + _FILES_S
     while len(reports) < count and time.monotonic() < until_s:

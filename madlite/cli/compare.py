@@ -134,7 +134,7 @@ def command(
     madlite compare perf.csv --by docker_image --markdown
     madlite compare published last
     """
-    from madlite.perfcsv.locked import write_named
+    from madlite.files import write_named
     from madlite.reports.comparison_text import as_json as json_of
     from madlite.reports.comparison_text import as_junit, as_markdown
     from madlite.reports.gates import read_gates, trips

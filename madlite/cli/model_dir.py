@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import stat
@@ -13,9 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from madlite.errors import UsageProblem
-from madlite.files import is_file, is_folder
-from madlite.safe_files import Folder, open_plain
-from madlite.safe_read import open_named, write_copy
+from madlite.files import Folder, is_file, is_folder, open_named
+from madlite.store.locks import acquire
 
 COPIED = ("docker", "scripts", "models.json", "credential.json", "data.json")  # madengine 2's list
 _LOCK = ".bringing.lock"
@@ -65,13 +63,13 @@ def _locked_folders(workspace: Path, runs: str) -> Iterator[tuple[Folder, Folder
         try:
             here = opened.enter_context(Folder.open(workspace))
             folder = opened.enter_context(here.below(runs, make=True))
-            lock = folder.open_lock(_LOCK)
+            lock = folder.open_file(_LOCK)
             opened.callback(os.close, lock)
         except OSError as error:
             what = f"nothing can be copied from MODEL_DIR: {error.filename}: {error.strerror}"
             raise UsageProblem(what, "run madlite in a folder of yours") from error
         with suppress(OSError):  # a file system without locks: each file comes whole all the same
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            acquire(lock, None)
         yield here, folder
 
 
@@ -125,7 +123,7 @@ class _Copier:
             if size > disk.f_bavail * disk.f_frsize:
                 raise OSError(errno.ENOSPC, f"it is larger ({size} bytes) than what is free", str(path))
             with folder.atomic(name, warn=False) as beside:  # the warning is that of the backup
-                write_copy(fd, path, folder, beside, size)
+                folder.copy_in(fd, path, beside, size)
                 if folder.holds(name):
                     self._back_up(folder, name, path)
         finally:
@@ -154,9 +152,9 @@ def _link_or_copy(folder: Folder, name: str, into: Folder, last: str) -> None:
         if stat.S_ISLNK(folder.status(name).st_mode):
             os.symlink(os.readlink(name, dir_fd=folder.fd), last, dir_fd=into.fd)
             return
-        fd = open_plain(folder, name, os.O_RDONLY, make=False)
+        fd = folder.open_file(name, os.O_RDONLY, make=False)
         try:
-            write_copy(fd, folder.path / name, into, last, os.fstat(fd).st_size)
+            into.copy_in(fd, folder.path / name, last, os.fstat(fd).st_size)
         finally:
             os.close(fd)
 

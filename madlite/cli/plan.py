@@ -87,8 +87,8 @@ def _without_output(words: Sequence[str]) -> tuple[str, ...]:
 def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> None:
     """Write the files, once it is known that all of them can be written, and name them."""
     from madlite.errors import UsageProblem, one_hint
-    from madlite.files import is_file, is_folder
-    from madlite.perfcsv.locked import check_writable, make_folder, write_named
+    from madlite.files import check_writable, is_file, is_folder, write_named
+    from madlite.perfcsv.locked import make_folder
     from madlite.plan.plan_file import is_plan_file
 
     if not texts:

@@ -12,13 +12,14 @@ import msgspec
 
 from madlite.backends.loader import Plugins
 from madlite.batch.resume import follow_cut_off
+from madlite.bundled import template_root
 from madlite.catalog.datasets import DataSets, read_data_sets
 from madlite.cli import setup
 from madlite.cli.allocated import check_context_nodes
 from madlite.cli.arguments import named_values
 from madlite.cli.credentials import read_credentials, read_services
 from madlite.errors import MadliteError, UsageProblem
-from madlite.files import exists, is_file, template_root
+from madlite.files import exists, is_file
 from madlite.machine.fabric import find_fabric
 from madlite.plan.actions import TOOLS, list_tools, make_toolset
 from madlite.plan.context import REMOTE_KEYS, Context, Options, context_on
@@ -74,7 +75,7 @@ def save_manifest(
     `results` are those of the runs that ended.  A run from a manifest leaves that one as it is, and runs that had
     no image (on the host, not started, not built) leave one that names images.
     """
-    from madlite.perfcsv.locked import write_named
+    from madlite.files import write_named
     from madlite.run.from_manifest import builds_of, manifest_of_runs
     from madlite.run.one import secrets_for
 

@@ -147,7 +147,7 @@ def html(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str
     madlite report html
     madlite report html perf.csv --baseline v25.2 -o week.html
     """
-    from madlite.perfcsv.locked import write_named
+    from madlite.files import write_named
     from madlite.reports.page import render_page
 
     page = _page(sources, base, where, title, directory)
@@ -171,7 +171,7 @@ def markdown(
     \b
     madlite report md perf.csv --against last-month.csv
     """
-    from madlite.perfcsv.locked import write_named
+    from madlite.files import write_named
     from madlite.reports.page.markdown import render_markdown
 
     text = render_markdown(_page(sources, base, where, title, directory))

@@ -344,7 +344,7 @@ def load_cards(
 
 
 def _catalog(plugins: Plugins, workspace: Path, trees: Sequence[Path], tags: Sequence[str] | None) -> Catalog:
-    from madlite.files import bundled_models
+    from madlite.bundled import bundled_models
 
     return make_catalog(plugins, workspace, bundled_models(home()), trees, tags)
 
@@ -355,8 +355,8 @@ def find_card(name: str, workspace: Path) -> Card | None:
     Raises:
         CatalogError: a file of cards cannot be read.
     """
+    from madlite.bundled import bundled_models
     from madlite.catalog.sources import load_catalog
-    from madlite.files import bundled_models
 
     catalog = load_catalog(workspace, bundled_models(home()), (), wanted=())
     return next((card for card in catalog.cards if card.name == name), None)

@@ -250,7 +250,7 @@ def _prepare(
     if params["oom_fallback"] and not scheduler.retries_inside:
         what = f"--oom-fallback beside --cluster {cluster.name}: on {cluster.scheduler} a job keeps its plan"
         raise UsageProblem(what, "leave --oom-fallback out, and submit what did not fit with --set micro_batch=N")
-    from madlite.files import template_root
+    from madlite.bundled import template_root
     from madlite.jobs.submit import prepare
 
     search = [options.workspace / "templates", template_root(setup.home())]

@@ -15,9 +15,8 @@ from madlite.cli.arguments import MANIFEST, closing_lines
 from madlite.cli.format import may_have_reference
 from madlite.cli.planning import is_manifest, save_manifest
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
-from madlite.files import exists
+from madlite.files import check_writable, exists
 from madlite.model import Json, Result, RunPlan, Status
-from madlite.perfcsv.locked import check_writable
 from madlite.plan.inputs import RUNS
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def write_summary(path: Path, summary: dict[str, Json], secrets: Iterable[str]) 
     Raises:
         RuntimeProblem: it cannot be written; what ran has its rows.
     """
-    from madlite.perfcsv.locked import write_named
+    from madlite.files import write_named
     from madlite.secrets import masked_json
 
     try:
@@ -95,7 +94,7 @@ def count_rows(path: Path) -> int:
     Raises:
         OSError: it is there and cannot be read.
     """
-    from madlite.safe_read import open_named
+    from madlite.files import open_named
     from madlite.text import unlimited_fields
 
     try:

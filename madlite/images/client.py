@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 from madlite.cancellation import in_thread
 from madlite.errors import RuntimeProblem
+from madlite.files import read_named
 from madlite.model import Cause, EnvValue, Json, Problem, Secret
-from madlite.safe_read import read_named
 
 # Podman behind docker's API: where its socket is, and which requests differ.
 

@@ -25,11 +25,10 @@ from msgspec.structs import replace
 
 from madlite.assets.room import existing, size_text
 from madlite.errors import RuntimeProblem
+from madlite.files import NO_SPACE, Folder, kind_of, read_as_spelled, read_named, spells
 from madlite.images.client import Client
 from madlite.model import Cause, Image, Say, Value
 from madlite.plan.inputs import RUNS
-from madlite.safe_files import NO_SPACE, Folder, kind_of, open_plain
-from madlite.safe_read import read_as_spelled, read_named, spells
 from madlite.store.events import EventLog, RebuildStarted, Started
 
 _IGNORE = ".dockerignore"
@@ -291,7 +290,7 @@ def _add(packed: tarfile.TarFile, folder: Folder, name: str) -> None:
             return
         packed.addfile(info)
         return
-    with os.fdopen(open_plain(folder, last, os.O_RDONLY, make=False), "rb") as file:
+    with os.fdopen(folder.open_file(last, os.O_RDONLY, make=False), "rb") as file:
         info = packed.gettarinfo(arcname=name, fileobj=file)  # knows the second name of a file that is packed
         info.uname, info.gname, info.mtime = "", "", int(info.mtime)
         packed.addfile(info, file if info.isreg() else None)

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
+from madlite.files import read_regular
 from madlite.jobs.schedulers import JobState, Scheduler, Unreachable
 from madlite.jobs.submission import OUTPUT, JobRun, Stored
-from madlite.safe_read import read_regular
 
 POLL_S = 10.0  # between two questions to the scheduler
 LONG_S = 60.0  # after the end of a job, by the cluster's clock, its files certainly are seen here

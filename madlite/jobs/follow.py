@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from madlite.batch.collect import Collected, attempts_of, collect_all
 from madlite.errors import RecordError, UsageProblem
+from madlite.files import tells_no_space
 from madlite.jobs.ends import JobEnds, last_error
 from madlite.jobs.failed_run import name_end, read_plan, write_failure
 from madlite.jobs.outcomes import JobEnd, end_of, refused_end, why_never, why_waits
@@ -38,7 +39,6 @@ from madlite.perfcsv.stored import load_result, read_record
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.run.screen import Screen
-from madlite.safe_files import tells_no_space
 from madlite.store.events import JobEvent, is_own
 from madlite.store.folder import (
     RECORD,

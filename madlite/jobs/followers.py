@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from madlite.jobs.submission import OUTPUT, PLANS, JobRun, read_stored
 from madlite.process import start
 from madlite.store.folder import RECORD, RESULT, exists, open_runs
+from madlite.store.locks import acquire
 
 _MOST = 16  # at the same time
 _TRIES = 3
@@ -41,7 +41,7 @@ class Followers:
                 folder / OUTPUT / f"{run.number}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
             )
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                acquire(lock, 0)
                 self._running[job] = _start(folder, run, environ, lock), home
             finally:
                 os.close(lock)

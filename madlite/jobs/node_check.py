@@ -17,11 +17,12 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from madlite.files import read_regular
 from madlite.jobs.file import Cluster
 from madlite.model import Value, to_json
 from madlite.process import capture
-from madlite.safe_read import read_regular
-from madlite.store.folder import CHECK_REQUEST, acquire
+from madlite.store.folder import CHECK_REQUEST
+from madlite.store.locks import acquire
 
 CLOCK_S = 2.0  # by which a node's clock may differ from that of the shared folder
 _LIMIT_S = 60.0  # of one command

@@ -9,9 +9,9 @@ import re
 
 from msgspec.structs import replace
 
+from madlite.files import tells_no_space
 from madlite.jobs.schedulers import JobState
 from madlite.model import Cause, Value
-from madlite.safe_files import tells_no_space
 
 _TERM = 128 + 15
 

@@ -20,14 +20,13 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import UsageProblem
-from madlite.files import shown, wrong_key
+from madlite.files import Folder, read_regular, shown, write_all, wrong_key
 from madlite.jobs.file import Cluster
 from madlite.model import FileName, RunId, Value, to_json
 from madlite.plan.inputs import RUNS
-from madlite.safe_files import Folder, write_all
-from madlite.safe_read import read_regular
 from madlite.store.events import Event, EventLog, JobEnded, JobEvent, Submitted, append
-from madlite.store.folder import acquire, is_locked, open_runs, real_folders
+from madlite.store.folder import open_runs, real_folders
+from madlite.store.locks import acquire, is_locked
 
 _LOG = logging.getLogger(__name__)
 VERSION = 1

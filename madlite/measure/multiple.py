@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from madlite.files import read_given
 from madlite.measure.performance import (
     MOST_CELLS_KEPT,
     MOST_CELLS_READ,
@@ -30,7 +31,6 @@ from madlite.measure.performance import (
     shortened,
 )
 from madlite.model import Cause, Metric, Value
-from madlite.safe_read import read_given
 from madlite.text import has_decimal_comma, may_be_foreign, unlimited_fields, without_groups
 
 NEEDED = ("model", "performance", "metric")

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import RecordError
+from madlite.files import Folder, folder_of, outside, sync_folder
 from madlite.model import Row, Value
 from madlite.perfcsv.header import (
     MOST_AT_ONCE,
@@ -32,8 +33,7 @@ from madlite.perfcsv.header import (
     read_header,
     text_of,
 )
-from madlite.perfcsv.locked import LockedFile, as_record_error, inspected, locked, outside, replacing, sync_folder
-from madlite.safe_files import Folder, check_plain, resolved
+from madlite.perfcsv.locked import LockedFile, as_record_error, inspected, locked
 from madlite.text import unlimited_fields
 
 # The end of perf.csv, where a writer may have died in the middle of a row.
@@ -168,9 +168,9 @@ def add_columns(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping
 
 def _replace(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
     _clear_leftovers(file.target)
-    with resolved(file.target) as (folder, name):
+    with folder_of(file.target) as (folder, name):
         beside = f".{name}.{secrets.token_hex(4)}{_SUFFIX}"
-        with replacing(folder, name, beside) as fd:
+        with folder.replacing(name, beside) as fd:
             with open(fd, "w", newline="", encoding="utf-8", errors="surrogateescape", closefd=False) as new:
                 new.writelines(_lines_with_columns(file, joining, rows))
             os.fsync(fd)
@@ -321,14 +321,12 @@ def _header(path: Path, file: LockedFile) -> Header | None:
     """Return the header of a file, None of one that is new or blank.
 
     Raises:
-        RecordError: it is no results file; a blank one that a link elsewhere or another name leads to may be anything.
+        RecordError: it is no results file; a blank one that a link elsewhere leads to may be anything.
     """
     with text_of(file.fd) as text:
         header = read_header(path, text)
-    if header is None and not file.is_new:
-        if outside(path) is not None:
-            raise RecordError(f"{path} is a link to {file.target}, which is empty and no results file", f"rm {path}")
-        check_plain(file.fd, str(path))
+    if header is None and not file.is_new and outside(path) is not None:
+        raise RecordError(f"{path} is a link to {file.target}, which is empty and no results file", f"rm {path}")
     return header
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TextIO
 
 from madlite.errors import RecordError
+from madlite.files import open_regular
 from madlite.model import Row
 from madlite.perfcsv.header import comparable, plain_cells, read_header, text_of
 from madlite.plan.inputs import RUNS
-from madlite.safe_read import open_regular
 from madlite.store.events import EventLog, RebuildStarted
 from madlite.store.journal import RunRows
 from madlite.text import unlimited_fields

@@ -14,6 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.errors import RecordError, UsageProblem
+from madlite.files import Folder, folder_of, half_made, sync_folder
 from madlite.model import Row, Value
 from madlite.perfcsv.append import check_replaceable, joining_columns, left_out_text
 from madlite.perfcsv.header import (
@@ -26,10 +27,9 @@ from madlite.perfcsv.header import (
     read_header,
     text_of,
 )
-from madlite.perfcsv.locked import LockedFile, as_record_error, keep_owner_and_mode, locked, replacing, sync_folder
+from madlite.perfcsv.locked import LockedFile, as_record_error, locked
 from madlite.perfcsv.pending import rows_path
 from madlite.perfcsv.stored import NotedRuns, has_any_file, load_record, rows_here
-from madlite.safe_files import Folder, half_made, resolved
 from madlite.store.events import EVENTS, EventLog, RebuildStarted, append
 from madlite.store.folder import PLAN, RECORD, exists, is_alive, is_uncollected, real_folders
 from madlite.store.journal import RunRows, read_run
@@ -74,7 +74,7 @@ def save_copy(folder: Folder, file: LockedFile) -> str:
     copy_name = f"{file.target.name}.before-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}"
     beside = half_made(f"{copy_name}.csv")  # a name that `clean` recognises as half a file
     with folder.atomic(copy_name, beside), os.fdopen(folder.create(beside), "wb") as copied:
-        keep_owner_and_mode(folder, file.target.name, copied.fileno())
+        folder.copy_owner_and_mode(file.target.name, copied.fileno())
         with os.fdopen(os.dup(file.fd), "rb") as old:
             old.seek(0)
             shutil.copyfileobj(old, copied)
@@ -261,9 +261,9 @@ def _replace(file: LockedFile, header: Header, ordered: Sequence[RunRows]) -> li
     """Replace the file; return notes on what was saved of it."""
     notes: list[str] = []
     copy_name = None
-    with resolved(file.target) as (folder, name):
+    with folder_of(file.target) as (folder, name):
         try:
-            with replacing(folder, name, half_made(name)) as fd:
+            with folder.replacing(name) as fd:
                 with open(fd, "w", encoding="utf-8", newline="", errors="backslashreplace", closefd=False) as new:
                     new.write(header.line)
                     cells = (cells for one in ordered for cells in one.cells)

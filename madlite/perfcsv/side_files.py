@@ -7,7 +7,6 @@ several results.  A lock keeps the files of one run together.  Format: docs/perf
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import logging
 import os
@@ -21,6 +20,7 @@ from typing import TypeAlias, cast
 import msgspec
 
 from madlite.errors import RecordError
+from madlite.files import NO_SPACE, Folder, folder_of
 from madlite.model import Json, Result, Row, RunPlan, Value
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.entries import Entries, JsonObject, entries_line, make_entries, read_entries
@@ -36,8 +36,8 @@ from madlite.perfcsv.header import (
 )
 from madlite.perfcsv.locked import as_record_error, check_side_file, plain_target, write_atomically
 from madlite.plan.inputs import RUNS
-from madlite.safe_files import NO_SPACE, Folder, folder_of
 from madlite.store.folder import open_runs
+from madlite.store.locks import locked_file
 from madlite.text import unlimited_fields
 
 # perf_super.json, the list that grows by every run's entries, and perf_super.csv, the same as a table.
@@ -233,13 +233,8 @@ def side_files_locked(folder: Path) -> Iterator[Folder]:
     Raises:
         RecordError: the lock cannot be taken, or the block raised an OSError.
     """
-    with as_record_error(folder / RUNS / _LOCK), open_runs(folder, make=True) as runs:
-        lock = runs.open_lock(_LOCK)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield runs
-        finally:
-            os.close(lock)
+    with as_record_error(folder / RUNS / _LOCK), open_runs(folder, make=True) as runs, locked_file(runs, _LOCK):
+        yield runs
 
 
 # Entries that wait: perf_super.json is replaced as a whole, so that a reader, and a kill, never meet half of it, and to

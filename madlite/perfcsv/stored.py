@@ -8,12 +8,11 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import RecordError
-from madlite.files import wrong_key
+from madlite.files import read_regular, wrong_key
 from madlite.model import QUANTITIES, Place, Quantity, RunPlan, Scalar, Study, Traits, Value, Variant
 from madlite.perfcsv.entries import Entries, entries_of
 from madlite.perfcsv.header import indented, read_json
 from madlite.plan.inputs import RUNS
-from madlite.safe_read import read_regular
 from madlite.store.events import Event, EventLog, RunImported, RunPruned
 from madlite.store.folder import PLAN, RECORD, RESULT, awaits_collection, exists
 from madlite.store.journal import RunRows, read_run

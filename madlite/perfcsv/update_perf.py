@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from madlite.errors import RecordError, UsageProblem
+from madlite.files import read_given
 from madlite.measure.multiple import read_results
 from madlite.measure.performance import (
     MOST_COLUMNS,
@@ -24,7 +25,6 @@ from madlite.perfcsv.header import STANDARD_COLUMNS, as_cell, limited_cells, pla
 from madlite.perfcsv.locked import as_record_error
 from madlite.perfcsv.rows import cut_of, limited_metric
 from madlite.perfcsv.side_files import ENTRY_TABLE, side_files_locked, write_table
-from madlite.safe_read import read_given
 
 # what madengine writes into its JSON and no row of perf.csv has
 _NO_COLUMNS = ("configs", "multi_results")

@@ -13,10 +13,9 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.files import exists, is_folder, shown
+from madlite.files import exists, is_folder, read_as_spelled, read_given, shown
 from madlite.model import Card, EnvValue, Image, Login, Machine, Secret, Value
 from madlite.plan.context import Context, Options
-from madlite.safe_read import read_as_spelled, read_given
 from madlite.secrets import collect, guard
 
 # Registries: what an image is called there, and how to log in.

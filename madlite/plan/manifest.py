@@ -13,8 +13,8 @@ import msgspec
 
 from madlite.catalog.cards import make_card
 from madlite.errors import UsageProblem
+from madlite.files import read_given
 from madlite.model import Card, Json, Request, Value
-from madlite.safe_read import read_given
 from madlite.secrets import MASK, SHORTEST, assigned, is_secret
 
 NO_DOCKERFILE = "N/A (local image mode)"  # madengine 2's text for the context's MAD_CONTAINER_IMAGE

@@ -15,11 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
+from madlite.files import Folder, read_regular
 from madlite.model import Value, to_json
 from madlite.reports.series import Series
 from madlite.reports.series_key import DIMENSIONS, FACTS, as_key
-from madlite.safe_files import Folder
-from madlite.safe_read import read_regular
 from madlite.secrets import Redactor
 from madlite.store.record import sanitized
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
+from madlite.files import write_named
 from madlite.model import Status
 from madlite.perfcsv.header import comparable, recorded_row
-from madlite.perfcsv.locked import write_named
 from madlite.reports.documents import Table, escape_formula, read_table
 from madlite.reports.runs import StoredRun, appended_to, open_run
 

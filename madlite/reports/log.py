@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from madlite.errors import UsageProblem
+from madlite.files import open_regular
 from madlite.model import Value
-from madlite.safe_read import open_regular
 from madlite.store.folder import LOG, is_alive
 from madlite.store.log_file import LEFT_OUT, left_out_line
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from madlite.errors import UsageProblem
+from madlite.files import open_named, open_regular
 from madlite.measure.performance import is_throughput
 from madlite.model import Status, Value
 from madlite.perfcsv.header import comparable
@@ -31,7 +32,6 @@ from madlite.reports.series import (
     with_failures,
 )
 from madlite.reports.series_key import DIMENSIONS, FACTS, RESULT_COLUMNS, dimensions_of_row
-from madlite.safe_read import open_named, open_regular
 from madlite.text import unlimited_fields
 
 if TYPE_CHECKING:

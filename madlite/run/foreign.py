@@ -18,7 +18,7 @@ from madlite.backends.loader import Plugins
 from madlite.backends.log_formats import FormatBackend
 from madlite.backends.step_lines import MEANS
 from madlite.errors import UsageProblem
-from madlite.files import shown
+from madlite.files import open_given, shown
 from madlite.measure.diagnosis import diagnose
 from madlite.measure.failure_scan import LAUNCHER, ROOT, FailureCandidate
 from madlite.measure.monitor import LogMonitor
@@ -54,7 +54,6 @@ from madlite.model import (
 from madlite.plan.actions import BENIGN, PATTERNS
 from madlite.run.detect import MOST_LINES, detect_backend, head_lines, take_head
 from madlite.run.unknown_log import unknown_log
-from madlite.safe_read import open_given
 
 WARMUP_STEPS = Variant(model="").warmup_steps
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.errors import CatalogError, MadliteError, RuntimeProblem, UsageProblem
-from madlite.files import exists
+from madlite.files import digest_of, exists
 from madlite.images.client import connected, explained
 from madlite.images.image import digest, inspect
 from madlite.machine.visible import hiding_variables
@@ -52,7 +52,6 @@ from madlite.run.one import secrets_for
 from madlite.run.planning import placed
 from madlite.run.provenance import versions
 from madlite.run.screen import Planned
-from madlite.safe_read import digest_of
 from madlite.secrets import Redactor
 from madlite.store.claims import lock_name, locked_name
 from madlite.store.folder import new_run_id

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
+from madlite.files import Folder
 from madlite.machine.foreign_processes import OwnProcesses
 from madlite.machine.host import Host
 from madlite.machine.host_facts import host_warnings
@@ -33,7 +34,6 @@ from madlite.run.node_telemetry import NodeSampler
 from madlite.run.probe import JoinedAnswer, ProbedFacts, joined_probe, probe
 from madlite.run.provenance import make_provenance
 from madlite.run.screen import Planned
-from madlite.safe_files import Folder
 from madlite.store.folder import RUN_MARK
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from madlite.files import Folder, folder_of
 from madlite.measure.lines import LONGEST
 from madlite.model import Chunk, Sink
 from madlite.rank_labels import node_label
-from madlite.safe_files import Folder, folder_of
 from madlite.secrets import Redactor
 from madlite.store.log_file import LogFile
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem, inline_hint
+from madlite.files import NO_SPACE
 from madlite.machine.host import Host
 from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, ending_text
 from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
@@ -39,7 +40,6 @@ from madlite.run.stop import StopControl
 from madlite.run.watchdog.hang import HangProbe
 from madlite.run.watchdog.progress_monitor import ProgressMonitor
 from madlite.run.watchdog.watchdog import HangReport, StopReason, Watchdog
-from madlite.safe_files import NO_SPACE
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.store.claims import claim_model_dir, lock_name, locked_results
 from madlite.store.folder import CONTEXT, LOG, RunFolder, open_runs

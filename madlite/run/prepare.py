@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from madlite.assets.cache import Stopped, find_prepared, locked, save_prepared_record
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import ExitCode, MadliteError, RuntimeProblem
+from madlite.files import read_end
 from madlite.model import Action, Asset, Cause, Exit, Mount, RunPlan, Say, Session, Sink, Value
 from madlite.plan.context import Options
 from madlite.platforms.docker.container import STAMP, ownership_command
@@ -25,7 +26,6 @@ from madlite.run.prepared import data_inside
 from madlite.run.resolve import Requirement, Resolution
 from madlite.run.screen import Planned
 from madlite.run.stop import Signals, StopControl
-from madlite.safe_read import read_end
 from madlite.store.events import now
 from madlite.store.folder import HANDLE, LOG, RunFolder
 from madlite.store.journal import RunEntry

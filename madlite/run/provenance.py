@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from madlite.backends.loader import Plugins
+from madlite.files import digest_of, read_regular
 from madlite.machine.host_facts import host_facts
 from madlite.model import EnvValue, Machine, Provenance, RunPlan, Secret
 from madlite.run.probe import NAMES, PREFIXES, ProbedFacts
 from madlite.run.probe_inside import shortened
 from madlite.run.screen import Planned
-from madlite.safe_read import digest_of, read_regular
 from madlite.secrets import MASK, is_secret
 
 _MOST_LABELS = 64

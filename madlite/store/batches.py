@@ -17,9 +17,9 @@ from pathlib import Path
 from threading import Lock
 from types import TracebackType
 
+from madlite.files import Folder
 from madlite.model import Value
 from madlite.plan.inputs import RUNS
-from madlite.safe_files import Folder
 from madlite.store.events import (
     BatchEnded,
     Ended,
@@ -33,7 +33,8 @@ from madlite.store.events import (
     Submitted,
     append,
 )
-from madlite.store.folder import LOCK, PLAN, RECORD, acquire, exists, is_locked, open_runs
+from madlite.store.folder import LOCK, PLAN, RECORD, exists, open_runs
+from madlite.store.locks import acquire, is_locked
 
 _LOG = logging.getLogger(__name__)
 _LOCKS = ".batch-*.lock"

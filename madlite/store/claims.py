@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from madlite.files import Folder
 from madlite.model import RunPlan
-from madlite.safe_files import Folder
-from madlite.store.folder import acquire, open_runs
+from madlite.store.folder import open_runs
+from madlite.store.locks import acquire
 
 _RETRY_S = 0.2
 _QUERY_S = 0.2  # a process that tests a lock holds it for less
@@ -78,7 +78,7 @@ def lock_name(name: str) -> str:
 
 def _open_locked(runs: Folder, name: str) -> int:
     try:
-        lock = runs.open_lock(name)
+        lock = runs.open_file(name)
     except PermissionError as error:
         if runs.holds(name):
             raise BlockingIOError(f"{name} is another user's") from error
@@ -106,21 +106,17 @@ def locked_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[
         yield
         return
     with open_runs(plan.workspace, make=True) as runs:
-        lock = runs.open_lock(lock_name(name))
+        lock = runs.open_file(lock_name(name))
     try:
-        while not _try_lock(lock):
-            if not keep_waiting():
-                raise TimeoutError(f"another run of this folder still uses {name}")
-            time.sleep(_RETRY_S)
+        while True:
+            try:
+                acquire(lock, 0)
+                break
+            except BlockingIOError:
+                if not keep_waiting():
+                    raise TimeoutError(f"another run of this folder still uses {name}") from None
+                time.sleep(_RETRY_S)
         yield
     finally:
         with suppress(OSError):
             os.close(lock)
-
-
-def _try_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -14,7 +14,6 @@ submissions and studies before that stays known, and is not continued: their pro
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import re
@@ -26,8 +25,9 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from madlite.files import Folder
 from madlite.model import FileName, Json, Value, json_line
-from madlite.safe_files import Folder
+from madlite.store.locks import acquire
 
 EVENTS = "events.jsonl"
 _HEAD_BYTES = 256  # in which the first line is
@@ -208,7 +208,7 @@ def append(runs: Folder, *events: Event, durable: bool = False) -> None:
     fd = runs.open_file(EVENTS, os.O_RDWR | os.O_APPEND)
     try:
         with suppress(OSError):  # a file system without locks: only NFS loses a line of two writers then
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            acquire(fd, None)
         size = os.fstat(fd).st_size
         torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"
         if torn:

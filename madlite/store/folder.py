@@ -6,13 +6,11 @@ A folder without `record.json` whose lock is free is a run that was cut off.
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import re
 import secrets
 import stat
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
@@ -22,14 +20,14 @@ from typing import Literal, TypeVar
 import msgspec
 
 from madlite.errors import UsageProblem
+from madlite.files import NO_SPACE, Folder, kind_of, read_regular, write_all
 from madlite.model import RunPlan, Value
 from madlite.plan.inputs import RUNS
 from madlite.plan.make import secrets_of
-from madlite.safe_files import NO_SPACE, Folder, kind_of, write_all
-from madlite.safe_read import read_regular
 from madlite.secrets import collect, masked_json
 from madlite.store.events import EVENTS, EventLog, Started, append, is_own, now
 from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournalWriter, read_run
+from madlite.store.locks import acquire, is_locked
 
 # Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
 
@@ -54,7 +52,6 @@ def real_folders(parent: Path) -> Iterator[Path]:
 
 
 _LOG = logging.getLogger(__name__)
-QUERY_S, _RETRY_S = 2.0, 0.005  # a process that tests a lock holds it for a moment
 CHECK_PREFIX, CHECK_REQUEST = "check-", "request.json"  # of a check of a cluster: its folder, and the file it locks
 LOCK, HANDLE, PLAN, LOG, RECORD = "lock", "handle", "plan.json", "run.log", "record.json"
 STEPS, CONTEXT, RESULT = "steps.jsonl", "context.json", "result.json"
@@ -354,42 +351,9 @@ def _open_locked(home: Folder, name: str = LOCK) -> int:
     return lock
 
 
-def acquire(lock: int, limit_s: float = QUERY_S) -> None:
-    """Take a lock of our own; other processes hold it only for the moment of a test.
-
-    Raises:
-        OSError: another process holds it, or the file system has no locks.
-    """
-    until_s = time.monotonic() + limit_s
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(_RETRY_S)
-
-
 def is_alive(folder: Path) -> bool:
     """Return whether a madlite process still holds the run's lock."""
     return is_locked(folder / _NEW_LOCK) or is_locked(folder / LOCK)  # in this order: the one becomes the other
-
-
-def is_locked(path: Path, *, unknown: bool = False) -> bool:
-    """Return whether a process holds a lock, False where the file is gone, `unknown` where it cannot be opened."""
-    try:
-        lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return unknown
-    try:  # shared: two tests do not see each other as the holder, and an exclusive lock on NFS needs a writable file
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def unfinished(workspace: Path) -> tuple[Path, ...]:

@@ -16,7 +16,6 @@ has it locked (tmpfiles.d(5)), as we do.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import stat
@@ -29,8 +28,9 @@ import msgspec
 from msgspec import structs
 
 from madlite.errors import UsageProblem
+from madlite.files import Folder
 from madlite.model import Gpu, Value
-from madlite.safe_files import Folder, check_plain, open_plain
+from madlite.store.locks import acquire, is_held
 from madlite.text import printable
 
 VARIABLE = "MADLITE_GPU_LEASES"
@@ -285,7 +285,7 @@ def _taken(folder: Folder, name: str, problem: str = "") -> tuple[GpuLease, Leas
         except FileExistsError:  # made between our two attempts
             continue
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            acquire(fd, 0)
             if _is_named(folder, name, fd):
                 return GpuLease(folder, name, fd, problem), _read(fd)
         except BlockingIOError:
@@ -301,11 +301,11 @@ def _taken(folder: Folder, name: str, problem: str = "") -> tuple[GpuLease, Leas
 def _open(folder: Folder, name: str) -> int:
     """Return a descriptor of a file for all, made where there is none."""
     try:
-        fd = open_plain(folder, name, os.O_RDWR, make=False)
+        fd = folder.open_file(name, os.O_RDWR, make=False)
     except FileNotFoundError:
-        fd = open_plain(folder, name, os.O_RDWR | os.O_EXCL, mode=_FILE_FOR_ALL)
+        fd = folder.open_file(name, os.O_RDWR | os.O_EXCL, mode=_FILE_FOR_ALL)
     try:
-        facts = check_plain(fd, str(folder.path / name))
+        facts = os.fstat(fd)
         if stat.S_IMODE(facts.st_mode) != _FILE_FOR_ALL:
             if facts.st_uid != os.geteuid():
                 raise PermissionError(errno.EACCES, f"it belongs to user {facts.st_uid}, and is not for all users")
@@ -325,14 +325,13 @@ def _is_named(folder: Folder, name: str, fd: int) -> bool:
 
 def _state(folder: Folder, name: str) -> LeaseState:
     try:
-        fd = open_plain(folder, name, os.O_RDONLY, make=False)
+        fd = folder.open_file(name, os.O_RDONLY, make=False)
     except FileNotFoundError:
         return LeaseState(name=name)
     except OSError as error:
         return LeaseState(name=name, problem=_unusable(folder.path / name, error).message)
     try:
-        check_plain(fd, str(folder.path / name))
-        return LeaseState(name=name, locked=_is_locked(fd), holder=_read(fd))
+        return LeaseState(name=name, locked=is_held(fd), holder=_read(fd))
     except OSError as error:
         return LeaseState(name=name, problem=_unusable(folder.path / name, error).message)
     finally:
@@ -366,20 +365,11 @@ def _open_folder(path: Path) -> Folder:
         elif not is_for_all and (path in _places() or not os.access(path, os.W_OK | os.X_OK)):
             raise PermissionError(errno.EACCES, f"it belongs to user {facts.st_uid}, and is not for all users")
         with suppress(OSError):
-            fcntl.flock(folder.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            acquire(folder.fd, 0, shared=True)
     except BaseException:
         folder.close()
         raise
     return folder
-
-
-def _is_locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    return False
 
 
 def _read(fd: int) -> LeaseHolder | None:

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from madlite.files import Folder, read_limited, read_regular
 from madlite.model import FileName, Value, json_line
 from madlite.model.results import Attempt
-from madlite.safe_files import Folder, read_limited
-from madlite.safe_read import read_regular
 
 RUN_JOURNAL = "journal.jsonl"
 _LIMIT_BYTES = 256 << 20
@@ -120,7 +119,7 @@ class RunJournalWriter:
         """Open the journal, made where there is none; also instead of one that was removed or replaced.
 
         Raises:
-            OSError: it cannot be opened for writing: it has other names (hard links), or is another user's, say.
+            OSError: it cannot be opened for writing: it is a link, say.
         """
         if self._fd >= 0 and self._is_current():
             return

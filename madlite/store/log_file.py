@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from madlite.files import Folder, write_all
 from madlite.plan.fields import size_words
-from madlite.safe_files import Folder, write_all
 
 _SHARES = 32  # of a limit: 16 are the head's, 15 the tail's, and one is for the part that is being joined
 _MOST_PARTS = 15

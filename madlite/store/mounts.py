@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from madlite.errors import RuntimeProblem
+from madlite.files import Folder, copy_inside
 from madlite.model import Cause, Mount, RunPlan
-from madlite.safe_files import Folder
-from madlite.safe_read import copy_inside
 from madlite.store.folder import VIEW, WORK
 
 

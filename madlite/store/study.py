@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from madlite.files import Folder, read_regular
 from madlite.model import Json
 from madlite.plan.inputs import RUNS
-from madlite.safe_files import Folder
-from madlite.safe_read import read_regular
 from madlite.store.events import EventLog, StudyDiscarded, StudyStarted, append
-from madlite.store.folder import acquire, exists, is_locked, open_runs, real_folders
+from madlite.store.folder import exists, open_runs, real_folders
+from madlite.store.locks import acquire, is_locked
 
 _LOG = logging.getLogger(__name__)
 SUMMARY = "study.json"

@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, get_args
 
 from madlite.backends.lazy import loaded_backend
+from madlite.bundled import template_root
 from madlite.errors import UsageProblem
 from madlite.failure_rules import flaw_of
-from madlite.files import template_root
 from madlite.model import (
     Asset,
     Backend,

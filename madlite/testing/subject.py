@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 from madlite.backends.lazy import loaded_backend
 from madlite.backends.loader import Plugins, load_plugins
+from madlite.bundled import template_root
 from madlite.catalog.cards import make_card, read_cards
 from madlite.errors import MadliteError, UsageProblem
-from madlite.files import template_root
 from madlite.measure.lines import LineSplitter
 from madlite.model import Backend, Card, Event, Line, Machine, Reader
 from madlite.testing.flaws import Flaw, answered, limited, watch

@@ -19,11 +19,11 @@ from madlite.archive.taking_in import _folder_beside
 from madlite.archive.unpack import Limits, unpack
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
+from madlite.files import Folder
 from madlite.jobs.submission import stored_submissions
 from madlite.model import Study
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.perfcsv.stored import load_record
-from madlite.safe_files import Folder
 from madlite.store.events import EventLog, RunImported
 from madlite.store.folder import LOG, PLAN, RECORD, open_runs
 from madlite.store.journal import RunRows
@@ -558,7 +558,7 @@ def test_clean_leaves_an_import_of_another_machine_alone(place, capsys, monkeypa
     left = place / "madlite_runs/.import-4194999"  # no thread here has that number
     left.mkdir()
     with Folder.open(left) as beside:
-        lock = beside.open_lock(".lock")
+        lock = beside.open_file(".lock")
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert ".import-" not in said(capsys, "clean")
         os.close(lock)

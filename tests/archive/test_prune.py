@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
+from madlite.files import Folder
 from madlite.model import Status
 from madlite.perfcsv.stored import load_record
 from madlite.reports.baselines import save_baseline
-from madlite.safe_files import Folder
 from madlite.store.folder import LOCK, LOG, PLAN, RECORD, WORK
 from madlite.store.journal import RunRows
 from madlite.store.record import record_json

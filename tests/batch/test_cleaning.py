@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
+from madlite.files import Folder
 from madlite.model import Action, Exit, Traits
 from madlite.run.screen import Planned
 from madlite.run.session_runner import SessionRunner
-from madlite.safe_files import Folder
 from tests.factories import make_plan
 
 NAME = "run_directory"

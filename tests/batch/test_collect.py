@@ -27,7 +27,7 @@ def test_a_full_disk_is_a_warning_and_leaves_no_half_of_a_file(tmp_path, monkeyp
         os.write(new, data[:3])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("madlite.safe_read.write_all", full)
+    monkeypatch.setattr("madlite.files.write_all", full)
     (tmp_path / "a.csv").write_text("half")
     copy_matching(tmp_path, ["*.csv"], tmp_path / "r")
     assert f"{tmp_path}/a.csv was not copied to {tmp_path}/r/a.csv: No space left on device" in caplog.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from contextlib import closing
 from pathlib import Path
 
@@ -33,13 +32,19 @@ def run_folder(workspace: Path, name: str = "20260101T000000-a-000001") -> Path:
     return home.path
 
 
+def replace_by_link(path: Path, beside: Path) -> None:
+    """Make a file one that is not written to."""
+    path.replace(beside / "backup")
+    path.symlink_to(beside / "backup")
+
+
 def listed(folder: Path) -> Leftover:
     return Leftover(kind="run", run_id=folder.name, text="", handle=str(folder), row="no row")
 
 
 def test_a_row_whose_line_was_refused_is_not_certainly_missing(tmp_path):
     folder = write_journal(run_folder(tmp_path))
-    os.link(folder / RUN_JOURNAL, tmp_path / "backup")
+    replace_by_link(folder / RUN_JOURNAL, tmp_path)
     with open_journal(folder) as writer:
         append_rows(
             tmp_path / "perf.csv",
@@ -51,18 +56,18 @@ def test_a_row_whose_line_was_refused_is_not_certainly_missing(tmp_path):
 
 
 def assert_refused(message: str) -> None:
-    assert message == "journal.jsonl could not be written: it has other names too (hard links)"
+    assert message == "journal.jsonl could not be written: it is a link"
 
 
 @pytest.mark.parametrize("name", [LOCK, RUN_JOURNAL])
 def test_clean_names_the_file_that_keeps_a_run_from_being_acknowledged(tmp_path, monkeypatch, name):
     folder = write_journal(run_folder(tmp_path))
-    os.link(folder / name, tmp_path / "backup")
+    replace_by_link(folder / name, tmp_path)
     removed: list[Path] = []
     monkeypatch.setattr("madlite.batch.recovery.leftovers.remove_run_files", removed.append)
-    assert remove(listed(folder), {}) == f"{folder / name}: it has other names too (hard links)"
+    assert remove(listed(folder), {}) == f"{folder / name}: it is a link"
     assert removed == [] and recovery_report(tmp_path) != []
-    (tmp_path / "backup").unlink()
+    (tmp_path / "backup").replace(folder / name)
     assert remove(listed(folder), {}) is None and removed == [folder] and recovery_report(tmp_path) == []
 
 
@@ -89,9 +94,9 @@ def pending(workspace: Path) -> Path:
 
 def test_a_pending_row_whose_line_is_refused_is_reported_with_the_reason(tmp_path):
     folder = write_journal(pending(tmp_path))
-    os.link(folder / RUN_JOURNAL, tmp_path / "backup")
+    replace_by_link(folder / RUN_JOURNAL, tmp_path)
     (message,) = append_pending(tmp_path, tmp_path / "perf.csv")
-    assert message == (f"{folder.name}: no row was added: {folder / RUN_JOURNAL}: it has other names too (hard links)")
+    assert message == (f"{folder.name}: no row was added: {folder / RUN_JOURNAL}: it is a link")
     assert not (tmp_path / "perf.csv").exists()
 
 

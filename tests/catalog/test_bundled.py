@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from madlite import files
+from madlite import bundled
+from madlite.bundled import bundled_models, template_root
 from madlite.catalog.cards import read_cards
 from madlite.catalog.select import select
 from madlite.catalog.sources import load_catalog
 from madlite.errors import CatalogError
-from madlite.files import bundled_models, template_root
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -99,7 +99,7 @@ def test_a_wheels_data_comes_before_the_folder_above_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "site" / "madlite"
-    monkeypatch.setattr(files, "_PACKAGE", package)
+    monkeypatch.setattr(bundled, "_PACKAGE", package)
     (package / "data").mkdir(parents=True)
     with pytest.raises(CatalogError, match=r"^madlite's own models\.json is in none of "):
         bundled_models(None)

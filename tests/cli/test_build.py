@@ -10,7 +10,7 @@ import os
 import pytest
 
 from madlite.cli.main import call
-from madlite.safe_files import Folder
+from madlite.files import Folder
 
 
 @pytest.fixture

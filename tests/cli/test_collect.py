@@ -396,7 +396,7 @@ def test_an_entry_of_a_killed_run_that_the_user_removed_does_not_come_back(check
 
 NAMED = """
 import os, signal, sys
-from madlite.safe_files import Folder
+from madlite.files import Folder
 real = Folder.rename
 def rename(folder, name, to):
     if to == "lock" and sys.argv[1] == "after":

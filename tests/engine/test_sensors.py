@@ -7,6 +7,7 @@ import pytest
 
 from madlite.backends.loader import Plugins
 from madlite.cli.format import all_telemetry_lines, telemetry_lines
+from madlite.files import Folder
 from madlite.machine import Host
 from madlite.machine.sources.base import Reading, Sample
 from madlite.machine.telemetry.sampler import SamplingTarget
@@ -29,7 +30,6 @@ from madlite.run import instrumentation as module
 from madlite.run.instrumentation import Instrumentation, TelemetryRecorder
 from madlite.run.probe import ProbedFacts
 from madlite.run.screen import Planned
-from madlite.safe_files import Folder
 from tests.factories import make_plan
 
 

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from madlite.batch.recovery.unfinished import recovery_report
 from madlite.batch.runner import run_batch
+from madlite.files import LIMIT_BYTES, copy_inside, read_inside
 from madlite.model import Chunk, ResultRule, Row, Status
 from madlite.perfcsv.append import save_rows
 from madlite.reports.runs import list_runs
 from madlite.run.log import RunLog
 from madlite.run.session_runner import ResultsFile
-from madlite.safe_read import LIMIT_BYTES, copy_inside, read_inside
 from madlite.store.folder import RunFolder, unfinished
 from madlite.store.mounts import copy_matching
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
-from tests.test_safe_read import plant
+from tests.test_files import plant
 
 SECRET = "root:x:0:0:of the host"
 KINDS = ["pipe", "zero", "sparse", "folder"]
@@ -20,7 +20,7 @@ def checkout(tmp_path: Path, monkeypatch) -> Path:
     for name in ("MODEL_DIR", "MAD_SECRETS_X"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    monkeypatch.setattr("madlite.safe_read._WRITER_S", 0.05)
+    monkeypatch.setattr("madlite.files._WRITER_S", 0.05)
     home = tmp_path / "mad"
     for folder in ("docker", "scripts/a", "scripts/common", "templates"):
         (home / folder).mkdir(parents=True)

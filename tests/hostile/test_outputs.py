@@ -11,7 +11,7 @@ from madlite_plugins.flux.summary import read_summaries
 from madlite_plugins.hf.state import read_state
 from madlite_plugins.torchtitan.structured import structured_steps
 from madlite_plugins.torchtune.step_lines import read_disk_log
-from tests.test_safe_read import plant
+from tests.test_files import plant
 
 READERS = {
     "flux": ("outputs/runs/1/runs_summary.csv", lambda outputs: read_summaries(outputs, 0.0)),

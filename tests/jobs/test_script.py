@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from madlite.bundled import template_root
 from madlite.errors import UsageProblem
-from madlite.files import template_root
 from madlite.jobs.file import Cluster, SlurmSettings
 from madlite.jobs.script import slurm_script
 from madlite.jobs.submission import JobRun, JobScript, Submission, read_stored

@@ -6,10 +6,10 @@ import pytest
 
 from madlite.batch.recovery.leftovers import partial_files
 from madlite.errors import RecordError
+from madlite.files import Folder
 from madlite.model import Row
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.rebuild import rebuild
-from madlite.safe_files import Folder
 
 from .test_rebuild import CELLS, place  # noqa: F401 - a fixture
 
@@ -23,9 +23,9 @@ def test_a_rebuild_that_fails_leaves_no_file_beside(place, tmp_path, monkeypatch
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    for target in ("locked.keep_owner_and_mode", "rebuild.save_copy", "rebuild.os.fsync"):
+    for target in ("files.Folder.copy_owner_and_mode", "perfcsv.rebuild.save_copy", "perfcsv.rebuild.os.fsync"):
         with monkeypatch.context() as patch, pytest.raises(RecordError, match="no space"):
-            patch.setattr(f"madlite.perfcsv.{target}", full)
+            patch.setattr(f"madlite.{target}", full)
             rebuild(place.perf, place.runs, force=True)
         assert sorted(path.name for path in tmp_path.iterdir()) == before
     real = Folder.rename
@@ -76,7 +76,7 @@ def test_what_a_kill_left_half_copied_is_cleaned_away(place, tmp_path, monkeypat
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("madlite.safe_files.threading.get_native_id", lambda: 2**22 + 1)  # of no process that lives
+        patch.setattr("madlite.files.threading.get_native_id", lambda: 2**22 + 1)  # of no process that lives
         patch.setattr(Folder, "rename", killed)
         patch.setattr(Folder, "remove", lambda folder, name: None)
         rebuild(place.perf, place.runs, force=True)

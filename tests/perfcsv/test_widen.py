@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.errors import RecordError
+from madlite.files import Folder
 from madlite.model import Row
 from madlite.perfcsv import append_rows
-from madlite.safe_files import Folder
 
 from .reading import DATA, SMALL, V1, V2, records, row, table
 

@@ -12,9 +12,9 @@ import sys
 import pytest
 from msgspec.structs import replace
 
+from madlite.bundled import template_root
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
-from madlite.files import template_root
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Card, Exit, Machine, RunPlan, Status

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from madlite.errors import UsageProblem
+from madlite.files import Folder
 from madlite.model import Card, Cause, Machine, Metric, Place, Result, Status, Study, Variant
 from madlite.reports import ledger_file, ledger_refresh
 from madlite.reports.ledger import Ledger, RunFilter
@@ -23,7 +24,6 @@ from madlite.reports.listing import as_json, select_runs
 from madlite.reports.runs import list_runs
 from madlite.reports.series_key import DIMENSIONS
 from madlite.reports.sides import of_runs
-from madlite.safe_files import Folder
 from madlite.store.events import RunPruned, append
 from madlite.store.folder import LOCK, PLAN, RECORD
 from tests.cli.stored_runs import good, store

@@ -14,11 +14,11 @@ import pytest
 from madlite.batch.recovery.leftovers import end_orphans
 from madlite.batch.recovery.unfinished import append_pending, find_all, recovery_report
 from madlite.errors import UsageProblem
+from madlite.files import Folder
 from madlite.model import Status
 from madlite.perfcsv.rebuild import rebuild
 from madlite.reports.log import read_log
 from madlite.reports.runs import UNREADABLE, find_run, list_runs, open_run, runs_folder
-from madlite.safe_files import Folder
 from madlite.store.batches import requested_cards
 from madlite.store.claims import claim_model_dir, lock_name
 from madlite.store.events import Requested, RequestedRun, append

@@ -7,10 +7,10 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
+from madlite.files import Folder
 from madlite.measure.lines import LONGEST
 from madlite.model import Chunk
 from madlite.run.log import RunLog
-from madlite.safe_files import Folder
 
 SECRET = "hf_0123456789"
 

@@ -15,7 +15,7 @@ from madlite.batch.recovery.leftovers import find_leftovers, remove
 from madlite.batch.recovery.unfinished import recovery_report
 from madlite.cli.batches import unfinished
 from madlite.errors import UsageProblem
-from madlite.safe_files import Folder
+from madlite.files import Folder
 from madlite.store import batches
 from madlite.store.batches import (
     BatchLog,
@@ -26,7 +26,8 @@ from madlite.store.batches import (
     requested_cards,
 )
 from madlite.store.events import EVENTS, BatchEnded, Ended, EventLog, RequestedRun, Started, Submitted, append
-from madlite.store.folder import PLAN, acquire
+from madlite.store.folder import PLAN
+from madlite.store.locks import acquire
 
 THREE = [RequestedRun(id="r1", card="m1"), RequestedRun(id="r2", card="m2"), RequestedRun(id="r3", card="m3")]
 KILLED = """

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from madlite.files import Folder
 from madlite.model import Row
 from madlite.perfcsv import append_rows
-from madlite.safe_files import Folder
 from madlite.store import events
 from madlite.store.events import (
     EVENTS,

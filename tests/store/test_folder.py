@@ -15,15 +15,14 @@ import msgspec
 import pytest
 
 from madlite.errors import UsageProblem
+from madlite.files import Folder
 from madlite.model import Secret
-from madlite.safe_files import Folder
 from madlite.store import folder as folders
 from madlite.store.folder import (
     LOCK,
     PLAN,
     RECORD,
     RunFolder,
-    acquire,
     has_result,
     is_alive,
     new_run_id,
@@ -31,6 +30,7 @@ from madlite.store.folder import (
     was_disk_full,
 )
 from madlite.store.journal import RUN_JOURNAL
+from madlite.store.locks import acquire
 from tests.factories import write_journal
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 

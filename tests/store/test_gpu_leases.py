@@ -273,14 +273,8 @@ def plant_link(place: Path) -> None:
     place.symlink_to(place.parent / "victim")
 
 
-def plant_hard_link(place: Path) -> None:
-    (place.parent / "victim").write_text("mine")
-    place.hardlink_to(place.parent / "victim")
-
-
 PLANTED = {
     "link": plant_link,
-    "hard link": plant_hard_link,
     "pipe": os.mkfifo,
     "folder": Path.mkdir,
 }

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from madlite.files import Folder
 from madlite.model import Chunk
 from madlite.reports.log import LogParts, read_log
 from madlite.run.log import RunLog
-from madlite.safe_files import Folder
 from madlite.store.log_file import LEFT_OUT, LogFile
 
 LIMIT = 640

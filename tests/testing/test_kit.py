@@ -21,7 +21,7 @@ from madlite import (
     hookimpl,
 )
 from madlite.backends.loader import load_plugins
-from madlite.files import template_root
+from madlite.bundled import template_root
 from madlite.testing import CHECKS, BackendConformance, check_backend, run_check
 from madlite.testing.checks import OF_PLANS
 from madlite.testing.scripts import find_shellcheck

@@ -30,7 +30,8 @@ from madlite.platforms.process_table import (
     user_name,
     with_users,
 )
-from madlite.store.folder import FOLDER_MARK, KEPT_MARK, LOCK, RUN_MARK, is_locked
+from madlite.store.folder import FOLDER_MARK, KEPT_MARK, LOCK, RUN_MARK
+from madlite.store.locks import is_locked
 
 LOCKED = "a madlite process has locked the run by now"
 SHOWN = 5  # processes that are named

@@ -25,13 +25,12 @@ from madlite.batch.recovery.dead_processes import (
     may_be_alive,
 )
 from madlite.errors import RuntimeProblem, UsageProblem
+from madlite.files import REMOVED, Folder, read_inside, read_regular
 from madlite.model import JobOutcome, Runtime, Value
 from madlite.perfcsv.stored import UNREADABLE, read_record
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.run.session_runner import border
-from madlite.safe_files import REMOVED, Folder
-from madlite.safe_read import read_inside, read_regular
 from madlite.store.batches import acknowledge, dead_locks, interrupted_batches
 from madlite.store.claims import lock_name, locked_model_dir
 from madlite.store.events import EventLog, now
@@ -44,7 +43,6 @@ from madlite.store.folder import (
     RunFolder,
     exists,
     is_alive,
-    is_locked,
     may_have_left,
     open_runs,
     real_folders,
@@ -52,6 +50,7 @@ from madlite.store.folder import (
 )
 from madlite.store.gpu_leases import lease_folder
 from madlite.store.journal import RUN_JOURNAL, RunEntry, read_run
+from madlite.store.locks import is_locked
 from madlite.store.study import cut_off_studies, has_caches, remove_study
 
 # Files that a killed run left: the folder its script ran in, and temporary files.

@@ -14,6 +14,7 @@ from threading import Event
 
 import msgspec
 
+from madlite.files import Folder
 from madlite.machine.foreign_processes import (
     ForeignProcess,
     OwnProcesses,
@@ -32,7 +33,6 @@ from madlite.machine.sources.nvml import Nvml
 from madlite.machine.sources.rocm_smi import RocmSmi
 from madlite.machine.visible import visible_gpus
 from madlite.model import Gpu, RunPlan, Value, Vendor
-from madlite.safe_files import Folder
 
 SHARE = 0.005  # of one core, at most
 MOST_SAMPLES = 7200  # that are kept: from then on half of them, at twice the interval

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 import click
 
 from madlite.errors import UsageProblem
+from madlite.files import read_as_spelled
 from madlite.model import EnvValue, Json
-from madlite.safe_read import read_as_spelled
 from madlite.secrets import Redactor, assigned, guard
 
 # Read the values of `docker run` options into what the Engine API calls them.

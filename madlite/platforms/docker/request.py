@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.files import exists
+from madlite.files import exists, spells
 from madlite.images.client import proxy_environment
 from madlite.model import EnvValue, Image, Json, Mount, RunPlan, Secret
 from madlite.plan.container import PINS_MEMORY, RDMA
@@ -29,7 +29,6 @@ from madlite.platforms.docker.options import (
     split_words,
     ulimit,
 )
-from madlite.safe_read import spells
 from madlite.secrets import Redactor, assigned, collect, mask_values, reveal
 from madlite.store.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL, RUN_MARK
 from madlite.store.mounts import container_mounts

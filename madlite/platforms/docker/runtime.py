@@ -13,6 +13,7 @@ from pathlib import Path
 
 from madlite.cancellation import Interrupted, check, interruptible
 from madlite.errors import RuntimeProblem
+from madlite.files import Folder
 from madlite.images.client import (
     ANSWER_LIMIT_S,
     Client,
@@ -39,7 +40,6 @@ from madlite.platforms.docker.container import (
 )
 from madlite.platforms.docker.request import container_name, full_request, masked_request
 from madlite.platforms.docker.session import DockerSession
-from madlite.safe_files import Folder
 from madlite.store.folder import FOLDER_LABEL, RUN_LABEL, WORK
 from madlite.store.mounts import make_mounts
 

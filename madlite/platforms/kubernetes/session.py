@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from madlite.cancellation import Interrupted
 from madlite.errors import RuntimeProblem
+from madlite.files import Folder
 from madlite.model import Action, Cause, Chunk, Completed, Exit, RunPlan, Sink, Value
 from madlite.platforms.kubernetes.api import Api
 from madlite.platforms.kubernetes.faults import (
@@ -29,7 +30,6 @@ from madlite.platforms.kubernetes.faults import (
 from madlite.platforms.kubernetes.log_stream import LogPosition, Mark, MarkReader, follow
 from madlite.platforms.kubernetes.manifests import INDEX_LABEL, label_value, numbered
 from madlite.platforms.kubernetes.watch import POLL_S, PodWatch
-from madlite.safe_files import Folder
 
 _LOG = logging.getLogger(__name__)
 _STOPPED = 130

@@ -28,11 +28,11 @@ from pathlib import Path, PurePosixPath
 from madlite import process
 from madlite.cancellation import STOPPED, ActionGate
 from madlite.errors import RuntimeProblem
+from madlite.files import Folder, write_all
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, Sink
 from madlite.platforms.slurm.allocation import Allocation, ids_of_note
 from madlite.platforms.slurm.containers import RANK, Container, NoContainer
 from madlite.platforms.slurm.keeper import Keeper
-from madlite.safe_files import Folder, write_all
 from madlite.secrets import reveal
 from madlite.store.mounts import copy_matching
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import IO
 
 from madlite.errors import UsageProblem
+from madlite.files import folder_of, writing_named
 from madlite.model import Exported, ExportOptions, ExportRow, json_line
-from madlite.perfcsv.locked import locked, replacing, writing_named
+from madlite.perfcsv.locked import locked
 from madlite.reports.documents import escape_formula
 from madlite.reports.export.columns import COLUMNS, Cell, as_object, cells_of
-from madlite.safe_files import resolved
 from madlite.text import unlimited_fields
 
 STDOUT = Path("/dev/stdout")
@@ -45,8 +45,8 @@ def growing(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         with (
             locked(path) as file,
             os.fdopen(os.dup(file.fd), "rb") as old,
-            resolved(file.target) as (folder, name),
-            replacing(folder, name, f".{name}.export") as fd,
+            folder_of(file.target) as (folder, name),
+            folder.replacing(name, f".{name}.export") as fd,
             os.fdopen(os.dup(fd), "wb") as new,
         ):
             yield old, new

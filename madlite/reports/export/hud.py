@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from madlite.files import writing_named
 from madlite.model import Exported, ExportOptions, ExportRow, Json, to_json
-from madlite.perfcsv.locked import writing_named
 from madlite.reports.export.files import path_of, shown_target
 
 _VERSIONS = {"package ": "version", "repository ": "sha"}  # facts by their first word → the field of a dependency

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from madlite.errors import UsageProblem
+from madlite.files import writing_named
 from madlite.model import Exported, ExportOptions, ExportRow
-from madlite.perfcsv.locked import writing_named
 from madlite.reports.export.columns import COLUMNS, cells_of
 from madlite.reports.export.files import growing
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from madlite.files import writing_named
 from madlite.model import Exported, ExportOptions, ExportRow
-from madlite.perfcsv.locked import writing_named
 from madlite.reports.export.files import STDOUT, path_of, shown_target
 
 _RUN = (

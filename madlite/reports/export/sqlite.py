@@ -9,9 +9,8 @@ from datetime import datetime
 from pathlib import Path
 
 from madlite.errors import UsageProblem
-from madlite.files import is_file
+from madlite.files import check_writable, is_file
 from madlite.model import Exported, ExportOptions, ExportRow
-from madlite.perfcsv.locked import check_writable
 from madlite.reports.export.columns import COLUMNS, Cell, cells_of
 from madlite.reports.export.sql import added_note, missing_columns, table_of
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from madlite.files import Folder
 from madlite.machine import Host
 from madlite.machine.foreign_processes import OwnProcesses
 from madlite.machine.sources.base import GpuProcess, Reading, ReadResult
@@ -16,7 +17,6 @@ from madlite.machine.sources.nvml import Nvml
 from madlite.machine.telemetry import sampler as module
 from madlite.machine.telemetry.sampler import Sampler, SamplingTarget
 from madlite.model import Gpu
-from madlite.safe_files import Folder
 from tests.waiting import wait_until
 
 from .fakes import GIB, FakeNvml, first_table

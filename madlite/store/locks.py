@@ -1,0 +1,82 @@
+"""Locks on files: one call of flock(2), which ends with the process that holds it, however that ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from madlite.files import Folder
+
+QUERY_S = 2.0
+"""A process that only looks whether a lock is held has it for a moment."""
+_RETRY_S = 0.005
+
+
+def acquire(lock: int, limit_s: float | None = QUERY_S, *, shared: bool = False) -> None:
+    """Lock an open file, within a time or, with None, whenever it is free.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: the file system has no locks.
+    """
+    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    if limit_s is None:
+        return fcntl.flock(lock, how)
+    until_s = time.monotonic() + limit_s
+    while True:
+        try:
+            return fcntl.flock(lock, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                raise
+            time.sleep(_RETRY_S)
+
+
+def release(lock: int) -> None:
+    """Unlock and close a file: a process forked meanwhile, which has its descriptor too, does not keep the lock."""
+    with suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
+
+
+@contextmanager
+def locked_file(folder: Folder, name: str, limit_s: float | None = None) -> Iterator[int]:
+    """Hold the lock of a file of a folder, made where there is none; yield its descriptor.
+
+    Raises:
+        OSError: as `acquire`, or it cannot be opened.
+    """
+    lock = folder.open_file(name)
+    try:
+        acquire(lock, limit_s)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def is_held(lock: int) -> bool:
+    """Return whether another process holds the lock of an open file."""
+    try:  # shared: two tests do not see each other as the holder, and an exclusive lock on NFS needs a writable file
+        acquire(lock, 0, shared=True)
+    except OSError:
+        return True
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    return False
+
+
+def is_locked(path: Path, *, unknown: bool = False) -> bool:
+    """Return whether a process holds a lock, False where the file is gone, `unknown` where it cannot be opened."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return unknown
+    try:
+        return is_held(lock)
+    finally:
+        os.close(lock)
