@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime, timezone
 
 from msgspec.structs import replace
@@ -200,29 +199,12 @@ class GpuPool:
         """Write into leases which run has them, and the handle of its session: by them others find what it left."""
         holder = replace(self._owner, since=_utc(), run=run_id, folder=folder, handle=handle)
         for index in gpu_ids:
-            self._renew(index)
             self._noted[index] = holder
             self._mine[index].note(holder)
 
-    def _renew(self, index: int) -> None:
-        """Take the lease of a GPU of a run again where its file was removed; note where another process has it."""
-        lease, taken = self._mine[index], None
-        if lease.is_current:
-            return
-        with suppress(UsageProblem):
-            taken = self._leases.take(lease.name)
-        if taken is not None:
-            lease.leave()
-            self._mine[index] = taken[0]
-
     def unshared(self, gpu_ids: Iterable[int]) -> str:
         """Return why another process may use GPUs of a run, though it has their leases; "" where none should."""
-        found: dict[str, None] = {}
-        for index in gpu_ids:
-            if (lease := self._mine.get(index)) is not None:
-                removed = "" if lease.is_current else f"{lease.path} was removed while a run had it"
-                found[lease.problem or removed] = None
-        return "; ".join(filter(None, found))
+        return next((lease.problem for index in gpu_ids if (lease := self._mine.get(index)) is not None), "")
 
     def beside(self) -> set[str]:
         """Return the ids of the runs that other processes have on GPUs of this machine."""
@@ -240,8 +222,6 @@ class GpuPool:
         """Lease free GPUs up to so many; note who has the others, and return whether that may be so for long."""
         texts: dict[str, list[int]] = {}
         stuck = False
-        for index in [index for index in free if index in self._mine and not self._mine[index].is_current]:
-            self._mine.pop(index).leave()  # it waited, and its file was removed
         for index in free:
             if sum(one in self._mine for one in free) >= wanted:
                 return False
@@ -271,9 +251,6 @@ class GpuPool:
         self.note(gpu_ids, job.run_id, job.folder)
 
     def _have_turn(self) -> bool:
-        if self._turn is not None and not self._turn.is_current:
-            self._turn.leave()
-            self._turn = None
         if self._turn is None:
             self._turn = self._leases.take_turn()
         if self._turn is None:

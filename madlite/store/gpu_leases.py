@@ -4,9 +4,8 @@ A lease is an flock(2) on the GPU's file, and the file's text names the owner.  
 holds it, however that ends; the text stays, so that what a killed owner left running on the GPU can be looked for.
 
 Folder and files are for all users (1777 and 0666), and flock alone decides.  Who made the folder can remove files in
-it: a lease counts as long as its path leads to the file that is locked, and is taken again where it does not.  Where
-the folder, or a file in it, cannot be used by all, the lease is one in a folder of the user's own, which others do not
-see.
+it: once a file is locked its path has to lead to it.  Where the folder cannot be used by all, leases are in a folder of
+the user's own, which others do not see.
 
 A file that is there is opened without O_CREAT, which the kernel refuses for other users' files in such a folder
 (fs.protected_regular), and a link is never followed.  What cleans /tmp by age leaves a folder alone as long as somebody
@@ -144,11 +143,6 @@ class GpuLease:
         """Where its file was."""
         return self._folder.path / self.name
 
-    @property
-    def is_current(self) -> bool:
-        """Whether its path still leads to the file that is locked: else another process can lock a new one."""
-        return _is_named(self._folder, self.name, self._fd)
-
     def note(self, holder: LeaseHolder) -> None:
         """Write who holds it.  On a full disk it is held all the same, by a process that nothing is known of."""
         self._write(msgspec.json.encode(holder) + b"\n")
@@ -175,7 +169,7 @@ class GpuLease:
 class LeaseFolder:
     """The open folder of the leases of this machine, until `close`.
 
-    With `own` a folder, or a file in it, that cannot be used by all users is replaced by that one; `problem` says why.
+    With `own` a folder that cannot be used by all users is replaced by that one; `problem` says why.
     """
 
     def __init__(self, path: Path, own: Path | None = None) -> None:
@@ -184,31 +178,26 @@ class LeaseFolder:
         Raises:
             UsageProblem: it cannot be used, nor `own`.
         """
-        self.path, self._own_path, self.problem = path, own, ""
-        self._folder: Folder | None = None
-        self._own: Folder | None = None
+        self.problem = ""
         try:
             self._folder = _open_folder(path)
         except OSError as error:
-            self._refused(path, error)
-            self._open_own()
+            problem = _unusable(path, error)
+            if own is None:
+                raise problem from error
+            self.problem = problem.message
+            self._folder = _open_own(own)
 
     def take(self, name: str) -> tuple[GpuLease, LeaseHolder | None] | None:
         """Lock a GPU's file; return the lease, with the owner that died without giving it back, or None if it is held.
 
         Raises:
-            UsageProblem: its file cannot be used, nor one in the user's own folder.
+            UsageProblem: its file cannot be used.
         """
-        if self._folder is not None:
-            try:
-                return _taken(self._folder, name)
-            except OSError as error:
-                self._refused(self.path / name, error)
-        own = self._open_own()
         try:
-            return _taken(own, name, self.problem)
+            return _taken(self._folder, name, self.problem)
         except OSError as error:
-            raise _unusable(own.path / name, error) from error
+            raise _unusable(self._folder.path / name, error) from error
 
     def take_turn(self) -> GpuLease | None:
         """Lock the right to take leases, which who waits for several GPUs keeps meanwhile; None where another has it.
@@ -224,17 +213,11 @@ class LeaseFolder:
 
     def states(self, names: Iterable[str]) -> Iterator[LeaseState]:
         """Yield the state of GPUs' leases, without taking any."""
-        for name in names:
-            state = _state(self._folder, name) if self._folder is not None else None
-            yield (
-                state
-                if state is not None and not (state.problem and self._own_path)
-                else _state(self._open_own(), name)
-            )
+        return (_state(self._folder, name) for name in names)
 
     def names(self) -> list[str]:
         """Return the names of all leases that were ever taken here."""
-        names = os.listdir(self._folder.fd) if self._folder is not None else []  # noqa: PTH208 - of the open folder
+        names = os.listdir(self._folder.fd)  # noqa: PTH208 - of the open folder
         return sorted(name for name in names if name.startswith(_PREFIX))
 
     def clear(self, name: str) -> None:
@@ -248,32 +231,10 @@ class LeaseFolder:
 
     def close(self) -> None:
         """Let go of the folder."""
-        for folder in filter(None, (self._folder, self._own)):
-            folder.close()
-
-    def _refused(self, path: Path, error: OSError) -> None:
-        """Note that something cannot be used.
-
-        Raises:
-            UsageProblem: there is no other folder.
-        """
-        problem = _unusable(path, error)
-        if self._own_path is None:
-            raise problem from error
-        self.problem = problem.message
-
-    def _open_own(self) -> Folder:
-        if self._own is None:
-            path = self._own_path or self.path
-            try:
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._own = Folder.open(path)
-            except OSError as error:
-                raise _unusable(path, error) from error
-        return self._own
+        self._folder.close()
 
 
-def _taken(folder: Folder, name: str, problem: str = "") -> tuple[GpuLease, LeaseHolder | None] | None:
+def _taken(folder: Folder, name: str, problem: str) -> tuple[GpuLease, LeaseHolder | None] | None:
     """Lock a file that has its name also once it is locked; None where another process has it.
 
     Raises:
@@ -305,12 +266,9 @@ def _open(folder: Folder, name: str) -> int:
     except FileNotFoundError:
         fd = folder.open_file(name, os.O_RDWR | os.O_EXCL, mode=_FILE_FOR_ALL)
     try:
-        facts = os.fstat(fd)
-        if stat.S_IMODE(facts.st_mode) != _FILE_FOR_ALL:
-            if facts.st_uid != os.geteuid():
-                raise PermissionError(errno.EACCES, f"it belongs to user {facts.st_uid}, and is not for all users")
-            os.fchmod(fd, _FILE_FOR_ALL)  # the umask took rights, or its maker was killed
-    except BaseException:
+        if stat.S_IMODE(os.fstat(fd).st_mode) != _FILE_FOR_ALL:  # the umask took rights, or its maker was killed
+            os.fchmod(fd, _FILE_FOR_ALL)
+    except OSError:
         os.close(fd)
         raise
     return fd
@@ -358,18 +316,24 @@ def _open_folder(path: Path) -> Folder:
         made = False
     folder = Folder(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
     try:
-        facts = os.fstat(folder.fd)
-        is_for_all = stat.S_IMODE(facts.st_mode) == _FOR_ALL
-        if not is_for_all and (made or (path in _places() and facts.st_uid == os.geteuid())):
+        if (made or path in _places()) and stat.S_IMODE(os.fstat(folder.fd).st_mode) != _FOR_ALL:
             os.fchmod(folder.fd, _FOR_ALL)  # the umask took rights, or its maker was killed
-        elif not is_for_all and (path in _places() or not os.access(path, os.W_OK | os.X_OK)):
-            raise PermissionError(errno.EACCES, f"it belongs to user {facts.st_uid}, and is not for all users")
+        elif not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "it is not for all users")
         with suppress(OSError):
             acquire(folder.fd, 0, shared=True)
-    except BaseException:
+    except OSError:
         folder.close()
         raise
     return folder
+
+
+def _open_own(path: Path) -> Folder:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Folder.open(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
 
 
 def _read(fd: int) -> LeaseHolder | None:

@@ -167,7 +167,7 @@ def test_who_asks_whether_a_run_lives_is_not_taken_for_its_holder(plan, monkeypa
         monkeypatch.setattr(time, "sleep", lambda for_s: fcntl.flock(asking, fcntl.LOCK_UN))
         with closing(RunFolder.reopen(plan.folder)):
             assert is_alive(plan.folder)
-            monkeypatch.setattr(folders, "QUERY_S", 0.0)
+            monkeypatch.setattr("madlite.store.locks.acquire.__defaults__", (0.0,))
             with pytest.raises(BlockingIOError):
                 RunFolder.reopen(plan.folder)
 
