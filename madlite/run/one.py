@@ -41,8 +41,8 @@ from madlite.run.watchdog.hang import HangProbe
 from madlite.run.watchdog.progress_monitor import ProgressMonitor
 from madlite.run.watchdog.watchdog import HangReport, StopReason, Watchdog
 from madlite.secrets import Redactor, assigned, collect, spelled_out
-from madlite.store.claims import claim_model_dir, lock_name, locked_results
-from madlite.store.folder import CONTEXT, LOG, RunFolder, open_runs
+from madlite.store.claims import claim_model_dir, locked_results, release_model_dir
+from madlite.store.folder import CONTEXT, LOG, RunFolder
 from madlite.store.journal import RunEntry
 
 if TYPE_CHECKING:
@@ -155,16 +155,8 @@ def claimed(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[RunPlan
             name = plan.model_dir
             if plan.traits.shares_files:
                 name, lock = claim_model_dir(plan)
-                stack.callback(_release, plan, name, lock)
+                stack.callback(release_model_dir, plan, name, lock)
         yield bind_model_dir(plan, name)
-
-
-def _release(plan: RunPlan, name: str, lock: int) -> None:
-    if name != plan.model_dir:  # a name that no other run will have
-        with suppress(OSError), open_runs(plan.workspace) as runs:
-            runs.remove(lock_name(name))
-    with suppress(OSError):
-        os.close(lock)
 
 
 @contextmanager

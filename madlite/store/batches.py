@@ -34,7 +34,7 @@ from madlite.store.events import (
     append,
 )
 from madlite.store.folder import LOCK, PLAN, RECORD, exists, open_runs
-from madlite.store.locks import acquire, is_locked
+from madlite.store.locks import is_locked, open_locked, remove_locked
 
 _LOG = logging.getLogger(__name__)
 _LOCKS = ".batch-*.lock"
@@ -181,7 +181,7 @@ class BatchLog:
     def _open(self, workspace: Path) -> None:
         folder = open_runs(workspace, make=True)
         try:
-            self._lock = _open_locked(folder, self.id)
+            self._lock = open_locked(folder, _lock_name(self.id))
         except OSError:
             folder.close()
             raise
@@ -198,31 +198,10 @@ class BatchLog:
 
     def _release(self) -> None:
         if self._folder is not None:
-            self._folder.remove(_lock_name(self.id))
-            os.close(self._lock)
+            remove_locked(self._folder, _lock_name(self.id), self._lock)
             self._lock = -1
             self._folder.close()
             self._folder = None
-
-
-def _open_locked(runs: Folder, batch_id: str) -> int:
-    """Return the open lock of a batch; `clean` may take one away that is not locked yet.
-
-    Raises:
-        OSError: it cannot be made, or another process has it.
-    """
-    while True:
-        lock = runs.open_file(_lock_name(batch_id))
-        try:
-            acquire(lock)
-            if os.path.samestat(os.fstat(lock), runs.status(_lock_name(batch_id))):
-                return lock
-        except FileNotFoundError:
-            pass
-        except OSError:
-            os.close(lock)
-            raise
-        os.close(lock)
 
 
 class UnfinishedBatch:
@@ -316,7 +295,7 @@ def _claimed(runs: Path, batch_id: str, log: EventLog) -> UnfinishedBatch | None
     """Return a batch with its lock, None where another process has it."""
     try:
         with Folder.open(runs) as folder:
-            return UnfinishedBatch(runs, batch_id, _open_locked(folder, batch_id), log)
+            return UnfinishedBatch(runs, batch_id, open_locked(folder, _lock_name(batch_id)), log)
     except OSError:  # another command goes on with it
         return None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 from madlite.files import Folder
 from madlite.model import RunPlan
 from madlite.store.folder import open_runs
-from madlite.store.locks import acquire
+from madlite.store.locks import open_locked, remove_locked
 
 _RETRY_S = 0.2
 _QUERY_S = 0.2  # a process that tests a lock holds it for less
@@ -32,28 +30,15 @@ def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
     raise BlockingIOError(f"{plan.model_dir} is in use by other runs")
 
 
-@contextmanager
-def locked_model_dir(runs: Path, name: str) -> Iterator[bool]:
-    """Lock a folder that runs claim; yield whether it was free.
-
-    Raises:
-        OSError: the folder of runs cannot be written to.
-    """
-    try:
-        with open_runs(runs.parent) as folder:
-            lock = _open_locked(folder, lock_name(name))
-    except BlockingIOError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        os.close(lock)
+def release_model_dir(plan: RunPlan, name: str, lock: int) -> None:
+    """Release what `claim_model_dir` returned."""
+    with suppress(OSError), open_runs(plan.workspace) as runs:
+        remove_locked(runs, lock_name(name), lock)
 
 
 @contextmanager
 def locked_name(workspace: Path, name: str) -> Iterator[bool]:
-    """Hold a lock in a working folder's folder of runs and remove its file afterwards; yield whether it was free.
+    """Hold a lock in a working folder's folder of runs; yield whether it was free.
 
     Raises:
         OSError: the folder of runs cannot be written to.
@@ -67,8 +52,7 @@ def locked_name(workspace: Path, name: str) -> Iterator[bool]:
         try:
             yield True
         finally:
-            runs.remove(name)  # still locked: a process that opened it meanwhile sees the finished work
-            os.close(lock)
+            remove_locked(runs, name, lock)
 
 
 def lock_name(name: str) -> str:
@@ -78,17 +62,11 @@ def lock_name(name: str) -> str:
 
 def _open_locked(runs: Folder, name: str) -> int:
     try:
-        lock = runs.open_file(name)
+        return open_locked(runs, name, _QUERY_S)
     except PermissionError as error:
         if runs.holds(name):
             raise BlockingIOError(f"{name} is another user's") from error
         raise
-    try:
-        acquire(lock, _QUERY_S)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
 
 
 @contextmanager
@@ -106,17 +84,13 @@ def locked_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[
         yield
         return
     with open_runs(plan.workspace, make=True) as runs:
-        lock = runs.open_file(lock_name(name))
-    try:
         while True:
-            try:
-                acquire(lock, 0)
+            with suppress(BlockingIOError):
+                lock = open_locked(runs, lock_name(name), _RETRY_S)
                 break
-            except BlockingIOError:
-                if not keep_waiting():
-                    raise TimeoutError(f"another run of this folder still uses {name}") from None
-                time.sleep(_RETRY_S)
-        yield
-    finally:
-        with suppress(OSError):
-            os.close(lock)
+            if not keep_waiting():
+                raise TimeoutError(f"another run of this folder still uses {name}")
+        try:
+            yield
+        finally:
+            remove_locked(runs, lock_name(name), lock)

@@ -43,19 +43,44 @@ def release(lock: int) -> None:
     os.close(lock)
 
 
-@contextmanager
-def locked_file(folder: Folder, name: str, limit_s: float | None = None) -> Iterator[int]:
-    """Hold the lock of a file of a folder, made where there is none; yield its descriptor.
+def open_locked(folder: Folder, name: str, limit_s: float | None = QUERY_S) -> int:
+    """Return the descriptor of a lock file, made where there is none; who had it may have taken the file away.
 
     Raises:
         OSError: as `acquire`, or it cannot be opened.
     """
-    lock = folder.open_file(name)
+    while True:
+        lock = folder.open_file(name)
+        try:
+            acquire(lock, limit_s)
+            if os.path.samestat(os.fstat(lock), folder.status(name)):
+                return lock
+        except FileNotFoundError:
+            pass
+        except OSError:
+            os.close(lock)
+            raise
+        os.close(lock)
+
+
+def remove_locked(folder: Folder, name: str, lock: int) -> None:
+    """Take a lock file away, and release it."""
+    folder.remove(name)  # while it is locked: nobody removes the file of the next one
+    os.close(lock)
+
+
+@contextmanager
+def locked_file(folder: Folder, name: str, limit_s: float | None = None) -> Iterator[int]:
+    """Hold the lock of a file of a folder, which is there only meanwhile; yield its descriptor.
+
+    Raises:
+        OSError: as `open_locked`.
+    """
+    lock = open_locked(folder, name, limit_s)
     try:
-        acquire(lock, limit_s)
         yield lock
     finally:
-        os.close(lock)
+        remove_locked(folder, name, lock)
 
 
 def is_held(lock: int) -> bool:

@@ -8,7 +8,7 @@ import threading
 from msgspec.structs import replace
 
 from madlite.run.one import claimed
-from madlite.store.claims import claim_model_dir, lock_name, locked_model_dir
+from madlite.store.claims import claim_model_dir, lock_name, locked_name
 from tests.factories import make_plan
 
 
@@ -49,7 +49,9 @@ def test_who_asks_for_a_folder_takes_it_from_nobody_and_who_removes_it_keeps_oth
         ends.set()
         asker.join()
         lock.close()
-    with locked_model_dir(runs, "run_directory") as is_free:
+    name = lock_name("run_directory")
+    with locked_name(tmp_path, name) as is_free:
         assert is_free and claim_model_dir(plan)[0] == "run_directory_000003"
-        with locked_model_dir(runs, "run_directory") as again:
+        with locked_name(tmp_path, name) as again:
             assert not again
+    assert not (runs / name).exists()

@@ -35,7 +35,7 @@ def cut_off_and_done(checkout: Checkout) -> tuple[list[str], list[str]]:  # noqa
 def batch_files(checkout: Checkout) -> list[str]:  # noqa: F811
     """Return what the folder of runs has beside the runs and the event log."""
     names = {path.name for path in (checkout.folder / "madlite_runs").iterdir() if path.is_file()}
-    return sorted(names - {"events.jsonl", ".gitignore", ".side_files.lock", ".run_directory.lock"})
+    return sorted(names - {"events.jsonl", ".gitignore"})
 
 
 @pytest.fixture

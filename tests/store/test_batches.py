@@ -27,7 +27,6 @@ from madlite.store.batches import (
 )
 from madlite.store.events import EVENTS, BatchEnded, Ended, EventLog, RequestedRun, Started, Submitted, append
 from madlite.store.folder import PLAN
-from madlite.store.locks import acquire
 
 THREE = [RequestedRun(id="r1", card="m1"), RequestedRun(id="r2", card="m2"), RequestedRun(id="r3", card="m3")]
 KILLED = """
@@ -166,7 +165,8 @@ def test_a_run_that_the_disk_took_nothing_of_is_told_after_an_orderly_end_too_un
 
 def test_the_batch_is_locked_before_anybody_can_read_of_it(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(batches, "acquire", lambda fd: seen.append(words(tmp_path)) or acquire(fd))
+    real = batches.open_locked
+    monkeypatch.setattr(batches, "open_locked", lambda *args: (seen.append(words(tmp_path)), real(*args))[1])
     with BatchLog(tmp_path, ("run",)) as batch:
         batch.request(THREE)
         assert seen == [[]] and words(tmp_path) == [] and dead_locks(tmp_path) == ()
@@ -174,18 +174,19 @@ def test_the_batch_is_locked_before_anybody_can_read_of_it(tmp_path, monkeypatch
 
 
 def test_a_lock_that_clean_took_away_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
-    left = [1]
+    real, taken = Folder.open_file, []
 
-    def taken_away(fd: int) -> None:
-        while left:
-            left.pop()
+    def open_file(folder: Folder, name: str, *args, **named) -> int:
+        fd = real(folder, name, *args, **named)
+        if name.endswith(".lock") and not taken:
+            taken.append(name)
             locks(tmp_path)[0].unlink()
-        acquire(fd)
+        return fd
 
-    monkeypatch.setattr(batches, "acquire", taken_away)
+    monkeypatch.setattr(Folder, "open_file", open_file)
     with BatchLog(tmp_path, ("run",)) as batch:
         batch.request(THREE)
-        assert is_batch_running(tmp_path / "madlite_runs")
+        assert taken and is_batch_running(tmp_path / "madlite_runs")
 
 
 def test_the_lock_that_a_kill_after_the_end_left_is_removed_by_clean(tmp_path):

@@ -32,7 +32,7 @@ from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.run.session_runner import border
 from madlite.store.batches import acknowledge, dead_locks, interrupted_batches
-from madlite.store.claims import lock_name, locked_model_dir
+from madlite.store.claims import lock_name, locked_name
 from madlite.store.events import EventLog, now
 from madlite.store.folder import (
     CHECK_PREFIX,
@@ -44,7 +44,6 @@ from madlite.store.folder import (
     exists,
     is_alive,
     may_have_left,
-    open_runs,
     real_folders,
     unfinished,
 )
@@ -78,12 +77,9 @@ def remove_run_files(folder: Path) -> None:
     name = _model_dir(folder)
     if not (name and _is_ours(workspace / name)):
         return
-    with locked_model_dir(folder.parent, name) as is_free:
+    with locked_name(workspace, lock_name(name)) as is_free:
         if is_free:
             shutil.rmtree(workspace / name)
-            if name.endswith(f"_{folder.name[-6:]}"):  # this run's alone
-                with suppress(OSError), open_runs(workspace) as runs:
-                    runs.remove(lock_name(name))
 
 
 def partial_files(workspace: Path) -> Iterator[Path]:
