@@ -17,6 +17,7 @@ from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Cause, Json, Metric, Result, Status, Study, Value
 from madlite.perfcsv.stored import read_plan, read_record
 from madlite.plan.inputs import RUNS
+from madlite.reports.runs import began
 from madlite.reports.series import Direction, direction_of
 from madlite.run.from_plan import copied
 from madlite.run.screen import Planned, RunOutcome
@@ -102,7 +103,7 @@ class BisectFolder:
 
 def _started_runs(workspace: Path, study_id: str) -> Iterator[StartedRun]:
     """Yield the runs of a study in the order in which they began."""
-    for folder in real_folders(workspace / RUNS):
+    for folder in sorted(real_folders(workspace / RUNS), key=began):
         plan = read_plan(folder)
         if plan is not None and plan.study is not None and plan.study.id == study_id:
             yield StartedRun(id=folder.name, item=(plan.study.series or 1) - 1)

@@ -260,7 +260,7 @@ def test_a_result_that_cannot_be_read_or_that_something_else_planted_is_refused(
     shutil.copytree(first, planted)
     (planted / "record.json").unlink()
     assert call(["collect"]) == 0 and call(["collect", "planted"]) == 3
-    assert "madlite did not make it in this folder" in capfd.readouterr().err and len(perf_rows(checkout)) == 2
+    assert "it did not begin in this folder" in capfd.readouterr().err and len(perf_rows(checkout)) == 2
 
 
 def test_a_result_that_cannot_be_collected_is_acknowledged_by_clean(checkout, capfd):

@@ -56,9 +56,8 @@ def summary(checkout: Checkout) -> dict:
     return json.loads(file.read_text())
 
 
-def state(checkout: Checkout) -> dict:
-    (file,) = checkout.folder.glob("madlite_runs/study-*/bisect.json")
-    return json.loads(file.read_text())
+def has_summary(checkout: Checkout) -> bool:
+    return bool([*checkout.folder.glob("madlite_runs/study-*/study.json")])
 
 
 @pytest.mark.host
@@ -106,7 +105,7 @@ def test_a_killed_bisect_of_recipe_files_goes_on_and_repeats_no_run(on_host: Che
     os.kill(started.pid, signal.SIGKILL)
     started.wait(60)
     before = {one["id"]: one for one in on_host.records()}
-    assert len(before) == 9 and {*before} == {one["id"] for one in state(on_host)["runs"][:9]}
+    assert len(before) == 9
     (on_host.folder / "pause").unlink()
     other = bisect(on_host, *words[:-1], "regression>1%", "--resume")
     assert other.returncode == 4 and "fail-on" in other.stderr, "another search"
@@ -162,7 +161,7 @@ def test_a_full_disk_ends_a_bisect_and_is_no_item_s_failure(on_host: Checkout):
     done = bisect(on_host, *words)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "stopped, the machine ended the last run, which counts for nothing: " in done.stdout
-    assert "--resume=" in done.stdout and not state(on_host)["ended"]
+    assert "--resume=" in done.stdout and not has_summary(on_host)
     assert [one["cause"] for one in on_host.records() if one["status"] == "FAILURE"] == ["disk_full"]
     before = len(on_host.records())
     (on_host.folder / "full").unlink()
@@ -181,7 +180,7 @@ def test_an_item_that_fills_the_disk_each_time_is_left_out(on_host: Checkout):
         text = f'[recipe]\ntag = "one"\nbackend = "script"\n[recipe.set]\nenv.ITEM = "{number}"\n'
         (on_host.folder / f"{number}.toml").write_text(text)
     words = ("--between", "0.toml,1.toml,2.toml", "--fail-on", "regression>2%")
-    assert bisect(on_host, *words).returncode == 3 and not state(on_host)["ended"]
+    assert bisect(on_host, *words).returncode == 3 and not has_summary(on_host)
     done = bisect(on_host, *words, "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
     found = summary(on_host)
@@ -206,8 +205,8 @@ def test_an_interrupted_bisect_says_how_it_goes_on(on_host: Checkout):
     on_host.wait_for("begun")
     started.send_signal(signal.SIGINT)
     out, _ = started.communicate(timeout=120)
-    (folder,) = on_host.folder.glob("madlite_runs/study-*")
-    assert started.returncode == 130 and f"--resume={folder.name.removeprefix('study-')} goes on" in out
+    (study,) = {one["study"]["id"] for one in on_host.records()}
+    assert started.returncode == 130 and f"--resume={study} goes on" in out
     assert "STANDS" not in out, "no item has a run that tells of it"
     on_host.assert_nothing_left()
 
