@@ -72,7 +72,7 @@ class _Between(NamedTuple):
 class Batch:
     """Runs plans as `settings` has it.
 
-    `journal` records the progress, for the next command if this one is killed.  Runs are independent: each has its own
+    `journal` records the progress in the event log, for the next command if this one is killed.  Runs are independent: each has its own
     stop, log and events, and is written when it ends.  `later` are runs of the same command that another batch runs
     after these.
     """
@@ -402,7 +402,7 @@ def _kept(result: Result) -> Result:
 
 
 def requested_run(one: Planned) -> RequestedRun:
-    """Return a run as the journal of its batch lists it."""
+    """Return a run as the event log lists it."""
     return RequestedRun(id=one.plan.id, card=one.plan.card.name, digest=plan_digest(one.plan))
 
 

@@ -183,7 +183,7 @@ def unfinished(workspace: Path) -> UnfinishedBatch:
     """Return the last unfinished batch of a folder.
 
     Raises:
-        UsageProblem: there is none, or none that is in the journal of the folder.
+        UsageProblem: there is none, or none that began in this folder.
     """
     from madlite.cli.terminal import shell_line
     from madlite.store.batches import interrupted_batches, open_unfinished
