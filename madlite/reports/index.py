@@ -50,6 +50,12 @@ _MOST_VALUES = 200  # of a column that are offered as a filter
 _MOST_KEPT = 200  # answers
 _STORED = "SELECT runs.id, state, doubt, problem, origin, pruned, collected, record FROM runs JOIN summaries ON run = n"
 
+_ENTRIES = (
+    "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv, study "
+    "FROM results JOIN runs ON runs.n = results.run WHERE {} AND {} AND doubt = '' AND problem = '' "
+    "ORDER BY at ASC, began ASC, runs.id ASC, results.place"
+)
+
 
 class RunFilter(Value, frozen=True):
     """Which runs: those of a status as `madlite runs --status`, of cards with a word, of a batch or study (`of`).
@@ -66,6 +72,7 @@ class RunFilter(Value, frozen=True):
 
 
 EVERY = RunFilter()
+_Keys = dict[int, dict[str, str]]
 
 
 class SeriesSummary(Value, frozen=True):
@@ -260,7 +267,7 @@ class RunIndex:
 
     def series_of(self, numbers: Sequence[int]) -> list[Series]:
         """Return the series of these numbers; what failed before it had a metric is not counted with them."""
-        found = self._read_entries(_of_series(numbers), EVERY)
+        found = self._entries({}, EVERY, numbers)
         by_key = {series.key: series for series in group(entry for _, entry in found)}
         keys = (self.series_key(number) for number in numbers)
         return [by_key[key] for key in keys if key is not None and key in by_key]
@@ -270,29 +277,30 @@ class RunIndex:
         found = self._all("SELECT text FROM series WHERE n = ?", (number,))
         return _decode_key(found[0][0]) if found else None
 
-    def _entries(self, where: Mapping[str, str], filters: RunFilter) -> Iterator[tuple[str, Entry]]:
-        """Yield results and the runs that they are of, in the order of the runs; of runs in doubt none."""
+    def _entries(
+        self, where: Mapping[str, str], filters: RunFilter, numbers: Sequence[int] | None = None
+    ) -> Iterator[tuple[str, Entry]]:
+        """Yield results and the runs that they are of, in the order of the runs; of runs in doubt none.
+
+        `numbers` are those of the series, where the caller knows them.
+        """
         dimensions = {name: text for name, text in where.items() if name in DIMENSIONS}
         others = {name: text for name, text in where.items() if name not in DIMENSIONS}
-        if not dimensions:
-            return self._read_entries("", filters, others)
-        fitting = [n for n, one in self._keys().items() if dimensions.items() <= one.items()]
-        return self._read_entries(_of_series(fitting), filters, others)
-
-    def _read_entries(
-        self, only: str, filters: RunFilter, others: Mapping[str, str] | None = None
-    ) -> Iterator[tuple[str, Entry]]:
-        facts = self._facts()
-        fitting = {n for n, one in facts.items() if matches({}, one, others)} if others else None
         condition, values = self._where(filters)
-        query = (  # the conditions are of this module: what a caller names comes as values
-            "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv, study "  # noqa: S608
-            "FROM results JOIN runs ON runs.n = results.run JOIN series ON series.n = results.series "
-            f"WHERE {_of_runs(condition)} AND doubt = '' AND problem = ''{only} "
-            f"ORDER BY {_order('when', False)}, results.place"
-        )
-        keys, above = self._keys(), str(self.folder / "x")[:-1]  # as a path is written, without making one each
-        for name, status, value, n, series, started, suspect, cv, study in self._all(query, values):
+
+        def read(connection: sqlite3.Connection) -> tuple[_Keys, _Keys, list[Any]]:
+            keys = {n: as_dimensions(_decode_key(text)) for n, text in connection.execute("SELECT n, text FROM series")}
+            facts = {n: _decode_facts(text) for n, text in connection.execute("SELECT n, text FROM facts")}
+            fitting = keys if numbers is None else keys.keys() & set(numbers)
+            only = [n for n in fitting if dimensions.items() <= keys[n].items()]
+            query = _ENTRIES.format(_of_runs(condition), "1" if len(only) == len(keys) else _of_series(only))
+            return keys, facts, connection.execute(query, values).fetchall()
+
+        # from one state of the tables: other processes may give the numbers of series and facts to others
+        keys, facts, found = self._retried(lambda: self._file.read(read))
+        fitting = {n for n, one in facts.items() if matches({}, one, others)} if others else None
+        above = str(self.folder / "x")[:-1]  # as a path is written, without making one each
+        for name, status, value, n, series, started, suspect, cv, study in found:
             run = file_name(name)
             if fitting is not None and n not in fitting:
                 continue
@@ -310,12 +318,6 @@ class RunIndex:
                 )
             yield run, Entry(dimensions=keys[series], status=status, sample=sample)
 
-    def _keys(self) -> dict[int, dict[str, str]]:
-        return {n: as_dimensions(_decode_key(text)) for n, text in self._all("SELECT n, text FROM series")}
-
-    def _facts(self) -> dict[int, dict[str, str]]:
-        return {n: _decode_facts(text) for n, text in self._all("SELECT n, text FROM facts")}
-
     def _all(self, query: str, values: Iterable[object] = ()) -> list[Any]:
         bound = tuple(values)
 
@@ -329,7 +331,7 @@ class RunIndex:
         bound = tuple(values)
 
         def read(connection: sqlite3.Connection) -> list[Any]:
-            written = connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
+            written = id(connection), connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
             if written != self._known_of or len(self._known) >= _MOST_KEPT:
                 self._known, self._known_of = {}, written
             key = (query, *bound)
@@ -341,16 +343,16 @@ class RunIndex:
         return self._retried(lambda: self._file.use(read))
 
     def _retried(self, work: Callable[[], T]) -> T:
-        """Return what a function reads; where the file turned out damaged, from the one that is made again."""
-        try:
-            return work()
-        except IndexReplaced:
-            self.refresh()
-            return work()
+        """Return what a function reads; where the file is made again, once it is filled."""
+        while True:
+            try:
+                return work()
+            except IndexReplaced:
+                self.refresh()
 
 
 def _of_series(numbers: Iterable[int]) -> str:
-    return f" AND results.series IN ({', '.join(str(int(number)) for number in numbers)})"
+    return f"results.series IN ({', '.join(str(int(number)) for number in numbers)})"
 
 
 def _of_runs(condition: str) -> str:

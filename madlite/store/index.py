@@ -67,7 +67,7 @@ _INDICES = (  # made once the tables are filled, which takes half the time then
     ),
     *(
         f"CREATE INDEX IF NOT EXISTS runs_by_{name} ON runs({name})"
-        for name in ("mode", "precision", "hostname", "cause", "study")
+        for name in ("mode", "precision", "hostname", "cause")
     ),
     "CREATE INDEX IF NOT EXISTS runs_in_doubt ON runs(id) WHERE doubt != '' OR problem != ''",
     "CREATE INDEX IF NOT EXISTS runs_unsettled ON runs(id) WHERE stamp IS NULL",
@@ -137,14 +137,19 @@ class IndexFile:
         self._connection = self._open(runs / FILE)
 
     def use(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what a function reads from the connection; the index is made again where its file turns out damaged.
+        """Return what a function reads from the connection.
 
         Raises:
-            IndexReplaced: it was.
+            IndexReplaced: the file turned out damaged or was removed, and is made again.
         """
         import sqlite3
 
         with self._lock:
+            # SQLite would take the rollback journal of a file that another process made in its place for its own
+            if self.path is not None and _inode(self.path) != self._inode:
+                self.close()
+                self._connection = self._open(self.path)
+                raise IndexReplaced
             try:
                 return work(self._connection)
             except sqlite3.DatabaseError as error:
@@ -153,17 +158,13 @@ class IndexFile:
                 self._replace(self.path, error)
                 raise IndexReplaced from error
 
-    def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """As `use`, in one transaction, and in a new file where somebody removed this one.
+    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """As `use`, from one state of the tables, whatever other processes write meanwhile."""
+        return self.use(lambda connection: _in_transaction(connection, work, "BEGIN"))
 
-        SQLite would take its rollback journal for the one of a file that another process made in its place.
-        """
-        with self._lock:
-            if self.path is not None and _inode(self.path) != self._inode:
-                self.close()
-                self._connection = self._open(self.path)
-                raise IndexReplaced
-            return self.use(lambda connection: _in_transaction(connection, work))
+    def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """As `use`, in one transaction."""
+        return self.use(lambda connection: _in_transaction(connection, work, "BEGIN IMMEDIATE"))
 
     def close(self) -> None:
         """Close the file; nothing is left beside it."""
@@ -174,9 +175,11 @@ class IndexFile:
 
     def refresh(self) -> Refreshed:
         """Bring the index up to date with folders and log; other processes may do so at the same time."""
-        for _ in range(2):  # a file that is damaged, and a folder that turns out full
+        for _ in range(3):  # a file that is damaged, and a folder that turns out full
             with suppress(IndexReplaced):
                 return self._refresh()
+        self.close()
+        self._connection = self._in_memory(f"the index {self.path} is removed again and again")
         return self._refresh()
 
     # The file.
@@ -203,7 +206,7 @@ class IndexFile:
         try:
             connection.execute("PRAGMA synchronous = NORMAL")
             if _version_of(connection) != version:
-                _in_transaction(connection, lambda inner: _make_anew(inner, version))
+                _in_transaction(connection, lambda inner: _make_anew(inner, version), "BEGIN IMMEDIATE")
         except BaseException:
             connection.close()
             raise
@@ -239,6 +242,7 @@ class IndexFile:
         looked_at = names if is_full else names - (known.keys() - self.use(_unsettled))
         stamps = _stamps_of(self.runs, looked_at)
         no_runs = {name for name in looked_at if stamps[name] is None and not is_run(self.runs / name)}
+        no_runs -= missing
         changed = [name for name in looked_at if stamps[name] is None or stamps[name] != known.get(name)]
         changed = sorted({*changed, *missing} - no_runs)
         there = {*names, *missing} - no_runs
@@ -392,8 +396,8 @@ def _make_anew(connection: sqlite3.Connection, version: int) -> None:
     connection.execute(f"PRAGMA user_version = {version}")
 
 
-def _in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
-    connection.execute("BEGIN IMMEDIATE")
+def _in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
+    connection.execute(begin)
     try:
         found = work(connection)
         connection.execute("COMMIT")

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import product
 from pathlib import Path
@@ -242,6 +242,30 @@ def test_a_folder_that_is_not_there_has_no_runs(tmp_path):
     with RunIndex.open(tmp_path / "madlite_runs") as index:
         index.refresh()
         assert index.runs() == [] and index.notes == ()
+
+
+def test_a_query_is_answered_from_one_state_of_the_tables(index, runs, monkeypatch):
+    def keep_another(n: int) -> None:  # with facts and a series of its own
+        keep(
+            runs.parent,
+            f"20260102T0400{n:02d}-new-00002{n}",
+            numbered("n", 7.0, 50),
+            card=Card(name=f"c{n}", root=runs, source="x"),
+        )
+        with RunIndex.open(runs) as other:
+            other.refresh()
+
+    use, calls = index._file.use, iter(range(10))
+
+    def with_a_writer_behind(work: Callable[[sqlite3.Connection], object]) -> object:
+        found = use(work)
+        keep_another(next(calls))
+        return found
+
+    monkeypatch.setattr(index._file, "use", with_a_writer_behind)
+    before = of_runs("", list_runs(runs), {}).series
+    assert index.series() == before
+    assert len(index.series({"model": "c0"})) == 1
 
 
 # Its file.
