@@ -6,12 +6,13 @@ What is in the index of a run is decided here (`read_runs`); its file and how it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from madlite.model import Value
+from madlite.model import Metric, Value
 from madlite.perfcsv.stored import NotedRuns
 from madlite.reports.listing import groups_of, names_of, status_words, wanted_status
 from madlite.reports.runs import UNREADABLE, StoredRun, began, open_run, with_card
@@ -194,7 +195,8 @@ class RunIndex:
 
     def problems(self) -> list[StoredRun]:
         """Return the runs whose records cannot be read or trusted, the newest last."""
-        query = f"{_STORED} WHERE doubt != '' OR problem != '' ORDER BY {_order('when', False)}"
+        few = "SELECT n FROM runs WHERE doubt != '' OR problem != ''"  # apart, so that their own index is used
+        query = f"{_STORED} WHERE n IN ({few}) ORDER BY {_order('when', False)}"
         return list(map(self._stored, self._all(query, ())))
 
     def _stored(self, row: Sequence[Any]) -> StoredRun:
@@ -399,6 +401,7 @@ _LEFT_OUT = frozenset(
     )
 )
 _KEPT = tuple(name for name in Record.__struct_fields__ if name not in _LEFT_OUT)
+_kept_of = attrgetter(*_KEPT)
 _decode_record = msgspec.json.Decoder(Record).decode
 _decode_key = msgspec.json.Decoder(tuple[str, ...]).decode
 _decode_facts = msgspec.json.Decoder(dict[str, str]).decode
@@ -422,22 +425,21 @@ class _Reader:
 
 
 def _indexed(run: StoredRun) -> IndexedRun:
-    record, dimensions = run.record, record_dimensions(run.record)
+    record, dimensions, headline = run.record, record_dimensions(run.record), run.headline
     is_over = run.state == record.status.value
     results = results_of(record, dimensions, _NO_SAMPLE) if is_over else ()
     return IndexedRun(
         name=run.folder.name,
-        columns=_columns(run, dimensions),
-        summary=_summary_of(run),
+        columns=_columns(run, dimensions, headline),
+        summary=_summary_of(record, headline),
         facts=_encode(record_facts(record)).decode(),
         results=[_result(entry) for entry in results],  # of a run in doubt, too: they are left out of series
         is_settled=run.state != UNREADABLE and bool(record.card),
     )
 
 
-def _columns(run: StoredRun, dimensions: Mapping[str, str]) -> dict[str, object]:
-    record, headline = run.record, run.headline
-    batch, study = groups_of(run)
+def _columns(run: StoredRun, dimensions: Mapping[str, str], headline: Metric | None) -> dict[str, object]:
+    record, (batch, study) = run.record, groups_of(run)
     return {
         **{name: dimensions[name] for name in _OF_DIMENSIONS},
         "at": run.when,
@@ -468,11 +470,10 @@ def _columns(run: StoredRun, dimensions: Mapping[str, str]) -> dict[str, object]
 _OF_DIMENSIONS = tuple(name for name in DIMENSIONS if name in RUN_COLUMNS)
 
 
-def _summary_of(run: StoredRun) -> str:
+def _summary_of(record: Record, headline: Metric | None) -> str:
     """Return what lists show of a record, as one that has nothing else."""
-    record = run.record
-    kept = {name: value for name in _KEPT if (value := getattr(record, name))}
-    metrics = (run.headline,) if run.headline else ()
+    kept = {name: value for name, value in zip(_KEPT, _kept_of(record), strict=True) if value}
+    metrics = (headline,) if headline else ()
     return _encode({**kept, "id": _text(record.id), "metrics": metrics}).decode()
 
 
