@@ -412,7 +412,7 @@ _NO_SAMPLE = Sample(value=0.0)
 class _Reader:
     """Reads runs for the index as `list_runs` does."""
 
-    version = " ".join(DIMENSIONS)
+    version = f"1 {' '.join(DIMENSIONS)}"  # another number where the same record gives other columns, keys or facts
 
     def __call__(self, runs: Path, names: Sequence[str], noted: Sequence[journal.Entry], /) -> Iterator[IndexedRun]:
         about, cards = NotedRuns(runs, noted), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -426,6 +427,66 @@ def test_a_full_disk_costs_the_file_and_no_answer(runs, monkeypatch, pages):
         assert index.path is None and "disk is full; it is made in memory" in index.notes[0], index.notes
 
 
+def test_a_file_that_may_only_be_read_costs_no_answer(index, runs, monkeypatch):
+    connected = store_index._connected
+    monkeypatch.setattr(store_index, "_connected", lambda uri: connected(uri.replace("mode=rw", "mode=ro")))
+    with RunIndex.open(runs) as other:
+        assert other.count() == 11, "until it is brought up to date"
+        other.refresh()
+        assert [as_json(run) for run in other.newest()] == [as_json(run) for run in list_runs(runs)]
+        assert other.path is None and "readonly database; it is made in memory" in other.notes[0]
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_file_that_another_process_does_not_let_go_costs_no_answer(runs, monkeypatch, made):
+    monkeypatch.setattr(store_index, "BUSY_S", 0.01)
+    if made:
+        with RunIndex.open(runs) as first:
+            first.refresh()
+    with closing(sqlite3.connect(runs / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with RunIndex.open(runs) as index:
+            index.refresh()
+            assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]
+            assert index.path is None and "database is locked; it is made in memory" in index.notes[0]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from madlite.store import index as store_index
+from madlite.reports.index import RunIndex
+store_index.FEWEST_RUNS, store_index._AT_ONCE = 1, 4
+insert, parts = store_index._insert, []
+
+def killed(connection, *rest):
+    connection.execute("PRAGMA cache_size = 1")  # what does not fit is in the file before the transaction ends
+    insert(connection, *rest)
+    parts.append(rest)
+    if len(parts) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+store_index._insert = killed
+with RunIndex.open(Path(sys.argv[1])) as index:
+    index.refresh()
+"""
+
+
+@pytest.mark.host
+def test_a_kill_amid_a_transaction_costs_no_answer(runs):
+    before = {path.name for path in runs.iterdir()}
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(runs)], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert {path.name for path in runs.iterdir()} - before == {FILE, f"{FILE}-journal"}
+    with RunIndex.open(runs) as index:
+        index.refresh()
+        assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]
+        assert index.notes == ()
+    assert {path.name for path in runs.iterdir()} - before == {FILE}
+    with closing(sqlite3.connect(runs / FILE)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
 def test_damage_while_it_is_open_costs_no_answer(index, runs, monkeypatch):
     expected = [as_json(run) for run in list_runs(runs)]
     index._file._connection.execute("PRAGMA shrink_memory")
@@ -474,7 +535,7 @@ for _ in range(15):
 
 
 @pytest.mark.host
-def test_processes_refresh_one_ledger_at_once(runs):
+def test_processes_refresh_one_index_at_once(runs):
     others = [subprocess.Popen([sys.executable, "-c", REFRESH, str(runs)], cwd=ROOT) for _ in range(4)]
     for n in range(40):
         keep(
