@@ -1,7 +1,9 @@
-"""The ledger and the dashboard over many runs: python benchmarks/dashboard.py [COUNT] [FOLDER]
+"""The index and the dashboard over many runs: python benchmarks/dashboard.py [COUNT] [FOLDER] [--index-only]
 
-The folder is made where it is not there (benchmarks/many_runs.py).  Pages are timed over HTTP, by the process's own
-clock, once the ledger is warm and the server idle; the first one right after the server has started.
+The folder is made where it is not there (benchmarks/many_runs.py).  Times are those of the clock and of the processor:
+others may use the machine.  A query opens the index, brings it up to date and closes it, as a command does.  Pages are
+timed over HTTP, by the process's own clock, once the index is warm and the server idle; the first one right after the
+server has started.
 """
 
 from __future__ import annotations
@@ -18,10 +20,20 @@ import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from madlite.safe_files import Folder
+
 from benchmarks.many_runs import make
+from madlite.store import index as store_index
+from madlite.store.events import Started, append
+from madlite.store.index import FILE
+
+if TYPE_CHECKING:
+    from madlite.reports.index import RunIndex
 
 TURNS = 7
 PAGES = {
@@ -37,28 +49,52 @@ PAGES = {
 }
 
 
-def main(count: int, folder: Path) -> None:
+def main(count: int, folder: Path, *, index_only: bool = False) -> None:
     runs = folder / "madlite_runs"
     if not runs.is_dir():
         make(folder, count)
         time.sleep(3)  # what was written a moment ago is read again
-    print(f"{count:,} runs\n\n| what | median | worst |\n|---|--:|--:|")
-    ledgers(runs)
-    served(folder)
+    print(f"{count:,} runs\n\n| what | median | worst | CPU |\n|---|--:|--:|--:|")
+    index(runs, count)
+    if not index_only:
+        served(folder)
 
 
-def ledgers(runs: Path) -> None:
-    from madlite.reports.ledger import Ledger, RunFilter
+def index(runs: Path, count: int) -> None:
+    from madlite.reports.index import RunFilter, RunIndex
 
-    for path in runs.glob(".ledger*"):
-        path.unlink()
-    with Ledger.open(runs) as ledger:
-        once("ledger made: every record read", ledger.refresh)
-        turns("ledger brought up to date, nothing new", ledger.refresh)
-        once("all runs, as `madlite runs`", ledger.newest)
-        turns("the newest 20 failures", lambda: ledger.newest(RunFilter(status="failure"), 20))
-        once("all series, as a comparison reads them", ledger.series)
-        print(f"| size of its file | {ledger.path.stat().st_size >> 20} MiB | |")
+    (runs / FILE).unlink(missing_ok=True)
+    with RunIndex.open(runs) as opened:
+        wall_s, cpu_s = once("index made anew: every record read", opened.refresh)
+        per = 100_000 / count
+        print(f"| the same per 100,000 runs | {per * wall_s:.1f} s | | {per * cpu_s:.1f} s |")
+        series = opened.summaries()[0]
+        print(f"| size of its file | {opened.path.stat().st_size >> 20} MiB | | |")
+    queries = {
+        "nothing": lambda _: None,
+        "the newest 50": lambda index: index.newest(limit=50),
+        "how many are in each state": lambda index: index.states(),
+        "one series": lambda index: index.history(series.key),
+        "runs that were interrupted": lambda index: index.newest(RunFilter(status="cut-off")),
+        "the newest 20 failures": lambda index: index.newest(RunFilter(status="failure"), 20),
+    }
+    for name, query in queries.items():
+        turns(f"query, with opening and refresh: {name}", partial(one_query, runs, query))
+    with RunIndex.open(runs) as opened:
+        once("all runs, as `madlite runs`", opened.newest)
+        once("all series, as a comparison reads them", opened.series)
+        with mock.patch.object(store_index, "CHECK_S", 0):
+            turns("refresh that looks at the file of each record, as once a minute", opened.refresh)
+    with Folder.open(runs) as log:
+        turns("an append to the log", lambda: append(log, Started(run="20260101T000000-x-000000")))
+
+
+def one_query(runs: Path, query: Callable[[RunIndex], object]) -> None:
+    from madlite.reports.index import RunIndex
+
+    with RunIndex.open(runs) as opened:
+        opened.refresh()
+        query(opened)
 
 
 def served(folder: Path) -> None:
@@ -72,7 +108,7 @@ def served(folder: Path) -> None:
         turns(name, lambda path=path: get(url + path))
     server.send_signal(signal.SIGINT)
     server.wait()
-    print(f"| memory of the server | {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10} MiB | |")
+    print(f"| memory of the server | {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10} MiB | | |")
 
 
 def get_page(url: str, headers: dict[str, str]) -> None:
@@ -88,25 +124,30 @@ def get_page(url: str, headers: dict[str, str]) -> None:
             time.sleep(0.01)
 
 
-def once(name: str, work: Callable[[], object]) -> None:
-    begun = time.perf_counter()
-    work()
-    print(f"| {name} | {time.perf_counter() - begun:.2f} s | |", flush=True)
+def once(name: str, work: Callable[[], object]) -> tuple[float, float]:
+    wall_s, cpu_s = timed(work)
+    print(f"| {name} | {wall_s:.2f} s | | {cpu_s:.2f} s |", flush=True)
+    return wall_s, cpu_s
 
 
 def turns(name: str, work: Callable[[], object]) -> None:
-    times = []
-    for _ in range(TURNS):
-        begun = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begun)
-    print(f"| {name} | {statistics.median(times):.3f} s | {max(times):.3f} s |", flush=True)
+    walls, cpus = zip(*(timed(work) for _ in range(TURNS)), strict=True)
+    median, worst, cpu = 1e3 * statistics.median(walls), 1e3 * max(walls), 1e3 * statistics.median(cpus)
+    print(f"| {name} | {median:.2f} ms | {worst:.2f} ms | {cpu:.2f} ms |", flush=True)
+
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall_s, time.process_time() - cpu_s
 
 
 if __name__ == "__main__":
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
-    if len(sys.argv) > 2:
-        main(count, Path(sys.argv[2]))
+    index_only = "--index-only" in sys.argv
+    given = [text for text in sys.argv[1:] if text != "--index-only"]
+    count = int(given[0]) if given else 100_000
+    if len(given) > 1:
+        main(count, Path(given[1]), index_only=index_only)
     else:
         with tempfile.TemporaryDirectory() as name:
-            main(count, Path(name))
+            main(count, Path(name), index_only=index_only)

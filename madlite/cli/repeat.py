@@ -86,11 +86,11 @@ def summary_of_runs(workspace: Path, study_id: str) -> StudySummary | None:
 
 def records_of(workspace: Path, study_id: str) -> list[Record]:
     """Return the records of a study's runs that have ended."""
-    from madlite.reports.ledger import Ledger, RunFilter
+    from madlite.reports.index import RunFilter, RunIndex
 
-    with Ledger.open(workspace / RUNS) as ledger:
-        ledger.refresh()
-        found = ledger.opened([run.folder.name for run in ledger.newest(RunFilter(of=study_id), 0)])
+    with RunIndex.open(workspace / RUNS) as index:
+        index.refresh()
+        found = index.opened([run.folder.name for run in index.newest(RunFilter(of=study_id), 0)])
     return [run.record for run in found if run.state in (*Status,)]
 
 

@@ -111,7 +111,7 @@ def command(
         times = _utc(since), _utc(until)
         found = _of_records(folder, (status, words, of, limit), where, _parts(columns), _parts(sort), times)
     else:
-        found = _of_ledger(folder, status, words, of, limit)
+        found = _of_index(folder, status, words, of, limit)
     if found.chosen or as_json or as_csv:
         _show(found.chosen, found.columns, group_by or "", as_json=as_json, as_csv=as_csv)
         for line in _outcome(found.chosen, folder.parent) if of and not (as_json or as_csv or group_by) else ():
@@ -130,11 +130,11 @@ def _last_study(folder: Path) -> str:
     Raises:
         UsageProblem: there is none.
     """
-    from madlite.reports.ledger import Ledger
+    from madlite.reports.index import RunIndex
 
-    with Ledger.open(folder) as ledger:
-        ledger.refresh()
-        if study := ledger.last_study():
+    with RunIndex.open(folder) as index:
+        index.refresh()
+        if study := index.last_study():
             return study
     raise UsageProblem(f"--of {_LAST}: no run in {folder} is of a study", "madlite runs --group study")
 
@@ -149,16 +149,16 @@ class _Found(NamedTuple):
     notes: Sequence[str] = ()
 
 
-def _of_ledger(folder: Path, status: str, words: Sequence[str], of: str, limit: int) -> _Found:
-    """Return runs as the ledger has them, all that a line shows; of a batch or study their records, for statistics."""
-    from madlite.reports.ledger import Ledger, RunFilter
+def _of_index(folder: Path, status: str, words: Sequence[str], of: str, limit: int) -> _Found:
+    """Return runs as the index has them, all that a line shows; of a batch or study their records, for statistics."""
+    from madlite.reports.index import RunFilter, RunIndex
 
-    with Ledger.open(folder) as ledger:
-        ledger.refresh()
-        chosen = ledger.newest(RunFilter(status=status, words=tuple(words), of=of), limit)
+    with RunIndex.open(folder) as index:
+        index.refresh()
+        chosen = index.newest(RunFilter(status=status, words=tuple(words), of=of), limit)
         if of:
-            chosen = ledger.opened([run.folder.name for run in chosen])
-        return _Found(chosen, ledger.count(), ledger.problems())
+            chosen = index.opened([run.folder.name for run in chosen])
+        return _Found(chosen, index.count(), index.problems())
 
 
 def _of_records(
@@ -257,11 +257,11 @@ def _outcome(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
 def _unknown_id(folder: Path, of: str) -> Iterator[str]:
     """Yield that nothing has this id, where that is so."""
     from madlite.cli.studies import unknown_id
-    from madlite.reports.ledger import Ledger
+    from madlite.reports.index import RunIndex
 
-    with Ledger.open(folder) as ledger:
-        ledger.refresh()
-        yield from filter(None, [unknown_id(ledger, of)])
+    with RunIndex.open(folder) as index:
+        index.refresh()
+        yield from filter(None, [unknown_id(index, of)])
 
 
 def _words(run: StoredRun) -> tuple[str, ...]:

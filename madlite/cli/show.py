@@ -81,12 +81,12 @@ def _study(folder: Path, name: str) -> list[str]:
 
     if find_named(folder, name) is not None:
         return []
-    from madlite.reports.ledger import Ledger, RunFilter
+    from madlite.reports.index import RunFilter, RunIndex
 
-    with Ledger.open(folder) as ledger:
-        ledger.refresh()
-        wanted = ledger.ids(RunFilter(of=name.removeprefix("study-")))
-        found = [run for run in ledger.opened(wanted) if run.record.study is not None]
+    with RunIndex.open(folder) as index:
+        index.refresh()
+        wanted = index.ids(RunFilter(of=name.removeprefix("study-")))
+        found = [run for run in index.opened(wanted) if run.record.study is not None]
     if not found:
         return []
     from madlite.cli.studies import outcome_lines

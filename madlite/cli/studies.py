@@ -21,7 +21,7 @@ from madlite.study.tune import KIND as TUNE
 from madlite.study.tune_report import PAGE, RECIPE, TuneReport, recipe_command, report_lines
 
 if TYPE_CHECKING:
-    from madlite.reports.ledger import Ledger
+    from madlite.reports.index import RunIndex
     from madlite.reports.runs import StoredRun
 
 _Summary = TypeVar("_Summary", bound=Value)
@@ -83,9 +83,9 @@ def _summary(
     return found
 
 
-def unknown_id(ledger: Ledger, of: str) -> str:
+def unknown_id(index: RunIndex, of: str) -> str:
     """Return that nothing has an id that begins so, with the nearest ones; "" where something has."""
-    known = [*dict.fromkeys((*ledger.values("study"), *ledger.values("batch")))]
+    known = [*dict.fromkeys((*index.values("study"), *index.values("batch")))]
     if any(name.startswith(of) for name in known):
         return ""
     near = nearest_words(of, known, 3)

@@ -16,11 +16,11 @@ from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
 from madlite.model.results import Attempt, headline_of
 from madlite.perfcsv.pending import rows_path
-from madlite.perfcsv.stored import NotedRuns, has_any_file, load_record, load_result, read_plan, read_record, with_plan
+from madlite.perfcsv.stored import NotedRuns, load_record, load_result, read_plan, read_record, with_plan
 from madlite.plan.inputs import RUNS
 from madlite.store.batches import interrupted_batches, requested_cards
 from madlite.store.events import EventLog, RunImported
-from madlite.store.folder import LOCK, PLAN, RECORD, check_runs_folder, is_alive, is_uncollected, real_folders
+from madlite.store.folder import PLAN, check_runs_folder, is_alive, is_run, is_uncollected, real_folders
 from madlite.store.journal import read_run
 from madlite.store.record import Record, record_json
 
@@ -148,11 +148,6 @@ def appended_to(file: Path) -> Iterator[tuple[Path, Record, tuple[dict[str, str]
         record = read_record(folder)
         if record is not None and record.rows is not None and record.rows.path == path:
             yield folder, record, record.rows.cells
-
-
-def is_run(folder: Path) -> bool:
-    """Return whether a folder is a run's."""
-    return has_any_file(folder, (RECORD, PLAN, LOCK))
 
 
 def open_run(folder: Path, noted: NotedRuns | None = None) -> StoredRun:
@@ -310,7 +305,7 @@ def _unknown(name: str, names: Sequence[str]) -> UsageProblem:
 def began(folder: Path) -> int:
     """Return when a run's plan was written, in nanoseconds; without a plan the time in its name, else 0."""
     with suppress(OSError):
-        return (folder / PLAN).lstat().st_mtime_ns
+        return os.lstat(f"{folder}/{PLAN}").st_mtime_ns
     with suppress(ValueError):
         named = datetime.strptime(folder.name[:15], "%Y%m%dT%H%M%S").replace(tzinfo=timezone.utc)
         return int(named.timestamp()) * 10**9

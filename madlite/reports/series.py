@@ -168,7 +168,7 @@ def _series(key: tuple[str, ...], members: Sequence[Entry]) -> Series:
 
 def merged_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
     """Return the different values of each fact, the latest of them where there are many."""
-    first: dict[int, Mapping[str, str]] = {}  # thousands of runs of the ledger share one
+    first: dict[int, Mapping[str, str]] = {}  # thousands of runs of the index share one
     last: dict[int, Mapping[str, str]] = {}
     for one in facts:
         first.setdefault(id(one), one)
@@ -216,10 +216,14 @@ def of_record(record: Record, place: str) -> Iterator[Entry]:
 
     A warm-up has none, nor a short run of a search, nor an attempt that another one replaced.
     """
+    return results_of(record, record_dimensions(record), record_sample(record, place))
+
+
+def results_of(record: Record, dimensions: Mapping[str, str], sample: Sample) -> Iterator[Entry]:
+    """As `of_record`, with the dimensions and the sample of the record, which the caller has already."""
     if record.is_warm_up or record.is_short or record.is_replaced:
         return
     rows = record.rows.cells if record.rows is not None else _rows_without_file(record)
-    dimensions, sample = record_dimensions(record), record_sample(record, place)
     for cells in rows:
         yield _recorded_entry(dimensions, cells, sample)
 

@@ -266,7 +266,7 @@ def record_facts(record: Record) -> dict[str, str]:
         **{f"config {name}": text for name, text in record.config.items()},
         **{f"plan {name}": text for name, text in record.inputs.items()},
     }
-    known = {name: text for name, text in facts.items() if text and name.removeprefix("env ") not in own}
+    known = {name: text for name, text in facts.items() if text and not (own and name.removeprefix("env ") in own)}
     return {**dict.fromkeys(_known_empty(record), NONE), **known}
 
 

@@ -16,14 +16,13 @@ from madlite.model import Value
 from madlite.perfcsv.header import recorded_row
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
-from madlite.reports.ledger import Ledger, RunFilter
+from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.results_files import Read, read_results
 from madlite.reports.runs import (
     LAST,
     StoredRun,
     appended_to,
     find_named,
-    is_run,
     list_runs,
     names_with,
     open_run,
@@ -31,6 +30,7 @@ from madlite.reports.runs import (
 )
 from madlite.reports.series import Entry, Series, group, joined, matches, merged_facts, of_record
 from madlite.reports.series_key import FACTS, as_dimensions, as_key, record_facts
+from madlite.store.folder import is_run
 
 BASELINE = "baseline:"
 PUBLISHED = "published"
@@ -53,13 +53,13 @@ class Side(Value, frozen=True):
 
 
 def read_side(
-    name: str, runs: Path, where: Mapping[str, str], *, paths: bool = True, ledger: Ledger | None = None
+    name: str, runs: Path, where: Mapping[str, str], *, paths: bool = True, index: RunIndex | None = None
 ) -> Side:
     """Return what a name stands for: a file, a folder, a run, a study or batch, a baseline, or `KEY=VALUE`.
 
     `runs` is the folder of runs of the working folder, which need not exist; `where` keeps results with these
     dimensions, columns or facts.  Without `paths` no folder can be named, and of files only a results file beside
-    `runs`, by its name, that is no link.  `ledger` is that of `runs`, where the caller has it up to date; then a side
+    `runs`, by its name, that is no link.  `index` is that of `runs`, where the caller has it up to date; then a side
     by a value has no `stored` runs.
 
     Raises:
@@ -67,7 +67,7 @@ def read_side(
     """
     if not name.strip():  # which would be this folder
         raise _unknown(name, runs)
-    found = _found(name, runs, where, paths=paths, ledger=ledger)
+    found = _found(name, runs, where, paths=paths, index=index)
     if not found.series:
         kept = " with " + ", ".join(f"{key}={text}" for key, text in where.items()) if where else ""
         notes = f": {'; '.join(found.notes)}" if found.notes else ""
@@ -88,10 +88,10 @@ class Source(Value, frozen=True):
     is_folder: bool = False
 
 
-def find_source(name: str, runs: Path, *, paths: bool = True, ledger: Ledger | None = None) -> Source:
+def find_source(name: str, runs: Path, *, paths: bool = True, index: RunIndex | None = None) -> Source:
     """Return what a name stands for, as `read_side` reads it; no file is read yet.
 
-    Without `paths` no file or folder can be named.  `ledger` is that of `runs`, where the caller has it up to date.
+    Without `paths` no file or folder can be named.  `index` is that of `runs`, where the caller has it up to date.
 
     Raises:
         UsageProblem: nothing is named so, or several runs are.
@@ -105,7 +105,7 @@ def find_source(name: str, runs: Path, *, paths: bool = True, ledger: Ledger | N
         return Source(runs=(open_run(path),)) if _is_run_folder(path) else _folder(path)
     if name in baseline_names(runs):
         return Source(baseline=name)
-    if chosen := _chosen_runs(name, runs, ledger):
+    if chosen := _chosen_runs(name, runs, index):
         return Source(runs=tuple(chosen))
     key, _, text = name.partition("=")
     if text and key:
@@ -143,8 +143,8 @@ def _files_of(folder: Path) -> tuple[Path, ...]:
     return (perf,) if perf.is_file() else tuple(sorted(folder.glob("*.csv")))
 
 
-def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, ledger: Ledger | None) -> Side:
-    """Return what a name stands for; all runs of a folder, or those with a value, by its ledger."""
+def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, index: RunIndex | None) -> Side:
+    """Return what a name stands for; all runs of a folder, or those with a value, by its index."""
     if not paths and _RESULTS_NAME.fullmatch(name) and os.path.lexists(runs.parent / name):
         return _of_file(runs.parent / name, where, links=False)
     path, (key, _, text) = Path(name), name.partition("=")
@@ -153,8 +153,8 @@ def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, ledg
         found = _of_all_runs(str(path), _runs_below(path), where)
         return found if found.series else _of_files(str(path), _files_of(path), where)
     if key and text and not at_path and not name.startswith(BASELINE) and name not in baseline_names(runs):
-        return _of_all_runs(name, runs, {**where, key: text}, ledger)
-    source = find_source(name, runs, paths=paths, ledger=ledger)
+        return _of_all_runs(name, runs, {**where, key: text}, index)
+    source = find_source(name, runs, paths=paths, index=index)
     if source.baseline:
         return _of_baseline(runs, source.baseline, where)
     return _of_file(source.files[0], where) if source.files else of_runs(name, source.runs, where)
@@ -196,24 +196,24 @@ def finished(runs: Iterable[StoredRun], notes: list[str]) -> Iterator[StoredRun]
 
 
 @contextmanager
-def _up_to_date(runs: Path, ledger: Ledger | None) -> Iterator[Ledger]:
-    if ledger is not None:
-        yield ledger
+def _up_to_date(runs: Path, index: RunIndex | None) -> Iterator[RunIndex]:
+    if index is not None:
+        yield index
         return
-    with Ledger.open(runs) as own:
+    with RunIndex.open(runs) as own:
         own.refresh()
         yield own
 
 
-def _of_all_runs(label: str, runs: Path, where: Mapping[str, str], given: Ledger | None = None) -> Side:
-    """Return what `of_runs` does of all runs of a folder, without reading the records that the ledger knows.
+def _of_all_runs(label: str, runs: Path, where: Mapping[str, str], given: RunIndex | None = None) -> Side:
+    """Return what `of_runs` does of all runs of a folder, without reading the records that the index knows.
 
     Of many runs the newest are `stored`: more of them are in no page.
     """
-    with _up_to_date(runs, given) as ledger:
-        series, used = ledger.results(where)
-        notes = tuple(f"{run.folder.name}: {run.doubt or run.problem}" for run in ledger.problems())
-        stored = () if given is not None else tuple(ledger.opened(used[-_MOST_STORED:]))
+    with _up_to_date(runs, given) as index:
+        series, used = index.results(where)
+        notes = tuple(f"{run.folder.name}: {run.doubt or run.problem}" for run in index.problems())
+        stored = () if given is not None else tuple(index.opened(used[-_MOST_STORED:]))
     return Side(label=label, series=series, runs=used, notes=notes, stored=stored)
 
 
@@ -226,12 +226,12 @@ def newest_side(base: Side, runs: Path, where: Mapping[str, str]) -> Side:
         UsageProblem: there are no such runs.
     """
     models = {(one["model"], one["metric"]) for one in base.series}
-    with _up_to_date(runs, None) as ledger:
+    with _up_to_date(runs, None) as index:
         groups = {
             run.folder.name: (run.record.study.id if run.record.study else "") or run.record.batch
-            for run in ledger.runs()
+            for run in index.runs()
         }
-        found = [(name, one) for name, one in ledger.entries(where) if name not in base.runs]
+        found = [(name, one) for name, one in index.entries(where) if name not in base.runs]
         newest = {as_key(one.dimensions)[:-1]: groups.get(name) or name for name, one in found}
         kept = [pair for pair in found if newest[as_key(pair[1].dimensions)[:-1]] == (groups.get(pair[0]) or pair[0])]
         series = tuple(
@@ -240,7 +240,7 @@ def newest_side(base: Side, runs: Path, where: Mapping[str, str]) -> Side:
             if (one["model"], one["metric"]) in models or (not one["metric"] and not one.values)
         )
         ids = tuple(dict.fromkeys(sample.run for one in series for sample in one.samples))
-        stored = tuple(ledger.opened(ids[-_MOST_STORED:]))
+        stored = tuple(index.opened(ids[-_MOST_STORED:]))
     if not series:
         raise UsageProblem(
             f"no run of {runs} is like {base.label} and none of it",
@@ -315,25 +315,25 @@ def _has(series: Series, where: Mapping[str, str]) -> bool:
     return all(text in (dimensions.get(name), *series.facts.get(fact, ())) for name, fact, text in names)
 
 
-def _chosen_runs(name: str, runs: Path, ledger: Ledger | None) -> list[StoredRun]:
+def _chosen_runs(name: str, runs: Path, index: RunIndex | None) -> list[StoredRun]:
     """Return the runs that a name stands for: one, or those of a study or batch."""
     if not runs.is_dir():
         return []
     try:
-        folder = find_named(runs, name, ledger.ids() if ledger is not None else None)
+        folder = find_named(runs, name, index.ids() if index is not None else None)
     except UsageProblem:
-        if (group := _group(name, runs, ledger)) is not None:
+        if (group := _group(name, runs, index)) is not None:
             return group
         raise
-    return [open_run(folder)] if folder is not None else _group(name, runs, ledger) or []
+    return [open_run(folder)] if folder is not None else _group(name, runs, index) or []
 
 
-def _group(name: str, runs: Path, given: Ledger | None) -> list[StoredRun] | None:
+def _group(name: str, runs: Path, given: RunIndex | None) -> list[StoredRun] | None:
     """Return the runs of the study or batch whose id begins so; None without any."""
     if not name:
         return None
-    with _up_to_date(runs, given) as ledger:
-        return ledger.opened(ledger.ids(RunFilter(of=name))) or None
+    with _up_to_date(runs, given) as index:
+        return index.opened(index.ids(RunFilter(of=name))) or None
 
 
 def _unknown(name: str, runs: Path) -> UsageProblem:
@@ -383,8 +383,8 @@ def _alternates(run: StoredRun) -> bool:
 class RunHistory:
     """The numbers of a folder's earlier runs, series by series; they are read when the first is asked for."""
 
-    def __init__(self, runs: Path, without: Iterable[str], ledger: Ledger | None = None) -> None:
-        self._runs, self._without, self._ledger = runs, frozenset(without), ledger
+    def __init__(self, runs: Path, without: Iterable[str], index: RunIndex | None = None) -> None:
+        self._runs, self._without, self._index = runs, frozenset(without), index
         self._series: dict[tuple[str, ...], tuple[float, ...]] | None = None
 
     def __call__(self, series: Series) -> Sequence[float]:
@@ -395,9 +395,9 @@ class RunHistory:
 
     def _read(self) -> Iterator[Series]:
         try:
-            with _up_to_date(self._runs, self._ledger) as ledger:
-                names = [name for name in ledger.ids(limit=HISTORY_RUNS) if name not in self._without]
-                runs = (run for run in ledger.opened(names) if not _alternates(run))
+            with _up_to_date(self._runs, self._index) as index:
+                names = [name for name in index.ids(limit=HISTORY_RUNS) if name not in self._without]
+                runs = (run for run in index.opened(names) if not _alternates(run))
                 return iter(of_runs("history", runs, {}).series)
         except (MadliteError, OSError):
             return iter(())

@@ -159,7 +159,7 @@ class BatchLog:
         lost = tuple(one for one in self._open_runs.values() if not _has_folder(self._folder.path, one.id))
         how = BatchEnded(batch=self.id, how="interrupted" if kept else "done")
         written = self._add(*([RunsLost(batch=self.id, runs=lost)] if lost else []), how)
-        self._release()
+        self._release(keep_file=bool(lost))  # until they are acknowledged
         return kept and written
 
     def __enter__(self) -> BatchLog:
@@ -196,9 +196,12 @@ class BatchLog:
             return False
         return True
 
-    def _release(self) -> None:
+    def _release(self, *, keep_file: bool) -> None:
         if self._folder is not None:
-            remove_locked(self._folder, _lock_name(self.id), self._lock)
+            if keep_file:
+                os.close(self._lock)
+            else:
+                remove_locked(self._folder, _lock_name(self.id), self._lock)
             self._lock = -1
             self._folder.close()
             self._folder = None
@@ -370,8 +373,9 @@ def dead_locks(workspace: Path) -> tuple[Path, ...]:
         found = [runs / name for name in fnmatch.filter(os.listdir(runs), _LOCKS)]  # noqa: PTH208 - names alone
     except OSError:
         return ()
-    not_ended = {_lock_name(name) for name in _not_ended(EventLog.read(runs))} if found else set()
-    return tuple(path for path in found if path.name not in not_ended and not is_locked(path, unknown=True))
+    log = EventLog.read(runs) if found else EventLog()
+    reported = {_lock_name(name) for name in (*_not_ended(log), *log.ids(RunsLost))}
+    return tuple(path for path in found if path.name not in reported and not is_locked(path, unknown=True))
 
 
 def is_batch_running(runs: Path) -> bool:

@@ -83,6 +83,11 @@ def check_runs_folder(workspace: Path) -> None:
             raise UsageProblem(what, f"mv {RUNS} {RUNS}.old")
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is a run's; True where permissions hide its files."""
+    return any(exists(folder / name, shut=True) for name in (RECORD, PLAN, LOCK))
+
+
 class RunFolder:
     """An open run folder; the lock is held until `close`, also through a crash of the interpreter.
 

@@ -33,17 +33,18 @@ from madlite.reports.dashboard.queries import (
     StepCurve,
     step_curves,
 )
-from madlite.reports.runs import BACK, StoredRun, as_json, is_run
+from madlite.reports.runs import BACK, StoredRun, as_json
 from madlite.reports.series import Series
 from madlite.reports.series_key import DIMENSIONS, as_dimensions, series_names
 from madlite.reports.sides import RunHistory, Side, read_side
 from madlite.reports.watch import WatchedRun
+from madlite.store.folder import is_run
 from madlite.store.record import Record
 
 if TYPE_CHECKING:
-    from madlite.reports.ledger import Ledger, SeriesSummary
+    from madlite.reports.index import RunIndex, SeriesSummary
 
-FIRST_LOOK_S = 3.0  # that a request waits for a ledger that is read for the first time
+FIRST_LOOK_S = 3.0  # that a request waits for an index that is read for the first time
 NO_SUCH = 404
 
 
@@ -52,40 +53,40 @@ class NotHere(UsageProblem):
 
 
 class Answers:
-    """What the endpoints and pages return, from the ledger and the folders of runs."""
+    """What the endpoints and pages return, from the index and the folders of runs."""
 
     def __init__(self, live: Live) -> None:
         self.live = live
 
     @property
-    def ledger(self) -> Ledger:
-        """The ledger, as up to date as it is by now; one that has nothing yet is waited for a moment."""
-        if not self.live.ready.is_set() and not self.live.ledger.count():
+    def index(self) -> RunIndex:
+        """The index, as up to date as it is by now; one that has nothing yet is waited for a moment."""
+        if not self.live.ready.is_set() and not self.live.index.count():
             self.live.ready.wait(FIRST_LOOK_S)
-        return self.live.ledger
+        return self.live.index
 
     def status(self, query: NoQuery) -> Status:
         """Return the state of the folder."""
-        states = self.ledger.states()
-        path = self.ledger.path
+        states = self.index.states()
+        path = self.index.path
         return Status(
-            folder=str(self.ledger.folder),
+            folder=str(self.index.folder),
             runs=sum(states.values()),
             states=states,
             complete=self.live.ready.is_set(),
             ledger=str(path) if path is not None else "in memory",
-            notes=self.ledger.notes,
+            notes=self.index.notes,
         )
 
     def stored(self, query: RunsQuery) -> list[StoredRun]:
         """Return the runs of a page of the list."""
-        return self.ledger.runs(
+        return self.index.runs(
             query.filter, query.order, descending=query.descending, limit=query.limit, offset=query.offset
         )
 
     def runs(self, query: RunsQuery) -> RunPage:
         """Return a page of the list of runs."""
-        return RunPage(total=self.ledger.count(query.filter), runs=tuple(map(RunLine.of, self.stored(query))))
+        return RunPage(total=self.index.count(query.filter), runs=tuple(map(RunLine.of, self.stored(query))))
 
     def run(self, name: str) -> StoredRun:
         """Return one run, read from its folder.
@@ -93,18 +94,18 @@ class Answers:
         Raises:
             NotHere: there is none of this id.
         """
-        ledger = self.ledger
+        index = self.index
         if (back := BACK.fullmatch(name)) is not None:  # last, last~1
-            newest = ledger.ids(limit=int(back[1] or 0) + 1)
+            newest = index.ids(limit=int(back[1] or 0) + 1)
             name = newest[0] if len(newest) > int(back[1] or 0) else ""
-        folder = ledger.folder / name
+        folder = index.folder / name
         try:
             is_folder = bool(name) and "/" not in name and name[0] != "." and stat.S_ISDIR(os.lstat(folder).st_mode)
         except (OSError, ValueError):
             is_folder = False
         if not is_folder or not is_run(folder):
             raise NotHere(f"no run {name!r}", "madlite runs lists them")
-        return ledger.opened([name])[0]
+        return index.opened([name])[0]
 
     def record(self, query: NoQuery, id: str) -> Json:
         """Return the record of a run as `madlite show --json` prints it."""
@@ -122,7 +123,7 @@ class Answers:
     def summaries(self, query: SeriesQuery) -> tuple[int, list[SeriesSummary]]:
         """Return how many series have the words, and those of a page."""
         words = query.q.casefold().split()
-        found = [one for one in self.ledger.summaries() if all(word in _searched(one) for word in words)]
+        found = [one for one in self.index.summaries() if all(word in _searched(one) for word in words)]
         return len(found), found[query.offset : query.offset + query.limit]
 
     def series(self, query: SeriesQuery) -> SeriesPage:
@@ -138,7 +139,7 @@ class Answers:
             NotHere: there is none.
         """
         is_number = number.isascii() and number.isdigit() and len(number) < 16
-        found = self.ledger.series_of([int(number)]) if is_number else []
+        found = self.index.series_of([int(number)]) if is_number else []
         if not found:
             raise NotHere(f"no series {number!r}", "/series lists them")
         return found[0]
@@ -170,7 +171,7 @@ class Answers:
             base.series,
             new.series,
             labels=(base.label, new.label),
-            history=RunHistory(self.ledger.folder, (*base.runs, *new.runs), self.ledger),
+            history=RunHistory(self.index.folder, (*base.runs, *new.runs), self.index),
             across=[one for one in DIMENSIONS if query.base.startswith(f"{one}=") and query.new.startswith(f"{one}=")],
             notes=(*base.notes, *new.notes),
         )
@@ -178,7 +179,7 @@ class Answers:
 
     def _side(self, name: str, where: Mapping[str, str]) -> Side:
         """Return what a name stands for; of files only the results files of the working folder."""
-        return read_side(name, self.ledger.folder, where, paths=False, ledger=self.ledger)
+        return read_side(name, self.index.folder, where, paths=False, index=self.index)
 
 
 def _searched(one: SeriesSummary) -> str:

@@ -84,7 +84,7 @@
     }
   }, 1000);
 
-  // Parts of the page that are loaded again when the ledger has changed, while nobody types or selects in them.
+  // Parts of the page that are loaded again when the index has changed, while nobody types or selects in them.
 
   let waiting = 0;
   const fresh = async () => {

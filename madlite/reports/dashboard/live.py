@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.errors import MadliteError
-from madlite.reports.ledger import Ledger, RunFilter
+from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.log import plain_text, read_log
 from madlite.reports.runs import RUNNING
 from madlite.reports.watch import Watch, WatchedRun, changes
@@ -73,12 +73,12 @@ class Tab:
 
 
 class Live:
-    """The thread that keeps the ledger up to date, and the one that watches what is running while a tab is open."""
+    """The thread that keeps the index up to date, and the one that watches what is running while a tab is open."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.ready = threading.Event()  # the ledger was brought up to date once
-        self._watch = Watch(ledger.folder)
+    def __init__(self, index: RunIndex) -> None:
+        self.index = index
+        self.ready = threading.Event()  # the index was brought up to date once
+        self._watch = Watch(index.folder)
         self._tabs: set[Tab] = set()
         self._lock = threading.Lock()
         self._stop, self._wanted = threading.Event(), threading.Event()
@@ -129,13 +129,13 @@ class Live:
             self._now = self._watch.read(self._folders())
         return tuple(one for one in self._now if one.state == RUNNING)
 
-    # The ledger.
+    # The index.
 
     def _refresh(self) -> None:
         before: tuple[object, ...] = ()
         looked_s, took_s = -_LATEST_S, 0.0
         if (
-            self.ledger.count()
+            self.index.count()
         ):  # it has been here before: the first page is shown from that, before a look at all folders
             self._prepare_lists()
             self._stop.wait(_LOOK_S)
@@ -148,30 +148,30 @@ class Live:
             self._stop.wait(rest_s)
 
     def _look(self, *, is_new: bool) -> float:
-        begun, states = time.monotonic(), self.ledger.states()
+        begun, states = time.monotonic(), self.index.states()
         try:
-            done = self.ledger.refresh()
-            if done.removed or is_new or self.ledger.states() != states:
+            done = self.index.refresh()
+            if done.removed or is_new or self.index.states() != states:
                 self._send(Event("ledger", _json({"runs": done.runs})))
         except Exception:  # noqa: BLE001 - the next look may do; the pages show what is known
-            _log.exception("%s could not be read", self.ledger.folder)
+            _log.exception("%s could not be read", self.index.folder)
         self._prepare_lists()
         self.ready.set()
         return time.monotonic() - begun
 
     def _prepare_lists(self) -> None:
-        """Ask the ledger what every first page asks, so that no page waits for an answer about all runs."""
+        """Ask the index what every first page asks, so that no page waits for an answer about all runs."""
         with suppress(Exception):  # a page that asks says what is wrong
-            self.ledger.count()
-            self.ledger.count(RunFilter(status="suspect"))
-            self.ledger.summaries()
+            self.index.count()
+            self.index.count(RunFilter(status="suspect"))
+            self.index.summaries()
             for column in FACETS:
-                self.ledger.values(column)
+                self.index.values(column)
 
     def _signs(self) -> tuple[object, ...]:
         """Return what changes when a run begins or ends: the folder, its event log, and which locks are held."""
         found: list[object] = []
-        for path in (self.ledger.folder, self.ledger.folder / EVENTS):
+        for path in (self.index.folder, self.index.folder / EVENTS):
             with suppress(OSError):
                 facts = path.stat()
                 found += [facts.st_mtime_ns, facts.st_size]
@@ -200,9 +200,9 @@ class Live:
         self._send_logs()
 
     def _folders(self) -> list[Path]:
-        """Return the folders of runs that go on, by the ledger, and of those that did a moment ago."""
-        names = dict.fromkeys((*(one.id for one in self._now), *self.ledger.ids(RunFilter(status="running"))))
-        return [self.ledger.folder / name for name in sorted(names)]
+        """Return the folders of runs that go on, by the index, and of those that did a moment ago."""
+        names = dict.fromkeys((*(one.id for one in self._now), *self.index.ids(RunFilter(status="running"))))
+        return [self.index.folder / name for name in sorted(names)]
 
     def _send_logs(self) -> None:
         with self._lock:
@@ -210,7 +210,7 @@ class Live:
         known = {one.id for one in self._now}
         self._logs = {run: text for run, text in self._logs.items() if run in wanted}
         for run in wanted & known:
-            text = log_end(self.ledger.folder / run)
+            text = log_end(self.index.folder / run)
             if text != self._logs.get(run):
                 self._logs[run] = text
                 self._send(_log_event(run, text), run)

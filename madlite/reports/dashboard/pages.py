@@ -78,17 +78,17 @@ class Pages:
     def runs(self, parameters: Mapping[str, str]) -> str:
         """Return the list of runs."""
         query = parsed(RunsQuery, parameters)
-        ledger = self._answers.ledger
-        total = ledger.count(query.filter)
+        index = self._answers.index
+        total = index.count(query.filter)
         return self._drawn(
             "runs.html.j2",
             title="Runs",
             query=query,
             total=total,
             runs=self._answers.stored(query),
-            states=_tiles(ledger.states(), ledger.count(parsed(RunsQuery, {"status": "suspect"}).filter)),
-            facets={name: ledger.values(name) for name in FACETS},
-            statuses=(*STATES, *(one for one in ledger.values("cause"))),
+            states=_tiles(index.states(), index.count(parsed(RunsQuery, {"status": "suspect"}).filter)),
+            facets={name: index.values(name) for name in FACETS},
+            statuses=(*STATES, *(one for one in index.values("cause"))),
             columns=_COLUMNS,
             given={name: text for name, text in parameters.items() if text},
             pages=_pages(query.offset, query.limit, total),
@@ -127,7 +127,7 @@ class Pages:
         """Return the list of series."""
         query = parsed(SeriesQuery, parameters)
         total, found = self._answers.summaries(query)
-        full = {one.key: _newest(one) for one in self._answers.ledger.series_of([each.id for each in found])}
+        full = {one.key: _newest(one) for one in self._answers.index.series_of([each.id for each in found])}
         page = page_data([full[one.key] for one in found if one.key in full], failures=())
         views = {view.key: view for view in page.series}
         rows = [(one, views.get(one.key)) for one in found]
@@ -145,7 +145,7 @@ class Pages:
         """Return the page of one series."""
         series = self._answers.one_series(number)
         newest = list(dict.fromkeys(sample.run for sample in series.samples))[-10:]
-        page = page_data([series], self._answers.ledger.opened(newest), failures=())
+        page = page_data([series], self._answers.index.opened(newest), failures=())
         return self._drawn("trend.html.j2", page=page, title=series.name, number=number, newest=newest[::-1])
 
     def compare(self, parameters: Mapping[str, str]) -> str:
@@ -164,10 +164,10 @@ class Pages:
 
     def _sides(self) -> list[str]:
         """Return what a side can be, the likely ones first."""
-        ledger = self._answers.ledger
-        devices = [f"device={name}" for name in ledger.values("device")]
-        names = [*baseline_names(ledger.folder), *ledger.values("study")[::-1], *devices]
-        return [LAST, f"{LAST}~1", *names[:_SUGGESTED], *ledger.ids(limit=_SUGGESTED)[::-1]]
+        index = self._answers.index
+        devices = [f"device={name}" for name in index.values("device")]
+        names = [*baseline_names(index.folder), *index.values("study")[::-1], *devices]
+        return [LAST, f"{LAST}~1", *names[:_SUGGESTED], *index.ids(limit=_SUGGESTED)[::-1]]
 
     def problem(self, problem: UsageProblem) -> str:
         """Return the page of a request that cannot be answered."""
@@ -182,9 +182,9 @@ class Pages:
                 page=page or page_data(()),
                 has_page=page is not None,
                 path=template,
-                folder=str(live.ledger.folder),
+                folder=str(live.index.folder),
                 complete=live.ready.is_set(),
-                notes=live.ledger.notes,
+                notes=live.index.notes,
                 now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}",
                 duration=self._words.duration,
                 status=lambda run: self._words.status(run.state, run.record.suspect),

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from madlite.errors import UsageProblem
 from madlite.model import Value
-from madlite.reports.ledger import COLUMNS, Order, RunFilter, SeriesSummary
+from madlite.reports.index import COLUMNS, Order, RunFilter, SeriesSummary
 from madlite.reports.listing import as_json
 from madlite.reports.page.figures import rounded, thinned
 from madlite.reports.page.run_details import read_steps
@@ -57,7 +57,7 @@ class RunsQuery(Value, frozen=True, forbid_unknown_fields=True):
 
     @property
     def filter(self) -> RunFilter:
-        """The filter of the ledger."""
+        """The filter of the index."""
         return RunFilter(
             status=self.status,
             words=tuple(self.q.replace(",", " ").split()),
@@ -142,7 +142,7 @@ class RunLine(Value, frozen=True):
 
     @classmethod
     def of(cls, run: StoredRun) -> RunLine:
-        """Return a run of the ledger."""
+        """Return a run of the index."""
         return msgspec.convert({k: v for k, v in as_json(run).items() if k in cls.__struct_fields__}, cls)
 
 
@@ -154,7 +154,7 @@ class RunPage(Value, frozen=True):
 
 
 class SeriesLine(Value, frozen=True):
-    """A series in a line; `id` is its number in this ledger."""
+    """A series in a line; `id` is its number in this index."""
 
     id: int
     name: str
@@ -167,7 +167,7 @@ class SeriesLine(Value, frozen=True):
 
     @classmethod
     def of(cls, found: SeriesSummary, name: str) -> SeriesLine:
-        """Return a series of the ledger; of a list that has others of its name, with what tells them apart."""
+        """Return a series of the index; of a list that has others of its name, with what tells them apart."""
         dimensions = as_dimensions(found.key)
         return cls(
             id=found.id,
@@ -227,13 +227,13 @@ class StepCurve(Value, frozen=True):
 
 
 class Status(Value, frozen=True):
-    """The folder as a whole: runs by state, whether all of them are in the ledger already, and notes on its file."""
+    """The folder as a whole: runs by state, whether all of them are in the index already, and notes on its file."""
 
     folder: str
     runs: int
     states: dict[str, int]
     complete: bool
-    ledger: str
+    ledger: str  # where the index is
     notes: tuple[str, ...]
 
 

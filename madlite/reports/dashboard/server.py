@@ -21,7 +21,7 @@ from madlite.reports.dashboard.api import ENDPOINTS, NO_SUCH, Answers, Endpoint,
 from madlite.reports.dashboard.live import END, Live
 from madlite.reports.dashboard.pages import STATIC, Pages, templates
 from madlite.reports.dashboard.queries import Problem, parsed
-from madlite.reports.ledger import Ledger
+from madlite.reports.index import RunIndex
 from madlite.secrets import masked_json
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ def serve(runs: Path, words: Words, *, host: str, port: int, token: str, started
     url = address(host, listener.getsockname()[1], token)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
-    with Ledger.open(runs) as ledger:
-        live = Live(ledger)
+    with RunIndex.open(runs) as index:
+        live = Live(index)
 
         class Server(uvicorn.Server):
             def handle_exit(self, sig: int, frame: Any) -> None:

@@ -1,24 +1,36 @@
-"""The ledger: an index of the runs of a folder, so that 100,000 of them are listed and compared in a moment.
+"""Queries over the index of a folder of runs: lists and counts of 100,000 runs, and their results as series.
 
-The folders of runs stay the truth: the ledger is brought up to date with them (`refresh`) before it answers, and can be
-removed at any time.  What it has, and what happens to its file: docs/record.md.
+What is in the index of a run is decided here (`read_runs`); its file and how it is kept up to date: store/index.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from madlite.model import Value
-from madlite.reports.ledger_file import LedgerFile, LedgerReplaced
-from madlite.reports.ledger_refresh import Refreshed, file_name, noted_runs, record_of, refreshed
-from madlite.reports.listing import wanted_status
-from madlite.reports.runs import StoredRun, open_run
-from madlite.reports.series import Entry, Sample, Series, group, matches
-from madlite.reports.series_key import DIMENSIONS, as_dimensions
+from madlite.model import Metric, Value
+from madlite.perfcsv.stored import NotedRuns
+from madlite.reports.listing import groups_of, names_of, status_words, wanted_status
+from madlite.reports.runs import UNREADABLE, StoredRun, began, open_run, with_card
+from madlite.reports.series import Entry, Sample, Series, group, matches, results_of
+from madlite.reports.series_key import DIMENSIONS, as_dimensions, as_key, record_dimensions, record_facts
+from madlite.store.batches import requested_cards
+from madlite.store.events import Event
+from madlite.store.index import (
+    RUN_COLUMNS,
+    IndexedResult,
+    IndexedRun,
+    IndexFile,
+    IndexReplaced,
+    Refreshed,
+    file_name,
+    is_text,
+)
+from madlite.store.record import Record
 
 if TYPE_CHECKING:
     import sqlite3
@@ -39,6 +51,12 @@ _MOST_VALUES = 200  # of a column that are offered as a filter
 _MOST_KEPT = 200  # answers
 _STORED = "SELECT runs.id, state, doubt, problem, origin, pruned, collected, record FROM runs JOIN summaries ON run = n"
 
+_ENTRIES = (
+    "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv, study "
+    "FROM results JOIN runs ON runs.n = results.run WHERE {} AND {} AND doubt = '' AND problem = '' "
+    "ORDER BY at ASC, began ASC, runs.id ASC, results.place"
+)
+
 
 class RunFilter(Value, frozen=True):
     """Which runs: those of a status as `madlite runs --status`, of cards with a word, of a batch or study (`of`).
@@ -55,6 +73,7 @@ class RunFilter(Value, frozen=True):
 
 
 EVERY = RunFilter()
+_Keys = dict[int, dict[str, str]]
 
 
 class SeriesSummary(Value, frozen=True):
@@ -69,18 +88,18 @@ class SeriesSummary(Value, frozen=True):
     last_at: str = ""
 
 
-class Ledger:
+class RunIndex:
     """The index of a folder of runs; all methods may be called from any thread."""
 
-    def __init__(self, file: LedgerFile) -> None:
+    def __init__(self, file: IndexFile) -> None:
         self._file = file
         self._known: dict[tuple[object, ...], Any] = {}  # answers about all runs, until a row changes
         self._known_of: tuple[int, ...] = ()
 
     @classmethod
     def open(cls, runs: Path) -> Self:
-        """Open the ledger of a folder of runs, which is made where there is none; never raises for what it holds."""
-        return cls(LedgerFile(runs))
+        """Open the index of a folder of runs, which is made where there is none; never raises for what it holds."""
+        return cls(IndexFile(runs, _Reader()))
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +108,7 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     @property
@@ -108,8 +127,8 @@ class Ledger:
         return self._file.notes
 
     def refresh(self) -> Refreshed:
-        """Bring it up to date: one look at each folder, and only records that changed are read."""
-        return refreshed(self._file)
+        """Bring it up to date with the folders and the log: only what is new or changed is read."""
+        return self._file.refresh()
 
     # Runs.
 
@@ -122,7 +141,7 @@ class Ledger:
         limit: int = 0,
         offset: int = 0,
     ) -> list[StoredRun]:
-        """Return runs, with what the ledger has of their records: enough for a list; `limit` 0 is all.
+        """Return runs, with what the index has of their records: enough for a list; `limit` 0 is all.
 
         Raises:
             UsageProblem: there is no such status.
@@ -162,7 +181,7 @@ class Ledger:
 
     def opened(self, ids: Sequence[str]) -> list[StoredRun]:
         """Return runs with all of their records, read from their folders."""
-        noted = self._retried(lambda: noted_runs(self._file, ids))
+        noted = NotedRuns(self.folder, self._retried(lambda: self._file.noted(ids)))
         return [open_run(self.folder / name, noted) for name in ids]
 
     def states(self) -> dict[str, int]:
@@ -176,7 +195,8 @@ class Ledger:
 
     def problems(self) -> list[StoredRun]:
         """Return the runs whose records cannot be read or trusted, the newest last."""
-        query = f"{_STORED} WHERE doubt != '' OR problem != '' ORDER BY {_order('when', False)}"
+        few = "SELECT n FROM runs WHERE doubt != '' OR problem != ''"  # apart, so that their own index is used
+        query = f"{_STORED} WHERE n IN ({few}) ORDER BY {_order('when', False)}"
         return list(map(self._stored, self._all(query, ())))
 
     def _stored(self, row: Sequence[Any]) -> StoredRun:
@@ -184,7 +204,7 @@ class Ledger:
         return StoredRun(
             folder=self.folder / file_name(name),
             state=state,
-            record=record_of(summary),
+            record=_decode_record(summary),
             problem=problem,
             doubt=doubt,
             origin=origin,
@@ -237,51 +257,52 @@ class Ledger:
 
     def summaries(self) -> list[SeriesSummary]:
         """Return a line about every series, those with the newest numbers first; runs in doubt do not count."""
-        names = ", ".join(f"series.{name}" for name in DIMENSIONS)
         query = (
-            f"SELECT {names}, series.n, count(value), sum(value IS NULL AND status = 'SKIPPED'), count(*), "  # noqa: S608
+            "SELECT series.text, series.n, count(value), sum(value IS NULL AND status = 'SKIPPED'), count(*), "
             "max(CASE WHEN value IS NOT NULL THEN at END) AS last_at, value "  # the value of the last one
             "FROM results JOIN series ON series.n = results.series JOIN runs ON runs.n = results.run "
             "WHERE doubt = '' AND problem = '' GROUP BY series.n ORDER BY last_at DESC, series.n"
         )
-        rows = self._kept(query)
-        blank = {row[: len(DIMENSIONS) - 1]: row for row in rows if not row[len(DIMENSIONS) - 1]}
-        return [_summary(row, blank.pop(row[: len(DIMENSIONS) - 1], None)) for row in rows if row[len(DIMENSIONS) - 1]]
+        rows = [(_decode_key(text), *rest) for text, *rest in self._kept(query)]
+        blank = {key[:-1]: (key, *rest) for key, *rest in rows if not key[-1]}
+        return [_summary(row, blank.pop(row[0][:-1], None)) for row in rows if row[0][-1]]
 
     def series_of(self, numbers: Sequence[int]) -> list[Series]:
         """Return the series of these numbers; what failed before it had a metric is not counted with them."""
-        marks = ", ".join(str(int(number)) for number in numbers)
-        found = self._read_entries(f" AND results.series IN ({marks})", (), EVERY)
+        found = self._entries({}, EVERY, numbers)
         by_key = {series.key: series for series in group(entry for _, entry in found)}
         keys = (self.series_key(number) for number in numbers)
         return [by_key[key] for key in keys if key is not None and key in by_key]
 
     def series_key(self, number: int) -> tuple[str, ...] | None:
         """Return the key of the series of a number, in the order of DIMENSIONS."""
-        found = self._all(f"SELECT {', '.join(DIMENSIONS)} FROM series WHERE n = ?", (number,))  # noqa: S608
-        return tuple(found[0]) if found else None
+        found = self._all("SELECT text FROM series WHERE n = ?", (number,))
+        return _decode_key(found[0][0]) if found else None
 
-    def _entries(self, where: Mapping[str, str], filters: RunFilter) -> Iterator[tuple[str, Entry]]:
-        """Yield results and the runs that they are of, in the order of the runs; of runs in doubt none."""
+    def _entries(
+        self, where: Mapping[str, str], filters: RunFilter, numbers: Sequence[int] | None = None
+    ) -> Iterator[tuple[str, Entry]]:
+        """Yield results and the runs that they are of, in the order of the runs; of runs in doubt none.
+
+        `numbers` are those of the series, where the caller knows them.
+        """
         dimensions = {name: text for name, text in where.items() if name in DIMENSIONS}
         others = {name: text for name, text in where.items() if name not in DIMENSIONS}
-        only = "".join(f" AND series.{name} = ?" for name in dimensions)
-        return self._read_entries(only, tuple(dimensions.values()), filters, others)
-
-    def _read_entries(
-        self, only: str, chosen: Sequence[object], filters: RunFilter, others: Mapping[str, str] | None = None
-    ) -> Iterator[tuple[str, Entry]]:
-        facts = self._facts()
-        fitting = {n for n, one in facts.items() if matches({}, one, others)} if others else None
         condition, values = self._where(filters)
-        query = (  # the conditions are of this module: what a caller names comes as values
-            "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv, study "  # noqa: S608
-            "FROM results JOIN runs ON runs.n = results.run JOIN series ON series.n = results.series "
-            f"WHERE {_of_runs(condition)} AND doubt = '' AND problem = ''{only} "
-            f"ORDER BY {_order('when', False)}, results.place"
-        )
-        keys, above = self._keys(), str(self.folder / "x")[:-1]  # as a path is written, without making one each
-        for name, status, value, n, series, started, suspect, cv, study in self._all(query, (*values, *chosen)):
+
+        def read(connection: sqlite3.Connection) -> tuple[_Keys, _Keys, list[Any]]:
+            keys = {n: as_dimensions(_decode_key(text)) for n, text in connection.execute("SELECT n, text FROM series")}
+            facts = {n: _decode_facts(text) for n, text in connection.execute("SELECT n, text FROM facts")}
+            fitting = keys if numbers is None else keys.keys() & set(numbers)
+            only = [n for n in fitting if dimensions.items() <= keys[n].items()]
+            query = _ENTRIES.format(_of_runs(condition), "1" if len(only) == len(keys) else _of_series(only))
+            return keys, facts, connection.execute(query, values).fetchall()
+
+        # from one state of the tables: other processes may give the numbers of series and facts to others
+        keys, facts, found = self._retried(lambda: self._file.read(read))
+        fitting = {n for n, one in facts.items() if matches({}, one, others)} if others else None
+        above = str(self.folder / "x")[:-1]  # as a path is written, without making one each
+        for name, status, value, n, series, started, suspect, cv, study in found:
             run = file_name(name)
             if fitting is not None and n not in fitting:
                 continue
@@ -299,15 +320,7 @@ class Ledger:
                 )
             yield run, Entry(dimensions=keys[series], status=status, sample=sample)
 
-    def _keys(self) -> dict[int, dict[str, str]]:
-        rows = self._all(f"SELECT n, {', '.join(DIMENSIONS)} FROM series", ())  # noqa: S608 - names of ours
-        return {row[0]: dict(zip(DIMENSIONS, row[1:], strict=True)) for row in rows}
-
-    def _facts(self) -> dict[int, dict[str, str]]:
-        decode = msgspec.json.Decoder(dict[str, str]).decode
-        return {n: decode(text) for n, text in self._all("SELECT n, facts FROM facts", ())}
-
-    def _all(self, query: str, values: Iterable[object]) -> list[Any]:
+    def _all(self, query: str, values: Iterable[object] = ()) -> list[Any]:
         bound = tuple(values)
 
         def read(connection: sqlite3.Connection) -> list[Any]:
@@ -320,7 +333,7 @@ class Ledger:
         bound = tuple(values)
 
         def read(connection: sqlite3.Connection) -> list[Any]:
-            written = connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
+            written = id(connection), connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
             if written != self._known_of or len(self._known) >= _MOST_KEPT:
                 self._known, self._known_of = {}, written
             key = (query, *bound)
@@ -332,12 +345,16 @@ class Ledger:
         return self._retried(lambda: self._file.use(read))
 
     def _retried(self, work: Callable[[], T]) -> T:
-        """Return what a function reads; where the file turned out damaged, from the one that is made again."""
-        try:
-            return work()
-        except LedgerReplaced:
-            self.refresh()
-            return work()
+        """Return what a function reads; where the file is made again, once it is filled."""
+        while True:
+            try:
+                return work()
+            except IndexReplaced:
+                self.refresh()
+
+
+def _of_series(numbers: Iterable[int]) -> str:
+    return f"results.series IN ({', '.join(str(int(number)) for number in numbers)})"
 
 
 def _of_runs(condition: str) -> str:
@@ -347,20 +364,13 @@ def _of_runs(condition: str) -> str:
 
 def _summary(row: Sequence[Any], unnamed: Sequence[Any] | None) -> SeriesSummary:
     """Return a series in a line; `unnamed` are runs that failed before they had a metric, of the same dimensions."""
-    last = len(DIMENSIONS)
-    number, values, skipped, results, last_at, value = row[last:]
+    key, number, values, skipped, results, last_at, value = row
     failed = results - values - skipped
     if unnamed is not None:
-        failed, skipped = failed + unnamed[last + 3] - unnamed[last + 2], skipped + unnamed[last + 2]
-    key = tuple(row[:last])
+        failed, skipped = failed + unnamed[4] - unnamed[3], skipped + unnamed[3]
+    last = value if values else None
     return SeriesSummary(
-        id=number,
-        key=key,
-        runs=values,
-        failed=failed,
-        skipped=skipped,
-        last=value if values else None,
-        last_at=last_at or "",
+        id=number, key=key, runs=values, failed=failed, skipped=skipped, last=last, last_at=last_at or ""
     )
 
 
@@ -377,3 +387,104 @@ def _column(name: str) -> str:
     if name not in COLUMNS:
         raise KeyError(name)
     return name
+
+
+# What the index has of a run.
+
+SEPARATOR = "\x1f"  # between the words of a column
+# what no list needs of a record: the page of one run reads the record itself, and series have columns of their own
+_LEFT_OUT = frozenset(
+    (
+        *("command", "card_source", "url", "traits", "settings", "args", "env", "inputs", "overrides", "origins"),
+        *("context_left_out", "evidence", "diagnosis", "checks", "findings", "node_codes", "outcome", "window"),
+        *("compute", "telemetry", "config", "provenance", "image", "data", "rows", "files", "metrics"),
+    )
+)
+_KEPT = tuple(name for name in Record.__struct_fields__ if name not in _LEFT_OUT)
+_kept_of = attrgetter(*_KEPT)
+_decode_record = msgspec.json.Decoder(Record).decode
+_decode_key = msgspec.json.Decoder(tuple[str, ...]).decode
+_decode_facts = msgspec.json.Decoder(dict[str, str]).decode
+_encode = msgspec.json.Encoder().encode
+_NO_SAMPLE = Sample(value=0.0)
+
+
+class _Reader:
+    """Reads runs for the index as `list_runs` does."""
+
+    version = f"1 {' '.join(DIMENSIONS)}"  # another number where the same record gives other columns, keys or facts
+
+    def __call__(self, runs: Path, names: Sequence[str], noted: Sequence[Event], /) -> Iterator[IndexedRun]:
+        about, cards = NotedRuns(runs, noted), None
+        for name in names:
+            run = open_run(runs / name, about)
+            if not run.record.card:
+                cards = requested_cards(runs) if cards is None else cards
+                run = with_card(run, cards)
+            yield _indexed(run)
+
+
+def _indexed(run: StoredRun) -> IndexedRun:
+    record, dimensions, headline = run.record, record_dimensions(run.record), run.headline
+    is_over = run.state == record.status.value
+    results = results_of(record, dimensions, _NO_SAMPLE) if is_over else ()
+    return IndexedRun(
+        name=run.folder.name,
+        columns=_columns(run, dimensions, headline),
+        summary=_summary_of(record, headline),
+        facts=_encode(record_facts(record)).decode(),
+        results=[_result(entry) for entry in results],  # of a run in doubt, too: they are left out of series
+        is_settled=run.state != UNREADABLE and bool(record.card),
+    )
+
+
+def _columns(run: StoredRun, dimensions: Mapping[str, str], headline: Metric | None) -> dict[str, object]:
+    record, (batch, study) = run.record, groups_of(run)
+    return {
+        **{name: dimensions[name] for name in _OF_DIMENSIONS},
+        "at": run.when,
+        "began": began(run.folder),
+        "started": record.started,
+        "state": run.state,
+        "words": _joined(status_words(run)),
+        "names": _joined(names_of(run)),
+        "card": record.card,
+        "runtime": record.runtime,
+        "hostname": record.hostname,
+        "cause": record.cause,
+        "suspect": "; ".join(record.suspect),
+        "study": study,
+        "batch": batch,
+        "duration_s": record.durations_s.get("total"),
+        "metric": headline.metric if headline else "",
+        "number": headline.value if headline else None,
+        "steady_cv": record.window.cv if record.window is not None else None,
+        "doubt": run.doubt,
+        "problem": run.problem,
+        "collected": run.collected,
+        "origin": run.origin,
+        "pruned": run.pruned,
+    }
+
+
+_OF_DIMENSIONS = tuple(name for name in DIMENSIONS if name in RUN_COLUMNS)
+
+
+def _summary_of(record: Record, headline: Metric | None) -> str:
+    """Return what lists show of a record, as one that has nothing else."""
+    kept = {name: value for name, value in zip(_KEPT, _kept_of(record), strict=True) if value}
+    metrics = (headline,) if headline else ()
+    return _encode({**kept, "id": _text(record.id), "metrics": metrics}).decode()
+
+
+def _result(entry: Entry) -> IndexedResult:
+    value = None if entry.sample is None else entry.sample.value
+    return IndexedResult(_encode(as_key(entry.dimensions)).decode(), entry.status, value)
+
+
+def _joined(words: Iterable[str]) -> str:
+    return _text(SEPARATOR + SEPARATOR.join(filter(None, words)) + SEPARATOR)
+
+
+def _text(text: str) -> str:
+    return text if is_text(text) else text.encode("utf-8", "replace").decode()

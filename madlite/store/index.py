@@ -1,0 +1,547 @@
+"""The index: an SQLite file that caches records and log of a folder of runs, so that many runs are listed in a moment.
+
+The folders stay the truth: `IndexFile.refresh` brings the index up to date with them before it answers.  The file may
+be removed at any time; one of another version or folder is emptied, a damaged one removed, and both are filled again.
+A folder with few runs, or one that cannot be written to, has its index in memory.  What it has: docs/record.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import count, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from madlite.model import Value
+from madlite.plan.inputs import RUNS
+from madlite.store.batches import interrupted_batches
+from madlite.store.events import Added, AnyEvent, Event, RunImported, RunPruned, read_added
+from madlite.store.folder import RECORD, is_run
+from madlite.store.record import Record
+
+if TYPE_CHECKING:
+    import sqlite3
+
+T = TypeVar("T")
+FILE = "index.sqlite3"
+FEWEST_RUNS = 500  # a smaller folder is read as quickly as a file of it
+CHECK_S = 60.0  # how long a record of a run that is over is taken for unchanged without a look at its file
+BUSY_S = 10.0  # another process writes for a fraction of a second at a time
+RUN_COLUMNS = (
+    *("at", "began", "started", "state", "words", "names", "card", "backend", "recipe", "mode", "precision"),
+    *("seq_len", "micro_batch", "global_batch", "device", "gpus", "nodes", "runtime", "hostname", "cause", "suspect"),
+    *("study", "batch", "duration_s", "metric", "number", "steady_cv", "doubt", "problem", "collected", "origin"),
+    "pruned",
+)
+"""What the table of runs has of each run, by which lists are filtered and sorted."""
+_AT_ONCE = 500  # runs of one transaction: a tenth of a second
+_RECENT_NS = 2 * 10**9  # a file that changed so shortly before may change again without another time
+_TABLES = (
+    "CREATE TABLE meta(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    # `stamp` is that of the record that was read, NULL where the run is read again each time
+    f"CREATE TABLE runs(n INTEGER PRIMARY KEY, id NOT NULL UNIQUE, stamp TEXT, facts INTEGER, {','.join(RUN_COLUMNS)})",
+    "CREATE TABLE summaries(run INTEGER PRIMARY KEY, record TEXT NOT NULL)",
+    "CREATE TABLE series(n INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, text TEXT NOT NULL)",
+    "CREATE TABLE facts(n INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, text TEXT NOT NULL)",
+    """CREATE TABLE results(
+        run INTEGER NOT NULL, place INTEGER NOT NULL, series INTEGER NOT NULL, status TEXT NOT NULL, value REAL,
+        PRIMARY KEY(run, place)) WITHOUT ROWID""",
+    "CREATE TABLE noted(run NOT NULL, line TEXT NOT NULL)",  # of the log, about runs that were imported or pruned
+    "CREATE INDEX noted_by_run ON noted(run)",
+)
+_INDICES = (  # made once the tables are filled, which takes half the time then
+    *(
+        f"CREATE INDEX IF NOT EXISTS runs_by_{name} ON runs({name}{', at' * (name != 'at')}, began, id)"
+        for name in ("at", "card", "backend", "device", "state", "number")
+    ),
+    *(
+        f"CREATE INDEX IF NOT EXISTS runs_by_{name} ON runs({name})"
+        for name in ("mode", "precision", "hostname", "cause")
+    ),
+    "CREATE INDEX IF NOT EXISTS runs_in_doubt ON runs(id) WHERE doubt != '' OR problem != ''",
+    "CREATE INDEX IF NOT EXISTS runs_unsettled ON runs(id) WHERE stamp IS NULL",
+    "CREATE INDEX IF NOT EXISTS results_by_series ON results(series)",
+)
+_log = logging.getLogger(__name__)
+
+
+class IndexedResult(NamedTuple):
+    """One result of a run: the key of its series as text, its status, and its number where it has one."""
+
+    series: str
+    status: str
+    value: float | None
+
+
+class IndexedRun(NamedTuple):
+    """A run as the tables have it: RUN_COLUMNS, what lists show of its record, what it ran with, and its results.
+
+    Without `is_settled` it is read again each time.
+    """
+
+    name: str
+    columns: Mapping[str, object]
+    summary: str
+    facts: str
+    results: Sequence[IndexedResult]
+    is_settled: bool
+
+
+class RunReader(Protocol):
+    """Reads runs for the index."""
+
+    version: str
+    """Changes with what is made of a record: an index of another version is made anew."""
+
+    def __call__(
+        self, runs: Path, names: Sequence[str], noted: Sequence[Event], /
+    ) -> Iterable[IndexedRun]:  # pragma: no cover - a protocol
+        """Return the runs in folders of these names; `noted` is what the log has of their import and pruning."""
+
+
+class Refreshed(Value, frozen=True):
+    """What a refresh did: runs that are there, that were read, and that are gone; how long it took."""
+
+    runs: int
+    read: int
+    removed: int
+    took_s: float
+
+
+class IndexReplaced(Exception):
+    """The index had to be made again while it was used, and is empty."""
+
+
+class IndexFile:
+    """A connection to the index of a folder of runs, for all threads of a process: one statement or block at a time."""
+
+    def __init__(self, runs: Path, reader: RunReader) -> None:
+        """Open the index, which is made where there is none; never raises for what its file holds."""
+        self.runs = runs
+        self.notes: tuple[str, ...] = ()  # what is unexpected about the file; a small folder has none, which is not
+        self.path: Path | None = None  # None: in memory
+        self._reader = reader
+        self._lock = threading.RLock()
+        self._inode = 0
+        self._connection = self._open(runs / FILE)
+
+    def use(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what a function reads from the connection.
+
+        Raises:
+            IndexReplaced: the file turned out damaged or was removed, and is made again.
+        """
+        import sqlite3
+
+        with self._lock:
+            # SQLite would take the rollback journal of a file that another process made in its place for its own
+            if self.path is not None and _inode(self.path) != self._inode:
+                self.close()
+                self._connection = self._open(self.path)
+                raise IndexReplaced
+            try:
+                return work(self._connection)
+            except sqlite3.DatabaseError as error:
+                if self.path is None:
+                    raise
+                self._replace(self.path, error)
+                raise IndexReplaced from error
+
+    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """As `use`, from one state of the tables, whatever other processes write meanwhile."""
+        return self.use(lambda connection: _in_transaction(connection, work, "BEGIN"))
+
+    def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """As `use`, in one transaction."""
+        return self.use(lambda connection: _in_transaction(connection, work, "BEGIN IMMEDIATE"))
+
+    def close(self) -> None:
+        """Close the file; nothing is left beside it."""
+        import sqlite3
+
+        with self._lock, suppress(sqlite3.Error):
+            self._connection.close()
+
+    def refresh(self) -> Refreshed:
+        """Bring the index up to date with folders and log; other processes may do so at the same time."""
+        for _ in range(3):  # a file that is damaged, and a folder that turns out full
+            with suppress(IndexReplaced):
+                return self._refresh()
+        self.close()
+        self._connection = self._in_memory(f"the index {self.path} is removed again and again")
+        return self._refresh()
+
+    # The file.
+
+    def _open(self, path: Path) -> sqlite3.Connection:
+        import sqlite3
+
+        try:
+            return self._open_file(path) if _is_wanted(path) else self._in_memory()
+        except (sqlite3.Error, OSError) as error:
+            if not _is_damage(error):
+                return self._in_memory(f"the index {path} is not used: {_reason(error)}")
+            _log.debug("%s: %s", path, error)
+        _remove(path)
+        try:
+            return self._open_file(path)
+        except (sqlite3.Error, OSError) as error:
+            return self._in_memory(f"the index {path} cannot be made: {_reason(error)}")
+
+    def _open_file(self, path: Path) -> sqlite3.Connection:
+        _check_file(path)
+        version = _version(f"{self._reader.version} {path.parent.stat().st_ino}")
+        connection = _connected(f"file:{quote(str(path))}?mode=rw")
+        try:
+            connection.execute("PRAGMA synchronous = NORMAL")
+            if _version_of(connection) != version:
+                _in_transaction(connection, lambda inner: _make_anew(inner, version), "BEGIN IMMEDIATE")
+        except BaseException:
+            connection.close()
+            raise
+        self.path, self._inode = path, _inode(path)
+        return connection
+
+    def _in_memory(self, why: str = "") -> sqlite3.Connection:
+        self.path = None
+        self.notes += (f"{why}; it is made in memory",) if why else ()
+        connection = _connected("file::memory:")
+        _make_anew(connection, 1)
+        return connection
+
+    def _replace(self, path: Path, error: sqlite3.DatabaseError) -> None:
+        """Make a damaged file again; one that cannot be written to is left alone."""
+        self.close()
+        if _is_damage(error):
+            self.notes += (f"the index {path} was damaged and is made again",)
+            _remove(path)
+            self._connection = self._open(path)
+        else:
+            self._connection = self._in_memory(f"the index {path} cannot be written: {error}")
+
+    # Up to date.
+
+    def _refresh(self) -> Refreshed:
+        begun, now = time.monotonic(), time.time()
+        names, missing = _scan(self.runs)
+        self._take_log()  # behind it: a run that is imported has its line before its folder is there
+        checked = self.use(lambda connection: _get_meta(connection, "checked"))
+        is_full = not checked or not 0 <= now - float(checked) < CHECK_S
+        known = self.use(_stamps if is_full else _ids)
+        looked_at = names if is_full else names - (known.keys() - self.use(_unsettled))
+        stamps = _stamps_of(self.runs, looked_at)
+        no_runs = {name for name in looked_at if stamps[name] is None and not is_run(self.runs / name)}
+        no_runs -= missing
+        changed = [name for name in looked_at if stamps[name] is None or stamps[name] != known.get(name)]
+        changed = sorted({*changed, *missing} - no_runs)
+        there = {*names, *missing} - no_runs
+        for part in _parts(changed):
+            self._read(part, stamps)
+        gone = known.keys() - there
+        if is_full:
+            self.write(lambda connection: _end_check(connection, now))
+        if gone:
+            self.write(lambda connection: _forget(connection, gone))
+        return Refreshed(runs=len(there), read=len(changed), removed=len(gone), took_s=time.monotonic() - begun)
+
+    def _take_log(self) -> None:
+        """Take over the lines that were added to the log; the runs they are of are read again."""
+        before = self.use(lambda connection: _get_meta(connection, "log"))
+        added = read_added(self.runs, before)
+        if added.mark != before:
+            self.write(lambda connection: _add_events(connection, before, added))
+
+    def _read(self, names: Sequence[str], stamps: Mapping[str, str | None]) -> None:
+        runs = list(self._reader(self.runs, names, self.noted(names)))
+        self.write(lambda connection: _insert(connection, runs, stamps))
+
+    def noted(self, names: Sequence[str]) -> list[Event]:
+        """Return what the log has of the import and pruning of some runs, without reading all of it."""
+        decode = msgspec.json.Decoder(AnyEvent).decode
+        found = [self.use(lambda connection, part=part: _noted(connection, part)) for part in _parts(names)]  # type: ignore[misc]
+        return [decode(line) for lines in found for line in lines]
+
+
+def db_name(name: str) -> str | bytes:
+    """Return a folder's name as the index has it: text, or bytes where they are no UTF-8."""
+    return name if is_text(name) else os.fsencode(name)
+
+
+def file_name(found: str | bytes) -> str:
+    """Return a folder's name from the index's."""
+    return found if isinstance(found, str) else os.fsdecode(found)
+
+
+def is_text(name: str) -> bool:
+    """Return whether SQLite can keep a text: file names may hold bytes that are none."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _parts(names: Iterable[str]) -> Iterator[list[str]]:
+    left = iter(names)
+    while part := list(islice(left, _AT_ONCE)):
+        yield part
+
+
+# The file.
+
+
+def _is_wanted(path: Path) -> bool:
+    """Return whether there is a file already, or there are enough runs for one."""
+    if os.path.lexists(path):
+        return True
+    try:
+        with os.scandir(path.parent) as found:
+            return sum(1 for _ in found) >= FEWEST_RUNS
+    except OSError:
+        return False
+
+
+def _check_file(path: Path) -> None:
+    """Make the file where there is none, and refuse one that another user could have filled.
+
+    Raises:
+        OSError: it is a link, say, or it or its folder belongs to another user.
+    """
+    for one in (path.parent, path, _journal_of(path)):
+        with suppress(FileNotFoundError):
+            facts = one.lstat()
+            if facts.st_uid != os.geteuid():
+                raise PermissionError(1, f"{one.name} belongs to another user (uid {facts.st_uid})")
+            if one != path.parent and not stat.S_ISREG(facts.st_mode):
+                raise OSError(1, f"{one.name} is a link, or no plain file")
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _journal_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-journal")
+
+
+def _remove(path: Path) -> None:
+    for one in (path, _journal_of(path)):
+        with suppress(OSError):
+            one.unlink()
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.lstat().st_ino
+    except OSError:
+        return 0
+
+
+def _is_damage(error: Exception) -> bool:
+    """Return whether a file is at fault, and not a full disk, another process or a missing permission."""
+    import sqlite3
+
+    return type(error) is sqlite3.DatabaseError or (
+        isinstance(error, sqlite3.OperationalError) and ("no such" in str(error) or "malformed" in str(error))
+    )
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _connected(uri: str) -> sqlite3.Connection:
+    import sqlite3
+
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cache_size = -65536")
+    return connection
+
+
+def _version(text: str) -> int:
+    """Return the one number that tells whether an index is of these tables, this record and this folder."""
+    every = "\n".join((*_TABLES, *_INDICES, *Record.__struct_fields__, text))
+    return int.from_bytes(_digest(every)[:4], "big") >> 1 or 1
+
+
+def _digest(text: str) -> bytes:
+    """Return a short hash that tells texts apart, none that has to withstand an attack."""
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _version_of(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _make_anew(connection: sqlite3.Connection, version: int) -> None:
+    """Drop whatever there is and make the tables, unless another process has done so meanwhile."""
+    if _version_of(connection) == version:
+        return
+    found = _all(connection, "SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view')")
+    for kind, name in found:
+        quoted = name.replace('"', '""')
+        connection.execute(f'DROP {kind} "{quoted}"')
+    for statement in _TABLES:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {version}")
+
+
+def _in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
+    connection.execute(begin)
+    try:
+        found = work(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return found
+
+
+def _all(connection: sqlite3.Connection, query: str, values: Iterable[object] = ()) -> list[tuple[Any, ...]]:
+    return connection.execute(query, tuple(values)).fetchall()
+
+
+def _get_meta(connection: sqlite3.Connection, name: str) -> str:
+    found = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return str(found[0]) if found else ""
+
+
+def _set_meta(connection: sqlite3.Connection, name: str, value: str) -> None:
+    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+
+# What is there.
+
+
+def _scan(runs: Path) -> tuple[set[str], set[str]]:
+    """Return the names of the folders, and the runs that a kill kept from having one, which their batch names."""
+    try:
+        with os.scandir(runs) as entries:
+            every = list(entries)
+    except OSError:
+        return set(), set()
+    found = {entry.name for entry in every if entry.is_dir(follow_symlinks=False)}
+    has_batch = any(entry.name.startswith(".batch-") for entry in every if entry.name not in found)
+    if not has_batch or runs.name != RUNS:
+        return found, set()
+    return found, {one.id for batch in interrupted_batches(runs.parent) for one in batch.begun if "/" not in one.id}
+
+
+def _stamps_of(runs: Path, names: Iterable[str]) -> dict[str, str | None]:
+    """Return what changes with the record of each run; None of one without a settled record."""
+    recent_ns, above = time.time_ns() - _RECENT_NS, str(runs)
+    found: dict[str, str | None] = {}
+    for name in names:
+        found[name] = None
+        with suppress(OSError):
+            facts = os.lstat(f"{above}/{name}/{RECORD}")
+            if stat.S_ISREG(facts.st_mode) and max(facts.st_ctime_ns, facts.st_mtime_ns) <= recent_ns:
+                found[name] = f"{facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
+    return found
+
+
+def _stamps(connection: sqlite3.Connection) -> dict[str, str | None]:
+    return {file_name(name): stamp for name, stamp in connection.execute("SELECT id, stamp FROM runs")}
+
+
+def _ids(connection: sqlite3.Connection) -> dict[str, str | None]:
+    """As `_stamps`, without reading all of the table: None of each."""
+    names = [name for (name,) in connection.execute("SELECT id FROM runs")]
+    return dict.fromkeys(map(file_name, names) if any(type(name) is bytes for name in names) else names)
+
+
+def _unsettled(connection: sqlite3.Connection) -> set[str]:
+    return {file_name(name) for (name,) in connection.execute("SELECT id FROM runs WHERE stamp IS NULL")}
+
+
+def _noted(connection: sqlite3.Connection, names: Sequence[str]) -> list[str]:
+    query = f"SELECT line FROM noted WHERE run IN ({_marks(names)}) ORDER BY rowid"  # noqa: S608 - question marks
+    return [line for (line,) in _all(connection, query, map(db_name, names))]
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+# What is written.
+
+
+def _add_events(connection: sqlite3.Connection, before: str, added: Added) -> None:
+    if _get_meta(connection, "log") != before:  # another process has taken them over meanwhile
+        return
+    if added.restarted:  # it is another log than before
+        connection.execute("DELETE FROM noted")
+        connection.execute("UPDATE runs SET stamp = NULL")
+    elif before:
+        about = {getattr(event, "run", "") for event in added.events}
+        stale = [(db_name(name),) for name in about if name]
+        connection.executemany("UPDATE runs SET stamp = NULL WHERE id = ?", stale)
+    noted = (event for event in added.events if isinstance(event, RunImported | RunPruned))
+    rows = ((db_name(event.run), msgspec.json.encode(event).decode()) for event in noted)
+    connection.executemany("INSERT INTO noted VALUES (?, ?)", rows)
+    _set_meta(connection, "log", added.mark)
+
+
+_INSERT_RUN = (
+    f"INSERT OR REPLACE INTO runs(n, id, stamp, facts, {', '.join(RUN_COLUMNS)}) "  # noqa: S608 - names of ours
+    f"VALUES (:n, :id, :stamp, :facts, {', '.join(f':{name}' for name in RUN_COLUMNS)})"
+)
+
+
+def _insert(connection: sqlite3.Connection, runs: Sequence[IndexedRun], stamps: Mapping[str, str | None]) -> None:
+    ids = [db_name(run.name) for run in runs]
+    query = f"SELECT id, n FROM runs WHERE id IN ({_marks(ids)})"  # noqa: S608 - question marks
+    known = dict(_all(connection, query, ids))
+    unused = count(_all(connection, "SELECT coalesce(max(n), 0) + 1 FROM runs")[0][0])
+    numbers = [known[one] if one in known else next(unused) for one in ids]
+    number_of_facts, number_of_series = _numbers(connection, "facts"), _numbers(connection, "series")
+    rows, results = [], []
+    for n, name, run in zip(numbers, ids, runs, strict=True):
+        stamp = stamps.get(run.name) if run.is_settled else None
+        rows.append({**run.columns, "n": n, "id": name, "stamp": stamp, "facts": number_of_facts(run.facts)})
+        for place, one in enumerate(run.results):
+            results.append((n, place, number_of_series(one.series), one.status, one.value))
+    connection.executemany(_INSERT_RUN, rows)
+    summaries = ((n, run.summary) for n, run in zip(numbers, runs, strict=True))
+    connection.executemany("INSERT OR REPLACE INTO summaries VALUES (?, ?)", summaries)
+    connection.executemany("DELETE FROM results WHERE run = ?", ((n,) for n in known.values()))
+    connection.executemany("INSERT INTO results VALUES (?, ?, ?, ?, ?)", results)
+
+
+def _numbers(connection: sqlite3.Connection, table: str) -> Callable[[str], int]:
+    """Return a function that returns the number of a text that many runs share, and which is there once."""
+
+    @lru_cache(_AT_ONCE)
+    def number(text: str) -> int:
+        key = _digest(text)
+        connection.execute(f"INSERT OR IGNORE INTO {table}(hash, text) VALUES (?, ?)", (key, text))  # noqa: S608
+        return int(_all(connection, f"SELECT n FROM {table} WHERE hash = ?", (key,))[0][0])  # noqa: S608
+
+    return number
+
+
+def _end_check(connection: sqlite3.Connection, now: float) -> None:
+    for statement in _INDICES:
+        connection.execute(statement)
+    _set_meta(connection, "checked", str(now))
+
+
+def _forget(connection: sqlite3.Connection, names: Iterable[str]) -> None:
+    """Remove runs that are gone, and what no other run shares with them."""
+    ids = [(db_name(name),) for name in names]
+    for table in ("results", "summaries"):
+        connection.executemany(f"DELETE FROM {table} WHERE run = (SELECT n FROM runs WHERE id = ?)", ids)  # noqa: S608
+    connection.executemany("DELETE FROM runs WHERE id = ?", ids)
+    connection.execute("DELETE FROM series WHERE NOT EXISTS (SELECT 1 FROM results WHERE results.series = series.n)")
+    connection.execute("DELETE FROM facts WHERE n NOT IN (SELECT facts FROM runs)")
