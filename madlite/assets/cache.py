@@ -7,20 +7,17 @@ folder of prepared data.  What `madlite prepare` has seen complete is noted besi
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from madlite.errors import RuntimeProblem
 from madlite.files import Folder, NotJson, decode_json, read_named
-from madlite.model import Asset, Cause, Value
+from madlite.model import Asset, Value
 
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 MAIN = "main"
@@ -178,39 +175,6 @@ def save_prepared_record(asset: Asset, data: Path, files: dict[str, int]) -> Non
     _write(data, _record_name(asset), AssetRecord(ref=asset.ref, files=files))
 
 
-def refuse_links(base: Path, folders: Iterable[Path], *, owned: Path | None = None) -> None:
-    """Refuse a folder below `base` that is a link, for what is written would land elsewhere.
-
-    `owned` may be a link of the caller's or of the owner of `base`: a repository that was moved to another disk.
-
-    Raises:
-        RuntimeProblem: one is.
-    """
-    for folder in folders:
-        if folder.is_symlink():
-            uid = folder.lstat().st_uid
-            if folder == owned and uid in (os.geteuid(), base.stat().st_uid):
-                continue
-            what = f"{folder} cannot be written to: it is a link that user {uid} laid"
-            raise RuntimeProblem(what, "remove it, or name another folder", cause=Cause.PREPARE)
-
-
-def remove_planted(files: Iterable[Path], *, own_only: bool = False) -> None:
-    """Take away what others may have laid where files are written: links, pipes, second names of another file.
-
-    With `own_only` a plain file of another user goes too: what he holds open he could write on.
-
-    Raises:
-        OSError: one cannot be taken away.
-    """
-    for file in files:
-        with suppress(FileNotFoundError):
-            seen = file.lstat()
-            plain = stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1
-            if not stat.S_ISDIR(seen.st_mode) and (not plain or (own_only and seen.st_uid != os.geteuid())):
-                file.unlink()
-
-
 @contextmanager
 def locked(asset: Asset, data: Path, stop: threading.Event, waiting: Callable[[], None]) -> Iterator[None]:
     """Be the only command that fetches or makes an asset of prepared data; `waiting` is called once where one is.
@@ -223,9 +187,7 @@ def locked(asset: Asset, data: Path, stop: threading.Event, waiting: Callable[[]
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # also where a disk has no flock
 
     file = (data / _record_name(asset)).with_suffix(".lock")
-    refuse_links(data, (file.parent, *_folders_of(data, asset.path)))
     file.parent.mkdir(parents=True, exist_ok=True)
-    remove_planted([file, file.with_suffix(".json")])
     told = False
     while True:
         try:
@@ -271,10 +233,6 @@ def _has_shards(needed: dict[str, int], asset: Asset) -> bool:
             if sum(1 for other in needed if shape.fullmatch(other)) < int(count):
                 return False
     return True
-
-
-def _folders_of(data: Path, path: str) -> Iterator[Path]:
-    yield from (data / folder for folder in Path(path).parents if folder != Path())
 
 
 def _record_name(asset: Asset) -> str:

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from madlite.assets.cache import (
     COMMIT,
     MAIN,
-    NOTES,
     AssetRecord,
     Stopped,
     are_complete,
@@ -26,8 +25,6 @@ from madlite.assets.cache import (
     is_wild,
     known_commit,
     matching,
-    refuse_links,
-    remove_planted,
     repo_folder,
     save_hub_record,
     size_of,
@@ -130,7 +127,6 @@ class RepoDownload:
         """
         asset, listing = self.asset, self.listing
         moved = known_commit(asset, self._folder) != listing.commit
-        self._refuse_planted()
         if self.verify or moved or not are_complete(self._snapshot, listing.files):
             self._fetch_all()
             if moved:  # has the cache know what the revision means now
@@ -146,15 +142,6 @@ class RepoDownload:
                 f"{asset.ref} changed on the hub while it was fetched", "try again", cause=Cause.PREPARE
             )
         return found
-
-    def _refuse_planted(self) -> None:
-        """Keep a cache that others may write to from leading huggingface_hub's writes elsewhere."""
-        inside = [self._folder / name for name in ("blobs", "refs", "snapshots", NOTES)]
-        locks = self.cache / ".locks"
-        folders = (self._folder, *inside, self._snapshot, locks, locks / self._folder.name)
-        refuse_links(self.cache, folders, owned=self._folder)
-        remove_planted((self._folder / "blobs").glob("*.incomplete"), own_only=True)
-        remove_planted([*(locks / self._folder.name).glob("*"), *(self._folder / "refs").glob("*")])
 
     def _fetch_all(self) -> None:
         """Work on files side by side; the first problem ends it.

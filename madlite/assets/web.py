@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from madlite.assets.cache import Stopped, find_prepared, locked, remove_planted, save_prepared_record, size_of
+from madlite.assets.cache import Stopped, find_prepared, locked, save_prepared_record, size_of
 from madlite.assets.room import size_text
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset, Cause, Say, Value
@@ -196,7 +196,6 @@ def fetch_file(
             for other in place.parent.glob(f"{escape(place.name)}.*.part"):
                 if other != part:
                     other.unlink()
-            remove_planted([place, part])
             _stream(source, part, progress, stop)
             _check(asset, source, part)
             part.replace(place)

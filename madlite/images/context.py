@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import BytesIO
-from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
@@ -25,7 +24,7 @@ from msgspec.structs import replace
 
 from madlite.assets.room import existing, size_text
 from madlite.errors import RuntimeProblem
-from madlite.files import NO_SPACE, Folder, kind_of, read_as_spelled, read_named, spells
+from madlite.files import NO_SPACE, kind_of, open_regular, read_as_spelled, read_named, spells
 from madlite.images.client import Client
 from madlite.model import Cause, Image, Say, Value
 from madlite.plan.inputs import RUNS
@@ -264,33 +263,29 @@ def _beside(name: str, patterns: list[str], text: str) -> dict[str, bytes]:
 
 
 def _pack(context: Path, content: _Content, added: dict[str, bytes], file: IO[bytes]) -> None:
-    names = (name for name in content.names if name not in added)
-    with Folder.open(context) as root, tarfile.open(fileobj=file, mode="w") as packed:
-        for parent, below in groupby(names, key=lambda name: str(PurePosixPath(name).parent)):
-            with root.below(parent) if parent != "." else Folder(root.path, os.dup(root.fd)) as folder:
-                for name in below:
-                    _add(packed, folder, name)
+    with tarfile.open(fileobj=file, mode="w") as packed:
+        for name in content.names:
+            if name not in added:
+                _add(packed, context / name, name)
         for name, data in added.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)
             packed.addfile(info, BytesIO(data))
 
 
-def _add(packed: tarfile.TarFile, folder: Folder, name: str) -> None:
-    """Add what lies under a name; through its folder, which nobody can exchange for a link meanwhile."""
-    last = PurePosixPath(name).name
-    facts = folder.status(last)
+def _add(packed: tarfile.TarFile, path: Path, name: str) -> None:
+    facts = path.lstat()
     if not stat.S_ISREG(facts.st_mode):
         info = _info(name, facts)
         if stat.S_ISLNK(facts.st_mode):
-            info.type, info.linkname = tarfile.SYMTYPE, os.readlink(last, dir_fd=folder.fd)
+            info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
         elif stat.S_ISDIR(facts.st_mode):
             info.type = tarfile.DIRTYPE
         else:  # it was a file when the context was measured
             return
         packed.addfile(info)
         return
-    with os.fdopen(folder.open_file(last, os.O_RDONLY, make=False), "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         info = packed.gettarinfo(arcname=name, fileobj=file)  # knows the second name of a file that is packed
         info.uname, info.gname, info.mtime = "", "", int(info.mtime)
         packed.addfile(info, file if info.isreg() else None)

@@ -1,7 +1,8 @@
 """Secrets: which texts are some, and how they are kept out of everything that is written.
 
 By name: a variable, a key or a flag says so (`names`).  By shape: a URL's password, a header, a token (`shapes`).
-What is known of either is masked in all its spellings (`spellings`, `search`), wherever it stands (`Redactor`).
+What is known of either is masked as it stands and in URLs, JSON, shells and base64 (`spellings`, `search`), wherever it
+stands (`Redactor`).
 """
 
 from madlite.secrets.redactor import (

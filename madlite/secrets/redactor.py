@@ -13,7 +13,7 @@ import msgspec
 
 from madlite.model import EnvValue, Secret, to_json
 from madlite.secrets import shapes
-from madlite.secrets.search import Search, SecretReading, searches
+from madlite.secrets.search import Search
 from madlite.secrets.shapes import meanings
 from madlite.secrets.spellings import SHORTEST, as_it_stands, encoded, errors_of, spellings
 
@@ -32,7 +32,7 @@ class Redactor:
     def __init__(self, secrets: Iterable[str] = (), *, named: bool = False) -> None:
         known = tuple(dict.fromkeys(secrets))
         self._named = named
-        self._searches = _searches(known)
+        self._search = _search(known)
         self._masked = _masked_texts(known, named)
         self._pending = b""
         self._out = 0  # so many bytes of what is held have been returned: they are kept for what comes after them
@@ -46,8 +46,8 @@ class Redactor:
         """
         data = self._pending + chunk
         kept, held = shapes.begun(data)
-        for search in self._searches:
-            begun = search.begun(data)
+        if self._search is not None:
+            begun = self._search.begun(data)
             kept, held = min(kept, begun.kept), min(held, begun.held)
         return self._pass(data, max(self._out, held), kept)
 
@@ -78,10 +78,8 @@ class Redactor:
 
     def _spans(self, data: bytes) -> list[shapes.Span]:
         found = shapes.spans(data, named=self._named)
-        if self._searches:
-            reading = SecretReading(data)
-            for search in self._searches:
-                found += search.spans(reading)
+        if self._search is not None:
+            found += self._search.spans(data)
         return sorted(found)
 
     def _pass(self, data: bytes, cut: int, kept: int) -> bytes:
@@ -104,10 +102,10 @@ def _masked_texts(secrets: tuple[str, ...], named: bool) -> dict[str, str]:
 
 
 @lru_cache(maxsize=8)
-def _searches(secrets: tuple[str, ...]) -> tuple[Search, ...]:
+def _search(secrets: tuple[str, ...]) -> Search | None:
     long = [secret for secret in secrets if len(secret) >= SHORTEST]
     plain = {encoded(text) for secret in long for text in as_it_stands(secret)}
-    return searches({one for secret in long for one in spellings(secret)}, plain)
+    return Search({one for secret in long for one in spellings(secret)}, plain) if long else None
 
 
 def _mask(data: bytes, spans: Iterable[shapes.Span], at: int, out: int, cut: int) -> tuple[bytes, int]:

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import re
 from binascii import Error, a2b_base64
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -28,22 +27,12 @@ LONGEST_KEY = 16 << 10  # bytes of a private key
 NEAR = 200  # bytes between the id of an AWS key and its secret
 _SHORTEST_USER = 4  # characters of a user without a password
 _LIKE_A_TOKEN = 20  # characters of a user that is no plain word
-_ALNUM, _WORD, _DASHED, _NAMED = (f"[A-Za-z0-9{more}]" for more in ("", "_", "-", "_.-"))
-_OF_USER = r"[^\s/?#@:\"'<>\\`|{}^()\[\],;]"
-_OF_REST = r"[^\s/?#\"'<>\\`]"
-_BETWEEN = r"(?:[^A-Za-z0-9\n]|b(?=['\"\\]))"  # a header's name and value, as HTTP, JSON, Python and Go write them
-_SET_TO = r"[ \t\"'\\:=,>-]"
-# what a header's value begins with, and what it goes on with
-_FIRST, _NEXT = r"[^\s\"'\\,;<>\]})&$\{*%\[(]", r"[^\s\"'\\,;<>\]})&]"
-_BLANK = r"(?:[ \t+]|%20|%2?\Z)"  # at the end of a piece of a stream a part of it
-_SCHEME = re.compile(rf"(?:bearer|basic|token){_BLANK}+".encode(), re.IGNORECASE)
 _STANDS_FOR = re.compile(rb"\$[A-Z_][A-Z0-9_]*|\$?\{.*|%[sdr]|\*+|\.+|x+|X+", re.DOTALL)
 _PORT = re.compile(rb"\d{1,5}[,;|)\]}&]")  # of `http://host:8080,me@there`
 _DIGEST = re.compile(rb"sha\d{3}:")  # of docker://image:tag@sha256:…
 _OF_HEX = re.compile(rb"[0-9a-f]+")
 _KEY_ID = re.compile(rb"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])")
 _SECRET_KEY = re.compile(rb"(?<![A-Za-z0-9/+])(?![0-9a-f]{40})[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
-_KEY_BEGUN = re.compile(rb"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{1,40}\Z")
 # users that services ask for beside a token, or that are nobody's secret
 _COMMON = frozenset(
     b"git user username root admin anonymous __token__ oauth2 x-access-token x-token-auth gitlab-ci-token".split()
@@ -58,24 +47,10 @@ class Begun(NamedTuple):
     held: int
 
 
-class _Piece(NamedTuple):
-    """What one character may be, as a pattern, and how many of them there are at least and at most."""
-
-    what: str
-    least: int = 1
-    most: int = 1
-
-
 class _Shape(NamedTuple):
-    """`pattern` finds it, `begun` what may be the start of it at the end of a text, `held` what surely looks like it.
-
-    `parts` are the secret places of what was found, `meant` yields what such a part is another spelling of, itself
-    included.
-    """
+    """`parts` are the secret places of what `pattern` found, `meant` yields what such a part is a spelling of."""
 
     pattern: re.Pattern[bytes]
-    begun: str
-    held: str
     parts: Callable[[re.Match[bytes]], Iterator[Span]]
     meant: Callable[[bytes], Iterator[bytes]]
 
@@ -97,25 +72,23 @@ def meanings(data: bytes) -> Iterator[bytes]:
 
 
 def begun(data: bytes) -> Begun:
-    """Return where such a secret may start that is not over."""
+    """Return where such a secret may start that is not over: none has a blank in it but a header and a private key.
+
+    So the last word is kept, with the name of a header or a key before it; it is waited for once it looks like one.
+    """
     end = len(data)
     key = _key_at(data)
     if (private := _private_key_at(data)) < end:
         return Begun(min(key, private), private)
-    if data.endswith(b"\n"):
-        return Begun(key, end)
-    at = max(data.rfind(b"\n") + 1, end - LONGEST - NEAR, 0)
-    beside = _KEY_BEGUN.search(data, max(at, end - 41)) if key < end else None
-    kept, held = (pattern.search(data, at) for pattern in _unfinished())
-    waited = min((found.start() for found in (held, beside) if found), default=end)
-    return Begun(min(key, waited, kept.start() if kept else end), waited)
-
-
-@cache
-def _unfinished() -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
-    """Return the patterns of what may begin a shape, and of what surely looks like one; only streams need them."""
-    begun, held = "|".join(shape.begun for shape in _EVERY), "|".join(shape.held for shape in _EVERY)
-    return re.compile(begun.encode()), re.compile(held.encode())
+    near = data[-LONGEST:]
+    word = b"" if near[-1:].isspace() else near.split()[-1] if near else b""
+    at = end - len(word)
+    if named := _OPENED.search(data, max(0, at - _BEFORE, data.rfind(b"\n", 0, at) + 1), end):
+        return Begun(min(key, at, named.start()), max(at, named.start()))
+    looks = _LOOKS_LIKE.search(word)
+    beside = _KEY_BEGUN.search(word) if key < end else None
+    held = min((at + found.start() for found in (looks, beside) if found), default=end)
+    return Begun(min(key, at), held)
 
 
 def _key_at(data: bytes) -> int:
@@ -127,9 +100,8 @@ def _key_at(data: bytes) -> int:
 
 def _private_key_at(data: bytes) -> int:
     """Return where a private key begins that is not over; the data's length if nowhere."""
-    at = data.rfind(_BEGIN, max(0, len(data) - LONGEST_KEY))
-    found = _PRIVATE_KEY.match(data, at) if at >= 0 else None
-    return at if found and found.end() == len(data) else len(data)
+    at = data.rfind(b"-----BEGIN ", max(0, len(data) - LONGEST_KEY))
+    return at if at >= 0 and _KEY_GOES_ON.match(data, at) else len(data)
 
 
 def _matches(data: bytes) -> Iterator[tuple[re.Match[bytes], _Shape]]:
@@ -178,15 +150,13 @@ def _key_and_secret(found: re.Match[bytes]) -> Iterator[Span]:
 
 
 def _set_key(found: re.Match[bytes]) -> Iterator[Span]:
-    value = re.search(rb"[A-Za-z0-9/+=]+\Z", found[0])
-    if value and not _OF_HEX.fullmatch(value[0]):
-        yield found.start() + value.start(), found.end()
+    if not _OF_HEX.fullmatch(found["secret"]):
+        yield found.span("secret")
 
 
 def _header(found: re.Match[bytes]) -> Iterator[Span]:
-    scheme = _SCHEME.search(found[0])
-    if scheme and not _STANDS_FOR.fullmatch(found[0], scheme.end()):
-        yield found.start() + scheme.end(), found.end()
+    if not _STANDS_FOR.fullmatch(found["secret"]):
+        yield found.span("secret")
 
 
 def _userinfo(found: re.Match[bytes]) -> Iterator[Span]:
@@ -231,161 +201,89 @@ def _with_password(part: bytes) -> Iterator[bytes]:
         return
 
 
-def _text(text: str) -> list[_Piece]:
-    return [_Piece(re.escape(char)) for char in text]
-
-
-def _begun_by(no: str, text: str) -> list[_Piece]:
-    """Return the pieces of a text that follows no such character: in a long run of them it is looked for once.
-
-    It may follow the `m` that ends a colour.
-    """
-    first, *rest = _text(text)
-    return [_Piece(rf"(?:(?<!{no})|(?<=[0-9\[]m)){first.what}"), *rest]
-
-
-def _any_case(text: str) -> list[_Piece]:
-    """Return the pieces of a name in any case, where `_` may be a dash or left out."""
-    return [_Piece("[_-]", 0) if char == "_" else _Piece(f"[{char}{char.upper()}]") for char in text]
-
-
 def _shape(
-    pieces: Iterable[_Piece],
+    pattern: bytes,
     parts: Callable[[re.Match[bytes]], Iterator[Span]] = _all,
     meant: Callable[[bytes], Iterator[bytes]] = _itself,
-    *,
-    secret: tuple[int, int] = (-1, 1),
-    after: str = "",
-    unless: str = "",
 ) -> _Shape:
-    """Return the shape that the pieces make one after another.
-
-    `secret` are the piece from which on it is secret, and how many characters of it are worth waiting for; `after` is
-    what follows, which is no part of it, `unless` what may have to follow before that is known.
-    """
-    every = tuple(pieces)
-    head = every[: secret[0]]
-    begun, held = rf"{unless}\Z", ""
-    for place in range(len(every) - 1, 0, -1):
-        what, least, most = every[place]
-        if place == len(head):
-            held = rf"(?:{what}{{{secret[1]},{most}}}\Z|{what}{{{least},{most}}}{begun})"
-        short = r"\Z" if most == 1 else rf"{what}{{0,{most}}}\Z"
-        begun = rf"(?:{short}|{what}{{{least},{most}}}{begun})"
-    pattern = re.compile(f"{_joined(every)}{after}".encode())
-    return _Shape(pattern, every[0].what + begun, _joined(head) + held, parts, meant)
+    return _Shape(re.compile(pattern), parts, meant)
 
 
-def _joined(pieces: Iterable[_Piece]) -> str:
-    return "".join(what if least == most == 1 else f"{what}{{{least},{most}}}" for what, least, most in pieces)
-
-
-_AUTHORITY = (_Piece(":"), *(_Piece(r"\\", 0), _Piece("/")) * 2)  # JSON may write / as \/
-_HEADER = (*_any_case("authorization"), _Piece(_BETWEEN, 1, 16))
-_VALUE = (_Piece(_BLANK, 1, 8), _Piece(_FIRST), _Piece(_NEXT, 3, LONGEST))
-_ENOUGH = (-1, 8)
-_HUB = (_shape([*_text("hf_"), _Piece(_ALNUM, 30, 255)], _hub_token, secret=_ENOUGH),)
-_GIT = (
-    _shape([*_text("gh"), _Piece("[pousr]"), *_text("_"), _Piece(_ALNUM, 36, 255)], secret=_ENOUGH),
-    _shape([*_text("github_pat_"), _Piece(_WORD, 36, 255)], secret=_ENOUGH),
-    _shape([*_text("glpat-"), _Piece(_NAMED, 20, 300)], secret=_ENOUGH),
+_BEGINS = (
+    rb"(?:(?<![A-Za-z0-9_-])|(?<=[0-9\[]m))"  # once in a long run of letters, also after the `m` that ends a colour
 )
-_CHAT = (
-    _shape([*_text("xox"), _Piece("[abeoprs]"), *_text("-"), _Piece(_DASHED, 10, 300)], _with_digit, secret=_ENOUGH),
-)
-_KEYS = (
-    _shape(
-        [*_text("A"), _Piece("[KS]"), *_text("IA"), _Piece("[A-Z0-9]", 16, 16)],
-        _key_and_secret,
-        secret=_ENOUGH,
-        after="(?![A-Za-z0-9])",
-    ),
-)
-_SERVICES = (
-    *(
-        _shape([*_text(f"sk-{kind}-"), _Piece("[A-Za-z0-9_-]", 20, 300)], _with_digit, secret=_ENOUGH)
-        for kind in ("proj", "svcacct", "admin", "ant", "or-v1")
-    ),
-    _shape([*_text("sk-"), _Piece(_ALNUM, 32, 255)], _no_digest, secret=_ENOUGH),
-    _shape([*_text("sk_live_"), _Piece(_ALNUM, 16, 255)], _with_digit, secret=_ENOUGH),
-    _shape([*_text("npm_"), _Piece(_ALNUM, 36, 255)], secret=_ENOUGH),
-    _shape([*_text("pypi-AgE"), _Piece("[A-Za-z0-9_-]", 40, 1024)], secret=_ENOUGH),
-    _shape([*_text("AIza"), _Piece("[A-Za-z0-9_-]", 35, 35)], secret=_ENOUGH),
-    _shape([*_text("dckr_pat_"), _Piece("[A-Za-z0-9_-]", 20, 255)], secret=_ENOUGH),
-    _shape([*_begun_by(_ALNUM, "aGZf"), _Piece("[A-Za-z0-9+/]", 40, 350)], _packed_hub_token, secret=_ENOUGH),
-)
-_JSON_PART = _Piece("[A-Za-z0-9_-]", 8, LONGEST)
-_WEB_TOKENS = (
-    _shape(
-        [
-            *_begun_by("[A-Za-z0-9_-]", "eyJ"),
-            _JSON_PART,
-            _Piece(r"\."),
-            *_text("eyJ"),
-            _JSON_PART,
-            _Piece(r"\."),
-            _JSON_PART,
-        ],
-        secret=(3, 8),
-    ),
-)
-_BEGIN = b"-----BEGIN "
+_AUTHORITY = rb":\\?/\\?/"  # JSON may write / as \/
+_OF_USER, _OF_REST = rb"[^\s/?#@:\"'<>\\`|{}^()\[\],;]", rb"[^\s/?#\"'<>\\`]"
+# a header's name and value, as HTTP, JSON, Python and Go write them
+_HEADER = rb"(?i:authorization)(?:[^A-Za-z0-9\n]|b(?=['\"\\])){1,16}(?i:%b)(?:[ \t+]|%%20){1,8}(?P<secret>%b)"
+_VALUE = rb"[^\s\"'\\,;<>\]})&$\{*%\[(][^\s\"'\\,;<>\]})&]{3,4096}"
+_SET_TO = rb"[ \t\"'\\:=,>-]{1,12}"
 # of its lines, also where JSON or a shell spells their ends; a part of one may be all there is
-_OF_KEY = r"(?:[A-Za-z0-9+/=\s\\:,]|-(?!----))"
-_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----%b{0,%d}" % (_OF_KEY.encode(), LONGEST_KEY))
-_PRIVATE_KEYS = (
-    _shape(
-        [
-            *_text(_BEGIN.decode()),
-            _Piece("[A-Z ]", 0, 30),
-            *_text("PRIVATE KEY-----"),
-            _Piece(_OF_KEY, 16, LONGEST_KEY),
-        ],
-        _private_key,
-    ),
+_OF_KEY = rb"(?:[A-Za-z0-9+/=\s\\:,]|-(?!----))"
+_KEY_GOES_ON = re.compile(
+    rb"-----BEGIN (?:[A-Z -]{0,50}|[A-Z ]{0,30}PRIVATE KEY-----%b{0,%d})\Z" % (_OF_KEY, LONGEST_KEY)
 )
-_HEADERS = tuple(
-    _shape([*_HEADER, *_any_case(scheme), *_VALUE], _header, meant, secret=(-2, 1))
-    for scheme, meant in (("bearer", _itself), ("token", _itself), ("basic", _with_password))
+_OPENED = re.compile(rb"authorization|secret[_-]?access[_-]?key|session[_-]?token", re.IGNORECASE)
+_BEFORE = 64  # bytes of a header's or a key's name and of what stands between it and the value
+_LOOKS_LIKE = re.compile(
+    rb"(?:hf_|gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|A[KS]IA|sk[-_]|npm_|pypi-AgE|AIza|dckr_pat_|aGZf|eyJ)\S{8}"
+    rb"|:\\?/\\?/[^\s/?#\"'<>\\`]+\Z"
 )
-_SET_KEYS = (
-    _shape(
-        [*_any_case("secret_access_key"), _Piece(_SET_TO, 1, 12), _Piece("[A-Za-z0-9/+]", 40, 40)],
-        _set_key,
-        after="(?![A-Za-z0-9/+=])",
-    ),
-    _shape([*_any_case("session_token"), _Piece(_SET_TO, 1, 12), _Piece("[A-Za-z0-9/+=]", 100, LONGEST)], _set_key),
-)
-_URLS = (
-    _shape(
-        [*_AUTHORITY, _Piece(_OF_USER, 0, 256), _Piece(":"), _Piece(_OF_REST, 0, 1024), _Piece("@")],
-        _userinfo,
-        _unquoted,
-        secret=(-4, 1),
-        unless="[a-z0-9]{0,6}",
-    ),
-    _shape(
-        [*_text("http"), _Piece("s", 0), *_AUTHORITY, _Piece(_OF_USER, 1, 256), _Piece("@")],
-        _user_alone,
-        _no_plain_word,
-        secret=(-2, 1),
-    ),
-)
-_OF_SERVICES = re.compile(
-    rb"s(?:k-[a-z0-9]{3}|k_live_)|npm_[a-z0-9]{36}|pypi-age|aiza|dckr_pat_|agzf|eyj|private key-"
-).search
+_KEY_BEGUN = re.compile(rb"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{1,40}\Z")
 # shapes with what says whether a lower-cased text may have one: most of them take longer to find nothing
 _SHAPES: tuple[tuple[Callable[[bytes], object], tuple[_Shape, ...]], ...] = (
-    (re.compile(rb"hf_[a-z0-9]{30}").search, _HUB),
-    (re.compile(rb"g(?:h[pousr]_[a-z0-9]{36}|ithub_pat_|lpat-)").search, _GIT),
-    (re.compile(rb"xox[abeoprs]-").search, _CHAT),
-    (re.compile(rb"a[ks]ia[a-z0-9]{16}").search, _KEYS),
-    (_OF_SERVICES, (*_SERVICES, *_WEB_TOKENS, *_PRIVATE_KEYS)),
-    (lambda lowered: b"@" in lowered, _URLS),
-    (lambda lowered: b"authorization" in lowered, _HEADERS),
-    (re.compile(rb"se(?:cret[_-]?access|ssion[_-]?token)").search, _SET_KEYS),
+    (re.compile(rb"hf_[a-z0-9]{30}").search, (_shape(rb"hf_[A-Za-z0-9]{30,255}", _hub_token),)),
+    (
+        re.compile(rb"g(?:h[pousr]_[a-z0-9]{36}|ithub_pat_|lpat-)").search,
+        (
+            _shape(rb"gh[pousr]_[A-Za-z0-9]{36,255}"),
+            _shape(rb"github_pat_[A-Za-z0-9_]{36,255}"),
+            _shape(rb"glpat-[A-Za-z0-9_.-]{20,300}"),
+        ),
+    ),
+    (re.compile(rb"xox[abeoprs]-").search, (_shape(rb"xox[abeoprs]-[A-Za-z0-9-]{10,300}", _with_digit),)),
+    (re.compile(rb"a[ks]ia[a-z0-9]{16}").search, (_shape(_KEY_ID.pattern, _key_and_secret),)),
+    (
+        re.compile(
+            rb"s(?:k-[a-z0-9]{3}|k_live_)|npm_[a-z0-9]{36}|pypi-age|aiza|dckr_pat_|agzf|eyj|private key-"
+        ).search,
+        (
+            _shape(rb"sk-(?:proj|svcacct|admin|ant|or-v1)-[A-Za-z0-9_-]{20,300}", _with_digit),
+            _shape(rb"sk-[A-Za-z0-9]{32,255}", _no_digest),
+            _shape(rb"sk_live_[A-Za-z0-9]{16,255}", _with_digit),
+            _shape(rb"npm_[A-Za-z0-9]{36,255}"),
+            _shape(rb"pypi-AgE[A-Za-z0-9_-]{40,1024}"),
+            _shape(rb"AIza[A-Za-z0-9_-]{35}"),
+            _shape(rb"dckr_pat_[A-Za-z0-9_-]{20,255}"),
+            _shape(_BEGINS + rb"aGZf[A-Za-z0-9+/]{40,350}", _packed_hub_token),
+            _shape(_BEGINS + rb"(?:eyJ[A-Za-z0-9_-]{8,4096}\.){2}[A-Za-z0-9_-]{8,4096}"),
+            _shape(rb"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----%b{16,%d}" % (_OF_KEY, LONGEST_KEY), _private_key),
+        ),
+    ),
+    (
+        lambda lowered: b"@" in lowered,
+        (
+            _shape(b"%b%b{0,256}:%b{0,1024}@" % (_AUTHORITY, _OF_USER, _OF_REST), _userinfo, _unquoted),
+            _shape(b"https?%b%b{1,256}@" % (_AUTHORITY, _OF_USER), _user_alone, _no_plain_word),
+        ),
+    ),
+    (
+        lambda lowered: b"authorization" in lowered,
+        (
+            _shape(_HEADER % (b"bearer|token", _VALUE), _header),
+            _shape(_HEADER % (b"basic", _VALUE), _header, _with_password),
+        ),
+    ),
+    (
+        re.compile(rb"se(?:cret[_-]?access|ssion[_-]?token)").search,
+        (
+            _shape(
+                rb"(?i:secret[_-]?access[_-]?key)%b(?P<secret>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])" % _SET_TO, _set_key
+            ),
+            _shape(rb"(?i:session[_-]?token)%b(?P<secret>[A-Za-z0-9/+=]{100,4096})" % _SET_TO, _set_key),
+        ),
+    ),
 )
-_EVERY = tuple(shape for _, shapes in _SHAPES for shape in shapes)
 
 
 # Values under a name that says what they are, as settings in files have them: `password: hunter2`, `"auth": "Zm9v…"`.

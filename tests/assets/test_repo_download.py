@@ -65,6 +65,13 @@ def test_the_files_lie_where_the_hub_s_own_client_finds_them(hub, places):
     assert find_snapshot(MODEL, *places) == folder
 
 
+def test_a_repository_may_be_a_link_to_another_disk(hub, places, tmp_path):
+    (tmp_path / "disk").mkdir()
+    places[0].mkdir()
+    (places[0] / "models--lab--small").symlink_to(tmp_path / "disk")
+    assert (fetch(hub, places) / "config.json").read_bytes() == b"{}" and list((tmp_path / "disk/blobs").iterdir())
+
+
 def test_the_second_time_nothing_is_fetched(hub, places):
     listing = listing_of(hub)
     fetch(hub, places, listing=listing)
