@@ -73,8 +73,8 @@ class Batch:
     """Runs plans as `settings` has it.
 
     `journal` records the progress, in the event log, for the next command if this one is killed.  Runs are independent:
-    each has its own stop, log and events, and is written when it ends.  `later` are runs of the same command that another batch runs
-    after these.
+    each has its own stop, log and events, and is written when it ends.  `later` are runs of the same command that
+    another batch runs after these.
     """
 
     def __init__(

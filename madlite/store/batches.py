@@ -134,7 +134,7 @@ class BatchLog:
                 series=notes.series,
                 inputs=notes.inputs,
             ),
-            *(Ended(run=one.id, batch=self.id) for one in self._carried),
+            *(Ended(run=one.id, batch=self.id, unrecorded=True) for one in self._carried),
         )
         if self._resumed is not None and self._folder is not None:
             self._resumed.end(self._folder, "resumed")
@@ -149,7 +149,8 @@ class BatchLog:
         """Record that a run has its row, or gets none."""
         with self._guard:
             self._open_runs.pop(run_id, None)
-        self._add(Ended(run=run_id, batch=self.id))
+        has_record = self._folder is not None and exists(self._folder.path / run_id / RECORD)
+        self._add(Ended(run=run_id, batch=self.id, unrecorded=not has_record))
 
     def close(self, *, interrupted: bool = False) -> bool:
         """Record the end: all runs have ended, or were reported as never started; return whether it can be resumed."""

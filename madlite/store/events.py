@@ -84,10 +84,11 @@ class Started(Event, frozen=True, omit_defaults=True, tag="started"):
 
 
 class Ended(Event, frozen=True, omit_defaults=True, tag="ended"):
-    """A run of a batch has its rows, or gets none."""
+    """A run of a batch has its rows, or gets none; `unrecorded` where it has no record by then."""
 
     run: FileName = ""
     batch: FileName = ""
+    unrecorded: bool = False
 
 
 class BatchEnded(Event, frozen=True, omit_defaults=True, tag="batch_ended"):
@@ -280,6 +281,13 @@ class EventLog:
         found.update(name for kind in (Submitted, JobEvent) for one in here.of(kind) for name in _runs_of(one))
         return frozenset(found)
 
+    def settled_runs(self) -> frozenset[str]:
+        """Return the runs that have their rows and record for certain: no command looks for what is left of them."""
+        of_jobs = (one.run for one in self.of(JobEnded))
+        settled = frozenset((*self.ids(Ended), *of_jobs)).difference(_texts(_WITHOUT_FILE, self._data))
+        unrecorded = _decoded(_lines_with(self._data, b'"unrecorded":true'))
+        return settled.difference(one.run for one in unrecorded if isinstance(one, Ended))
+
     def has_own(self, run_id: str) -> bool:
         """Return whether a run is one of `own_runs`, without looking at the others."""
         return any(run_id in _runs_of(one) for one in EventLog(self._here).about(run_id))
@@ -299,10 +307,17 @@ def _runs_of(event: Event) -> tuple[str, ...]:
     return event.runs if isinstance(event, Submitted) else ()
 
 
+_WITHOUT_FILE = rb'\{"event":"started","at":"[^"]*","run":("(?:[^"\\]|\\.)*")\}'  # whose result is to be collected
+
+
 def _ids_of(kind: type[Event], data: bytes) -> list[str]:
     tag = str(kind.__struct_config__.tag)
     # quotes in texts are escaped, so this is a line's beginning alone
     pattern = rb'\{"event":"%s","at":"[^"]*","[a-z_]+":("(?:[^"\\]|\\.)*")' % tag.encode()
+    return _texts(pattern, data)
+
+
+def _texts(pattern: bytes, data: bytes) -> list[str]:
     return [_text(found) for found in re.findall(pattern, data)]
 
 

@@ -361,6 +361,12 @@ def is_alive(folder: Path) -> bool:
     return is_locked(folder / _NEW_LOCK) or is_locked(folder / LOCK)  # in this order: the one becomes the other
 
 
+def unsettled(runs: Path) -> list[Path]:
+    """Return the folders of runs that may have something left to do, by name: all but those known to be over."""
+    settled = EventLog.read(runs).settled_runs()
+    return [folder for folder in real_folders(runs) if folder.name not in settled]
+
+
 def unfinished(workspace: Path) -> tuple[Path, ...]:
     """Return the folders of runs that were cut off, oldest first; after a full disk one may have a lock and no plan."""
     runs = workspace / RUNS
@@ -375,7 +381,7 @@ def may_have_left(workspace: Path) -> tuple[Path, ...]:
     It stays where the next command wrote the row of a run that was cut off, and something of it was still running.
     """
     runs = workspace / RUNS
-    recorded = [one for one in real_folders(runs) if _has(one, RUN_JOURNAL) and _has(one, RECORD) and not is_alive(one)]
+    recorded = [one for one in unsettled(runs) if _has(one, RUN_JOURNAL) and _has(one, RECORD) and not is_alive(one)]
     own = EventLog.read(runs).own_runs() if recorded else frozenset()
     return (*unfinished(workspace), *(one for one in recorded if one.name in own))
 
@@ -383,14 +389,14 @@ def may_have_left(workspace: Path) -> tuple[Path, ...]:
 def planted(workspace: Path) -> tuple[Path, ...]:
     """Return folders that look like runs that were cut off or have pending rows, and that madlite did not make."""
     runs = workspace / RUNS
-    waiting = [one for one in real_folders(runs) if _has_pending_rows(one)]
+    waiting = [one for one in unsettled(runs) if _has_pending_rows(one)]
     found = dict.fromkeys((*_cut_off(runs), *(one for one in waiting if not is_alive(one))))
     own = EventLog.read(runs).own_runs() if found else frozenset()
     return tuple(path for path in found if path.name not in own)
 
 
 def _cut_off(runs: Path) -> tuple[Path, ...]:
-    unrecorded = (one for one in real_folders(runs) if not _has(one, RECORD))
+    unrecorded = (one for one in unsettled(runs) if not _has(one, RECORD))
     candidates = [one for one in unrecorded if exists(one / PLAN) or exists(one / LOCK)]
     # the lock first: a run that ends between the two checks has its record by then
     return tuple(path for path in candidates if not is_alive(path) and not _has_ended(path))
@@ -398,7 +404,7 @@ def _cut_off(runs: Path) -> tuple[Path, ...]:
 
 def awaits_collection(runs: Path) -> tuple[Path, ...]:
     """Return the folders of runs that have ended with a result file and have no record, whoever made them."""
-    return tuple(filter(is_uncollected, real_folders(runs)))
+    return tuple(filter(is_uncollected, unsettled(runs)))
 
 
 def is_uncollected(folder: Path) -> bool:

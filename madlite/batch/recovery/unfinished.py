@@ -24,7 +24,7 @@ from madlite.perfcsv.stored import NotedRuns, has_any_file, load_result, read_re
 from madlite.plan.inputs import RUNS
 from madlite.store.batches import interrupted_batches
 from madlite.store.events import EventLog, RunImported, Started, now
-from madlite.store.folder import RunFolder, is_alive, planted, real_folders, unfinished
+from madlite.store.folder import RunFolder, is_alive, planted, real_folders, unfinished, unsettled
 from madlite.store.journal import (
     RUN_JOURNAL,
     RunEntry,
@@ -46,7 +46,7 @@ def runs_with_pending_rows(workspace: Path) -> Iterator[Path]:
 
     Folders that madlite did not make are skipped: their content is not trusted.
     """
-    waiting = [folder for folder in real_folders(workspace / RUNS) if has_any_file(folder, _PENDING_FILES)]
+    waiting = [folder for folder in unsettled(workspace / RUNS) if has_any_file(folder, _PENDING_FILES)]
     log = EventLog.read(workspace / RUNS) if waiting else EventLog()
     own = log.own_runs() - frozenset(log.ids(RunImported))  # their rows `madlite import` appends
     for folder in waiting:
