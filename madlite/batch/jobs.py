@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.batch.gpu_pool import GpuPool, Job, Start
 from madlite.files import exists
-from madlite.machine.numa import numa_place
+from madlite.machine.host_facts import numa_place
 from madlite.model import Cause, Machine, RunPlan, Status
 from madlite.perfcsv.stored import read_record
 from madlite.plan.container import bind_gpus, bind_numa

@@ -25,11 +25,11 @@ from madlite.run.one import Run, secrets_for
 from madlite.run.result_writer import RelativeChange, ResultWriter, SideFiles
 from madlite.run.screen import Planned, RunOutcome, Screen
 from madlite.run.stop import Signals, StopControl
-from madlite.run.watchdog.watchdog import StopReason
+from madlite.run.watchdog import StopReason
 from madlite.store.batch_journal import BatchJournal, RequestedRun
 
 if TYPE_CHECKING:
-    from madlite.run.settle import Settle
+    from madlite.machine.telemetry.sampler import Settle
 
 AUTO = 0  # so many runs at once
 _MOST_THREADS = 256

@@ -14,7 +14,7 @@ import msgspec
 
 from madlite.cli.options import is_given
 from madlite.errors import UsageProblem
-from madlite.plan.values import canonical_key
+from madlite.plan.fields import canonical_key
 from madlite.run.screen import Planned
 
 if TYPE_CHECKING:

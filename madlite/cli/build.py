@@ -28,8 +28,7 @@ from madlite.cli.planning import is_manifest
 from madlite.cli.screens import PlainScreen, Sink
 from madlite.cli.setup import cards_option
 from madlite.errors import ExitCode, UsageProblem
-from madlite.run.build import Built, Done
-from madlite.run.build_jobs import BuildJob
+from madlite.run.build_jobs import BuildJob, Built, Done
 from madlite.text import printable
 
 if TYPE_CHECKING:
@@ -192,7 +191,7 @@ def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
 
 def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]) -> int:
     from madlite.cli.screens import make_screen
-    from madlite.run.build import build_all
+    from madlite.run.build_jobs import build_all
 
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=params["live_output"])
@@ -229,8 +228,8 @@ def _texts(
     built: Built, jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]
 ) -> dict[Path, tuple[str, str]]:
     """Return the files to write: path → kind and text."""
-    from madlite.plan.manifest_text import manifest_text, summary
-    from madlite.run.build import secrets_of_jobs
+    from madlite.plan.manifest import manifest_text, summary
+    from madlite.run.build_jobs import secrets_of_jobs
     from madlite.secrets import masked_json
 
     secrets = secrets_of_jobs(jobs, inputs.options.environ)

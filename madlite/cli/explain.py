@@ -17,7 +17,7 @@ from madlite.cli.options import TagsCommand, common_options, plan_options, tags_
 from madlite.cli.planning import check_option
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines
-from madlite.machine.peaks import find_peak
+from madlite.machine.products import find_peak
 from madlite.measure.compute import flops_per_token, trains_adapters
 from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value, Variant
 from madlite.plan.fields import targeted_rows

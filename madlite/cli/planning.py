@@ -22,11 +22,11 @@ from madlite.files import exists, is_file, template_root
 from madlite.machine.fabric import find_fabric
 from madlite.plan.actions import TOOLS, list_tools, make_toolset
 from madlite.plan.context import REMOTE_KEYS, Context, Options, context_on
+from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
-from madlite.plan.manifest_text import context_over
+from madlite.plan.manifest import context_over
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.recipe_file import refuse_other_cards
-from madlite.plan.values import canonical_key
 from madlite.platforms.kubernetes.settings import RUNTIME as KUBERNETES
 from madlite.run.checks import why_unreachable
 from madlite.run.from_manifest import plan_manifest

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from madlite.assets.room import size_text
+from madlite.assets.web import size_text
 from madlite.cli import setup
 from madlite.cli.format import duration
 from madlite.cli.options import TagsCommand, common_options, plan_options, tag_words, tags_option

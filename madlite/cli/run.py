@@ -65,10 +65,10 @@ if TYPE_CHECKING:
     from madlite.batch.runner import BatchSettings
     from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import PlainScreen
+    from madlite.machine.telemetry.sampler import Settle
     from madlite.model import Runtime
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.run.settle import Settle
     from madlite.store.batch_journal import BatchJournal, UnfinishedBatch
 
 
@@ -392,7 +392,7 @@ def _check_several(params: dict[str, Any]) -> None:
 def _make_settle(params: dict[str, Any]) -> Settle | None:
     if params["settle"] is None:
         return None
-    from madlite.run.settle import make_settle
+    from madlite.machine.telemetry.sampler import make_settle
 
     return make_settle(params["settle"], params["settle_timeout"])
 

@@ -143,7 +143,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.jobs.file import check_shared
     from madlite.jobs.schedulers import scheduler_of
     from madlite.jobs.submission import new_submission_id
-    from madlite.plan.node_values import split_hosts
+    from madlite.plan.inputs import split_hosts
 
     _refuse(params)
     for text in to.notes:

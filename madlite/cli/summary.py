@@ -57,7 +57,7 @@ def full_summary(
 
     A failed build is also a failed run of its card; with `fail_on_suspect` a suspect success is a failure too.
     """
-    from madlite.plan.manifest_text import summary
+    from madlite.plan.manifest import summary
     from madlite.run.from_manifest import builds_of
 
     runs = run_summary(planned, outcome, start_row, row_count)

@@ -25,7 +25,7 @@ from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan, Scalar
-from madlite.plan.values import canonical_key
+from madlite.plan.fields import canonical_key
 from madlite.run.one import secrets_for
 from madlite.run.screen import Planned
 from madlite.secrets import Redactor, masked_json

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from madlite.errors import RuntimeProblem
-from madlite.images.build import build
-from madlite.images.buildkit import build_with_buildkit, needs_buildkit
+from madlite.images.build import build, build_with_buildkit, needs_buildkit
 from madlite.images.client import (
     Client,
     closing_answers,

@@ -29,7 +29,6 @@ from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
 from madlite.platforms.kubernetes import faults
 from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
-from madlite.platforms.kubernetes.files import workspace_files
 from madlite.platforms.kubernetes.manifests import (
     GPU_RESOURCES,
     MANAGED,
@@ -38,6 +37,7 @@ from madlite.platforms.kubernetes.manifests import (
     make_objects,
     read_objects,
     renamed,
+    workspace_files,
     yaml_of,
 )
 from madlite.platforms.kubernetes.runtime import FOLLOWED, KubernetesRuntime, create, why_not_started

@@ -24,7 +24,7 @@ from madlite.jobs.script import slurm_script
 from madlite.jobs.submission import JobRun, JobScript, Submission
 from madlite.model import Json
 from madlite.plan.context import Options
-from madlite.plan.node_values import expand_hosts
+from madlite.plan.inputs import expand_hosts
 from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 from madlite.process import Finished, capture
 from madlite.run.screen import Planned

@@ -19,9 +19,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from madlite.failure_rules import COMMON, read_failure_rules
-from madlite.measure.grammar import TERMINATIONS, is_warning, signal_of
 from madlite.measure.launchers import FirstFailure, LauncherScan
-from madlite.measure.lines import Block, make_block
+from madlite.measure.lines import TERMINATIONS, Block, is_warning, make_block, signal_of
 from madlite.measure.rules import (
     RuleMatch,
     RulePatterns,

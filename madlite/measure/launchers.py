@@ -11,18 +11,19 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from madlite.measure.grammar import (
+from madlite.measure.lines import (
     EXCEPTION,
     MARK,
     TERMINATIONS,
+    Block,
     is_warning,
+    lines_with,
     rank_in,
     shape_of,
     signal_of,
     signal_of_code,
     without_label,
 )
-from madlite.measure.lines import Block, lines_with
 from madlite.measure.rules import looks_like_error
 from madlite.model import Value
 

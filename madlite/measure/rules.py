@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from madlite.failure_rules import COMMON, read_failure_rules
-from madlite.measure.grammar import rank_in, without_label
-from madlite.measure.lines import Block, lines_with
+from madlite.measure.lines import Block, lines_with, rank_in, without_label
 from madlite.model import FailureRule, Value
 
 # What a text must hold for a regular expression to match in it: a plain search for that is quicker by far.

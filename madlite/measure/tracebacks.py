@@ -11,20 +11,20 @@ import re
 
 from msgspec.structs import replace
 
-from madlite.measure.grammar import (
+from madlite.measure.lines import (
     ASIDE,
     CAUSED,
     EXCEPTION,
     EXIT_BARRIER,
     HANDLING,
     MARK,
+    Block,
     pattern_of,
     rank_in,
     rank_of_task,
     shape_of,
     without_logger,
 )
-from madlite.measure.lines import Block
 from madlite.model import Value
 from madlite.rank_labels import LABEL, OF_RANK
 

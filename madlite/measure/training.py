@@ -10,8 +10,7 @@ from datetime import date
 
 from msgspec.structs import replace
 
-from madlite.measure.grammar import is_warning
-from madlite.measure.lines import Block, lines_with
+from madlite.measure.lines import Block, is_warning, lines_with
 from madlite.measure.rules import plain
 from madlite.measure.steps import Steps
 from madlite.model import Quantity, Step, Value

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.measure.checks import config as ending
 from madlite.measure.checks import figures, losses, place, table
 from madlite.measure.checks.config import config, exit_text
-from madlite.measure.checks.consistency import consistency
+from madlite.measure.checks.figures import consistency
 from madlite.measure.checks.table import CheckInput, CheckResult, Expected, Observation
 from madlite.measure.compute import compute_findings, count_compute
 from madlite.measure.monitor import LogMonitor, expected_steps

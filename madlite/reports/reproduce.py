@@ -9,9 +9,8 @@ from pathlib import Path
 
 from madlite import __version__
 from madlite.model import Scalar, Value
-from madlite.plan.fields import PLAN_KEYS
+from madlite.plan.fields import PLAN_KEYS, canonical_key
 from madlite.plan.inputs import RUNS
-from madlite.plan.values import canonical_key
 from madlite.safe_read import digest_of
 from madlite.secrets import MASK
 from madlite.store.folder import CONTEXT

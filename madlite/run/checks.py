@@ -15,10 +15,10 @@ from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, MadliteError, UsageProblem, inline_hint, one_hint
 from madlite.model import Asset, Blocked, Cause, Finding, Request, RunPlan, Scalar, Status, Value
 from madlite.plan.context import Context, Options
+from madlite.plan.fields import canonical_key, requested_origins, requested_values
 from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.render import COUNTS, ROW_KEYS, UNKNOWN_WORD, Rendering, only_relabels, row_value, same_run
-from madlite.plan.values import canonical_key, requested_origins, requested_values
-from madlite.run.prepared import command, is_found, needed_assets
+from madlite.run.resolve import command, is_found, needed_assets
 from madlite.run.screen import Planned
 
 _NO_LINT_HINT = "--no-lint starts it all the same"

@@ -13,8 +13,7 @@ from madlite.model import Blocked, Cause, Image, Machine, Request, Result, RunPl
 from madlite.perfcsv.rows import docker_file
 from madlite.plan.context import Context
 from madlite.plan.images import ARCHITECTURE, login_to, registry_of
-from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest
-from madlite.plan.manifest_text import manifest_text
+from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest, manifest_text
 from madlite.run.build_jobs import build_command_text, same_content, vendor_of
 from madlite.run.one import BUILD_LOG_END
 from madlite.run.planning import BatchInputs, image_of_command, plan_card, plan_each

@@ -47,10 +47,10 @@ from madlite.plan.plan_file import (
 )
 from madlite.plan.render import Rendered
 from madlite.platforms.docker.request import is_access_note, plan_file_notes
-from madlite.run.context import context_file
 from madlite.run.one import secrets_for
 from madlite.run.planning import placed
 from madlite.run.provenance import versions
+from madlite.run.run_progress import context_file
 from madlite.run.screen import Planned
 from madlite.safe_read import digest_of
 from madlite.secrets import Redactor

@@ -20,6 +20,7 @@ from madlite.machine.host import Host
 from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, ending_text
 from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
 from madlite.measure.monitor import LogMonitor
+from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
 from madlite.model import Backend, Cause, Diagnosis, ImageUsed, JobOutcome, Reader, Result, RunPlan, Status, Step
@@ -27,18 +28,14 @@ from madlite.plan.actions import bind_model_dir
 from madlite.plan.make import secrets_of
 from madlite.plan.manifest import plaintext_secrets
 from madlite.platforms.docker.request import request_secrets
-from madlite.run.context import context_file, masked
-from madlite.run.detect import AutoDetectReader
+from madlite.run.hang import HangProbe
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
-from madlite.run.mad_log import MadLog
-from madlite.run.run_progress import RunProgress
+from madlite.run.run_progress import MadLog, RunProgress, context_file, masked
 from madlite.run.screen import Planned, ProgressWriter, RunEvents, Screen
 from madlite.run.session_runner import SessionRunner, border, check_type
 from madlite.run.stop import StopControl
-from madlite.run.watchdog.hang import HangProbe
-from madlite.run.watchdog.progress_monitor import ProgressMonitor
-from madlite.run.watchdog.watchdog import HangReport, StopReason, Watchdog
+from madlite.run.watchdog import HangReport, ProgressMonitor, StopReason, Watchdog
 from madlite.safe_files import NO_SPACE
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.store.claims import claim_model_dir, lock_name, locked_results
@@ -46,7 +43,7 @@ from madlite.store.folder import CONTEXT, LOG, RunFolder, open_runs
 from madlite.store.journal import RunEntry
 
 if TYPE_CHECKING:
-    from madlite.run.settle import Settle
+    from madlite.machine.telemetry.sampler import Settle
 
 # A failed run's result with its diagnosis, from its log and this machine.
 

@@ -28,16 +28,16 @@ from madlite.model import (
 )
 from madlite.plan.container import is_pinned
 from madlite.plan.context import Context, args_for, argument_keys
+from madlite.plan.fields import requested_origins, requested_values
 from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
 from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE, PlanInputs, RunInputs, layers
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, usable_gpus
 from madlite.plan.render import Rendering, render
-from madlite.plan.values import requested_origins, requested_values
 from madlite.platforms.docker.request import host_access
 from madlite.run.backend_choice import Owner, expand_shared, find_owners
 from madlite.run.checks import CommandInputs, refuse_without_effect
-from madlite.run.prepared import needed_assets, use_prepared
+from madlite.run.resolve import needed_assets, use_prepared
 from madlite.run.screen import Planned
 from madlite.run.session_runner import border
 

@@ -21,8 +21,7 @@ from madlite.plan.context import Options
 from madlite.platforms.docker.container import STAMP, ownership_command
 from madlite.run.log import RunLog
 from madlite.run.one import secrets_for
-from madlite.run.prepared import data_inside
-from madlite.run.resolve import Requirement, Resolution
+from madlite.run.resolve import Requirement, Resolution, data_inside
 from madlite.run.screen import Planned
 from madlite.run.stop import Signals, StopControl
 from madlite.safe_read import read_end

@@ -25,7 +25,7 @@ from madlite.perfcsv.rows import build_rows, has_row, masked_rows
 from madlite.perfcsv.side_files import due_in_s, leave_entries, write_entries, write_waiting
 from madlite.perfcsv.stored import RunResult, result_text
 from madlite.plan.context import Options
-from madlite.run.context import context_file, left_out_before
+from madlite.run.run_progress import context_file, left_out_before
 from madlite.run.screen import Planned, Screen
 from madlite.store.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
 from madlite.store.journal import RunEntry, RunRows, RunStart, now

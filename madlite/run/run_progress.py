@@ -3,16 +3,237 @@
 from __future__ import annotations
 
 import re
+import shlex
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.machine.host_facts import count_oom_kills
+from madlite.measure.lines import clone_line, duration_lines, image_lines, limit_line, result_lines, scripts_line
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.nodes import node_uses
-from madlite.measure.verdict import Verdict
-from madlite.model import AdaptiveLength, Chunk, Exit, FailureRule, ImageUsed, JobOutcome, Result, RunPlan
+from madlite.measure.performance import CELL_BYTES, LINE_BYTES, shortened
+from madlite.measure.verdict import Observation, Verdict
+from madlite.model import (
+    Action,
+    AdaptiveLength,
+    Cause,
+    Chunk,
+    EnvValue,
+    Exit,
+    FailureRule,
+    ImageUsed,
+    JobOutcome,
+    Json,
+    Result,
+    RunPlan,
+    Secret,
+    Value,
+    to_json,
+)
+from madlite.perfcsv.rows import cut_of, limited_metric, masked_metric
+from madlite.perfcsv.stored import read_record
+from madlite.plan.inputs import RUNS
+from madlite.run.probe_inside import SEARCH_S, candidates, commit_of
+from madlite.secrets import is_secret
+from madlite.store.folder import CONTEXT
+from madlite.store.record import sanitized
+
+# The context of a run as its folder keeps it: the same values, for doing the run again, without secrets.
+
+_OF_A_RUN = re.compile(rf"(?:^|[=/]){RUNS}/(?P<id>[^/]+)/{re.escape(CONTEXT)}$")
+
+
+class ContextFile(Value, frozen=True):
+    """A context that can be given again, and the places of what was left out of it."""
+
+    values: dict[str, Json] = {}
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def data(self) -> bytes:
+        """The file; nothing where there is no value."""
+        return to_json(self.values).encode() if self.values else b""
+
+
+def context_file(values: Mapping[str, Json], mask: Callable[[str], str]) -> ContextFile:
+    """Return the context without what is secret, by its name or for holding a secret that `mask` knows."""
+    left_out: list[str] = []
+    public = dict(_without_secrets(values, mask, "", left_out))
+    return ContextFile(values=public, left_out=tuple(left_out))
+
+
+def left_out_before(command: Iterable[str], workspace: Path) -> tuple[str, ...]:
+    """Return the places that were left out of the context of an earlier run, where a command names its file."""
+    for word in command:
+        if found := _OF_A_RUN.search(word):
+            record = read_record(workspace / RUNS / found["id"])
+            return record.context_left_out if record is not None else ()
+    return ()
+
+
+def _without_secrets(
+    values: Mapping[str, Json], mask: Callable[[str], str], above: str, left_out: list[str]
+) -> Iterator[tuple[str, Json]]:
+    for name, value in values.items():
+        place = f"{above}.{name}" if above else str(name)
+        if _holds_secret(str(name), mask):
+            left_out.append(mask(place))
+        elif isinstance(value, Mapping):
+            yield name, dict(_without_secrets(value, mask, place, left_out))
+        elif (isinstance(value, str) and is_secret(str(name), value)) or _holds_secret(value, mask):
+            left_out.append(mask(place))
+        else:
+            yield name, value
+
+
+def _holds_secret(value: Json, mask: Callable[[str], str]) -> bool:
+    if isinstance(value, str):
+        return mask(value) != value
+    if isinstance(value, Mapping):
+        return any(
+            _holds_secret(item, mask) or (isinstance(item, str) and is_secret(str(key), item))
+            for key, item in value.items()
+        )
+    return isinstance(value, (list, tuple)) and any(_holds_secret(item, mask) for item in value)
+
+
+# The border where what a workload, an engine or a results file reported becomes a result: without secrets, and short.
+#
+# Masked first: half of a secret would be none to the mask.
+
+# fields with foreign text, and how long it may be
+_TEXT_LIMITS = {
+    **dict.fromkeys(("evidence", "diagnosis"), LINE_BYTES),
+    **dict.fromkeys(
+        ("reason", "findings", "suspect", "checks", "config", "provenance", "telemetry", "nodes", "outcome"), CELL_BYTES
+    ),
+}
+_MOST_CONFIG = 1000  # keys of the configuration that a log reports
+
+
+def masked(result: Result, mask: Callable[[str], str]) -> Result:
+    """Return the result with every text of foreign origin masked, and of its size; a cut cell is reported."""
+
+    def shortener(most_bytes: int) -> Callable[[str], str]:
+        return lambda text: shortened(mask(text), most_bytes)
+
+    whole = tuple(masked_metric(metric, mask) for metric in result.metrics)
+    cut_note = cut_of(whole)
+    config = dict(islice(result.config.items(), _MOST_CONFIG))
+    result = replace(result, config=config, findings=(*result.findings, *([cut_note] if cut_note else [])))
+    texts = {name: sanitized(getattr(result, name), shortener(most_bytes)) for name, most_bytes in _TEXT_LIMITS.items()}
+    data_size = shortened(result.data_size, LINE_BYTES)
+    return replace(result, metrics=tuple(map(limited_metric, whole)), data_size=data_size, **texts)
+
+
+# The lines that madengine prints of a run, in its order, for the live log and in contract mode for the screen.
+
+# A container's request as a `docker run` command, as madengine prints it; the container is started through the API.
+_FUSE = "/dev/fuse"
+
+
+def option_lines(plan: RunPlan) -> tuple[str, str]:
+    """Return the lines of a plan's GPUs and of all its options, in madengine's order; secrets are ***."""
+    gpus = " ".join(_gpus(plan))
+    return f"GPU arguments: {gpus}", f"Docker options: {' '.join(_options(plan, gpus))}"
+
+
+def _options(plan: RunPlan, gpus: str) -> Iterator[str]:
+    given = plan.engine_options
+    yield f"--network {given.network} -u {given.user}"
+    yield from (f"--group-add {name}" for name in given.group_add)
+    yield from (f"--cap-add {name}" for name in given.cap_add)
+    yield from (f"--device {name}" for name in plan.devices if name == _FUSE)
+    yield from (f"--security-opt {text}" for text in given.security_opt)
+    yield from (f"--ulimit {text}" for text in given.ulimits)
+    yield from ([f"--ipc={given.ipc}"] if given.ipc else [])
+    yield from filter(None, [gpus])
+    yield from ([f"--cpuset-cpus {given.cpuset}"] if given.cpuset else [])
+    yield from (f"--env {name}={_shown(value)}" for name, value in plan.env.items())
+    for mount in plan.mounts:
+        end = ":ro" if mount.read_only else ""
+        yield f"-v {shlex.quote(f'{mount.source}:{mount.target}{end}')}"
+    yield from filter(None, [given.extra])
+
+
+def _gpus(plan: RunPlan) -> Iterator[str]:
+    if plan.machine.vendor == "NVIDIA" and plan.place.gpu_ids:
+        yield f"--gpus '\"device={','.join(map(str, plan.place.gpu_ids))}\"'"
+    yield from (f"--device={name}" for name in plan.devices if name != _FUSE)
+
+
+def _shown(value: EnvValue) -> str:
+    return "***" if isinstance(value, Secret) else shlex.quote(value)
+
+
+class MadLog:
+    """Write the lines that madengine would print of a run: `write` adds one to its live log, `show` shows it."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        state: RunProgress,
+        write: Callable[[str], None],
+        show: Callable[[str], None],
+    ) -> None:
+        self._plan, self._state = plan, state
+        self._log, self._show = write, show
+        self._has_scripts = False
+
+    def prepared(self) -> None:
+        """Write which image there is, and of one that was built how long that took and on what it is based."""
+        if self._plan.image is not None and self._state.image.ref:
+            self._write_all(image_lines(self._plan.image, self._state.image))
+
+    def opening(self) -> None:
+        """Write the time limit; the screen, what the container is started with."""
+        if self._plan.image is not None:
+            for line in option_lines(self._plan):
+                self._show(line)
+        if self._plan.timeout_s is not None:
+            self._write(limit_line(self._plan.timeout_s))
+
+    def before(self, action: Action) -> None:
+        """Write the lines that precede an action."""
+        if action.kind in ("data", "run") and not self._has_scripts:
+            self._has_scripts = True
+            if self._plan.card.scripts:
+                self._write(scripts_line(_commit(self._plan.workspace / self._plan.card.scripts)))
+
+    def after(self, action: Action, ended: Exit) -> None:
+        """Write what an action came to; for a failed one madengine prints nothing."""
+        if ended.code == 0 and action.kind == "clone" and self._state.git_commit:
+            self._write(clone_line(self._state.git_commit))
+        if ended.code == 0 and action.kind == "run":
+            self._write_all(duration_lines(self._state.durations_s["run"]))
+
+    def judged(self, seen: Observation, verdict: Verdict) -> None:
+        """Write what came out of a run whose actions came to their end."""
+        if seen.skipped or seen.failed_action or seen.stopped is not Cause.NONE or seen.exit is None or seen.exit.code:
+            return
+        by_patterns = verdict.cause is Cause.ERROR_PATTERN
+        name, rule = self._plan.card.name, self._plan.result_rule
+        self._write_all(result_lines(name, verdict.status, verdict.metrics, rule, by_patterns=by_patterns))
+
+    def _write(self, line: str) -> None:
+        self._log(line)
+        self._show(line)
+
+    def _write_all(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._write(line)
+
+
+def _commit(scripts: Path) -> str:
+    """Return the commit of the repository that a script or a folder of scripts lies in; "" where it is in none."""
+    folder, until = scripts if scripts.is_dir() else scripts.parent, time.monotonic() + SEARCH_S
+    return next(filter(None, (commit_of(place, until) for place in candidates([str(folder)], (), until))), "")
+
 
 _COMMIT = re.compile(rb"^([0-9a-f]{40})\s*$", re.MULTILINE)
 _SIZE = re.compile(rb"^(\d[\d.,]*[BKMGTPE]?)\t[^\n]*\s*\Z", re.MULTILINE)  # as du -sh prints it, last

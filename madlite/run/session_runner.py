@@ -23,10 +23,9 @@ from madlite.measure.verdict import Observation
 from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
-from madlite.run.mad_log import MadLog
 from madlite.run.probe import LIMIT_S as PROBE_LIMIT_S
 from madlite.run.probe import JoinedAnswer
-from madlite.run.run_progress import RunProgress
+from madlite.run.run_progress import MadLog, RunProgress
 from madlite.run.screen import Planned, RunEvents
 from madlite.run.stop import StopControl
 from madlite.safe_files import REMOVED, Folder

@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 from madlite.cancellation import Cancellation, Interrupted
 from madlite.errors import ExitCode
 from madlite.model import Cause, Chunk, Say, Session, Sink
-from madlite.run.watchdog.watchdog import StopReason, Watchdog
+from madlite.run.watchdog import StopReason, Watchdog
 
 _STOP, _KILL, _END, _WAKE = b"s", b"h", b"e", b"l"
 _LONGEST_WAIT_S = 3600.0  # of one select; a longer limit is waited for in turns

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from madlite.errors import MadliteError, UsageProblem
 from madlite.measure.statistics import ratio_of_means
 from madlite.model import Study
+from madlite.plan.fields import canonical_key
 from madlite.plan.plan_file import plan_digest
-from madlite.plan.values import canonical_key
 from madlite.run.screen import Planned
 from madlite.secrets import masked_value
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary

@@ -17,8 +17,7 @@ from madlite.plan.context import Options
 from madlite.plan.render import Rendered
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.run.prepare import prepare_all
-from madlite.run.prepared import HUB_INSIDE, use_prepared
-from madlite.run.resolve import PrepareOptions, resolve
+from madlite.run.resolve import HUB_INSIDE, PrepareOptions, resolve, use_prepared
 from madlite.run.screen import Planned
 from madlite.store.folder import unfinished
 from tests.assets.hub_server import Repo, hub_server

@@ -16,8 +16,7 @@ from madlite.backends.loader import Plugins
 from madlite.errors import RuntimeProblem
 from madlite.machine import Host
 from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
-from madlite.platforms.host.runtime import HostRuntime
-from madlite.platforms.host.session import HostSession
+from madlite.platforms.host.runtime import HostRuntime, HostSession
 from madlite.platforms.process_table import run_processes
 from madlite.run import probe_inside
 from madlite.run.instrumentation import Instrumentation

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.images import image as docker_pull
-from madlite.images.buildkit import build_command, build_with_buildkit, needs_buildkit
+from madlite.images.build import build_command, build_with_buildkit, needs_buildkit
 from madlite.images.client import pull_problem
 from madlite.images.image import base_of, digest
 from madlite.model import Cause, Image, Secret
@@ -293,7 +293,7 @@ def test_buildkit_takes_the_base_that_is_here_where_it_cannot_be_refreshed(build
 
 def test_an_interrupt_ends_docker_s_command_line(buildkit, monkeypatch):
     ended = []
-    monkeypatch.setattr("madlite.images.buildkit.kill_group", lambda leader, number: ended.append((leader, number)))
+    monkeypatch.setattr("madlite.images.build.kill_group", lambda leader, number: ended.append((leader, number)))
 
     def interrupt(line: str) -> None:
         if line.startswith("argv"):  # docker's own first line

@@ -13,8 +13,7 @@ from madlite.batch.recovery.leftovers import find_leftovers
 from madlite.platforms.docker import runtime as docker_runtime
 from madlite.platforms.docker import session as docker_session
 from madlite.platforms.docker.container import Container
-from madlite.platforms.docker.exec import Exec
-from madlite.platforms.docker.session import DockerSession
+from madlite.platforms.docker.session import DockerSession, Exec
 from madlite.platforms.process_table import OpenProcess, run_processes
 from madlite.store.folder import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK
 

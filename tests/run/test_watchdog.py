@@ -8,10 +8,17 @@ from contextlib import ExitStack
 import pytest
 
 from madlite.model import Cause, Chunk, Quantity, ResultRule, Step
+from madlite.run.hang_processes import STOPPED
 from madlite.run.stop import StopControl
-from madlite.run.watchdog.processes import STOPPED
-from madlite.run.watchdog.progress_monitor import ProgressMonitor, SilenceNote
-from madlite.run.watchdog.watchdog import HANG_PROBE_LIMIT_S, HangReport, StopReason, Watchdog, hang_hint
+from madlite.run.watchdog import (
+    HANG_PROBE_LIMIT_S,
+    HangReport,
+    ProgressMonitor,
+    SilenceNote,
+    StopReason,
+    Watchdog,
+    hang_hint,
+)
 from tests.factories import make_plan
 from tests.run.test_stop import FakeSession
 

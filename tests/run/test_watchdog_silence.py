@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.model import EffectiveConfig, Ended, Phase, Quantity, ResultRule, Step, Variant
-from madlite.run.watchdog.progress_monitor import ProgressMonitor
+from madlite.run.watchdog import ProgressMonitor
 from tests.factories import make_plan
 
 

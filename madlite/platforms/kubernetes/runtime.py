@@ -23,7 +23,6 @@ from madlite.platforms.kubernetes.faults import (
     pending_fault,
     pod_name,
 )
-from madlite.platforms.kubernetes.files import workspace_files
 from madlite.platforms.kubernetes.manifests import (
     Objects,
     gpu_resource,
@@ -32,6 +31,7 @@ from madlite.platforms.kubernetes.manifests import (
     label_value,
     make_objects,
     shown,
+    workspace_files,
     yaml_of,
 )
 from madlite.platforms.kubernetes.session import (

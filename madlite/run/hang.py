@@ -16,7 +16,7 @@ from madlite.errors import MadliteError, RuntimeProblem
 from madlite.machine.host import Host, find_tool
 from madlite.model import RunPlan, Session, Value
 from madlite.process import capture
-from madlite.run.watchdog.processes import (
+from madlite.run.hang_processes import (
     Dump,
     ProcessInfo,
     beside_interpreter,
@@ -31,7 +31,7 @@ from madlite.run.watchdog.processes import (
     notes_of,
     table,
 )
-from madlite.run.watchdog.watchdog import HangReport
+from madlite.run.watchdog import HangReport
 from madlite.secrets import Redactor, assigned
 from madlite.store.folder import RUN_MARK, RunFolder
 
