@@ -258,8 +258,8 @@ def foreign_on_gpus(machine: Machine, environ: Mapping[str, str], cancelled: Eve
     """Return what lists the GPUs with processes that this madlite did not start, with those processes as text."""
 
     def listed() -> Mapping[int, str]:
-        from madlite.machine.foreign_processes import OwnProcesses, find_foreign, sees_all_processes
         from madlite.machine.host import Host
+        from madlite.machine.processes import OwnProcesses, find_foreign, sees_all_processes
         from madlite.machine.telemetry.sampler import list_processes
 
         here = Host(path=environ.get("PATH", ""), env=dict(environ))

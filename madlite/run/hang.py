@@ -14,6 +14,7 @@ from threading import Event
 
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.machine.host import Host, find_tool
+from madlite.machine.processes import RUN_MARK
 from madlite.model import RunPlan, Session, Value
 from madlite.process import capture
 from madlite.run.hang_processes import (
@@ -33,7 +34,7 @@ from madlite.run.hang_processes import (
 )
 from madlite.run.watchdog import HangReport
 from madlite.secrets import Redactor, assigned
-from madlite.store.folder import RUN_MARK, RunFolder
+from madlite.store.folder import RunFolder
 
 # What the GPUs do while a run seems to hang, as the vendors' tools report it.
 

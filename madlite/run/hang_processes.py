@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from threading import Event
 
+from madlite.machine.processes import RUN_MARK, all_run_processes, with_descendants
 from madlite.model import Value
-from madlite.platforms.process_table import all_run_processes, with_descendants
 from madlite.process import capture
 from madlite.secrets import Redactor, assigned
-from madlite.store.folder import RUN_MARK
 
 MOST = 512  # processes that are looked at
 _SHOWN_COMMAND = 300  # characters of a command

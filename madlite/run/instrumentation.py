@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.errors import MadliteError
-from madlite.machine.foreign_processes import OwnProcesses
 from madlite.machine.host import Host, ToolOutput
 from madlite.machine.host_facts import host_warnings
+from madlite.machine.processes import RUN_MARK, OwnProcesses
 from madlite.machine.sources.amd_smi import AmdSmi
 from madlite.machine.sources.base import Reading, Sample, ToolSource
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
@@ -45,7 +45,6 @@ from madlite.run.probe import JoinedAnswer, ProbedFacts, joined_probe, probe
 from madlite.run.provenance import make_provenance
 from madlite.run.screen import Planned
 from madlite.safe_files import Folder
-from madlite.store.folder import RUN_MARK
 
 if TYPE_CHECKING:
     from madlite.machine.telemetry.sampler import Settle

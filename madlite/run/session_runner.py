@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from madlite.cancellation import Interrupted
 from madlite.errors import MadliteError, RuntimeProblem
+from madlite.machine.processes import RUN_MARK
 from madlite.measure.multiple import FileBefore, FileResults, is_fresh, is_touched, results_since, stamp, unreadable
 from madlite.measure.performance import result_lines
 from madlite.measure.verdict import Observation
@@ -30,7 +31,7 @@ from madlite.run.screen import Planned, RunEvents
 from madlite.run.stop import StopControl
 from madlite.safe_files import REMOVED, Folder
 from madlite.safe_read import read_inside
-from madlite.store.folder import HANDLE, RUN_MARK, VIEW, WORK, RunFolder
+from madlite.store.folder import HANDLE, VIEW, WORK, RunFolder
 from madlite.store.mounts import copy_whole
 from madlite.store.special_files import left_text, special_files
 

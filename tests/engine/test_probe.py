@@ -15,9 +15,9 @@ import pytest
 from madlite.backends.loader import Plugins
 from madlite.errors import RuntimeProblem
 from madlite.machine import Host
+from madlite.machine.processes import run_processes
 from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
 from madlite.platforms.host.runtime import HostRuntime, HostSession
-from madlite.platforms.process_table import run_processes
 from madlite.run import probe_inside
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.probe import LIMIT_S, MOST_BYTES, JoinedAnswer, ProbedFacts, joined_probe, probe, read_answer

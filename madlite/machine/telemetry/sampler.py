@@ -17,7 +17,8 @@ from threading import Event
 import msgspec
 
 from madlite.errors import UsageProblem
-from madlite.machine.foreign_processes import (
+from madlite.machine.host import Host
+from madlite.machine.processes import (
     ForeignProcess,
     OwnProcesses,
     describe_processes,
@@ -25,7 +26,6 @@ from madlite.machine.foreign_processes import (
     merge_processes,
     sees_all_processes,
 )
-from madlite.machine.host import Host
 from madlite.machine.sources.amd_smi import AmdSmi
 from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
 from madlite.machine.sources.base import GpuProcess, Reading, ReadResult, Sample, TelemetrySource

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.files import exists
 from madlite.images.client import proxy_environment
+from madlite.machine.processes import RUN_MARK
 from madlite.model import EnvValue, Image, Json, Mount, RunPlan, Secret
 from madlite.plan.container import PINS_MEMORY, RDMA
 from madlite.platforms.docker.options import (
@@ -31,7 +32,7 @@ from madlite.platforms.docker.options import (
 )
 from madlite.safe_read import spells
 from madlite.secrets import Redactor, assigned, collect, mask_values, reveal
-from madlite.store.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL, RUN_MARK
+from madlite.store.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
 from madlite.store.mounts import container_mounts
 
 KEEPER = ["cat"]  # waits on its terminal for ever: the container lives until it is stopped

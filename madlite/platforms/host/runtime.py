@@ -20,6 +20,20 @@ from madlite import process
 from madlite.cancellation import STOPPED, ActionGate
 from madlite.errors import RuntimeProblem
 from madlite.machine.host_facts import cpu_numbers
+from madlite.machine.processes import (
+    FOLDER_MARK,
+    KEPT_MARK,
+    RUN_MARK,
+    SUPERVISOR_MARK,
+    Process,
+    descendants,
+    describe_process,
+    end_processes,
+    lives,
+    run_processes,
+    send,
+    with_users,
+)
 from madlite.model import (
     PROBE_BYTES,
     Action,
@@ -40,18 +54,7 @@ from madlite.model import (
     Traits,
 )
 from madlite.platforms.host import supervisor as host_supervisor
-from madlite.platforms.process_table import (
-    Process,
-    descendants,
-    describe_process,
-    end_processes,
-    lives,
-    run_processes,
-    send,
-    with_users,
-)
 from madlite.secrets import MASK, reveal
-from madlite.store.folder import FOLDER_MARK, KEPT_MARK, RUN_MARK, SUPERVISOR_MARK
 from madlite.store.mounts import copy_matching
 
 # A run's processes on this machine, one action after the other.
