@@ -49,7 +49,7 @@ def command(**params: Any) -> int:
     options then uses what is here and fetches nothing.
     """
     from madlite.cli.planning import plan_all
-    from madlite.run.one import secrets_for
+    from madlite.run.executor import secrets_for
     from madlite.run.resolve import PrepareOptions, resolve
     from madlite.secrets import Redactor
 

@@ -42,7 +42,7 @@ from madlite.platforms.kubernetes.manifests import (
 )
 from madlite.platforms.kubernetes.runtime import FOLLOWED, KubernetesRuntime, create, why_not_started
 from madlite.platforms.kubernetes.settings import KubernetesSettings, check_settings
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.store.folder import RUN_LABEL
 
 _T = TypeVar("_T")
@@ -108,7 +108,7 @@ class Kubernetes:
         self,
         submission: Submission,
         script: JobScript,
-        planned: Sequence[Planned],
+        planned: Sequence[PlannedRun],
         workspace: Path,
         search: Sequence[Path],
         *,

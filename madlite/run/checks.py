@@ -19,14 +19,14 @@ from madlite.plan.fields import canonical_key, requested_origins, requested_valu
 from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.render import COUNTS, ROW_KEYS, UNKNOWN_WORD, Rendering, only_relabels, row_value, same_run
 from madlite.run.resolve import command, is_found, needed_assets
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 
 _NO_LINT_HINT = "--no-lint starts it all the same"
 
 
 def check_plans(
-    planned: Sequence[Planned], plugins: Plugins, lint: bool = True
-) -> tuple[list[Planned], tuple[str, ...]]:
+    planned: Sequence[PlannedRun], plugins: Plugins, lint: bool = True
+) -> tuple[list[PlannedRun], tuple[str, ...]]:
     """Return the plans, those with a fatal finding kept from starting, and what is warned of, each once.
 
     Without `lint` nothing is fatal.
@@ -38,7 +38,9 @@ def check_plans(
     return keep_refused(planned, refused, plugins), tuple(warnings)
 
 
-def keep_refused(planned: Sequence[Planned], refused: Sequence[Sequence[Finding]], plugins: Plugins) -> list[Planned]:
+def keep_refused(
+    planned: Sequence[PlannedRun], refused: Sequence[Sequence[Finding]], plugins: Plugins
+) -> list[PlannedRun]:
     """Return the plans, those of which `run_checks` found something fatal kept from starting.
 
     Raises:
@@ -55,7 +57,7 @@ def keep_refused(planned: Sequence[Planned], refused: Sequence[Sequence[Finding]
     return [_blocked(one, findings) for one, findings in pairs]
 
 
-def _caused_by_options(one: Planned, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
+def _caused_by_options(one: PlannedRun, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
     """Return what of a plan's findings its card has by what the command asked for alone; a token is never an option."""
     own = tuple(_token_findings(one, plugins))
     if not (requested := [finding for finding in findings if finding not in own]):
@@ -67,7 +69,7 @@ def _caused_by_options(one: Planned, findings: Sequence[Finding], plugins: Plugi
     return [finding for finding in requested if finding.message not in baseline]
 
 
-def _blocked(one: Planned, findings: Sequence[Finding]) -> Planned:
+def _blocked(one: PlannedRun, findings: Sequence[Finding]) -> PlannedRun:
     if not findings or one.plan.blocked is not None:
         return one
     blocked = Blocked(
@@ -79,7 +81,7 @@ def _blocked(one: Planned, findings: Sequence[Finding]) -> Planned:
     return replace(one, plan=replace(one.plan, blocked=blocked))
 
 
-def find_findings(one: Planned, plugins: Plugins) -> tuple[Finding, ...]:
+def find_findings(one: PlannedRun, plugins: Plugins) -> tuple[Finding, ...]:
     """Return what speaks against a run; nothing against one that a rule skips."""
     if one.plan.blocked is not None and one.plan.blocked.status is Status.SKIPPED:
         return ()
@@ -87,7 +89,7 @@ def find_findings(one: Planned, plugins: Plugins) -> tuple[Finding, ...]:
 
 
 def run_checks(
-    planned: Sequence[Planned], plugins: Plugins, lint: bool = True
+    planned: Sequence[PlannedRun], plugins: Plugins, lint: bool = True
 ) -> tuple[list[list[Finding]], list[str]]:
     """Return what keeps each of the plans from starting, nothing without `lint`, and what is warned of, each once."""
     refused: list[list[Finding]] = []
@@ -107,7 +109,7 @@ def in_one_line(finding: Finding, message: str = "") -> str:
     return (message or finding.message) + (f" ({inline_hint(finding.hint)})" if finding.hint else "")
 
 
-def card_or_run(plan: RunPlan, planned: Sequence[Planned]) -> str:
+def card_or_run(plan: RunPlan, planned: Sequence[PlannedRun]) -> str:
     """Return which run of the batch a message is about, where it could be about another."""
     if len({(one.plan.card.name, one.plan.variant) for one in planned}) < 2:
         return ""
@@ -116,12 +118,12 @@ def card_or_run(plan: RunPlan, planned: Sequence[Planned]) -> str:
     return f"{' '.join(filter(None, text))}: "
 
 
-def _findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
+def _findings(one: PlannedRun, plugins: Plugins) -> Iterator[Finding]:
     yield from plugins.checks(one.plan, one.backends)
     yield from _token_findings(one, plugins)
 
 
-def _token_findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
+def _token_findings(one: PlannedRun, plugins: Plugins) -> Iterator[Finding]:
     needed = needed_assets(one.plan, one.backends, plugins)
     if gated := [asset for asset in needed if asset.gated and not is_found(one.plan, asset)]:
         yield from _gated(one.plan, gated)

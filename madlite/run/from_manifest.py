@@ -14,15 +14,15 @@ from madlite.perfcsv.rows import docker_file
 from madlite.plan.context import Context
 from madlite.plan.images import ARCHITECTURE, login_to, registry_of
 from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest, manifest_text
-from madlite.run.build_jobs import build_command_text, same_content, vendor_of
-from madlite.run.one import BUILD_LOG_END
+from madlite.run.build import build_command_text, same_content, vendor_of
+from madlite.run.executor import BUILD_LOG_END
 from madlite.run.planning import BatchInputs, image_of_command, plan_card, plan_each
-from madlite.run.screen import Planned, pair
+from madlite.run.screen import PlannedRun, pair
 
 _log = logging.getLogger(__name__)
 
 
-def plan_manifest(manifest: Manifest, inputs: BatchInputs) -> list[Planned]:
+def plan_manifest(manifest: Manifest, inputs: BatchInputs) -> list[PlannedRun]:
     """Return startable plans of what a manifest names, without building; its context joins the plan context.
 
     An image for other GPUs is left out where another one of its card fits; where none does the plan reports so and
@@ -52,7 +52,7 @@ def _plan_found(
     images: Sequence[BuiltImage],
     failed: Sequence[FailedBuild],
     manifest: Manifest,
-) -> list[Planned]:
+) -> list[PlannedRun]:
     """Return the plans of one card: of its images and of its failed builds that are for this machine."""
     if image_of_command(inputs):
         return plan_card(request, (), "", inputs)
@@ -113,7 +113,7 @@ def _by_request(manifest: Manifest) -> list[tuple[Request, list[BuiltImage], lis
     return grouped
 
 
-def _plan(request: Request, image: BuiltImage, inputs: BatchInputs) -> Sequence[Planned]:
+def _plan(request: Request, image: BuiltImage, inputs: BatchInputs) -> Sequence[PlannedRun]:
     if not image.docker_image:  # a card whose backend names the image of each variant
         return plan_card(request, (), f"card '{request.card.name}' names neither a Dockerfile nor an image", inputs)
     return plan_card(request, (_image(image, inputs),), "", inputs)
@@ -137,7 +137,7 @@ def _image(image: BuiltImage, inputs: BatchInputs) -> Image:
     )
 
 
-def _with_manifest_notes(one: Planned, notes: tuple[str, ...], manifest: Manifest) -> Planned:
+def _with_manifest_notes(one: PlannedRun, notes: tuple[str, ...], manifest: Manifest) -> PlannedRun:
     """Return the plan with what it owes to the manifest."""
     plan = one.plan
     if plan.image is None:
@@ -146,7 +146,7 @@ def _with_manifest_notes(one: Planned, notes: tuple[str, ...], manifest: Manifes
     return replace(one, plan=replace(plan, origins=origins, notes=(*plan.notes, *notes)))
 
 
-def _not_built(one: Planned, failed: FailedBuild) -> Planned:
+def _not_built(one: PlannedRun, failed: FailedBuild) -> PlannedRun:
     """Return the plan kept from starting, unless it needs no image or is to be skipped here."""
     plan = one.plan
     if not plan.traits.containerised or (plan.blocked is not None and plan.blocked.status is Status.SKIPPED):
@@ -160,7 +160,7 @@ def _not_built(one: Planned, failed: FailedBuild) -> Planned:
 
 
 def manifest_of_runs(
-    planned: Sequence[Planned], results: Sequence[Result], context: Context, secrets: Iterable[str]
+    planned: Sequence[PlannedRun], results: Sequence[Result], context: Context, secrets: Iterable[str]
 ) -> str:
     """Return the manifest of what runs from tags built or used, as `madlite build` would have written it.
 
@@ -178,7 +178,7 @@ def manifest_of_runs(
 
 
 def builds_of(
-    planned: Sequence[Planned], results: Sequence[Result]
+    planned: Sequence[PlannedRun], results: Sequence[Result]
 ) -> tuple[list[BuiltImage], list[FailedBuild], float]:
     """Return what runs from tags built or used, what did not build, and the seconds of all builds."""
     ended = pair(planned, results)
@@ -188,7 +188,7 @@ def builds_of(
     return images, failed, sum(result.image.build_duration_s or 0.0 for _, result in done)
 
 
-def _overwritten_by(plan: RunPlan, result: Result, finished: Sequence[tuple[Planned, Result]]) -> str:
+def _overwritten_by(plan: RunPlan, result: Result, finished: Sequence[tuple[PlannedRun, Result]]) -> str:
     """Return the card for which a later run made another image of the same name, or nothing."""
     if plan.image is None or not result.image.ref:
         return ""

@@ -47,11 +47,11 @@ from madlite.plan.plan_file import (
 )
 from madlite.plan.render import Rendered
 from madlite.platforms.docker.request import is_access_note, plan_file_notes
-from madlite.run.one import secrets_for
+from madlite.run.executor import secrets_for
 from madlite.run.planning import placed
 from madlite.run.provenance import versions
-from madlite.run.run_progress import context_file
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
+from madlite.run.state import context_file
 from madlite.safe_read import digest_of
 from madlite.secrets import Redactor
 from madlite.store.claims import lock_name, locked_name
@@ -60,7 +60,7 @@ from madlite.store.folder import new_run_id
 # A plan that can start → the text of its plan file.
 
 
-def saved_text(one: Planned, options: Options, plugins: Plugins, known: Mapping[str, str]) -> str:
+def saved_text(one: PlannedRun, options: Options, plugins: Plugins, known: Mapping[str, str]) -> str:
     """Return the text of a plan file; `known` is what secrets can be read from at the run, by name.
 
     Raises:
@@ -141,7 +141,7 @@ _HOST = "runtime host"  # the origin of what the planning machine's own interpre
 
 def bind_plan(
     saved: SavedPlan, run_id: str, options: Options, machine: Machine, plugins: Plugins, runtimes: Mapping[str, Runtime]
-) -> Planned:
+) -> PlannedRun:
     """Return a saved plan as it runs here, under an id.
 
     Raises:
@@ -159,7 +159,7 @@ def bind_plan(
     missing = [name for name in (plan.backend, *plan.readers) if name and name not in known]
     if missing:
         raise UsageProblem(f"the plan needs backend '{missing[0]}', which is not here", "madlite plugins")
-    return Planned(
+    return PlannedRun(
         plan=plan,
         backends=tuple(known[name][0] for name in plan.readers),
         files=tuple(_moved_file(one.path, one.content(), Path(one.template), saved.plan, plan) for one in saved.files),
@@ -169,7 +169,7 @@ def bind_plan(
     )
 
 
-def copied(one: Planned, run_id: str) -> Planned:
+def copied(one: PlannedRun, run_id: str) -> PlannedRun:
     """Return a plan that can start once more, with its files, under another id."""
     plan = _moved_plan(one.plan, one.plan.workspace, run_id)
     files = tuple(_moved_file(file.path, file.data, file.template, one.plan, plan) for file in one.files)

@@ -43,7 +43,7 @@ from madlite.model import (
 from madlite.model.protocols import GpuSession
 from madlite.run.probe import JoinedAnswer, ProbedFacts, joined_probe, probe
 from madlite.run.provenance import make_provenance
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.safe_files import Folder
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ class Instrumentation:
     """Probe and sample around a run's own step; nothing of it can fail the run."""
 
     def __init__(
-        self, planned: Planned, plugins: Plugins, host: Host, now: Callable[[], float], settle: Settle | None = None
+        self, planned: PlannedRun, plugins: Plugins, host: Host, now: Callable[[], float], settle: Settle | None = None
     ) -> None:
         self._one, self._plugins = planned, plugins
         self._settle = None if planned.plan.study is not None and planned.plan.study.warm_up else settle

@@ -38,8 +38,8 @@ from madlite.platforms.docker.request import host_access
 from madlite.run.backend_choice import Owner, expand_shared, find_owners
 from madlite.run.checks import CommandInputs, refuse_without_effect
 from madlite.run.resolve import needed_assets, use_prepared
-from madlite.run.screen import Planned
-from madlite.run.session_runner import border
+from madlite.run.screen import PlannedRun
+from madlite.run.session_runner import guard_plugin
 
 
 class BatchInputs(PlanInputs, frozen=True, kw_only=True):
@@ -55,11 +55,11 @@ class BatchInputs(PlanInputs, frozen=True, kw_only=True):
     refused_as: str = ""
 
 
-PlanCard = Callable[[Request, BatchInputs], list[Planned]]
+PlanCard = Callable[[Request, BatchInputs], list[PlannedRun]]
 """Makes the plans of one card; raises MadliteError as `plan_card` does."""
 
 
-def plan_runs(requests: Sequence[Request], inputs: BatchInputs) -> list[Planned]:
+def plan_runs(requests: Sequence[Request], inputs: BatchInputs) -> list[PlannedRun]:
     """Return one plan per request, variant and Dockerfile, in that order; a card that is wrong by itself is blocked.
 
     Raises:
@@ -68,14 +68,14 @@ def plan_runs(requests: Sequence[Request], inputs: BatchInputs) -> list[Planned]
     # here, since a file that cannot be read concerns every card
     wanted = dockerfile_context(inputs.machine, inputs.context, inputs.options.workspace)
 
-    def plan_found(request: Request, inputs: BatchInputs) -> list[Planned]:
+    def plan_found(request: Request, inputs: BatchInputs) -> list[PlannedRun]:
         found = FoundDockerfiles() if image_of_command(inputs) else find_dockerfiles(request.card, wanted)
         return plan_card(request, found.fitting, missing_image(request.card, found), inputs)
 
     return plan_each([(request, plan_found) for request in requests], inputs)
 
 
-def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> list[Planned]:
+def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> list[PlannedRun]:
     """Return the plans of every card; one that is wrong by itself has a plan that is kept from starting.
 
     Raises:
@@ -84,7 +84,7 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
     inputs.plugins.backends()  # two of one name concern every card, as does an unknown runtime
     if inputs.options.runtime:
         _available(inputs.options.runtime, inputs)
-    planned: list[Planned] = []
+    planned: list[PlannedRun] = []
     refused: list[tuple[str, UsageProblem]] = []
     for request, plan in jobs:
         without_options = partial(plan, *_without_requests(request, inputs))
@@ -123,8 +123,8 @@ def _without_requests(request: Request, inputs: BatchInputs) -> tuple[Request, B
 
 
 def _with_micro_batch(
-    plan: PlanCard, request: Request, inputs: BatchInputs, found: Sequence[Planned], index: int, micro_batch: int
-) -> Planned | None:
+    plan: PlanCard, request: Request, inputs: BatchInputs, found: Sequence[PlannedRun], index: int, micro_batch: int
+) -> PlannedRun | None:
     """Return one of the plans `found` of a card as it is planned with another micro batch; None where it has none.
 
     Raises:
@@ -145,7 +145,7 @@ def _with_micro_batch(
     )
 
 
-def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequence[Planned]]) -> bool:
+def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequence[PlannedRun]]) -> bool:
     """Return whether a card has a problem also without the command's options: then it is not the command's."""
     try:
         without_options()
@@ -154,7 +154,7 @@ def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequen
     return False
 
 
-def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) -> Planned:
+def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) -> PlannedRun:
     """Return a plan of a card that none can be made of, for its row."""
     card, runtime = request.card, inputs.runtimes[inputs.options.runtime or DEFAULT_RUNTIME]
     run_id = inputs.new_run_id(card.name)
@@ -178,7 +178,7 @@ def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) 
         blocked=failed(problem),
         writes_row=not inputs.context.typed.skip_perf_collection,
     )
-    return Planned(plan=plan, backends=(), files=(), runtime=runtime, context=inputs.context.values)
+    return PlannedRun(plan=plan, backends=(), files=(), runtime=runtime, context=inputs.context.values)
 
 
 def failed(problem: MadliteError) -> Blocked:
@@ -188,7 +188,7 @@ def failed(problem: MadliteError) -> Blocked:
 
 def plan_card(
     request: Request, images: Sequence[Dockerfile | Image], missing: str, inputs: BatchInputs
-) -> list[Planned]:
+) -> list[PlannedRun]:
     """Return one startable plan per variant of a card and image, to build or built; `missing` says why there is none.
 
     Raises:
@@ -366,7 +366,7 @@ def dockerfile_context(machine: Machine, context: Context, workspace: Path) -> d
 
 def _startable(
     run: RunInputs, plugin: Plugin, backends: Mapping[str, tuple[Backend, Plugin]], inputs: BatchInputs
-) -> Planned:
+) -> PlannedRun:
     plan = make_plan(run)
     if plan.traits.containerised and not plan.machine.pretended:
         _check_mounts(plan)
@@ -382,7 +382,7 @@ def _startable(
         plan = _with_note(plan, host_access(plan, inputs.options.environ))
     readers = _readers(plan, backends)
     plan = use_prepared(plan, needed_assets(plan, readers, inputs.plugins), inputs.options.environ)
-    return Planned(
+    return PlannedRun(
         plan=plan,
         backends=readers,
         files=render(plan, _search(plugin, inputs)),
@@ -417,7 +417,7 @@ def _with_readable_options(plan: RunPlan, runtime: Runtime) -> RunPlan:
 
 def placed(plan: RunPlan, runtime: Runtime) -> RunPlan:
     """Return the plan, kept from starting where its runtime does not run plans for its place."""
-    with border(runtime):
+    with guard_plugin(runtime):
         if plan.blocked is not None or runtime.supports(plan.place):
             return plan
     nodes = f"{plan.place.nodes} node{'s' if plan.place.nodes > 1 else ''}"

@@ -19,10 +19,10 @@ from madlite.errors import ExitCode, MadliteError, RuntimeProblem
 from madlite.model import Action, Asset, Cause, Exit, Mount, RunPlan, Say, Session, Sink, Value
 from madlite.plan.context import Options
 from madlite.platforms.docker.container import STAMP, ownership_command
+from madlite.run.executor import secrets_for
 from madlite.run.log import RunLog
-from madlite.run.one import secrets_for
 from madlite.run.resolve import Requirement, Resolution, data_inside
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.run.stop import Signals, StopControl
 from madlite.safe_read import read_end
 from madlite.store.folder import HANDLE, LOG, RunFolder
@@ -120,7 +120,7 @@ def _have(requirement: Requirement, data: Path, options: Options, screen: Prepar
 
 
 def make_asset(
-    run: Planned, asset: Asset, data: Path, options: Options, screen: PrepareScreen, stop: StopControl
+    run: PlannedRun, asset: Asset, data: Path, options: Options, screen: PrepareScreen, stop: StopControl
 ) -> Path:
     """Run a plan's preparation, and note what it left in the asset's folder once it ended well.
 
@@ -174,7 +174,9 @@ def _files(folder: Path, asset: Asset) -> dict[str, int]:
 class _Making:
     """One running preparation."""
 
-    def __init__(self, run: Planned, plan: RunPlan, options: Options, screen: PrepareScreen, stop: StopControl) -> None:
+    def __init__(
+        self, run: PlannedRun, plan: RunPlan, options: Options, screen: PrepareScreen, stop: StopControl
+    ) -> None:
         self._run, self._plan, self._screen, self._stop = run, plan, screen, stop
         self._secrets = secrets_for(replace(run, plan=plan), options.environ)
 

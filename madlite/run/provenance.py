@@ -14,7 +14,7 @@ from madlite.machine.host_facts import host_facts
 from madlite.model import EnvValue, Machine, Provenance, RunPlan, Secret
 from madlite.run.probe import NAMES, PREFIXES, ProbedFacts
 from madlite.run.probe_inside import shortened
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.safe_read import digest_of, read_regular
 from madlite.secrets import MASK, is_secret
 
@@ -25,7 +25,7 @@ _USER = re.compile(r"(?<=://)(?:[^/\s]+|[^/\s:@[]*:(?!\d{1,5}/)\S{1,500})(?=@)")
 
 
 def make_provenance(
-    planned: Planned, plugins: Plugins, labels: Mapping[str, str], inside: ProbedFacts, facts: Mapping[str, str]
+    planned: PlannedRun, plugins: Plugins, labels: Mapping[str, str], inside: ProbedFacts, facts: Mapping[str, str]
 ) -> Provenance:
     """Return where a run's number comes from.
 
@@ -98,7 +98,7 @@ def versions(plugins: Plugins) -> dict[str, str]:
     return {**others, **unknown, "madlite": __version__}
 
 
-def _script(planned: Planned) -> tuple[str, str]:
+def _script(planned: PlannedRun) -> tuple[str, str]:
     """Return the script that runs, relative to the workspace, and its SHA-256; of a folder it is the run.sh in it."""
     plan = planned.plan
     rendered = next((file for file in planned.files if file.path == "run.sh"), None)

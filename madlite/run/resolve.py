@@ -29,7 +29,7 @@ from madlite.errors import CheckFailed, RuntimeProblem
 from madlite.images.image import is_local
 from madlite.model import Asset, Backend, Cause, EnvValue, Image, Mount, RunPlan, Say, Status, Value
 from madlite.plan.context import Options
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 
 # A plan uses what `madlite prepare` brought: mounts and variables, so that the run fetches nothing.
 
@@ -194,7 +194,7 @@ class Requirement(Value, frozen=True):
     source: str
     state: State
     place: str
-    run: Planned
+    run: PlannedRun
     size: int | None = None
     missing: int = 0
     fetch: Fetch | None = None
@@ -227,7 +227,7 @@ class Resolution(Value, frozen=True):
             raise CheckFailed.of_all(wrong)
 
 
-def resolve(planned: Sequence[Planned], plugins: Plugins, options: Options, wanted: PrepareOptions) -> Resolution:
+def resolve(planned: Sequence[PlannedRun], plugins: Plugins, options: Options, wanted: PrepareOptions) -> Resolution:
     """Return what the runs need; the hub is queried for what is not here in full, nothing is fetched."""
     runs = [run for run in planned if run.plan.blocked is None or run.plan.blocked.status is not Status.SKIPPED]
     resolver = _Resolver(runs, options, wanted)
@@ -251,7 +251,7 @@ def resolve(planned: Sequence[Planned], plugins: Plugins, options: Options, want
 class _Resolver:
     """Looks for what runs need one by one, and gathers what is refused."""
 
-    def __init__(self, runs: Sequence[Planned], options: Options, wanted: PrepareOptions) -> None:
+    def __init__(self, runs: Sequence[PlannedRun], options: Options, wanted: PrepareOptions) -> None:
         self._environ, self._wanted = options.environ, wanted
         self.data = data_folder(options.environ)
         self.refused = list[tuple[str, str]]()
@@ -259,11 +259,11 @@ class _Resolver:
         token = next(filter(None, given), None) or find_token(options.environ)
         self.access = Access(endpoint="", token=token or (None if wanted.offline else stored_token()))
 
-    def is_offline(self, run: Planned) -> bool:
+    def is_offline(self, run: PlannedRun) -> bool:
         """Return whether no request may be made for what a run needs: a plan's own variables go before the caller's."""
         return self._wanted.offline or is_offline(settings(run.plan, self._environ))
 
-    def images(self, runs: Iterable[Planned]) -> Iterator[Requirement]:
+    def images(self, runs: Iterable[PlannedRun]) -> Iterator[Requirement]:
         """Yield the images of runs in containers, each once."""
         images_seen: list[Image] = []
         for run in runs:
@@ -272,7 +272,7 @@ class _Resolver:
                 images_seen.append(image)
                 yield self._image(image, run)
 
-    def _image(self, image: Image, run: Planned) -> Requirement:
+    def _image(self, image: Image, run: PlannedRun) -> Requirement:
         builds = image.dockerfile is not None and not image.prebuilt
         source, note = str(image.dockerfile) if builds else image.registry or "registry", ""
         requirement = Requirement(
@@ -290,7 +290,7 @@ class _Resolver:
 
         return replace(requirement, state="to build" if builds else "to fetch", fetch=fetch, note=note)
 
-    def resolve(self, asset: Asset, run: Planned) -> Requirement:
+    def resolve(self, asset: Asset, run: PlannedRun) -> Requirement:
         """Return what is known of an asset; the network is queried where it is not here in full."""
         cache, hub = hub_cache(cache_environ(run.plan, self._environ)), asset.source == "hub"
         here = find_asset(asset, cache, self.data)
@@ -379,9 +379,9 @@ class _Resolver:
         )
 
 
-def _merge_assets(runs: Iterable[Planned], plugins: Plugins, options: Options) -> Iterator[tuple[Asset, Planned]]:
+def _merge_assets(runs: Iterable[PlannedRun], plugins: Plugins, options: Options) -> Iterator[tuple[Asset, PlannedRun]]:
     """Yield what the runs need, each once, a repository with all its patterns; what runs make comes last."""
-    requirement: dict[tuple[object, ...], tuple[Asset, Planned]] = {}
+    requirement: dict[tuple[object, ...], tuple[Asset, PlannedRun]] = {}
     for run in runs:
         where = hub_endpoint(settings(run.plan, options.environ)), hub_cache(cache_environ(run.plan, options.environ))
         for asset in needed_assets(run.plan, run.backends, plugins):
@@ -404,14 +404,14 @@ def _merge_pair(one: Asset, other: Asset) -> Asset:
     )
 
 
-def _hidden_cache(run: Planned) -> str:
+def _hidden_cache(run: PlannedRun) -> str:
     """Return what is reported a container that has a cache of its own."""
     env = given_env(run.plan)
     own = next((name for name in CACHES if run.plan.traits.containerised and env.get(name)), "")
     return f"its container has a cache of its own ({own}={env[own]}), and does not see this one" if own else ""
 
 
-def _requested_by(run: Planned) -> str:
+def _requested_by(run: PlannedRun) -> str:
     backends = ", ".join(dict.fromkeys(backend.name for backend in run.backends))
     return f"asked for by the recipe and settings of {run.plan.card.name} (backend {backends})"
 

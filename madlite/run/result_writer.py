@@ -25,8 +25,8 @@ from madlite.perfcsv.rows import build_rows, has_row, masked_rows
 from madlite.perfcsv.side_files import due_in_s, leave_entries, write_entries, write_waiting
 from madlite.perfcsv.stored import RunResult, result_text
 from madlite.plan.context import Options
-from madlite.run.run_progress import context_file, left_out_before
-from madlite.run.screen import Planned, Screen
+from madlite.run.screen import PlannedRun, Screen
+from madlite.run.state import context_file, left_out_before
 from madlite.store.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
 from madlite.store.journal import RunEntry, RunRows, RunStart, now
 from madlite.store.record import Record, make_record, record_json, step_lines
@@ -92,7 +92,7 @@ class ResultWriter:
 
     def __init__(
         self,
-        one: Planned,
+        one: PlannedRun,
         options: Options,
         screen: Screen,
         mask: Callable[[str], str],

@@ -26,8 +26,8 @@ from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
 from madlite.run.probe import LIMIT_S as PROBE_LIMIT_S
 from madlite.run.probe import JoinedAnswer
-from madlite.run.run_progress import MadLog, RunProgress
-from madlite.run.screen import Planned, RunEvents
+from madlite.run.screen import PlannedRun, RunEvents
+from madlite.run.state import MadLog, RunState
 from madlite.run.stop import StopControl
 from madlite.safe_files import REMOVED, Folder
 from madlite.safe_read import read_inside
@@ -107,8 +107,8 @@ class SessionRunner:
 
     def __init__(
         self,
-        one: Planned,
-        state: RunProgress,
+        one: PlannedRun,
+        state: RunState,
         stop: StopControl,
         screen: RunEvents,
         clock: Callable[[], float],
@@ -129,7 +129,7 @@ class SessionRunner:
         session: Session | None = None
         try:
             self.stop.check()
-            with border(self.one.runtime), self.one.runtime.open(self.plan) as session, self.stop.guard(session):
+            with guard_plugin(self.one.runtime), self.one.runtime.open(self.plan) as session, self.stop.guard(session):
                 folder.write_text(HANDLE, session.handle)
                 self._on_open(session.handle)
                 self.state.shell, self.state.node_names = session.shell, session.nodes
@@ -237,7 +237,7 @@ class SessionRunner:
         if self.stop.reason is not None:
             return
         try:
-            with border(self.one.runtime):
+            with guard_plugin(self.one.runtime):
                 outcome = self.one.runtime.outcome(session.handle)
                 self.state.outcome = outcome if isinstance(outcome, JobOutcome) else None
         except RuntimeProblem as problem:
@@ -260,7 +260,7 @@ class SessionRunner:
         if self.plan.traits.shares_files:
             return None
         try:
-            with border(self.one.runtime):
+            with guard_plugin(self.one.runtime):
                 if self.plan.result_rule.kind == "multiple_results":
                     file = self.plan.result_rule.file
                     session.collect([f"{self.plan.model_dir}/{file}", file], self.plan.workspace)
@@ -366,7 +366,7 @@ def _node_text(session: Session, node: int | None) -> str:
 
 
 @contextmanager
-def border(runtime: Runtime) -> Iterator[None]:
+def guard_plugin(runtime: Runtime) -> Iterator[None]:
     """Turn what a runtime raises beyond its contract into its failure: it may be a plugin's."""
     try:
         yield

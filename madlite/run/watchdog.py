@@ -155,7 +155,7 @@ class SilenceNote(Value, frozen=True):
     option: str = ""
 
 
-class ProgressMonitor:
+class StallDetector:
     """Follows one action: what comes from it, and for how long nothing has.
 
     Before the first step, in a phase that the log names, and after the last step, any output is a sign of life, and
@@ -384,7 +384,7 @@ class Watchdog:
 
     def __init__(
         self,
-        progress_monitor: ProgressMonitor,
+        progress_monitor: StallDetector,
         probe_hang: ProbeHang,
         *,
         tell: Say = lambda text: None,

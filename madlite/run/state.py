@@ -177,7 +177,7 @@ class MadLog:
     def __init__(
         self,
         plan: RunPlan,
-        state: RunProgress,
+        state: RunState,
         write: Callable[[str], None],
         show: Callable[[str], None],
     ) -> None:
@@ -266,7 +266,7 @@ class _Tail:
                 yield replace(chunk, data=chunk.data.partition(b"\n")[2])
 
 
-class RunProgress:
+class RunState:
     """Collects what one run shows; only the output of the model's own step is followed.
 
     What the others say is looked through by `rules` alone, for why they failed.  Of several `nodes` so is, at the end,

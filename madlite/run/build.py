@@ -34,8 +34,8 @@ from madlite.plan.images import (
     image_name,
 )
 from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild
+from madlite.run.executor import BUILD_LOG_END
 from madlite.run.log import RunLog
-from madlite.run.one import BUILD_LOG_END
 from madlite.run.planning import dockerfile_context, missing_image
 from madlite.run.stop import Signals
 from madlite.secrets import Redactor, collect, spelled_out

@@ -31,11 +31,11 @@ from madlite.platforms.docker.request import request_secrets
 from madlite.run.hang import HangProbe
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
-from madlite.run.run_progress import MadLog, RunProgress, context_file, masked
-from madlite.run.screen import Planned, ProgressWriter, RunEvents, Screen
-from madlite.run.session_runner import SessionRunner, border, check_type
+from madlite.run.screen import PlannedRun, RunEvents, Screen, StatusFile
+from madlite.run.session_runner import SessionRunner, check_type, guard_plugin
+from madlite.run.state import MadLog, RunState, context_file, masked
 from madlite.run.stop import StopControl
-from madlite.run.watchdog import HangReport, ProgressMonitor, StopReason, Watchdog
+from madlite.run.watchdog import HangReport, StallDetector, StopReason, Watchdog
 from madlite.safe_files import NO_SPACE
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.store.claims import claim_model_dir, lock_name, locked_results
@@ -53,7 +53,7 @@ _OF_ENGINE = {Cause.BUILD, Cause.DISK}  # the reason has the engine's message
 _KNOWN = {cause.value: cause for cause in Cause}
 
 
-def with_diagnosis(plan: RunPlan, result: Result, state: RunProgress) -> Result:
+def with_diagnosis(plan: RunPlan, result: Result, state: RunState) -> Result:
     """Return the result with why it failed; one that did not fail as it is."""
     if result.status is not Status.FAILURE or result.diagnosis is not None:
         return result
@@ -83,7 +83,7 @@ def outcome_text(outcome: JobOutcome | None) -> str:
     return f"the engine reports: {'; '.join(filter(None, [outcome.state, *code, *memory, outcome.reason]))}"
 
 
-def _diagnosis(plan: RunPlan, result: Result, state: RunProgress) -> Diagnosis:
+def _diagnosis(plan: RunPlan, result: Result, state: RunState) -> Diagnosis:
     hint = state.hint or (plan.blocked.hint if plan.blocked is not None else "")
     if result.cause in _OF_ENGINE:
         return _build_diagnosis(result, hint)
@@ -111,7 +111,7 @@ def _build_diagnosis(result: Result, hint: str) -> Diagnosis:
     return Diagnosis(cause=cause, line=result.evidence, hint=hint or found.hint, source=found.source)
 
 
-def _reason_text(state: RunProgress, result: Result, found: Diagnosis) -> str:
+def _reason_text(state: RunState, result: Result, found: Diagnosis) -> str:
     """Return the reason as a sentence that stands alone: what happened, why, and what to do."""
     if found.cause == result.cause.value:
         return result.reason
@@ -185,12 +185,12 @@ def _disk_or(cause: Cause, error: BaseException | None) -> Cause:
 LOG_END, BUILD_LOG_END, RUN_LOG_END = ".live.log", ".build.live.log", ".run.live.log"
 
 
-class Run:
+class RunExecutor:
     """One run; until its `close` it holds its folder and the locks of its script."""
 
     def __init__(
         self,
-        one: Planned,
+        one: PlannedRun,
         plugins: Plugins,
         screen: Screen,
         secrets: Iterable[str],
@@ -208,12 +208,12 @@ class Run:
         self.environ = environ
         self._secrets = tuple(secrets)
         self.mask = Redactor(self._secrets).text
-        self.progress = ProgressWriter(one.plan, self.started, self.mask, clock)
+        self.progress = StatusFile(one.plan, self.started, self.mask, clock)
         self.screen = RunEvents(screen, one.plan, self.progress)
-        self.silence = ProgressMonitor(self.plan, clock)
+        self.silence = StallDetector(self.plan, clock)
         whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
         self._rules = with_common(plugins.failure_rules(), whose)
-        self.state = RunProgress(self._make_monitor(), self._rules, self.plan.place.spanned)
+        self.state = RunState(self._make_monitor(), self._rules, self.plan.place.spanned)
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
         self.instrumentation = Instrumentation(one, plugins, here, lambda: self.clock() - self.began, settle)
         show = self.screen
@@ -248,7 +248,7 @@ class Run:
         self._find_folder()
         return self._result(verdict)
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> RunExecutor:
         return self
 
     def __exit__(
@@ -355,7 +355,7 @@ class Run:
         image = self.plan.image
         builds = image is not None and image.dockerfile is not None and not image.prebuilt
         try:
-            with border(self.one.runtime):
+            with guard_plugin(self.one.runtime):
                 used = interruptible(lambda: self.one.runtime.prepare(self.plan, say))
                 self.state.image = check_type(used, ImageUsed, "prepare", self.one.runtime)
             (log.begin_live if builds else log.link_live)(self._beside(RUN_LOG_END))
@@ -437,7 +437,7 @@ class Run:
         return masked(self.instrumentation.annotate(with_diagnosis(self.plan, result, self.state)), self.mask)
 
 
-def secrets_for(one: Planned, environ: dict[str, str]) -> tuple[str, ...]:
+def secrets_for(one: PlannedRun, environ: dict[str, str]) -> tuple[str, ...]:
     """Return every secret text that a run's output must not show."""
     plan = one.plan
     spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
