@@ -416,8 +416,8 @@ def _list(asset: Asset, access: Access) -> Listing:
         entries = api.get_paths_info(asset.ref, list(asset.files), **at)
     else:
         entries = api.list_repo_tree(asset.ref, recursive=True, **at)
-    found = {one.path: one for one in entries if hasattr(one, "blob_id")}
-    files = matching({name: int(one.size) for name, one in found.items()}, asset.files)
+    found = {entry.path: entry for entry in entries if hasattr(entry, "blob_id")}
+    files = matching({name: int(item.size) for name, item in found.items()}, asset.files)
     _check_names(asset, files, access.endpoint)
     if files:  # the largest is requested: a gated repository may show everybody its README
         largest = max(files, key=lambda name: files[name])
@@ -428,7 +428,7 @@ def _list(asset: Asset, access: Access) -> Listing:
         files=files,
         blobs={name: str((found[name].lfs or {}).get("sha256") or found[name].blob_id or "") for name in files},
         absent=tuple(name for name in asset.files if by_name and name not in files),
-        there=() if files else tuple(one.rfilename for one in info.siblings or ()),
+        there=() if files else tuple(sibling.rfilename for sibling in info.siblings or ()),
     )
 
 

@@ -336,7 +336,7 @@ def _head(url: str) -> Source:
         if status_of(error) in (403, 405, 501):  # a server that answers GET alone
             return Source(url=url)
         raise _problem(url, error) from error
-    if url.startswith("https:") and any(one.url.scheme != "https" for one in (*answer.history, answer)):
+    if url.startswith("https:") and any(item.url.scheme != "https" for item in (*answer.history, answer)):
         what = (
             f"{url} cannot be fetched: its server sends us on to http, and what is asked for by https comes by it alone"
         )

@@ -173,9 +173,9 @@ NAMES: dict[str, tuple[Quantity, float]] = {
     "step_time_ms": (Quantity.STEP_TIME_S, 1e-3),
     "step_time_ms_mean": (Quantity.STEP_TIME_S_MEAN, 1e-3),
     **{
-        name.replace("_gib", unit): (one, size / 2**30)
+        name.replace("_gib", unit): (item, size / 2**30)
         for unit, size in (("_mib", 2**20), ("_gb", 10**9), ("_bytes", 1))
-        for name, one in QUANTITIES.items()
+        for name, item in QUANTITIES.items()
         if name.endswith("_gib")
     },
 }
@@ -226,10 +226,12 @@ class StepPattern:
     def __init__(self, pattern: str, own: Iterable[Quantity] = (), more: Collection[str] = ()) -> None:
         self.regex = re.compile(pattern)
         own = tuple(own)
-        if odd := [one.name for one in own if QUANTITIES.get(one.name, one) != one or not one.name.isidentifier()]:
+        if odd := [
+            item.name for item in own if QUANTITIES.get(item.name, item) != item or not item.name.isidentifier()
+        ]:
             what = "is a built-in quantity" if odd[0] in QUANTITIES else "is no identifier"
             raise PluginError(f"quantity {odd[0]!r} of step pattern {pattern!r} {what}: give it another name")
-        self._known = {**NAMES, **{one.name: (one, 1.0) for one in own}}
+        self._known = {**NAMES, **{item.name: (item, 1.0) for item in own}}
         self._more = more
         groups = set(self.regex.groupindex)
         if ("n" not in groups and not more) or groups - {"n", *more, *self._known, *INVERSE}:
@@ -279,7 +281,9 @@ class StepPattern:
     def unread(self, texts: Mapping[str, str]) -> dict[Quantity, str]:
         """Return texts that should be numbers by their quantities."""
         known = (
-            {name: one for name, (one, _) in self._known.items()} | INVERSE | dict.fromkeys(TIMES, Quantity.STEP_TIME_S)
+            {name: item for name, (item, _) in self._known.items()}
+            | INVERSE
+            | dict.fromkeys(TIMES, Quantity.STEP_TIME_S)
         )
         quantities = {name: known.get(name) for name in texts}
         return {quantity: texts[name] for name, quantity in quantities.items() if quantity is not None}

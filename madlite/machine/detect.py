@@ -141,7 +141,7 @@ def _count(value: Override, key: str) -> int | None:
 
 def _renders(value: Override) -> tuple[int, ...]:
     listed = [value] if isinstance(value, str | int | float) else list(value)
-    numbers = tuple(number for one in listed if (number := parse_int(one)) is not None and number >= 0)
+    numbers = tuple(number for item in listed if (number := parse_int(item)) is not None and number >= 0)
     if len(numbers) != len(listed):
         raise UsageProblem(f"gpu_renderDs {value!r} is no list of render node numbers", "for example [128, 129]")
     return numbers
@@ -294,7 +294,7 @@ def detect_amd(host: Host, topology: Topology) -> DetectedGpus:
     origins |= {
         fact: origin
         for fact, origin in FILLED_IN.items()
-        if any(getattr(one, fact) != getattr(other, fact) for one, other in zip(merged, known, strict=True))
+        if any(getattr(item, fact) != getattr(other, fact) for item, other in zip(merged, known, strict=True))
     }
     drivers = [(read_file(host.root / DRIVER), f"/{DRIVER}"), *((tool.driver_version, tool.name) for tool in tools)]
     driver, origins["driver_version"] = next((both for both in drivers if both[0]), ("", ""))
@@ -499,7 +499,9 @@ def _origins(found: DetectedGpus, overrides: Overrides) -> dict[str, str]:
 
 
 def _problems(reports: Iterable[SourceReport]) -> list[Problem]:
-    return [Problem(where=one.name, what=one.problem) for one in reports if one.problem and not one.absent]
+    return [
+        Problem(where=report.name, what=report.problem) for report in reports if report.problem and not report.absent
+    ]
 
 
 def _mixture(found: DetectedGpus) -> list[SourceReport]:
@@ -557,7 +559,7 @@ def detect_nvidia(host: Host, *, present: bool) -> DetectedGpus:
         reports = read_with_fallback(host, read_nvml, read_nvidia_smi, lambda report: bool(report.gpus))
     else:
         reports = [read_nvidia_smi(host)]
-    report = next((one for one in reports if one.gpus), SourceReport(name=""))
+    report = next((item for item in reports if item.gpus), SourceReport(name=""))
     facts = ("gpus", "arch", "product", "memory_bytes", "driver_version", "cuda_version")
     return DetectedGpus(
         vendor="NVIDIA",

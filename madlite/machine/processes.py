@@ -136,7 +136,7 @@ def process_table() -> dict[int, Process]:
         for pid in _pids():
             with suppress(OSError, ValueError):
                 table[pid] = _parsed(pid, (_PROC / str(pid) / "stat").read_bytes())
-        if all(one.parent in table or not one.parent for one in table.values()):
+        if all(item.parent in table or not item.parent for item in table.values()):
             break
     return table
 
@@ -162,7 +162,7 @@ def ancestors(pid: int, table: Mapping[int, Process]) -> list[int]:
 def descendants(pid: int) -> list[Process]:
     """Return the living processes that a process started, those that they started, and so on; never itself."""
     table = process_table()
-    return [one for one in table.values() if one.lives and pid in ancestors(one.pid, table)[1:]]
+    return [item for item in table.values() if item.lives and pid in ancestors(item.pid, table)[1:]]
 
 
 def lives(process: Process) -> bool:
@@ -266,17 +266,17 @@ def run_processes(run_id: str, folder: Path) -> list[Process]:
     Whoever else gives a process such marks has it left alone.  Supervisors are left out: they end by themselves.
     """
     marked = [
-        one
-        for one in all_run_processes()
+        item
+        for item in all_run_processes()
         if run_id
-        and one.environment[RUN_MARK] == run_id
-        and one.environment.get(FOLDER_MARK) == str(folder)
-        and belongs_to(one.process, os.geteuid())
+        and item.environment[RUN_MARK] == run_id
+        and item.environment.get(FOLDER_MARK) == str(folder)
+        and belongs_to(item.process, os.geteuid())
     ]
     if not marked:
         return []
-    apart = {one.process.pid for one in marked if one.is_supervisor} | own_pids()
-    found = (with_users(process) for process in with_descendants({one.process.pid for one in marked}))
+    apart = {item.process.pid for item in marked if item.is_supervisor} | own_pids()
+    found = (with_users(process) for process in with_descendants({item.process.pid for item in marked}))
     return [process for process in found if process.pid not in apart and belongs_to(process, os.geteuid())]
 
 
@@ -305,7 +305,7 @@ def own_pids() -> frozenset[int]:
 def with_descendants(pids: Collection[int]) -> list[Process]:
     """Return living processes and all that descend from them, the ones that rewrote their environment included."""
     table = process_table()
-    return [one for one in table.values() if one.lives and not set(pids).isdisjoint(ancestors(one.pid, table))]
+    return [item for item in table.values() if item.lives and not set(pids).isdisjoint(ancestors(item.pid, table))]
 
 
 def end_processes(
@@ -380,12 +380,12 @@ def find_foreign(
     ending has lost what shows that it was the run's.
     """
     found: dict[int, dict[int, int]] = {}
-    for one in listed:
-        used_bytes = one.memory_bytes or 0
-        at_work = one.busy or (one.gpu in busy_gpus and one.busy is None)
-        if (used_bytes >= LEAST_BYTES or at_work) and not is_own(proc, one.pid, own) and _lives(proc, one.pid):
-            found.setdefault(one.pid, {})[one.gpu] = used_bytes
-    names = {one.pid: one.name for one in listed}
+    for process in listed:
+        used_bytes = process.memory_bytes or 0
+        at_work = process.busy or (process.gpu in busy_gpus and process.busy is None)
+        if (used_bytes >= LEAST_BYTES or at_work) and not is_own(proc, process.pid, own) and _lives(proc, process.pid):
+            found.setdefault(process.pid, {})[process.gpu] = used_bytes
+    names = {process.pid: process.name for process in listed}
     return tuple(
         ForeignProcess(pid=pid, command=short_command(proc, pid) or names.get(pid, "") or "?", memory=memory)
         for pid, memory in sorted(found.items())
@@ -395,16 +395,16 @@ def find_foreign(
 def merge_processes(before: Iterable[ForeignProcess], now: Iterable[ForeignProcess]) -> dict[int, ForeignProcess]:
     """Return foreign processes by their ids, each with the most memory that it was seen with."""
     merged: dict[int, ForeignProcess] = {}
-    for one in (*before, *now):
-        previous = merged[one.pid].memory if one.pid in merged else {}
-        memory = {gpu: max(previous.get(gpu, 0), one.memory.get(gpu, 0)) for gpu in {*previous, *one.memory}}
-        merged[one.pid] = ForeignProcess(pid=one.pid, command=one.command, memory=memory)
+    for process in (*before, *now):
+        previous = merged[process.pid].memory if process.pid in merged else {}
+        memory = {gpu: max(previous.get(gpu, 0), process.memory.get(gpu, 0)) for gpu in {*previous, *process.memory}}
+        merged[process.pid] = ForeignProcess(pid=process.pid, command=process.command, memory=memory)
     return merged
 
 
 def describe_processes(processes: Iterable[ForeignProcess]) -> tuple[str, ...]:
     """Return each process as text, the ones with most memory first, and how many more there were."""
-    ordered = sorted(processes, key=lambda one: (-sum(one.memory.values()), one.pid))
+    ordered = sorted(processes, key=lambda process: (-sum(process.memory.values()), process.pid))
     more = (f"{len(ordered) - SHOWN} more processes",) if len(ordered) > SHOWN else ()
     return (*map(str, ordered[:SHOWN]), *more)
 
@@ -419,7 +419,7 @@ def is_own(proc: Path, pid: int, own: OwnProcesses) -> bool:
     family = _ancestors(proc, pid)
     if own.ancestor and own.ancestor in family:
         return True
-    return bool(own.mark) and any(own.mark in read_file(proc / str(one) / "environ").split("\0") for one in family)
+    return bool(own.mark) and any(own.mark in read_file(proc / str(item) / "environ").split("\0") for item in family)
 
 
 def _ancestors(proc: Path, pid: int) -> list[int]:

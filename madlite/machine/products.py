@@ -81,7 +81,7 @@ def possible_peaks(machine: Machine | None) -> tuple[float, ...]:
     """
     entry = _entry_of(machine.gpus[0], machine) if machine is not None and machine.gpus else None
     of_gpu = [entry] if entry is not None else gpu_peaks()
-    peaks = (peak for one in of_gpu for number_format, peak in one.tflops.items() if number_format != "FP32")
+    peaks = (peak for item in of_gpu for number_format, peak in item.tflops.items() if number_format != "FP32")
     return (*peaks, UNKNOWN_GPU_TFLOPS)
 
 
@@ -102,8 +102,8 @@ def _entry_of(gpu: Gpu, machine: Machine) -> GpuPeaks | None:
 
 def _lines(name: str) -> list[GpuPeaks]:
     """Return the lines whose patterns are in a name: NVIDIA's first alone, for its special ones come first."""
-    found = [one for one in gpu_peaks() if re.search(one.product, name, re.IGNORECASE)]
-    return found if all(_NAMED.match(one.name) for one in found) else found[:1]
+    found = [peak for peak in gpu_peaks() if re.search(peak.product, name, re.IGNORECASE)]
+    return found if all(_NAMED.match(item.name) for item in found) else found[:1]
 
 
 def _part(used: list[Gpu], machine: Machine, entry: GpuPeaks) -> str:
@@ -188,12 +188,12 @@ def short_name(gpu: GpuFacts, vendor: Vendor) -> str:
     if vendor == "NVIDIA":
         found = NVIDIA_NAME.search(gpu.product)
         return found[0] if found else gpu.product
-    for candidates in (_named(gpu.product), [one for one in PRODUCTS if gpu.device_id in one.device_ids]):
-        narrowed = [one for one in candidates if one.compute_units == gpu.compute_units]
+    for candidates in (_named(gpu.product), [item for item in PRODUCTS if gpu.device_id in item.device_ids]):
+        narrowed = [candidate for candidate in candidates if candidate.compute_units == gpu.compute_units]
         for only in (candidates, narrowed):
             if len(only) == 1:
                 return only[0].device
-    unlisted = {one.upper() for one in AMD_NAME.findall(gpu.product)} - {one.device for one in PRODUCTS}
+    unlisted = {item.upper() for item in AMD_NAME.findall(gpu.product)} - {item.device for item in PRODUCTS}
     return _by_memory(gpu) or (unlisted.pop() if len(unlisted) == 1 else gpu.arch)
 
 

@@ -157,8 +157,8 @@ def signal_of(text: str) -> int:
 @cache
 def _signal_numbers() -> dict[str, int]:
     """Return numbers by name and by the words of strsignal(3), which shells and Slurm print."""
-    named = {one.name: one.value for one in signal.Signals}
-    return {**named, **{words: int(one) for one in signal.valid_signals() if (words := signal.strsignal(one))}}
+    named = {Signal.name: Signal.value for Signal in signal.Signals}
+    return {**named, **{words: int(item) for item in signal.valid_signals() if (words := signal.strsignal(item))}}
 
 
 __all__ = ["Block", "LONGEST", "LineSplitter", "lines_with", "make_block", "rank_of"]
@@ -250,7 +250,7 @@ def result_lines(
     told = [f"{metric.text} {metric.metric}" for metric in metrics if metric.text]
     if rule.kind == "multiple_results" and told:
         told = [f"{rule.file} "]
-    return words, *(f"{model} performance is {one}" for one in told or ["None None"])
+    return words, *(f"{model} performance is {item}" for item in told or ["None None"])
 
 
 LONGEST = 64 * 1024  # characters; a longer line is cut into pieces, so that noise cannot fill the memory

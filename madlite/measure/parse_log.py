@@ -76,7 +76,7 @@ class AutoDetectReader:
 
     def __init__(self, plugins: Plugins, excluded: Iterable[str] = ()) -> None:
         self._plugins = plugins
-        self._backends = [one for name, (one, _) in plugins.backends().items() if name not in set(excluded)]
+        self._backends = [backend for name, (backend, _) in plugins.backends().items() if name not in set(excluded)]
         self._reader: Reader | None = None
         self._buffer: list[Line] = []
         self._characters = 0
@@ -112,12 +112,14 @@ class AutoDetectReader:
 
     def _best_match(self, texts: list[str]) -> Backend | None:
         """Return the one backend that is surest of these lines; None where none is sure, or several are."""
-        answers = [(self._plugins.query(one, "detect", texts, otherwise=0.0), one) for one in self._backends]
+        answers = [
+            (self._plugins.query(backend, "detect", texts, otherwise=0.0), backend) for backend in self._backends
+        ]
         sure = [
-            (float(sure), one) for sure, one in answers if isinstance(sure, int | float) and sure >= _MIN_CONFIDENCE
+            (float(sure), item) for sure, item in answers if isinstance(sure, int | float) and sure >= _MIN_CONFIDENCE
         ]
         best = max((how for how, _ in sure), default=0.0)
-        found = [one for how, one in sure if how == best]
+        found = [item for how, item in sure if how == best]
         return found[0] if len(found) == 1 else None
 
 
@@ -162,7 +164,7 @@ def detect_backend(log: str, head: Sequence[bytes], plugins: Plugins) -> Backend
 
 def _sure(backends: Mapping[str, Backend], plugins: Plugins, lines: Sequence[str]) -> dict[str, float]:
     """Return how sure each backend is that knows these lines."""
-    answers = {known: plugins.query(one, "detect", lines, otherwise=0.0) for known, one in backends.items()}
+    answers = {known: plugins.query(backend, "detect", lines, otherwise=0.0) for known, backend in backends.items()}
     return {known: float(sure) for known, sure in answers.items() if isinstance(sure, int | float) and sure > 0}
 
 
@@ -351,12 +353,12 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
     if own_line or not isinstance(rule, ResultRule):
         rule = ResultRule(kind="steps" if log.steps and not own_line else "performance_line", loss_expected=False)
     there = log.steps.quantities()
-    rule = replace(rule, mad=tuple(one for one in rule.mad if one.quantity in there or one.key in log.summary))
-    own = sorted((one for one in there if one.is_speed and one.name not in QUANTITIES), key=_label)
+    rule = replace(rule, mad=tuple(item for item in rule.mad if item.quantity in there or item.key in log.summary))
+    own = sorted((item for item in there if item.is_speed and item.name not in QUANTITIES), key=_label)
     speeds, times = (rule.headline, *THROUGHPUTS, *own), (Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, *MEANS)
     unread = log.training.unread  # a speed that is none says better what is wrong than another number
     tries = ((there, speeds), (unread, speeds), (there, times), (unread, times))
-    headline = next((one for known, order in tries for one in order if one in known), rule.headline)
+    headline = next((item for known, order in tries for item in order if item in known), rule.headline)
     if headline == rule.headline:
         return rule
     return replace(rule, headline=headline, headline_metric=headline.name)
@@ -371,7 +373,7 @@ def _medians(steps: Steps, window: Window | None) -> dict[Quantity, float]:
         return {}
     totals = {Quantity.TOKENS_SEEN, Quantity.SAMPLES_SEEN}  # since the start: a median says nothing of them
     there = steps.quantities() - {window.quantity} - totals
-    order = [one for one in (*QUANTITIES.values(), *sorted(there, key=_label)) if one in there]
+    order = [item for item in (*QUANTITIES.values(), *sorted(there, key=_label)) if item in there]
     medians = {quantity: median_in(steps, quantity, window) for quantity in dict.fromkeys(order)}
     return {quantity: value for quantity, value in medians.items() if value is not None}
 

@@ -130,7 +130,7 @@ class RuleScan:
     def feed(self, block: Block, begin: int = 0) -> None:
         """Take lines in, which begin at a place of the log."""
         small = _small(block.text)
-        for index, text in (one for needed, rules in self._needed.items() if needed in small for one in rules):
+        for index, text in (rule for needed, rules in self._needed.items() if needed in small for rule in rules):
             self._query(index, lines_with(block.text, text), begin)
 
     def hits(self) -> list[RuleMatch]:

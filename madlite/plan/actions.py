@@ -93,14 +93,14 @@ def plan_data(inputs: RunInputs) -> DataPlan:
     if unknown := [name for name in card.data if name not in inputs.data_sets]:
         return DataPlan(problem=f"card '{card.name}' needs data set '{unknown[0]}', which data.json does not have")
     found = [_find(name, inputs.data_sets[name], n, card, inputs) for n, name in enumerate(card.data)]
-    homes = [one.use.home for one in found if one.use]
+    homes = [item.use.home for item in found if item.use]
     return DataPlan(
-        uses=tuple(one.use for one in found if one.use),
-        mounts=tuple(mount for one in found for mount in one.mounts),
-        actions=tuple(action for one in found for action in one.actions),
+        uses=tuple(item.use for item in found if item.use),
+        mounts=tuple(mount for item in found for mount in item.mounts),
+        actions=tuple(action for item in found for action in item.actions),
         env={"MAD_DATAHOME": ",".join(homes)} if homes else {},
-        notes=tuple(one.note for one in found if one.note),
-        problem=next((one.problem for one in found if one.problem), ""),
+        notes=tuple(item.note for item in found if item.note),
+        problem=next((item.problem for item in found if item.problem), ""),
     )
 
 
@@ -309,7 +309,7 @@ def make_actions(
     }
     placed["data"] = [*fetches]
     templates = _RENDERED if rendered else inputs.spec.actions
-    actions = [one for action in templates for one in ([action] if action.argv else placed[action.kind])]
+    actions = [item for action in templates for item in ([action] if action.argv else placed[action.kind])]
     wrapped = tools.command.replace("{tools}", shlex.quote(f"{folder}/{TOOLS}"))
     filled = (_fill(_with_credential(action, inputs), inputs, wrapped) for action in _joined(actions))
     return tuple(filled)

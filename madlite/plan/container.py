@@ -360,7 +360,7 @@ def bind_gpus(plan: RunPlan, gpu_ids: tuple[int, ...], environ: Mapping[str, str
     if gpu_ids == plan.place.gpu_ids:
         return plan
     old = make_devices(plan.machine, plan.place.gpu_ids)
-    devices = (*make_devices(plan.machine, gpu_ids), *(one for one in plan.devices if one not in old))
+    devices = (*make_devices(plan.machine, gpu_ids), *(device for device in plan.devices if device not in old))
     hiding: dict[str, EnvValue] = {}
     if not plan.traits.containerised:
         hiding.update(visible_devices(plan.machine, gpu_ids, environ))

@@ -36,7 +36,9 @@ def manifest_text(
     took_s: float,
 ) -> str:
     """Return a manifest as JSON; `secrets` are masked wherever they stand, and secret variables are left out."""
-    requested = [image.request for image in images] + [one.request for one in failed if one.request is not None]
+    requested = [image.request for image in images] + [
+        failed_build.request for failed_build in failed if failed_build.request is not None
+    ]
     secrets = (*secrets, *_plaintext_secrets(requested, context))
     mask = Redactor(secrets).text
     keyed = _keyed(images)
@@ -85,8 +87,12 @@ def summary(images: Sequence[BuiltImage], failed: Sequence[FailedBuild], took_s:
     return {
         "successful_builds": [image_entry(image) for image in made],
         "failed_builds": [
-            {"model": one.model, "error": one.error, **({"architecture": one.architecture} if one.architecture else {})}
-            for one in failed
+            {
+                "model": failed_build.model,
+                "error": failed_build.error,
+                **({"architecture": failed_build.architecture} if failed_build.architecture else {}),
+            }
+            for failed_build in failed
         ],
         "total_build_time": took_s,
         "successful_pushes": [
@@ -119,8 +125,10 @@ def _key(image: BuiltImage) -> str:
     return f"local-{image.request.card.name}" if image.dockerfile else image.request.card.name
 
 
-def _same(one: BuiltImage, other: BuiltImage) -> bool:
-    what = [(each.request.card, each.request.overrides, each.dockerfile, each.docker_image) for each in (one, other)]
+def _same(built_image: BuiltImage, other: BuiltImage) -> bool:
+    what = [
+        (each.request.card, each.request.overrides, each.dockerfile, each.docker_image) for each in (built_image, other)
+    ]
     return what[0] == what[1]
 
 
@@ -133,8 +141,8 @@ def _with_cards(
 ) -> dict[str, Json]:
     """Return the summary with the cards of failed builds, from which a run makes rows."""
     builds = [
-        {**entry, "card": _card(one.request, mask)} if one.request is not None else entry
-        for entry, one in zip(description["failed_builds"], failed, strict=True)
+        {**entry, "card": _card(failed_build.request, mask)} if failed_build.request is not None else entry
+        for entry, failed_build in zip(description["failed_builds"], failed, strict=True)
     ]
     return {**description, "failed_builds": builds}
 
@@ -367,7 +375,7 @@ def read_manifest(file: Path, root: Path) -> Manifest:
         words = str(error) if isinstance(error, msgspec.MsgspecError) else "it is no JSON text"
         raise UsageProblem(f"{file} is no build manifest: {words}", "madlite build --tags NAME writes one") from None
     images = tuple(_image(key, image, found, file, root) for key, image in found.built_images.items())
-    failed = tuple(_failed(one, images, file, root) for one in found.summary.failed_builds)
+    failed = tuple(_failed(build, images, file, root) for build in found.summary.failed_builds)
     if not images and not failed:
         raise UsageProblem(f"build manifest {file} names no image", "madlite build --tags NAME writes one")
     required = tuple(found.secrets_required)

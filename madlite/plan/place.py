@@ -128,7 +128,7 @@ def _without_container(
     name = "container of the cluster file or, in an allocation, $MADLITE_CONTAINER: docker, podman, pyxis or apptainer"
     if options.image:
         raise UsageProblem(f"--image {options.image}: the nodes run commands without a container", name)
-    bare = any(one in traits and not traits[one].containerised for one in card.runtimes)
+    bare = any(runtime in traits and not traits[runtime].containerised for runtime in card.runtimes)
     wants = has_image or bool(card.dockerfile)
     if not (wants or card.runtimes) or options.runtime_origin == ASKED or choice.blocked:
         return choice
@@ -309,7 +309,11 @@ def load_architectures() -> dict[str, Architecture]:
     import tomli
 
     tables = tomli.loads(TABLE.read_text(encoding="utf-8"))["architecture"]
-    return {name: one for name, one in read_architectures(tables).items() if isinstance(one, Architecture)}
+    return {
+        name: architecture
+        for name, architecture in read_architectures(tables).items()
+        if isinstance(architecture, Architecture)
+    }
 
 
 def find_architecture(spec: RunSpec, variant: Variant | None, settings: Mapping[str, Scalar]) -> ArchitectureChoice:
@@ -338,7 +342,7 @@ def is_changed(origins: Mapping[str, str]) -> bool:
 
 def _named(name: str) -> Architecture | None:
     table = load_architectures()
-    exact = {one.casefold(): one for one in table}
+    exact = {item.casefold(): item for item in table}
     return table.get(exact.get(name.casefold(), ""))
 
 

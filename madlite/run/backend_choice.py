@@ -81,7 +81,7 @@ def _merge_refusals(problems: Sequence[UsageProblem], requested: Mapping[str, st
         return _merge_problems(problems)
     runs = [run for turn in zip_longest(*(problem.runs for problem in unknown)) for run in turn if run]
     keys = dict.fromkeys(key for problem in unknown for key in problem.words)
-    requested_words = {key: list(dict.fromkeys(w for one in unknown for w in one.words.get(key, ()))) for key in keys}
+    requested_words = {key: list(dict.fromkeys(w for item in unknown for w in item.words.get(key, ()))) for key in keys}
     release, releases = requested.get("release", ""), requested_words.get("release", [])
     runs.sort(
         key=lambda run: (-_nearness(run, requested), release_distance(run, release, releases) if release else 0.0)
@@ -98,7 +98,7 @@ def _message_of(problem: UsageProblem) -> str:
 def _merge_problems(problems: Sequence[UsageProblem]) -> UsageProblem:
     """Return one refusal of several with the same message, whose hints list the nearest known runs."""
     lists = [problem.hint.removeprefix(NEAREST).split("; ") for problem in problems if problem.hint.startswith(NEAREST)]
-    turns = dict.fromkeys(one for turn in zip_longest(*lists) for one in turn if one)
+    turns = dict.fromkeys(item for turn in zip_longest(*lists) for item in turn if item)
     hint = NEAREST + "; ".join(islice(turns, SHOWN)) if turns else problems[0].hint
     return UsageProblem(problems[0].message, hint)
 

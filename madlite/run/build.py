@@ -393,16 +393,16 @@ def make_names_unique(jobs: Iterable[BuildJob], workspace: Path) -> list[BuildJo
     return named
 
 
-def same_content(one: Image, other: Image) -> bool:
+def same_content(item: Image, other: Image) -> bool:
     """Return whether two images are made of the same, wherever they are pushed, and with or without a cache."""
-    first, second = (replace(image, registry="", login=None, no_cache=False) for image in (one, other))
+    first, second = (replace(image, registry="", login=None, no_cache=False) for image in (item, other))
     return first == second
 
 
-def _same(one: BuildJob, other: BuildJob) -> bool:
-    if one.image is None or other.image is None:  # built before
-        return one.image is other.image and one.entry.registry_image == other.entry.registry_image
-    return same_content(one.image, other.image)
+def _same(build_job: BuildJob, other: BuildJob) -> bool:
+    if build_job.image is None or other.image is None:  # built before
+        return build_job.image is other.image and build_job.entry.registry_image == other.entry.registry_image
+    return same_content(build_job.image, other.image)
 
 
 def _renamed(job: BuildJob, name: str, workspace: Path) -> BuildJob:

@@ -48,44 +48,44 @@ def keep_refused(
     """
     pairs = list(zip(planned, refused, strict=True))
     failures = [
-        (card_or_run(one.plan, planned) + finding.message, one_hint(finding.hint, _NO_LINT_HINT))
-        for one, findings in pairs
-        for finding in _caused_by_options(one, findings, plugins)
+        (card_or_run(item.plan, planned) + finding.message, one_hint(finding.hint, _NO_LINT_HINT))
+        for item, findings in pairs
+        for finding in _caused_by_options(item, findings, plugins)
     ]
     if failures:
         raise CheckFailed.of_all(failures)
-    return [_blocked(one, findings) for one, findings in pairs]
+    return [_blocked(item, findings) for item, findings in pairs]
 
 
-def _caused_by_options(one: PlannedRun, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
+def _caused_by_options(run: PlannedRun, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
     """Return what of a plan's findings its card has by what the command asked for alone; a token is never an option."""
-    own = tuple(_token_findings(one, plugins))
+    own = tuple(_token_findings(run, plugins))
     if not (requested := [finding for finding in findings if finding not in own]):
         return ()
     try:
-        baseline = {finding.message for plan in one.without_options() for finding in find_findings(plan, plugins)}
+        baseline = {finding.message for plan in run.without_options() for finding in find_findings(plan, plugins)}
     except MadliteError:  # what was asked for is what makes a plan possible
         return requested
     return [finding for finding in requested if finding.message not in baseline]
 
 
-def _blocked(one: PlannedRun, findings: Sequence[Finding]) -> PlannedRun:
-    if not findings or one.plan.blocked is not None:
-        return one
+def _blocked(run: PlannedRun, findings: Sequence[Finding]) -> PlannedRun:
+    if not findings or run.plan.blocked is not None:
+        return run
     blocked = Blocked(
         status=Status.FAILURE,
         cause=Cause.PREPARE,
         reason="; ".join(dict.fromkeys(finding.message for finding in findings)),
         hint=one_hint(*dict.fromkeys(finding.hint for finding in findings), _NO_LINT_HINT),
     )
-    return replace(one, plan=replace(one.plan, blocked=blocked))
+    return replace(run, plan=replace(run.plan, blocked=blocked))
 
 
-def find_findings(one: PlannedRun, plugins: Plugins) -> tuple[Finding, ...]:
+def find_findings(run: PlannedRun, plugins: Plugins) -> tuple[Finding, ...]:
     """Return what speaks against a run; nothing against one that a rule skips."""
-    if one.plan.blocked is not None and one.plan.blocked.status is Status.SKIPPED:
+    if run.plan.blocked is not None and run.plan.blocked.status is Status.SKIPPED:
         return ()
-    return tuple(_findings(one, plugins))
+    return tuple(_findings(run, plugins))
 
 
 def run_checks(
@@ -94,13 +94,13 @@ def run_checks(
     """Return what keeps each of the plans from starting, nothing without `lint`, and what is warned of, each once."""
     refused: list[list[Finding]] = []
     warnings: dict[str, None] = {}
-    for one in planned:
+    for run in planned:
         refused.append([])
-        for finding in find_findings(one, plugins):
+        for finding in find_findings(run, plugins):
             if finding.fatal and lint:
                 refused[-1].append(finding)
             else:
-                warnings[in_one_line(finding, card_or_run(one.plan, planned) + finding.message)] = None
+                warnings[in_one_line(finding, card_or_run(run.plan, planned) + finding.message)] = None
     return refused, list(warnings)
 
 
@@ -111,22 +111,22 @@ def in_one_line(finding: Finding, message: str = "") -> str:
 
 def card_or_run(plan: RunPlan, planned: Sequence[PlannedRun]) -> str:
     """Return which run of the batch a message is about, where it could be about another."""
-    if len({(one.plan.card.name, one.plan.variant) for one in planned}) < 2:
+    if len({(run.plan.card.name, run.plan.variant) for run in planned}) < 2:
         return ""
     variant = plan.variant
     text = (plan.card.name, variant.mode, variant.precision) if variant else (plan.card.name,)
     return f"{' '.join(filter(None, text))}: "
 
 
-def _findings(one: PlannedRun, plugins: Plugins) -> Iterator[Finding]:
-    yield from plugins.checks(one.plan, one.backends)
-    yield from _token_findings(one, plugins)
+def _findings(run: PlannedRun, plugins: Plugins) -> Iterator[Finding]:
+    yield from plugins.checks(run.plan, run.backends)
+    yield from _token_findings(run, plugins)
 
 
-def _token_findings(one: PlannedRun, plugins: Plugins) -> Iterator[Finding]:
-    needed = needed_assets(one.plan, one.backends, plugins)
-    if gated := [asset for asset in needed if asset.gated and not is_found(one.plan, asset)]:
-        yield from _gated(one.plan, gated)
+def _token_findings(run: PlannedRun, plugins: Plugins) -> Iterator[Finding]:
+    needed = needed_assets(run.plan, run.backends, plugins)
+    if gated := [asset for asset in needed if asset.gated and not is_found(run.plan, asset)]:
+        yield from _gated(run.plan, gated)
 
 
 def _gated(plan: RunPlan, gated: Sequence[Asset]) -> Iterator[Finding]:
@@ -239,7 +239,7 @@ def without_key(command_inputs: CommandInputs, key: str, value: str | None) -> C
         ),
         options=replace(
             options,
-            named=tuple(one for one in options.named if canonical_key(one[1]) != key),
+            named=tuple(item for item in options.named if canonical_key(item[1]) != key),
             sets=(*sets, *(((key, value),) if value is not None else ())),
         ),
     )
@@ -269,5 +269,5 @@ def _used(own: Rendering, others: _Others) -> Iterator[str]:
         value = row_value(own.plan, key)
         other = str(int(value or 1) * 2) if key in COUNTS and not isinstance(value, str) else UNKNOWN_WORD
         found = others(key, other)
-        if found is None or not any(same_run(one, own) for one in found):
+        if found is None or not any(same_run(item, own) for item in found):
             yield key

@@ -190,7 +190,7 @@ class RunExecutor:
 
     def __init__(
         self,
-        one: PlannedRun,
+        run: PlannedRun,
         plugins: Plugins,
         screen: Screen,
         secrets: Iterable[str],
@@ -200,7 +200,7 @@ class RunExecutor:
         *,
         reserve: bool = False,
     ) -> None:
-        self.one, self.plan = one, one.plan
+        self.planned, self.plan = run, run.plan
         self._reserve = reserve  # room on the disk for its result, of which nothing else tells
         self.plugins, self.clock = plugins, clock
         self.began = clock()
@@ -208,14 +208,14 @@ class RunExecutor:
         self.environ = environ
         self._secrets = tuple(secrets)
         self.mask = Redactor(self._secrets).text
-        self.progress = StatusFile(one.plan, self.started, self.mask, clock)
-        self.screen = RunEvents(screen, one.plan, self.progress)
+        self.progress = StatusFile(run.plan, self.started, self.mask, clock)
+        self.screen = RunEvents(screen, run.plan, self.progress)
         self.silence = StallDetector(self.plan, clock)
         whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
         self._rules = with_common(plugins.failure_rules(), whose)
         self.state = RunState(self._make_monitor(), self._rules, self.plan.place.spanned)
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
-        self.instrumentation = Instrumentation(one, plugins, here, lambda: self.clock() - self.began, settle)
+        self.instrumentation = Instrumentation(run, plugins, here, lambda: self.clock() - self.began, settle)
         show = self.screen
         dog = Watchdog(self.silence, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
         self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)
@@ -282,8 +282,8 @@ class RunExecutor:
         return _failed(Cause.INTERRUPTED, self.stop.reason.text if self.stop.reason else "interrupted")
 
     def _create_folder(self) -> RunFolder:
-        context = context_file(self.one.context, self.mask).data
-        files = [*((file.path, file.data) for file in self.one.files), *([(CONTEXT, context)] if context else [])]
+        context = context_file(self.planned.context, self.mask).data
+        files = [*((file.path, file.data) for file in self.planned.files), *([(CONTEXT, context)] if context else [])]
         self.folder = RunFolder.create(self.plan, files, self._secrets, self.begin_entry, reserve=self._reserve)
         self.progress.open(self.folder)
         return self.folder
@@ -324,7 +324,7 @@ class RunExecutor:
         try:
             mad_log = MadLog(self.plan, self.state, log.write_live, self._show)
             self._prepare(log, mad_log)
-            one = replace(self.one, plan=self.plan)  # as it is claimed
+            one = replace(self.planned, plan=self.plan)  # as it is claimed
             self.stage = SessionRunner(
                 one, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log, self.on_open
             )
@@ -355,9 +355,9 @@ class RunExecutor:
         image = self.plan.image
         builds = image is not None and image.dockerfile is not None and not image.prebuilt
         try:
-            with guard_plugin(self.one.runtime):
-                used = interruptible(lambda: self.one.runtime.prepare(self.plan, say))
-                self.state.image = check_type(used, ImageUsed, "prepare", self.one.runtime)
+            with guard_plugin(self.planned.runtime):
+                used = interruptible(lambda: self.planned.runtime.prepare(self.plan, say))
+                self.state.image = check_type(used, ImageUsed, "prepare", self.planned.runtime)
             (log.begin_live if builds else log.link_live)(self._beside(RUN_LOG_END))
             mad_log.prepared()
         finally:
@@ -369,7 +369,7 @@ class RunExecutor:
 
     def _make_monitor(self) -> LogMonitor:
         return LogMonitor(
-            [reader for reader in map(self._reader, self.one.backends) if reader is not None],
+            [reader for reader in map(self._reader, self.planned.backends) if reader is not None],
             self._rules,
             error_scan=self.plan.error_scan,
             now=lambda: self.clock() - self.began,
@@ -437,12 +437,12 @@ class RunExecutor:
         return masked(self.instrumentation.annotate(with_diagnosis(self.plan, result, self.state)), self.mask)
 
 
-def secrets_for(one: PlannedRun, environ: dict[str, str]) -> tuple[str, ...]:
+def secrets_for(run: PlannedRun, environ: dict[str, str]) -> tuple[str, ...]:
     """Return every secret text that a run's output must not show."""
-    plan = one.plan
+    plan = run.plan
     spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
     known = collect(environ, secrets_of(plan).values(), request_secrets(plan, environ))
-    of_context = (*spelled_out(one.context), *plaintext_secrets(one.context))
+    of_context = (*spelled_out(run.context), *plaintext_secrets(run.context))
     return tuple(dict.fromkeys((*known, *spelled, *spelled_out(plan), *of_context)))
 
 

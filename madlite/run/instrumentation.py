@@ -88,20 +88,20 @@ class NodeSampler:
 
     def over(self, nodes: Sequence[NodeUse], window: Window | None) -> tuple[NodeUse, ...]:
         """Return the nodes with what their GPUs did over the steady window, else over the run."""
-        return tuple(self._with_gpus(one, list(of), window) for one, of in zip(nodes, self._of(nodes), strict=True))
+        return tuple(self._with_gpus(node, list(of), window) for node, of in zip(nodes, self._of(nodes), strict=True))
 
     def _of(self, nodes: Sequence[NodeUse]) -> Iterator[Sequence[Sample]]:
         known = list(self._samples)
-        return (known[one.node] if one.node < len(known) else () for one in nodes)
+        return (known[node.node] if node.node < len(known) else () for node in nodes)
 
-    def _with_gpus(self, one: NodeUse, samples: list[Sample], window: Window | None) -> NodeUse:
+    def _with_gpus(self, node: NodeUse, samples: list[Sample], window: Window | None) -> NodeUse:
         if not samples:
-            return one
+            return node
         began_s, ended_s = (window.began_s, window.ended_s) if window else (None, None)
         machine, ids = self._plan.machine, self._plan.place.gpu_ids
         found = summarise(samples, ids, began_s, ended_s, machine.vendor, packages(machine.gpus))
         return replace(
-            one,
+            node,
             samples=found.samples,
             clock_mhz=_mean(found.gpus, "clock_mhz"),
             power_w=found.power_w,
@@ -117,7 +117,7 @@ class NodeSampler:
             begun_s = time.monotonic()
             for first in range(0, len(nodes), _AT_ONCE):
                 self._ask(nodes[first : first + _AT_ONCE])
-            if all(one.is_silent for one in nodes):
+            if all(node.is_silent for node in nodes):
                 return
             if self._over.wait(max(interval_s, REST * (time.monotonic() - begun_s))):
                 return
@@ -125,11 +125,11 @@ class NodeSampler:
     def _ask(self, nodes: Sequence[_Node]) -> None:
         """Take a sample of some nodes; threads of a pool would keep madlite from ending where one does not answer."""
 
-        def read(one: _Node) -> None:
-            sample = one.read(self._now)
-            self._samples[one.number] += [] if sample is None else [sample]
+        def read(item: _Node) -> None:
+            sample = item.read(self._now)
+            self._samples[item.number] += [] if sample is None else [sample]
 
-        threads = [threading.Thread(target=read, args=(one,), daemon=True) for one in nodes]
+        threads = [threading.Thread(target=read, args=(node,), daemon=True) for node in nodes]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -174,11 +174,11 @@ class _Node:
         if self._most > len(self._planned):
             if self._ids is None and self._named_by is not None:
                 self._ids = self._named_by.gpu_ids(self.number)
-            readings = [one for one in readings if one.index in (self._ids or ())]
+            readings = [reading for reading in readings if reading.index in (self._ids or ())]
         if len(readings) != len(self._planned):
             return ()
-        ordered = sorted(readings, key=lambda one: one.index)
-        return tuple(replace(one, index=index) for one, index in zip(ordered, self._planned, strict=True))
+        ordered = sorted(readings, key=lambda reading: reading.index)
+        return tuple(replace(item, index=index) for item, index in zip(ordered, self._planned, strict=True))
 
     def _call(self, command: Sequence[str], limit_s: float) -> ToolOutput:
         if self._over.is_set():
@@ -193,7 +193,7 @@ class _Node:
 
 
 def _mean(gpus: Sequence[GpuUse], field: str) -> float | None:
-    values = [value for one in gpus if (value := getattr(one, field)) is not None]
+    values = [value for gpu in gpus if (value := getattr(gpu, field)) is not None]
     return fmean(values) if values else None
 
 
@@ -323,7 +323,7 @@ class Instrumentation:
     def __init__(
         self, planned: PlannedRun, plugins: Plugins, host: Host, now: Callable[[], float], settle: Settle | None = None
     ) -> None:
-        self._one, self._plugins = planned, plugins
+        self._planned, self._plugins = planned, plugins
         self._settle = None if planned.plan.study is not None and planned.plan.study.warm_up else settle
         self._telemetry = TelemetryRecorder(planned.plan, host, now)
         self._nodes = NodeSampler(planned.plan, now)
@@ -331,7 +331,7 @@ class Instrumentation:
 
     def joined(self, preparation: Action, action: Action) -> Action | None:
         """Return a preparation that asks as well what is there; None where that is to be asked by itself."""
-        return joined_probe(self._one.plan, preparation, action)
+        return joined_probe(self._planned.plan, preparation, action)
 
     def take(self, answer: JoinedAnswer) -> None:
         """Take what a joined preparation's probe answered."""
@@ -339,7 +339,7 @@ class Instrumentation:
 
     def probe(self, session: Session, action: Action) -> None:
         """Ask what is there, before the model's own step, unless it is known or that is switched off."""
-        plan = self._one.plan
+        plan = self._planned.plan
         if self._inside is not None:
             return
         self._inside = probe(session, plan, action) if plan.probe else ProbedFacts(notes=(NOT_PROBED,))
@@ -366,9 +366,9 @@ class Instrumentation:
         nodes = with_slow(self._nodes.over(result.nodes, result.window), quantity)
         labels = result.image.labels
         inside = self._inside or ProbedFacts()
-        provenance = make_provenance(self._one, self._plugins, labels, inside, self._telemetry.facts)
-        probed = self._inside is not None and self._one.plan.traits.local
-        doubts = host_warnings(self._one.plan.machine, provenance.host) if probed else ()
+        provenance = make_provenance(self._planned, self._plugins, labels, inside, self._telemetry.facts)
+        probed = self._inside is not None and self._planned.plan.traits.local
+        doubts = host_warnings(self._planned.plan.machine, provenance.host) if probed else ()
         return replace(
             result,
             telemetry=telemetry,

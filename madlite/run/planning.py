@@ -89,9 +89,9 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
     for request, plan in jobs:
         without_options = partial(plan, *_without_requests(request, inputs))
         try:
-            found = [replace(one, without_options=without_options) for one in plan(request, inputs)]
+            found = [replace(item, without_options=without_options) for item in plan(request, inputs)]
             again = partial(_with_micro_batch, plan, request, inputs)
-            planned += [replace(one, with_micro_batch=partial(again, found, n)) for n, one in enumerate(found)]
+            planned += [replace(item, with_micro_batch=partial(again, found, n)) for n, item in enumerate(found)]
         except MadliteError as problem:
             if _is_card_problem(problem, without_options):
                 planned.append(_blocked_plan(request, problem, inputs))
@@ -109,10 +109,10 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
 
 def _with_cards(refused: Sequence[tuple[str, UsageProblem]]) -> Iterator[tuple[str, str]]:
     """Yield messages and hints; what several cards have alike once, else with the card where the message has none."""
-    each = [(card, one) for card, problem in refused for one in ((problem.message, problem.hint), *problem.more)]
+    each = [(card, item) for card, problem in refused for item in ((problem.message, problem.hint), *problem.more)]
     cards = {card for card, _ in refused}
     for card, (message, hint) in each:
-        shared = {other for other, one in each if one == (message, hint)} == cards
+        shared = {other for other, item in each if item == (message, hint)} == cards
         yield (message if shared or card in message else f"{card}: {message}"), hint
 
 
@@ -249,9 +249,9 @@ def _check_effects(run: RunInputs, plugin: Plugin, inputs: BatchInputs) -> None:
             for (backend, brings), spec, foreign_keys in _specs(asking.request, otherwise)
         ]
 
-    def is_fatal(one: Rendering) -> bool:
-        readers = _readers(one.plan, inputs.plugins.backends())
-        return any(finding.fatal for finding in inputs.plugins.checks(one.plan, readers))
+    def is_fatal(rendering: Rendering) -> bool:
+        readers = _readers(rendering.plan, inputs.plugins.backends())
+        return any(finding.fatal for finding in inputs.plugins.checks(rendering.plan, readers))
 
     refuse_without_effect(run, lambda: render_run(run, plugin), plans, is_fatal)
 
@@ -329,7 +329,9 @@ def _runtime(card: Card, spec: RunSpec, image: Dockerfile | Image | None, inputs
 
 def _available(name: str, inputs: BatchInputs) -> Problem | None:
     if name not in inputs.runtimes:
-        broken = (f"; {one.where}: {one.what}" for one in inputs.plugins.problems if "runtime" in one.what)
+        broken = (
+            f"; {problem.where}: {problem.what}" for problem in inputs.plugins.problems if "runtime" in problem.what
+        )
         hint = did_you_mean(name, inputs.runtimes, "--runtime ") or f"runtimes: {', '.join(sorted(inputs.runtimes))}"
         raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", hint)
     if inputs.machine.pretended or inputs.options.elsewhere:  # that machine cannot be queried

@@ -65,7 +65,7 @@ class Prepared(Value, frozen=True):
 
 def prepare_all(found: Resolution, options: Options, screen: PrepareScreen, mask: Callable[[str], str]) -> Prepared:
     """Fetch everything; after INT, TERM or HUP nothing more is fetched, and what came stays for the next attempt."""
-    todo = [one for one in found.requirements if one.fetch is not None or one.makes is not None]
+    todo = [item for item in found.requirements if item.fetch is not None or item.makes is not None]
     failed: list[str] = []
     left: list[str] = []
     stop = StopControl()

@@ -141,7 +141,7 @@ def python_files(workspace: Path, scripts: Iterable[str]) -> dict[str, str]:
             if name in found or name.startswith("..") or not (digest := digest_of(path)):
                 continue
             found[name] = digest
-            left += (one for one in _named_in(path, folder, workspace) if one.is_relative_to(folder))
+            left += (item for item in _named_in(path, folder, workspace) if item.is_relative_to(folder))
     return found
 
 
@@ -169,12 +169,12 @@ def _imported(data: bytes, path: Path, folder: Path) -> Iterator[Path]:
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for one in node.names:
-                yield from _files_of(folder, one.name)
+            for name in node.names:
+                yield from _files_of(folder, name.name)
         elif isinstance(node, ast.ImportFrom):
             base = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else folder
-            for one in node.names:
-                yield from _files_of(base, ".".join(filter(None, (node.module, one.name))))
+            for name in node.names:
+                yield from _files_of(base, ".".join(filter(None, (node.module, name.name))))
 
 
 def _files_of(folder: Path, module: str) -> Iterator[Path]:

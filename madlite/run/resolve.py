@@ -119,7 +119,9 @@ def _with_hub(plan: RunPlan, hub: Sequence[Asset], cache: Path, missing: str) ->
     folders = dict.fromkeys(repo_folder(asset, cache) for asset in hub)
     if (cache / _SHARED).is_dir():
         folders[cache / _SHARED] = None
-    mounts = tuple(Mount(source=str(one), target=f"{HUB_INSIDE}/{one.name}", read_only=True) for one in folders)
+    mounts = tuple(
+        Mount(source=str(folder), target=f"{HUB_INSIDE}/{folder.name}", read_only=True) for folder in folders
+    )
     switches = {name: "1" for name in _SWITCHES if name not in plan.env and not missing}
     refs = ", ".join(dict.fromkeys(asset.ref for asset in hub))
     note = f"{refs}: prepared in {cache}, {missing or 'nothing is fetched'}"
@@ -214,7 +216,7 @@ class Resolution(Value, frozen=True):
     @property
     def by_runs(self) -> tuple[str, ...]:
         """Return what each run fetches for itself, whatever is prepared."""
-        return tuple(one.what for one in self.requirements if one.state == "by each run")
+        return tuple(requirement.what for requirement in self.requirements if requirement.state == "by each run")
 
     def check(self) -> None:
         """Refuse to fetch anything where something of it cannot be had, or cannot be put where it belongs.
@@ -222,7 +224,7 @@ class Resolution(Value, frozen=True):
         Raises:
             CheckFailed: all that is wrong.
         """
-        demands = [one.demand for one in self.requirements if one.demand is not None]
+        demands = [requirement.demand for requirement in self.requirements if requirement.demand is not None]
         if wrong := self.refused or (*find_unwritable(demands), *find_full_disks(demands)):
             raise CheckFailed.of_all(wrong)
 
@@ -238,11 +240,11 @@ def resolve(planned: Sequence[PlannedRun], plugins: Plugins, options: Options, w
     refused += dict.fromkeys((why.reason, why.hint) for why in blocked if why.cause is Cause.PREPARE)
     refused += [
         (
-            f"{one.what} is not here in full, and offline nothing is fetched",
+            f"{item.what} is not here in full, and offline nothing is fetched",
             "madlite prepare where there is a network, without --offline and HF_HUB_OFFLINE",
         )
-        for one in requirement
-        if resolver.is_offline(one.run) and one.state not in ("here", "by each run")
+        for item in requirement
+        if resolver.is_offline(item.run) and item.state not in ("here", "by each run")
     ]
     access = replace(resolver.access, endpoint=hub_endpoint(options.environ))
     return Resolution(requirements=tuple(requirement), refused=tuple(refused), access=access, data=resolver.data)
@@ -393,14 +395,14 @@ def _merge_assets(runs: Iterable[PlannedRun], plugins: Plugins, options: Options
     yield from sorted(requirement.values(), key=lambda pair: order.index(pair[0].source))
 
 
-def _merge_pair(one: Asset, other: Asset) -> Asset:
-    every = not one.files or not other.files
+def _merge_pair(item: Asset, other: Asset) -> Asset:
+    every = not item.files or not other.files
     return replace(
-        one,
-        kind="model" if "model" in (one.kind, other.kind) else one.kind,
-        gated=one.gated or other.gated,
-        files=() if every else tuple(dict.fromkeys((*one.files, *other.files))),
-        hint=one.hint or other.hint,
+        item,
+        kind="model" if "model" in (item.kind, other.kind) else item.kind,
+        gated=item.gated or other.gated,
+        files=() if every else tuple(dict.fromkeys((*item.files, *other.files))),
+        hint=item.hint or other.hint,
     )
 
 

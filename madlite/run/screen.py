@@ -237,7 +237,7 @@ class RunOutcome(Value, frozen=True):
     @property
     def has_left(self) -> bool:
         """Whether runs are left that `--resume` would run: never started, without a row, or not tried again."""
-        given_up = any(one.attempt is not None and one.attempt.given_up for one in self.results)
+        given_up = any(result.attempt is not None and result.attempt.given_up for result in self.results)
         return bool(self.not_started or self.pending) or given_up
 
 
@@ -245,10 +245,10 @@ def _attempts(result: Result) -> Iterator[str]:
     """Yield the ids of a run's attempts: it was planned as one of them."""
     yield result.plan_id
     if result.attempt is not None:
-        yield from (one.run for one in result.attempt.earlier)
+        yield from (item.run for item in result.attempt.earlier)
 
 
 def pair(planned: Sequence[PlannedRun], results: Iterable[Result]) -> list[tuple[PlannedRun, Result | None]]:
     """Return each plan with its result, that of its last attempt; None for a run that never started."""
     by_id = {name: result for result in results for name in _attempts(result)}
-    return [(one, by_id.get(one.plan.id)) for one in planned]
+    return [(run, by_id.get(run.plan.id)) for run in planned]

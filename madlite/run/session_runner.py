@@ -84,7 +84,7 @@ def earlier_lines(plan: RunPlan) -> frozenset[str]:
     found: set[str] = set()
     for folder in (plan.workspace / plan.model_dir, plan.workspace):
         with suppress(OSError):
-            files = sorted(one for one in folder.iterdir() if one.suffix in _TEXTS and not one.name.endswith(_LIVE))
+            files = sorted(path for path in folder.iterdir() if path.suffix in _TEXTS and not path.name.endswith(_LIVE))
             for file in files[:_MOST_FILES]:
                 with suppress(OSError, ValueError):
                     found |= result_lines(read_inside(file, plan.workspace, limit_bytes=_MOST_BYTES))
@@ -107,7 +107,7 @@ class SessionRunner:
 
     def __init__(
         self,
-        one: PlannedRun,
+        run: PlannedRun,
         state: RunState,
         stop: StopControl,
         screen: RunEvents,
@@ -116,7 +116,7 @@ class SessionRunner:
         mad_log: MadLog,
         on_open: Callable[[str], None],
     ) -> None:
-        self.one, self.plan = one, one.plan
+        self.planned, self.plan = run, run.plan
         self.state, self.stop, self.screen, self.clock = state, stop, screen, clock
         self.instrumentation, self.mad_log = instrumentation, mad_log
         self._on_open = on_open  # gets the session's handle
@@ -129,7 +129,11 @@ class SessionRunner:
         session: Session | None = None
         try:
             self.stop.check()
-            with guard_plugin(self.one.runtime), self.one.runtime.open(self.plan) as session, self.stop.guard(session):
+            with (
+                guard_plugin(self.planned.runtime),
+                self.planned.runtime.open(self.plan) as session,
+                self.stop.guard(session),
+            ):
                 folder.write_text(HANDLE, session.handle)
                 self._on_open(session.handle)
                 self.state.shell, self.state.node_names = session.shell, session.nodes
@@ -171,7 +175,7 @@ class SessionRunner:
 
     def _act(self, session: Session, folder: RunFolder, log: RunLog, results: ResultsFile) -> Observation:
         """Run the actions in their order; one that fails is the last."""
-        actions = [one for one in self.plan.actions if one.kind != "clean" and not self._is_skipped(one)]
+        actions = [item for item in self.plan.actions if item.kind != "clean" and not self._is_skipped(item)]
         for action, following in zip_longest(actions, actions[1:]):
             if self.stop.reason is not None:
                 break
@@ -214,11 +218,11 @@ class SessionRunner:
         joined = self.instrumentation.joined(action, following) if following is not None else None
         command = self._with_run_mark(joined or action)
         if joined is None:
-            return check_type(session.run(command, out), Exit, "run", self.one.runtime)
+            return check_type(session.run(command, out), Exit, "run", self.planned.runtime)
         pause = _Pause(self.stop.paused_limit)
         answer = JoinedAnswer(out, pause.begin)
         try:
-            ended = check_type(session.run(command, answer), Exit, "run", self.one.runtime)
+            ended = check_type(session.run(command, answer), Exit, "run", self.planned.runtime)
         finally:
             pause.end()
             answer.flush()
@@ -237,8 +241,8 @@ class SessionRunner:
         if self.stop.reason is not None:
             return
         try:
-            with guard_plugin(self.one.runtime):
-                outcome = self.one.runtime.outcome(session.handle)
+            with guard_plugin(self.planned.runtime):
+                outcome = self.planned.runtime.outcome(session.handle)
                 self.state.outcome = outcome if isinstance(outcome, JobOutcome) else None
         except RuntimeProblem as problem:
             _log.debug("no outcome: %s", problem.message)
@@ -260,7 +264,7 @@ class SessionRunner:
         if self.plan.traits.shares_files:
             return None
         try:
-            with guard_plugin(self.one.runtime):
+            with guard_plugin(self.planned.runtime):
                 if self.plan.result_rule.kind == "multiple_results":
                     file = self.plan.result_rule.file
                     session.collect([f"{self.plan.model_dir}/{file}", file], self.plan.workspace)

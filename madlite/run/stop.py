@@ -48,7 +48,7 @@ class _Listeners:
             yield
         finally:
             with self.lock:
-                self.listeners = tuple(one for one in self.listeners if one is not listener)
+                self.listeners = tuple(item for item in self.listeners if item is not listener)
 
 
 class StopControl:
@@ -83,8 +83,8 @@ class StopControl:
             listeners = self._listeners.listeners
         if reason.cause is not Cause.NONE:  # a run whose steps are enough comes to its result
             self.cancellation.cancel()
-        for one in listeners:
-            one(reason)
+        for listener in listeners:
+            listener(reason)
 
     def passing_to(self, listener: Listener) -> AbstractContextManager[None]:
         """Pass requests on to one more while the block runs; an earlier request, too."""
@@ -344,5 +344,5 @@ class Signals:
             with self._listeners.lock:
                 self.received, self._is_forwarded = self.received or number, True
                 listeners = self._listeners.listeners
-            for one in listeners:
-                one(self.reason)
+            for listener in listeners:
+                listener(self.reason)

@@ -68,9 +68,10 @@ class StartReader:
         thread.join(LIMIT_S)
         self._is_lost = thread.is_alive() or not found
         starts = [
-            GpuStart(index=one.index, temperature_c=one.temperature_c, clock_mhz=one.clock_mhz) for one in list(found)
+            GpuStart(index=item.index, temperature_c=item.temperature_c, clock_mhz=item.clock_mhz)
+            for item in list(found)
         ]
-        return tuple(one for one in starts if (one.temperature_c, one.clock_mhz) != (None, None))
+        return tuple(start for start in starts if (start.temperature_c, start.clock_mhz) != (None, None))
 
     def close(self) -> None:
         """Give back what reading took."""
@@ -258,7 +259,7 @@ class Sampler:
         """Read each source when it is due; what is due follows from what it cost."""
         self.interval_s = schedules[0].interval_s
         while True:
-            due = min(schedules, key=lambda one: one.due_s)
+            due = min(schedules, key=lambda schedule: schedule.due_s)
             if self._over.wait(max(0.0, due.due_s - time.monotonic())):
                 return
             begun_s = time.monotonic()
@@ -270,8 +271,8 @@ class Sampler:
             due.was_read(spent_s, 0.0 if due is schedules[0] else time.monotonic() - begun_s)
             if len(self.samples) >= MOST_SAMPLES:
                 self.samples = self.samples[::2]
-                for one in schedules:
-                    one.least_s *= 2
+                for schedule in schedules:
+                    schedule.least_s *= 2
             self.interval_s = schedules[0].interval_s
 
     def _take(self, result: ReadResult) -> None:
@@ -290,7 +291,7 @@ class Sampler:
             return
         self.processes_known = True
         readings = before.readings if before else ()
-        busy = [one.index for one in readings if (one.utilization_percent or 0.0) >= BUSY_PERCENT]
+        busy = [reading.index for reading in readings if (reading.utilization_percent or 0.0) >= BUSY_PERCENT]
         self._foreign = merge_processes(self._foreign.values(), find_foreign(listed, self._target.own, proc, busy))
 
     def _processes(self, source: TelemetrySource) -> Sequence[GpuProcess] | None:
@@ -432,7 +433,7 @@ def make_settle(text: str, limit_s: float) -> Settle:
 
 def hottest(starts: Sequence[GpuStart]) -> float | None:
     """Return the temperature of the hottest GPU; None where none reports one."""
-    return max((one.temperature_c for one in starts if one.temperature_c is not None), default=None)
+    return max((start.temperature_c for start in starts if start.temperature_c is not None), default=None)
 
 
 def settling_text(settling: Settling) -> str:

@@ -88,7 +88,7 @@ def _window_of(run: CheckInput, quantity: Quantity | None) -> Window | None:
     """Return the steady window of a quantity, or of the first that a script's steps have."""
     of_steps = run.log.steps.quantities()
     wanted = [quantity] if quantity is not None else [*SPEEDS, Quantity.STEP_TIME_S, Quantity.TFLOPS_PER_GPU]
-    found = next((one for one in wanted if one in of_steps), None)
+    found = next((item for item in wanted if item in of_steps), None)
     return steady_window(run.log.steps, found, run.expected.warmup_steps) if found is not None else None
 
 
@@ -132,7 +132,7 @@ def _mfu_and_tflops(run: CheckInput, window: Window) -> Iterator[_Pair]:
     if not mfu or not tflops or not _LEAST_MFU <= mfu <= 100 or tflops < _LEAST_TFLOPS:  # too few digits
         return
     peak = 100 * tflops / mfu
-    nearest = min(possible_peaks(run.plan.machine if run.plan else None), key=lambda one: abs(one / peak - 1))
+    nearest = min(possible_peaks(run.plan.machine if run.plan else None), key=lambda item: abs(item / peak - 1))
     text = (
         f"{figure_text(tflops)} TFLOP/s/GPU at an MFU of {mfu:.4g} % are of a peak of {figure_text(peak)}, "
         f"and the nearest that a GPU has is {figure_text(nearest)} TFLOP/s"
@@ -149,7 +149,7 @@ def _number_and_steps(run: CheckInput) -> Iterator[_Pair]:
     if len(good) != 1 or run.log.trainings > 1 or run.log.steps.restarts or not good[0].value:
         return
     metric, number = good[0].metric, good[0].value
-    quantity = next((one for one, name in _COUNTED if name.fullmatch(metric)), None)
+    quantity = next((item for item, name in _COUNTED if name.fullmatch(metric)), None)
     window = _window_of(run, quantity) if quantity is not None else None
     if quantity is None or window is None or window.median <= 0:
         return
@@ -319,7 +319,7 @@ def compare_with_clock(steps: Steps, window: Window, interrupted: Sequence[int])
     blocks = _blocks(_reports(steps, window))
     if len(blocks) < 2:
         return "the lines have no time" if not blocks else "all lines arrived at once"
-    found = [one for one in _intervals(blocks, sorted(interrupted)) if one is not None]
+    found = [interval for interval in _intervals(blocks, sorted(interrupted)) if interval is not None]
     in_blocks = any(lines > 1 for _, _, lines in blocks)
     if len(found) < (_FEWEST_BLOCKS if in_blocks else _FEWEST):
         return "too few of the steps' times are known that hold nothing else"

@@ -238,9 +238,9 @@ def image_access(image: Image | None) -> Iterator[str]:
 
 
 def _of_mounts(mounts: Sequence[Mount], workspace: Path) -> Iterator[str]:
-    for one in mounts:
-        for text in _bind_access(one.source, one.target, workspace):
-            yield f"{text} (a folder that is made)" if one.create and not exists(Path(one.source)) else text
+    for item in mounts:
+        for text in _bind_access(item.source, item.target, workspace):
+            yield f"{text} (a folder that is made)" if item.create and not exists(Path(item.source)) else text
 
 
 def _of_plan(plan: RunPlan) -> Iterator[str]:

@@ -70,7 +70,7 @@ def connect(settings: KubernetesSettings) -> tuple[Any, Access]:
             raise RuntimeProblem(what, "kubectl config get-contexts", cause=Cause.ENGINE) from None
         access = _inside(config, own, settings, error)
         return made(client.ApiClient(own)), access
-    chosen = next((one for one in contexts if one["name"] == context), active)
+    chosen = next((item for item in contexts if item["name"] == context), active)
     namespace = settings.namespace or chosen["context"].get("namespace") or "default"
     access = Access(kubeconfig=settings.kubeconfig or _default_file(), context=chosen["name"], namespace=namespace)
     return made(client.ApiClient(own)), access

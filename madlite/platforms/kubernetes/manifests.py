@@ -335,15 +335,15 @@ def _placement(settings: KubernetesSettings) -> dict[str, Any]:
         {
             key: value
             for key, value in {
-                "key": one.key,
-                "operator": one.operator,
-                "value": one.value,
-                "effect": one.effect,
-                "tolerationSeconds": one.toleration_seconds,
+                "key": toleration.key,
+                "operator": toleration.operator,
+                "value": toleration.value,
+                "effect": toleration.effect,
+                "tolerationSeconds": toleration.toleration_seconds,
             }.items()
             if value not in ("", None)
         }
-        for one in settings.tolerations
+        for toleration in settings.tolerations
     ]
     given = {
         "nodeSelector": dict(settings.node_selector),
@@ -435,25 +435,25 @@ def _volumes(
         {"name": "files", "mountPath": "/madlite/files", "readOnly": True},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the pod's
     ]
-    for number, one in enumerate(settings.volumes):
-        volumes.append({"name": f"volume-{number}", **_source(one)})
-        mount = {"name": f"volume-{number}", "mountPath": one.mount}
+    for number, volume in enumerate(settings.volumes):
+        volumes.append({"name": f"volume-{number}", **_source(volume)})
+        mount = {"name": f"volume-{number}", "mountPath": volume.mount}
         mounts.append(
             {
                 **mount,
-                **({"readOnly": True} if one.read_only else {}),
-                **({"subPath": one.sub_path} if one.sub_path else {}),
+                **({"readOnly": True} if volume.read_only else {}),
+                **({"subPath": volume.sub_path} if volume.sub_path else {}),
             }
         )
     return mounts, volumes
 
 
-def _source(one: Volume) -> dict[str, Any]:
-    if one.claim:
-        return {"persistentVolumeClaim": {"claimName": one.claim}}
-    if one.host_path:
-        return {"hostPath": {"path": one.host_path}}
-    server, _, path = one.nfs.partition(":")
+def _source(volume: Volume) -> dict[str, Any]:
+    if volume.claim:
+        return {"persistentVolumeClaim": {"claimName": volume.claim}}
+    if volume.host_path:
+        return {"hostPath": {"path": volume.host_path}}
+    server, _, path = volume.nfs.partition(":")
     return {"nfs": {"server": server, "path": path}}
 
 
@@ -526,10 +526,10 @@ def _service(plan: RunPlan, metadata: Mapping[str, Any], name: str, settings: Ku
 
 def shown(objects: Objects) -> list[dict[str, Any]]:
     """Return the objects as they are shown: the secrets' values masked."""
-    found = [dict(one) for one in objects.all()]
-    for one in found:
-        if one["kind"] == "Secret":
-            one["stringData"] = dict.fromkeys(one.pop("data"), "***")
+    found = [dict(item) for item in objects.all()]
+    for item in found:
+        if item["kind"] == "Secret":
+            item["stringData"] = dict.fromkeys(item.pop("data"), "***")
     return found
 
 
@@ -547,13 +547,13 @@ def yaml_of(objects: Objects) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
     Dumper.add_representer(str, text)
-    kinds = ",".join(sorted(str(one["kind"]).lower() for one in objects.all()))
+    kinds = ",".join(sorted(str(item["kind"]).lower() for item in objects.all()))
     label = f"{RUN_LABEL}={objects.job['metadata']['labels'][RUN_LABEL]}"
     head = f"# Made by madlite; what was applied by hand is removed by: kubectl delete {kinds} -l {label}\n"
     if objects.secret is not None:
         names = ", ".join(objects.secret["data"])
         head += f"# Secrets are masked: before this is applied by hand, write what *** stands for ({names}).\n"
-    documents = (yaml.dump(one, Dumper=Dumper, sort_keys=False, width=120) for one in shown(objects))
+    documents = (yaml.dump(item, Dumper=Dumper, sort_keys=False, width=120) for item in shown(objects))
     return head + "---\n" + "---\n".join(documents)
 
 
@@ -573,7 +573,7 @@ def read_objects(text: str, plan: RunPlan) -> Objects:
     import yaml
 
     try:
-        found = {str(one["kind"]): dict(one) for one in yaml.safe_load_all(text) if one}
+        found = {str(item["kind"]): dict(item) for item in yaml.safe_load_all(text) if item}
         job = found.get("JobSet") or found["Job"]
         if "Secret" in found:
             found["Secret"].pop("stringData", None)

@@ -237,10 +237,10 @@ def create(api: Api, objects: Objects) -> str:
         "controller": False,
         "blockOwnerDeletion": False,
     }
-    for one in objects.all():
+    for item in objects.all():
         check()
-        if one is not job:
-            _made(api, {**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}})
+        if item is not job:
+            _made(api, {**item, "metadata": {**item["metadata"], "ownerReferences": [owner]}})
     if not queued and made["spec"].get("suspend"):
         api.resume(job["kind"], objects.name)
     return uid
@@ -338,8 +338,8 @@ def remove(api: Api, kind: str, name: str, run: str) -> None:
     """Remove a run's Job, with it what it owns, and what was made without an owner; what is gone is fine."""
     api.delete(kind, name)
     for other in _OWNED:
-        for one in api.objects(other, {RUN_LABEL: run}):
-            api.delete(other, pod_name(one))
+        for item in api.objects(other, {RUN_LABEL: run}):
+            api.delete(other, pod_name(item))
 
 
 def _remove_logged(api: Api, kind: str, name: str, run: str) -> None:

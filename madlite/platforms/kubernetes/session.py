@@ -302,8 +302,8 @@ class KubernetesSession:
         Raises:
             RuntimeProblem: the pods were not given it.
         """
-        for number, one in numbered(self._plan.actions, skip_run=self._plan.skip_model_run):
-            if (one.kind, one.argv, one.cwd) == (action.kind, action.argv, action.cwd):
+        for number, item in numbered(self._plan.actions, skip_run=self._plan.skip_model_run):
+            if (item.kind, item.argv, item.cwd) == (action.kind, action.argv, action.cwd):
                 return number
         raise RuntimeProblem(f"pods run the actions of their plan alone, and no '{action.kind}' beside them")
 
@@ -320,8 +320,8 @@ class KubernetesSession:
         try:
             is_over = partial(self._is_over, name)
             for line in follow(lambda since: self._api.log(name, since), is_over, self._pause, position):
-                for one in reader.feed(line):
-                    self._said.put(Said(node, one, position.seconds))
+                for item in reader.feed(line):
+                    self._said.put(Said(node, item, position.seconds))
             if rest := reader.flush():
                 self._said.put(Said(node, rest, position.seconds))
             if position.is_cut:
@@ -529,7 +529,7 @@ def _matches(name: str, patterns: Sequence[str], home: str) -> bool:
     if name.startswith("/") or ".." in name.split("/"):
         return False
     seen = (name, name.replace(f"{home}/", f"{home}/work/", 1))
-    return any(fnmatch.fnmatchcase(one, pattern.lstrip("/")) for one in seen for pattern in patterns)
+    return any(fnmatch.fnmatchcase(item, pattern.lstrip("/")) for item in seen for pattern in patterns)
 
 
 # Handles.

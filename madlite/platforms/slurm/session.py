@@ -270,8 +270,8 @@ class SlurmSession:
         try:
             return self._follow(out, enders)
         finally:
-            for one in enders:  # none may hit the next action
-                one.join()
+            for thread in enders:  # none may hit the next action
+                thread.join()
             self._steps.clear()
 
     def _follow(self, out: Sink, enders: list[threading.Thread]) -> tuple[list[int | None], int | None]:
@@ -399,8 +399,8 @@ class SlurmSession:
         """Run the agent on each node that is left, whatever comes of it."""
         living = [(rank, name) for rank, name in enumerate(self.nodes) if name not in self._lost]
 
-        def call(one: tuple[int, str]) -> None:
-            command = [*self._allocation.step([one[1]]), *self._agent(), str(one[0]), *words]
+        def call(item: tuple[int, str]) -> None:
+            command = [*self._allocation.step([item[1]]), *self._agent(), str(item[0]), *words]
             process.capture(command, limit_s=limit_s, env=self._environ)
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
