@@ -35,6 +35,11 @@ from madlite.machine.sources.nvml import read_nvml
 from madlite.machine.sources.rocm_smi import read_rocm_smi
 from madlite.model import Gpu, Machine, Problem, Scalar, Value, Vendor
 
+# What a context or an option says about the machine, instead of what is found on it or to correct that.
+#
+# A machine that is not here is described by the overrides and the table of products; what they leave open is as on most
+# such machines, so that a dry run shows every variable and device.
+
 OVERRIDE_KEYS = {
     "vendor": ("gpu_vendor",),
     "arch": ("gpu_arch", "MAD_SYSTEM_GPU_ARCHITECTURE"),
@@ -265,11 +270,6 @@ def _override_warnings(here: int, overrides: Overrides) -> list[SourceReport]:
 # Detect AMD GPUs: KFD for count, architecture and render nodes, the tools for names, versions and their order.
 
 AMD_FACTS = tuple(name for name in GpuFacts.__struct_fields__ if name != "index")
-
-# What a context or an option says about the machine, instead of what is found on it or to correct that.
-#
-# A machine that is not here is described by the overrides and the table of products; what they leave open is as on most
-# such machines, so that a dry run shows every variable and device.
 
 KEYS = ("node_id", "bus", "unique_id")  # what names a GPU, surest first; partitions share a unique id
 FILLED_IN = {"arch": "table of products", "product": "table of products", "render_minor": "/sys/bus/pci/devices"}
