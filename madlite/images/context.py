@@ -23,7 +23,7 @@ from typing import IO, NamedTuple
 
 from msgspec.structs import replace
 
-from madlite.assets.web import existing, size_text
+from madlite.assets.cache import existing, size_text
 from madlite.errors import RuntimeProblem
 from madlite.images.client import Client
 from madlite.model import Cause, Image, Say, Value

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from madlite.assets.places import find_token, is_offline
+from madlite.assets.places import command, find_token, is_found, is_offline, needed_assets
 from madlite.backends.base import describe_setting
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, MadliteError, UsageProblem, inline_hint, one_hint
@@ -18,7 +18,6 @@ from madlite.plan.context import Context, Options
 from madlite.plan.fields import canonical_key, requested_origins, requested_values
 from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.render import COUNTS, ROW_KEYS, UNKNOWN_WORD, Rendering, only_relabels, row_value, same_run
-from madlite.run.resolve import command, is_found, needed_assets
 from madlite.run.screen import PlannedRun
 
 _NO_LINT_HINT = "--no-lint starts it all the same"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from madlite.assets.places import needed_assets, use_prepared
 from madlite.backends.loader import Plugin, Plugins
 from madlite.errors import MadliteError, PluginError, UsageProblem, did_you_mean
 from madlite.files import exists, read_text
@@ -37,7 +38,6 @@ from madlite.plan.render import Rendering, render
 from madlite.platforms.docker.request import host_access
 from madlite.run.backend_choice import Owner, expand_shared, find_owners
 from madlite.run.checks import CommandInputs, refuse_without_effect
-from madlite.run.resolve import needed_assets, use_prepared
 from madlite.run.screen import PlannedRun
 from madlite.run.session_runner import guard_plugin
 

@@ -10,14 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.assets.cache import AssetRecord, find_asset, repo_folder, save_hub_record
+from madlite.assets.places import HUB_INSIDE, use_prepared
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, ExitCode, RuntimeProblem
 from madlite.model import Action, Asset, Blocked, Cause, Image, Machine, Status, Traits
 from madlite.plan.context import Options
 from madlite.plan.render import Rendered
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.run.prepare import prepare_all
-from madlite.run.resolve import HUB_INSIDE, PrepareOptions, resolve, use_prepared
+from madlite.run.prepare import PrepareOptions, prepare_all, resolve
 from madlite.run.screen import PlannedRun
 from madlite.store.folder import unfinished
 from tests.assets.hub_server import Repo, hub_server

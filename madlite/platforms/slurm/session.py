@@ -36,6 +36,11 @@ from madlite.safe_files import Folder, write_all
 from madlite.secrets import reveal
 from madlite.store.mounts import copy_matching
 
+# The step that a run's containers live as long as, on all of its nodes at once.
+#
+# A container is no child of Slurm's, and once a job is cancelled or past its time limit no step of it can be started to
+# remove one: a step that is there already is signalled, and does it.
+
 _KEEPER_READ_BYTES = 1 << 16
 _END_S = 10.0  # for srun to end the step's processes
 
@@ -96,11 +101,6 @@ INSIDE = "/madlite"  # that folder as a container sees it
 AGENT, ENVIRONMENT, RUN = "agent.sh", "environment", "run"
 GPUS = f"{RANK}.gpus"  # among what they write: which GPUs a node has
 _AGENT_TEXT = Path(__file__).with_name(AGENT)
-
-# The step that a run's containers live as long as, on all of its nodes at once.
-#
-# A container is no child of Slurm's, and once a job is cancelled or past its time limit no step of it can be started to
-# remove one: a step that is there already is signalled, and does it.
 
 _READ_BYTES = 1 << 18
 _POLL_S = 0.1
