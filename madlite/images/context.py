@@ -160,7 +160,7 @@ def packed_context(client: Client, image: Image, say: Say) -> Iterator[Packed]:
     except OSError as error:
         raise _unreadable(image, context, error) from error
     _report_context(image, context, content, say)
-    _check_room(client, image, context, content)
+    _check_disk_space(client, image, context, content)
     added = {} if inside else _beside(name, patterns, dockerfile_text(image))
     file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closing one on a full disk fails a second time
     try:
@@ -168,7 +168,7 @@ def packed_context(client: Client, image: Image, say: Say) -> Iterator[Packed]:
             _pack(context, content, added, file)
             file.seek(0)
         except OSError as error:
-            raise (_no_room(image) if error.errno in NO_SPACE else _unreadable(image, context, error)) from error
+            raise (_disk_full(image) if error.errno in NO_SPACE else _unreadable(image, context, error)) from error
         yield Packed(file, name)
     finally:
         with suppress(OSError):
@@ -218,7 +218,7 @@ def _report_context(image: Image, context: Path, content: _Content, say: Say) ->
         say(f"left out of the build context: {'; '.join(left_out[:_MOST_NAMES])}{more}")
 
 
-def _check_room(client: Client, image: Image, context: Path, content: _Content) -> None:
+def _check_disk_space(client: Client, image: Image, context: Path, content: _Content) -> None:
     """Refuse what the disks cannot hold: the temporary folder, and the engine's own if it is on this machine.
 
     Raises:
@@ -309,7 +309,7 @@ def _unreadable(image: Image, context: Path, error: OSError) -> RuntimeProblem:
     return RuntimeProblem(f"{image.dockerfile} does not build: {what} cannot be read: {why}", hint, cause=Cause.BUILD)
 
 
-def _no_room(image: Image) -> RuntimeProblem:
+def _disk_full(image: Image) -> RuntimeProblem:
     folder = tempfile.gettempdir()
     what = f"{image.dockerfile} does not build: no space left in {folder}, where its build context is packed"
     return RuntimeProblem(what, f"df -h {folder}", cause=Cause.DISK)

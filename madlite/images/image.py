@@ -41,7 +41,7 @@ def pull(client: Client, ref: str, say: Say) -> None:
     """
     import docker.errors
 
-    check_room(Path(client.info()["DockerRootDir"]), ref)
+    check_disk_space(Path(client.info()["DockerRootDir"]), ref)
     say(f"pulling {ref}")
     try:
         _transfer(client, client.pull, ref, PullProgress(ref, say))
@@ -62,7 +62,7 @@ def _transfer(
             progress.add(item)
 
 
-def check_room(root: Path, ref: str) -> None:
+def check_disk_space(root: Path, ref: str) -> None:
     """Refuse where the engine's folder, if it is on this machine, has too little room for any image.
 
     Raises:

@@ -210,19 +210,19 @@ class RunExecutor:
         self.mask = Redactor(self._secrets).text
         self.progress = StatusFile(run.plan, self.started, self.mask, clock)
         self.screen = RunEvents(screen, run.plan, self.progress)
-        self.silence = StallDetector(self.plan, clock)
+        self.stall_detector = StallDetector(self.plan, clock)
         whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
         self._rules = with_common(plugins.failure_rules(), whose)
         self.state = RunState(self._make_monitor(), self._rules, self.plan.place.spanned)
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
         self.instrumentation = Instrumentation(run, plugins, here, lambda: self.clock() - self.began, settle)
         show = self.screen
-        dog = Watchdog(self.silence, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
-        self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)
+        watchdog = Watchdog(self.stall_detector, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
+        self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, watchdog)
         self._convergence = self._make_convergence()
         self.folder: RunFolder | None = None
         self.begin_entry: RunEntry | None = None  # of its journal
-        self.stage: SessionRunner | None = None  # once its session can be opened
+        self.session_runner: SessionRunner | None = None  # once its session can be opened
         self._claims = ExitStack()
         self.on_open: Callable[[str], None] = lambda handle: None  # gets the handle of its session
         self.unshared_lease: Callable[[], str] = lambda: ""  # why others may not see the lease of its GPUs
@@ -307,7 +307,7 @@ class RunExecutor:
                 log.say(f"madlite: {verdict.status.value} {verdict.reason}")
         finally:
             log.close()
-        stalls = self.silence.findings(by_itself=self.stop.reason is None)
+        stalls = self.stall_detector.findings(by_itself=self.stop.reason is None)
         notes = (*self._length(), *stalls, *self.state.image.notes, *self.state.notes, *self.state.missing, *log.notes)
         findings = (*verdict.findings, *notes)
         return self._result(replace(verdict, findings=findings))
@@ -325,10 +325,10 @@ class RunExecutor:
             mad_log = MadLog(self.plan, self.state, log.write_live, self._show)
             self._prepare(log, mad_log)
             one = replace(self.planned, plan=self.plan)  # as it is claimed
-            self.stage = SessionRunner(
+            self.session_runner = SessionRunner(
                 one, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log, self.on_open
             )
-            seen = self.stage.act(folder, log)
+            seen = self.session_runner.act(folder, log)
             foreign = self.instrumentation.foreign_processes
             seen = replace(seen, foreign_processes=foreign, unshared_lease=self.unshared_lease())
         except Interrupted:
@@ -374,7 +374,7 @@ class RunExecutor:
             error_scan=self.plan.error_scan,
             now=lambda: self.clock() - self.began,
             on_step=self._step,
-            on_event=self.silence.note,
+            on_event=self.stall_detector.note,
             script_reader=self._script_reader(),
             nodes=self.plan.place.spanned,
         )
@@ -404,7 +404,7 @@ class RunExecutor:
 
     def _probe_hang(self, cancelled: Event) -> HangReport:
         """Look at what the run hangs in."""
-        session = self.stage.session if self.stage is not None else None
+        session = self.session_runner.session if self.session_runner is not None else None
         if self.folder is None or session is None:
             return HangReport()
         last_lines = self.state.monitor.last_lines

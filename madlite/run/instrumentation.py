@@ -116,13 +116,13 @@ class NodeSampler:
         while True:
             begun_s = time.monotonic()
             for first in range(0, len(nodes), _AT_ONCE):
-                self._ask(nodes[first : first + _AT_ONCE])
+                self._sample(nodes[first : first + _AT_ONCE])
             if all(node.is_silent for node in nodes):
                 return
             if self._over.wait(max(interval_s, REST * (time.monotonic() - begun_s))):
                 return
 
-    def _ask(self, nodes: Sequence[_Node]) -> None:
+    def _sample(self, nodes: Sequence[_Node]) -> None:
         """Take a sample of some nodes; threads of a pool would keep madlite from ending where one does not answer."""
 
         def read(item: _Node) -> None:
@@ -368,7 +368,7 @@ class Instrumentation:
         inside = self._inside or ProbedFacts()
         provenance = make_provenance(self._planned, self._plugins, labels, inside, self._telemetry.facts)
         probed = self._inside is not None and self._planned.plan.traits.local
-        doubts = host_warnings(self._planned.plan.machine, provenance.host) if probed else ()
+        warnings = host_warnings(self._planned.plan.machine, provenance.host) if probed else ()
         return replace(
             result,
             telemetry=telemetry,
@@ -380,6 +380,6 @@ class Instrumentation:
                 *slow_findings(nodes),
                 *self._telemetry.notes,
                 *telemetry_findings(telemetry),
-                *doubts,
+                *warnings,
             ),
         )

@@ -36,7 +36,7 @@ from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, usable_gpus
 from madlite.plan.render import Rendering, render
 from madlite.platforms.docker.request import host_access
-from madlite.run.backend_choice import Owner, expand_shared, find_owners
+from madlite.run.backend_choice import BackendMatch, expand_shared, select_backends
 from madlite.run.checks import CommandInputs, refuse_without_effect
 from madlite.run.screen import PlannedRun
 from madlite.run.session_runner import guard_plugin
@@ -207,10 +207,10 @@ def plan_card(
     return planned
 
 
-def _specs(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, RunSpec, frozenset[str]]]:
+def _specs(request: Request, inputs: BatchInputs) -> Iterator[tuple[BackendMatch, RunSpec, frozenset[str]]]:
     """Yield the specs of all who run the card, each with the settings that only others of them have."""
     options, card = inputs.options, request.card
-    owners = find_owners(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
+    owners = select_backends(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
     sources = layers(request, inputs.context, options)
     requested = requested_values(sources)
     wanted = replace(request, settings=requested, origins=requested_origins(sources))

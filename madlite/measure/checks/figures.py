@@ -55,14 +55,14 @@ class _Pair(Value, frozen=True):
     most: float = MOST
 
     @property
-    def agrees(self) -> bool:
+    def is_consistent(self) -> bool:
         return self.least <= self.quotient <= self.most
 
 
 def consistency(run: CheckInput) -> CheckResult:
     """Compare the figures of one thing: those of a window's steps, and a script's own number with its steps."""
     pairs = [*_pairs(run)]
-    if apart := [pair for pair in pairs if not pair.agrees]:
+    if apart := [pair for pair in pairs if not pair.is_consistent]:
         return check_result(table.FIGURES_DIFFER, f"two figures do not fit: {apart[0].text}")
     if pairs:
         return check_result(table.FIGURES_AGREE, "; ".join(pair.text for pair in pairs[:2]))
@@ -443,7 +443,7 @@ def clock(run: CheckInput) -> CheckResult:
     if not work.at_most and found.is_too_slow(step_s):
         row = table.TOO_SLOW
     name = "the log's own time stamps" if run.observed is None else "madlite's clock"
-    text = _compared(window, work, found, name, agrees=row is table.CLOCK_AGREES)
+    text = _compared(window, work, found, name, is_consistent=row is table.CLOCK_AGREES)
     return check_result(table.CLOCK_DIFFERS if row is not table.CLOCK_AGREES and work_varies(run) else row, text)
 
 
@@ -470,7 +470,7 @@ def work_varies(run: CheckInput) -> bool:
     )
 
 
-def _compared(window: Window, work: Work, found: Clocked, clock_name: str, *, agrees: bool) -> str:
+def _compared(window: Window, work: Work, found: Clocked, clock_name: str, *, is_consistent: bool) -> str:
     unit = window.quantity.label
     most = "at most " if work.at_most else ""
     by_time = window.quantity == Quantity.STEP_TIME_S
@@ -478,7 +478,7 @@ def _compared(window: Window, work: Work, found: Clocked, clock_name: str, *, ag
     done = f"{steps} steps" if by_time else f"{steps} steps × {most}{figure_text(work.amount)} {unit.partition('/')[0]}"
     speed = seconds / steps if by_time else work.amount * steps / seconds
     return (
-        f"reported {figure_text(window.median)} {unit}, {'and' if agrees else 'but'} {done} took "
+        f"reported {figure_text(window.median)} {unit}, {'and' if is_consistent else 'but'} {done} took "
         f"{figure_text(seconds)} s by {clock_name}: {most}{figure_text(speed)} {unit}"
     )
 

@@ -143,26 +143,26 @@ class Refusal(RuntimeProblem):
         self.status, self.wait_s = status, wait_s
 
 
-def may_pass(refusal: Refusal, patience_s: float = 0.0) -> bool:
+def may_pass(refusal: Refusal, outage_limit_s: float = 0.0) -> bool:
     """Return whether the same question may be answered later; in a day somebody logs in again."""
-    return not refusal.status or refusal.status in AGAIN or (refusal.status == UNKNOWN and patience_s >= DAY_S)
+    return not refusal.status or refusal.status in AGAIN or (refusal.status == UNKNOWN and outage_limit_s >= DAY_S)
 
 
 class Api:
     """One namespace of a cluster, as the settings or the kubeconfig name it; `access` is which one that is.
 
-    A server that is too busy, or does not answer, is asked again for seconds; with `patience_s` for so long, one that
-    never has answered included where it `is_known`.
+    A server that is too busy, or does not answer, is asked again for seconds; with `outage_limit_s` for so long, one
+    that never has answered included where it `is_known`.
 
     Raises:
         RuntimeProblem: there is no client, or no such kubeconfig.
     """
 
-    def __init__(self, settings: KubernetesSettings, patience_s: float = 0.0, *, is_known: bool = False) -> None:
+    def __init__(self, settings: KubernetesSettings, outage_limit_s: float = 0.0, *, is_known: bool = False) -> None:
         self._client, self.access = connect(settings)
         self.namespace = self.access.namespace
         self._settings = settings
-        self._patience_s, self._is_known = patience_s, is_known
+        self._outage_limit_s, self._is_known = outage_limit_s, is_known
         self._renews = threading.Lock()
 
     def close(self) -> None:
@@ -298,8 +298,8 @@ class Api:
     def _call(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         """Return the answer of a call, tried again while the server is too busy, or does not answer."""
         # a stop does not wait for a server that is away
-        patience_s = self._patience_s if self._is_known and method != "DELETE" else 0.0
-        answer = _patiently(lambda: self._once(method, path, **more), patience_s)
+        outage_limit_s = self._outage_limit_s if self._is_known and method != "DELETE" else 0.0
+        answer = _retry(lambda: self._once(method, path, **more), outage_limit_s)
         self._is_known = True
         found = json.loads(answer or b"{}")
         return found if isinstance(found, dict) else {}
@@ -359,16 +359,16 @@ def _lines(answer: Any) -> Iterator[bytes]:
         yield from filter(None, whole)
 
 
-def _patiently(work: Callable[[], _T], patience_s: float) -> _T:
-    """Return what a call answers, tried again a few times, and for `patience_s`."""
-    until_s = time.monotonic() + patience_s
+def _retry(work: Callable[[], _T], outage_limit_s: float) -> _T:
+    """Return what a call answers, tried again a few times, and for `outage_limit_s`."""
+    until_s = time.monotonic() + outage_limit_s
     for wait_s in _pauses():
         check()
         try:
             return work()
         except Refusal as refusal:
             is_over = wait_s > _WAITS_S[-1] and time.monotonic() >= until_s
-            if is_over or not may_pass(refusal, patience_s):
+            if is_over or not may_pass(refusal, outage_limit_s):
                 raise
             _LOG.debug("again in %s s: %s", wait_s, refusal.message)
             _pause(min(max(wait_s, refusal.wait_s), _LONGEST_S))

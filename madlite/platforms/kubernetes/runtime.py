@@ -118,14 +118,14 @@ class KubernetesRuntime:
             RuntimeProblem: the cluster refuses the run, or its pods cannot start.
             Interrupted: a stop came before they had.
         """
-        patience_s = DAY_S if self._followed else LOST_S
-        api = interruptible(lambda: Api(self.settings, patience_s, is_known=bool(self._followed)))
+        outage_limit_s = DAY_S if self._followed else LOST_S
+        api = interruptible(lambda: Api(self.settings, outage_limit_s, is_known=bool(self._followed)))
         run, name, kind = label_value(plan.id), job_name(plan.id), job_kind(self.settings)
         session: KubernetesSession | None = None
         pods: PodWatch | None = None
         try:
             interruptible(lambda: self._create(api, plan, kind, name))
-            pods = PodWatch(api, run, patience_s=patience_s)
+            pods = PodWatch(api, run, outage_limit_s=outage_limit_s)
             nodes = interruptible(lambda: _wait(api, pods, plan, name, self.settings))
             access = (api.access.kubeconfig, api.access.context)
             session = KubernetesSession(api, kind, name, nodes, plan, pods, access, followed=bool(self._followed))

@@ -238,7 +238,7 @@ class PodEnd(Value, frozen=True):
     fault: Fault | None
 
 
-class Said(Value, frozen=True):
+class NodeOutput(Value, frozen=True):
     """What a node said: output, a mark, or its end; `at_s` is its log's time of it, since 1970, None for no such."""
 
     node: int
@@ -268,13 +268,13 @@ class KubernetesSession:
         self.notes: tuple[str, ...] = ()
         self._api, self._kind, self._name, self._plan = api, kind, name, plan
         self._pods = pods
-        self._said: queue.Queue[Said] = queue.Queue(maxsize=4096)
+        self._outputs: queue.Queue[NodeOutput] = queue.Queue(maxsize=4096)
         self._ends: dict[int, PodEnd] = {}
         self._late: Fault | None = None  # that a pod has ended its action by the run's limit
         self._late_until_s = math.inf
         self._deleted_s: dict[str, float] = {}  # when it was seen first that somebody deletes a pod
         self._files: dict[str, bytes] = {}
-        self._early: list[Said] = []  # of nodes that are further than the others
+        self._early: list[NodeOutput] = []  # of nodes that are further than the others
         self._first_s: float | None = None  # the time of the first output
         self._begun_at_s: dict[int, float] = {}  # by node, the time of the first that its pod said
         self._closed, self._left = threading.Event(), threading.Event()
@@ -290,7 +290,7 @@ class KubernetesSession:
             return Exit(code=_STOPPED, duration_s=0.0)
         self._start_following()
         times = _Times()
-        codes, first, expired = self._gather(number, out, times, began, action.timeout_s)
+        codes, first, expired = self._collect_output(number, out, times, began, action.timeout_s)
         took_s = times.took_s if times.took_s is not None else time.monotonic() - began
         if len(self.nodes) > 1:
             return Exit.of_nodes(codes, first, took_s, timed_out=expired)
@@ -321,9 +321,9 @@ class KubernetesSession:
             is_over = partial(self._is_over, name)
             for line in follow(lambda since: self._api.log(name, since), is_over, self._pause, position):
                 for item in reader.feed(line):
-                    self._said.put(Said(node, item, position.seconds))
+                    self._outputs.put(NodeOutput(node, item, position.seconds))
             if rest := reader.flush():
-                self._said.put(Said(node, rest, position.seconds))
+                self._outputs.put(NodeOutput(node, rest, position.seconds))
             if position.is_cut:
                 self.notes = (*self.notes, f"the end of the log of pod {name} could not be read: its node may be gone")
             end = self._end_of(name)
@@ -331,7 +331,7 @@ class KubernetesSession:
             _LOG.debug("log of %s: %s", name, problem)
             lost = problem.message if isinstance(problem, RuntimeProblem) else ""
             end = PodEnd(None, Fault(text=lost, hint="kubectl cluster-info", cause=Cause.ENGINE) if lost else None)
-        self._said.put(Said(node, end))
+        self._outputs.put(NodeOutput(node, end))
 
     def _is_over(self, name: str) -> bool:
         """Return whether a pod prints nothing any more, for it has ended, or its node says nothing any more."""
@@ -359,7 +359,7 @@ class KubernetesSession:
         if self._left.wait(POLL_S / 2):
             raise _Left
 
-    def _gather(
+    def _collect_output(
         self, number: int, out: Sink, times: _Times, began: float, limit_s: float | None
     ) -> tuple[list[int | None], int | None, bool]:
         """Pass output on until every node has ended the action; return codes, who failed first, whether it expired.
@@ -384,7 +384,7 @@ class KubernetesSession:
             raise RuntimeProblem(self._late.text, self._late.hint, cause=self._late.cause)
         return [codes.get(node) for node in range(len(self.nodes))], first, expired
 
-    def _take(self, said: Said, number: int, codes: dict[int, int | None], out: Sink, times: _Times) -> None:
+    def _take(self, said: NodeOutput, number: int, codes: dict[int, int | None], out: Sink, times: _Times) -> None:
         """Take what a node said."""
         node, what = said.node, said.what
         if said.at_s is not None:
@@ -403,7 +403,7 @@ class KubernetesSession:
             if what.kind == "end":
                 codes[node] = self._ended_code(said, what)
 
-    def _ended_code(self, said: Said, end: Mark) -> int | None:
+    def _ended_code(self, said: NodeOutput, end: Mark) -> int | None:
         """Return the code of an action that a pod has ended, by itself or at the run's limit.
 
         Raises:
@@ -420,7 +420,7 @@ class KubernetesSession:
             self._late = fault
             self._late_until_s = time.monotonic() + 2 * self._plan.stop_grace_s + _AFTER_STOP_S
 
-    def _limit_fault(self, said: Said, end: Mark) -> Fault | None:
+    def _limit_fault(self, said: NodeOutput, end: Mark) -> Fault | None:
         """Return that a pod has ended its action by the run's limit, where nobody followed who would have."""
         limit_s, began_s = self._plan.timeout_s, self._begun_at_s.get(said.node)
         if end.code != _LATE or not limit_s or said.at_s is None or began_s is None or said.at_s - began_s < limit_s:
@@ -450,9 +450,9 @@ class KubernetesSession:
             raise RuntimeProblem(end.fault.text, end.fault.hint, cause=end.fault.cause)
         return end.code if end.code is not None else _STOPPED
 
-    def _next(self) -> Said | None:
+    def _next(self) -> NodeOutput | None:
         try:
-            return self._said.get(timeout=0.2)
+            return self._outputs.get(timeout=0.2)
         except queue.Empty:
             return None
 
