@@ -119,13 +119,13 @@ def _format(where: str, name: str, table: object) -> LogFormat:
     return made
 
 
-def check_step(text: str, where: str) -> LogFormat:
-    """Return the format of a log whose steps are read by one pattern that a user wrote, who calls it `where`.
+def check_step(text: str) -> LogFormat:
+    """Return the format of a log whose steps are read by one pattern that a user wrote behind `--step`.
 
     Raises:
         UsageProblem: it cannot be used.
     """
-    return _format(where, where, {"step": [text]})
+    return _format("--step", "--step", {"step": [text]})
 
 
 def _check_mark(text: str) -> re.Pattern[str]:

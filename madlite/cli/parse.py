@@ -120,7 +120,7 @@ def _given(plugins: Plugins, backend: str, step: str) -> Backend | None:
     if step and backend:
         raise UsageProblem("--backend and --step are two ways to read a log", "leave one of them out")
     if step:
-        return FormatBackend(check_step(step, "--step"))
+        return FormatBackend(check_step(step))
     return find_backend(plugins, backend, "--backend")[0] if backend else None
 
 

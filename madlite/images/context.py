@@ -12,12 +12,9 @@ import errno
 import os
 import secrets
 import stat
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from io import BytesIO
-from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
@@ -28,7 +25,7 @@ from madlite.errors import RuntimeProblem
 from madlite.images.client import Client
 from madlite.model import Cause, Image, Say, Value
 from madlite.plan.inputs import RUNS
-from madlite.safe_files import NO_SPACE, Folder, kind_of, open_plain
+from madlite.safe_files import NO_SPACE, kind_of
 from madlite.safe_read import read_as_spelled, read_named, spells
 from madlite.store import journal
 
@@ -166,7 +163,6 @@ def packed_context(client: Client, image: Image, say: Say) -> Iterator[Packed]:
     try:
         try:
             _pack(context, content, added, file)
-            file.seek(0)
         except OSError as error:
             raise (_disk_full(image) if error.errno in NO_SPACE else _unreadable(image, context, error)) from error
         yield Packed(file, name)
@@ -253,53 +249,21 @@ def _engine_folder(client: Client) -> str:
         return ""
 
 
-def _beside(name: str, patterns: list[str], text: str) -> dict[str, bytes]:
+def _beside(name: str, patterns: list[str], text: str) -> dict[str, str]:
     """Return what a context gets with a Dockerfile from elsewhere: that, and what keeps it out of the image.
 
     The docker library packs it in the same way, but sends its text as a second name, and that is the one podman takes.
     """
-    ignored = "\n".join([*(patterns or [_IGNORE]), name])
-    return {_IGNORE: ignored.encode("utf-8", "surrogateescape"), name: text.encode("utf-8", "surrogateescape")}
+    return {_IGNORE: "\n".join([*(patterns or [_IGNORE]), name]), name: text}
 
 
-def _pack(context: Path, content: _Content, added: dict[str, bytes], file: IO[bytes]) -> None:
-    names = (name for name in content.names if name not in added)
-    with Folder.open(context) as root, tarfile.open(fileobj=file, mode="w") as packed:
-        for parent, below in groupby(names, key=lambda name: str(PurePosixPath(name).parent)):
-            with root.below(parent) if parent != "." else Folder(root.path, os.dup(root.fd)) as folder:
-                for name in below:
-                    _add(packed, folder, name)
-        for name, data in added.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            packed.addfile(info, BytesIO(data))
+def _pack(context: Path, content: _Content, added: dict[str, str], file: IO[bytes]) -> None:
+    from docker.utils.build import create_archive
 
-
-def _add(packed: tarfile.TarFile, folder: Folder, name: str) -> None:
-    """Add what lies under a name; through its folder, which nobody can exchange for a link meanwhile."""
-    last = PurePosixPath(name).name
-    facts = folder.status(last)
-    if not stat.S_ISREG(facts.st_mode):
-        info = _info(name, facts)
-        if stat.S_ISLNK(facts.st_mode):
-            info.type, info.linkname = tarfile.SYMTYPE, os.readlink(last, dir_fd=folder.fd)
-        elif stat.S_ISDIR(facts.st_mode):
-            info.type = tarfile.DIRTYPE
-        else:  # it was a file when the context was measured
-            return
-        packed.addfile(info)
-        return
-    with os.fdopen(open_plain(folder, last, os.O_RDONLY, make=False), "rb") as file:
-        info = packed.gettarinfo(arcname=name, fileobj=file)  # knows the second name of a file that is packed
-        info.uname, info.gname, info.mtime = "", "", int(info.mtime)
-        packed.addfile(info, file if info.isreg() else None)
-
-
-def _info(name: str, facts: os.stat_result) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.mode, info.uid, info.gid = stat.S_IMODE(facts.st_mode), facts.st_uid, facts.st_gid
-    info.mtime = int(facts.st_mtime)
-    return info
+    try:
+        create_archive(str(context), content.names, file, extra_files=list(added.items()))
+    except OSError as error:  # the library's own has neither number nor name
+        raise (error.__cause__ if isinstance(error.__cause__, OSError) else error) from error
 
 
 def _unreadable(image: Image, context: Path, error: OSError) -> RuntimeProblem:

@@ -156,10 +156,10 @@ def judge_line(log: LogMonitor) -> Verdict:
     )
 
 
-def launcher_failure(log: LogMonitor, window: Window | None = None) -> Verdict:
+def launcher_failure(log: LogMonitor) -> Verdict:
     """Return the verdict of a log whose launcher reports that it failed, whatever exit code came out."""
     words = f"the training's launcher reports a failure{_rule_text(log)}"
-    return Verdict(status=Status.FAILURE, cause=Cause.EXIT_CODE, reason=words, evidence=log.fatal_line, window=window)
+    return Verdict(status=Status.FAILURE, cause=Cause.EXIT_CODE, reason=words, evidence=log.fatal_line)
 
 
 def _verdict(run: CheckInput) -> Verdict:

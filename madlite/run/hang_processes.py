@@ -43,7 +43,7 @@ class ProcessInfo(Value, frozen=True):
     stack: str = ""
 
 
-def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[ProcessInfo, ...]:
+def find_processes(run_id: str) -> tuple[ProcessInfo, ...]:
     """Return the run's processes that can be seen from here, in containers too, by their mark or their parents.
 
     What keeps them together on a host is none of them.
@@ -53,7 +53,9 @@ def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[ProcessInfo
     family = {process.pid for process in with_descendants(marked)}
     apart = {item.process.pid for item in found if item.is_supervisor}
     pids = sorted((family | set(marked)) - apart)[:MOST]
-    return tuple(process for pid in pids if (process := read_facts(proc / str(pid), marked.get(pid, {}))) is not None)
+    return tuple(
+        process for pid in pids if (process := read_facts(Path("/proc", str(pid)), marked.get(pid, {}))) is not None
+    )
 
 
 def read_facts(folder: Path, environment: Mapping[str, str]) -> ProcessInfo | None:

@@ -192,7 +192,8 @@ class SlurmSession:
             self._on_living(["call", *command], _REMOVE_S)
         elif command and not self._keeper.is_over():
             try:
-                self._call_all(command, "the container is left", _REMOVE_S)
+                words = [*self._agent(), "-", "call", *command]
+                call_nodes(self._allocation, self.nodes, words, "the container is left", _REMOVE_S)
             except RuntimeProblem as problem:
                 # no step starts in a job that is ended, and the keeper was told so
                 if not self._keeper.is_over(self._end_s + _RETURN_S):
@@ -227,7 +228,7 @@ class SlurmSession:
         Raises:
             RuntimeProblem: srun cannot be started.
         """
-        return self._probe(argv, node, limit_s)
+        return self._probe(argv, node, limit_s, None)
 
     def gpu_ids(self, node: int) -> tuple[int, ...] | None:
         """Return the run's GPUs on a node by the node's own numbers, as its agent has noted them; None until then."""
@@ -238,9 +239,7 @@ class SlurmSession:
         except (OSError, ValueError):
             return None
 
-    def _probe(
-        self, argv: Sequence[str], node: int, limit_s: float, cancelled: threading.Event | None = None
-    ) -> Completed:
+    def _probe(self, argv: Sequence[str], node: int, limit_s: float, cancelled: threading.Event | None) -> Completed:
         command, env = self._inside(node, ["probe", *argv]), self._environ
         try:
             return process.complete(command, limit_s=limit_s, env=env, cancelled=cancelled, limit_bytes=PROBE_BYTES)
@@ -424,15 +423,6 @@ class SlurmSession:
     def _end_s(self) -> int:
         """How long a command has to end once Slurm ends its job; the rest of Slurm's own time is for its container."""
         return int(min(self._grace_s, self._allocation.kill_wait_s / 2))
-
-    def _call_all(self, command: Sequence[str], problem: str, limit_s: float = CALL_S) -> list[str]:
-        """Run a command on every node itself, and return what each printed.
-
-        Raises:
-            RuntimeProblem: it fails on one of them; `problem` says what that means.
-        """
-        words = [*self._agent(), "-", "call", *command]
-        return call_nodes(self._allocation, self.nodes, words, problem, limit_s)
 
     def _keep(self, command: Sequence[str]) -> None:
         """Start a container on every node, by a step that lives as long as they do.
