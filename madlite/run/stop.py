@@ -113,13 +113,13 @@ class StopControl:
         if self._watchdog is None:
             yield feed
             return
-        progress_monitor = self._watchdog.progress_monitor
+        stall_detector = self._watchdog.stall_detector
 
         def listener(chunk: Chunk) -> None:
-            with progress_monitor.reading():
+            with stall_detector.reading():
                 feed(chunk)
 
-        with progress_monitor.following():
+        with stall_detector.following():
             self._send(_WAKE)
             yield listener
 
@@ -180,7 +180,7 @@ class StopControl:
         if self.reason is not None:
             return None
         if over:
-            silent = self._watchdog.progress_monitor.description() if self._watchdog is not None else ""
+            silent = self._watchdog.stall_detector.description() if self._watchdog is not None else ""
             text = f"timed out after {self._limit_s:g} s" + (f"; {silent}" if silent else "")
             return StopReason(cause=Cause.TIMEOUT, text=text)
         return self._watchdog.check() if self._watchdog is not None else None

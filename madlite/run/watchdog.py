@@ -384,31 +384,31 @@ class Watchdog:
 
     def __init__(
         self,
-        progress_monitor: StallDetector,
+        stall_detector: StallDetector,
         probe_hang: ProbeHang,
         *,
         tell: Say = lambda text: None,
         say: Say = lambda text: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.progress_monitor = progress_monitor
+        self.stall_detector = stall_detector
         self._probe_hang, self._tell, self._say, self._now = probe_hang, tell, say, now
         self._probe: _RunningProbe | None = None
         self._planned_s: float | None = None
 
     def wait_s(self) -> float | None:
         """Return the seconds until the next look; None while there is nothing to look at."""
-        wait_s = self.progress_monitor.wait_s() if self._probe is None else _POLL_S
+        wait_s = self.stall_detector.wait_s() if self._probe is None else _POLL_S
         self._planned_s = None if wait_s is None else self._now() + wait_s
         return wait_s
 
     def check(self) -> StopReason | None:
         """Look, and return why the run has to be stopped, if so."""
         if self._planned_s is not None and (late_s := self._now() - self._planned_s) > _LATE_S:
-            self.progress_monitor.discount(late_s)
+            self.stall_detector.discount(late_s)
         if self._probe is not None:
             return self._check_probe(self._probe)
-        silence = self.progress_monitor.check()
+        silence = self.stall_detector.check()
         if silence is not None and silence.hung:
             self._say(f"{silence.text}: looking at its processes")
             self._probe = _RunningProbe(self._probe_hang, self._now)
@@ -432,7 +432,7 @@ class Watchdog:
             return None
         self.cancel_probe()
         self._probe = None
-        silence = self.progress_monitor.check()
+        silence = self.stall_detector.check()
         if silence is None or not silence.hung:
             self._say("it goes on")
             return None
