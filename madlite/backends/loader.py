@@ -327,13 +327,13 @@ def _first_line(error: BaseException) -> str:
     return " ".join(lines[:4]) if lines else type(error).__name__
 
 
-def _unfit_reference(one: object) -> str:
+def _unfit_reference(answer: object) -> str:
     """Return why an answer cannot be compared with; "" where it can."""
     from madlite.references import flaw_of
 
-    if not isinstance(one, Reference):
+    if not isinstance(answer, Reference):
         return "madlite_references answered what is no Reference"
-    flaw = flaw_of(one)
+    flaw = flaw_of(answer)
     return f"a reference cannot be used: {flaw}" if flaw else ""
 
 

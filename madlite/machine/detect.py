@@ -167,8 +167,8 @@ def describe_gpus(overrides: Overrides) -> DetectedGpus:
     Raises:
         UsageProblem: no architecture is known for the product requested.
     """
-    one, vendor = _describe_one(overrides), overrides.vendor
-    if vendor is None or not one.arch:
+    gpu, vendor = _describe_one(overrides), overrides.vendor
+    if vendor is None or not gpu.arch:
         raise UsageProblem(
             f"no architecture is known for {overrides.device or overrides.product}",
             'name it: --additional-context \'{"gpu_arch": "gfx942"}\'',
@@ -176,11 +176,11 @@ def describe_gpus(overrides: Overrides) -> DetectedGpus:
     by = {field: overrides.origin(field) for field in WHAT if field in overrides.keys}
     usual = f"usual for {overrides.device or overrides.product or overrides.arch}"
     origins = {**dict.fromkeys(("memory_bytes", "arch", "product"), next(iter(by.values()))), **by}
-    apart = RESERVED.get(one.arch, 1)
+    apart = RESERVED.get(gpu.arch, 1)
     return DetectedGpus(
         vendor=vendor,
         gpus=tuple(
-            replace(one, index=n, render_minor=FIRST_RENDER + n * apart if vendor == "AMD" else None)
+            replace(gpu, index=n, render_minor=FIRST_RENDER + n * apart if vendor == "AMD" else None)
             for n in range(overrides.n_gpus or 0)
         ),
         rocm_version=DEFAULT_ROCM if vendor == "AMD" else "",

@@ -165,8 +165,8 @@ def with_rank(candidate: FailureCandidate, rank: int | None) -> FailureCandidate
 
 def raised_by(hit: RuleMatch, raised: Sequence[RaisedError]) -> RaisedError | None:
     """Return the exception of a line, or of the traceback whose source code a rule matched."""
-    if (one := next((raised_error for raised_error in raised if raised_error.at == hit.at), None)) is not None:
-        return one
+    if (chained := next((raised_error for raised_error in raised if raised_error.at == hit.at), None)) is not None:
+        return chained
     near = (
         raised_error
         for raised_error in raised

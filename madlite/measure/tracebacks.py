@@ -218,9 +218,9 @@ class TracebackScan:
         key = shape_of(found["label"]) if found is not None else ""
         if found is None or key in self._open or self._aside.get(key):
             return
-        one = self._open[key] = _Open(found["label"])
-        one.labelled, one.headless, one.boxed, one.first = bool(found["label"]), True, boxed is not None, line
-        self._read(at, line[found.end("label") :], one, key)
+        entry = self._open[key] = _Open(found["label"])
+        entry.labelled, entry.headless, entry.boxed, entry.first = bool(found["label"]), True, boxed is not None, line
+        self._read(at, line[found.end("label") :], entry, key)
 
     def _set_aside(self, mark: str, label: str) -> None:
         """Note that the next traceback of a label ends nothing."""

@@ -404,13 +404,13 @@ def _image(key: str, image: _Image, found: _ManifestFile, file: Path, root: Path
     )
 
 
-def _failed(one: _Failed, images: Iterable[BuiltImage], file: Path, root: Path) -> FailedBuild:
+def _failed(build: _Failed, images: Iterable[BuiltImage], file: Path, root: Path) -> FailedBuild:
     """Return a build that failed; where the manifest has not its card, that of another image of the model."""
-    if one.card is not None:
-        request: Request | None = _request(one.card, "$.summary.failed_builds", file, root)
+    if build.card is not None:
+        request: Request | None = _request(build.card, "$.summary.failed_builds", file, root)
     else:
-        request = next((image.request for image in images if image.request.card.name == one.model), None)
-    return FailedBuild(model=one.model, error=one.error, architecture=one.architecture or "", request=request)
+        request = next((image.request for image in images if image.request.card.name == build.model), None)
+    return FailedBuild(model=build.model, error=build.error, architecture=build.architecture or "", request=request)
 
 
 def _request(entry: dict[str, Json], at: str, file: Path, root: Path) -> Request:

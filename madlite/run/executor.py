@@ -324,9 +324,9 @@ class RunExecutor:
         try:
             mad_log = MadLog(self.plan, self.state, log.write_live, self._show)
             self._prepare(log, mad_log)
-            one = replace(self.planned, plan=self.plan)  # as it is claimed
+            claimed_run = replace(self.planned, plan=self.plan)  # as it is claimed
             self.session_runner = SessionRunner(
-                one, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log, self.on_open
+                claimed_run, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log, self.on_open
             )
             seen = self.session_runner.act(folder, log)
             foreign = self.instrumentation.foreign_processes

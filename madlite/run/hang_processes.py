@@ -337,13 +337,17 @@ def own_ranks(processes: Iterable[ProcessInfo | Dump]) -> dict[int, str]:
 
 def _of_ranks(dumps: Sequence[Dump]) -> dict[str, list[Frame]]:
     """Return the frames of each rank, in the order of ranks; of one process under "" where none is a rank."""
-    stacks = {(one.node, one.pid): frames for one in dumps if (frames := main_frames(one.text))}
-    nodes = sorted({one.node for one in dumps})
+    stacks = {(item.node, item.pid): frames for item in dumps if (frames := main_frames(item.text))}
+    nodes = sorted({item.node for item in dumps})
     own = {
-        (node, pid): rank for node in nodes for pid, rank in own_ranks(one for one in dumps if one.node == node).items()
+        (node, pid): rank
+        for node in nodes
+        for pid, rank in own_ranks(item for item in dumps if item.node == node).items()
     }
     if not own:
-        others = sorted((one for one in dumps if (one.node, one.pid) in stacks), key=lambda one: _launches(one.command))
+        others = sorted(
+            (item for item in dumps if (item.node, item.pid) in stacks), key=lambda item: _launches(item.command)
+        )
         return {"": stacks[others[0].node, others[0].pid]} if others else {}
     ranks: dict[str, list[Frame]] = {}
     for process in sorted(own):

@@ -135,11 +135,11 @@ def _with_micro_batch(
         return None
     options = replace(inputs.options, fallback=(("micro_batch", str(micro_batch)),))
     every = plan(request, replace(inputs, options=options))
-    one = every[index] if len(every) == len(found) else None
-    if one is None or one.plan.variant is None or one.plan.variant.micro_batch != micro_batch:
+    again = every[index] if len(every) == len(found) else None
+    if again is None or again.plan.variant is None or again.plan.variant.micro_batch != micro_batch:
         return None
     return replace(
-        one,
+        again,
         without_options=found[index].without_options,
         with_micro_batch=partial(_with_micro_batch, plan, request, inputs, found, index),
     )
