@@ -400,6 +400,11 @@ class Blocked(Value, frozen=True):
     reason: str
     hint: str = ""
 
+    @classmethod
+    def failure(cls, cause: Cause, reason: str, hint: str = "") -> Blocked:
+        """Return what makes a FAILURE row of a plan."""
+        return cls(status=Status.FAILURE, cause=cause, reason=reason, hint=hint)
+
 
 class RunPlan(Value, frozen=True):
     """Everything decided about one run before it starts.

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -133,13 +134,9 @@ def _home(name: str, kind: str, provider: Provider, n: int, inputs: RunInputs) -
     )
 
 
-def _local_problem(provider: Provider, inputs: RunInputs) -> str:
-    return _path_problem(exists, provider.path, "on this machine", inputs)
-
-
-def _path_problem(test: Callable[[Path], bool], path: str, place: str, inputs: RunInputs) -> str:
+def _path_problem(test: Callable[[Path], bool], place: str, provider: Provider, inputs: RunInputs) -> str:
     try:
-        return "" if test(inputs.options.workspace / path) else f"{path} is not {place}"
+        return "" if test(inputs.options.workspace / provider.path) else f"{provider.path} is not {place}"
     except UsageProblem as problem:
         return problem.message
 
@@ -163,10 +160,6 @@ def _link_note(source: str, name: str, inputs: RunInputs) -> str:
         if spelled and not Path(place).is_relative_to(home)
         else ""
     )
-
-
-def _custom_problem(provider: Provider, inputs: RunInputs) -> str:
-    return _path_problem(is_file, provider.path, "in this folder", inputs)
 
 
 def _custom(use: DataUse, provider: Provider, inputs: RunInputs) -> _DataSource:
@@ -268,9 +261,10 @@ def _fetched(use: DataUse, provider: Provider, inputs: RunInputs, action: Action
     )
 
 
-_KINDS = {
-    "custom": (_custom_problem, _custom),
-    "local": (_local_problem, _local),
+_Problem = Callable[[Provider, RunInputs], str]
+_KINDS: Mapping[str, tuple[_Problem, Callable[[DataUse, Provider, RunInputs], _DataSource]]] = {
+    "custom": (partial(_path_problem, is_file, "in this folder"), _custom),
+    "local": (partial(_path_problem, exists, "on this machine"), _local),
     "minio": (_minio_problem, _minio),
     "nas": (_nas_problem, _nas),
     "aws": (_aws_problem, _aws),

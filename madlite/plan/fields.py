@@ -330,7 +330,7 @@ def resolve(
     """
     chosen: dict[str, Scalar] = {}
     origins: dict[str, str] = {}
-    known = _known(variant, settings)
+    known = [*(VARIANT_KEYS if variant else ()), *settings, *PLAN_KEYS]
     for layer in layers:
         for given, value in layer.values.items():
             if canonical_key(given) in foreign_settings or (key := _key(given, known, settings, layer, hint)) is None:
@@ -352,10 +352,6 @@ def resolve(
         env={name[4:]: str(value) for name, value in chosen.items() if name.startswith("env.")},
         origins={**base, **origins},
     )
-
-
-def _known(variant: Variant | None, settings: Mapping[str, Scalar]) -> list[str]:
-    return [*(VARIANT_KEYS if variant else ()), *settings, *PLAN_KEYS]
 
 
 def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: Layer, hint: str) -> str | None:

@@ -113,14 +113,14 @@ def find_blocked(
             "--disable-skip-gpu-arch runs it",
         )
     if card.cred and inputs.credentials is not None and card.cred not in inputs.credentials:
-        return _fail(
+        return Blocked.failure(
             Cause.PREPARE,
             f"card '{card.name}' needs credential '{card.cred}', credential.json has no table of that name",
         )
     if problem := _unfit_results(inputs):
-        return _fail(Cause.PREPARE, problem)
+        return Blocked.failure(Cause.PREPARE, problem)
     if inputs.spec.problem or data_problem:
-        return _fail(Cause.PREPARE, inputs.spec.problem or data_problem)
+        return Blocked.failure(Cause.PREPARE, inputs.spec.problem or data_problem)
     imageless = inputs.runtime.traits.containerised and image is None
     # before a missing engine, which would be of no use without an image
     if imageless and inputs.spec.templates and not allocation.blocked:
@@ -132,13 +132,13 @@ def find_blocked(
 
 def _no_image(inputs: RunInputs) -> Blocked:
     if inputs.spec.templates:  # of no use to it is a Dockerfile of the card's own
-        return _fail(
+        return Blocked.failure(
             Cause.IMAGE,
             f"what backend '{inputs.backend}' renders for card '{inputs.request.card.name}' has no image",
             "--runtime host runs it on this machine, --image REF in a container",
         )
     reason = inputs.missing_image or f"card '{inputs.request.card.name}' names no image"
-    return _fail(Cause.IMAGE, reason, "--image REF names one")
+    return Blocked.failure(Cause.IMAGE, reason, "--image REF names one")
 
 
 def _unfit_results(inputs: RunInputs) -> str:
@@ -155,10 +155,6 @@ def _unfit_results(inputs: RunInputs) -> str:
 
 def _skip(cause: Cause, reason: str, hint: str) -> Blocked:
     return Blocked(status=Status.SKIPPED, cause=cause, reason=reason, hint=hint)
-
-
-def _fail(cause: Cause, reason: str, hint: str = "") -> Blocked:
-    return Blocked(status=Status.FAILURE, cause=cause, reason=reason, hint=hint)
 
 
 def _skipped_arch(card: Card, machine: Machine) -> str:
@@ -204,13 +200,10 @@ def make_plan(inputs: RunInputs) -> RunPlan:
     refuse_planned_options(plan, inputs.spec.planned_options, source)
     plan = _in_container(plan, inputs, parts) if inputs.runtime.traits.containerised else plan
     plan = _finished(plan, inputs, parts)
-    plan = add_node_values(plan, inputs.fabric if _runs_here(inputs) else None, inputs.options.environ)
+    # whether this machine is one of the nodes: its runtime's, or the node of Slurm that it runs on
+    is_here = inputs.runtime.traits.local or bool(inputs.options.environ.get("SLURMD_NODENAME"))
+    plan = add_node_values(plan, inputs.fabric if is_here else None, inputs.options.environ)
     return add_rdma(plan) if inputs.runtime.traits.containerised else plan
-
-
-def _runs_here(inputs: RunInputs) -> bool:
-    """Return whether this machine is one of a plan's nodes: its runtime's, or the node of Slurm that it runs on."""
-    return inputs.runtime.traits.local or bool(inputs.options.environ.get("SLURMD_NODENAME"))
 
 
 def _refuse_until(inputs: RunInputs, resolved: Resolved) -> None:

@@ -24,7 +24,6 @@ from madlite.model import (
     Problem,
     RunSpec,
     Scalar,
-    Status,
     Traits,
     Value,
     Variant,
@@ -97,7 +96,8 @@ def choose_runtime(
 
 
 def _chosen(runtime: str, origin: str, problem: Problem | None, traits: Mapping[str, Traits]) -> RuntimeChoice:
-    blocked = _unreachable(problem) if problem else None
+    hint = "start it, or --runtime host where the training is installed here"
+    blocked = Blocked.failure(Cause.ENGINE, problem.what, hint) if problem else None
     return RuntimeChoice(runtime=runtime, origin=origin, traits=traits[runtime], blocked=blocked)
 
 
@@ -139,17 +139,7 @@ def _without_container(
         f"card '{card.name}' runs in an image{f' ({image})' if image else ''}, and the nodes have no container for it"
     )
     hint = f"{name}; --runtime {choice.runtime} runs the card without one"
-    blocked = Blocked(status=Status.FAILURE, cause=Cause.IMAGE, reason=reason, hint=hint)
-    return replace(choice, blocked=blocked)
-
-
-def _unreachable(problem: Problem) -> Blocked:
-    return Blocked(
-        status=Status.FAILURE,
-        cause=Cause.ENGINE,
-        reason=problem.what,
-        hint="start it, or --runtime host where the training is installed here",
-    )
+    return replace(choice, blocked=Blocked.failure(Cause.IMAGE, reason, hint))
 
 
 def usable_gpus(machine: Machine, context: Context, environ: Mapping[str, str]) -> tuple[int, ...]:
@@ -254,12 +244,8 @@ def _too_few(
         reason = f"card '{card.name}' asks for {wanted} GPUs, {machine} has {len(have)}"
     else:
         reason = f"card '{card.name}' asks for {wanted} GPUs, {left_by} leaves {len(visible)}"
-    return Blocked(
-        status=Status.FAILURE,
-        cause=Cause.GPUS,
-        reason=reason,
-        hint=f"--set n_gpus={min(len(have), len(visible))}" if visible else f"unset {left_by.partition('=')[0]}",
-    )
+    hint = f"--set n_gpus={min(len(have), len(visible))}" if visible else f"unset {left_by.partition('=')[0]}"
+    return Blocked.failure(Cause.GPUS, reason, hint)
 
 
 def _listed(ids: Iterable[int]) -> str:

@@ -161,16 +161,13 @@ class _Batch:
             done = Done(error=job.problem)
         elif job.image is None or builder is None:
             done = Done(entry=job.entry)
-        elif (before := self._before(job.image)) is not None:
+        elif (before := next((done for built, done in self._by_image if built == job.image), None)) is not None:
             done = _shared(job, before)
         else:
             done = self._build(job, job.image, builder)
             self._by_image.append((job.image, done))
         self._done.append((job, done))
         return done
-
-    def _before(self, image: Image) -> Done | None:
-        return next((done for built, done in self._by_image if built == image), None)
 
     def result(self, took_s: float, signal: ExitCode | None) -> Built:
         """Return what the batch came to."""

@@ -71,13 +71,9 @@ def _caused_by_options(run: PlannedRun, findings: Sequence[Finding], plugins: Pl
 def _blocked(run: PlannedRun, findings: Sequence[Finding]) -> PlannedRun:
     if not findings or run.plan.blocked is not None:
         return run
-    blocked = Blocked(
-        status=Status.FAILURE,
-        cause=Cause.PREPARE,
-        reason="; ".join(dict.fromkeys(finding.message for finding in findings)),
-        hint=one_hint(*dict.fromkeys(finding.hint for finding in findings), _NO_LINT_HINT),
-    )
-    return replace(run, plan=replace(run.plan, blocked=blocked))
+    reason = "; ".join(dict.fromkeys(finding.message for finding in findings))
+    hint = one_hint(*dict.fromkeys(finding.hint for finding in findings), _NO_LINT_HINT)
+    return replace(run, plan=replace(run.plan, blocked=Blocked.failure(Cause.PREPARE, reason, hint)))
 
 
 def find_findings(run: PlannedRun, plugins: Plugins) -> tuple[Finding, ...]:

@@ -322,7 +322,7 @@ class RunExecutor:
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
         try:
-            mad_log = MadLog(self.plan, self.state, log.write_live, self._show)
+            mad_log = MadLog(self.plan, self.state, log.write_live, lambda line: self.screen.mad_line(self.mask(line)))
             self._prepare(log, mad_log)
             claimed_run = replace(self.planned, plan=self.plan)  # as it is claimed
             self.session_runner = SessionRunner(
@@ -342,9 +342,6 @@ class RunExecutor:
         verdict = judge(self.plan, seen, self.state.monitor)
         mad_log.judged(seen, verdict)
         return verdict
-
-    def _show(self, line: str) -> None:
-        self.screen.mad_line(self.mask(line))
 
     def _prepare(self, log: RunLog, mad_log: MadLog) -> None:
         def say(text: str) -> None:
@@ -375,13 +372,10 @@ class RunExecutor:
             now=lambda: self.clock() - self.began,
             on_step=self._step,
             on_event=self.stall_detector.note,
-            script_reader=self._script_reader(),
+            # of whatever framework a card's own script turns out to run
+            script_reader=AutoDetectReader(self.plugins, self.plan.readers) if self.plan.own_script else None,
             nodes=self.plan.place.spanned,
         )
-
-    def _script_reader(self) -> AutoDetectReader | None:
-        """Return a reader of whatever framework a card's own script turns out to run."""
-        return AutoDetectReader(self.plugins, self.plan.readers) if self.plan.own_script else None
 
     def _reader(self, backend: Backend) -> Reader | None:
         reader: Reader | None = self.plugins.query(backend, "reader", self.plan, otherwise=None)

@@ -154,7 +154,7 @@ def _not_built(run: PlannedRun, failed: FailedBuild) -> PlannedRun:
     if not plan.traits.containerised or (plan.blocked is not None and plan.blocked.status is Status.SKIPPED):
         return run
     hint = f"madlite build --tags {failed.model}"
-    blocked = Blocked(status=Status.FAILURE, cause=Cause.BUILD, reason=failed.error or "it did not build", hint=hint)
+    blocked = Blocked.failure(Cause.BUILD, failed.error or "it did not build", hint)
     return replace(run, plan=replace(plan, image=None, blocked=blocked))
 
 

@@ -25,7 +25,6 @@ from madlite.model import (
     RunPlan,
     RunSpec,
     Runtime,
-    Status,
 )
 from madlite.plan.container import is_pinned
 from madlite.plan.context import Context, args_for, argument_keys
@@ -183,7 +182,7 @@ def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) 
 
 def failed(problem: MadliteError) -> Blocked:
     """Return what keeps a plan from starting, and makes a FAILURE row of it."""
-    return Blocked(status=Status.FAILURE, cause=Cause.PREPARE, reason=problem.message, hint=problem.hint)
+    return Blocked.failure(Cause.PREPARE, problem.message, problem.hint)
 
 
 def plan_card(
@@ -426,8 +425,7 @@ def placed(plan: RunPlan, runtime: Runtime) -> RunPlan:
     where = "this machine" if plan.place.where == "local" else f"'{plan.place.where}'"
     reason = f"runtime '{plan.runtime}' cannot run a plan for {nodes} of {where}"
     hint = "--runtime NAME names another one; a runtime's plugin may want more options to place a run"
-    blocked = Blocked(status=Status.FAILURE, cause=Cause.PREPARE, reason=reason, hint=hint)
-    return replace(plan, blocked=blocked)
+    return replace(plan, blocked=Blocked.failure(Cause.PREPARE, reason, hint))
 
 
 def _with_note(plan: RunPlan, note: str) -> RunPlan:

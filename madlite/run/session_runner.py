@@ -175,7 +175,8 @@ class SessionRunner:
 
     def _act(self, session: Session, folder: RunFolder, log: RunLog, results: ResultsFile) -> Observation:
         """Run the actions in their order; one that fails is the last."""
-        actions = [item for item in self.plan.actions if item.kind != "clean" and not self._is_skipped(item)]
+        skipped = ("clean", "run") if self.plan.skip_model_run else ("clean",)
+        actions = [action for action in self.plan.actions if action.kind not in skipped]
         for action, following in zip_longest(actions, actions[1:]):
             if self.stop.reason is not None:
                 break
@@ -209,9 +210,6 @@ class SessionRunner:
                     node_log=self.state.failed_log,
                 )
         return Observation(exit=self.state.ran, skipped=self.plan.skip_model_run)
-
-    def _is_skipped(self, action: Action) -> bool:
-        return action.kind == "run" and self.plan.skip_model_run
 
     def _run(self, session: Session, action: Action, following: Action | None, out: Sink) -> Exit:
         """Run an action; with the last preparation it is asked what is there, outside of the run's time limit."""

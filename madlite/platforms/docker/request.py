@@ -22,6 +22,7 @@ from madlite.model import EnvValue, Image, Json, Mount, RunPlan, Secret
 from madlite.plan.container import PINS_MEMORY, RDMA
 from madlite.platforms.docker.options import (
     add_options,
+    device,
     mount,
     named_variables,
     parse_options,
@@ -134,7 +135,7 @@ def _host_config(plan: RunPlan) -> dict[str, Json]:
         "CapAdd": list(options.cap_add),
         "SecurityOpt": list(options.security_opt),
         "GroupAdd": list(options.group_add),
-        "Devices": [_device(path) for path in plan.devices],
+        "Devices": [device(path) for path in plan.devices],
         "DeviceRequests": _gpu_requests(plan),
         "Binds": [_bind(mount) for mount in every if ":" not in mount.source],
         "Mounts": [_mount(mount) for mount in every if ":" in mount.source],  # a bind's text has no way to say it
@@ -150,10 +151,6 @@ def _gpu_requests(plan: RunPlan) -> list[Json]:
         return []
     ids = [str(gpu) for gpu in plan.place.gpu_ids]
     return [{"Driver": "", "DeviceIDs": ids, "Capabilities": [["gpu"]]}]
-
-
-def _device(path: str) -> Json:
-    return {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
 
 
 def _bind(mount: Mount) -> str:

@@ -290,7 +290,7 @@ class SlurmSession:
                 for rank, ended in [(rank, step.poll()) for rank, step in left.items()]:
                     if ended is None or not self._is_drained(rank, pipes, ended_s):
                         continue
-                    codes[rank] = self._code_of(rank, ended)
+                    codes[rank] = None if self.nodes[rank] in self._lost else ended  # None: the node died
                     del left[rank]
                     if codes[rank] != 0 and first is None:
                         first = rank
@@ -313,10 +313,6 @@ class SlurmSession:
         for rank, step in list(self._steps.items()):
             if self.nodes[rank] in self._lost and step.poll() is None:
                 process.kill_group(step.pid, 9)
-
-    def _code_of(self, rank: int, code: int) -> int | None:
-        """Return the exit code of a node's step; None of one that died."""
-        return None if self.nodes[rank] in self._lost else code
 
     def _refuse_lost(self, codes: Sequence[int | None]) -> None:
         """Report the nodes that were lost; Slurm is asked where a signal, and no failure, ended every other one.
