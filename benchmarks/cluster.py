@@ -60,12 +60,12 @@ def stream(folder: Path) -> None:
     from madlite.measure.rules import with_common
     from madlite.model import Chunk
     from madlite.run.log import RunLog
-    from madlite.run.run_progress import RunProgress
+    from madlite.run.state import RunState
     from madlite_plugins.torchtitan.backend import Torchtitan
 
     rules = with_common(())
     monitor = LogMonitor([Torchtitan().reader(None)], rules, nodes=NODES)
-    progress = RunProgress(monitor, rules, nodes=NODES)
+    progress = RunState(monitor, rules, nodes=NODES)
     progress.begin("run", 0.0)
     log = RunLog(folder / "run.log", ["hf_" + "x" * 34], [], progress.feed, nodes=NODES)
     size, used_s, n = 0, 0.0, 0

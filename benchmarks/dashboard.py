@@ -25,9 +25,8 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from madlite.safe_files import Folder
-
 from benchmarks.many_runs import make
+from madlite.files import Folder
 from madlite.store import index as store_index
 from madlite.store.events import Started, append
 from madlite.store.index import FILE

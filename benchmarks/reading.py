@@ -66,10 +66,10 @@ def read(path: Path) -> None:
     """Read one log and say what it took, its window included."""
     from madlite.backends.loader import load_plugins
     from madlite.measure.monitor import LogMonitor
+    from madlite.measure.parse_log import detect_backend
     from madlite.measure.rules import with_common
     from madlite.measure.window import steady_window
     from madlite.model import Quantity
-    from madlite.run.detect import detect_backend
 
     class Counting:
         """The reader of a backend, and how many lines came to it."""

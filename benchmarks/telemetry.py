@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from madlite.files import Folder
 from madlite.machine import Host
-from madlite.machine.foreign_processes import OwnProcesses
+from madlite.machine.processes import OwnProcesses
 from madlite.machine.sources.amd_smi import AmdSmi
 from madlite.machine.sources.nvml import Nvml
 from madlite.machine.telemetry.sampler import SHARE, Sampler, SamplingTarget

@@ -18,12 +18,12 @@ from madlite.files import read_inside, read_regular
 from madlite.measure.checks.table import Observation
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import FileResults, parse_results
+from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
 from madlite.model import Cause, Exit, Reader, RunPlan, Status, Value
 from madlite.process import call_within
 from madlite.reports.log import read_log
-from madlite.run.detect import AutoDetectReader
 from madlite.store.folder import LOG, PLAN, WORK
 from madlite.store.log_file import LEFT_OUT
 from madlite.store.record import Record

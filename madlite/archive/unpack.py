@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from madlite.archive.manifest import LIMIT_BYTES, MANIFEST, MAX_FILES, Manifest, PackedFile, read_manifest
-from madlite.assets.room import size_text
+from madlite.assets.cache import size_text
 from madlite.errors import UsageProblem
 from madlite.files import Folder, open_given, shown, write_all
 from madlite.model import Value

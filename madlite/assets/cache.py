@@ -7,7 +7,10 @@ folder of prepared data.  What `madlite prepare` has seen complete is noted besi
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from madlite.errors import one_hint
 from madlite.files import Folder, NotJson, decode_json, read_named
 from madlite.model import Asset, Value
 
@@ -255,3 +259,83 @@ def _write(base: Path, name: str, record: AssetRecord) -> None:
     base.mkdir(parents=True, exist_ok=True)
     with Folder.open(base) as folder:
         folder.write(name, msgspec.json.format(msgspec.json.encode(record), indent=1))
+
+
+# Room on a disk for what is to be fetched.
+
+MARGIN, LEAST_BYTES = 0.05, 256 << 20  # of what is fetched, kept free beside it
+
+
+class Demand(Value, frozen=True):
+    """Bytes that are to be written below a folder; `way` states how to use another one.
+
+    `within` is where in it they go, `writes` that something of unknown size is written.
+    """
+
+    folder: Path
+    bytes: int
+    way: str = ""
+    within: Path | None = None
+    writes: bool = False
+
+
+def find_full_disks(demands: Iterable[Demand]) -> list[tuple[str, str]]:
+    """Return for each file system that has too little room for all that goes there what is wrong and what helps."""
+    wanted: dict[int, list[Demand]] = {}
+    for demand in demands:
+        if demand.bytes > 0:
+            wanted.setdefault(existing(demand.folder).stat().st_dev, []).append(demand)
+    return [told for group in wanted.values() if (told := _shortage(group))]
+
+
+def find_unwritable(demands: Iterable[Demand]) -> list[tuple[str, str]]:
+    """Return for each folder that cannot be written to what is wrong and what helps; it is tried, nothing stays."""
+    found: dict[str, tuple[str, str]] = {}
+    for demand in demands:
+        if (demand.bytes > 0 or demand.writes) and demand.folder.as_posix() not in found:
+            for place in dict.fromkeys((demand.folder, demand.within or demand.folder)):
+                if why := _unwritable_reason(place):
+                    found[demand.folder.as_posix()] = f"{demand.folder} cannot be written to: {why}", demand.way
+                    break
+    return list(found.values())
+
+
+def _unwritable_reason(folder: Path) -> str:
+    """Return why nothing can be written below a folder, "" where it can."""
+    place = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), Path("/"))
+    if not place.is_dir():
+        return f"{place} is no folder"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".madlite-", dir=place):
+            return ""
+    except OSError as error:
+        return f"{place}: {error.strerror}"
+
+
+def existing(folder: Path) -> Path:
+    """Return the folder, or the nearest above it that is there."""
+    return next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
+
+
+def size_text(size: int) -> str:
+    """Return bytes as people say them, with the same units as `du -h`, three figures and no more."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
+
+
+def _shortage(group: list[Demand]) -> tuple[str, str] | None:
+    needed = sum(demand.bytes for demand in group)
+    needed += max(int(needed * MARGIN), LEAST_BYTES)
+    free = shutil.disk_usage(existing(group[0].folder)).free
+    if needed <= free:
+        return None
+    folders = " and ".join(dict.fromkeys(str(demand.folder) for demand in group))
+    return (
+        f"too little room in {folders}: {size_text(needed)} ({needed} bytes) are needed, {size_text(free)} "
+        f"({free} bytes) are free",
+        one_hint(*dict.fromkeys(demand.way for demand in group if demand.way)),
+    )

@@ -6,11 +6,15 @@ Variables: https://huggingface.co/docs/huggingface_hub/package_reference/environ
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from string import Template
 
-from madlite.model import EnvValue, Secret, Value
+from msgspec.structs import replace
+
+from madlite.assets.cache import find_asset, repo_folder
+from madlite.backends.loader import Plugins
+from madlite.model import Asset, Backend, EnvValue, Mount, RunPlan, Secret, Value
 
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_HF_TOKEN")
 """Variables that hand a Hugging Face token to a run."""
@@ -90,3 +94,143 @@ def _path(text: str, environ: Mapping[str, str]) -> Path:
 
 def _home(environ: Mapping[str, str]) -> Path:
     return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+
+
+# A plan uses what `madlite prepare` brought: mounts and variables, so that the run fetches nothing.
+
+ORIGIN = "madlite prepare"
+HUB_INSIDE, DATA_INSIDE = "/madlite/hub", "/madlite/data"
+_SHARED = "blobs"  # of the cache: what newer versions of huggingface_hub share between repositories
+_SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+
+
+def needed_assets(plan: RunPlan, backends: Iterable[Backend], plugins: Plugins) -> tuple[Asset, ...]:
+    """Return the assets that a plan's backends require, each once."""
+    own = replace(plan, env=given_env(plan))
+    answers = (plugins.query(backend, "assets", own, otherwise=()) or () for backend in backends)
+    return tuple(dict.fromkeys(asset for found in answers for asset in found))
+
+
+def given_env(plan: RunPlan) -> dict[str, EnvValue]:
+    """Return a plan's environment without what `madlite prepare` gave it."""
+    return {name: text for name, text in plan.env.items() if plan.origins.get(f"env.{name}") != ORIGIN}
+
+
+def settings(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that configure access to a plan's hub: the plan's own over this environment."""
+    return {**environ, **{name: str(value) for name, value in given_env(plan).items()}}
+
+
+def use_prepared(plan: RunPlan, assets: Sequence[Asset], environ: Mapping[str, str]) -> RunPlan:
+    """Return the plan with what of its assets is on this machine; unchanged where nothing is.
+
+    The hub's repositories are used once all of them are here; the network is not used once everything is.
+    """
+    if plan.machine.pretended or not assets:
+        return plan
+    cache, data = hub_cache(cache_environ(plan, environ)), data_folder(environ)
+    here = {asset: find_asset(asset, cache, data) for asset in assets}
+    for name in dict.fromkeys(asset.env for asset in assets if asset.env and asset.env not in plan.env):
+        places = {asset: here[asset] for asset in assets if asset.env == name}
+        if all(places.values()):
+            plan = _with_data(plan, name, places, data)
+    hub = [asset for asset in assets if asset.source == "hub"]
+    if not hub or _has_own(plan, environ):
+        return plan
+    if all(here[asset] for asset in hub):
+        return _with_hub(plan, hub, cache, _missing(here, plan))
+    return _with_missing_note(plan if plan.traits.containerised else _with_cached(plan, hub, here), here)
+
+
+def is_found(plan: RunPlan, asset: Asset) -> bool:
+    """Say whether a plan's run finds a repository in the hub's cache, and so needs no token for it."""
+    return plan.origins.get(_key(asset)) == ORIGIN
+
+
+def _key(asset: Asset) -> str:
+    return f"hub {repo_folder(asset, Path()).name}"
+
+
+def _with_cached(plan: RunPlan, hub: Sequence[Asset], here: Mapping[Asset, Path | None]) -> RunPlan:
+    """Return a plan of the host, whose run uses the cache anyway, with what is found there."""
+    missing = {_key(asset) for asset in hub if here[asset] is None}
+    found = {_key(asset): ORIGIN for asset in hub if _key(asset) not in missing}
+    return replace(plan, origins={**plan.origins, **found})
+
+
+def cache_environ(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that locate a plan's hub cache: this environment, and on the host the plan's over it."""
+    own = {name: str(value) for name, value in plan.env.items()} if not plan.traits.containerised else {}
+    return {**environ, **own}
+
+
+def data_inside(plan: RunPlan, folder: Path, data: Path) -> str:
+    """Return a folder of prepared data as the plan's actions see it."""
+    if not plan.traits.containerised:
+        return str(folder)
+    return str(PurePosixPath(DATA_INSIDE) / folder.relative_to(data).as_posix())
+
+
+def _has_own(plan: RunPlan, environ: Mapping[str, str]) -> bool:
+    """Say whether the user wants the run to use the network, or gave its container a cache."""
+    env: Mapping[str, EnvValue] = cache_environ(plan, environ) if not plan.traits.containerised else plan.env
+    online = any(env.get(name) and not is_on(env[name]) for name in OFFLINE)
+    return online or (plan.traits.containerised and any(plan.env.get(name) for name in CACHES))
+
+
+def _with_hub(plan: RunPlan, hub: Sequence[Asset], cache: Path, missing: str) -> RunPlan:
+    """Return the plan that reads the repositories; a container's cache beside them is its own and can be written to."""
+    host = not plan.traits.containerised
+    folders = dict.fromkeys(repo_folder(asset, cache) for asset in hub)
+    if (cache / _SHARED).is_dir():
+        folders[cache / _SHARED] = None
+    mounts = tuple(
+        Mount(source=str(folder), target=f"{HUB_INSIDE}/{folder.name}", read_only=True) for folder in folders
+    )
+    switches = {name: "1" for name in _SWITCHES if name not in plan.env and not missing}
+    refs = ", ".join(dict.fromkeys(asset.ref for asset in hub))
+    note = f"{refs}: prepared in {cache}, {missing or 'nothing is fetched'}"
+    env = {"HF_HUB_CACHE": str(cache) if host else HUB_INSIDE, **switches}
+    plan = _with_env_and_mounts(plan, env, () if host else mounts, note)
+    return replace(plan, origins={**plan.origins, **{_key(asset): ORIGIN for asset in hub}})
+
+
+def _with_data(plan: RunPlan, name: str, places: Mapping[Asset, Path | None], data: Path) -> RunPlan:
+    """Return the plan whose variable names the folder of a prepared data set; its files are all in the first one's."""
+    asset, place = next(iter(places.items()))
+    folder = data / PurePosixPath(asset.path).parent if asset.source == "url" else place or data
+    inside = data_inside(plan, folder, data)
+    mounts = () if not plan.traits.containerised else (Mount(source=str(folder), target=inside, read_only=True),)
+    return _with_env_and_mounts(plan, {name: inside}, mounts, f"{name}: prepared in {folder}")
+
+
+def _with_missing_note(plan: RunPlan, here: Mapping[Asset, Path | None]) -> RunPlan:
+    """Return the plan with a note on missing assets where some are here."""
+    if all(place is None for place in here.values()):
+        return plan
+    return replace(plan, notes=(*plan.notes, _missing(here, plan)))
+
+
+def _missing(here: Mapping[Asset, Path | None], plan: RunPlan) -> str:
+    """Return what the run fetches for itself, and what brings it where something does; "" where nothing is missing."""
+    missing = [asset for asset, place in here.items() if place is None]
+    refs = ", ".join(dict.fromkeys(asset.ref for asset in missing))
+    can = any(asset.source == "hub" or asset.path for asset in missing)
+    way = f" ({command(plan)} brings what it can)" if can else ""
+    return f"fetched by the run, for it is not prepared: {refs}{way}" if missing else ""
+
+
+def command(plan: RunPlan) -> str:
+    """Return what to type to have a plan's assets here."""
+    return f"madlite prepare --tags {plan.card.name}"
+
+
+def _with_env_and_mounts(plan: RunPlan, env: Mapping[str, EnvValue], mounts: tuple[Mount, ...], note: str) -> RunPlan:
+    origins = {f"env.{name}": ORIGIN for name in env} | {f"mount {mount.target}": ORIGIN for mount in mounts}
+    return replace(
+        plan,
+        env={**plan.env, **env},
+        mounts=(*plan.mounts, *mounts),
+        origins={**plan.origins, **origins},
+        notes=(*plan.notes, note),
+    )

@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from madlite.assets.cache import Stopped, find_prepared, locked, save_prepared_record, size_of
-from madlite.assets.room import size_text
+from madlite.assets.cache import Stopped, find_prepared, locked, save_prepared_record, size_of, size_text
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset, Cause, Say, Value
 
@@ -253,7 +252,7 @@ def _head(url: str) -> Source:
         if status_of(error) in (403, 405, 501):  # a server that answers GET alone
             return Source(url=url)
         raise _problem(url, error) from error
-    if url.startswith("https:") and any(one.url.scheme != "https" for one in (*answer.history, answer)):
+    if url.startswith("https:") and any(item.url.scheme != "https" for item in (*answer.history, answer)):
         what = (
             f"{url} cannot be fetched: its server sends us on to http, and what is asked for by https comes by it alone"
         )

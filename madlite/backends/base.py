@@ -127,8 +127,8 @@ class TemplateBackend:
     def result_rule(self) -> ResultRule:
         """Return the steady-window rule for the first throughput that the pattern reads, else for what it has."""
         read = self.step.quantities
-        own = sorted((one for one in read if one.name not in QUANTITIES), key=lambda one: not one.is_speed)
-        headline = next((one for one in (*SPEEDS, *own) if one in read), SPEEDS[0])
+        own = sorted((item for item in read if item.name not in QUANTITIES), key=lambda item: not item.is_speed)
+        headline = next((item for item in (*SPEEDS, *own) if item in read), SPEEDS[0])
         return ResultRule(
             kind="steps",
             headline=headline,
@@ -184,7 +184,7 @@ def choose_variants(variants: Sequence[Variant], request: Request, who: str) -> 
     left = tuple(variants)
     for key in _CHOOSES:
         if wanted := request.settings.get(key, ""):
-            fitting = tuple(one for one in left if _matches(str(getattr(one, key)), wanted))
+            fitting = tuple(item for item in left if _matches(str(getattr(item, key)), wanted))
             if not fitting:
                 raise _no_variant(left, request, key, who)
             left = fitting
@@ -197,8 +197,12 @@ def _matches(own: str, wanted: str) -> bool:
 
 
 def _no_variant(variants: Sequence[Variant], request: Request, key: str, who: str) -> UsageProblem:
-    known = dict.fromkeys(str(getattr(one, key)) for one in variants)
-    words = "; ".join(dict.fromkeys(" ".join(filter(None, (one.mode, one.precision, one.release))) for one in variants))
+    known = dict.fromkeys(str(getattr(variant, key)) for variant in variants)
+    words = "; ".join(
+        dict.fromkeys(
+            " ".join(filter(None, (variant.mode, variant.precision, variant.release))) for variant in variants
+        )
+    )
     close = did_you_mean(request.settings[key], known)
     return UsageProblem(
         f"{describe_setting(request, key)}: {who} runs card '{request.card.name}' in no such {key}",

@@ -175,16 +175,18 @@ class Plugins:
     def references(self) -> dict[str, tuple[Reference, ...]]:
         """Return the published numbers of each plugin by its name, without what cannot be compared with."""
         found: dict[str, tuple[Reference, ...]] = {}
-        for plugin, one in self.collect("madlite_references"):
-            if why := _unfit_reference(one):
-                self._note(plugin.name, plugin.distribution, f"{why}: {one!r}")
+        for plugin, item in self.collect("madlite_references"):
+            if why := _unfit_reference(item):
+                self._note(plugin.name, plugin.distribution, f"{why}: {item!r}")
             else:
-                found[plugin.name] = (*found.get(plugin.name, ()), one)
+                found[plugin.name] = (*found.get(plugin.name, ()), item)
         return found
 
     def checks(self, plan: RunPlan, backends: Iterable[Backend]) -> tuple[Finding, ...]:
         """Return what backends and plugins find in a plan; what is no Finding is noted and left out."""
-        answers = [(f"backend {one.name}", self.query(one, "check", plan, otherwise=()) or ()) for one in backends]
+        answers = [
+            (f"backend {backend.name}", self.query(backend, "check", plan, otherwise=()) or ()) for backend in backends
+        ]
         found = [(where, item) for where, items in answers for item in items]
         found += [(f"plugin {plugin.name}", item) for plugin, item in self.collect("madlite_checks", plan=plan)]
         for where, item in found:
@@ -279,7 +281,7 @@ def _entry_points() -> Iterable[tuple[EntryPoint, str, str]]:
             origins[id(dist)] = (dist.name, dist.version) if dist else ("unknown", "")
         distribution, version = origins[id(dist)]
         seen.setdefault((distribution, entry.name, entry.value), (entry, distribution, version))
-    return sorted(seen.values(), key=lambda one: (one[1] != OURS, one[0].name))
+    return sorted(seen.values(), key=lambda item: (item[1] != OURS, item[0].name))
 
 
 def _with_origin(before: RunPlan, after: RunPlan, origin: str) -> RunPlan:
@@ -325,13 +327,13 @@ def _first_line(error: BaseException) -> str:
     return " ".join(lines[:4]) if lines else type(error).__name__
 
 
-def _unfit_reference(one: object) -> str:
+def _unfit_reference(answer: object) -> str:
     """Return why an answer cannot be compared with; "" where it can."""
     from madlite.references import flaw_of
 
-    if not isinstance(one, Reference):
+    if not isinstance(answer, Reference):
         return "madlite_references answered what is no Reference"
-    flaw = flaw_of(one)
+    flaw = flaw_of(answer)
     return f"a reference cannot be used: {flaw}" if flaw else ""
 
 

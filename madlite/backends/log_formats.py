@@ -119,13 +119,13 @@ def _format(where: str, name: str, table: object) -> LogFormat:
     return made
 
 
-def check_step(text: str, where: str) -> LogFormat:
-    """Return the format of a log whose steps are read by one pattern that a user wrote, who calls it `where`.
+def check_step(text: str) -> LogFormat:
+    """Return the format of a log whose steps are read by one pattern that a user wrote behind `--step`.
 
     Raises:
         UsageProblem: it cannot be used.
     """
-    return _format(where, where, {"step": [text]})
+    return _format("--step", "--step", {"step": [text]})
 
 
 def _check_mark(text: str) -> re.Pattern[str]:
@@ -217,7 +217,7 @@ class FormatReader:
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the steps of a line, the configuration that it reports, and that the training ended."""
-        found = sorted((one for pattern in self._patterns for one in pattern.read(line)), key=_place)
+        found = sorted((item for pattern in self._patterns for item in pattern.read(line)), key=_place)
         events: list[Event] = [*self._configured(found), *self._steps(found, line)] if found else []
         if any(mark.search(line.text) for mark in self._end):
             events.append(Ended(marker=line.text.strip()[:_MARK]))
@@ -236,13 +236,17 @@ class FormatReader:
         """Yield what is new of the configuration."""
         before = dict(self._config)
         self._epochs = self._epochs or _is_of_epoch(found)
-        for one in found:
-            self._config.update({name: one.texts[name].lstrip("0") for name in CONFIG if name in one.texts})
-            if "last" in one.numbers:  # the number of the last step
+        for step_match in found:
+            self._config.update(
+                {name: step_match.texts[name].lstrip("0") for name in CONFIG if name in step_match.texts}
+            )
+            if "last" in step_match.numbers:  # the number of the last step
                 first = (
-                    self._format.first if min(self._lowest, one.numbers.get("n", math.inf)) <= self._format.first else 1
+                    self._format.first
+                    if min(self._lowest, step_match.numbers.get("n", math.inf)) <= self._format.first
+                    else 1
                 )
-                self._config["steps"] = "" if self._epochs else str(int(one.numbers["last"]) + 1 - first)
+                self._config["steps"] = "" if self._epochs else str(int(step_match.numbers["last"]) + 1 - first)
         if self._config != before:
             yield EffectiveConfig(values=dict(self._config))
 
@@ -260,20 +264,20 @@ class FormatReader:
         """Return rank, number and matches of a line's steps; what stands before the first belongs to it."""
         parts: list[tuple[int | None, int, list[StepMatch]]] = []
         early: list[StepMatch] = []
-        for one in found:
-            if "n" in one.texts or "done" in one.texts:
-                if (n := self._number(one.numbers)) is None:
+        for step_match in found:
+            if "n" in step_match.texts or "done" in step_match.texts:
+                if (n := self._number(step_match.numbers)) is None:
                     continue
-                parts.append((one.rank, n, [one, *early]))
+                parts.append((step_match.rank, n, [step_match, *early]))
                 early = []
             elif parts:
-                parts[-1][2].append(one)
+                parts[-1][2].append(step_match)
             else:
-                early.append(one)
+                early.append(step_match)
         if early and self._format.several_lines and early[0].rank in self._current:
             parts.append((early[0].rank, self._current[early[0].rank], early))
         elif not parts:
-            self._paused.update(one.rank for one in early if "pause" in one.texts)
+            self._paused.update(item.rank for item in early if "pause" in item.texts)
         return parts
 
     def _evaluates(self, rank: int | None, n: int) -> bool:
@@ -294,24 +298,24 @@ class FormatReader:
     def _step(self, rank: int | None, n: int, matches: Iterable[StepMatch], line: Line) -> Iterator[Step]:
         numbers: dict[str, float] = {}
         unread: dict[str, str] = {}
-        for one in matches:
-            self._missed.take(one.unread, one.numbers)
-            numbers = {**one.numbers, **numbers}
-            unread |= one.unread
+        for match in matches:
+            self._missed.take(match.unread, match.numbers)
+            numbers = {**match.numbers, **numbers}
+            unread |= match.unread
         values = self._patterns[0].values(numbers)
-        texts = {name: text for one in matches for name, text in one.texts.items()}
+        texts = {name: text for match in matches for name, text in match.texts.items()}
         if rank in self._paused:
             self._paused.discard(rank)
             texts.setdefault("pause", "")
         seconds = self._clocks.setdefault(rank, _Clock()).seconds_per_step(n, numbers, texts)
         if seconds is not None:
             values.setdefault(Quantity.STEP_TIME_S, seconds)
-        odd = {one: text for one, text in self._patterns[0].unread(unread).items() if one not in values}
+        odd = {item: text for item, text in self._patterns[0].unread(unread).items() if item not in values}
         if values or odd:
             values, span = self._per_gpu(values), self._spans.of(n, rank)
             if self._first.setdefault(rank, n) > span and "elapsed" in texts and texts.get("steps") != texts.get("n"):
                 # of a training that was resumed: tokens since its begin by the time since the resumption
-                values = {one: value for one, value in values.items() if one not in MEANS}
+                values = {item: value for item, value in values.items() if item not in MEANS}
             yield Step(n=n, values=values, rank=rank, t_s=line.t_s, span=span, unread=odd)
 
     def _per_gpu(self, values: dict[Quantity, float]) -> dict[Quantity, float]:
@@ -320,7 +324,7 @@ class FormatReader:
         if not size.isdecimal() or not int(size[:9]) > 0:
             return values
         return {
-            JOB_WIDE.get(one, one): value / int(size) if one in JOB_WIDE else value for one, value in values.items()
+            JOB_WIDE.get(item, item): value / int(size) if item in JOB_WIDE else value for item, value in values.items()
         }
 
 
@@ -356,10 +360,10 @@ class _Clock:
 def _is_of_epoch(found: Iterable[StepMatch]) -> bool:
     """Return whether a step is past the iteration before it: that one, and the last of them, are then an epoch's."""
     iteration = math.inf
-    for one in found:
-        if one.numbers.get("n", -1) > iteration:
+    for step_match in found:
+        if step_match.numbers.get("n", -1) > iteration:
             return True
-        iteration = one.numbers.get("n_in_epoch", math.inf if "n" in one.numbers else iteration)
+        iteration = step_match.numbers.get("n_in_epoch", math.inf if "n" in step_match.numbers else iteration)
     return False
 
 

@@ -285,13 +285,15 @@ def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-def _merged(one: Any, other: Any) -> Any:
+def _merged(item: Any, other: Any) -> Any:
     """Return what two files have under one name: tables merged key by key, lists joined, else the later value."""
-    if isinstance(one, Mapping):
-        return {**one, **{key: _merged(one[key], value) if key in one else value for key, value in other.items()}}
-    if isinstance(one, RecipeBook | Shape):
-        return type(one)(**{name: _merged(getattr(one, name), getattr(other, name)) for name in one.__struct_fields__})
-    return (*one, *other) if isinstance(one, tuple) else other
+    if isinstance(item, Mapping):
+        return {**item, **{key: _merged(item[key], value) if key in item else value for key, value in other.items()}}
+    if isinstance(item, RecipeBook | Shape):
+        return type(item)(
+            **{name: _merged(getattr(item, name), getattr(other, name)) for name in item.__struct_fields__}
+        )
+    return (*item, *other) if isinstance(item, tuple) else other
 
 
 def _check(book: RecipeBook, path: Path) -> None:

@@ -85,11 +85,11 @@ def listed_releases(known: Iterable[str]) -> str:
 
 def release_distance(run: str, wanted: str, known: Iterable[str]) -> float:
     """Return how many of the known releases lie between the one wanted and those of `pretrain BF16 on X in v1, v2`."""
-    order = sorted((one for one in known if _numbers(one)), key=_numbers)
+    order = sorted((item for item in known if _numbers(item)), key=_numbers)
     place = _place(wanted, order) + 0.1  # of two that are as near the newer
     there: list[int] = []
     for part in run.rpartition(" in ")[2].split(", "):
-        ends = [order.index(one) for one in part.split(" to ") if one in order]
+        ends = [order.index(word) for word in part.split(" to ") if word in order]
         there += range(ends[0], ends[-1] + 1) if ends else ()
     return min((abs(at - place) for at in there), default=float(len(order)))
 
@@ -160,9 +160,9 @@ def _selected(book: RecipeBook, run: RecipeRun, device: str, requested: Mapping[
     return all(_same(str(values.get(key, "")), requested[key]) for key in _SELECTORS if requested.get(key))
 
 
-def _same(one: str, other: str) -> bool:
+def _same(item: str, other: str) -> bool:
     """Return whether a run's word is the one requested; `posttrain` also requests `posttrain/lora`."""
-    return other.casefold() in (one.casefold(), one.casefold().partition("/")[0])
+    return other.casefold() in (item.casefold(), item.casefold().partition("/")[0])
 
 
 def _in(word: str, words: Sequence[str]) -> bool:
@@ -262,11 +262,11 @@ def _unknown(
 
 def _why_refused(book: RecipeBook, card: str, requested: Mapping[str, str]) -> RefusedRun | None:
     """Return why the book refuses a run that was requested; a mode that nobody named may be its own."""
-    for one in book.refused:
-        mode, precision = requested.get("mode") or one.mode, requested.get("precision", "")
-        words = [_same(mode, one.mode) or not one.mode, _same(precision, one.precision) or not one.precision]
-        if card in one.cards and all(words) and _in(requested["release"], one.releases):
-            return one
+    for item in book.refused:
+        mode, precision = requested.get("mode") or item.mode, requested.get("precision", "")
+        words = [_same(mode, item.mode) or not item.mode, _same(precision, item.precision) or not item.precision]
+        if card in item.cards and all(words) and _in(requested["release"], item.releases):
+            return item
     return None
 
 
@@ -288,7 +288,7 @@ def _place(release: str, order: Sequence[str]) -> float:
     """Return where a release stands, or would stand by its numbers, among those of the book."""
     if release in order:
         return order.index(release)
-    return sum(_numbers(one) < _numbers(release) for one in order) - 0.5
+    return sum(_numbers(item) < _numbers(release) for item in order) - 0.5
 
 
 def _numbers(release: str) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ class RecipeBackend(TemplateBackend):
         else:
             chosen = [self._of_name(named, request, machine, book)]
         decided = OF_RECIPE if named else OF_RUN
-        return [msgspec.structs.replace(self._spec_of(request, one, machine), chosen=decided) for one in chosen]
+        return [msgspec.structs.replace(self._spec_of(request, item, machine), chosen=decided) for item in chosen]
 
     def env(self, card: Card, variant: Variant, machine: Machine) -> Mapping[str, str]:
         """Return the book's variables for this machine's vendor."""

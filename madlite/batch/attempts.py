@@ -20,7 +20,7 @@ from madlite.model.results import Attempt, FailedAttempt
 from madlite.plan.caches import with_caches_of
 from madlite.run.checks import find_findings
 from madlite.run.from_plan import copied
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.store.events import now
 from madlite.store.folder import RunFolder, new_run_id
 from madlite.store.journal import RunEntry
@@ -35,7 +35,7 @@ _LONGEST_S = 600.0
 _SPREAD = 0.25  # jobs that failed together do not come back together
 
 
-def has_micro_batch(one: Planned) -> bool:
+def has_micro_batch(one: PlannedRun) -> bool:
     """Return whether a run has a micro batch that madlite sets: a card's own script has its own."""
     variant = one.plan.variant
     known = variant is not None and variant.micro_batch is not None and not one.plan.own_script
@@ -142,7 +142,7 @@ def smaller(plan: RunPlan) -> int | None:
     return micro_batch // 2 if micro_batch is not None and micro_batch > 1 else None
 
 
-def smaller_plans(one: Planned, plugins: Plugins) -> Iterator[Planned]:
+def smaller_plans(one: PlannedRun, plugins: Plugins) -> Iterator[PlannedRun]:
     """Yield a run with each smaller micro batch that its backend can train with, the largest first."""
     micro_batch = smaller(one.plan) or 0
     while micro_batch:
@@ -151,7 +151,7 @@ def smaller_plans(one: Planned, plugins: Plugins) -> Iterator[Planned]:
         micro_batch //= 2
 
 
-def _planned_with(one: Planned, micro_batch: int, plugins: Plugins) -> Planned | None:
+def _planned_with(one: PlannedRun, micro_batch: int, plugins: Plugins) -> PlannedRun | None:
     try:
         again = one.with_micro_batch(micro_batch)
         if again is None or again.plan.blocked is not None:
@@ -200,7 +200,7 @@ class Attempts:
         self._planned: RunPlan | None = None  # as the run was planned
         self._of_another: FailedAttempt | None = None  # a run like this one, whose micro batch did not fit
 
-    def first(self, one: Planned) -> Planned:
+    def first(self, one: PlannedRun) -> PlannedRun:
         """Return the run as it is tried first: with the micro batch that fits, where the command knows that."""
         self._planned = one.plan
         if self._failed is not None:
@@ -215,13 +215,13 @@ class Attempts:
         self._of_another = found[1]
         return _in_place_of(one, again, one.plan.id)
 
-    def _after_earlier(self, one: Planned) -> Planned:
+    def _after_earlier(self, one: PlannedRun) -> PlannedRun:
         """Return the run as the attempt that follows those of an earlier command."""
         sizes = [before.micro_batch for before in self._earlier if before.cause == Cause.GPU_MEMORY.value]
         again = self._smaller(one, (sizes[-1] or 0) // 2) if sizes else None
         return one if again is None else _in_place_of(one, again, one.plan.id)
 
-    def attempt_of(self, one: Planned) -> Attempt | None:
+    def attempt_of(self, one: PlannedRun) -> Attempt | None:
         """Return which attempt a run is, and what came before it; None of one that is tried once."""
         if not self._policy.is_active and not self._earlier:
             return None
@@ -232,7 +232,7 @@ class Attempts:
             micro_batch=self._fallback(one.plan),
         )
 
-    def annotated(self, one: Planned, result: Result) -> Result:
+    def annotated(self, one: PlannedRun, result: Result) -> Result:
         """Return the result of an attempt with what came before it."""
         attempt = self.attempt_of(one)
         if attempt is None:
@@ -255,7 +255,7 @@ class Attempts:
             texts.append(f"micro batch {sizes} did not fit{which}, ran with {plan.variant.micro_batch}")
         return texts
 
-    def next(self, one: Planned, result: Result) -> tuple[Planned, NextAttempt] | None:
+    def next(self, one: PlannedRun, result: Result) -> tuple[PlannedRun, NextAttempt] | None:
         """Return the attempt that follows, as it is planned, and when; None where this one stands."""
         found = next_attempt(self._policy, one.plan, result, self._earlier)
         if found is None or self._policy.elsewhere:
@@ -268,7 +268,7 @@ class Attempts:
         planned = _in_place_of(one, again, run_id, was_begun="run" in result.durations_s)
         return planned, replace(found, micro_batch=None if found.micro_batch is None else _micro_batch(planned.plan))
 
-    def _smaller(self, one: Planned, micro_batch: int) -> Planned | None:
+    def _smaller(self, one: PlannedRun, micro_batch: int) -> PlannedRun | None:
         """Return the run with the next smaller micro batch that its backend can train with."""
         while micro_batch:
             if (again := _planned_with(one, micro_batch, self._plugins)) is not None:
@@ -276,7 +276,9 @@ class Attempts:
             micro_batch //= 2
         return None
 
-    def set_aside(self, one: Planned, result: Result, writer: SetAside, folder: RunFolder, following: Planned) -> None:
+    def set_aside(
+        self, one: PlannedRun, result: Result, writer: SetAside, folder: RunFolder, following: PlannedRun
+    ) -> None:
         """Keep a failed attempt whose result file is written, in the place of the one before it."""
         self.replaced_by(one.plan.id)
         plan = one.plan
@@ -300,7 +302,7 @@ class Attempts:
         finally:
             failed.folder.close()
 
-    def replaced(self, result: Result, following: Planned) -> Result:
+    def replaced(self, result: Result, following: PlannedRun) -> Result:
         """Return the result of an attempt as its record will have it, once the next one has taken its place."""
         return replace(result, attempt=replace(result.attempt or Attempt(), next=following.plan.id))
 
@@ -326,7 +328,7 @@ def _failed_attempt(result: Result, variant: Variant | None) -> FailedAttempt:
     return FailedAttempt(run=result.plan_id, cause=result.code, micro_batch=micro_batch)
 
 
-def _in_place_of(one: Planned, again: Planned, run_id: str, *, was_begun: bool = False) -> Planned:
+def _in_place_of(one: PlannedRun, again: PlannedRun, run_id: str, *, was_begun: bool = False) -> PlannedRun:
     """Return an attempt in the batch and the study of the one before, under an id of its own.
 
     Caches that were empty for a workload that began are what it left.

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from madlite.batch.recovery.dead_leases import process_table, remains_of
 from madlite.errors import UsageProblem
+from madlite.machine.processes import opened, user_name
 from madlite.model import Gpu, Value
-from madlite.platforms.process_table import opened, user_name
 from madlite.store.gpu_leases import GpuLease, LeaseFolder, LeaseHolder, LeaseState, lease_names
 
 _POLL_S = 1.0  # for GPUs of other processes to be free

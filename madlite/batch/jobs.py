@@ -15,13 +15,13 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.batch.gpu_pool import GpuPool, Job, Start
 from madlite.files import exists, read_inside
-from madlite.machine.numa import numa_place
+from madlite.machine.host_facts import numa_place
 from madlite.model import Cause, Machine, RunPlan, Status
 from madlite.perfcsv.stored import read_record
 from madlite.plan.container import bind_gpus, bind_numa
 from madlite.plan.inputs import RUNS
 from madlite.run.planning import failed
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.store.folder import new_run_id, real_folders
 from madlite.store.gpu_leases import LeaseFolder, lease_folder, own_lease_folder
 
@@ -40,7 +40,7 @@ def cpu_slots() -> int:
 
 
 def make_jobs(
-    planned: Sequence[Planned], plugins: Plugins, environ: Mapping[str, str], at_once: int, exclusive: bool
+    planned: Sequence[PlannedRun], plugins: Plugins, environ: Mapping[str, str], at_once: int, exclusive: bool
 ) -> list[Job]:
     """Return the jobs of plans, in their order; with `at_once` 1 none runs beside another."""
     several = at_once != 1
@@ -65,7 +65,7 @@ def make_jobs(
 
 @contextmanager
 def open_pool(
-    jobs: Sequence[Job], planned: Sequence[Planned], environ: Mapping[str, str], at_once: int, cancelled: Event
+    jobs: Sequence[Job], planned: Sequence[PlannedRun], environ: Mapping[str, str], at_once: int, cancelled: Event
 ) -> Iterator[GpuPool | None]:
     """Yield the GPUs of this machine, where a run uses some; what processes of others use is left alone with AUTO.
 
@@ -120,7 +120,7 @@ def uses_gpus(plan: RunPlan) -> bool:
     return here and plan.blocked is None and not plan.skip_model_run and bool(plan.place.gpu_ids)
 
 
-def _allowed(one: Planned, plugins: Plugins, environ: Mapping[str, str]) -> tuple[int, ...]:
+def _allowed(one: PlannedRun, plugins: Plugins, environ: Mapping[str, str]) -> tuple[int, ...]:
     """Return the GPUs that a run may get: those of its plan alone where a check refuses it on others."""
     plan, own = one.plan, one.plan.place.gpu_ids
     if not set(own) < set(one.gpus):
@@ -132,7 +132,7 @@ def _allowed(one: Planned, plugins: Plugins, environ: Mapping[str, str]) -> tupl
     return one.gpus
 
 
-def _shared_images(planned: Iterable[Planned]) -> frozenset[str]:
+def _shared_images(planned: Iterable[PlannedRun]) -> frozenset[str]:
     """Return the names of images that are built from more than one Dockerfile: each build takes the name away."""
     found: dict[str, set[Path | None]] = {}
     for image in (one.plan.image for one in planned):
@@ -180,7 +180,7 @@ def _text(path: Path, root: Path) -> str:
     return ""
 
 
-def known_durations(planned: Iterable[Planned]) -> dict[str, float]:
+def known_durations(planned: Iterable[PlannedRun]) -> dict[str, float]:
     """Return by run id how long the newest run of the same card took in this working folder, in seconds.
 
     It is the newest successful one, or one that its time limit ended where that took longer: it takes so long at least.
@@ -257,8 +257,8 @@ def foreign_on_gpus(machine: Machine, environ: Mapping[str, str], cancelled: Eve
     """Return what lists the GPUs with processes that this madlite did not start, with those processes as text."""
 
     def listed() -> Mapping[int, str]:
-        from madlite.machine.foreign_processes import OwnProcesses, find_foreign, sees_all_processes
         from madlite.machine.host import Host
+        from madlite.machine.processes import OwnProcesses, find_foreign, sees_all_processes
         from madlite.machine.telemetry.sampler import list_processes
 
         here = Host(path=environ.get("PATH", ""), env=dict(environ))

@@ -28,7 +28,7 @@ from madlite.perfcsv.stored import RunResult, load_result, read_record, uncollec
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
 from madlite.run.from_plan import input_names, local_digest
-from madlite.run.screen import Planned, RunOutcome, pair
+from madlite.run.screen import PlannedRun, RunOutcome, pair
 from madlite.store.batches import UnfinishedBatch
 from madlite.store.events import RequestedRun, is_own, now
 from madlite.store.folder import RECORD, RESULT, RunFolder, exists, is_uncollected
@@ -49,15 +49,15 @@ class Resumption(Value, frozen=True):
     earlier: dict[str, tuple[FailedAttempt, ...]] = {}
     notes: tuple[str, ...] = ()
 
-    def with_ids(self, planned: Sequence[Planned]) -> list[Planned]:
+    def with_ids(self, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Return the runs, those that are finished under the id of the run that is."""
         return [_as_run(one, self.finished.get(one.plan.id)) for one in planned]
 
-    def left(self, planned: Sequence[Planned]) -> list[Planned]:
+    def left(self, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Return the runs that are not finished."""
         return [one for one in planned if one.plan.id not in self.finished]
 
-    def whole(self, planned: Sequence[Planned], outcome: RunOutcome) -> RunOutcome:
+    def whole(self, planned: Sequence[PlannedRun], outcome: RunOutcome) -> RunOutcome:
         """Return the outcome of all runs, of that of those which were left."""
         every = (*self.finished.values(), *outcome.results)
         results = tuple(result for _, result in pair(self.with_ids(planned), every) if result is not None)
@@ -67,7 +67,7 @@ class Resumption(Value, frozen=True):
         return replace(outcome, results=results, exit_code=code)
 
 
-def _as_run(one: Planned, result: Result | None) -> Planned:
+def _as_run(one: PlannedRun, result: Result | None) -> PlannedRun:
     if result is None:
         return one
     folder = one.plan.workspace / RUNS / result.plan_id
@@ -105,7 +105,7 @@ def standing_before(plan: RunPlan, output: Path, begin: Sequence[str]) -> dict[s
 
 def resume(
     batch: UnfinishedBatch,
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     workspace: Path,
     output: Path,
     environ: Mapping[str, str],
@@ -150,7 +150,7 @@ def _interrupted_attempts(first: Path) -> tuple[FailedAttempt, ...]:
     return attempts_with(result_of(record), record.variant)
 
 
-def series_of(planned: Sequence[Planned]) -> tuple[str, ...]:
+def series_of(planned: Sequence[PlannedRun]) -> tuple[str, ...]:
     """Return the digests of the first runs of a study's series, in their order; "" where it must not start."""
     firsts = {
         one.plan.study.series or 0: "" if one.plan.blocked is not None else plan_digest(one.plan)
@@ -160,7 +160,7 @@ def series_of(planned: Sequence[Planned]) -> tuple[str, ...]:
     return tuple(firsts[number] for number in sorted(firsts))
 
 
-def refuse_other_study(batch: UnfinishedBatch, planned: Sequence[Planned]) -> None:
+def refuse_other_study(batch: UnfinishedBatch, planned: Sequence[PlannedRun]) -> None:
     """Keep runs of another configuration out of the series of the study that a batch is of; more series may follow.
 
     Raises:
@@ -177,7 +177,7 @@ def refuse_other_study(batch: UnfinishedBatch, planned: Sequence[Planned]) -> No
         )
 
 
-def inputs_of_all(planned: Iterable[Planned], workspace: Path) -> dict[str, str]:
+def inputs_of_all(planned: Iterable[PlannedRun], workspace: Path) -> dict[str, str]:
     """Return the files of the working folder that runs use, relative to it, with their SHA-256."""
     names = dict.fromkeys(name for one in planned for name in input_names(one.plan, workspace))
     return {name: text for name in names if (text := digest_of(workspace / name))}
@@ -269,7 +269,7 @@ def follow_cut_off(first: Path, run_id: str) -> None:
 
 def _changes(
     batch: UnfinishedBatch,
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     finished: Mapping[str, Result],
     workspace: Path,
     environ: Mapping[str, str],

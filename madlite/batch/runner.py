@@ -21,16 +21,16 @@ from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.model.results import FailedAttempt
 from madlite.plan.context import Options
 from madlite.plan.plan_file import plan_digest
-from madlite.run.one import Run, secrets_for
+from madlite.run.executor import RunExecutor, secrets_for
 from madlite.run.result_writer import RelativeChange, ResultWriter, SideFiles
-from madlite.run.screen import Planned, RunOutcome, Screen
+from madlite.run.screen import PlannedRun, RunOutcome, Screen
 from madlite.run.stop import Signals, StopControl
-from madlite.run.watchdog.watchdog import StopReason
+from madlite.run.watchdog import StopReason
 from madlite.store.batches import BatchLog
 from madlite.store.events import RequestedRun
 
 if TYPE_CHECKING:
-    from madlite.run.settle import Settle
+    from madlite.machine.telemetry.sampler import Settle
 
 AUTO = 0  # so many runs at once
 _MOST_THREADS = 256
@@ -65,7 +65,7 @@ class _Between(NamedTuple):
     """A run between two attempts: the plan of the one that failed, and the next one as it is planned."""
 
     failed: RunPlan
-    following: Planned
+    following: PlannedRun
     attempts: Attempts
 
 
@@ -79,14 +79,14 @@ class Batch:
 
     def __init__(
         self,
-        planned: Sequence[Planned],
+        planned: Sequence[PlannedRun],
         options: Options,
         plugins: Plugins,
         screen: Screen,
         clock: Callable[[], float] = time.monotonic,
         journal: BatchLog | None = None,
         settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
-        later: Sequence[Planned] = (),
+        later: Sequence[PlannedRun] = (),
     ) -> None:
         self._options, self._plugins, self._screen = options, plugins, screen
         self._clock, self._journal = clock, journal or BatchLog()
@@ -185,7 +185,7 @@ class Batch:
                 scheduler.end(start)
             self._after(scheduler)
 
-    def _attempt_of(self, start: Start) -> tuple[Planned, Attempts]:
+    def _attempt_of(self, start: Start) -> tuple[PlannedRun, Attempts]:
         """Return the attempt of a run that starts."""
         with self._lock:
             between = self._between.pop(start.job.position, None)
@@ -199,7 +199,7 @@ class Batch:
         self._journal.begin(run_id)
         return one, attempts
 
-    def _attempt(self, planned: Planned, attempts: Attempts, scheduler: Scheduler, start: Start) -> Start | None:
+    def _attempt(self, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Start) -> Start | None:
         """Run one attempt of a run; return the start of the next one where that goes on at once, on what this one has.
 
         One that is to wait starts when the scheduler has it start.
@@ -251,7 +251,7 @@ class Batch:
             self._journal.end(attempts.run_id)
         self._screen.finished(plan, result)
 
-    def _bound(self, one: Planned, start: Start) -> Planned:
+    def _bound(self, one: PlannedRun, start: Start) -> PlannedRun:
         """Return a run as it starts: on the GPUs that it gets, and with a port that no other run of the batch has."""
         plan = bound_plan(one.plan, start, self._options.environ, numa=self._settings.bind == "numa")
         if self._settings.at_once != 1:
@@ -267,7 +267,7 @@ class Batch:
             self._screen.overall(ended, len(self._names), scheduler.left_s(took_s / ended))
 
     @contextmanager
-    def _stoppable(self, run: Run) -> Iterator[None]:
+    def _stoppable(self, run: RunExecutor) -> Iterator[None]:
         """Let a run be stopped from outside; at once where the batch was stopped before."""
         run_id = run.plan.id
         with self._lock:
@@ -282,8 +282,8 @@ class Batch:
                 del self._stops[run_id]
 
     def _run(
-        self, one: Planned, planned: Planned, attempts: Attempts, scheduler: Scheduler, start: Start
-    ) -> tuple[Result, bool, Exception | None, tuple[Planned, NextAttempt] | None]:
+        self, one: PlannedRun, planned: PlannedRun, attempts: Attempts, scheduler: Scheduler, start: Start
+    ) -> tuple[Result, bool, Exception | None, tuple[PlannedRun, NextAttempt] | None]:
         """Run one, `planned` without its GPUs, to its end and write it; return also a bug, which ends the batch.
 
         What is tried again is set aside, and the next attempt returned: it may get other GPUs.
@@ -294,7 +294,7 @@ class Batch:
         retries = settings.retry.is_active
         recoverable = settings.recoverable or retries
         with (
-            Run(
+            RunExecutor(
                 one,
                 self._plugins,
                 self._screen,
@@ -346,8 +346,8 @@ class Batch:
         return why
 
     def _set_aside(
-        self, one: Planned, result: Result, attempts: Attempts, run: Run, writer: ResultWriter
-    ) -> tuple[Planned, NextAttempt] | None:
+        self, one: PlannedRun, result: Result, attempts: Attempts, run: RunExecutor, writer: ResultWriter
+    ) -> tuple[PlannedRun, NextAttempt] | None:
         """Set a failed run aside that is tried again, and return its next attempt; None where it stands."""
         following = attempts.next(one, result) if run.folder is not None and not self._stopped.is_set() else None
         if following is None or run.folder is None:
@@ -401,13 +401,13 @@ def _kept(result: Result) -> Result:
     return replace(result, provenance=_IN_RECORD.provenance, config=_IN_RECORD.config, checks=(), compute=None)
 
 
-def requested_run(one: Planned) -> RequestedRun:
+def requested_run(one: PlannedRun) -> RequestedRun:
     """Return a run as the event log lists it."""
     return RequestedRun(id=one.plan.id, card=one.plan.card.name, digest=plan_digest(one.plan))
 
 
 def run_batch(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     options: Options,
     plugins: Plugins,
     screen: Screen,

@@ -68,9 +68,9 @@ def _needed(wanted: Iterable[str], names: Collection[str], programs: Collection[
     madengine takes them all.
     """
     found: set[str] = set()
-    for one in wanted:
-        folder, slash, _ = one.partition("/")
-        if one in names:
+    for item in wanted:
+        folder, slash, _ = item.partition("/")
+        if item in names:
             continue
         found |= {folder} if slash and folder in programs else set(programs)
     return found

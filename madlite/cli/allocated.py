@@ -26,7 +26,7 @@ def allocated(
         UsageProblem: it would be on all of them once for each task of srun, or each rank has a madlite; or the nodes
             that are asked for are not there.
     """
-    from madlite.plan.node_values import find_node_values, is_task_of_several
+    from madlite.plan.inputs import find_node_values, is_task_of_several
     from madlite.platforms.slurm.allocation import allocation_of
     from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 
@@ -108,7 +108,7 @@ def check_context_nodes(context: Context, options: Options, params: Mapping[str,
     Raises:
         UsageProblem: it does.
     """
-    from madlite.plan.node_values import find_node_values
+    from madlite.plan.inputs import find_node_values
 
     asked, asked_by = _of_context(context)
     if asked is None or params.get("nodes") or params.get("node_counts"):  # which win

@@ -57,7 +57,7 @@ def command(
     madlite archive '*' --status success -o all.tar.gz
     """
     from madlite.archive.pack import pack
-    from madlite.assets.room import size_text
+    from madlite.assets.cache import size_text
     from madlite.reports.runs import runs_folder
 
     runs = runs_folder(directory)
@@ -73,7 +73,7 @@ def command(
 
 
 def _lines(one: PackedRun) -> Iterator[str]:
-    from madlite.assets.room import size_text
+    from madlite.assets.cache import size_text
 
     yield f"{one.id}  {one.card}  {counted(len(one.files), 'file')}, {size_text(one.bytes)}"
     masked = [file for file in one.files if file.masked]

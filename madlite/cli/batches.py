@@ -14,8 +14,8 @@ import msgspec
 
 from madlite.cli.options import is_given
 from madlite.errors import UsageProblem
-from madlite.plan.values import canonical_key
-from madlite.run.screen import Planned
+from madlite.plan.fields import canonical_key
+from madlite.run.screen import PlannedRun
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -42,7 +42,7 @@ class BatchStart(NamedTuple):
 class StudyBatch(Protocol):
     """The runs of a command, and after `run` what they came to together: data, problems and lines to print."""
 
-    planned: Sequence[Planned]
+    planned: Sequence[PlannedRun]
     study: Json
     problems: tuple[str, ...]
     lines: list[str]
@@ -54,7 +54,7 @@ class StudyBatch(Protocol):
 class OwnBatch(StudyBatch, Protocol):
     """The runs of `madlite run`, which can be resumed: `every` one with its warm-ups, and the id of their study."""
 
-    every: Sequence[Planned]
+    every: Sequence[PlannedRun]
     study_id: str
 
 
@@ -63,7 +63,7 @@ class _PlainBatch:
 
     study_id = ""
 
-    def __init__(self, planned: Sequence[Planned], journal: BatchLog) -> None:
+    def __init__(self, planned: Sequence[PlannedRun], journal: BatchLog) -> None:
         self._journal = journal
         self.planned = self.every = planned
         self.study: Json = None
@@ -82,7 +82,7 @@ class _PlainBatch:
 class _SweepBatch(_PlainBatch):
     """The runs of a sweep whose points are not repeated."""
 
-    def __init__(self, planned: Sequence[Planned], journal: BatchLog, study_id: str = "") -> None:
+    def __init__(self, planned: Sequence[PlannedRun], journal: BatchLog, study_id: str = "") -> None:
         from madlite.study.sweep import with_study_id
 
         self.study_id = study_id or journal.id
@@ -105,7 +105,7 @@ class _RepeatBatch(_PlainBatch):
     """The runs of a repeat."""
 
     def __init__(
-        self, planned: Sequence[Planned], params: dict[str, Any], journal: BatchLog, study_id: str = ""
+        self, planned: Sequence[PlannedRun], params: dict[str, Any], journal: BatchLog, study_id: str = ""
     ) -> None:
         from madlite.study.repeat import plan_repeat
 
@@ -135,7 +135,7 @@ def runs_of_text(workspace: Path, study_id: str, *files: str) -> str:
 
 
 def make_batch(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     params: dict[str, Any],
     journal: BatchLog,
     before: UnfinishedBatch | None = None,
@@ -239,7 +239,7 @@ def check_retry(params: dict[str, Any]) -> None:
         raise UsageProblem(what, "leave --oom-fallback out: the table tells what does not fit")
 
 
-def note_fallback(planned: Sequence[Planned], params: dict[str, Any]) -> Iterator[str]:
+def note_fallback(planned: Sequence[PlannedRun], params: dict[str, Any]) -> Iterator[str]:
     """Yield notes on runs that have no smaller micro batch of madlite's to fall back to.
 
     Raises:

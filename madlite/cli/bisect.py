@@ -44,7 +44,7 @@ from madlite.study.bisect_summary import summarise_bisection, summary_lines
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
-    from madlite.run.screen import Planned, RunOutcome
+    from madlite.run.screen import PlannedRun, RunOutcome
     from madlite.store.batches import BatchLog
     from madlite.study.commits import Commit
 
@@ -153,7 +153,7 @@ def command(**params: Any) -> int:
         folder = _open_folder(options, params, journal.id, request)
         opened.callback(folder.close)
 
-        def make_batch(planned: Sequence[Planned], params: dict[str, Any], journal: BatchLog) -> BisectBatch:
+        def make_batch(planned: Sequence[PlannedRun], params: dict[str, Any], journal: BatchLog) -> BisectBatch:
             return BisectBatch(items, judge, folder, params, journal)
 
         return run_planned([items[0].planned], options, plugins, params, journal, make_batch)
@@ -259,7 +259,7 @@ def _commits_here(options: Options, params: dict[str, Any]) -> tuple[Path, Seque
     return folder, list_commits(git_here(folder, options.environ), str(folder), params["good"], params["bad"])
 
 
-def _commits_in_image(one: Planned, params: dict[str, Any], touch: bool) -> Sequence[Commit]:
+def _commits_in_image(one: PlannedRun, params: dict[str, Any], touch: bool) -> Sequence[Commit]:
     """Return the commits from good to bad that git lists in a container of the run's image."""
     from madlite.study.commits import git_inside, list_commits
 
@@ -307,7 +307,7 @@ def _from_good_to_bad(names: Sequence[str], good: str, bad: str) -> list[str]:
     return list(names[first : last + 1] if first < last else names[last : first + 1][::-1])
 
 
-def _only(planned: Sequence[Planned], name: str) -> Planned:
+def _only(planned: Sequence[PlannedRun], name: str) -> PlannedRun:
     if len(planned) != 1:
         of = f" with {name}" if name else ""
         runs = ", ".join(dict.fromkeys(_run_name(one) for one in planned))
@@ -318,7 +318,7 @@ def _only(planned: Sequence[Planned], name: str) -> Planned:
     return planned[0]
 
 
-def _run_name(one: Planned) -> str:
+def _run_name(one: PlannedRun) -> str:
     variant = one.plan.variant
     parts = (one.plan.card.name, variant.mode if variant else "", variant.precision if variant else "")
     return " ".join(filter(None, parts))
@@ -408,15 +408,15 @@ class BisectBatch:
         self._items, self._folder, self._params, self._journal = items, folder, params, journal
         self._bisection = Bisection(len(items), judge)
         self._told: tuple[int, str] | None = None
-        self._planned: list[Planned] = []
-        self.planned: Sequence[Planned] = self._planned  # which grows with each run
+        self._planned: list[PlannedRun] = []
+        self.planned: Sequence[PlannedRun] = self._planned  # which grows with each run
         self.study: Json = None
         self.problems: tuple[str, ...] = ()
         self.lines: list[str] = []
 
     def run(self, start: BatchStart) -> RunOutcome:
         """Run until the search has ended, or a signal came."""
-        from madlite.run.one import secrets_for
+        from madlite.run.executor import secrets_for
         from madlite.secrets import masked_json
 
         options, screen = start.options, start.screen

@@ -28,14 +28,13 @@ from madlite.cli.planning import is_manifest
 from madlite.cli.screens import PlainScreen, Sink
 from madlite.cli.setup import cards_option
 from madlite.errors import ExitCode, UsageProblem
-from madlite.run.build import Built, Done
-from madlite.run.build_jobs import BuildJob
+from madlite.run.build import BuildJob, Built, Done
 from madlite.text import printable
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Context, Options
-    from madlite.run.build_jobs import BuildInputs
+    from madlite.run.build import BuildInputs
 
 _FILE = click.Path(path_type=Path)
 # options that exclude each other, as in madengine 2
@@ -125,7 +124,7 @@ def _option(name: str) -> str:
 
 def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
     from madlite.plan.images import find_target
-    from madlite.run.build_jobs import BuildInputs
+    from madlite.run.build import BuildInputs
 
     context = setup.make_context({**params, "gpus": ""})
     options = _options(params)
@@ -167,7 +166,7 @@ def _without_gpus(context: Context) -> Context:
 
 
 def _jobs(plugins: Plugins, params: dict[str, Any], inputs: BuildInputs) -> list[BuildJob]:
-    from madlite.run.build_jobs import plan_builds
+    from madlite.run.build import plan_builds
 
     workspace, trees = inputs.options.workspace, params["cards_from"]
     if params["batch_manifest"] is None:
@@ -229,7 +228,7 @@ def _texts(
     built: Built, jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]
 ) -> dict[Path, tuple[str, str]]:
     """Return the files to write: path → kind and text."""
-    from madlite.plan.manifest_text import manifest_text, summary
+    from madlite.plan.manifest import manifest_text, summary
     from madlite.run.build import secrets_of_jobs
     from madlite.secrets import masked_json
 

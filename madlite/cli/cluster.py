@@ -104,8 +104,7 @@ def check(
     from madlite.jobs.node_check import held, write_request
     from madlite.jobs.slurm import Slurm
     from madlite.jobs.submission import new_submission_id
-    from madlite.plan.inputs import RUNS
-    from madlite.plan.node_values import split_hosts
+    from madlite.plan.inputs import RUNS, split_hosts
     from madlite.store.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()
@@ -193,7 +192,7 @@ def _write_script(cluster: Cluster, folder: Path, count: int, left_out: Sequence
 def _wait(slurm: Slurm, job: str, limit_s: float) -> tuple[str, ...]:
     """Wait for the end of a job, and return its nodes; one that does not begin or end in time is cancelled."""
     from madlite.jobs.outcomes import why_never
-    from madlite.plan.node_values import expand_hosts
+    from madlite.plan.inputs import expand_hosts
 
     deadline, nodes, reason = time.monotonic() + limit_s, "", ""
     while (state := slurm.queue([job]).get(job)) is not None:

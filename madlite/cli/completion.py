@@ -139,7 +139,7 @@ def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str
 
 def complete_precisions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the number formats that have a peak."""
-    from madlite.machine.peaks import FORMATS
+    from madlite.machine.products import FORMATS
 
     return [CompletionItem(name) for name in FORMATS if name.startswith(incomplete.upper())]
 

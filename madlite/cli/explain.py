@@ -17,14 +17,14 @@ from madlite.cli.options import TagsCommand, common_options, plan_options, tags_
 from madlite.cli.planning import check_option
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines
-from madlite.machine.peaks import find_peak
+from madlite.machine.products import find_peak
 from madlite.measure.compute import flops_per_token, trains_adapters
 from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value, Variant
 from madlite.plan.fields import targeted_rows
 from madlite.text import scalar_text
 
 if TYPE_CHECKING:
-    from madlite.run.screen import Planned
+    from madlite.run.screen import PlannedRun
 
 
 @click.command("explain", cls=TagsCommand)
@@ -52,7 +52,7 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any
     from madlite.cli.planning import check, plan_all
     from madlite.cli.submit import planning_options
     from madlite.run.checks import card_or_run, in_one_line, run_checks
-    from madlite.run.one import secrets_for
+    from madlite.run.executor import secrets_for
     from madlite.secrets import Redactor, masked_json
 
     plugins = setup.load(params["no_plugins"], params["verbose"])
@@ -78,7 +78,7 @@ def command(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any
     return check(planned, refused, plugins, options, params) if params["check"] else 0
 
 
-def _script(one: Planned) -> str:
+def _script(one: PlannedRun) -> str:
     return next((file.data.decode("utf-8", "replace") for file in one.files if file.path == "run.sh"), "")
 
 

@@ -20,6 +20,7 @@ from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, stat
 from madlite.cli.options import Command, common_options, dir_option
 from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode, MadliteError, UsageProblem
+from madlite.measure.parse_log import LogReading
 from madlite.model import (
     Backend,
     Json,
@@ -34,7 +35,6 @@ from madlite.model import (
     Window,
     to_json,
 )
-from madlite.run.foreign import LogReading
 from madlite.secrets import Redactor, assigned, collect, masked_json
 from madlite.text import printable
 
@@ -120,13 +120,13 @@ def _given(plugins: Plugins, backend: str, step: str) -> Backend | None:
     if step and backend:
         raise UsageProblem("--backend and --step are two ways to read a log", "leave one of them out")
     if step:
-        return FormatBackend(check_step(step, "--step"))
+        return FormatBackend(check_step(step))
     return find_backend(plugins, backend, "--backend")[0] if backend else None
 
 
 def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | MadliteError:
     from madlite.files import shown
-    from madlite.run.foreign import open_log, read_chunks, read_log
+    from madlite.measure.parse_log import open_log, read_chunks, read_log
 
     warmup = _WARMUP_STEPS if options.warmup is None else options.warmup
     try:
@@ -144,9 +144,9 @@ def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | Ma
 def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReading:
     """Return what a run's log shows, by its own backend and warm-up where the command line names no others."""
     from madlite.archive.reread import limited
+    from madlite.measure.parse_log import read_log as read
     from madlite.reports.log import read_log
     from madlite.reports.runs import open_run
-    from madlite.run.foreign import read_log as read
 
     run = open_run(folder)
     record = run.record

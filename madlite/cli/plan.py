@@ -17,7 +17,7 @@ from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo
 
 if TYPE_CHECKING:
-    from madlite.run.screen import Planned
+    from madlite.run.screen import PlannedRun
 
 _NAME = Path("plan.json")
 _FROZEN = "the refusal is part of the plan file: plan again where it no longer holds"
@@ -84,7 +84,7 @@ def _without_output(words: Sequence[str]) -> tuple[str, ...]:
     return ("run", *run_words[1:]) if run_words else ()
 
 
-def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> None:
+def _write(planned: Sequence[PlannedRun], texts: Sequence[str], output: str) -> None:
     """Write the files, once it is known that all of them can be written, and name them."""
     from madlite.errors import UsageProblem, one_hint
     from madlite.files import check_writable, is_file, is_folder, write_named
@@ -127,7 +127,7 @@ def _numbered(file: Path, n: int) -> Path:
     return file.with_name(f"{file.stem}-{n}{file.suffix}")
 
 
-def _title(one: Planned) -> str:
+def _title(one: PlannedRun) -> str:
     """Return a line that identifies a plan."""
     plan = one.plan
     variant = (plan.variant.mode, plan.variant.precision) if plan.variant else ()

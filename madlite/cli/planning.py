@@ -23,17 +23,17 @@ from madlite.files import exists, is_file
 from madlite.machine.fabric import find_fabric
 from madlite.plan.actions import TOOLS, list_tools, make_toolset
 from madlite.plan.context import REMOTE_KEYS, Context, Options, context_on
+from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
-from madlite.plan.manifest_text import context_over
+from madlite.plan.manifest import context_over
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.recipe_file import refuse_other_cards
-from madlite.plan.values import canonical_key
 from madlite.platforms.kubernetes.settings import RUNTIME as KUBERNETES
 from madlite.run.checks import why_unreachable
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
 from madlite.run.planning import BatchInputs, plan_runs
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.store.folder import new_run_id
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
 
 
 def save_manifest(
-    planned: Sequence[Planned], results: Sequence[Result], options: Options, params: dict[str, Any]
+    planned: Sequence[PlannedRun], results: Sequence[Result], options: Options, params: dict[str, Any]
 ) -> str:
     """Write the manifest of what a batch of runs from tags built; return what kept it from being written.
 
@@ -76,8 +76,8 @@ def save_manifest(
     no image (on the host, not started, not built) leave one that names images.
     """
     from madlite.files import write_named
+    from madlite.run.executor import secrets_for
     from madlite.run.from_manifest import builds_of, manifest_of_runs
-    from madlite.run.one import secrets_for
 
     file = options.workspace / params["manifest_output"]
     secrets = [text for one in planned for text in secrets_for(one, options.environ)]
@@ -167,7 +167,7 @@ def plan_of_file(
     attempt: str = "",
     smaller_plans: bool = False,
     once: bool = False,
-) -> Iterator[tuple[Planned, Options, tuple[str, ...]]]:
+) -> Iterator[tuple[PlannedRun, Options, tuple[str, ...]]]:
     """Yield the plan of a file bound to this machine, its options, and the differences as sentences.
 
     Without `touch` it is not to be run, and has its own id.  `again` takes the place of its run that was cut off;
@@ -187,7 +187,7 @@ def plan_of_file(
     machine = setup.find_machine(context, kubernetes.machine if kubernetes else "")
     setup.print_problems(machine.problems)
 
-    def smaller(micro_batch: int) -> Planned | None:
+    def smaller(micro_batch: int) -> PlannedRun | None:
         beside = file.with_name(f"{file.stem}-{micro_batch}.json")
         if not exists(beside):
             return None
@@ -212,7 +212,7 @@ def plan_of_file(
 
 def plan_all(
     plugins: Plugins, options: Options, params: dict[str, Any], touch: bool = False, probe: bool = False
-) -> list[Planned]:
+) -> list[PlannedRun]:
     """Return the plans of a command's tags or manifest on this machine, or the one that `--machine` describes.
 
     `touch` where the plans are to be run, `probe` where they are to be run later: data endpoints are checked then.
@@ -223,7 +223,9 @@ def plan_all(
     return planner(plugins, options, params, touch, probe)(options)
 
 
-def plan_points(plugins: Plugins, options: Options, params: dict[str, Any], touch: bool = False) -> Sequence[Planned]:
+def plan_points(
+    plugins: Plugins, options: Options, params: dict[str, Any], touch: bool = False
+) -> Sequence[PlannedRun]:
     """Return the plans of a command's tags or manifest, with `--sweep` those of each point.
 
     Raises:
@@ -265,7 +267,7 @@ def refuse_given(keys: Collection[str], by: str, params: dict[str, Any]) -> None
 class Planner(Protocol):
     """Plans the runs of a command with options; with `refused_as` cards that are refused for that are blocked."""
 
-    def __call__(self, options: Options, refused_as: str = "") -> list[Planned]:
+    def __call__(self, options: Options, refused_as: str = "") -> list[PlannedRun]:
         """Return the plans, or raise MadliteError."""
         ...
 
@@ -317,7 +319,7 @@ def planner(
     )
     setup.print_problems(inputs.machine.problems)
 
-    def plan(options: Options, refused_as: str = "") -> list[Planned]:
+    def plan(options: Options, refused_as: str = "") -> list[PlannedRun]:
         options = _for_kubernetes(kubernetes, context, options) if kubernetes is not None else options
         again = msgspec.structs.replace(inputs, options=options, refused_as=refused_as)
         return plan_manifest(manifest, again) if manifest is not None else plan_runs(requests, again)
@@ -336,7 +338,7 @@ check_option = click.option(
 
 
 def check(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     refused: Sequence[Sequence[Finding]],
     plugins: Plugins,
     options: Options,
@@ -359,7 +361,7 @@ def check(
     return int(exit_code(Result(plan_id=name, status=one.status, cause=one.cause) for name, one in blocked))
 
 
-def check_start(planned: Sequence[Planned], options: Options, *, pretended: bool = False) -> None:
+def check_start(planned: Sequence[PlannedRun], options: Options, *, pretended: bool = False) -> None:
     """Refuse what no run can be started for, or its row not be written.
 
     Raises:
@@ -375,7 +377,7 @@ def check_start(planned: Sequence[Planned], options: Options, *, pretended: bool
         check_appendable(options.output, options.workspace)
 
 
-def refuse_pretended(planned: Sequence[Planned]) -> None:
+def refuse_pretended(planned: Sequence[PlannedRun]) -> None:
     """Keep a row from naming GPUs that are not here."""
     from madlite.errors import UsageProblem
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from madlite.assets.room import size_text
+from madlite.assets.cache import size_text
 from madlite.cli import setup
 from madlite.cli.format import duration
 from madlite.cli.options import TagsCommand, common_options, plan_options, tag_words, tags_option
 from madlite.cli.screens import PlainScreen, Sink
 from madlite.cli.setup import cards_option
-from madlite.run.prepare import Prepared
-from madlite.run.resolve import Requirement, Resolution
+from madlite.run.prepare import Prepared, Requirement, Resolution
 from madlite.text import align, printable
 
 if TYPE_CHECKING:
@@ -49,8 +48,8 @@ def command(**params: Any) -> int:
     options then uses what is here and fetches nothing.
     """
     from madlite.cli.planning import plan_all
-    from madlite.run.one import secrets_for
-    from madlite.run.resolve import PrepareOptions, resolve
+    from madlite.run.executor import secrets_for
+    from madlite.run.prepare import PrepareOptions, resolve
     from madlite.secrets import Redactor
 
     plugins = setup.load(params["no_plugins"], params["verbose"])

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan
 from madlite.plan.actions import bind_model_dir
-from madlite.run.one import secrets_for
-from madlite.run.screen import Planned
+from madlite.run.executor import secrets_for
+from madlite.run.screen import PlannedRun
 from madlite.secrets import Redactor
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SHOWN = (".sh", ".toml", ".yaml", ".yml", ".json")
 
 
-def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) -> str:
+def preview(one: PlannedRun, environ: dict[str, str], refused: Iterable[str] = ()) -> str:
     """Return everything one run would do, secrets masked; `refused` is what would keep it from being started."""
     plan = one.plan
     parts = [f"# {plan.card.name} · backend {plan.backend or 'none'} · runtime {plan.known_runtime or 'none'}"]
@@ -46,12 +46,12 @@ def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) 
     return Redactor(secrets_for(one, environ)).text("\n".join(parts)) + "\n"
 
 
-def _request(one: Planned) -> str:
+def _request(one: PlannedRun) -> str:
     """Return the request to the runtime as JSON; "" where building it fails for the reason that blocks the plan."""
-    from madlite.run.session_runner import border
+    from madlite.run.session_runner import guard_plugin
 
     try:
-        with border(one.runtime):
+        with guard_plugin(one.runtime):
             plan = bind_model_dir(one.plan, one.plan.model_dir)
             return json.dumps(one.runtime.request(plan), indent=2, default=str)
     except UsageProblem:
@@ -60,13 +60,13 @@ def _request(one: Planned) -> str:
         return ""
 
 
-def _manifest(one: Planned) -> str:
+def _manifest(one: PlannedRun) -> str:
     """Return the request as the engine's own tool takes it; a comment where it cannot be made."""
     from madlite.errors import RuntimeProblem
-    from madlite.run.session_runner import border
+    from madlite.run.session_runner import guard_plugin
 
     try:
-        with border(one.runtime):
+        with guard_plugin(one.runtime):
             plan = bind_model_dir(one.plan, one.plan.model_dir)
             runtime = cast("ManifestRuntime", one.runtime)
             return "---\n" + runtime.manifest(plan, {file.path: file.data for file in one.files})

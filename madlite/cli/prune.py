@@ -85,7 +85,7 @@ def command(
 
 
 def _list(going: Sequence[Prunable], rules: Rules) -> bool:
-    from madlite.assets.room import size_text
+    from madlite.assets.cache import size_text
 
     for one in going:
         echo(f"{'folder' if rules.folders else 'files':8} {_line(one)}")
@@ -100,7 +100,7 @@ def _list(going: Sequence[Prunable], rules: Rules) -> bool:
 
 def _remove(going: Sequence[Prunable], rules: Rules) -> bool:
     from madlite.archive.prune import prune
-    from madlite.assets.room import size_text
+    from madlite.assets.cache import size_text
 
     freed, failed = 0, False
     for one in going:
@@ -113,7 +113,7 @@ def _remove(going: Sequence[Prunable], rules: Rules) -> bool:
 
 
 def _line(one: Prunable) -> str:
-    from madlite.assets.room import size_text
+    from madlite.assets.cache import size_text
 
     days = one.age_s / 86400
     age = f"{days:.0f} days old" if days >= 2 else f"{one.age_s / 3600:.0f} hours old"

@@ -17,14 +17,14 @@ from madlite.study.sweep import KIND as SWEEP
 from madlite.study.sweep import point_text, series_text, sweep_lines
 
 if TYPE_CHECKING:
-    from madlite.run.screen import Planned
+    from madlite.run.screen import PlannedRun
     from madlite.store.record import Record
 
 USEFUL = 5  # runs, from which on an interval is of use
 APART_C = 5.0  # between the starts of a series' runs: from there on the difference is shown
 
 
-def preview_repeat(planned: Sequence[Planned], params: dict[str, Any]) -> tuple[Sequence[Planned], list[str]]:
+def preview_repeat(planned: Sequence[PlannedRun], params: dict[str, Any]) -> tuple[Sequence[PlannedRun], list[str]]:
     """Return the first run of each series as it would be, and the order of all as lines."""
     from madlite.store.batches import BatchLog
 
@@ -35,7 +35,7 @@ def preview_repeat(planned: Sequence[Planned], params: dict[str, Any]) -> tuple[
     return repeat.firsts, lines
 
 
-def place_text(one: Planned) -> str:
+def place_text(one: PlannedRun) -> str:
     """Return what a run measures, and as which of a study: `my_model · pretrain  (run 2 of 5, caches warm)`."""
     plan, study = one.plan, one.plan.study
     varied = point_text(study.varied) if study is not None else ""

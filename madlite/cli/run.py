@@ -56,7 +56,7 @@ from madlite.cli.screens import Sink
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -65,10 +65,10 @@ if TYPE_CHECKING:
     from madlite.batch.runner import BatchSettings
     from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import PlainScreen
+    from madlite.machine.telemetry.sampler import Settle
     from madlite.model import Runtime
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.run.settle import Settle
     from madlite.store.batches import BatchLog, UnfinishedBatch
 
 
@@ -172,7 +172,9 @@ def _only_one(files: Sequence[Path]) -> Path | None:
 
 
 @contextmanager
-def _plans(plugins: Plugins, options: Options, params: dict[str, Any]) -> Iterator[tuple[Sequence[Planned], Options]]:
+def _plans(
+    plugins: Plugins, options: Options, params: dict[str, Any]
+) -> Iterator[tuple[Sequence[PlannedRun], Options]]:
     """Yield the plans to run, of tags, a manifest or a plan file, and the options that they run with."""
     from madlite.cli.planning import plan_of_file, plan_points
 
@@ -204,12 +206,12 @@ def refuse_with_plan(ctx: click.Context) -> None:
             raise click.UsageError(f"{what} beside --plan: a plan is frozen; madlite plan makes another one")
 
 
-def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any]) -> int:
+def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, params: dict[str, Any]) -> int:
     from madlite.cli.summary import BatchFiles
     from madlite.run.checks import in_one_line, run_checks
 
     refused, warnings = run_checks(planned, plugins, options.lint)
-    shown: Sequence[Planned] = planned
+    shown: Sequence[PlannedRun] = planned
     order: list[str] = []
     if params["repeat"] is not None:
         from madlite.cli.repeat import preview_repeat
@@ -229,7 +231,7 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, par
 
 
 def run_planned(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     options: Options,
     plugins: Plugins,
     params: dict[str, Any],
@@ -281,8 +283,8 @@ def run_planned(
 
 
 def _checked(
-    planned: Sequence[Planned], options: Options, plugins: Plugins, params: dict[str, Any]
-) -> tuple[Sequence[Planned], tuple[str, ...]]:
+    planned: Sequence[PlannedRun], options: Options, plugins: Plugins, params: dict[str, Any]
+) -> tuple[Sequence[PlannedRun], tuple[str, ...]]:
     """Return the plans as checks leave them, and warnings, once their rows have a place."""
     from madlite.perfcsv.locked import make_folder
     from madlite.run.checks import check_plans
@@ -317,7 +319,7 @@ _GOES_ON = "madlite run --resume goes on with what was interrupted or never star
 _BY_SIGNAL = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP)
 
 
-_MakeBatch: TypeAlias = Callable[[Sequence[Planned], dict[str, Any], "BatchLog"], StudyBatch]
+_MakeBatch: TypeAlias = Callable[[Sequence[PlannedRun], dict[str, Any], "BatchLog"], StudyBatch]
 
 
 def _make_settings(
@@ -343,7 +345,7 @@ def _make_settings(
 
 
 def _standing(
-    params: dict[str, Any], planned: Sequence[Planned], options: Options, resumed: Resumption | None
+    params: dict[str, Any], planned: Sequence[PlannedRun], options: Options, resumed: Resumption | None
 ) -> Mapping[str, Standing]:
     """Return the failed attempts that are followed by one of these runs."""
     if not params.get("attempt"):
@@ -392,7 +394,7 @@ def _check_several(params: dict[str, Any]) -> None:
 def _make_settle(params: dict[str, Any]) -> Settle | None:
     if params["settle"] is None:
         return None
-    from madlite.run.settle import make_settle
+    from madlite.machine.telemetry.sampler import make_settle
 
     return make_settle(params["settle"], params["settle_timeout"])
 

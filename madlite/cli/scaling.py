@@ -40,7 +40,7 @@ from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import Json, Scalar
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.store.study import SUMMARY
 from madlite.study.efficiency import GPUS, NODES, Scaling, scaling_lines
 from madlite.study.scaling import (
@@ -148,11 +148,11 @@ def _counts(text: str, option: str, what: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _plan_with(plan: Any, options: Options, values: Mapping[str, Scalar]) -> Sequence[Planned]:
+def _plan_with(plan: Any, options: Options, values: Mapping[str, Scalar]) -> Sequence[PlannedRun]:
     """Return the runs of the command with more values, which win over the command's own."""
     nodes = int(values.get(NODES, options.nodes))
     sets = (*options.sets, *((key, str(value)) for key, value in values.items() if key != NODES))
-    made: Sequence[Planned] = plan(msgspec.structs.replace(options, sets=sets, nodes=nodes))
+    made: Sequence[PlannedRun] = plan(msgspec.structs.replace(options, sets=sets, nodes=nodes))
     return made
 
 
@@ -172,7 +172,7 @@ def _preview(points: Sequence[PlannedPoint], options: Options, params: dict[str,
 class ScalingBatch:
     """The runs of a scaling study; after `run`, what they came to."""
 
-    def __init__(self, planned: Sequence[Planned], params: dict[str, Any], journal: BatchLog) -> None:
+    def __init__(self, planned: Sequence[PlannedRun], params: dict[str, Any], journal: BatchLog) -> None:
         self._journal = journal
         self.planned = planned
         self.study: Json = None
@@ -204,7 +204,9 @@ class ClusterScaling:
         if self._over == NODES:
             check_nodes(self._counts, nodes, f"cluster '{cluster}'")
 
-    def plan(self, plan: Callable[[Options], list[Planned]], options: Options, study_id: str) -> Sequence[Planned]:
+    def plan(
+        self, plan: Callable[[Options], list[PlannedRun]], options: Options, study_id: str
+    ) -> Sequence[PlannedRun]:
         """Return the runs of all points.
 
         Raises:

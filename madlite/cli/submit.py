@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from madlite.jobs.translate import Translation
     from madlite.model import Json
     from madlite.plan.context import Options
-    from madlite.run.screen import Planned, RunOutcome
+    from madlite.run.screen import PlannedRun, RunOutcome
 
 # Options of `run` that say nothing of a run that is a job, and why.
 _REFUSED = {
@@ -134,7 +134,9 @@ class ClusterStudy(Protocol):
     def check(self, nodes: int, cluster: str) -> None:
         """Refuse more nodes than the cluster has."""
 
-    def plan(self, plan: Callable[[Options], list[Planned]], options: Options, study_id: str) -> Sequence[Planned]:
+    def plan(
+        self, plan: Callable[[Options], list[PlannedRun]], options: Options, study_id: str
+    ) -> Sequence[PlannedRun]:
         """Return the runs, planned with the options of each."""
 
 
@@ -143,7 +145,7 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.jobs.file import check_shared
     from madlite.jobs.schedulers import scheduler_of
     from madlite.jobs.submission import new_submission_id
-    from madlite.plan.node_values import split_hosts
+    from madlite.plan.inputs import split_hosts
 
     _refuse(params)
     for text in to.notes:
@@ -201,7 +203,7 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
 
 def _plans(
     plugins: Plugins, options: Options, params: dict[str, Any], submission_id: str, own: ClusterStudy | None
-) -> list[Planned]:
+) -> list[PlannedRun]:
     """Return the plans of the runs, those of a study under the submission's id."""
     from madlite.cli.batches import note_fallback
     from madlite.cli.planning import plan_points, planner
@@ -213,7 +215,7 @@ def _plans(
 
     touch = not params["dry_run"]
     if own is None:
-        planned: Sequence[Planned] = plan_points(plugins, options, params, touch)
+        planned: Sequence[PlannedRun] = plan_points(plugins, options, params, touch)
     else:
         planned = own.plan(planner(plugins, options, params, touch), options, submission_id)
     setup.print_problems(plugins.problems)
@@ -230,14 +232,14 @@ def _plans(
     return [*plan_repeat(planned, submission_id, params["repeat"], own_caches=False).runs]
 
 
-def _split(planned: Sequence[Planned]) -> tuple[list[Planned], list[Planned]]:
+def _split(planned: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[PlannedRun]]:
     """Return the plans of jobs, and those that something keeps from starting."""
     blocked = [one for one in planned if one.plan.blocked is not None]
     return [one for one in planned if one.plan.blocked is None], blocked
 
 
 def _prepare(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     submission_id: str,
     cluster: Cluster,
     scheduler: Scheduler,
@@ -260,7 +262,7 @@ def _prepare(
     return prepare(planned, submission_id, cluster, scheduler, options, search, sources, retries, most)
 
 
-def _print_scripts(prepared: Prepared | None, blocked: Sequence[Planned], options: Options) -> int:
+def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], options: Options) -> int:
     """Print the plan of each run, once of those that are repeated, which job each has, and the scripts of the jobs."""
     for one in blocked:
         if one.plan.blocked is not None:
@@ -293,7 +295,7 @@ def _print_runs(prepared: Prepared) -> None:
 
 def _submit(
     prepared: Prepared | None,
-    blocked: Sequence[Planned],
+    blocked: Sequence[PlannedRun],
     plugins: Plugins,
     options: Options,
     scheduler: Scheduler,
@@ -336,7 +338,7 @@ def _whole(blocked: RunOutcome, ended: RunOutcome) -> RunOutcome:
     return replace(blocked, results=results, not_started=left, exit_code=ended.exit_code)
 
 
-def _write_blocked(blocked: Sequence[Planned], options: Options, plugins: Plugins) -> RunOutcome:
+def _write_blocked(blocked: Sequence[PlannedRun], options: Options, plugins: Plugins) -> RunOutcome:
     """Write the rows of plans that something keeps from starting; no job is needed for them."""
     import sys
 

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import PlainScreen
     from madlite.plan.context import Options
-    from madlite.run.screen import Planned, RunOutcome
+    from madlite.run.screen import PlannedRun, RunOutcome
 
 ENTRIES = ("perf_entry.json", "perf_entry.csv", "perf_entry_super.json", "perf_entry_super.csv")
 
 
-def run_summary(planned: Sequence[Planned], outcome: RunOutcome, start_row: int, row_count: int) -> dict[str, Json]:
+def run_summary(planned: Sequence[PlannedRun], outcome: RunOutcome, start_row: int, row_count: int) -> dict[str, Json]:
     """Return the summary of a batch: successful and skipped runs, failed runs and runs that never started.
 
     `start_row` is how many rows perf.csv had before, `row_count` how many came since.
@@ -50,13 +50,13 @@ def run_summary(planned: Sequence[Planned], outcome: RunOutcome, start_row: int,
 
 
 def full_summary(
-    planned: Sequence[Planned], outcome: RunOutcome, start_row: int, row_count: int, fail_on_suspect: bool = False
+    planned: Sequence[PlannedRun], outcome: RunOutcome, start_row: int, row_count: int, fail_on_suspect: bool = False
 ) -> dict[str, Json]:
     """Return the summary of a batch from tags: also its builds, and whether everything succeeded.
 
     A failed build is also a failed run of its card; with `fail_on_suspect` a suspect success is a failure too.
     """
-    from madlite.plan.manifest_text import summary
+    from madlite.plan.manifest import summary
     from madlite.run.from_manifest import builds_of
 
     runs = run_summary(planned, outcome, start_row, row_count)
@@ -67,7 +67,7 @@ def full_summary(
     }
 
 
-def suspect_runs(planned: Sequence[Planned], outcome: RunOutcome) -> tuple[str, ...]:
+def suspect_runs(planned: Sequence[PlannedRun], outcome: RunOutcome) -> tuple[str, ...]:
     """Return the cards of the runs whose success is suspect, in order."""
     ended = _ended(planned, outcome)
     return tuple(plan.card.name for plan, result in ended if result.status is Status.SUCCESS and result.suspect)
@@ -118,7 +118,7 @@ def remove_entries(folder: Path) -> None:
             raise RuntimeProblem(f"--cleanup-perf: {folder / name} stays: {error.strerror or error}") from error
 
 
-def _ended(planned: Sequence[Planned], outcome: RunOutcome) -> Iterator[tuple[RunPlan, Result]]:
+def _ended(planned: Sequence[PlannedRun], outcome: RunOutcome) -> Iterator[tuple[RunPlan, Result]]:
     from madlite.run.screen import pair
 
     return ((one.plan, result) for one, result in pair(planned, outcome.results) if result is not None)
@@ -162,7 +162,7 @@ def _performance(plan: RunPlan, result: Result) -> str:
 class BatchFiles:
     """The files of one batch; that they can be written is checked before anything runs."""
 
-    def __init__(self, planned: Sequence[Planned], options: Options, params: dict[str, Any]) -> None:
+    def __init__(self, planned: Sequence[PlannedRun], options: Options, params: dict[str, Any]) -> None:
         self._planned, self._options, self._given = planned, options, params
         manifest = params["manifest_file"]
         self.from_tags = params["plan_file"] is None and (manifest is None or not exists(manifest))
@@ -213,7 +213,7 @@ class BatchFiles:
     def _write_summary(self, outcome: RunOutcome) -> None:
         if self._summary is None:
             return
-        from madlite.run.one import secrets_for
+        from madlite.run.executor import secrets_for
 
         rows = count_rows(self._options.output) - self._rows_before if self._options.rows else 0
         facts = (self._planned, outcome, self._rows_before, rows)

@@ -25,9 +25,9 @@ from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan, Scalar
-from madlite.plan.values import canonical_key
-from madlite.run.one import secrets_for
-from madlite.run.screen import Planned
+from madlite.plan.fields import canonical_key
+from madlite.run.executor import secrets_for
+from madlite.run.screen import PlannedRun
 from madlite.secrets import Redactor, masked_json
 from madlite.store.study import SUMMARY, StudyFolder, study_path
 from madlite.study.tune import (
@@ -124,10 +124,10 @@ def command(**params: Any) -> int:
         return study.run(journal)
 
 
-def _plan_with(plan: Any, options: Options, values: Mapping[str, Scalar]) -> Sequence[Planned]:
+def _plan_with(plan: Any, options: Options, values: Mapping[str, Scalar]) -> Sequence[PlannedRun]:
     """Return the runs of the command with more values, which win over the command's own."""
     sets = (*options.sets, *((key, scalar(value)) for key, value in values.items()))
-    made: Sequence[Planned] = plan(replace(options, sets=sets))
+    made: Sequence[PlannedRun] = plan(replace(options, sets=sets))
     return made
 
 
@@ -141,8 +141,8 @@ def _with_global_batch(plan: Any, tuning: Tuning) -> tuple[Any, Tuning]:
     if batch is None:
         raise UsageProblem("--keep-global-batch: the run has no micro batch that madlite sets", "leave it out")
 
-    def kept(values: Mapping[str, Scalar]) -> Sequence[Planned]:
-        made: Sequence[Planned] = plan({"global_batch": batch, **values})
+    def kept(values: Mapping[str, Scalar]) -> Sequence[PlannedRun]:
+        made: Sequence[PlannedRun] = plan({"global_batch": batch, **values})
         return made
 
     return kept, make_tuning(kept({}))

@@ -22,7 +22,7 @@ from typing import IO, NamedTuple
 
 from msgspec.structs import replace
 
-from madlite.assets.room import existing, size_text
+from madlite.assets.cache import existing, size_text
 from madlite.errors import RuntimeProblem
 from madlite.files import NO_SPACE, kind_of, open_regular, read_as_spelled, read_named, spells
 from madlite.images.client import Client

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from madlite.errors import RuntimeProblem
-from madlite.images.build import build
-from madlite.images.buildkit import build_with_buildkit, needs_buildkit
+from madlite.images.build import build, build_with_buildkit, needs_buildkit
 from madlite.images.client import (
     Client,
     closing_answers,
@@ -42,7 +41,7 @@ def pull(client: Client, ref: str, say: Say) -> None:
     """
     import docker.errors
 
-    check_room(Path(client.info()["DockerRootDir"]), ref)
+    check_disk_space(Path(client.info()["DockerRootDir"]), ref)
     say(f"pulling {ref}")
     try:
         _transfer(client, client.pull, ref, PullProgress(ref, say))
@@ -63,7 +62,7 @@ def _transfer(
             progress.add(item)
 
 
-def check_room(root: Path, ref: str) -> None:
+def check_disk_space(root: Path, ref: str) -> None:
     """Refuse where the engine's folder, if it is on this machine, has too little room for any image.
 
     Raises:

@@ -18,9 +18,9 @@ from madlite.model import Diagnosis, Result, RunPlan, Runtime, Status
 from madlite.perfcsv.stored import RunResult, load_result, result_text
 from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
-from madlite.run.one import secrets_for
+from madlite.run.executor import secrets_for
 from madlite.run.result_writer import ResultWriter
-from madlite.run.screen import Planned, Screen
+from madlite.run.screen import PlannedRun, Screen
 from madlite.secrets import Redactor
 from madlite.store.folder import RunFolder, exists
 
@@ -63,7 +63,7 @@ def write_failure(
     saved = read_plan_file(plan_file, _AnySecret())
     plan = saved.plan
     runtime = runtimes.get(plan.runtime) or next(iter(runtimes.values()))
-    one = Planned(plan=plan, backends=(), files=(), runtime=runtime, context=saved.context)
+    one = PlannedRun(plan=plan, backends=(), files=(), runtime=runtime, context=saved.context)
     secrets = secrets_for(one, options.environ)
     mask = Redactor(secrets).text
     folder = RunFolder.reopen(plan.folder) if exists(plan.folder) else RunFolder.create(plan, (), secrets)

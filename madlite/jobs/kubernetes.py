@@ -29,7 +29,6 @@ from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
 from madlite.platforms.kubernetes import faults
 from madlite.platforms.kubernetes.api import DAY_S, Api, Refusal, may_pass
-from madlite.platforms.kubernetes.files import workspace_files
 from madlite.platforms.kubernetes.manifests import (
     GPU_RESOURCES,
     MANAGED,
@@ -38,11 +37,12 @@ from madlite.platforms.kubernetes.manifests import (
     make_objects,
     read_objects,
     renamed,
+    workspace_files,
     yaml_of,
 )
 from madlite.platforms.kubernetes.runtime import FOLLOWED, KubernetesRuntime, create, why_not_started
 from madlite.platforms.kubernetes.settings import KubernetesSettings, check_settings
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.store.folder import RUN_LABEL
 
 _T = TypeVar("_T")
@@ -108,7 +108,7 @@ class Kubernetes:
         self,
         submission: Submission,
         script: JobScript,
-        planned: Sequence[Planned],
+        planned: Sequence[PlannedRun],
         workspace: Path,
         search: Sequence[Path],
         *,

@@ -11,7 +11,7 @@ from madlite.jobs.file import Cluster
 from madlite.jobs.submission import JobRun, JobScript, Submission
 from madlite.model import Json, Value
 from madlite.plan.context import Options
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 
 
 class JobState(Value, frozen=True):
@@ -93,7 +93,7 @@ class Scheduler(Protocol):
         self,
         submission: Submission,
         script: JobScript,
-        planned: Sequence[Planned],
+        planned: Sequence[PlannedRun],
         workspace: Path,
         search: Sequence[Path],
         *,

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.jobs.file import Cluster
 from madlite.jobs.submission import ENVIRONMENT, OUTPUT, PLANS, JobScript, Submission, folder_of
-from madlite.plan.node_values import expand_hosts
+from madlite.plan.inputs import expand_hosts
 from madlite.plan.render import render_text
 
 TEMPLATE, _CHECK = "cluster/slurm.sh.j2", "cluster/check.sh.j2"

@@ -24,10 +24,10 @@ from madlite.jobs.script import slurm_script
 from madlite.jobs.submission import JobRun, JobScript, Submission
 from madlite.model import Json
 from madlite.plan.context import Options
-from madlite.plan.node_values import expand_hosts
+from madlite.plan.inputs import expand_hosts
 from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 from madlite.process import Finished, capture
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 LIMIT_S = 20.0  # of one command
@@ -108,7 +108,7 @@ class Slurm:
         self,
         submission: Submission,
         script: JobScript,
-        planned: Sequence[Planned],
+        planned: Sequence[PlannedRun],
         workspace: Path,
         search: Sequence[Path],
         *,

@@ -32,7 +32,7 @@ from madlite.model import Value
 from madlite.plan.context import Options
 from madlite.plan.plan_file import name_secrets
 from madlite.run.from_plan import saved_text
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.store.events import JobEvent, now
 
 WAIT_S = 600.0  # how long a cluster that does not answer is waited for at the submission
@@ -43,13 +43,13 @@ class Prepared(Value, frozen=True):
     """A submission that can be written: with the text of each script, by number, and what secrets plans name."""
 
     submission: Submission
-    planned: tuple[Planned, ...]
+    planned: tuple[PlannedRun, ...]
     scripts: dict[int, str]
     environment: dict[str, str]
 
 
 def prepare(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     submission_id: str,
     cluster: Cluster,
     scheduler: Scheduler,
@@ -92,12 +92,12 @@ def prepare(
     return Prepared(submission=submission, planned=tuple(ordered), scripts=texts, environment=environment)
 
 
-def _request(one: Planned) -> tuple[int, int]:
+def _request(one: PlannedRun) -> tuple[int, int]:
     """Return what a run asks for: nodes, and GPUs of each."""
     return one.plan.place.nodes, one.plan.place.gpus_per_node
 
 
-def _scripts(ordered: Sequence[Planned], submission_id: str, limit: int, ending: str) -> Iterator[JobScript]:
+def _scripts(ordered: Sequence[PlannedRun], submission_id: str, limit: int, ending: str) -> Iterator[JobScript]:
     first, number = 1, 0
     for (nodes, gpus), group in groupby(ordered, key=_request):
         left = sum(1 for _ in group)
@@ -109,7 +109,7 @@ def _scripts(ordered: Sequence[Planned], submission_id: str, limit: int, ending:
 
 
 def _environment(
-    planned: Iterable[Planned], options: Options, sources: Mapping[str, str], *, with_credentials: bool
+    planned: Iterable[PlannedRun], options: Options, sources: Mapping[str, str], *, with_credentials: bool
 ) -> dict[str, str]:
     """Return the values that the plans name, of the environment, and `with_credentials` of credential.json.
 

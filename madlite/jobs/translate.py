@@ -17,7 +17,7 @@ from madlite.jobs.file import TIME, Cluster
 from madlite.machine.products import find_product
 from madlite.model import Json, Value
 from madlite.plan.context import Context, merge
-from madlite.plan.node_values import split_hosts
+from madlite.plan.inputs import split_hosts
 
 _SAME = ("partition", "account", "qos", "reservation", "constraint", "time")
 _NAMED = ("nodes", "gpus_per_node", "exclusive", "modules", "nodelist", "exclude", "network_interface")

@@ -78,9 +78,9 @@ class Fabric(Value, frozen=True):
         port = self.ports[0]
         kind = "RoCE" if port.is_roce else "InfiniBand"
         index = f", GID index {self.gid_index}" if self.gid_index is not None else ""
-        numa = sorted({one.numa_node for one in self.ports if one.numa_node is not None})
+        numa = sorted({item.numa_node for item in self.ports if item.numa_node is not None})
         near = f", on NUMA nodes {', '.join(map(str, numa))}" if numa else ""
-        names = ", ".join(one.name for one in self.ports)
+        names = ", ".join(item.name for item in self.ports)
         less = f", not by {', '.join(self.slower)}, which are slower" if self.slower else ""
         socket = f"; sockets by {self.interface}" if self.interface else ""
         return f"{kind} by {names} ({port.gbit_per_s:g} Gb/s{index}{near}){less}{socket}"

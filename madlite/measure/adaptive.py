@@ -55,7 +55,7 @@ def autocorrelation(values: Sequence[float]) -> float:
     square = math.fsum(rank * rank for rank in ranks)
     if values[order[0]] == values[order[-1]] or not square:
         return 0.0
-    rho = math.fsum(one * other for one, other in pairwise(ranks)) / square
+    rho = math.fsum(item * other for item, other in pairwise(ranks)) / square
     return min(_MOST_RHO, max(0.0, rho + (1 + 3 * rho) / n))
 
 

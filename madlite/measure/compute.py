@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from madlite.machine.peaks import find_peak
+from madlite.machine.products import find_peak
 from madlite.measure.steps import Steps
 from madlite.measure.window import median_in
 from madlite.model import Architecture, Attention, Compute, Quantity, RunPlan, Variant, Window

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from madlite.failure_rules import explained
 from madlite.measure.failure_scan import ERROR, LAST, LAUNCHER, ROOT, FailureCandidate
-from madlite.measure.grammar import CRASHES, rank_in, signal_meaning, signal_name, signal_of_code
+from madlite.measure.lines import CRASHES, rank_in, signal_meaning, signal_name, signal_of_code
 from madlite.measure.memory import gpu_memory_hint
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import looks_like_error, plain

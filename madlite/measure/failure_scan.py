@@ -19,9 +19,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from madlite.failure_rules import COMMON, read_failure_rules
-from madlite.measure.grammar import TERMINATIONS, is_warning, signal_of
 from madlite.measure.launchers import FirstFailure, LauncherScan
-from madlite.measure.lines import Block, make_block
+from madlite.measure.lines import TERMINATIONS, Block, is_warning, make_block, signal_of
 from madlite.measure.rules import (
     RuleMatch,
     RulePatterns,
@@ -96,9 +95,9 @@ def _survived(candidate: FailureCandidate, others: Sequence[FailureCandidate]) -
     """Return whether the same process went on after a root that was not raised, until an exception ended it."""
     if candidate.tier != ROOT or candidate.uncaught or candidate.cause not in _SURVIVABLE:
         return False
-    later = (one for one in others if one.uncaught and one.rank == candidate.rank and one.at > candidate.at)
-    ended = (one for one in later if one.tier <= ERROR and not one.of_import and one.cause != candidate.cause)
-    return any(one.tier == ROOT or one.cause not in _COMES_OF.get(candidate.cause, ()) for one in ended)
+    later = (item for item in others if item.uncaught and item.rank == candidate.rank and item.at > candidate.at)
+    ended = (item for item in later if item.tier <= ERROR and not item.of_import and item.cause != candidate.cause)
+    return any(item.tier == ROOT or item.cause not in _COMES_OF.get(candidate.cause, ()) for item in ended)
 
 
 def _weight(
@@ -122,9 +121,9 @@ def can_be_missed(candidate: FailureCandidate) -> bool:
     return candidate.tier <= FOLLOWER and is_of_package(candidate)
 
 
-def same_process(one: FailureCandidate, other: FailureCandidate) -> bool:
+def same_process(item: FailureCandidate, other: FailureCandidate) -> bool:
     """Return whether two candidates are of one rank; lines without a rank match any."""
-    return other.rank is None or one.rank == other.rank
+    return other.rank is None or item.rank == other.rank
 
 
 def _is_weak(candidate: FailureCandidate) -> bool:
@@ -146,9 +145,13 @@ def _fuller(best: FailureCandidate, others: Sequence[FailureCandidate]) -> Failu
     """
     if best.rule is None or any(best.groups.values()):
         return best
-    same = (one for one in others if one.cause == best.cause and one.rank in (None, best.rank) and one.at != best.at)
-    near = (one for one in same if any(one.groups.values()) and abs(one.at - best.at) < _NEAR)
-    found = next((one for one in near if one.rule and one.rule.source == best.rule.source), None)
+    same = (
+        candidate
+        for candidate in others
+        if candidate.cause == best.cause and candidate.rank in (None, best.rank) and candidate.at != best.at
+    )
+    near = (item for item in same if any(item.groups.values()) and abs(item.at - best.at) < _NEAR)
+    found = next((item for item in near if item.rule and item.rule.source == best.rule.source), None)
     return best if found is None else replace(found, rank=best.rank, where=best.where, uncaught=best.uncaught)
 
 
@@ -162,10 +165,14 @@ def with_rank(candidate: FailureCandidate, rank: int | None) -> FailureCandidate
 
 def raised_by(hit: RuleMatch, raised: Sequence[RaisedError]) -> RaisedError | None:
     """Return the exception of a line, or of the traceback whose source code a rule matched."""
-    if (one := next((one for one in raised if one.at == hit.at), None)) is not None:
-        return one
-    near = (one for one in raised if one.rank == hit.rank and 0 < one.at - hit.at < _NEAR)
-    return next((one for one in near if re.search(hit.rule.pattern, one.line)), None)
+    if (chained := next((raised_error for raised_error in raised if raised_error.at == hit.at), None)) is not None:
+        return chained
+    near = (
+        raised_error
+        for raised_error in raised
+        if raised_error.rank == hit.rank and 0 < raised_error.at - hit.at < _NEAR
+    )
+    return next((item for item in near if re.search(hit.rule.pattern, item.line)), None)
 
 
 def _tier(hit: RuleMatch, raised: RaisedError | None) -> int:
@@ -191,26 +198,26 @@ def of_rule(hit: RuleMatch, raised: RaisedError | None = None) -> FailureCandida
     )
 
 
-def of_exception(one: RaisedError) -> FailureCandidate:
+def of_exception(raised_error: RaisedError) -> FailureCandidate:
     """Return an exception that no rule explains as a candidate."""
     return FailureCandidate(
         cause="python_error",
-        line=one.line,
-        tier=LAUNCHER if one.by_launcher or one.wraps_ranks else ERROR,
-        at=one.at,
-        rank=one.rank,
-        where=one.where,
+        line=raised_error.line,
+        tier=LAUNCHER if raised_error.by_launcher or raised_error.wraps_ranks else ERROR,
+        at=raised_error.at,
+        rank=raised_error.rank,
+        where=raised_error.where,
         uncaught=True,
-        of_import=one.of_import,
-        again=one.again,
-        handled=one.handled,
+        of_import=raised_error.of_import,
+        again=raised_error.again,
+        handled=raised_error.handled,
     )
 
 
-def of_cut(one: RaisedError, at: int) -> FailureCandidate:
+def of_cut(raised_error: RaisedError, at: int) -> FailureCandidate:
     """Return a traceback that the log ends in as a candidate: it counts where nothing else was found."""
     words = "the log ends within this traceback, and lacks the exception: look at the whole of it"
-    return replace(of_exception(one), line=plain(one.line), tier=LAST, at=at, look=words)
+    return replace(of_exception(raised_error), line=plain(raised_error.line), tier=LAST, at=at, look=words)
 
 
 def _signal_in(hit: RuleMatch) -> int:
@@ -235,7 +242,7 @@ def of_signal(first: FirstFailure) -> FailureCandidate:
 
 def followed(others: Sequence[FailureCandidate], rank: int | None) -> bool:
     """Return whether another rank reports that it lost one."""
-    return any(one.tier == FOLLOWER and one.rank not in (None, rank) for one in others)
+    return any(candidate.tier == FOLLOWER and candidate.rank not in (None, rank) for candidate in others)
 
 
 def of_exit(first: FirstFailure, last_output: str) -> FailureCandidate:
@@ -298,7 +305,7 @@ class CandidateScan:
         self._end_rules.feed(block, self.size)
         self._tracebacks.feed(block, self.size)
         self.launchers.feed(block, self.size)
-        for rank in {one.rank for one in self._tracebacks.raised if one.of_import and one.rank is not None}:
+        for rank in {item.rank for item in self._tracebacks.raised if item.of_import and item.rank is not None}:
             at = max(block.text.rfind(label.format(rank)) for label in _LABELS)
             self._ends[rank] = max(self._ends.get(rank, 0), self.size + at if at >= 0 else 0)
         self.size += len(block.text) + 1
@@ -313,7 +320,7 @@ class CandidateScan:
         """The line that shows best that the training failed, a launcher's aside; "" where none does."""
         ends = [hit for hit in self._hits(self._end_rules) if hit.rule.ends == "process"]
         memory = [hit.line for hit in ends if hit.rule.cause == Cause.GPU_MEMORY.value]
-        raised = [one.line for one in self._tracebacks.raised[:1]]
+        raised = [item.line for item in self._tracebacks.raised[:1]]
         others = [hit.line for hit in ends]
         return next(iter([*memory, *raised, *others]), "") or without_rank(self._tracebacks.begun)
 
@@ -330,25 +337,25 @@ class CandidateScan:
         """Return what was found, in the order of the log."""
         raised = self._tracebacks.raised
         ruled = [of_rule(hit, raised_by(hit, raised)) for hit in self._hits(self._rules)]
-        places = {one.at for one in ruled}
-        others = [self._of_exception(one) for one in raised if one.at not in places]
-        others += [of_cut(one, self.size) for one in self._tracebacks.cut]
-        more = {one.at: self._rules.match(one.more, one.at, one.rank) for one in raised if one.more}
-        found = [replace(one, more=more.get(one.at)) for one in _in_order([*ruled, *others])]
-        found = [one if one.rank is not None else with_rank(one, self.launchers.rank_at(one.at)) for one in found]
+        places = {item.at for item in ruled}
+        others = [self._of_exception(item) for item in raised if item.at not in places]
+        others += [of_cut(item, self.size) for item in self._tracebacks.cut]
+        more = {item.at: self._rules.match(item.more, item.at, item.rank) for item in raised if item.more}
+        found = [replace(item, more=more.get(item.at)) for item in _in_order([*ruled, *others])]
+        found = [item if item.rank is not None else with_rank(item, self.launchers.rank_at(item.at)) for item in found]
         found = _in_order([*found, *self._ended(found)])
-        found = [replace(one, tier=LAUNCHER) if self._was_ended(one) else one for one in found]
-        without = {one.line for one in found if self._went_on(one, found)}
-        return [self._weaker(one, found) if one.line in without else one for one in found]
+        found = [replace(item, tier=LAUNCHER) if self._was_ended(item) else item for item in found]
+        without = {item.line for item in found if self._went_on(item, found)}
+        return [self._weaker(item, found) if item.line in without else item for item in found]
 
     def _hits(self, rules: RuleScan) -> list[RuleMatch]:
         """Return the matches in the order of the log, without lines of which nothing happened."""
         return [hit for hit in rules.hits() if hit.at not in self._tracebacks.ignored]
 
-    def _of_exception(self, one: RaisedError) -> FailureCandidate:
+    def _of_exception(self, raised_error: RaisedError) -> FailureCandidate:
         """Return an exception as a candidate, of a rule where one matches: its line may not have been matched yet."""
-        hit = self._rules.match(one.line, one.at, one.rank)
-        return of_rule(hit, one) if hit is not None else of_exception(one)
+        hit = self._rules.match(raised_error.line, raised_error.at, raised_error.rank)
+        return of_rule(hit, raised_error) if hit is not None else of_exception(raised_error)
 
     def _ended(self, others: Sequence[FailureCandidate]) -> list[FailureCandidate]:
         """Return how the rank ended that a launcher saw fail first: by a signal, or by itself.
@@ -367,31 +374,31 @@ class CandidateScan:
             return [of_signal(first)]
         return [of_exit(first, last_output)] if last_output or first.spawned or followed(others, first.rank) else []
 
-    def _was_ended(self, one: FailureCandidate) -> bool:
+    def _was_ended(self, item: FailureCandidate) -> bool:
         """Return whether Slurm ended tasks because another one had failed before, by itself."""
         task = self.launchers.task
-        return task is not None and not task.signal and one.at > task.at and _OF_SLURM.match(one.line) is not None
+        return task is not None and not task.signal and item.at > task.at and _OF_SLURM.match(item.line) is not None
 
-    def _weaker(self, one: FailureCandidate, others: Sequence[FailureCandidate]) -> FailureCandidate:
+    def _weaker(self, item: FailureCandidate, others: Sequence[FailureCandidate]) -> FailureCandidate:
         """Return what a rank did without as the last resort, unless a launcher saw its own rank fail."""
-        if not can_be_missed(one) or (self.launchers.raised(one.rank) and not self._went_on(one, others)):
-            return one
-        return replace(one, tier=LAST if one.uncaught else LAUNCHER)
+        if not can_be_missed(item) or (self.launchers.raised(item.rank) and not self._went_on(item, others)):
+            return item
+        return replace(item, tier=LAST if item.uncaught else LAUNCHER)
 
-    def _went_on(self, one: FailureCandidate, others: Sequence[FailureCandidate]) -> bool:
+    def _went_on(self, item: FailureCandidate, others: Sequence[FailureCandidate]) -> bool:
         """Return whether a process went on for long without a package: until something else came of it, or the end.
 
         Where a launcher saw it fail first by an exit code, no more than another exception shows that.
         """
-        if not can_be_missed(one):
+        if not can_be_missed(item):
             return False
-        of_it, raised = [other for other in others if same_process(other, one)], self.launchers.raised(one.rank)
-        last = max(max(other.at, other.again) for other in of_it if other.line == one.line)
+        of_it, raised = [other for other in others if same_process(other, item)], self.launchers.raised(item.rank)
+        last = max(max(other.at, other.again) for other in of_it if other.line == item.line)
         later = [other for other in of_it if other.at > last and other.tier <= FOLLOWER and not is_of_package(other)]
         end = next((other.at for other in later if other.uncaught or not raised), None)
         if end is None and (raised or self.launchers.first is not None):
             return False  # the launcher reports the end
-        unknown = self.size if one.rank is None else self._ends.get(one.rank, self.size)
+        unknown = self.size if item.rank is None else self._ends.get(item.rank, self.size)
         return (unknown if end is None else end) - last > _FAR
 
 
@@ -422,7 +429,7 @@ class FailureScan:
         self._last.extend(block.lines[-KEPT:])
         self._since += len(block.lines)
         self._buffer.append(block)
-        while sum(len(one.text) for one in self._buffer) > _BUFFER_SIZE:
+        while sum(len(item.text) for item in self._buffer) > _BUFFER_SIZE:
             self._scan_block(self._buffer.popleft(), every_rule=self._scan.size < _HEAD_SIZE)
 
     @cached_property
@@ -515,13 +522,15 @@ class FailureScan:
             return late
         early = CandidateScan(self._rules)
         early.feed(make_block(self._relabel(self._before)))
-        return first_cause([one for one in early.candidates() if _ends(one)], self.first_failure) or late
+        return (
+            first_cause([candidate for candidate in early.candidates() if _ends(candidate)], self.first_failure) or late
+        )
 
 
 def _in_order(found: Iterable[FailureCandidate]) -> list[FailureCandidate]:
-    return sorted(found, key=lambda one: one.at)
+    return sorted(found, key=lambda candidate: candidate.at)
 
 
-def _ends(one: FailureCandidate) -> bool:
+def _ends(item: FailureCandidate) -> bool:
     """Return whether a line before the step can have ended the training: a step came although a package was missing."""
-    return one.tier == ROOT or (one.tier == ERROR and one.uncaught and not one.of_import and not one.handled)
+    return item.tier == ROOT or (item.tier == ERROR and item.uncaught and not item.of_import and not item.handled)

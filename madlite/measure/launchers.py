@@ -11,18 +11,19 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from madlite.measure.grammar import (
+from madlite.measure.lines import (
     EXCEPTION,
     MARK,
     TERMINATIONS,
+    Block,
     is_warning,
+    lines_with,
     rank_in,
     shape_of,
     signal_of,
     signal_of_code,
     without_label,
 )
-from madlite.measure.lines import Block, lines_with
 from madlite.measure.rules import looks_like_error
 from madlite.model import Value
 
@@ -211,8 +212,8 @@ class LauncherScan:
     def first(self) -> FirstFailure | None:
         """What the launcher reports as failed first; None without one."""
         others = (self._short, self._spawned, self._of_rank, self._signalled)
-        reported = [*self._failures, *(one for one in others if one)]
-        return next((one for one in reported if not one.was_terminated), reported[0] if reported else None)
+        reported = [*self._failures, *(item for item in others if item)]
+        return next((item for item in reported if not item.was_terminated), reported[0] if reported else None)
 
     @property
     def last_output(self) -> str:

@@ -497,7 +497,7 @@ def _without_cut(step: Step) -> Step:
     if step.late:
         return step
     return replace(
-        step, values={one: value for one, value in step.values.items() if not math.isfinite(value)}, unread={}
+        step, values={item: value for item, value in step.values.items() if not math.isfinite(value)}, unread={}
     )
 
 

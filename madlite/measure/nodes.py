@@ -79,20 +79,20 @@ def _use(node: int, name: str, values: Sequence[float]) -> NodeUse:
 
 def with_slow(nodes: Sequence[NodeUse], quantity: Quantity | None) -> tuple[NodeUse, ...]:
     """Return the nodes, each slow one with why: by the numbers that their lines report, else by their GPUs' clocks."""
-    told = [one for one in nodes if one.speed and one.steps >= FEWEST]
-    clocked = [one for one in nodes if one.clock_mhz]
+    told = [node for node in nodes if node.speed and node.steps >= FEWEST]
+    clocked = [node for node in nodes if node.clock_mhz]
     slow: dict[int, str] = {}
     if quantity is not None and quantity.direction != "neutral":
-        numbers = [_Number(node=one.node, value=one.speed or 0.0, noise=one.noise or 0.0) for one in told]
+        numbers = [_Number(node=item.node, value=item.speed or 0.0, noise=item.noise or 0.0) for item in told]
         slow |= _slow(numbers, quantity.label, lower_is_better=quantity.direction == "lower")
-    clocks = [_Number(node=one.node, value=one.clock_mhz or 0.0) for one in clocked]
+    clocks = [_Number(node=item.node, value=item.clock_mhz or 0.0) for item in clocked]
     slow = _slow(clocks, "MHz", lower_is_better=False) | slow
-    return tuple(replace(one, slow=slow.get(one.node, "")) for one in nodes)
+    return tuple(replace(node, slow=slow.get(node.node, "")) for node in nodes)
 
 
 def slow_findings(nodes: Iterable[NodeUse]) -> tuple[str, ...]:
     """Return the slow nodes as sentences."""
-    return tuple(f"{one.label} is slow: {one.slow}" for one in nodes if one.slow)
+    return tuple(f"{node.label} is slow: {node.slow}" for node in nodes if node.slow)
 
 
 class _Number(Value, frozen=True):
@@ -106,17 +106,19 @@ class _Number(Value, frozen=True):
 def _slow(numbers: Sequence[_Number], unit: str, *, lower_is_better: bool) -> dict[int, str]:
     """Return the slow ones, each with why."""
     found: dict[int, str] = {}
-    for at, one in enumerate(numbers):
+    for at, number in enumerate(numbers):
         others = [*numbers[:at], *numbers[at + 1 :]]
         if not others:
             break
         usual = median(other.value for other in others)
-        behind = one.value - usual if lower_is_better else usual - one.value
-        spread = (_sigma([other.value for other in others]), one.noise, median(other.noise for other in others))
+        behind = number.value - usual if lower_is_better else usual - number.value
+        spread = (_sigma([other.value for other in others]), number.noise, median(other.noise for other in others))
         if usual > 0 and behind > max(FLOOR * usual, Z_SCORE * math.hypot(*spread)):
             what = "the other node's" if len(others) == 1 else "the median of the other nodes'"
             beyond = "above" if lower_is_better else "below"
-            found[one.node] = f"{one.value:,.4g} {unit}, {100 * behind / usual:.0f} % {beyond} {what}, {usual:,.4g}"
+            found[number.node] = (
+                f"{number.value:,.4g} {unit}, {100 * behind / usual:.0f} % {beyond} {what}, {usual:,.4g}"
+            )
     return found
 
 

@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from madlite.failure_rules import COMMON, read_failure_rules
-from madlite.measure.grammar import rank_in, without_label
-from madlite.measure.lines import Block, lines_with
+from madlite.measure.lines import Block, lines_with, rank_in, without_label
 from madlite.model import FailureRule, Value
 
 # What a text must hold for a regular expression to match in it: a plain search for that is quicker by far.
@@ -131,7 +130,7 @@ class RuleScan:
     def feed(self, block: Block, begin: int = 0) -> None:
         """Take lines in, which begin at a place of the log."""
         small = _small(block.text)
-        for index, text in (one for needed, rules in self._needed.items() if needed in small for one in rules):
+        for index, text in (rule for needed, rules in self._needed.items() if needed in small for rule in rules):
             self._query(index, lines_with(block.text, text), begin)
 
     def hits(self) -> list[RuleMatch]:

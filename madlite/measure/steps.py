@@ -302,7 +302,8 @@ class _StepSeries:
             return False
         before = self.values(row)
         return before.keys() == values.keys() and not all(
-            before[one] == values[one] or (math.isnan(before[one]) and math.isnan(values[one])) for one in values
+            before[value] == values[value] or (math.isnan(before[value]) and math.isnan(values[value]))
+            for value in values
         )
 
     def _open(self, quantity: Quantity) -> tuple[array[float], int]:
@@ -319,7 +320,7 @@ class _StepSeries:
             row = bisect_left(ns, n)
             if ns[row] == n:
                 return row
-            self._rows = {one: row for row, one in enumerate(ns)}
+            self._rows = {item: row for row, item in enumerate(ns)}
         return self._rows.get(n)
 
     def _append(self, n: int) -> int:

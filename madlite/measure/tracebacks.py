@@ -11,20 +11,20 @@ import re
 
 from msgspec.structs import replace
 
-from madlite.measure.grammar import (
+from madlite.measure.lines import (
     ASIDE,
     CAUSED,
     EXCEPTION,
     EXIT_BARRIER,
     HANDLING,
     MARK,
+    Block,
     pattern_of,
     rank_in,
     rank_of_task,
     shape_of,
     without_logger,
 )
-from madlite.measure.lines import Block
 from madlite.model import Value
 from madlite.rank_labels import LABEL, OF_RANK
 
@@ -218,9 +218,9 @@ class TracebackScan:
         key = shape_of(found["label"]) if found is not None else ""
         if found is None or key in self._open or self._aside.get(key):
             return
-        one = self._open[key] = _Open(found["label"])
-        one.labelled, one.headless, one.boxed, one.first = bool(found["label"]), True, boxed is not None, line
-        self._read(at, line[found.end("label") :], one, key)
+        entry = self._open[key] = _Open(found["label"])
+        entry.labelled, entry.headless, entry.boxed, entry.first = bool(found["label"]), True, boxed is not None, line
+        self._read(at, line[found.end("label") :], entry, key)
 
     def _set_aside(self, mark: str, label: str) -> None:
         """Note that the next traceback of a label ends nothing."""
@@ -268,62 +268,63 @@ class TracebackScan:
     @property
     def cut(self) -> list[RaisedError]:
         """The tracebacks in which the log ends so far, each by its first line."""
-        ones = (one for one in self._open.values() if not one.aside and (one.frame or not one.headless))
+        ones = (item for item in self._open.values() if not item.aside and (item.frame or not item.headless))
         return [
-            RaisedError(at=0, line=one.first.strip(), rank=one.owner, where=one.own_frame or one.frame) for one in ones
+            RaisedError(at=0, line=item.first.strip(), rank=item.owner, where=item.own_frame or item.frame)
+            for item in ones
         ]
 
     def _go_on(self, at: int, line: str) -> bool:
         """Give a line to the traceback that it is of, and return whether there is one."""
-        for key, one in self._open.items():
-            if (text := one.after_label(line)) is not None:
-                self._read(at, text, one, key)
+        for key, item in self._open.items():
+            if (text := item.after_label(line)) is not None:
+                self._read(at, text, item, key)
                 return True
-        last = next((key for key, one in reversed(self._open.items()) if one.takes_plain(line)), None)
+        last = next((key for key, item in reversed(self._open.items()) if item.takes_plain(line)), None)
         if last is not None:
             self._read(at, without_logger(line), self._open[last], last)
         return last is not None
 
-    def _read_box(self, at: int, text: str, one: _Open, key: str) -> None:
+    def _read_box(self, at: int, text: str, item: _Open, key: str) -> None:
         """Read a line of a box, or the one below it, which is the exception."""
         bare = text.strip()
-        if not one.is_box_over and bare.startswith(_SIDES):
+        if not item.is_box_over and bare.startswith(_SIDES):
             if frame := _BOX_FRAME.match(bare):
-                one.note(frame)
+                item.note(frame)
             self._ignore(at)
-        elif not one.is_box_over:
-            one.is_box_over = bare.startswith(_CORNERS)
+        elif not item.is_box_over:
+            item.is_box_over = bare.startswith(_CORNERS)
         else:
             del self._open[key]
             if EXCEPTION.match(text):
-                self._add(at, text, one, key)
+                self._add(at, text, item, key)
 
-    def _read(self, at: int, text: str, one: _Open, key: str) -> None:
-        one.lines += 1
-        if one.boxed and one.lines <= _LOST:
-            self._read_box(at, text, one, key)
+    def _read(self, at: int, text: str, item: _Open, key: str) -> None:
+        item.lines += 1
+        if item.boxed and item.lines <= _LOST:
+            self._read_box(at, text, item, key)
             return
-        shows_code, one.shows_code = one.shows_code, False
+        shows_code, item.shows_code = item.shows_code, False
         if frame := _FRAME.match(text):
-            one.note(frame)
-            one.shows_code = True
+            item.note(frame)
+            item.shows_code = True
         elif shows_code and text.startswith(_INDENT):
             if not _GLUED.search(text):
                 self._ignore(at)
-        elif EXCEPTION.match(text) and not (one.headless and _WARNS.match(text)):
+        elif EXCEPTION.match(text) and not (item.headless and _WARNS.match(text)):
             del self._open[key]
-            self._end(at, text, one, key)
-        elif one.lines > _LOST or (one.headless and not text.startswith(" ")):
+            self._end(at, text, item, key)
+        elif item.lines > _LOST or (item.headless and not text.startswith(" ")):
             del self._open[key]
 
-    def _end(self, at: int, text: str, one: _Open, key: str) -> None:
+    def _end(self, at: int, text: str, item: _Open, key: str) -> None:
         """Take the exception that ends a traceback."""
-        if one.is_handled:
+        if item.is_handled:
             return
-        if one.aside or (_ORPHAN.match(text) and _READS_PARENT in one.frame):
+        if item.aside or (_ORPHAN.match(text) and _READS_PARENT in item.frame):
             self._ignore(at)
         else:
-            self._add(at, text, one, key)
+            self._add(at, text, item, key)
 
     def _ignore(self, at: int) -> None:
         if len(self.ignored) < _MOST_IGNORED:
@@ -331,10 +332,10 @@ class TracebackScan:
 
     def _continue_message(self, line: str, *, ends: bool) -> None:
         """Take the next line of a message that goes on: of the same label, and where it has none the very next."""
-        for at, one in list(self._unfinished.items()):
-            text = without_logger(line) if one.label is None or not one.labelled else one.after_label(line)
-            one.waited += 1
-            if not (text or "").strip() and one.waited <= _MIXED:  # another rank's, or a blank one of its own
+        for at, item in list(self._unfinished.items()):
+            text = without_logger(line) if item.label is None or not item.labelled else item.after_label(line)
+            item.waited += 1
+            if not (text or "").strip() and item.waited <= _MIXED:  # another rank's, or a blank one of its own
                 continue
             del self._unfinished[at]
             if text and not ends and not LABEL.match(text) and not _FOREIGN.match(text):
@@ -354,8 +355,8 @@ class TracebackScan:
         if place is not None:
             self.raised[place] = replace(self.raised[place], again=at)
 
-    def _add(self, at: int, line: str, one: _Open, key: str) -> None:
-        rank, text = one.owner, line.strip()
+    def _add(self, at: int, line: str, item: _Open, key: str) -> None:
+        rank, text = item.owner, line.strip()
         same = next((n for n, other in enumerate(self.raised) if other.rank == rank and other.line == text), None)
         if same is not None and self.raised[same].handled:  # this time nobody handled it
             del self.raised[same], self._keys[same]
@@ -367,14 +368,14 @@ class TracebackScan:
                 at=at,
                 line=text,
                 rank=rank,
-                where=one.own_frame or one.frame,
+                where=item.own_frame or item.frame,
                 by_launcher=_LAUNCHERS.match(text) is not None,
                 of_import=_IMPORT.match(text) is not None,
             )
         )
         self._keys.append(key)
-        if text.endswith(":") or (one.boxed and line.endswith(" ")):  # rich breaks lines between words
-            self._unfinished[at] = one
+        if text.endswith(":") or (item.boxed and line.endswith(" ")):  # rich breaks lines between words
+            self._unfinished[at] = item
 
 
 def _with_more(raised: RaisedError, more: str) -> RaisedError:

@@ -10,8 +10,7 @@ from datetime import date
 
 from msgspec.structs import replace
 
-from madlite.measure.grammar import is_warning
-from madlite.measure.lines import Block, lines_with
+from madlite.measure.lines import Block, is_warning, lines_with
 from madlite.measure.rules import plain
 from madlite.measure.steps import Steps
 from madlite.model import Quantity, Step, Value
@@ -185,7 +184,7 @@ class RepeatedSteps:
 
 def may_be_aside(text: str) -> bool:
     """Return whether one of many lines may be of something else than training: a quick test."""
-    return any(one in text for one in _ASIDE_TEXTS)
+    return any(item in text for item in _ASIDE_TEXTS)
 
 
 # Losses in a log: where a line reports one, and what it is worth.
@@ -268,29 +267,29 @@ def is_nan_loss(line: str) -> bool:
     has a finite loss beside it: then NaN is what a mean has before there are losses enough.
     """
     text = line.lower()
-    if not any(_is_odd(one) for one in _LOSS.finditer(text)) or is_warning(line):
+    if not any(_is_odd(item) for item in _LOSS.finditer(text)) or is_warning(line):
         return False
     text = _HELD_OUT_FIGURE.sub(" ", text)
     if _OF_HELD_OUT.search(text):
         return False
     losses = list(_losses(text))
-    bad, fine = [one for one in losses if one.is_nan], [one for one in losses if not one.is_nan]
-    if not any(_counts(one, fine) for one in bad):
+    bad, fine = [loss for loss in losses if loss.is_nan], [loss for loss in losses if not loss.is_nan]
+    if not any(_counts(item, fine) for item in bad):
         return False
-    return _OF_STEP.search(text) is not None or any(one.words & _STEP_WORDS for one in bad)
+    return _OF_STEP.search(text) is not None or any(item.words & _STEP_WORDS for item in bad)
 
 
 def _counts(bad: _Loss, fine: list[_Loss]) -> bool:
     """Return whether a loss of NaN is the training's, whatever the finite ones beside it are; a total has all parts."""
-    return "total" in bad.words or (all(one.is_mean for one in fine) and not (bad.is_mean and fine))
+    return "total" in bad.words or (all(item.is_mean for item in fine) and not (bad.is_mean and fine))
 
 
 def _losses(text: str) -> Iterator[_Loss]:
     """Yield the losses of a training's steps in a line of small letters."""
-    for one in _LOSS.finditer(text):
-        words = _words_of(text[max(0, one.start() - _FAR) : one.start()], one["after"])
+    for item in _LOSS.finditer(text):
+        words = _words_of(text[max(0, item.start() - _FAR) : item.start()], item["after"])
         if words is not None:
-            yield _Loss(is_nan=_is_odd(one), words=words)
+            yield _Loss(is_nan=_is_odd(item), words=words)
 
 
 def _is_odd(loss: re.Match[str]) -> bool:
@@ -343,7 +342,7 @@ class LossScan:
             self.nan_norm = next((plain(line)[:_LONGEST] for line in norms), "")
         if "vocab_size" in block.text:
             found = (_VOCABULARY.search(line) for _, line in lines_with(block.text, "vocab_size"))
-            self.vocabulary = max([self.vocabulary, *(int(one[1]) for one in found if one)])
+            self.vocabulary = max([self.vocabulary, *(int(item[1]) for item in found if item)])
 
 
 def _may_be_odd(text: str) -> bool:

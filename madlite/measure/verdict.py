@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.measure.checks import config as ending
 from madlite.measure.checks import figures, losses, place, table
 from madlite.measure.checks.config import config, exit_text
-from madlite.measure.checks.consistency import consistency
+from madlite.measure.checks.figures import consistency
 from madlite.measure.checks.table import CheckInput, CheckResult, Expected, Observation
 from madlite.measure.compute import compute_findings, count_compute
 from madlite.measure.monitor import LogMonitor, expected_steps
@@ -57,7 +57,7 @@ CHECKS: tuple[CheckFunction, ...] = (
 def run_all_checks(run: CheckInput) -> tuple[CheckResult, ...]:
     """Return the result of each check."""
     results = tuple(check(run) for check in (CHECKS if run.ran else _OUTSIDE))
-    return results if first_failed(results) is None else tuple(place.for_failed_run(one, run) for one in results)
+    return results if first_failed(results) is None else tuple(place.for_failed_run(result, run) for result in results)
 
 
 def run_log_checks(run: CheckInput) -> tuple[CheckResult, ...]:
@@ -76,12 +76,12 @@ def run_log_checks(run: CheckInput) -> tuple[CheckResult, ...]:
 
 def first_failed(results: Iterable[CheckResult]) -> CheckResult | None:
     """Return the failed check that decides the verdict; None where none makes the run a failure."""
-    return next((one for one in results if one.row.status == "fail"), None)
+    return next((result for result in results if result.row.status == "fail"), None)
 
 
 def warning_texts(results: Iterable[CheckResult]) -> tuple[str, ...]:
     """Return why a success is suspect, a sentence each."""
-    return tuple(one.text for one in results if one.row.status == "warn")
+    return tuple(result.text for result in results if result.row.status == "warn")
 
 
 SHOWN = 3  # lines with error patterns
@@ -156,10 +156,10 @@ def judge_line(log: LogMonitor) -> Verdict:
     )
 
 
-def launcher_failure(log: LogMonitor, window: Window | None = None) -> Verdict:
+def launcher_failure(log: LogMonitor) -> Verdict:
     """Return the verdict of a log whose launcher reports that it failed, whatever exit code came out."""
     words = f"the training's launcher reports a failure{_rule_text(log)}"
-    return Verdict(status=Status.FAILURE, cause=Cause.EXIT_CODE, reason=words, evidence=log.fatal_line, window=window)
+    return Verdict(status=Status.FAILURE, cause=Cause.EXIT_CODE, reason=words, evidence=log.fatal_line)
 
 
 def _verdict(run: CheckInput) -> Verdict:
@@ -168,18 +168,18 @@ def _verdict(run: CheckInput) -> Verdict:
     number, failed = run.number, first_failed(results)
     suspect = warning_texts(results)
     compute_texts = compute_findings(run.compute) if run.compute else ()
-    clock_texts = tuple(one.text for one in results if one.row is table.CLOCK_DIFFERS)
+    clock_texts = tuple(result.text for result in results if result.row is table.CLOCK_DIFFERS)
     verdict = Verdict(
         status=Status.SUCCESS,
         evidence=number.evidence,
         window=run.window if run.ran else None,
         metrics=number.metrics,
         findings=(*number.findings, *(text for text in (*compute_texts, *clock_texts) if text not in suspect)),
-        checks=tuple(one.check for one in results),
+        checks=tuple(result.check for result in results),
         compute=run.compute,
     )
     if failed is not None:
-        by_sockets = tuple(one.text for one in results if one.row is table.NETWORK_SOCKETS)  # which may be why
+        by_sockets = tuple(result.text for result in results if result.row is table.NETWORK_SOCKETS)  # which may be why
         ended = _failed(verdict, failed, run)
         return replace(ended, findings=(*ended.findings, *by_sockets))
     return replace(verdict, suspect=suspect) if run.other_node is None else _on_another_node(verdict, run.other_node)

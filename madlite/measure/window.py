@@ -84,7 +84,7 @@ def count_outliers(values: Sequence[float], median: float) -> int:
         return 0
     far = [abs(value - median) for value in values]
     limit = max(Z_SCORE * statistics.median(far) / _TO_SIGMA, FLOOR * median)
-    return sum(one > limit for one in far)
+    return sum(item > limit for item in far)
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:

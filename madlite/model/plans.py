@@ -75,21 +75,21 @@ class Shape(Value, frozen=True):
     unknown: str = ""
 
 
-def _problem(one: Architecture) -> str:
-    sizes = {name: getattr(one, name) for name in one.__struct_fields__}
+def _problem(item: Architecture) -> str:
+    sizes = {name: getattr(item, name) for name in item.__struct_fields__}
     for name, value in sizes.items():
         if isinstance(value, int) and value < (name in ("layers", "hidden", "heads", "vocab")):
             return f"{name} is {value}"
-    if one.experts and not (0 < one.active_experts <= one.experts and one.expert_ffn):
-        return f"{one.active_experts} of {one.experts} experts see a token, each of {one.expert_ffn}"
-    if one.dense_layers > one.layers:
-        return f"{one.dense_layers} of {one.layers} layers are dense"
-    if not one.ffn and (one.dense_layers or not one.experts):
+    if item.experts and not (0 < item.active_experts <= item.experts and item.expert_ffn):
+        return f"{item.active_experts} of {item.experts} experts see a token, each of {item.expert_ffn}"
+    if item.dense_layers > item.layers:
+        return f"{item.dense_layers} of {item.layers} layers are dense"
+    if not item.ffn and (item.dense_layers or not item.experts):
         return "ffn is 0"
-    if one.kv_lora_rank and not (one.qk_nope_head_dim + one.qk_rope_head_dim and one.v_head_dim):
+    if item.kv_lora_rank and not (item.qk_nope_head_dim + item.qk_rope_head_dim and item.v_head_dim):
         return "latent attention needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
-    if not one.kv_lora_rank and not one.head_dim and one.hidden % one.heads:
-        return f"hidden {one.hidden} is no multiple of {one.heads} heads: head_dim is needed"
+    if not item.kv_lora_rank and not item.head_dim and item.hidden % item.heads:
+        return f"hidden {item.hidden} is no multiple of {item.heads} heads: head_dim is needed"
     return ""
 
 
@@ -399,6 +399,11 @@ class Blocked(Value, frozen=True):
     cause: Cause
     reason: str
     hint: str = ""
+
+    @classmethod
+    def failure(cls, cause: Cause, reason: str, hint: str = "") -> Blocked:
+        """Return what makes a FAILURE row of a plan."""
+        return cls(status=Status.FAILURE, cause=cause, reason=reason, hint=hint)
 
 
 class RunPlan(Value, frozen=True):

@@ -172,7 +172,7 @@ class Telemetry(Value, frozen=True):
     @property
     def start_c(self) -> float | None:
         """The temperature of the hottest GPU right before the workload began."""
-        return max((one.temperature_c for one in self.start if one.temperature_c is not None), default=None)
+        return max((item.temperature_c for item in self.start if item.temperature_c is not None), default=None)
 
 
 class NodeUse(Value, frozen=True):
@@ -361,7 +361,7 @@ class AdaptiveLength(Value, frozen=True):
 def headline_of(metrics: Sequence[Metric], window: Window | None) -> Metric | None:
     """Return the number that stands for all of a success: the steady window's, else the first one with a value."""
     found = metrics if window is None else metrics[-1:]
-    return next((one for one in found if one.status is Status.SUCCESS and one.value is not None), None)
+    return next((item for item in found if item.status is Status.SUCCESS and item.value is not None), None)
 
 
 class FailedAttempt(Value, frozen=True):

@@ -191,7 +191,7 @@ _BUILT_IN = (
 for _one in _BUILT_IN:
     setattr(Quantity, _one.name.upper(), _one)
 
-QUANTITIES = {one.name: one for one in _BUILT_IN}
+QUANTITIES = {quantity.name: quantity for quantity in _BUILT_IN}
 """The built-in quantities by their names, in the order in which they are shown."""
 SPEEDS = (Quantity.TOKENS_PER_S_PER_GPU, Quantity.SAMPLES_PER_S_PER_GPU, Quantity.IMAGES_PER_S_PER_GPU)
 """Those that a training is measured by, the first that it has."""

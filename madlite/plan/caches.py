@@ -154,5 +154,5 @@ def _option_words(plan: RunPlan) -> list[str]:
 
 def _overlap(place: str, target: str) -> bool:
     """Return whether a place is in a mounted folder, or that one in it."""
-    one, other = PurePosixPath("/", place), PurePosixPath("/", target)
-    return one.is_relative_to(other) or other.is_relative_to(one)
+    source, other = PurePosixPath("/", place), PurePosixPath("/", target)
+    return source.is_relative_to(other) or other.is_relative_to(source)

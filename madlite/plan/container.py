@@ -8,13 +8,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.files import is_file
-from madlite.machine.numa import NumaPlace
+from madlite.machine.host_facts import NumaPlace
 from madlite.machine.visible import BY_BUS, CUDA_ORDER, hiding_variables
 from madlite.model import Card, EngineOptions, EnvValue, Image, Machine, Mount, RunPlan, Value
 from madlite.plan.context import Context, Options
+from madlite.plan.fields import Resolved
 from madlite.plan.images import built_image, credential_env, flat, image_name, secret_args
 from madlite.plan.inputs import RunInputs
-from madlite.plan.values import Resolved
 from madlite.secrets import guard
 
 RDMA, PINS_MEMORY = Path("/dev/infiniband"), "IPC_LOCK"
@@ -360,7 +360,7 @@ def bind_gpus(plan: RunPlan, gpu_ids: tuple[int, ...], environ: Mapping[str, str
     if gpu_ids == plan.place.gpu_ids:
         return plan
     old = make_devices(plan.machine, plan.place.gpu_ids)
-    devices = (*make_devices(plan.machine, gpu_ids), *(one for one in plan.devices if one not in old))
+    devices = (*make_devices(plan.machine, gpu_ids), *(device for device in plan.devices if device not in old))
     hiding: dict[str, EnvValue] = {}
     if not plan.traits.containerised:
         hiding.update(visible_devices(plan.machine, gpu_ids, environ))

@@ -18,8 +18,7 @@ from madlite.catalog.select import args_of
 from madlite.errors import UsageProblem, did_you_mean, distance
 from madlite.files import UNUSABLE, NotJson, decode_json, read_text, texts, wrong_key
 from madlite.model import Json, Request, RunSpec, Scalar, Value
-from madlite.plan.fields import ALIASES, CONTEXT_KEYS, PLAN_KEYS, VARIANT_KEYS
-from madlite.plan.values import VARIABLE, canonical_key
+from madlite.plan.fields import ALIASES, CONTEXT_KEYS, PLAN_KEYS, VARIABLE, VARIANT_KEYS, canonical_key
 
 # The keys of the context that have a meaning, with their types; names and types are madengine's (docs/context.md).
 

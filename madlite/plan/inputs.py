@@ -2,17 +2,232 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice, product
+
+from msgspec.structs import replace
 
 from madlite.catalog.datasets import DataSets
-from madlite.machine.fabric import Fabric
-from madlite.model import Image, Machine, Request, RunSpec, Scalar, Value
+from madlite.errors import UsageProblem
+from madlite.machine.fabric import GID_INDEX, HCA, IB_DISABLE, INTERFACES, Fabric
+from madlite.model import Image, Machine, Request, RunPlan, RunSpec, Scalar, Value
+from madlite.model.values import EnvValue
 from madlite.plan.context import Context, Options
+from madlite.plan.fields import Layer
 from madlite.plan.images import Dockerfile
-from madlite.plan.node_values import NodeValues, find_node_values
 from madlite.plan.place import RuntimeChoice
 from madlite.plan.tools import Toolset
-from madlite.plan.values import Layer
+
+# Which node of several this machine is, where each has a madlite of its own: by the variables of what starts it.
+#
+# Of each value the first source that has it counts: MAD's own names, which a user or a script exports; those of
+# torchrun and Kubeflow (`PET_…`); Open MPI's launcher; a step of Slurm or SPUR, which is `srun madlite …` with one task
+# per node; MPICH's and Intel MPI's launchers.  An allocation without a step is none of this: its nodes have one
+# madlite together.
+#
+# Names: srun(1), OUTPUT ENVIRONMENT VARIABLES; torch/distributed/argparse_util.py; Open MPI, "Environment variables";
+# MPICH, hydra's pmi.  No PMI names a node that the others could meet at: MASTER_ADDR does.
+
+_NUMBER = re.compile(r"[0-9]{1,6}")
+_LISTED = re.compile(r"(?:\[[^\]]*\]|[^,\s\[])+")  # a name of a host list, and its ranges: rack[1-2]n[01,07-09]
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_MOST_HOSTS = 65536  # of one list: a range beyond it is a slip
+_EVERY_ONE = re.compile(r"1(\(x\d+\))?")  # SLURM_STEP_TASKS_PER_NODE where each node has one
+# names of: number of processes, this one's rank, processes of this machine
+_OPEN_MPI = ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_PMI = ("MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS")
+
+
+class NodeValues(Value, frozen=True):
+    """What is known of a node of several; "" and 0 are what nobody says.  `origins` are those of each variable."""
+
+    nnodes: int = 0
+    variables: dict[str, str] = {}  # NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
+    origins: dict[str, str] = {}
+
+
+def find_node_values(environ: Mapping[str, str]) -> NodeValues:
+    """Return which node this is of several; nothing where the environment tells of no other.
+
+    Raises:
+        UsageProblem: there is one madlite for each rank: on each node one starts all of them.
+    """
+    found: dict[str, str] = {}
+    origins: dict[str, str] = {}
+    for origin, values in _sources(environ):
+        for name, text in values.items():
+            if text and name not in found:
+                found[name], origins[name] = text, origin
+    count = found.get("NNODES", "")
+    if not _NUMBER.fullmatch(count) or int(count) < 2:
+        return NodeValues()
+    return NodeValues(nnodes=int(count), variables=found, origins=origins)
+
+
+def is_task_of_several(environ: Mapping[str, str]) -> bool:
+    """Return whether a step of Slurm, or Open MPI in an allocation, has started a madlite on each of several nodes."""
+    return _is_of_several(environ, _OPEN_MPI) or _is_step_of_several(environ)
+
+
+def _is_of_several(environ: Mapping[str, str], names: tuple[str, str, str, str]) -> bool:
+    count = environ.get(names[1], "")
+    return bool(_NUMBER.fullmatch(count)) and int(count) > 1
+
+
+def _is_step_of_several(environ: Mapping[str, str]) -> bool:
+    count = environ.get("SLURM_STEP_NUM_NODES", "")
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    return all(_NUMBER.fullmatch(text) for text in (count, tasks)) and int(count) > 1 and int(tasks) > 1
+
+
+def split_hosts(host_list: str) -> list[str]:
+    """Return the parts of a host list of Slurm: `n[01-04,7],login` has two."""
+    return _LISTED.findall(host_list)
+
+
+def expand_hosts(host_list: str) -> tuple[str, ...]:
+    """Return the names of a host list of Slurm in its order: n01, n02, n03, n04, n7 and login of `n[01-04,7],login`."""
+    return tuple(name for part in split_hosts(host_list) for name in islice(_names(part), _MOST_HOSTS))
+
+
+def _names(part: str) -> Iterator[str]:
+    pieces = re.split(r"\[([^\]]*)\]", part)  # the odd ones are lists of ranges
+    choices = [[*_numbers(piece)] if at % 2 else [piece] for at, piece in enumerate(pieces)]
+    return map("".join, product(*choices))
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    """Yield the numbers of `01-04,7`, each range with as many digits as its first one has."""
+    for text in ranges.split(","):
+        found = _RANGE.fullmatch(text.strip())
+        if found is None:
+            yield text
+            continue
+        first, last = int(found[1]), int(found[2] or found[1])
+        yield from (f"{number:0{len(found[1])}d}" for number in range(first, min(last, first + _MOST_HOSTS) + 1))
+
+
+# What a plan of several nodes has of this.
+
+_DEBUG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "NET"}  # by which the log tells which network is used
+_RUNNER = "MAD_MULTI_NODE_RUNNER"
+_MEETING = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+_PORT = "29500"
+
+
+def add_node_values(plan: RunPlan, fabric: Fabric | None, environ: Mapping[str, str]) -> RunPlan:
+    """Return a plan of several nodes with the network between them and the launcher of a MAD script for them.
+
+    fabric: this machine's, None where it is none of the nodes.
+    environ: the caller's, of which a run on this machine has what it names itself.
+    """
+    if plan.place.nodes < 2:
+        return plan
+    return _with_runner(plan if fabric is None else _with_fabric(plan, fabric, environ))
+
+
+def _with_fabric(plan: RunPlan, fabric: Fabric, environ: Mapping[str, str]) -> RunPlan:
+    """Return the plan with the variables of the fabric that nobody has set."""
+    wanted: dict[str, str] = dict(fabric.variables)
+    off = plan.env.get(IB_DISABLE) == "1" or environ.get(IB_DISABLE) == "1"
+    if off or plan.machine.vendor == "CPU":
+        wanted = {name: wanted[name] for name in INTERFACES if name in wanted}
+    elif HCA in wanted and not any(name in plan.env or name in environ for name in _DEBUG):
+        wanted |= _DEBUG
+    if environ.get(HCA) or plan.env.get(HCA):  # the index is that of their devices
+        wanted.pop(GID_INDEX, None)
+    new = {name: text for name, text in wanted.items() if not _is_set(name, plan, environ)}
+    note = f"between the {plan.place.nodes} nodes: {fabric.text}"
+    return replace(
+        plan,
+        env={**plan.env, **new},
+        origins={**plan.origins, **{f"env.{name}": "found on this machine" for name in new}},
+        notes=(*plan.notes, note) if plan.machine.vendor != "CPU" else plan.notes,
+    )
+
+
+def _is_set(name: str, plan: RunPlan, environ: Mapping[str, str]) -> bool:
+    return bool(plan.env.get(name) or environ.get(name) or plan.settings.get(name.lower()))
+
+
+def _with_runner(plan: RunPlan) -> RunPlan:
+    """Return the plan with MAD's launcher for all nodes; what a node alone knows is filled in on it, where `$NAME` is.
+
+    A MAD script expands the variable and not what is in it.
+    """
+    runner = plan.env.get(_RUNNER)
+    if not isinstance(runner, str) or plan.origins.get(f"env.{_RUNNER}") != "madlite" or "--standalone" not in runner:
+        return plan
+    known: dict[str, EnvValue] = {"MASTER_PORT": _PORT, **plan.env}
+    if not plan.place.whole and not all(known.get(name) for name in _MEETING):
+        missing = " and ".join(name for name in _MEETING if not known.get(name))
+        text = f"{plan.place.nodes} nodes without {missing}: {_RUNNER} starts the ranks of this node alone"
+        return replace(plan, notes=(*plan.notes, text))
+    values = {name: f"${name}" if plan.place.whole else str(known[name]) for name in _MEETING}
+    where = (
+        f"--nnodes={plan.place.nodes} --node_rank={values['NODE_RANK']} "
+        f"--master_addr={values['MASTER_ADDR']} --master_port={values['MASTER_PORT']}"
+    )
+    return replace(plan, env={**plan.env, _RUNNER: runner.replace("--standalone", where)})
+
+
+# The variables of each launcher.
+
+
+def _sources(environ: Mapping[str, str]) -> list[tuple[str, dict[str, str]]]:
+    names = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+    own = {name: environ.get(name, "").strip() for name in names}
+    of_torchrun = {name: environ.get(f"PET_{name}", "").strip() for name in names}
+    of_torchrun["NNODES"] = of_torchrun["NNODES"].partition(":")[0]  # 2:4 of an elastic job
+    pod = {"NODE_RANK": environ.get("JOB_COMPLETION_INDEX", "")}
+    # a NODE_RANK alone may be what a batch script exported on its own node, the same for all
+    meeting = own if own["NNODES"] else {name: own[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+    launcher = _of_launcher(environ) if meeting is not own or not own["NODE_RANK"] else []
+    rest = [("environment", own), ("environment", pod)]
+    return [("environment", meeting), ("environment", of_torchrun), *launcher, *rest]
+
+
+def _of_launcher(environ: Mapping[str, str]) -> list[tuple[str, dict[str, str]]]:
+    if _is_of_several(environ, _OPEN_MPI):  # whose daemons are a step of Slurm on all nodes but the first
+        return [_of_mpi(environ, *_OPEN_MPI)]
+    if _is_step_of_several(environ):
+        return [_of_step(environ)]
+    by_srun = "SLURM_STEP_ID" in environ and _PMI[-1] not in environ  # srun --mpi=pmi2: the ranks of one node
+    return [_of_mpi(environ, *_PMI)] if _is_of_several(environ, _PMI) and not by_srun else []
+
+
+def _of_mpi(environ: Mapping[str, str], name: str, size: str, rank: str, here: str) -> tuple[str, dict[str, str]]:
+    _refuse_ranks(environ.get(here, "1"), f"{name} ({here}={environ.get(here, '')})", "--map-by ppr:1:node")
+    return name, {"NNODES": environ[size], "NODE_RANK": environ.get(rank, "")}
+
+
+def _of_step(environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Return the values of one task per node of a step."""
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
+    if not _EVERY_ONE.fullmatch(tasks):
+        _refuse_ranks(tasks, f"srun (SLURM_STEP_TASKS_PER_NODE={tasks})", "srun --ntasks-per-node=1 madlite …")
+    peers = environ.get("SPUR_PEER_NODES", "").partition(",")[0].partition(":")[0]
+    values = {
+        "NNODES": environ["SLURM_STEP_NUM_NODES"],
+        "NODE_RANK": environ.get("SLURM_NODEID", ""),
+        "MASTER_ADDR": peers or next(iter(expand_hosts(environ.get("SLURM_STEP_NODELIST", ""))), ""),
+    }
+    step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+    return f"Slurm step {step}", values
+
+
+def _refuse_ranks(here: str, what: str, remedy: str) -> None:
+    """Refuse several processes of madlite on a node.
+
+    Raises:
+        UsageProblem: there are several.
+    """
+    if here not in ("", "1"):
+        raise UsageProblem(
+            f"{what} starts several processes of madlite on a node, and each would start all ranks of it", remedy
+        )
+
 
 # What a plan is made from, and the sources of its values in their order.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -25,11 +27,13 @@ from madlite.model import (
 )
 from madlite.plan.actions import (
     TOOLS,
+    DataPlan,
     bundled_tools,
     error_scan_origin,
     make_actions,
     make_error_scan,
     model_dir,
+    plan_data,
     tools_of,
 )
 from madlite.plan.container import (
@@ -47,14 +51,49 @@ from madlite.plan.container import (
     make_mounts,
     visible_devices,
 )
-from madlite.plan.data import DataPlan, plan_data
-from madlite.plan.fields import targeted_values
-from madlite.plan.inputs import RUNS, RunInputs, layers
-from madlite.plan.node_values import add_node_values
+from madlite.plan.fields import Layer, Resolved, SilenceLimits, resolve, silence_limits, targeted_values
+from madlite.plan.inputs import RUNS, RunInputs, add_node_values, layers
 from madlite.plan.place import ArchitectureChoice, GpuAllocation, allocate_gpus, find_architecture, make_place
-from madlite.plan.planned_options import refuse_planned_options
 from madlite.plan.tools import Toolset
-from madlite.plan.values import Layer, Resolved, SilenceLimits, resolve, silence_limits
+
+# Args that set what the plan decides: they would go before it, and the row would describe another run.
+#
+# A backend names the options of its trainer that do (`RunSpec.planned_options`); the core knows none.
+
+
+def refuse_planned_options(plan: RunPlan, planned: Mapping[str, str], source: str) -> None:
+    """Refuse args of a run that set an option whose value the plan decides; `source` is where they come from.
+
+    Raises:
+        UsageProblem: they do.
+    """
+    keys = {_plain(option): key for option, key in planned.items()}
+    found = [(word, value, keys[name]) for name, word, value in _options(plan.run_args) if name in keys]
+    if found:
+        words = ", ".join(f"{word}={value}" if value else word for word, value, _ in found)
+        wanted = {key: value if value.isdecimal() else "…" for _, value, key in found}
+        what = f"{source}: args set {words}, and the plan decides {', '.join(wanted)}: the row would differ"
+        raise UsageProblem(what, f"{' '.join(f'--set {key}={value}' for key, value in wanted.items())} instead")
+
+
+def _options(args: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each option's plain name, the name as written, and its value; also of `a=1` and hydra's `+a=1`."""
+    try:
+        words = shlex.split(args)
+    except ValueError:
+        return  # rendering refuses them
+    for word, after in pairwise([*words, "-"]):
+        name, equals, value = word.partition("=")
+        if equals:
+            yield _plain(name), name, value
+        elif word.startswith("-"):
+            yield _plain(word), word, "" if after.startswith("-") else after
+
+
+def _plain(name: str) -> str:
+    """Return an option's name without what introduces it; most trainers take `-` and `_` for the same."""
+    return name.lstrip("-+~").replace("-", "_")
+
 
 # What blocks a plan; it still becomes a row.
 
@@ -74,14 +113,14 @@ def find_blocked(
             "--disable-skip-gpu-arch runs it",
         )
     if card.cred and inputs.credentials is not None and card.cred not in inputs.credentials:
-        return _fail(
+        return Blocked.failure(
             Cause.PREPARE,
             f"card '{card.name}' needs credential '{card.cred}', credential.json has no table of that name",
         )
     if problem := _unfit_results(inputs):
-        return _fail(Cause.PREPARE, problem)
+        return Blocked.failure(Cause.PREPARE, problem)
     if inputs.spec.problem or data_problem:
-        return _fail(Cause.PREPARE, inputs.spec.problem or data_problem)
+        return Blocked.failure(Cause.PREPARE, inputs.spec.problem or data_problem)
     imageless = inputs.runtime.traits.containerised and image is None
     # before a missing engine, which would be of no use without an image
     if imageless and inputs.spec.templates and not allocation.blocked:
@@ -93,13 +132,13 @@ def find_blocked(
 
 def _no_image(inputs: RunInputs) -> Blocked:
     if inputs.spec.templates:  # of no use to it is a Dockerfile of the card's own
-        return _fail(
+        return Blocked.failure(
             Cause.IMAGE,
             f"what backend '{inputs.backend}' renders for card '{inputs.request.card.name}' has no image",
             "--runtime host runs it on this machine, --image REF in a container",
         )
     reason = inputs.missing_image or f"card '{inputs.request.card.name}' names no image"
-    return _fail(Cause.IMAGE, reason, "--image REF names one")
+    return Blocked.failure(Cause.IMAGE, reason, "--image REF names one")
 
 
 def _unfit_results(inputs: RunInputs) -> str:
@@ -116,10 +155,6 @@ def _unfit_results(inputs: RunInputs) -> str:
 
 def _skip(cause: Cause, reason: str, hint: str) -> Blocked:
     return Blocked(status=Status.SKIPPED, cause=cause, reason=reason, hint=hint)
-
-
-def _fail(cause: Cause, reason: str, hint: str = "") -> Blocked:
-    return Blocked(status=Status.FAILURE, cause=cause, reason=reason, hint=hint)
 
 
 def _skipped_arch(card: Card, machine: Machine) -> str:
@@ -165,13 +200,10 @@ def make_plan(inputs: RunInputs) -> RunPlan:
     refuse_planned_options(plan, inputs.spec.planned_options, source)
     plan = _in_container(plan, inputs, parts) if inputs.runtime.traits.containerised else plan
     plan = _finished(plan, inputs, parts)
-    plan = add_node_values(plan, inputs.fabric if _runs_here(inputs) else None, inputs.options.environ)
+    # whether this machine is one of the nodes: its runtime's, or the node of Slurm that it runs on
+    is_here = inputs.runtime.traits.local or bool(inputs.options.environ.get("SLURMD_NODENAME"))
+    plan = add_node_values(plan, inputs.fabric if is_here else None, inputs.options.environ)
     return add_rdma(plan) if inputs.runtime.traits.containerised else plan
-
-
-def _runs_here(inputs: RunInputs) -> bool:
-    """Return whether this machine is one of a plan's nodes: its runtime's, or the node of Slurm that it runs on."""
-    return inputs.runtime.traits.local or bool(inputs.options.environ.get("SLURMD_NODENAME"))
 
 
 def _refuse_until(inputs: RunInputs, resolved: Resolved) -> None:

@@ -24,7 +24,6 @@ from madlite.model import (
     Problem,
     RunSpec,
     Scalar,
-    Status,
     Traits,
     Value,
     Variant,
@@ -97,7 +96,8 @@ def choose_runtime(
 
 
 def _chosen(runtime: str, origin: str, problem: Problem | None, traits: Mapping[str, Traits]) -> RuntimeChoice:
-    blocked = _unreachable(problem) if problem else None
+    hint = "start it, or --runtime host where the training is installed here"
+    blocked = Blocked.failure(Cause.ENGINE, problem.what, hint) if problem else None
     return RuntimeChoice(runtime=runtime, origin=origin, traits=traits[runtime], blocked=blocked)
 
 
@@ -128,7 +128,7 @@ def _without_container(
     name = "container of the cluster file or, in an allocation, $MADLITE_CONTAINER: docker, podman, pyxis or apptainer"
     if options.image:
         raise UsageProblem(f"--image {options.image}: the nodes run commands without a container", name)
-    bare = any(one in traits and not traits[one].containerised for one in card.runtimes)
+    bare = any(runtime in traits and not traits[runtime].containerised for runtime in card.runtimes)
     wants = has_image or bool(card.dockerfile)
     if not (wants or card.runtimes) or options.runtime_origin == ASKED or choice.blocked:
         return choice
@@ -139,17 +139,7 @@ def _without_container(
         f"card '{card.name}' runs in an image{f' ({image})' if image else ''}, and the nodes have no container for it"
     )
     hint = f"{name}; --runtime {choice.runtime} runs the card without one"
-    blocked = Blocked(status=Status.FAILURE, cause=Cause.IMAGE, reason=reason, hint=hint)
-    return replace(choice, blocked=blocked)
-
-
-def _unreachable(problem: Problem) -> Blocked:
-    return Blocked(
-        status=Status.FAILURE,
-        cause=Cause.ENGINE,
-        reason=problem.what,
-        hint="start it, or --runtime host where the training is installed here",
-    )
+    return replace(choice, blocked=Blocked.failure(Cause.IMAGE, reason, hint))
 
 
 def usable_gpus(machine: Machine, context: Context, environ: Mapping[str, str]) -> tuple[int, ...]:
@@ -254,12 +244,8 @@ def _too_few(
         reason = f"card '{card.name}' asks for {wanted} GPUs, {machine} has {len(have)}"
     else:
         reason = f"card '{card.name}' asks for {wanted} GPUs, {left_by} leaves {len(visible)}"
-    return Blocked(
-        status=Status.FAILURE,
-        cause=Cause.GPUS,
-        reason=reason,
-        hint=f"--set n_gpus={min(len(have), len(visible))}" if visible else f"unset {left_by.partition('=')[0]}",
-    )
+    hint = f"--set n_gpus={min(len(have), len(visible))}" if visible else f"unset {left_by.partition('=')[0]}"
+    return Blocked.failure(Cause.GPUS, reason, hint)
 
 
 def _listed(ids: Iterable[int]) -> str:
@@ -309,7 +295,11 @@ def load_architectures() -> dict[str, Architecture]:
     import tomli
 
     tables = tomli.loads(TABLE.read_text(encoding="utf-8"))["architecture"]
-    return {name: one for name, one in read_architectures(tables).items() if isinstance(one, Architecture)}
+    return {
+        name: architecture
+        for name, architecture in read_architectures(tables).items()
+        if isinstance(architecture, Architecture)
+    }
 
 
 def find_architecture(spec: RunSpec, variant: Variant | None, settings: Mapping[str, Scalar]) -> ArchitectureChoice:
@@ -338,7 +328,7 @@ def is_changed(origins: Mapping[str, str]) -> bool:
 
 def _named(name: str) -> Architecture | None:
     table = load_architectures()
-    exact = {one.casefold(): one for one in table}
+    exact = {item.casefold(): item for item in table}
     return table.get(exact.get(name.casefold(), ""))
 
 

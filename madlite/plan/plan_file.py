@@ -84,10 +84,10 @@ def secrets_in(plan: RunPlan) -> Iterator[NamedSecret]:
 def name_secrets(plan: RunPlan, sources: Mapping[str, str]) -> dict[str, str]:
     """Return the name of each secret text of a plan; an empty one, which is none, has no name."""
     names = {"": ""}
-    for one in secrets_in(plan):
-        text = one.secret.reveal()
+    for item in secrets_in(plan):
+        text = item.secret.reveal()
         if text not in names:
-            names[text] = _name(one.name, text, sources, frozenset(names.values()))
+            names[text] = _name(item.name, text, sources, frozenset(names.values()))
     return names
 
 
@@ -131,11 +131,11 @@ def refuse_plaintext_secrets(plan: RunPlan, tree: Json, sources: Mapping[str, st
     Raises:
         UsageProblem: it does; the message shows none of it.
     """
-    texts = [one.secret.reveal() for one in secrets_in(plan)]
+    texts = [item.secret.reveal() for item in secrets_in(plan)]
     texts += [text for name, text in sources.items() if is_secret_name(name)]
     long = tuple(dict.fromkeys(text for text in texts if len(text) >= _LONG))
     spelling = (place for place, text in _user_texts(plan) if any(map(_is_literal, assigned((text,)))))
-    holding = (place for place, text in json_texts(tree) if any(one in text for one in long))
+    holding = (place for place, text in json_texts(tree) if any(item in text for item in long))
     if (place := next(spelling, None) or next(holding, None)) is not None:
         raise UsageProblem(
             f"card '{plan.card.name}': {place} spells out a secret, and a plan file has names of secrets alone",
@@ -274,8 +274,8 @@ def read_plan_file(file: Path, sources: Mapping[str, str]) -> SavedPlan:
         for place, values in _environments(tree):
             _wrap(place, values, secret)
         saved = msgspec.convert(tree, SavedPlan, dec_hook=_decode)
-        for one in saved.files:
-            one.content()
+        for item in saved.files:
+            item.content()
     except msgspec.ValidationError as error:
         raise UsageProblem(f"{where}: {wrong_key(error, tree)[1]}", _HINT) from None
     except binascii.Error:
@@ -320,7 +320,9 @@ def _environments(tree: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     actions = plan.get("actions") if isinstance(plan.get("actions"), list) else []
     login = image.get("login") if isinstance(image.get("login"), dict) else {}
     tables = [("plan.env", plan.get("env")), ("plan.image.build_args", image.get("build_args"))]
-    tables += [(f"plan.actions[{n}].env", one.get("env")) for n, one in enumerate(actions) if isinstance(one, dict)]
+    tables += [
+        (f"plan.actions[{n}].env", action.get("env")) for n, action in enumerate(actions) if isinstance(action, dict)
+    ]
     tables += [("plan.image.login", login)] if login else []
     yield from ((place, values) for place, values in tables if isinstance(values, dict))
 
@@ -364,17 +366,17 @@ def _check_names(tree: dict[str, Any], saved: SavedPlan, where: str) -> None:
         raise UsageProblem(f"{where}: key 'plan.folder' is wrong: {what}", _HINT)
 
 
-def _only_in(one: Json, other: Json, place: str) -> Iterator[tuple[str, str, Iterable[str]]]:
+def _only_in(json: Json, other: Json, place: str) -> Iterator[tuple[str, str, Iterable[str]]]:
     """Yield the keys that one JSON value has and the other has not: their place, themselves, and those of the other."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key, value in one.items():
+    if isinstance(json, dict) and isinstance(other, dict):
+        for key, value in json.items():
             below = f"{place}.{key}" if place else key
             if key in other:
                 yield from _only_in(value, other[key], below)
             else:
                 yield below, key, other
-    elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        for n, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+    elif isinstance(json, (list, tuple)) and isinstance(other, (list, tuple)):
+        for n, (mine, theirs) in enumerate(zip(json, other, strict=False)):
             yield from _only_in(mine, theirs, f"{place}[{n}]")
 
 

@@ -197,9 +197,9 @@ def row_value(plan: RunPlan, key: str) -> Scalar | None:
     return value
 
 
-def same_run(one: Rendering, other: Rendering) -> bool:
+def same_run(rendering: Rendering, other: Rendering) -> bool:
     """Return whether two plans of one run folder would run the same; comments may differ."""
-    return _run_content(one) == _run_content(other)
+    return _run_content(rendering) == _run_content(other)
 
 
 def only_relabels(key: str, own: Rendering, others: Callable[[str | None], Sequence[Rendering] | None]) -> bool:
@@ -209,19 +209,19 @@ def only_relabels(key: str, own: Rendering, others: Callable[[str | None], Seque
     they are refused.  A count that is nowhere stated may be requested as it is: then twice as much is another run.  So
     may a release that equals the default: then an unknown one is refused.
     """
-    alike = [one for one in others(None) or () if same_run(one, own)]
+    alike = [item for item in others(None) or () if same_run(item, own)]
     label = row_value(own.plan, key)
-    if not alike or any(row_value(one.plan, key) == label for one in alike):
+    if not alike or any(row_value(item.plan, key) == label for item in alike):
         return False
-    if key not in (*COUNTS, "release") or any(row_value(one.plan, key) not in (None, "") for one in alike):
+    if key not in (*COUNTS, "release") or any(row_value(item.plan, key) not in (None, "") for item in alike):
         return True
     probed = others(UNKNOWN_WORD if key == "release" else str(int(str(label)) * 2))
-    return probed is not None and any(same_run(one, own) for one in probed)
+    return probed is not None and any(same_run(item, own) for item in probed)
 
 
-def _run_content(one: Rendering) -> tuple[object, ...]:
-    files = [(file.path, _without_comments(file.data)) for file in one.files]
-    plan = one.plan
+def _run_content(rendering: Rendering) -> tuple[object, ...]:
+    files = [(file.path, _without_comments(file.data)) for file in rendering.files]
+    plan = rendering.plan
     return files, plan.actions, plan.env, plan.image, plan.engine_options, plan.place
 
 

@@ -20,7 +20,7 @@ from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import is_file, read_json, wrong_key
 from madlite.model import Value
 from madlite.plan.context import Script, Tool
-from madlite.plan.values import VARIABLE
+from madlite.plan.fields import VARIABLE
 
 COMMON = "scripts/common/"  # where madengine puts the helpers of its package
 FOLDER = "{tools}"  # in a command, the folder of madlite's own helpers as the run sees it

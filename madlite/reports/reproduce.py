@@ -10,9 +10,8 @@ from pathlib import Path
 from madlite import __version__
 from madlite.files import digest_of
 from madlite.model import Scalar, Value
-from madlite.plan.fields import PLAN_KEYS
+from madlite.plan.fields import PLAN_KEYS, canonical_key
 from madlite.plan.inputs import RUNS
-from madlite.plan.values import canonical_key
 from madlite.secrets import MASK
 from madlite.store.folder import CONTEXT
 from madlite.store.record import Record

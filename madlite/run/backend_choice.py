@@ -19,15 +19,15 @@ from madlite.model import Backend, Card, RunSpec
 
 # The runs of a card that several backends share, each knowing other modes of it, e.g. pretraining and fine-tuning.
 
-Owner: TypeAlias = tuple[Backend, Plugin]
+BackendMatch: TypeAlias = tuple[Backend, Plugin]
 Expand: TypeAlias = Callable[[Backend, Plugin], Sequence[RunSpec]]
 _CHOICES = ("mode", "precision", "release", "recipe")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def expand_shared(
-    card: str, owners: Sequence[Owner], requested: Mapping[str, str], expand: Expand
-) -> list[tuple[Owner, RunSpec]]:
+    card: str, owners: Sequence[BackendMatch], requested: Mapping[str, str], expand: Expand
+) -> list[tuple[BackendMatch, RunSpec]]:
     """Return the specs of a card with their owners: of one image release, where none is `requested` for the newest.
 
     What one owner refuses another may have; a choice that nobody knows is refused in the words of all.
@@ -54,11 +54,11 @@ def expand_shared(
 
 
 def _expand_all(
-    owners: Sequence[Owner], expand: Expand
-) -> tuple[list[tuple[Owner, RunSpec]], list[tuple[Owner, UsageProblem]]]:
+    owners: Sequence[BackendMatch], expand: Expand
+) -> tuple[list[tuple[BackendMatch, RunSpec]], list[tuple[BackendMatch, UsageProblem]]]:
     """Return what the owners have, and what they refuse."""
-    found: list[tuple[Owner, RunSpec]] = []
-    refused: list[tuple[Owner, UsageProblem]] = []
+    found: list[tuple[BackendMatch, RunSpec]] = []
+    refused: list[tuple[BackendMatch, UsageProblem]] = []
     for owner in owners:
         try:
             found += [(owner, spec) for spec in expand(*owner)]
@@ -81,7 +81,7 @@ def _merge_refusals(problems: Sequence[UsageProblem], requested: Mapping[str, st
         return _merge_problems(problems)
     runs = [run for turn in zip_longest(*(problem.runs for problem in unknown)) for run in turn if run]
     keys = dict.fromkeys(key for problem in unknown for key in problem.words)
-    requested_words = {key: list(dict.fromkeys(w for one in unknown for w in one.words.get(key, ()))) for key in keys}
+    requested_words = {key: list(dict.fromkeys(w for item in unknown for w in item.words.get(key, ()))) for key in keys}
     release, releases = requested.get("release", ""), requested_words.get("release", [])
     runs.sort(
         key=lambda run: (-_nearness(run, requested), release_distance(run, release, releases) if release else 0.0)
@@ -98,7 +98,7 @@ def _message_of(problem: UsageProblem) -> str:
 def _merge_problems(problems: Sequence[UsageProblem]) -> UsageProblem:
     """Return one refusal of several with the same message, whose hints list the nearest known runs."""
     lists = [problem.hint.removeprefix(NEAREST).split("; ") for problem in problems if problem.hint.startswith(NEAREST)]
-    turns = dict.fromkeys(one for turn in zip_longest(*lists) for one in turn if one)
+    turns = dict.fromkeys(item for turn in zip_longest(*lists) for item in turn if item)
     hint = NEAREST + "; ".join(islice(turns, SHOWN)) if turns else problems[0].hint
     return UsageProblem(problems[0].message, hint)
 
@@ -113,7 +113,7 @@ def _nearness(run: str, requested: Mapping[str, str]) -> float:
     )
 
 
-def _check_modes(card: str, chosen: Iterable[tuple[Owner, RunSpec]], recipe: str) -> None:
+def _check_modes(card: str, chosen: Iterable[tuple[BackendMatch, RunSpec]], recipe: str) -> None:
     """Keep two backends from both running what was asked for once."""
     owner_of_mode: dict[str, str] = {}
     for (backend, _), spec in chosen:
@@ -134,7 +134,7 @@ def _release_key(spec: RunSpec) -> list[int]:
     return [int(text) for text in _NUMBER.findall(release)]
 
 
-def _left_out_notes(chosen: Sequence[tuple[Owner, RunSpec]]) -> Iterator[str]:
+def _left_out_notes(chosen: Sequence[tuple[BackendMatch, RunSpec]]) -> Iterator[str]:
     """Yield which runs other releases have, but for those that a sharer runs in this one."""
     here = {_mode_text(spec) for _, spec in chosen}
     for word, releases in {word: where for _, spec in chosen for word, where in spec.left_out.items()}.items():
@@ -146,13 +146,13 @@ def _mode_text(spec: RunSpec) -> str:
     return f"{spec.variant.mode} {spec.variant.precision}".strip() if spec.variant else ""
 
 
-def _refusal_notes(refused: Iterable[tuple[Owner, UsageProblem]]) -> Iterator[str]:
+def _refusal_notes(refused: Iterable[tuple[BackendMatch, UsageProblem]]) -> Iterator[str]:
     for (backend, _), problem in refused:
         yield f"left out: backend {backend.name} ({problem.message})"
 
 
 def _older_release_notes(
-    found: Sequence[tuple[Owner, RunSpec]], chosen: Sequence[tuple[Owner, RunSpec]]
+    found: Sequence[tuple[BackendMatch, RunSpec]], chosen: Sequence[tuple[BackendMatch, RunSpec]]
 ) -> Iterator[str]:
     """Yield what runs of other releases there are."""
     here = {spec.variant.mode for _, spec in chosen if spec.variant}
@@ -167,9 +167,9 @@ BackendsByName = Mapping[str, tuple[Backend, Plugin]]
 """Backends by name, as `Plugins.backends` returns them."""
 
 
-def find_owners(
+def select_backends(
     card: Card, backends: BackendsByName, plugins: Plugins, workspace: Path, requested: str = ""
-) -> list[Owner]:
+) -> list[BackendMatch]:
     """Return the backends that run the card in this folder: several where they share it; `requested` is --backend.
 
     Raises:
@@ -195,7 +195,7 @@ def claimants(card: Card, backends: BackendsByName, plugins: Plugins, workspace:
     return sorted(name for name, claim in claims.items() if claim == highest > 0)
 
 
-def find_backend(plugins: Plugins, name: str, where: str) -> Owner:
+def find_backend(plugins: Plugins, name: str, where: str) -> BackendMatch:
     """Return the backend of that name.
 
     Raises:

@@ -9,24 +9,23 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from madlite.assets.places import find_token, is_offline
+from madlite.assets.places import command, find_token, is_found, is_offline, needed_assets
 from madlite.backends.base import describe_setting
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, MadliteError, UsageProblem, inline_hint, one_hint
 from madlite.model import Asset, Blocked, Cause, Finding, Request, RunPlan, Scalar, Status, Value
 from madlite.plan.context import Context, Options
+from madlite.plan.fields import canonical_key, requested_origins, requested_values
 from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.render import COUNTS, ROW_KEYS, UNKNOWN_WORD, Rendering, only_relabels, row_value, same_run
-from madlite.plan.values import canonical_key, requested_origins, requested_values
-from madlite.run.prepared import command, is_found, needed_assets
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 
 _NO_LINT_HINT = "--no-lint starts it all the same"
 
 
 def check_plans(
-    planned: Sequence[Planned], plugins: Plugins, lint: bool = True
-) -> tuple[list[Planned], tuple[str, ...]]:
+    planned: Sequence[PlannedRun], plugins: Plugins, lint: bool = True
+) -> tuple[list[PlannedRun], tuple[str, ...]]:
     """Return the plans, those with a fatal finding kept from starting, and what is warned of, each once.
 
     Without `lint` nothing is fatal.
@@ -38,7 +37,9 @@ def check_plans(
     return keep_refused(planned, refused, plugins), tuple(warnings)
 
 
-def keep_refused(planned: Sequence[Planned], refused: Sequence[Sequence[Finding]], plugins: Plugins) -> list[Planned]:
+def keep_refused(
+    planned: Sequence[PlannedRun], refused: Sequence[Sequence[Finding]], plugins: Plugins
+) -> list[PlannedRun]:
     """Return the plans, those of which `run_checks` found something fatal kept from starting.
 
     Raises:
@@ -46,59 +47,55 @@ def keep_refused(planned: Sequence[Planned], refused: Sequence[Sequence[Finding]
     """
     pairs = list(zip(planned, refused, strict=True))
     failures = [
-        (card_or_run(one.plan, planned) + finding.message, one_hint(finding.hint, _NO_LINT_HINT))
-        for one, findings in pairs
-        for finding in _caused_by_options(one, findings, plugins)
+        (card_or_run(item.plan, planned) + finding.message, one_hint(finding.hint, _NO_LINT_HINT))
+        for item, findings in pairs
+        for finding in _caused_by_options(item, findings, plugins)
     ]
     if failures:
         raise CheckFailed.of_all(failures)
-    return [_blocked(one, findings) for one, findings in pairs]
+    return [_blocked(item, findings) for item, findings in pairs]
 
 
-def _caused_by_options(one: Planned, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
+def _caused_by_options(run: PlannedRun, findings: Sequence[Finding], plugins: Plugins) -> Sequence[Finding]:
     """Return what of a plan's findings its card has by what the command asked for alone; a token is never an option."""
-    own = tuple(_token_findings(one, plugins))
+    own = tuple(_token_findings(run, plugins))
     if not (requested := [finding for finding in findings if finding not in own]):
         return ()
     try:
-        baseline = {finding.message for plan in one.without_options() for finding in find_findings(plan, plugins)}
+        baseline = {finding.message for plan in run.without_options() for finding in find_findings(plan, plugins)}
     except MadliteError:  # what was asked for is what makes a plan possible
         return requested
     return [finding for finding in requested if finding.message not in baseline]
 
 
-def _blocked(one: Planned, findings: Sequence[Finding]) -> Planned:
-    if not findings or one.plan.blocked is not None:
-        return one
-    blocked = Blocked(
-        status=Status.FAILURE,
-        cause=Cause.PREPARE,
-        reason="; ".join(dict.fromkeys(finding.message for finding in findings)),
-        hint=one_hint(*dict.fromkeys(finding.hint for finding in findings), _NO_LINT_HINT),
-    )
-    return replace(one, plan=replace(one.plan, blocked=blocked))
+def _blocked(run: PlannedRun, findings: Sequence[Finding]) -> PlannedRun:
+    if not findings or run.plan.blocked is not None:
+        return run
+    reason = "; ".join(dict.fromkeys(finding.message for finding in findings))
+    hint = one_hint(*dict.fromkeys(finding.hint for finding in findings), _NO_LINT_HINT)
+    return replace(run, plan=replace(run.plan, blocked=Blocked.failure(Cause.PREPARE, reason, hint)))
 
 
-def find_findings(one: Planned, plugins: Plugins) -> tuple[Finding, ...]:
+def find_findings(run: PlannedRun, plugins: Plugins) -> tuple[Finding, ...]:
     """Return what speaks against a run; nothing against one that a rule skips."""
-    if one.plan.blocked is not None and one.plan.blocked.status is Status.SKIPPED:
+    if run.plan.blocked is not None and run.plan.blocked.status is Status.SKIPPED:
         return ()
-    return tuple(_findings(one, plugins))
+    return tuple(_findings(run, plugins))
 
 
 def run_checks(
-    planned: Sequence[Planned], plugins: Plugins, lint: bool = True
+    planned: Sequence[PlannedRun], plugins: Plugins, lint: bool = True
 ) -> tuple[list[list[Finding]], list[str]]:
     """Return what keeps each of the plans from starting, nothing without `lint`, and what is warned of, each once."""
     refused: list[list[Finding]] = []
     warnings: dict[str, None] = {}
-    for one in planned:
+    for run in planned:
         refused.append([])
-        for finding in find_findings(one, plugins):
+        for finding in find_findings(run, plugins):
             if finding.fatal and lint:
                 refused[-1].append(finding)
             else:
-                warnings[in_one_line(finding, card_or_run(one.plan, planned) + finding.message)] = None
+                warnings[in_one_line(finding, card_or_run(run.plan, planned) + finding.message)] = None
     return refused, list(warnings)
 
 
@@ -107,24 +104,24 @@ def in_one_line(finding: Finding, message: str = "") -> str:
     return (message or finding.message) + (f" ({inline_hint(finding.hint)})" if finding.hint else "")
 
 
-def card_or_run(plan: RunPlan, planned: Sequence[Planned]) -> str:
+def card_or_run(plan: RunPlan, planned: Sequence[PlannedRun]) -> str:
     """Return which run of the batch a message is about, where it could be about another."""
-    if len({(one.plan.card.name, one.plan.variant) for one in planned}) < 2:
+    if len({(run.plan.card.name, run.plan.variant) for run in planned}) < 2:
         return ""
     variant = plan.variant
     text = (plan.card.name, variant.mode, variant.precision) if variant else (plan.card.name,)
     return f"{' '.join(filter(None, text))}: "
 
 
-def _findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
-    yield from plugins.checks(one.plan, one.backends)
-    yield from _token_findings(one, plugins)
+def _findings(run: PlannedRun, plugins: Plugins) -> Iterator[Finding]:
+    yield from plugins.checks(run.plan, run.backends)
+    yield from _token_findings(run, plugins)
 
 
-def _token_findings(one: Planned, plugins: Plugins) -> Iterator[Finding]:
-    needed = needed_assets(one.plan, one.backends, plugins)
-    if gated := [asset for asset in needed if asset.gated and not is_found(one.plan, asset)]:
-        yield from _gated(one.plan, gated)
+def _token_findings(run: PlannedRun, plugins: Plugins) -> Iterator[Finding]:
+    needed = needed_assets(run.plan, run.backends, plugins)
+    if gated := [asset for asset in needed if asset.gated and not is_found(run.plan, asset)]:
+        yield from _gated(run.plan, gated)
 
 
 def _gated(plan: RunPlan, gated: Sequence[Asset]) -> Iterator[Finding]:
@@ -237,7 +234,7 @@ def without_key(command_inputs: CommandInputs, key: str, value: str | None) -> C
         ),
         options=replace(
             options,
-            named=tuple(one for one in options.named if canonical_key(one[1]) != key),
+            named=tuple(item for item in options.named if canonical_key(item[1]) != key),
             sets=(*sets, *(((key, value),) if value is not None else ())),
         ),
     )
@@ -267,5 +264,5 @@ def _used(own: Rendering, others: _Others) -> Iterator[str]:
         value = row_value(own.plan, key)
         other = str(int(value or 1) * 2) if key in COUNTS and not isinstance(value, str) else UNKNOWN_WORD
         found = others(key, other)
-        if found is None or not any(same_run(one, own) for one in found):
+        if found is None or not any(same_run(item, own) for item in found):
             yield key

@@ -13,17 +13,16 @@ from madlite.model import Blocked, Cause, Image, Machine, Request, Result, RunPl
 from madlite.perfcsv.rows import docker_file
 from madlite.plan.context import Context
 from madlite.plan.images import ARCHITECTURE, login_to, registry_of
-from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest
-from madlite.plan.manifest_text import manifest_text
-from madlite.run.build_jobs import build_command_text, same_content, vendor_of
-from madlite.run.one import BUILD_LOG_END
+from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest, manifest_text
+from madlite.run.build import build_command_text, same_content, vendor_of
+from madlite.run.executor import BUILD_LOG_END
 from madlite.run.planning import BatchInputs, image_of_command, plan_card, plan_each
-from madlite.run.screen import Planned, pair
+from madlite.run.screen import PlannedRun, pair
 
 _log = logging.getLogger(__name__)
 
 
-def plan_manifest(manifest: Manifest, inputs: BatchInputs) -> list[Planned]:
+def plan_manifest(manifest: Manifest, inputs: BatchInputs) -> list[PlannedRun]:
     """Return startable plans of what a manifest names, without building; its context joins the plan context.
 
     An image for other GPUs is left out where another one of its card fits; where none does the plan reports so and
@@ -33,12 +32,12 @@ def plan_manifest(manifest: Manifest, inputs: BatchInputs) -> list[Planned]:
         UsageProblem: there is nothing to run, for no card of the manifest is known.
         MadliteError: a card or an option cannot be used; nothing has been touched.
     """
-    unknown = [one for one in manifest.failed if one.request is None]
-    for one in unknown:
-        _log.warning("%s has no card of '%s', whose build failed: %s", manifest.file.name, one.model, one.error)
+    unknown = [item for item in manifest.failed if item.request is None]
+    for item in unknown:
+        _log.warning("%s has no card of '%s', whose build failed: %s", manifest.file.name, item.model, item.error)
     cards = _by_request(manifest)
     if not cards:
-        names = ", ".join(dict.fromkeys(one.model for one in unknown))
+        names = ", ".join(dict.fromkeys(item.model for item in unknown))
         raise UsageProblem(f"{manifest.file} has no image: no build succeeded", f"madlite build --tags {names}")
     jobs = [
         (request, partial(_plan_found, images=images, failed=failed, manifest=manifest))
@@ -53,7 +52,7 @@ def _plan_found(
     images: Sequence[BuiltImage],
     failed: Sequence[FailedBuild],
     manifest: Manifest,
-) -> list[Planned]:
+) -> list[PlannedRun]:
     """Return the plans of one card: of its images and of its failed builds that are for this machine."""
     if image_of_command(inputs):
         return plan_card(request, (), "", inputs)
@@ -64,10 +63,12 @@ def _plan_found(
         if (why := misfit(image.gpu_vendor, image.gpu_architecture, machine))
     }
     fitting = [image for image in images if image.docker_image not in refused]
-    missed = [one for one in failed if not misfit("", one.architecture, machine)]
+    missed = [failed_build for failed_build in failed if not misfit("", failed_build.architecture, machine)]
     if not fitting and not missed:
         reasons = [f"{ref}: {why}" for ref, why in refused.items()]
-        reasons += [f"the one for {one.architecture} was not built: {one.error}" for one in failed]
+        reasons += [
+            f"the one for {failed_build.architecture} was not built: {failed_build.error}" for failed_build in failed
+        ]
         missing = f"no image of card '{request.card.name}' in {manifest.file.name} fits: {'; '.join(reasons)}"
         return plan_card(request, (), missing, inputs)
     notes = tuple(f"left out: image {ref}: {why}" for ref, why in refused.items())
@@ -75,7 +76,7 @@ def _plan_found(
     for image in fitting:
         planned += [_with_manifest_notes(plan, notes, manifest) for plan in _plan(request, image, inputs)]
         notes = ()
-    return planned + [_not_built(plan, one) for one in missed for plan in plan_card(request, (), one.error, inputs)]
+    return planned + [_not_built(plan, item) for item in missed for plan in plan_card(request, (), item.error, inputs)]
 
 
 def misfit(vendor: str, architecture: str, machine: Machine) -> str:
@@ -108,13 +109,13 @@ def _by_request(manifest: Manifest) -> list[tuple[Request, list[BuiltImage], lis
 
     for image in manifest.images:
         group_of(image.request)[1].append(image)
-    for one in manifest.failed:
-        if one.request is not None:
-            group_of(one.request)[2].append(one)
+    for item in manifest.failed:
+        if item.request is not None:
+            group_of(item.request)[2].append(item)
     return grouped
 
 
-def _plan(request: Request, image: BuiltImage, inputs: BatchInputs) -> Sequence[Planned]:
+def _plan(request: Request, image: BuiltImage, inputs: BatchInputs) -> Sequence[PlannedRun]:
     if not image.docker_image:  # a card whose backend names the image of each variant
         return plan_card(request, (), f"card '{request.card.name}' names neither a Dockerfile nor an image", inputs)
     return plan_card(request, (_image(image, inputs),), "", inputs)
@@ -138,65 +139,65 @@ def _image(image: BuiltImage, inputs: BatchInputs) -> Image:
     )
 
 
-def _with_manifest_notes(one: Planned, notes: tuple[str, ...], manifest: Manifest) -> Planned:
+def _with_manifest_notes(run: PlannedRun, notes: tuple[str, ...], manifest: Manifest) -> PlannedRun:
     """Return the plan with what it owes to the manifest."""
-    plan = one.plan
+    plan = run.plan
     if plan.image is None:
-        return one
+        return run
     origins = {**plan.origins, "image": manifest.file.name}
-    return replace(one, plan=replace(plan, origins=origins, notes=(*plan.notes, *notes)))
+    return replace(run, plan=replace(plan, origins=origins, notes=(*plan.notes, *notes)))
 
 
-def _not_built(one: Planned, failed: FailedBuild) -> Planned:
+def _not_built(run: PlannedRun, failed: FailedBuild) -> PlannedRun:
     """Return the plan kept from starting, unless it needs no image or is to be skipped here."""
-    plan = one.plan
+    plan = run.plan
     if not plan.traits.containerised or (plan.blocked is not None and plan.blocked.status is Status.SKIPPED):
-        return one
+        return run
     hint = f"madlite build --tags {failed.model}"
-    blocked = Blocked(status=Status.FAILURE, cause=Cause.BUILD, reason=failed.error or "it did not build", hint=hint)
-    return replace(one, plan=replace(plan, image=None, blocked=blocked))
+    blocked = Blocked.failure(Cause.BUILD, failed.error or "it did not build", hint)
+    return replace(run, plan=replace(plan, image=None, blocked=blocked))
 
 
 # What a batch of runs from tags built → build_manifest.json.
 
 
 def manifest_of_runs(
-    planned: Sequence[Planned], results: Sequence[Result], context: Context, secrets: Iterable[str]
+    planned: Sequence[PlannedRun], results: Sequence[Result], context: Context, secrets: Iterable[str]
 ) -> str:
     """Return the manifest of what runs from tags built or used, as `madlite build` would have written it.
 
     `results` are those of the runs that ended.
     """
-    finished = [(one, result) for one, result in pair(planned, results) if result is not None]
-    overwritten = [(one.plan, by) for one, result in finished if (by := _overwritten_by(one.plan, result, finished))]
-    remaining = [(one, result) for one, result in finished if all(one.plan is not plan for plan, _ in overwritten)]
-    images, failed, took_s = builds_of([one for one, _ in remaining], [result for _, result in remaining])
+    finished = [(item, result) for item, result in pair(planned, results) if result is not None]
+    overwritten = [(item.plan, by) for item, result in finished if (by := _overwritten_by(item.plan, result, finished))]
+    remaining = [(item, result) for item, result in finished if all(item.plan is not plan for plan, _ in overwritten)]
+    images, failed, took_s = builds_of([item for item, _ in remaining], [result for _, result in remaining])
     failed += [
         _failed(plan, f"its image was made anew for {by}: madlite build gives each its own") for plan, by in overwritten
     ]
-    vendor = next((one.plan.machine.vendor for one in planned), "")
+    vendor = next((run.plan.machine.vendor for run in planned), "")
     return manifest_text(images, failed, context, secrets, gpu_vendor=vendor, took_s=took_s)
 
 
 def builds_of(
-    planned: Sequence[Planned], results: Sequence[Result]
+    planned: Sequence[PlannedRun], results: Sequence[Result]
 ) -> tuple[list[BuiltImage], list[FailedBuild], float]:
     """Return what runs from tags built or used, what did not build, and the seconds of all builds."""
     ended = pair(planned, results)
-    done = [(one.plan, result) for one, result in ended if result is not None and one.plan.image is not None]
+    done = [(item.plan, result) for item, result in ended if result is not None and item.plan.image is not None]
     images = [_built_image(plan, result) for plan, result in done if result.image.ref]
     failed = [_failed(plan, result.reason) for plan, result in done if result.cause is Cause.BUILD]
     return images, failed, sum(result.image.build_duration_s or 0.0 for _, result in done)
 
 
-def _overwritten_by(plan: RunPlan, result: Result, finished: Sequence[tuple[Planned, Result]]) -> str:
+def _overwritten_by(plan: RunPlan, result: Result, finished: Sequence[tuple[PlannedRun, Result]]) -> str:
     """Return the card for which a later run made another image of the same name, or nothing."""
     if plan.image is None or not result.image.ref:
         return ""
     of_name = [
-        one.plan
-        for one, other in finished
-        if one.plan.image is not None and one.plan.image.ref == plan.image.ref and other.image.ref
+        item.plan
+        for item, other in finished
+        if item.plan.image is not None and item.plan.image.ref == plan.image.ref and other.image.ref
     ]
     last = of_name[-1]
     return "" if last.image is not None and same_content(last.image, plan.image) else f"card '{last.card.name}'"

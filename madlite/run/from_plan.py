@@ -47,11 +47,11 @@ from madlite.plan.plan_file import (
 )
 from madlite.plan.render import Rendered
 from madlite.platforms.docker.request import is_access_note, plan_file_notes
-from madlite.run.context import context_file
-from madlite.run.one import secrets_for
+from madlite.run.executor import secrets_for
 from madlite.run.planning import placed
 from madlite.run.provenance import versions
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
+from madlite.run.state import context_file
 from madlite.secrets import Redactor
 from madlite.store.claims import lock_name, locked_name
 from madlite.store.folder import new_run_id
@@ -59,7 +59,7 @@ from madlite.store.folder import new_run_id
 # A plan that can start → the text of its plan file.
 
 
-def saved_text(one: Planned, options: Options, plugins: Plugins, known: Mapping[str, str]) -> str:
+def saved_text(run: PlannedRun, options: Options, plugins: Plugins, known: Mapping[str, str]) -> str:
     """Return the text of a plan file; `known` is what secrets can be read from at the run, by name.
 
     Raises:
@@ -67,14 +67,14 @@ def saved_text(one: Planned, options: Options, plugins: Plugins, known: Mapping[
     """
     from madlite import __version__
 
-    secrets = secrets_for(one, options.environ)
-    plan = mask_descriptions(one.plan, secrets)
+    secrets = secrets_for(run, options.environ)
+    plan = mask_descriptions(run.plan, secrets)
     names = name_secrets(plan, known)
     places: dict[str, tuple[str, ...]] = {}
     for secret in secrets_in(plan):
         if name := names[secret.secret.reveal()]:
             places[name] = (*places.get(name, ()), secret.place)
-    context = context_file(one.context, Redactor(secrets).text)
+    context = context_file(run.context, Redactor(secrets).text)
     saved = SavedPlan(
         version=VERSION,
         madlite=__version__,
@@ -88,7 +88,7 @@ def saved_text(one: Planned, options: Options, plugins: Plugins, known: Mapping[
         inputs=inputs_of(plan, plan.workspace),
         context=context.values,
         context_left_out=context.left_out,
-        files=tuple(PlannedFile.of(file.path, file.template, file.data) for file in one.files),
+        files=tuple(PlannedFile.of(file.path, file.template, file.data) for file in run.files),
         plan=plan,
     )
     return plan_text(saved, names, known)
@@ -140,7 +140,7 @@ _HOST = "runtime host"  # the origin of what the planning machine's own interpre
 
 def bind_plan(
     saved: SavedPlan, run_id: str, options: Options, machine: Machine, plugins: Plugins, runtimes: Mapping[str, Runtime]
-) -> Planned:
+) -> PlannedRun:
     """Return a saved plan as it runs here, under an id.
 
     Raises:
@@ -158,21 +158,23 @@ def bind_plan(
     missing = [name for name in (plan.backend, *plan.readers) if name and name not in known]
     if missing:
         raise UsageProblem(f"the plan needs backend '{missing[0]}', which is not here", "madlite plugins")
-    return Planned(
+    return PlannedRun(
         plan=plan,
         backends=tuple(known[name][0] for name in plan.readers),
-        files=tuple(_moved_file(one.path, one.content(), Path(one.template), saved.plan, plan) for one in saved.files),
+        files=tuple(
+            _moved_file(file.path, file.content(), Path(file.template), saved.plan, plan) for file in saved.files
+        ),
         runtime=runtime,
         context=saved.context,
         context_left_out=saved.context_left_out,
     )
 
 
-def copied(one: Planned, run_id: str) -> Planned:
+def copied(run: PlannedRun, run_id: str) -> PlannedRun:
     """Return a plan that can start once more, with its files, under another id."""
-    plan = _moved_plan(one.plan, one.plan.workspace, run_id)
-    files = tuple(_moved_file(file.path, file.data, file.template, one.plan, plan) for file in one.files)
-    return replace(one, plan=plan, files=files)
+    plan = _moved_plan(run.plan, run.plan.workspace, run_id)
+    files = tuple(_moved_file(file.path, file.data, file.template, run.plan, plan) for file in run.files)
+    return replace(run, plan=plan, files=files)
 
 
 @contextmanager
@@ -191,7 +193,9 @@ def _moved_plan(plan: RunPlan, workspace: Path, run_id: str) -> RunPlan:
     """Return a plan in another folder, under another id; a container sees the folder where it saw the old one."""
     swap = _swapped(plan, workspace, run_id)
     moved: RunPlan = _mapped(plan, swap, lambda path: _moved_path(path, plan.workspace, workspace))
-    mounts = [replace(one, source=str(_moved_path(Path(one.source), plan.workspace, workspace))) for one in plan.mounts]
+    mounts = [
+        replace(mount, source=str(_moved_path(Path(mount.source), plan.workspace, workspace))) for mount in plan.mounts
+    ]
     inside = plan.inside if plan.traits.containerised else str(workspace)
     folder = workspace / RUNS / run_id
     return replace(moved, id=run_id, workspace=workspace, folder=folder, inside=inside, mounts=tuple(mounts))
@@ -278,7 +282,7 @@ def _on_machine(plan: RunPlan, machine: Machine, options: Options) -> RunPlan:
     if plan.origins.get(f"env.{PYTHON}") == _HOST:
         env[PYTHON] = options.python
     gone, here = make_devices(planned_machine, plan.place.gpu_ids), make_devices(machine, plan.place.gpu_ids)
-    devices = (*here, *(one for one in plan.devices if one not in gone)) if plan.devices else ()
+    devices = (*here, *(device for device in plan.devices if device not in gone)) if plan.devices else ()
     owner = options.user if plan.traits.containerised and options.user[0] != 0 else None
     return _on_network(replace(plan, machine=machine, env=env, devices=devices, give_back=owner))
 
@@ -308,7 +312,7 @@ def _on_network(plan: RunPlan) -> RunPlan:
         return plan
     name = str(RDMA)
     if not RDMA.is_dir():
-        return replace(plan, devices=tuple(one for one in plan.devices if one != name))
+        return replace(plan, devices=tuple(device for device in plan.devices if device != name))
     if name in plan.devices:
         return plan
     return add_rdma(replace(plan, notes=tuple(note for note in plan.notes if name not in note)))

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
+from madlite.errors import MadliteError
 from madlite.files import Folder
-from madlite.machine.foreign_processes import OwnProcesses
-from madlite.machine.host import Host
+from madlite.machine.host import Host, ToolOutput
 from madlite.machine.host_facts import host_warnings
+from madlite.machine.processes import RUN_MARK, OwnProcesses
+from madlite.machine.sources.amd_smi import AmdSmi
+from madlite.machine.sources.base import Reading, Sample, ToolSource
+from madlite.machine.sources.nvidia_smi import NvidiaSmi
+from madlite.machine.sources.rocm_smi import RocmSmi
 from madlite.machine.telemetry.sampler import Sampler, SamplingTarget, used_gpus
 from madlite.machine.telemetry.summary import TelemetrySummary, packages, summarise, telemetry_findings
 from madlite.measure.nodes import slow_findings, with_slow
 from madlite.model import (
     Action,
     GpuStart,
+    GpuUse,
+    NodeUse,
     Quantity,
     Result,
     RunPlan,
@@ -30,15 +41,161 @@ from madlite.model import (
     Telemetry,
     Window,
 )
-from madlite.run.node_telemetry import NodeSampler
+from madlite.model.protocols import GpuSession
 from madlite.run.probe import JoinedAnswer, ProbedFacts, joined_probe, probe
 from madlite.run.provenance import make_provenance
-from madlite.run.screen import Planned
-from madlite.store.folder import RUN_MARK
+from madlite.run.screen import PlannedRun
 
 if TYPE_CHECKING:
-    from madlite.run.settle import Settle
+    from madlite.machine.telemetry.sampler import Settle
     from madlite.run.stop import StopControl
+
+LEAST_INTERVAL_S = 10.0  # a question is a step of the scheduler on each node
+REST = 9  # times as long as a round of questions took, in which none is asked
+MOST_NODES = 64  # that are asked: each is a process of this machine
+_LIMIT_S = 30.0  # for a tool to answer
+_AT_ONCE = 16
+_LEAVE_S = 2.0  # for the thread to end
+_EVERY = range(1024)  # numbers that a tool may give to a node's GPUs
+_LOG = logging.getLogger(__name__)
+_TOOLS: dict[str, tuple[type[ToolSource], ...]] = {"AMD": (AmdSmi, RocmSmi), "NVIDIA": (NvidiaSmi,)}
+
+
+class NodeSampler:
+    """Samples the GPUs of several nodes while `sampling`; elsewhere, and where sampling is off, it does nothing."""
+
+    def __init__(self, plan: RunPlan, now: Callable[[], float]) -> None:
+        self._plan, self._now = plan, now
+        place = plan.place
+        several = 1 < place.spanned <= MOST_NODES and place.gpus_per_node > 0
+        self._is_on = several and plan.telemetry_s > 0 and plan.traits.sees_processes
+        self._samples: list[list[Sample]] = []
+        self._over = threading.Event()
+
+    @contextmanager
+    def sampling(self, session: Session) -> Iterator[None]:
+        """Sample while the block runs."""
+        if not self._is_on:
+            yield
+            return
+        thread = threading.Thread(target=self._run, args=(session,), name="madlite-node-telemetry", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join(_LEAVE_S)
+
+    def over(self, nodes: Sequence[NodeUse], window: Window | None) -> tuple[NodeUse, ...]:
+        """Return the nodes with what their GPUs did over the steady window, else over the run."""
+        return tuple(self._with_gpus(node, list(of), window) for node, of in zip(nodes, self._of(nodes), strict=True))
+
+    def _of(self, nodes: Sequence[NodeUse]) -> Iterator[Sequence[Sample]]:
+        known = list(self._samples)
+        return (known[node.node] if node.node < len(known) else () for node in nodes)
+
+    def _with_gpus(self, node: NodeUse, samples: list[Sample], window: Window | None) -> NodeUse:
+        if not samples:
+            return node
+        began_s, ended_s = (window.began_s, window.ended_s) if window else (None, None)
+        machine, ids = self._plan.machine, self._plan.place.gpu_ids
+        found = summarise(samples, ids, began_s, ended_s, machine.vendor, packages(machine.gpus))
+        return replace(
+            node,
+            samples=found.samples,
+            clock_mhz=_mean(found.gpus, "clock_mhz"),
+            power_w=found.power_w,
+            utilization_percent=_mean(found.gpus, "utilization_percent"),
+            temperature_c=max((gpu.temperature_c for gpu in found.gpus if gpu.temperature_c is not None), default=None),
+        )
+
+    def _run(self, session: Session) -> None:
+        nodes = [_Node(session, number, self._plan, self._over) for number in range(len(session.nodes))]
+        self._samples = [[] for _ in nodes]
+        interval_s = max(LEAST_INTERVAL_S, self._plan.telemetry_s)
+        while True:
+            begun_s = time.monotonic()
+            for first in range(0, len(nodes), _AT_ONCE):
+                self._sample(nodes[first : first + _AT_ONCE])
+            if all(node.is_silent for node in nodes):
+                return
+            if self._over.wait(max(interval_s, REST * (time.monotonic() - begun_s))):
+                return
+
+    def _sample(self, nodes: Sequence[_Node]) -> None:
+        """Take a sample of some nodes; threads of a pool would keep madlite from ending where one does not answer."""
+
+        def read(item: _Node) -> None:
+            sample = item.read(self._now)
+            self._samples[item.number] += [] if sample is None else [sample]
+
+        threads = [threading.Thread(target=read, args=(node,), daemon=True) for node in nodes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+class _Node:
+    """One node's GPUs, by the first tool that is there."""
+
+    def __init__(self, session: Session, number: int, plan: RunPlan, over: threading.Event) -> None:
+        self.number = number
+        self._session, self._over = session, over
+        self._planned = plan.place.gpu_ids
+        self._ids: tuple[int, ...] | None = None
+        self._named_by = cast("GpuSession", session) if plan.traits.names_gpus else None
+        self._most = 0  # GPUs that its tool has reported at a time
+        host = Host(limit_s=_LIMIT_S, call=self._call)
+        self._tools = [tool(host, _EVERY, over) for tool in _TOOLS.get(plan.machine.vendor, ())]
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no tool of it answers."""
+        return not self._tools
+
+    def read(self, now: Callable[[], float]) -> Sample | None:
+        """Return a sample; None where it does not answer."""
+        while self._tools and not self._over.is_set():
+            found = self._tools[0].read()
+            if found.readings:
+                own = self._own(found.readings)
+                return Sample(t_s=round(now(), 3), gpus=own) if own else None
+            self._tools = self._tools[1:]
+        return None
+
+    def _own(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
+        """Return the readings of the run's GPUs, by the plan's numbers; none where they may be another's.
+
+        A tool that reports as many as the run has reports the run's, however it counts them: as in a container, or in
+        a step that may open no others.
+        """
+        self._most = max(self._most, len(readings))
+        if self._most > len(self._planned):
+            if self._ids is None and self._named_by is not None:
+                self._ids = self._named_by.gpu_ids(self.number)
+            readings = [reading for reading in readings if reading.index in (self._ids or ())]
+        if len(readings) != len(self._planned):
+            return ()
+        ordered = sorted(readings, key=lambda reading: reading.index)
+        return tuple(replace(item, index=index) for item, index in zip(ordered, self._planned, strict=True))
+
+    def _call(self, command: Sequence[str], limit_s: float) -> ToolOutput:
+        if self._over.is_set():
+            return ToolOutput(problem="the run is over")
+        try:
+            done = self._session.probe(command, self.number, limit_s)
+        except MadliteError as problem:
+            _LOG.debug("node %s: %s", self.number, problem.message)
+            return ToolOutput(problem=problem.message)
+        text = done.stdout.decode("utf-8", "replace")
+        return ToolOutput(text=text, problem="" if done.code == 0 else f"exit code {done.code}", hung=done.code is None)
+
+
+def _mean(gpus: Sequence[GpuUse], field: str) -> float | None:
+    values = [value for gpu in gpus if (value := getattr(gpu, field)) is not None]
+    return fmean(values) if values else None
+
 
 TELEMETRY = "telemetry.jsonl"  # in the run folder
 
@@ -59,7 +216,7 @@ class TelemetryRecorder:
         """Note what the GPUs are like right before the workload begins; with `settle` once they have cooled down."""
         if settle is None and not self._gpus:
             return
-        from madlite.machine.telemetry.start import StartReader
+        from madlite.machine.telemetry.sampler import StartReader
 
         reader = StartReader(self._plan.machine.vendor, self._gpus, self._host)
         try:
@@ -71,7 +228,7 @@ class TelemetryRecorder:
                 self._start, self._settling = settle.wait(reader.read, lambda: reader.interval_s, over, say)
         finally:
             reader.close()
-        from madlite.run.settle import settling_text
+        from madlite.machine.telemetry.sampler import settling_text
 
         if over.is_set():  # nothing began
             return
@@ -164,9 +321,9 @@ class Instrumentation:
     """Probe and sample around a run's own step; nothing of it can fail the run."""
 
     def __init__(
-        self, planned: Planned, plugins: Plugins, host: Host, now: Callable[[], float], settle: Settle | None = None
+        self, planned: PlannedRun, plugins: Plugins, host: Host, now: Callable[[], float], settle: Settle | None = None
     ) -> None:
-        self._one, self._plugins = planned, plugins
+        self._planned, self._plugins = planned, plugins
         self._settle = None if planned.plan.study is not None and planned.plan.study.warm_up else settle
         self._telemetry = TelemetryRecorder(planned.plan, host, now)
         self._nodes = NodeSampler(planned.plan, now)
@@ -174,7 +331,7 @@ class Instrumentation:
 
     def joined(self, preparation: Action, action: Action) -> Action | None:
         """Return a preparation that asks as well what is there; None where that is to be asked by itself."""
-        return joined_probe(self._one.plan, preparation, action)
+        return joined_probe(self._planned.plan, preparation, action)
 
     def take(self, answer: JoinedAnswer) -> None:
         """Take what a joined preparation's probe answered."""
@@ -182,7 +339,7 @@ class Instrumentation:
 
     def probe(self, session: Session, action: Action) -> None:
         """Ask what is there, before the model's own step, unless it is known or that is switched off."""
-        plan = self._one.plan
+        plan = self._planned.plan
         if self._inside is not None:
             return
         self._inside = probe(session, plan, action) if plan.probe else ProbedFacts(notes=(NOT_PROBED,))
@@ -209,9 +366,9 @@ class Instrumentation:
         nodes = with_slow(self._nodes.over(result.nodes, result.window), quantity)
         labels = result.image.labels
         inside = self._inside or ProbedFacts()
-        provenance = make_provenance(self._one, self._plugins, labels, inside, self._telemetry.facts)
-        probed = self._inside is not None and self._one.plan.traits.local
-        doubts = host_warnings(self._one.plan.machine, provenance.host) if probed else ()
+        provenance = make_provenance(self._planned, self._plugins, labels, inside, self._telemetry.facts)
+        probed = self._inside is not None and self._planned.plan.traits.local
+        warnings = host_warnings(self._planned.plan.machine, provenance.host) if probed else ()
         return replace(
             result,
             telemetry=telemetry,
@@ -223,6 +380,6 @@ class Instrumentation:
                 *slow_findings(nodes),
                 *self._telemetry.notes,
                 *telemetry_findings(telemetry),
-                *doubts,
+                *warnings,
             ),
         )

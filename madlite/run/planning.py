@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from madlite.assets.places import needed_assets, use_prepared
 from madlite.backends.loader import Plugin, Plugins
 from madlite.errors import MadliteError, PluginError, UsageProblem, did_you_mean
 from madlite.files import exists, read_text
@@ -24,22 +25,20 @@ from madlite.model import (
     RunPlan,
     RunSpec,
     Runtime,
-    Status,
 )
 from madlite.plan.container import is_pinned
 from madlite.plan.context import Context, args_for, argument_keys
+from madlite.plan.fields import requested_origins, requested_values
 from madlite.plan.images import Dockerfile, FoundDockerfiles, find_dockerfiles
 from madlite.plan.inputs import RUNS, WORKSPACE_INSIDE, PlanInputs, RunInputs, layers
 from madlite.plan.make import DEFAULT_TIMEOUT_S, make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice, choose_runtime, make_place, usable_gpus
 from madlite.plan.render import Rendering, render
-from madlite.plan.values import requested_origins, requested_values
 from madlite.platforms.docker.request import host_access
-from madlite.run.backend_choice import Owner, expand_shared, find_owners
+from madlite.run.backend_choice import BackendMatch, expand_shared, select_backends
 from madlite.run.checks import CommandInputs, refuse_without_effect
-from madlite.run.prepared import needed_assets, use_prepared
-from madlite.run.screen import Planned
-from madlite.run.session_runner import border
+from madlite.run.screen import PlannedRun
+from madlite.run.session_runner import guard_plugin
 
 
 class BatchInputs(PlanInputs, frozen=True, kw_only=True):
@@ -55,11 +54,11 @@ class BatchInputs(PlanInputs, frozen=True, kw_only=True):
     refused_as: str = ""
 
 
-PlanCard = Callable[[Request, BatchInputs], list[Planned]]
+PlanCard = Callable[[Request, BatchInputs], list[PlannedRun]]
 """Makes the plans of one card; raises MadliteError as `plan_card` does."""
 
 
-def plan_runs(requests: Sequence[Request], inputs: BatchInputs) -> list[Planned]:
+def plan_runs(requests: Sequence[Request], inputs: BatchInputs) -> list[PlannedRun]:
     """Return one plan per request, variant and Dockerfile, in that order; a card that is wrong by itself is blocked.
 
     Raises:
@@ -68,14 +67,14 @@ def plan_runs(requests: Sequence[Request], inputs: BatchInputs) -> list[Planned]
     # here, since a file that cannot be read concerns every card
     wanted = dockerfile_context(inputs.machine, inputs.context, inputs.options.workspace)
 
-    def plan_found(request: Request, inputs: BatchInputs) -> list[Planned]:
+    def plan_found(request: Request, inputs: BatchInputs) -> list[PlannedRun]:
         found = FoundDockerfiles() if image_of_command(inputs) else find_dockerfiles(request.card, wanted)
         return plan_card(request, found.fitting, missing_image(request.card, found), inputs)
 
     return plan_each([(request, plan_found) for request in requests], inputs)
 
 
-def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> list[Planned]:
+def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> list[PlannedRun]:
     """Return the plans of every card; one that is wrong by itself has a plan that is kept from starting.
 
     Raises:
@@ -84,14 +83,14 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
     inputs.plugins.backends()  # two of one name concern every card, as does an unknown runtime
     if inputs.options.runtime:
         _available(inputs.options.runtime, inputs)
-    planned: list[Planned] = []
+    planned: list[PlannedRun] = []
     refused: list[tuple[str, UsageProblem]] = []
     for request, plan in jobs:
         without_options = partial(plan, *_without_requests(request, inputs))
         try:
-            found = [replace(one, without_options=without_options) for one in plan(request, inputs)]
+            found = [replace(item, without_options=without_options) for item in plan(request, inputs)]
             again = partial(_with_micro_batch, plan, request, inputs)
-            planned += [replace(one, with_micro_batch=partial(again, found, n)) for n, one in enumerate(found)]
+            planned += [replace(item, with_micro_batch=partial(again, found, n)) for n, item in enumerate(found)]
         except MadliteError as problem:
             if _is_card_problem(problem, without_options):
                 planned.append(_blocked_plan(request, problem, inputs))
@@ -109,10 +108,10 @@ def plan_each(jobs: Sequence[tuple[Request, PlanCard]], inputs: BatchInputs) -> 
 
 def _with_cards(refused: Sequence[tuple[str, UsageProblem]]) -> Iterator[tuple[str, str]]:
     """Yield messages and hints; what several cards have alike once, else with the card where the message has none."""
-    each = [(card, one) for card, problem in refused for one in ((problem.message, problem.hint), *problem.more)]
+    each = [(card, item) for card, problem in refused for item in ((problem.message, problem.hint), *problem.more)]
     cards = {card for card, _ in refused}
     for card, (message, hint) in each:
-        shared = {other for other, one in each if one == (message, hint)} == cards
+        shared = {other for other, item in each if item == (message, hint)} == cards
         yield (message if shared or card in message else f"{card}: {message}"), hint
 
 
@@ -123,8 +122,8 @@ def _without_requests(request: Request, inputs: BatchInputs) -> tuple[Request, B
 
 
 def _with_micro_batch(
-    plan: PlanCard, request: Request, inputs: BatchInputs, found: Sequence[Planned], index: int, micro_batch: int
-) -> Planned | None:
+    plan: PlanCard, request: Request, inputs: BatchInputs, found: Sequence[PlannedRun], index: int, micro_batch: int
+) -> PlannedRun | None:
     """Return one of the plans `found` of a card as it is planned with another micro batch; None where it has none.
 
     Raises:
@@ -135,17 +134,17 @@ def _with_micro_batch(
         return None
     options = replace(inputs.options, fallback=(("micro_batch", str(micro_batch)),))
     every = plan(request, replace(inputs, options=options))
-    one = every[index] if len(every) == len(found) else None
-    if one is None or one.plan.variant is None or one.plan.variant.micro_batch != micro_batch:
+    again = every[index] if len(every) == len(found) else None
+    if again is None or again.plan.variant is None or again.plan.variant.micro_batch != micro_batch:
         return None
     return replace(
-        one,
+        again,
         without_options=found[index].without_options,
         with_micro_batch=partial(_with_micro_batch, plan, request, inputs, found, index),
     )
 
 
-def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequence[Planned]]) -> bool:
+def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequence[PlannedRun]]) -> bool:
     """Return whether a card has a problem also without the command's options: then it is not the command's."""
     try:
         without_options()
@@ -154,7 +153,7 @@ def _is_card_problem(problem: MadliteError, without_options: Callable[[], Sequen
     return False
 
 
-def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) -> Planned:
+def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) -> PlannedRun:
     """Return a plan of a card that none can be made of, for its row."""
     card, runtime = request.card, inputs.runtimes[inputs.options.runtime or DEFAULT_RUNTIME]
     run_id = inputs.new_run_id(card.name)
@@ -178,17 +177,17 @@ def _blocked_plan(request: Request, problem: MadliteError, inputs: BatchInputs) 
         blocked=failed(problem),
         writes_row=not inputs.context.typed.skip_perf_collection,
     )
-    return Planned(plan=plan, backends=(), files=(), runtime=runtime, context=inputs.context.values)
+    return PlannedRun(plan=plan, backends=(), files=(), runtime=runtime, context=inputs.context.values)
 
 
 def failed(problem: MadliteError) -> Blocked:
     """Return what keeps a plan from starting, and makes a FAILURE row of it."""
-    return Blocked(status=Status.FAILURE, cause=Cause.PREPARE, reason=problem.message, hint=problem.hint)
+    return Blocked.failure(Cause.PREPARE, problem.message, problem.hint)
 
 
 def plan_card(
     request: Request, images: Sequence[Dockerfile | Image], missing: str, inputs: BatchInputs
-) -> list[Planned]:
+) -> list[PlannedRun]:
     """Return one startable plan per variant of a card and image, to build or built; `missing` says why there is none.
 
     Raises:
@@ -207,10 +206,10 @@ def plan_card(
     return planned
 
 
-def _specs(request: Request, inputs: BatchInputs) -> Iterator[tuple[Owner, RunSpec, frozenset[str]]]:
+def _specs(request: Request, inputs: BatchInputs) -> Iterator[tuple[BackendMatch, RunSpec, frozenset[str]]]:
     """Yield the specs of all who run the card, each with the settings that only others of them have."""
     options, card = inputs.options, request.card
-    owners = find_owners(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
+    owners = select_backends(card, inputs.plugins.backends(), inputs.plugins, options.workspace, options.backend)
     sources = layers(request, inputs.context, options)
     requested = requested_values(sources)
     wanted = replace(request, settings=requested, origins=requested_origins(sources))
@@ -249,9 +248,9 @@ def _check_effects(run: RunInputs, plugin: Plugin, inputs: BatchInputs) -> None:
             for (backend, brings), spec, foreign_keys in _specs(asking.request, otherwise)
         ]
 
-    def is_fatal(one: Rendering) -> bool:
-        readers = _readers(one.plan, inputs.plugins.backends())
-        return any(finding.fatal for finding in inputs.plugins.checks(one.plan, readers))
+    def is_fatal(rendering: Rendering) -> bool:
+        readers = _readers(rendering.plan, inputs.plugins.backends())
+        return any(finding.fatal for finding in inputs.plugins.checks(rendering.plan, readers))
 
     refuse_without_effect(run, lambda: render_run(run, plugin), plans, is_fatal)
 
@@ -329,7 +328,9 @@ def _runtime(card: Card, spec: RunSpec, image: Dockerfile | Image | None, inputs
 
 def _available(name: str, inputs: BatchInputs) -> Problem | None:
     if name not in inputs.runtimes:
-        broken = (f"; {one.where}: {one.what}" for one in inputs.plugins.problems if "runtime" in one.what)
+        broken = (
+            f"; {problem.where}: {problem.what}" for problem in inputs.plugins.problems if "runtime" in problem.what
+        )
         hint = did_you_mean(name, inputs.runtimes, "--runtime ") or f"runtimes: {', '.join(sorted(inputs.runtimes))}"
         raise UsageProblem(f"no runtime '{name}'{next(broken, '')}", hint)
     if inputs.machine.pretended or inputs.options.elsewhere:  # that machine cannot be queried
@@ -366,7 +367,7 @@ def dockerfile_context(machine: Machine, context: Context, workspace: Path) -> d
 
 def _startable(
     run: RunInputs, plugin: Plugin, backends: Mapping[str, tuple[Backend, Plugin]], inputs: BatchInputs
-) -> Planned:
+) -> PlannedRun:
     plan = make_plan(run)
     if plan.traits.containerised and not plan.machine.pretended:
         _check_mounts(plan)
@@ -382,7 +383,7 @@ def _startable(
         plan = _with_note(plan, host_access(plan, inputs.options.environ))
     readers = _readers(plan, backends)
     plan = use_prepared(plan, needed_assets(plan, readers, inputs.plugins), inputs.options.environ)
-    return Planned(
+    return PlannedRun(
         plan=plan,
         backends=readers,
         files=render(plan, _search(plugin, inputs)),
@@ -417,15 +418,14 @@ def _with_readable_options(plan: RunPlan, runtime: Runtime) -> RunPlan:
 
 def placed(plan: RunPlan, runtime: Runtime) -> RunPlan:
     """Return the plan, kept from starting where its runtime does not run plans for its place."""
-    with border(runtime):
+    with guard_plugin(runtime):
         if plan.blocked is not None or runtime.supports(plan.place):
             return plan
     nodes = f"{plan.place.nodes} node{'s' if plan.place.nodes > 1 else ''}"
     where = "this machine" if plan.place.where == "local" else f"'{plan.place.where}'"
     reason = f"runtime '{plan.runtime}' cannot run a plan for {nodes} of {where}"
     hint = "--runtime NAME names another one; a runtime's plugin may want more options to place a run"
-    blocked = Blocked(status=Status.FAILURE, cause=Cause.PREPARE, reason=reason, hint=hint)
-    return replace(plan, blocked=blocked)
+    return replace(plan, blocked=Blocked.failure(Cause.PREPARE, reason, hint))
 
 
 def _with_note(plan: RunPlan, note: str) -> RunPlan:

@@ -15,7 +15,7 @@ from madlite.machine.host_facts import host_facts
 from madlite.model import EnvValue, Machine, Provenance, RunPlan, Secret
 from madlite.run.probe import NAMES, PREFIXES, ProbedFacts
 from madlite.run.probe_inside import shortened
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.secrets import MASK, is_secret
 
 _MOST_LABELS = 64
@@ -25,7 +25,7 @@ _USER = re.compile(r"(?<=://)(?:[^/\s]+|[^/\s:@[]*:(?!\d{1,5}/)\S{1,500})(?=@)")
 
 
 def make_provenance(
-    planned: Planned, plugins: Plugins, labels: Mapping[str, str], inside: ProbedFacts, facts: Mapping[str, str]
+    planned: PlannedRun, plugins: Plugins, labels: Mapping[str, str], inside: ProbedFacts, facts: Mapping[str, str]
 ) -> Provenance:
     """Return where a run's number comes from.
 
@@ -98,7 +98,7 @@ def versions(plugins: Plugins) -> dict[str, str]:
     return {**others, **unknown, "madlite": __version__}
 
 
-def _script(planned: Planned) -> tuple[str, str]:
+def _script(planned: PlannedRun) -> tuple[str, str]:
     """Return the script that runs, relative to the workspace, and its SHA-256; of a folder it is the run.sh in it."""
     plan = planned.plan
     rendered = next((file for file in planned.files if file.path == "run.sh"), None)
@@ -141,7 +141,7 @@ def python_files(workspace: Path, scripts: Iterable[str]) -> dict[str, str]:
             if name in found or name.startswith("..") or not (digest := digest_of(path)):
                 continue
             found[name] = digest
-            left += (one for one in _named_in(path, folder, workspace) if one.is_relative_to(folder))
+            left += (item for item in _named_in(path, folder, workspace) if item.is_relative_to(folder))
     return found
 
 
@@ -169,12 +169,12 @@ def _imported(data: bytes, path: Path, folder: Path) -> Iterator[Path]:
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for one in node.names:
-                yield from _files_of(folder, one.name)
+            for name in node.names:
+                yield from _files_of(folder, name.name)
         elif isinstance(node, ast.ImportFrom):
             base = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else folder
-            for one in node.names:
-                yield from _files_of(base, ".".join(filter(None, (node.module, one.name))))
+            for name in node.names:
+                yield from _files_of(base, ".".join(filter(None, (node.module, name.name))))
 
 
 def _files_of(folder: Path, module: str) -> Iterator[Path]:

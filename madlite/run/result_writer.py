@@ -25,8 +25,8 @@ from madlite.perfcsv.rows import build_rows, has_row, masked_rows
 from madlite.perfcsv.side_files import due_in_s, leave_entries, write_entries, write_waiting
 from madlite.perfcsv.stored import RunResult, result_text
 from madlite.plan.context import Options
-from madlite.run.context import context_file, left_out_before
-from madlite.run.screen import Planned, Screen
+from madlite.run.screen import PlannedRun, Screen
+from madlite.run.state import context_file, left_out_before
 from madlite.store.events import now
 from madlite.store.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
 from madlite.store.journal import RunEntry, RunRows, RunStart
@@ -93,7 +93,7 @@ class ResultWriter:
 
     def __init__(
         self,
-        one: Planned,
+        run: PlannedRun,
         options: Options,
         screen: Screen,
         mask: Callable[[str], str],
@@ -106,7 +106,7 @@ class ResultWriter:
         self._recoverable = recoverable  # whether the next command writes the rows where this one is killed
         self._side_files = side_files  # of a batch
         self.saved = True  # whether the rows are in their file
-        self._one, self._plan = one, one.plan
+        self._planned, self._plan = run, run.plan
         self._options, self._screen, self._mask = options, screen, mask
         self._rows: RunRows | None = None
         self._attempted = False
@@ -347,7 +347,7 @@ class ResultWriter:
             result,
             rows,
             command=self._options.command,
-            rendered=[(file.path, file.data) for file in self._one.files],
+            rendered=[(file.path, file.data) for file in self._planned.files],
             left_out=self._left_out(),
             mask=self._mask,
         )
@@ -367,5 +367,5 @@ class ResultWriter:
     def _left_out(self) -> tuple[str, ...]:
         """Return the places of the context whose values the record lacks; of a repeated run also the original's."""
         before = left_out_before(self._options.command, self._plan.workspace)
-        here = context_file(self._one.context, self._mask).left_out
-        return tuple(dict.fromkeys((*before, *self._one.context_left_out, *here)))
+        here = context_file(self._planned.context, self._mask).left_out
+        return tuple(dict.fromkeys((*before, *self._planned.context_left_out, *here)))

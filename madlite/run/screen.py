@@ -22,7 +22,7 @@ EVERY_S = 1.0  # what comes in between is written at the end of that time
 _LOG = logging.getLogger(__name__)
 
 
-class ProgressWriter:
+class StatusFile:
     """Keeps `progress.json` of one run; its steps, its phases and its stop may come from several threads."""
 
     def __init__(self, plan: RunPlan, started: str, mask: Callable[[str], str], clock: Callable[[], float]) -> None:
@@ -161,7 +161,7 @@ class Screen(Protocol):
 class RunEvents:
     """The events of one run while it goes on: to the screen, under its id, and to the file with its progress."""
 
-    def __init__(self, screen: Screen, plan: RunPlan, progress: ProgressWriter) -> None:
+    def __init__(self, screen: Screen, plan: RunPlan, progress: StatusFile) -> None:
         self._screen, self._plan, self._progress = screen, plan, progress
 
     def logs(self) -> None:
@@ -197,7 +197,7 @@ class RunEvents:
         self._screen.step(self._plan, step)
 
 
-class Planned(Value, frozen=True):
+class PlannedRun(Value, frozen=True):
     """A plan that can start: with the backends that read it, its rendered files, its runtime and the context.
 
     A blocked plan of a card that could not be planned has neither backends nor files.  `without_options` plans the card
@@ -213,9 +213,9 @@ class Planned(Value, frozen=True):
     context: dict[str, Json] = {}
     context_left_out: tuple[str, ...] = ()  # places of secrets that the context had and this one has not
     declared: tuple[str, ...] = ()
-    without_options: Callable[[], Sequence[Planned]] = tuple
+    without_options: Callable[[], Sequence[PlannedRun]] = tuple
     knobs: tuple[Knob, ...] = ()  # what `madlite tune` may change of it
-    with_micro_batch: Callable[[int], Planned | None] = lambda micro_batch: None
+    with_micro_batch: Callable[[int], PlannedRun | None] = lambda micro_batch: None
     gpus: tuple[int, ...] = ()
 
 
@@ -237,7 +237,7 @@ class RunOutcome(Value, frozen=True):
     @property
     def has_left(self) -> bool:
         """Whether runs are left that `--resume` would run: never started, without a row, or not tried again."""
-        given_up = any(one.attempt is not None and one.attempt.given_up for one in self.results)
+        given_up = any(result.attempt is not None and result.attempt.given_up for result in self.results)
         return bool(self.not_started or self.pending) or given_up
 
 
@@ -245,10 +245,10 @@ def _attempts(result: Result) -> Iterator[str]:
     """Yield the ids of a run's attempts: it was planned as one of them."""
     yield result.plan_id
     if result.attempt is not None:
-        yield from (one.run for one in result.attempt.earlier)
+        yield from (item.run for item in result.attempt.earlier)
 
 
-def pair(planned: Sequence[Planned], results: Iterable[Result]) -> list[tuple[Planned, Result | None]]:
+def pair(planned: Sequence[PlannedRun], results: Iterable[Result]) -> list[tuple[PlannedRun, Result | None]]:
     """Return each plan with its result, that of its last attempt; None for a run that never started."""
     by_id = {name: result for result in results for name in _attempts(result)}
-    return [(one, by_id.get(one.plan.id)) for one in planned]
+    return [(run, by_id.get(run.plan.id)) for run in planned]

@@ -18,19 +18,19 @@ from msgspec.structs import replace
 from madlite.cancellation import Interrupted
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.files import REMOVED, Folder, read_inside
+from madlite.machine.processes import RUN_MARK
 from madlite.measure.multiple import FileBefore, FileResults, is_fresh, is_touched, results_since, stamp, unreadable
 from madlite.measure.performance import result_lines
 from madlite.measure.verdict import Observation
 from madlite.model import Action, Cause, Exit, JobOutcome, RunPlan, Runtime, Session, Sink
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
-from madlite.run.mad_log import MadLog
 from madlite.run.probe import LIMIT_S as PROBE_LIMIT_S
 from madlite.run.probe import JoinedAnswer
-from madlite.run.run_progress import RunProgress
-from madlite.run.screen import Planned, RunEvents
+from madlite.run.screen import PlannedRun, RunEvents
+from madlite.run.state import MadLog, RunState
 from madlite.run.stop import StopControl
-from madlite.store.folder import HANDLE, RUN_MARK, VIEW, WORK, RunFolder
+from madlite.store.folder import HANDLE, VIEW, WORK, RunFolder
 from madlite.store.mounts import copy_whole
 from madlite.store.special_files import left_text, special_files
 
@@ -83,7 +83,7 @@ def earlier_lines(plan: RunPlan) -> frozenset[str]:
     found: set[str] = set()
     for folder in (plan.workspace / plan.model_dir, plan.workspace):
         with suppress(OSError):
-            files = sorted(one for one in folder.iterdir() if one.suffix in _TEXTS and not one.name.endswith(_LIVE))
+            files = sorted(path for path in folder.iterdir() if path.suffix in _TEXTS and not path.name.endswith(_LIVE))
             for file in files[:_MOST_FILES]:
                 with suppress(OSError, ValueError):
                     found |= result_lines(read_inside(file, plan.workspace, limit_bytes=_MOST_BYTES))
@@ -106,8 +106,8 @@ class SessionRunner:
 
     def __init__(
         self,
-        one: Planned,
-        state: RunProgress,
+        run: PlannedRun,
+        state: RunState,
         stop: StopControl,
         screen: RunEvents,
         clock: Callable[[], float],
@@ -115,7 +115,7 @@ class SessionRunner:
         mad_log: MadLog,
         on_open: Callable[[str], None],
     ) -> None:
-        self.one, self.plan = one, one.plan
+        self.planned, self.plan = run, run.plan
         self.state, self.stop, self.screen, self.clock = state, stop, screen, clock
         self.instrumentation, self.mad_log = instrumentation, mad_log
         self._on_open = on_open  # gets the session's handle
@@ -128,7 +128,11 @@ class SessionRunner:
         session: Session | None = None
         try:
             self.stop.check()
-            with border(self.one.runtime), self.one.runtime.open(self.plan) as session, self.stop.guard(session):
+            with (
+                guard_plugin(self.planned.runtime),
+                self.planned.runtime.open(self.plan) as session,
+                self.stop.guard(session),
+            ):
                 folder.write_text(HANDLE, session.handle)
                 self._on_open(session.handle)
                 self.state.shell, self.state.node_names = session.shell, session.nodes
@@ -170,7 +174,8 @@ class SessionRunner:
 
     def _act(self, session: Session, folder: RunFolder, log: RunLog, results: ResultsFile) -> Observation:
         """Run the actions in their order; one that fails is the last."""
-        actions = [one for one in self.plan.actions if one.kind != "clean" and not self._is_skipped(one)]
+        skipped = ("clean", "run") if self.plan.skip_model_run else ("clean",)
+        actions = [action for action in self.plan.actions if action.kind not in skipped]
         for action, following in zip_longest(actions, actions[1:]):
             if self.stop.reason is not None:
                 break
@@ -205,19 +210,16 @@ class SessionRunner:
                 )
         return Observation(exit=self.state.ran, skipped=self.plan.skip_model_run)
 
-    def _is_skipped(self, action: Action) -> bool:
-        return action.kind == "run" and self.plan.skip_model_run
-
     def _run(self, session: Session, action: Action, following: Action | None, out: Sink) -> Exit:
         """Run an action; with the last preparation it is asked what is there, outside of the run's time limit."""
         joined = self.instrumentation.joined(action, following) if following is not None else None
         command = self._with_run_mark(joined or action)
         if joined is None:
-            return check_type(session.run(command, out), Exit, "run", self.one.runtime)
+            return check_type(session.run(command, out), Exit, "run", self.planned.runtime)
         pause = _Pause(self.stop.paused_limit)
         answer = JoinedAnswer(out, pause.begin)
         try:
-            ended = check_type(session.run(command, answer), Exit, "run", self.one.runtime)
+            ended = check_type(session.run(command, answer), Exit, "run", self.planned.runtime)
         finally:
             pause.end()
             answer.flush()
@@ -236,8 +238,8 @@ class SessionRunner:
         if self.stop.reason is not None:
             return
         try:
-            with border(self.one.runtime):
-                outcome = self.one.runtime.outcome(session.handle)
+            with guard_plugin(self.planned.runtime):
+                outcome = self.planned.runtime.outcome(session.handle)
                 self.state.outcome = outcome if isinstance(outcome, JobOutcome) else None
         except RuntimeProblem as problem:
             _log.debug("no outcome: %s", problem.message)
@@ -259,7 +261,7 @@ class SessionRunner:
         if self.plan.traits.shares_files:
             return None
         try:
-            with border(self.one.runtime):
+            with guard_plugin(self.planned.runtime):
                 if self.plan.result_rule.kind == "multiple_results":
                     file = self.plan.result_rule.file
                     session.collect([f"{self.plan.model_dir}/{file}", file], self.plan.workspace)
@@ -365,7 +367,7 @@ def _node_text(session: Session, node: int | None) -> str:
 
 
 @contextmanager
-def border(runtime: Runtime) -> Iterator[None]:
+def guard_plugin(runtime: Runtime) -> Iterator[None]:
     """Turn what a runtime raises beyond its contract into its failure: it may be a plugin's."""
     try:
         yield

@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 from madlite.cancellation import Cancellation, Interrupted
 from madlite.errors import ExitCode
 from madlite.model import Cause, Chunk, Say, Session, Sink
-from madlite.run.watchdog.watchdog import StopReason, Watchdog
+from madlite.run.watchdog import StopReason, Watchdog
 
 _STOP, _KILL, _END, _WAKE = b"s", b"h", b"e", b"l"
 _LONGEST_WAIT_S = 3600.0  # of one select; a longer limit is waited for in turns
@@ -48,7 +48,7 @@ class _Listeners:
             yield
         finally:
             with self.lock:
-                self.listeners = tuple(one for one in self.listeners if one is not listener)
+                self.listeners = tuple(item for item in self.listeners if item is not listener)
 
 
 class StopControl:
@@ -83,8 +83,8 @@ class StopControl:
             listeners = self._listeners.listeners
         if reason.cause is not Cause.NONE:  # a run whose steps are enough comes to its result
             self.cancellation.cancel()
-        for one in listeners:
-            one(reason)
+        for listener in listeners:
+            listener(reason)
 
     def passing_to(self, listener: Listener) -> AbstractContextManager[None]:
         """Pass requests on to one more while the block runs; an earlier request, too."""
@@ -113,13 +113,13 @@ class StopControl:
         if self._watchdog is None:
             yield feed
             return
-        progress_monitor = self._watchdog.progress_monitor
+        stall_detector = self._watchdog.stall_detector
 
         def listener(chunk: Chunk) -> None:
-            with progress_monitor.reading():
+            with stall_detector.reading():
                 feed(chunk)
 
-        with progress_monitor.following():
+        with stall_detector.following():
             self._send(_WAKE)
             yield listener
 
@@ -180,7 +180,7 @@ class StopControl:
         if self.reason is not None:
             return None
         if over:
-            silent = self._watchdog.progress_monitor.description() if self._watchdog is not None else ""
+            silent = self._watchdog.stall_detector.description() if self._watchdog is not None else ""
             text = f"timed out after {self._limit_s:g} s" + (f"; {silent}" if silent else "")
             return StopReason(cause=Cause.TIMEOUT, text=text)
         return self._watchdog.check() if self._watchdog is not None else None
@@ -344,5 +344,5 @@ class Signals:
             with self._listeners.lock:
                 self.received, self._is_forwarded = self.received or number, True
                 listeners = self._listeners.listeners
-            for one in listeners:
-                one(self.reason)
+            for listener in listeners:
+                listener(self.reason)

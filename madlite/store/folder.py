@@ -476,17 +476,11 @@ def hide_from_git(runs: Folder) -> None:
         runs.write(".gitignore", b"*\n")
 
 
-# Labels and variables that mark the containers and processes of a run.
+# Labels of a run's containers.
 
-# labels of a container
 RUN_LABEL = "madlite.run"
 FOLDER_LABEL = "madlite.folder"
 KEPT_LABEL = "madlite.kept"
-# variables in the environment of every process of a run; the folder, on the host, only outside of containers
-RUN_MARK = "MADLITE_RUN_ID"
-FOLDER_MARK = "MADLITE_RUN_FOLDER"
-KEPT_MARK = "MADLITE_KEPT"  # on the host too, for a run with --keep-alive
-SUPERVISOR_MARK = "MADLITE_SUPERVISOR"  # on the host, of the process that supervises a command's processes
 
 
 # `progress.json` in a run's folder: how far the run is, for any process that wants to watch it.

@@ -20,7 +20,7 @@ from madlite.plan.inputs import RUNS
 from madlite.reports.runs import began
 from madlite.reports.series import Direction, direction_of
 from madlite.run.from_plan import copied
-from madlite.run.screen import Planned, RunOutcome
+from madlite.run.screen import PlannedRun, RunOutcome
 from madlite.run.stop import Signals
 from madlite.store.batches import BatchLog
 from madlite.store.events import StudyStarted
@@ -38,7 +38,7 @@ class BisectItem(Value, frozen=True):
 
     key: str
     name: str
-    planned: Planned
+    planned: PlannedRun
     note: str = ""
 
 
@@ -210,13 +210,13 @@ class BisectRunner:
         self._items, self._folder, self._metric, self._tell = items, folder, metric, tell
         self.outcome = RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
         self.stopped_by = ""  # why the machine ended it
-        self.planned: list[Planned] = []  # of the runs that were started, as the results of `outcome`
+        self.planned: list[PlannedRun] = []  # of the runs that were started, as the results of `outcome`
 
     def run(
         self,
         bisection: Bisection,
         known: Iterable[Sample],
-        start: Callable[[Sequence[Planned], Signals], RunOutcome],
+        start: Callable[[Sequence[PlannedRun], Signals], RunOutcome],
     ) -> None:
         """Feed the samples that are known, then run until nothing is left; `start` runs a batch of one.
 
@@ -242,7 +242,7 @@ class BisectRunner:
         upcoming: NextItem,
         bisection: Bisection,
         signals: Signals,
-        start: Callable[[Sequence[Planned], Signals], RunOutcome],
+        start: Callable[[Sequence[PlannedRun], Signals], RunOutcome],
     ) -> Sample | None:
         if signals.exit_code is not None:
             return None
@@ -264,13 +264,13 @@ class BisectRunner:
             return None
         return sample_of(run, result, self._metric)
 
-    def _was_stopped_at(self, one: Planned, run: StartedRun) -> bool:
+    def _was_stopped_at(self, one: PlannedRun, run: StartedRun) -> bool:
         """Return whether the machine ended an earlier run of the same item."""
         earlier = (before.id for before in self._folder.runs if before.item == run.item and before.id != run.id)
         records = (read_record(one.plan.workspace / RUNS / name) for name in earlier)
         return any(record is not None and _is_of_machine(record.status, record.cause) for record in records)
 
-    def _member(self, item: BisectItem, number: int, bisection: Bisection) -> Planned:
+    def _member(self, item: BisectItem, number: int, bisection: Bisection) -> PlannedRun:
         index = 1 + sum(one.item == number for one in bisection.samples)
         study = Study(id=self._folder.id, kind=KIND, varied={item.key: item.name}, series=number + 1, index=index)
         one = copied(item.planned, new_run_id(item.planned.plan.card.name))
@@ -290,7 +290,7 @@ class BisectRunner:
 def batch_start(journal: BatchLog, settings: BatchSettings, **inputs: object) -> Callable[..., RunOutcome]:
     """Return what runs a batch of a bisection; `inputs` are those of `Batch`."""
 
-    def start(planned: Sequence[Planned], signals: Signals) -> RunOutcome:
+    def start(planned: Sequence[PlannedRun], signals: Signals) -> RunOutcome:
         return Batch(planned, journal=journal, settings=settings, **inputs).run(signals)  # type: ignore[arg-type]
 
     return start

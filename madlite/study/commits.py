@@ -18,8 +18,8 @@ from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.model import Action, Chunk, EnvValue, Mount, RunPlan, Say, Session, Value
 from madlite.plan.inputs import RUNS
 from madlite.process import Finished, capture
-from madlite.run.screen import Planned
-from madlite.run.session_runner import border
+from madlite.run.screen import PlannedRun
+from madlite.run.session_runner import guard_plugin
 from madlite.store.events import now
 from madlite.store.folder import HANDLE, RunFolder, new_run_id, open_runs
 from madlite.store.journal import RunEntry
@@ -65,7 +65,7 @@ def git_here(folder: Path, environ: Mapping[str, str]) -> Git:
 
 
 @contextmanager
-def git_inside(one: Planned, repository: str, say: Say) -> Iterator[Git]:
+def git_inside(one: PlannedRun, repository: str, say: Say) -> Iterator[Git]:
     """Yield git in a container of a run's image, which is made ready for it; the container has no GPU.
 
     Raises:
@@ -84,7 +84,7 @@ def git_inside(one: Planned, repository: str, say: Say) -> Iterator[Git]:
         machine=replace(plan.machine, vendor="CPU", gpus=()),
     )
     try:
-        with border(one.runtime), closing(RunFolder.create(bare, ())) as folder:
+        with guard_plugin(one.runtime), closing(RunFolder.create(bare, ())) as folder:
             try:
                 one.runtime.prepare(bare, say)
                 with one.runtime.open(bare) as session:
@@ -164,7 +164,7 @@ def _between(git: Git, where: str, older: str, newer: str) -> tuple[Commit, ...]
     return tuple(Commit(name=name, subject=" ".join(subject.split())) for name, _, subject in commits)
 
 
-def at_commit(one: Planned, repository: str, commit: str, clone: Path | None) -> Planned:
+def at_commit(one: PlannedRun, repository: str, commit: str, clone: Path | None) -> PlannedRun:
     """Return a run with the repository at a commit; `clone` is one of this machine that has the commit."""
     plan = one.plan
     if plan.blocked is not None:

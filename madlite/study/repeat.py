@@ -22,7 +22,7 @@ from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Status, Study, Value
 from madlite.plan.caches import cache_folders, with_caches
 from madlite.run.from_plan import copied
-from madlite.run.screen import Planned, RunOutcome, Screen, pair
+from madlite.run.screen import PlannedRun, RunOutcome, Screen, pair
 from madlite.run.stop import Signals
 from madlite.secrets import masked_json
 from madlite.store.folder import new_run_id
@@ -43,8 +43,8 @@ class Repeat(Value, frozen=True):
 
     id: str
     workspace: Path
-    warm_ups: tuple[Planned, ...]
-    runs: tuple[Planned, ...]
+    warm_ups: tuple[PlannedRun, ...]
+    runs: tuple[PlannedRun, ...]
 
     @property
     def kind(self) -> str:
@@ -53,13 +53,13 @@ class Repeat(Value, frozen=True):
         return study.kind if study is not None else KIND
 
     @property
-    def firsts(self) -> tuple[Planned, ...]:
+    def firsts(self) -> tuple[PlannedRun, ...]:
         """The first run of each series."""
         return tuple(one for one in self.runs if one.plan.study is not None and one.plan.study.index == 1)
 
 
 def plan_repeat(
-    planned: Sequence[Planned], study_id: str, times: int, *, cold: bool = False, own_caches: bool = True
+    planned: Sequence[PlannedRun], study_id: str, times: int, *, cold: bool = False, own_caches: bool = True
 ) -> Repeat:
     """Return each plan so many `times`, one round of all after the other; one that must not start comes once.
 
@@ -70,7 +70,7 @@ def plan_repeat(
     startable = [(number, one) for number, one in runs if one.plan.blocked is None]
     has_warm_ups = own_caches and not cold
 
-    def make(number: int, one: Planned, index: int | None) -> Planned:
+    def make(number: int, one: PlannedRun, index: int | None) -> PlannedRun:
         study = Study(
             id=study_id,
             kind=one.plan.study.kind if one.plan.study is not None else KIND,
@@ -99,7 +99,7 @@ def later_ids() -> Iterator[Callable[[str], str]]:
     return (partial(new_run_id, now=began + timedelta(seconds=second)) for second in count(1))
 
 
-def _member(one: Planned, study: Study, ids: Iterator[Callable[[str], str]], *, is_first: bool) -> Planned:
+def _member(one: PlannedRun, study: Study, ids: Iterator[Callable[[str], str]], *, is_first: bool) -> PlannedRun:
     """Return a run of the study; an image that is to be built without a cache is, by the first run of its series."""
     if study.index != 1:
         name = one.plan.card.name
@@ -186,7 +186,7 @@ def run_repeat(
     return RepeatOutcome(runs=outcome, summary=summary, problems=tuple(filter(None, problems)))
 
 
-def _startable(runs: Sequence[Planned], warm_ups: Sequence[Planned], warm: RunOutcome) -> Sequence[Planned]:
+def _startable(runs: Sequence[PlannedRun], warm_ups: Sequence[PlannedRun], warm: RunOutcome) -> Sequence[PlannedRun]:
     """Return the runs that follow the warm-ups: one that failed ends all, but only its own point of a sweep."""
     if warm.bug is not None:
         return ()
@@ -197,11 +197,11 @@ def _startable(runs: Sequence[Planned], warm_ups: Sequence[Planned], warm: RunOu
     return [one for one in runs if one.plan.study is not None and one.plan.study.varied and _series(one) not in failed]
 
 
-def _series(one: Planned) -> int | None:
+def _series(one: PlannedRun) -> int | None:
     return one.plan.study.series if one.plan.study is not None else None
 
 
-def _without(outcome: RunOutcome, left_out: Sequence[Planned]) -> RunOutcome:
+def _without(outcome: RunOutcome, left_out: Sequence[PlannedRun]) -> RunOutcome:
     """Return an outcome with runs that were not started after a failed warm-up."""
     if not left_out:
         return outcome
@@ -217,7 +217,7 @@ def warm_up_text(card: str, study: Study | None) -> str:
     return card + (f" ({point_text(varied)})" if varied else "")
 
 
-def _open_folder(repeat: Repeat, before: Resumption, *, is_resumed: bool) -> tuple[StudyFolder, tuple[Planned, ...]]:
+def _open_folder(repeat: Repeat, before: Resumption, *, is_resumed: bool) -> tuple[StudyFolder, tuple[PlannedRun, ...]]:
     """Return the folder of the study with its caches, and the warm-ups that fill those which are not filled."""
     left = before.left(repeat.runs)
     series = {one.plan.study.series for one in left if one.plan.study is not None}
@@ -249,7 +249,7 @@ def _open_folder(repeat: Repeat, before: Resumption, *, is_resumed: bool) -> tup
 
 
 def _summary_text(repeat: Repeat, summary: StudySummary, options: Options) -> str:
-    from madlite.run.one import secrets_for
+    from madlite.run.executor import secrets_for
 
     secrets = [text for one in repeat.firsts for text in secrets_for(one, options.environ)]
     return masked_json(summary, secrets)

@@ -16,7 +16,7 @@ from madlite.batch.runner import Batch, BatchSettings
 from madlite.errors import UsageProblem
 from madlite.model import Cause, Scalar, Study, Value
 from madlite.run.from_plan import copied
-from madlite.run.screen import Planned, RunOutcome, Screen
+from madlite.run.screen import PlannedRun, RunOutcome, Screen
 from madlite.run.stop import Signals
 from madlite.secrets import masked_json
 from madlite.store.study import SUMMARY, StudyFolder
@@ -34,7 +34,7 @@ KIND = SCALING
 PAGE = "scaling.html"
 _BATCH = "global_batch"
 
-PlanWith = Callable[[Mapping[str, Scalar]], Sequence[Planned]]
+PlanWith = Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]
 """Plans the runs of a command with more values of `--set`, always as many and in the same order."""
 Axis = Literal["n_gpus", "nnodes"]
 """What a study varies: the GPUs of each node, or the nodes."""
@@ -45,7 +45,7 @@ class PlannedPoint(Value, frozen=True):
     """The run of one number of GPUs or nodes, and what was set for it."""
 
     varied: dict[str, Scalar]
-    planned: Planned
+    planned: PlannedRun
 
 
 def plan_points(
@@ -64,7 +64,7 @@ def plan_points(
     own = list(plan({}))
     if over == GPUS:
         _check_machine(counts, own)
-    made: dict[tuple[tuple[str, Scalar], ...], Sequence[Planned]] = {}
+    made: dict[tuple[tuple[str, Scalar], ...], Sequence[PlannedRun]] = {}
     points = []
     for count in counts:
         for at, one in enumerate(own):
@@ -100,7 +100,7 @@ def check_nodes(counts: Sequence[int], there: int, where: str) -> None:
         raise UsageProblem(f"--nodes {max(counts)}: {where} has {has}", f"--nodes {','.join(map(str, fitting))}")
 
 
-def _check_machine(counts: Sequence[int], own: Sequence[Planned]) -> None:
+def _check_machine(counts: Sequence[int], own: Sequence[PlannedRun]) -> None:
     for one in own:
         here = len(one.plan.machine.gpus)
         if one.plan.traits.local and max(counts) > here:
@@ -110,7 +110,7 @@ def _check_machine(counts: Sequence[int], own: Sequence[Planned]) -> None:
             raise UsageProblem(f"--gpus {max(counts)}: {one.plan.machine.words} has {has}", hint or pretend)
 
 
-def _values(one: Planned, count: int, largest: int, over: Axis, *, strong: bool) -> dict[str, Scalar]:
+def _values(one: PlannedRun, count: int, largest: int, over: Axis, *, strong: bool) -> dict[str, Scalar]:
     """Return what is set for a run on so many GPUs, or nodes."""
     variant, card, place = one.plan.variant, one.plan.card.name, one.plan.place
     what = _OPTIONS[over][1]
@@ -134,13 +134,15 @@ def _values(one: Planned, count: int, largest: int, over: Axis, *, strong: bool)
     return {over: count, _BATCH: whole}
 
 
-def _ranks(one: Planned) -> int:
+def _ranks(one: PlannedRun) -> int:
     """Return how many ranks each node of a plan has."""
     ranks = one.plan.settings.get("cpu_ranks") or one.plan.settings.get("nproc_per_node") or 1
     return one.plan.place.gpus_per_node or (int(ranks) if str(ranks).isdecimal() else 1)
 
 
-def _member(plans: Sequence[Planned], at: int, expected: int, count: int, over: Axis, *, on_cluster: bool) -> Planned:
+def _member(
+    plans: Sequence[PlannedRun], at: int, expected: int, count: int, over: Axis, *, on_cluster: bool
+) -> PlannedRun:
     option, what = _OPTIONS[over]
     if len(plans) != expected:
         text = f"on {count} {what} the tag has {len(plans)} runs, by itself {expected}"
@@ -156,11 +158,11 @@ def _member(plans: Sequence[Planned], at: int, expected: int, count: int, over: 
     return plans[at]
 
 
-def order_runs(points: Sequence[PlannedPoint], study_id: str, times: int) -> tuple[Planned, ...]:
+def order_runs(points: Sequence[PlannedPoint], study_id: str, times: int) -> tuple[PlannedRun, ...]:
     """Return each point so many `times`, one round of all after the other; one that must not start comes once."""
     ids = later_ids()
 
-    def make(number: int, point: PlannedPoint, index: int) -> Planned:
+    def make(number: int, point: PlannedPoint, index: int) -> PlannedRun:
         one = point.planned
         if index > 1:
             one = copied(one, next(ids)(one.plan.card.name))
@@ -185,7 +187,7 @@ class ScalingOutcome(Value, frozen=True):
 
 
 def run_scaling(
-    runs: Sequence[Planned],
+    runs: Sequence[PlannedRun],
     study_id: str,
     options: Options,
     plugins: Plugins,
@@ -198,7 +200,7 @@ def run_scaling(
     Raises:
         UsageProblem: the folder of the study cannot be made; nothing has run.
     """
-    from madlite.run.one import secrets_for
+    from madlite.run.executor import secrets_for
 
     folder = _open_folder(options.workspace, study_id)
     problems = []

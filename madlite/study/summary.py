@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 from madlite.measure.statistics import Interval, coefficient_of_variation, mean_interval
 from madlite.model import Metric, Result, RunPlan, Scalar, Status, Study, Value, Variant
-from madlite.run.screen import Planned, pair
+from madlite.run.screen import PlannedRun, pair
 from madlite.store.record import Record, result_of
 
 CONFIDENCE = 0.95
@@ -101,7 +101,7 @@ class StudySummary(Value, frozen=True):
     failed_warm_ups: tuple[str, ...] = ()
 
 
-def samples_of(planned: Sequence[Planned], results: Sequence[Result]) -> Iterator[Sample]:
+def samples_of(planned: Sequence[PlannedRun], results: Sequence[Result]) -> Iterator[Sample]:
     """Yield the runs of a study as they were planned; `results` are those of the runs that ended."""
     for one, result in pair(planned, results):
         if one.plan.study is not None:

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from madlite.errors import MadliteError, UsageProblem
 from madlite.measure.statistics import ratio_of_means
 from madlite.model import Study
+from madlite.plan.fields import canonical_key
 from madlite.plan.plan_file import plan_digest
-from madlite.plan.values import canonical_key
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.secrets import masked_value
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary
 
@@ -28,7 +28,7 @@ MOST_POINTS = 1000  # more are a slip
 _HOW = "--sweep micro_batch=1,2,4"
 _REPEAT = "--repeat N runs each point N times"
 
-PlanPoint = Callable[[Mapping[str, str], str], Sequence[Planned]]
+PlanPoint = Callable[[Mapping[str, str], str], Sequence[PlannedRun]]
 """Plans the runs of a command with more values of `--set`; with a name of them, refused ones are blocked."""
 
 
@@ -100,7 +100,7 @@ def series_text(one: SeriesSummary) -> str:
     return f"{point_text(one.varied)} {fallback}".strip()
 
 
-def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Planned]:
+def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[PlannedRun]:
     """Return the runs of each point in their order, as those of a study that has no id yet.
 
     A point that cannot be planned where others can has runs that are blocked: it is a failure of the sweep.
@@ -114,7 +114,7 @@ def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Pla
     if len(problems) == len(points):
         raise problems[0]
     _refuse_twice(points, tried)
-    found: list[Planned] = []
+    found: list[PlannedRun] = []
     for values, made in zip(points, tried, strict=True):
         for one in plan(values, _named(values)) if isinstance(made, UsageProblem) else made:
             study = Study(id="", kind=KIND, varied=dict(values), series=len(found) + 1, index=1, count=1)
@@ -122,7 +122,7 @@ def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Pla
     return found
 
 
-def _refuse_twice(points: Sequence[Mapping[str, str]], tried: Sequence[Sequence[Planned] | UsageProblem]) -> None:
+def _refuse_twice(points: Sequence[Mapping[str, str]], tried: Sequence[Sequence[PlannedRun] | UsageProblem]) -> None:
     seen: dict[tuple[str, ...], Mapping[str, str]] = {}
     for values, made in zip(points, tried, strict=True):
         if isinstance(made, UsageProblem) or len(points) == 1 or any(one.plan.blocked is not None for one in made):
@@ -138,7 +138,7 @@ def _differ_in_secrets(values: Mapping[str, str], others: Mapping[str, str]) -> 
     return any(masked_value(key, value) != value != others[key] for key, value in values.items())
 
 
-def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[Planned] | UsageProblem:
+def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[PlannedRun] | UsageProblem:
     try:
         return plan(values, "")
     except MadliteError as problem:
@@ -152,7 +152,7 @@ def _named(values: Mapping[str, str]) -> str:
     return f"--sweep {point_text(values)}"
 
 
-def with_study_id(planned: Sequence[Planned], study_id: str) -> list[Planned]:
+def with_study_id(planned: Sequence[PlannedRun], study_id: str) -> list[PlannedRun]:
     """Return runs as those of the study of this id, where they are of one."""
     return [
         replace(one, plan=replace(one.plan, study=replace(one.plan.study, id=study_id))) if one.plan.study else one

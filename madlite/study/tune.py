@@ -24,7 +24,7 @@ from madlite.plan.inputs import RUNS
 from madlite.reports.page.run_details import read_steps
 from madlite.reports.runs import CUT_OFF, began, list_runs
 from madlite.run.checks import check_plans
-from madlite.run.screen import Planned, RunOutcome, Screen
+from madlite.run.screen import PlannedRun, RunOutcome, Screen
 from madlite.run.stop import Signals
 from madlite.secrets import masked_json
 from madlite.store.events import StudyStarted
@@ -50,7 +50,7 @@ _LEAST_FULL = 10  # steady steps of a full run where the budget is not enough fo
 _OF_MACHINE = (Cause.DISK, Cause.INODES, Cause.PREPARE, Cause.ENGINE, Cause.NETWORK, Cause.PREEMPTED)
 _PEAKS = ("GiB reserved", "GiB used on the device", "GiB allocated")  # labels of quantities, the best first
 
-PlanWith = Callable[[Mapping[str, Scalar]], Sequence[Planned]]
+PlanWith = Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]
 """Plans the runs of a command with more values of `--set`."""
 
 
@@ -60,7 +60,7 @@ PlanWith = Callable[[Mapping[str, Scalar]], Sequence[Planned]]
 class Tuning(Value, frozen=True):
     """One run that is tuned: its default plan, what may be changed, and which knobs are left alone, with the reason."""
 
-    default: Planned
+    default: PlannedRun
     space: Space
     left: dict[str, str] = {}
 
@@ -70,7 +70,7 @@ class Tuning(Value, frozen=True):
         return sequences_per_step(self.default.plan)
 
 
-def make_tuning(planned: Sequence[Planned]) -> Tuning:
+def make_tuning(planned: Sequence[PlannedRun]) -> Tuning:
     """Return what may be tuned of the command's only run.
 
     Raises:
@@ -184,7 +184,7 @@ class PointPlanner:
     def __init__(self, tuning: Tuning, plan: PlanWith, plugins: Plugins, *, lint: bool = True) -> None:
         self._tuning, self._plan, self._plugins, self._lint = tuning, plan, plugins, lint
 
-    def make(self, point: Point, *, full: bool, steps: int = 0) -> Planned | str:
+    def make(self, point: Point, *, full: bool, steps: int = 0) -> PlannedRun | str:
         """Return the plan of a point that can start, or why it cannot; `steps` 0: as many as such a run has."""
         space = self._tuning.space
         values = {**space.varied(point), **(self._full(steps) if full else self._short(steps))}
@@ -453,7 +453,7 @@ class TuneRunner:
         code = ExitCode.OK if is_all_written and what.why != "default_failed" else ExitCode.RUN_FAILED
         return TuneOutcome(trials=tuple(self.trials), stop=what, exit_code=code, rows=rows)
 
-    def _member(self, one: Planned, point: Point, *, full: bool) -> Planned:
+    def _member(self, one: PlannedRun, point: Point, *, full: bool) -> PlannedRun:
         points = list(dict.fromkeys(trial.point for trial in self.trials if trial.status != "refused"))
         points += [point] * (point not in points)
         runs = sum(1 for trial in self.trials if trial.point == point and trial.full)
@@ -467,7 +467,7 @@ class TuneRunner:
         )
         return replace(one, plan=replace(one.plan, study=study, writes_row=one.plan.writes_row and full))
 
-    def _note(self, outcome: RunOutcome, one: Planned, point: Point, *, full: bool) -> Trial | None:
+    def _note(self, outcome: RunOutcome, one: PlannedRun, point: Point, *, full: bool) -> Trial | None:
         if not outcome.results:
             return None
         is_first = not self.trials

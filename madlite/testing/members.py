@@ -25,8 +25,7 @@ from madlite.model import (
     ResultRule,
     RunSpec,
 )
-from madlite.plan.fields import ALIASES, PLAN_KEYS, VARIANT_KEYS
-from madlite.plan.values import canonical_key
+from madlite.plan.fields import ALIASES, PLAN_KEYS, VARIANT_KEYS, canonical_key
 from madlite.testing.flaws import Flaw, answered
 from madlite.testing.plans import WORKSPACE, Made, expand, options_of
 from madlite.testing.subject import NAME_IT, Subject, raised

@@ -11,11 +11,11 @@ from madlite.backends.recipe_book import RecipeBook, bare_name, read_book
 from madlite.backends.recipes import RecipeBackend
 from madlite.model import Backend, Card, Gpu, Machine, Request, RunPlan, RunSpec, Value, Vendor
 from madlite.plan.context import Context, Options
+from madlite.plan.fields import requested_origins, requested_values
 from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.make import make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice
 from madlite.plan.render import Rendered, render
-from madlite.plan.values import requested_origins, requested_values
 from madlite.platforms.registry import builtin_runtimes
 from madlite.testing.flaws import CALL_LIMIT_S, limited
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.assets.hub import Access, list_files
+from madlite.assets.hub import Access, Refused, list_files
 from madlite.assets.places import Token
-from madlite.assets.refusals import Refused
 from madlite.model import Asset, Secret
 from tests.assets.hub_server import LARGE, Repo
 

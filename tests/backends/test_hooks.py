@@ -15,7 +15,7 @@ from madlite.hookspecs import Hooks, hookimpl
 from madlite.model import FailureRule, Finding, Quantity, Reference, Result, Status, Step, Traits, TreeCards
 from madlite.plan.make import make_plan
 from madlite.run.checks import check_plans
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
 SPECS = [name for name in vars(Hooks) if name.startswith("madlite_")]
@@ -127,7 +127,7 @@ def test_hook_adjust_plan(plan):
 
 def test_hook_checks(plan):
     plugins = plugins_with("madlite_checks", lambda plan: [Finding(message="odd"), Finding(message="odd")])
-    one = Planned(plan=plan, backends=(), files=(), runtime=None)  # type: ignore[arg-type]
+    one = PlannedRun(plan=plan, backends=(), files=(), runtime=None)  # type: ignore[arg-type]
     assert check_plans([one, one], plugins) == ([one, one], ("odd",))
     fatal = plugins_with("madlite_checks", lambda plan: [Finding(message="no way", hint="do x", fatal=True)])
     free = msgspec.structs.replace(one, plan=msgspec.structs.replace(plan, blocked=None))

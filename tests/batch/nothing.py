@@ -12,7 +12,7 @@ from madlite.batch.runner import Batch, BatchSettings
 from madlite.model import Action, Card, Exit, ImageUsed, Machine, Place, Request, RunPlan, Traits
 from madlite.plan.context import Context, Options
 from madlite.run.planning import BatchInputs, plan_runs
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 
 
 class Nothing:
@@ -81,6 +81,6 @@ def batch_of(folder: Path, count: int, ended: Callable[[], None], at_once: int =
         new_run_id=lambda name: f"20260101T000000-{name}",
     )
     cards = [Card(name=f"c{n:05d}", root=folder, source="models.json", scripts="go.sh") for n in range(count)]
-    planned: Sequence[Planned] = plan_runs([Request(card=card, tag=card.name) for card in cards], inputs)
+    planned: Sequence[PlannedRun] = plan_runs([Request(card=card, tag=card.name) for card in cards], inputs)
     screen = Finishing(lambda plan, result: ended())
     return Batch(planned, options, plugins, screen, settings=BatchSettings(at_once=at_once))

@@ -14,7 +14,7 @@ from madlite.batch.jobs import bound_plan, known_durations, make_jobs, with_own_
 from madlite.model import Action, Card, Cause, Gpu, Image, Machine, Place, ResultRule, Status, Variant
 from madlite.model import Result as RunResult
 from madlite.platforms.docker.runtime import DockerRuntime
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.store.folder import new_run_id
 from madlite.store.record import make_record, record_json
 from tests.factories import HOST, make_plan
@@ -25,13 +25,15 @@ EIGHT = Machine(
 )
 
 
-def planned(folder: Path, name: str = "a", **changes: object) -> Planned:
+def planned(folder: Path, name: str = "a", **changes: object) -> PlannedRun:
     card = Card(name=name, root=folder, source="a test", scripts=str(changes.pop("scripts", "")))
     plan = make_plan(folder, id=new_run_id(name), card=card, **changes)
-    return Planned(plan=plan, backends=(), files=(), runtime=None, gpus=tuple(gpu.index for gpu in plan.machine.gpus))
+    return PlannedRun(
+        plan=plan, backends=(), files=(), runtime=None, gpus=tuple(gpu.index for gpu in plan.machine.gpus)
+    )
 
 
-def keys_of(*runs: Planned) -> list[set[str]]:
+def keys_of(*runs: PlannedRun) -> list[set[str]]:
     return [set(job.keys) for job in make_jobs(runs, Plugins(), {}, 0, exclusive=False)]
 
 

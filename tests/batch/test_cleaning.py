@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from madlite.files import Folder
 from madlite.model import Action, Exit, Traits
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.run.session_runner import SessionRunner
 from tests.factories import make_plan
 
@@ -23,7 +23,7 @@ def cleaned(tmp_path: Path, action: Action = REMOVES, traits: Traits = CONTAINER
     """Clean after a run; return what its session was asked to do."""
     made = make_plan(tmp_path, **{"model_dir": NAME, **plan}, actions=(action,))
     made = replace(made, traits=traits)
-    one = Planned(plan=made, backends=(), files=(), runtime=None)
+    one = PlannedRun(plan=made, backends=(), files=(), runtime=None)
     stop = SimpleNamespace(reason=None)
     asked: list[Action] = []
 

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from madlite.batch.recovery import leftovers
 from madlite.batch.recovery.dead_processes import DeadRun, end_listed, find_dead_runs
 from madlite.batch.recovery.leftovers import Leftover, end_orphans, find_leftovers, remove
+from madlite.machine.processes import FOLDER_MARK, RUN_MARK, SUPERVISOR_MARK, lives, process_table, send
 from madlite.platforms.docker import runtime as docker_runtime
-from madlite.platforms.process_table import lives, process_table, send
-from madlite.store.folder import FOLDER_LABEL, FOLDER_MARK, LOCK, PLAN, RUN_LABEL, RUN_MARK, SUPERVISOR_MARK
+from madlite.store.folder import FOLDER_LABEL, LOCK, PLAN, RUN_LABEL
 from tests.factories import id_of, note_made
 from tests.waiting import wait_until
 

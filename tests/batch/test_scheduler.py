@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from madlite.batch.gpu_pool import GpuPool, Job
 from madlite.batch.recovery.dead_leases import lease_states
 from madlite.batch.scheduler import Scheduler
+from madlite.machine.processes import RUN_MARK
 from madlite.model import Gpu
-from madlite.store.folder import RUN_MARK
 from madlite.store.gpu_leases import LeaseFolder, lease_names
 from tests.waiting import wait_until
 

@@ -11,8 +11,8 @@ from madlite import PatternReader, ResultRule, TemplateBackend, hookimpl, step_p
 from madlite.backends.loader import Plugins
 from madlite.cli import setup
 from madlite.cli.main import call
+from madlite.measure.parse_log import HEAD_BYTES, take_head
 from madlite.model import FailureRule, Quantity
-from madlite.run.detect import HEAD_BYTES, take_head
 from tests.cli.parsed_log import parsed
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from madlite.backends.step_lines import step_pattern
 from madlite.cli.main import call
+from madlite.measure.parse_log import suggest_step
 from madlite.model import Line
-from madlite.run.unknown_log import suggest_step
 from tests.cli.parsed_log import parsed
 
 LINES = "".join(f"it {n} of 20: loss {4 - n / 10:.2f} speed 25.6 Ktok/s\n" for n in range(1, 21))

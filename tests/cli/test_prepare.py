@@ -151,7 +151,7 @@ def test_offline_nobody_is_asked_and_what_is_missing_is_named(capfd, home, hub, 
 
 
 def test_too_little_room_is_told_before_anything_is_fetched(capfd, home, hub, token, monkeypatch):
-    monkeypatch.setattr("madlite.assets.room.LEAST_BYTES", 10**18)
+    monkeypatch.setattr("madlite.assets.cache.LEAST_BYTES", 10**18)
     code, _, err = prepared(capfd)
     assert code == 4 and hub.gets("cdn") == []
     assert f"too little room in {home}/hf/hub" in err and "bytes) are free" in err and "HF_HOME=" in err

@@ -23,7 +23,7 @@ from madlite.errors import UsageProblem
 from madlite.model import ImageUsed, Provenance, Result, Status, Study, Traits, Variant
 from madlite.plan.recipe_file import recipe_text
 from madlite.reports.reproduce import CommandOptions, reproduce
-from madlite.run.context import context_file, left_out_before
+from madlite.run.state import context_file, left_out_before
 from madlite.secrets import Redactor
 from madlite.store.folder import CONTEXT, RECORD
 from madlite.store.record import make_record, record_json

@@ -13,7 +13,7 @@ from madlite.cli.main import call
 from madlite.cli.planning import check_start, refuse_pretended
 from madlite.errors import UsageProblem
 from madlite.plan.context import Options
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.testing import MACHINES
 from tests.csv_rows import perf_rows
 from tests.factories import make_plan
@@ -60,7 +60,7 @@ def test_a_summary_that_cannot_be_written_at_the_end_is_told_and_the_row_stays(c
 def test_gpus_that_are_not_here_get_no_row(tmp_path):
     plan = make_plan(tmp_path, machine=replace(MACHINES[0], device="MI300X"))
     with pytest.raises(UsageProblem, match="the context describes 8 x MI300X, which are not here") as problem:
-        refuse_pretended([Planned(plan=plan, backends=(), files=(), runtime=None)])
+        refuse_pretended([PlannedRun(plan=plan, backends=(), files=(), runtime=None)])
     assert "--dry-run" in problem.value.hint
 
 
@@ -123,7 +123,7 @@ def test_a_log_is_named_where_there_is_one(checkout, capfd):
 def test_a_check_takes_a_machine_that_was_named_for_this_one_and_one_of_the_context_not(tmp_path):
     plan = make_plan(tmp_path, machine=replace(MACHINES[0], device="MI300X"))
     options = Options(workspace=tmp_path, output=tmp_path / "perf.csv")
-    planned = [Planned(plan=plan, backends=(), files=(), runtime=None)]
+    planned = [PlannedRun(plan=plan, backends=(), files=(), runtime=None)]
     check_start(planned, options, pretended=True)
     with pytest.raises(UsageProblem, match="which are not here"):
         check_start(planned, options)

@@ -30,7 +30,7 @@ from madlite.model import (
     Status,
     Window,
 )
-from madlite.run.screen import Planned, RunOutcome
+from madlite.run.screen import PlannedRun, RunOutcome
 from tests.factories import make_plan
 
 GOOD, BAD = Status.SUCCESS, Status.FAILURE
@@ -40,10 +40,10 @@ GOOD, BAD = Status.SUCCESS, Status.FAILURE
 def planned(tmp_path):
     numbers = count(1)
 
-    def make(name: str, **changes) -> Planned:
+    def make(name: str, **changes) -> PlannedRun:
         card = Card(name=name, root=tmp_path, source="a test")
         plan = make_plan(tmp_path, id=f"{next(numbers)}", card=card, **changes)
-        return Planned(plan=plan, backends=(), files=(), runtime=None)
+        return PlannedRun(plan=plan, backends=(), files=(), runtime=None)
 
     return make
 

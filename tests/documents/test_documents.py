@@ -17,7 +17,7 @@ from madlite.cli import planning
 from madlite.cli.main import call
 from madlite.cli.planning import plan_all
 from madlite.model import RunPlan
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from tests.documents.compare import container_differences, differences, unexpected
 from tests.documents.stubs import TOKEN, Image
 from tests.documents.table import DEVICES, Row, Step, documents, rows, shared, steps
@@ -39,10 +39,10 @@ def planned(tmp_path, monkeypatch, capsys):
     (tmp_path / "checkout").mkdir()
     monkeypatch.chdir(tmp_path / "checkout")
 
-    made: list[Planned] = []
+    made: list[PlannedRun] = []
     monkeypatch.setattr(planning, "plan_all", lambda *given: made.extend(plan_all(*given)) or made)
 
-    def plan(row: Row) -> tuple[list[Planned], str]:
+    def plan(row: Row) -> tuple[list[PlannedRun], str]:
         code = call(["explain", *shlex.split(row.command.madlite), "--machine", f"8x{row.device}", "--all"])
         told = capsys.readouterr()
         assert code == (0 if made else 4), told.err
@@ -93,7 +93,7 @@ def shown(name: str, explained: str) -> bool:
     return any(word in explained for word in words) or name in ("MAD_SECRETS_HFTOKEN", "LOG_DIR")
 
 
-def _found(said: list[Step], one: Planned, folder: Path) -> list[str]:
+def _found(said: list[Step], one: PlannedRun, folder: Path) -> list[str]:
     """Return the differences of a container, of a plan's downloads, of a program of MAD's, or of a script that runs."""
     program, *words = said[-1].words
     if program == "docker":

@@ -10,12 +10,12 @@ from madlite.backends.loader import Plugins, load_plugins
 from madlite.model import Card, Machine, Request, Runtime
 from madlite.plan.context import Context, Options
 from madlite.run.planning import BatchInputs, plan_runs
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 
 
 def plan_scripts(
     folder: Path, scripts: Mapping[str, str], runtime: Runtime, **fields: object
-) -> tuple[Sequence[Planned], Options, Plugins]:
+) -> tuple[Sequence[PlannedRun], Options, Plugins]:
     """Return a plan of each script by its name, for a runtime, with what they are run with."""
     environ = {"PATH": os.environ["PATH"]}
     options = Options(workspace=folder, output=folder / "perf.csv", runtime=runtime.name, environ=environ)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.platforms.process_table import process_table
+from madlite.machine.processes import process_table
 from tests.engine.checkout import Checkout
 
 pytestmark = pytest.mark.host

@@ -59,7 +59,7 @@ def test_a_bug_of_ours_still_writes_the_row(planned, monkeypatch):
     def broken(*args):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("madlite.run.one.judge", broken)
+    monkeypatch.setattr("madlite.run.executor.judge", broken)
     outcome = run_batch([*plans, *plans], options, plugins, Quiet())
     assert isinstance(outcome.bug, ZeroDivisionError) and outcome.not_started == ("m",)
     assert statuses(options) == ["FAILURE"]
@@ -178,7 +178,7 @@ def test_plugins_hear_of_steps(planned):
     from madlite.backends.base import TemplateBackend
     from madlite.backends.step_lines import step_pattern
     from madlite.hookspecs import hookimpl
-    from madlite.run.screen import Planned
+    from madlite.run.screen import PlannedRun
 
     plans, options, plugins = planned
     heard: list[int] = []
@@ -192,7 +192,9 @@ def test_plugins_hear_of_steps(planned):
 
     (options.workspace / "run.sh").write_text("echo step=1 loss=2; echo step=2 loss=1; echo 'performance: 5 x'\n")
     (one,) = plans
-    run_batch([Planned(plan=one.plan, backends=(Steps(),), files=(), runtime=one.runtime)], options, plugins, Quiet())
+    run_batch(
+        [PlannedRun(plan=one.plan, backends=(Steps(),), files=(), runtime=one.runtime)], options, plugins, Quiet()
+    )
     assert heard == [1, 2]
 
 

@@ -13,7 +13,7 @@ from madlite.cli.screens import PlainScreen, Sink
 from madlite.errors import ExitCode
 from madlite.model import Cause, Status
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.run.watchdog.watchdog import StopReason
+from madlite.run.watchdog import StopReason
 from tests.csv_rows import csv_rows
 from tests.engine.planning import plan_scripts
 

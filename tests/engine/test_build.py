@@ -15,8 +15,7 @@ from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.model import Card, Cause, ImageUsed, Machine, Request
 from madlite.plan.context import Options, read_context
 from madlite.plan.images import BatchEntry, find_target
-from madlite.run.build import NoEngine, build_all
-from madlite.run.build_jobs import BuildInputs, make_names_unique, plan_builds, vendor_of
+from madlite.run.build import BuildInputs, NoEngine, build_all, make_names_unique, plan_builds, vendor_of
 from tests.waiting import wait_until
 
 

@@ -7,7 +7,7 @@ import threading
 
 from msgspec.structs import replace
 
-from madlite.run.one import claimed
+from madlite.run.executor import claimed
 from madlite.store.claims import claim_model_dir, lock_name, locked_name
 from tests.factories import make_plan
 

@@ -13,9 +13,8 @@ from madlite.measure.rules import with_common
 from madlite.model import Blocked, Cause, Chunk, Exit, Result, ResultRule, Status
 from madlite.perfcsv.rows import OWN_COLUMNS, build_rows
 from madlite.plan.make import make_plan
-from madlite.run.context import masked
-from madlite.run.one import disk_space, with_diagnosis
-from madlite.run.run_progress import RunProgress
+from madlite.run.executor import disk_space, with_diagnosis
+from madlite.run.state import RunState, masked
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
@@ -28,8 +27,8 @@ def plan(given):  # noqa: F811
     return replace(make_plan(given()), blocked=None)
 
 
-def account(kind: str = "run", said: str = "", code: int = 1) -> RunProgress:
-    made = RunProgress(LogMonitor((), RULES), RULES)
+def account(kind: str = "run", said: str = "", code: int = 1) -> RunState:
+    made = RunState(LogMonitor((), RULES), RULES)
     made.begin(kind, 0.0)
     made.feed(Chunk(data=said.encode()))
     made.end(Exit(code=code, duration_s=1.0))

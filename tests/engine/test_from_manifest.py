@@ -16,7 +16,7 @@ from madlite.plan.context import Context, Options, read_context
 from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, read_manifest
 from madlite.run.from_manifest import manifest_of_runs, misfit, plan_manifest
 from madlite.run.planning import BatchInputs
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 
 MADENGINES = Path(__file__).parents[1] / "data/manifests/madengine-2.json"
 H100 = Machine(
@@ -177,7 +177,7 @@ def test_a_batch_of_runs_leaves_a_manifest_that_runs_again(tmp_path, scripts, ar
     assert (image.docker_sha, image.build_duration_s, image.gpu_architecture) == ("sha256:base", 2.5, "gfx942")
     one, broken = plan_manifest(again, around(MI300X))
     assert broken.plan.blocked.cause is Cause.BUILD
-    assert isinstance(one, Planned) and one.plan.args == " --steps 3" == planned[0].plan.args
+    assert isinstance(one, PlannedRun) and one.plan.args == " --steps 3" == planned[0].plan.args
     assert one.plan.image.dockerfile == planned[0].plan.image.dockerfile
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from madlite.backends.loader import load_plugins
 from madlite.measure.monitor import LogMonitor
+from madlite.measure.parse_log import AutoDetectReader
 from madlite.model import ErrorScan
-from madlite.run.detect import AutoDetectReader
 from tests.measure.checks.runs import LOGS, text_of
 
 TITAN = "torchtitan-0.2.2-debugmodel-cpu-1rank.log"

@@ -10,8 +10,8 @@ import pytest
 
 from madlite.errors import RuntimeProblem
 from madlite.platforms.docker.runtime import DockerRuntime
-from madlite.run.watchdog.hang import probe_nodes
-from madlite.run.watchdog.processes import locate_ranks, own_ranks
+from madlite.run.hang import probe_nodes
+from madlite.run.hang_processes import locate_ranks, own_ranks
 from madlite.store.folder import FOLDER_LABEL, RUN_LABEL
 from tests.factories import BASE_IMAGE, make_plan
 

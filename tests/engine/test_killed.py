@@ -172,7 +172,7 @@ def test_a_run_that_was_killed_beside_its_row_keeps_its_result(planned, monkeypa
 
 def test_a_run_that_another_madlite_has_gets_no_row(planned, monkeypatch):  # noqa: F811
     _, options, _ = planned
-    cut_off(planned, monkeypatch, "madlite.run.one.judge")
+    cut_off(planned, monkeypatch, "madlite.run.executor.judge")
     (folder,) = cut_off_runs(options.workspace)
     monkeypatch.setattr("madlite.store.folder.acquire.__defaults__", (0.0,))
     held = RunFolder.reopen(folder)
@@ -196,7 +196,7 @@ def test_a_row_for_a_file_elsewhere_stays_with_a_sentence(planned, monkeypatch, 
 
     plans, options, plugins = planned
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "all.csv"
-    cut_off((plans, replace(options, output=elsewhere), plugins), monkeypatch, "madlite.run.one.judge")
+    cut_off((plans, replace(options, output=elsewhere), plugins), monkeypatch, "madlite.run.executor.judge")
     (said,) = recover_cut_off(options.workspace, options.output)
     assert f"its row is for {elsewhere}, which lies outside of this folder; madlite collect id-m-" in said
     assert not options.output.exists() and not elsewhere.exists()
@@ -218,7 +218,8 @@ def test_of_many_runs_that_were_cut_off_a_few_are_named(planned, monkeypatch):  
 
 
 @pytest.mark.parametrize(
-    "moment", ["madlite.run.one.judge", "madlite.run.result_writer.append_rows", "madlite.run.result_writer.has_row"]
+    "moment",
+    ["madlite.run.executor.judge", "madlite.run.result_writer.append_rows", "madlite.run.result_writer.has_row"],
 )
 def test_a_run_whose_lock_was_not_seen_gets_no_second_row(planned, monkeypatch, moment):  # noqa: F811
     plans, options, plugins = planned

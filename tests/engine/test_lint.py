@@ -12,7 +12,7 @@ from madlite.errors import CheckFailed, UsageProblem
 from madlite.hookspecs import hookimpl
 from madlite.model import Asset, Blocked, Cause, Finding, Status, Variant
 from madlite.run.checks import check_plans
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from tests.factories import make_plan
 
 
@@ -22,7 +22,7 @@ def backend(findings=(), assets=()):
 
 def planned(tmp_path, backends=(), **changes):
     """Return a plan whose card has the same findings where nothing is asked of it."""
-    one = Planned(plan=make_plan(tmp_path, **changes), backends=tuple(backends), files=(), runtime=None)
+    one = PlannedRun(plan=make_plan(tmp_path, **changes), backends=tuple(backends), files=(), runtime=None)
     return replace(one, without_options=lambda: [one])
 
 

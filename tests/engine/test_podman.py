@@ -9,9 +9,9 @@ import pytest
 
 from madlite.errors import RuntimeProblem
 from madlite.images.client import GPUS_SINCE, podman_version
+from madlite.machine.processes import process_table
 from madlite.model import Action, Cause, EngineOptions, Image, Machine, Place
 from madlite.platforms.docker.runtime import DockerRuntime
-from madlite.platforms.process_table import process_table
 from tests.engine.checkout import Checkout
 from tests.engine.podman_fixture import podman
 from tests.engine.registry import Registry

@@ -10,16 +10,15 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.assets.cache import AssetRecord, find_asset, repo_folder, save_hub_record
+from madlite.assets.places import HUB_INSIDE, use_prepared
 from madlite.backends.loader import Plugins
 from madlite.errors import CheckFailed, ExitCode, RuntimeProblem
 from madlite.model import Action, Asset, Blocked, Cause, Image, Machine, Status, Traits
 from madlite.plan.context import Options
 from madlite.plan.render import Rendered
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.run.prepare import prepare_all
-from madlite.run.prepared import HUB_INSIDE, use_prepared
-from madlite.run.resolve import PrepareOptions, resolve
-from madlite.run.screen import Planned
+from madlite.run.prepare import PrepareOptions, prepare_all, resolve
+from madlite.run.screen import PlannedRun
 from madlite.store.folder import unfinished
 from tests.assets.hub_server import Repo, hub_server
 from tests.factories import BASE_IMAGE, HOST, make_plan
@@ -89,7 +88,7 @@ def planned(tmp_path, assets=(), runtime=None, script=MAKES, run="r1", **changes
     folder.rmdir()
     backend = types.SimpleNamespace(name="b", assets=lambda plan: assets)
     files = (Rendered(path="run.sh", data=script, template=tmp_path),)
-    return Planned(plan=plan, backends=(backend,), files=files, runtime=runtime or HostRuntime({**os.environ}))
+    return PlannedRun(plan=plan, backends=(backend,), files=files, runtime=runtime or HostRuntime({**os.environ}))
 
 
 def look(runs, tmp_path, environ, **wish):

@@ -7,11 +7,11 @@ import types
 import pytest
 
 from madlite.assets.cache import AssetRecord, repo_folder, save_hub_record, save_prepared_record
+from madlite.assets.places import DATA_INSIDE, HUB_INSIDE, needed_assets, use_prepared
 from madlite.backends.loader import Plugins
 from madlite.model import Asset, Machine, Mount
 from madlite.run.checks import check_plans
-from madlite.run.prepared import DATA_INSIDE, HUB_INSIDE, needed_assets, use_prepared
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from tests.factories import HOST, make_plan
 
 TOKENIZER = Asset(kind="tokenizer", ref="lab/Lama", gated=True, files=("tokenizer.json",))
@@ -165,7 +165,7 @@ def backend(assets):
 
 def checked(tmp_path, environ, assets, **changes):
     plan = use_prepared(make_plan(tmp_path, **changes), assets, environ)
-    ((one,), _) = check_plans([Planned(plan=plan, backends=(backend(assets),), files=(), runtime=None)], Plugins())
+    ((one,), _) = check_plans([PlannedRun(plan=plan, backends=(backend(assets),), files=(), runtime=None)], Plugins())
     return one.plan.blocked
 
 

@@ -15,14 +15,13 @@ import pytest
 from madlite.backends.loader import Plugins
 from madlite.errors import RuntimeProblem
 from madlite.machine import Host
+from madlite.machine.processes import run_processes
 from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
-from madlite.platforms.host.runtime import HostRuntime
-from madlite.platforms.host.session import HostSession
-from madlite.platforms.process_table import run_processes
+from madlite.platforms.host.runtime import HostRuntime, HostSession
 from madlite.run import probe_inside
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.probe import LIMIT_S, MOST_BYTES, JoinedAnswer, ProbedFacts, joined_probe, probe, read_answer
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from tests.factories import make_plan
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -443,7 +442,7 @@ def test_without_a_python_the_run_is_told_so(tmp_path: Path) -> None:
 def test_switched_off_nothing_is_asked(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, probe=False)
     session = FakeSession()
-    one = Planned(plan=plan, backends=(), files=(), runtime=HostRuntime({}))
+    one = PlannedRun(plan=plan, backends=(), files=(), runtime=HostRuntime({}))
     senses = Instrumentation(one, Plugins(), Host(), lambda: 0.0)
     senses.probe(session, Action(kind="run", argv=("x",)))
     told = senses.annotate(Result(plan_id="1", status=Status.SUCCESS)).provenance

@@ -14,7 +14,7 @@ from madlite.plan.render import Rendered
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.run.probe import NAMES, PREFIXES, ProbedFacts
 from madlite.run.provenance import gpu_facts, make_provenance
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from tests.factories import make_plan
 
 GIB = 1 << 30
@@ -28,7 +28,7 @@ def made(
 ) -> Provenance:
     plugins = Plugins()
     plugins.register("extra", object(), "madlite-extra", "3.1")
-    one = Planned(plan=plan, backends=(), files=files, runtime=HostRuntime({}))
+    one = PlannedRun(plan=plan, backends=(), files=files, runtime=HostRuntime({}))
     return make_provenance(one, plugins, labels or {}, inside or ProbedFacts(), {"vbios": "9"})
 
 
@@ -39,7 +39,7 @@ def test_versions_of_madlite_and_of_each_plugin_s_distribution(tmp_path: Path) -
 def test_a_plugin_that_came_with_no_distribution_is_told_all_the_same(tmp_path: Path) -> None:
     plugins = Plugins()
     plugins.register("local", object(), "unknown", "")  # as the loader names it
-    one = Planned(plan=make_plan(tmp_path), backends=(), files=(), runtime=HostRuntime({}))
+    one = PlannedRun(plan=make_plan(tmp_path), backends=(), files=(), runtime=HostRuntime({}))
     told = make_provenance(one, plugins, {}, ProbedFacts(), {}).versions
     assert told == {"madlite": madlite.__version__, "plugin local": "unknown"}
 

@@ -29,7 +29,7 @@ from madlite.platforms.host.runtime import HostRuntime
 from madlite.run import instrumentation as module
 from madlite.run.instrumentation import Instrumentation, TelemetryRecorder
 from madlite.run.probe import ProbedFacts
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from tests.factories import make_plan
 
 
@@ -197,7 +197,7 @@ def test_a_result_gets_what_was_noted(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "Sampler", FakeSampler)
     machine = Machine(vendor="AMD", gpus=(Gpu(index=3),))
     plan = make_plan(tmp_path, place=Place(gpu_ids=(3,), gpus_per_node=1), machine=machine)
-    one = Planned(plan=plan, backends=(), files=(), runtime=HostRuntime({}))
+    one = PlannedRun(plan=plan, backends=(), files=(), runtime=HostRuntime({}))
     senses = Instrumentation(one, Plugins(), Host(), lambda: 0.0)
     monkeypatch.setattr(module, "probe", lambda session, plan, action: ProbedFacts(packages={"torch": "2.9"}))
     image = ImageUsed(ref="x", digest="sha256:1", id="sha256:2", labels={"release": "v1"})

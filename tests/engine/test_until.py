@@ -74,7 +74,7 @@ def test_a_run_ends_once_its_number_is_known_and_is_a_success(place, capfd) -> N
 
 
 def test_the_time_that_a_training_takes_to_leave_is_no_stall(place, capfd, monkeypatch) -> None:
-    monkeypatch.setattr("madlite.run.watchdog.progress_monitor.SLOW_S", 0.3)
+    monkeypatch.setattr("madlite.run.watchdog.SLOW_S", 0.3)
     assert run(300, 1, 0.02, "--until", "0.5%", "--set", "env.LEAVE_S=1") == 0
     out = capfd.readouterr().out
     assert "--until 0.5 % ended the run after" in out and "no step for" not in out

@@ -16,10 +16,10 @@ from madlite.backends.loader import load_plugins
 from madlite.cli.parse import json_pieces, page
 from madlite.errors import MadliteError
 from madlite.measure.monitor import LogMonitor
+from madlite.measure.parse_log import read_chunks, read_log
 from madlite.measure.verdict import Observation, judge
 from madlite.model import ErrorScan, Exit
 from madlite.plan.actions import BENIGN, PATTERNS
-from madlite.run.foreign import read_chunks, read_log
 from tests.factories import make_plan
 from tests.tiers import examples
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from madlite.errors import RuntimeProblem
 from madlite.images import image as docker_pull
-from madlite.images.buildkit import build_command, build_with_buildkit, needs_buildkit
+from madlite.images.build import build_command, build_with_buildkit, needs_buildkit
 from madlite.images.client import pull_problem
 from madlite.images.image import base_of, digest
 from madlite.model import Cause, Image, Secret
@@ -62,18 +62,18 @@ def disk(free_bytes: int = 100 * GIB, files: int = 10**7, free_files: int = 10**
 def test_a_pull_is_refused_where_bytes_or_inodes_run_out(monkeypatch, tmp_path, facts, told):
     monkeypatch.setattr(docker_pull.os, "statvfs", lambda path: facts)
     with pytest.raises(RuntimeProblem, match=told) as caught:
-        docker_pull.check_room(tmp_path, "rocm/x")
+        docker_pull.check_disk_space(tmp_path, "rocm/x")
     assert caught.value.cause == Cause.DISK
 
 
 @pytest.mark.parametrize("facts", [disk(), disk(files=0, free_files=0)])
 def test_a_pull_is_allowed_with_room_or_where_inodes_are_not_counted(monkeypatch, tmp_path, facts):
     monkeypatch.setattr(docker_pull.os, "statvfs", lambda path: facts)
-    docker_pull.check_room(tmp_path, "rocm/x")
+    docker_pull.check_disk_space(tmp_path, "rocm/x")
 
 
 def test_an_engines_folder_that_is_not_here_is_no_reason_to_refuse(tmp_path):
-    docker_pull.check_room(tmp_path / "elsewhere", "rocm/x")
+    docker_pull.check_disk_space(tmp_path / "elsewhere", "rocm/x")
 
 
 def test_progress_adds_up_the_layers_and_speaks_now_and_then(monkeypatch):
@@ -293,7 +293,7 @@ def test_buildkit_takes_the_base_that_is_here_where_it_cannot_be_refreshed(build
 
 def test_an_interrupt_ends_docker_s_command_line(buildkit, monkeypatch):
     ended = []
-    monkeypatch.setattr("madlite.images.buildkit.kill_group", lambda leader, number: ended.append((leader, number)))
+    monkeypatch.setattr("madlite.images.build.kill_group", lambda leader, number: ended.append((leader, number)))
 
     def interrupt(line: str) -> None:
         if line.startswith("argv"):  # docker's own first line

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.machine.foreign_processes import (
+from madlite.machine.processes import (
     LEAST_BYTES,
     ForeignProcess,
     OwnProcesses,
@@ -127,7 +127,7 @@ def test_ours_that_ends_while_it_is_looked_at_is_no_stranger(proc: Proc, monkeyp
         (proc.folder / "21/stat").unlink()
         return False
 
-    monkeypatch.setattr("madlite.machine.foreign_processes.is_own", ends)
+    monkeypatch.setattr("madlite.machine.processes.is_own", ends)
     assert find_foreign([user(21)], OURS, proc.folder) == ()
 
 

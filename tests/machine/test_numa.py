@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from madlite.machine.numa import NumaPlace, cpu_numbers, numa_place
+from madlite.machine.host_facts import NumaPlace, cpu_numbers, numa_place
 from madlite.machine.visible import visible_gpus
 from madlite.model import Gpu
 

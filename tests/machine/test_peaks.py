@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.machine.peaks import FORMATS, Peak, find_peak, gpu_peaks
-from madlite.machine.products import PRODUCTS
+from madlite.machine.products import FORMATS, PRODUCTS, Peak, find_peak, gpu_peaks
 from madlite.model import Gpu, Machine, Vendor
 
 GIB = 1 << 30

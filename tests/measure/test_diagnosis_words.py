@@ -7,7 +7,7 @@ from time import process_time
 
 import pytest
 
-from madlite.measure.grammar import is_warning
+from madlite.measure.lines import is_warning
 from madlite.measure.rules import needed_texts
 from tests.measure.test_diagnosis import RULES, follow, footer, timeout, trace, why
 

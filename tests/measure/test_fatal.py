@@ -7,8 +7,7 @@ import pytest
 from madlite.backends.base import PatternReader
 from madlite.backends.step_lines import step_pattern
 from madlite.measure.failure_scan import FailureScan
-from madlite.measure.grammar import ASIDE
-from madlite.measure.lines import make_block
+from madlite.measure.lines import ASIDE, make_block
 from madlite.measure.memory import MemoryScan
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common

@@ -6,9 +6,9 @@ import pytest
 
 from madlite.measure.monitor import LogMonitor, expected_steps
 from madlite.measure.multiple import parse_results
+from madlite.measure.parse_log import read_log
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Cause, Exit, Status
-from madlite.run.foreign import read_log
 from tests.measure.checks.runs import script_plan
 from tests.measure.training_logs import PLUGINS, parsed, trainer
 

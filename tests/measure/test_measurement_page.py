@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from madlite.machine.peaks import FORMATS, gpu_peaks
+from madlite.machine.products import FORMATS, gpu_peaks
 from madlite.measure import compute, number, window
 from madlite.measure.compute import flops_per_token
 from madlite.model import STEPS_APART, Architecture

@@ -11,9 +11,9 @@ import pytest
 
 from madlite.measure.lines import unwrap_numbers
 from madlite.measure.monitor import LogMonitor
+from madlite.measure.parse_log import read_log
 from madlite.measure.training import is_nan_loss
 from madlite.model import Cause, Status
-from madlite.run.foreign import read_log
 from tests.cli.parsed_log import parsed
 from tests.measure.test_diagnosis import PLUGINS, RULES, DiagnosisInput, diagnose, footer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.measure.grammar import signal_name, signal_of, signal_of_code
+from madlite.measure.lines import signal_name, signal_of, signal_of_code
 from madlite.model import Cause
 from tests.measure.test_diagnosis import LOGS, DiagnosisInput, diagnose, follow, footer, read, timeout, trace, why
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from madlite.backends.loader import load_plugins
-from madlite.run.foreign import LogReading, read_log
+from madlite.measure.parse_log import LogReading, read_log
 
 PLUGINS = load_plugins(only_built_in=True)
 HEAD = (

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from madlite.catalog.datasets import PROVIDERS, Provider
 from madlite.model import Card, Machine, Request, RunSpec, Secret, Traits
+from madlite.plan.actions import plan_data
 from madlite.plan.context import Context, Options
-from madlite.plan.data import plan_data
 from madlite.plan.inputs import RunInputs
 from madlite.plan.place import RuntimeChoice
 

@@ -18,13 +18,14 @@ from madlite.plan.fields import (
     FIELDS,
     OPTIONS,
     VARIANT_KEYS,
+    Layer,
     Part,
     Size,
+    resolve,
     targeted_rows,
 )
 from madlite.plan.inputs import layers
 from madlite.plan.make import make_plan
-from madlite.plan.values import Layer, resolve
 
 OTHER = {
     float: ("7", 7.0),

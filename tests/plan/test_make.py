@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.images.buildkit import build_command
+from madlite.images.build import build_command
 from madlite.model import Action, Card, Cause, Gpu, Image, Machine, Secret, Status, Traits, to_json
 from madlite.plan.actions import bind_model_dir, model_dir
 from madlite.plan.context import Context, Options, read_context

@@ -10,8 +10,7 @@ import pytest
 from madlite.errors import CatalogError, UsageProblem
 from madlite.model import Card, Request
 from madlite.plan.context import Context, read_context
-from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, read_manifest
-from madlite.plan.manifest_text import context_over, manifest_text
+from madlite.plan.manifest import BuiltImage, FailedBuild, Manifest, context_over, manifest_text, read_manifest
 
 MADENGINES = Path(__file__).parents[1] / "data/manifests/madengine-2.json"
 

@@ -11,8 +11,8 @@ from madlite.errors import UsageProblem
 from madlite.machine.fabric import Fabric, RdmaPort
 from madlite.model import Card, Machine, RunSpec, Traits
 from madlite.plan.context import Options
+from madlite.plan.inputs import expand_hosts, find_node_values, is_task_of_several, split_hosts
 from madlite.plan.make import make_plan
-from madlite.plan.node_values import expand_hosts, find_node_values, is_task_of_several, split_hosts
 from madlite.plan.place import RuntimeChoice
 from madlite_plugins.nodes import NODE_SETTINGS
 from tests.plan.conftest import rendered_draft

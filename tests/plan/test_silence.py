@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.errors import UsageProblem
-from madlite.plan.values import NO_READER, Layer, resolve, silence_limits
+from madlite.plan.fields import NO_READER, Layer, resolve, silence_limits
 
 
 def limits(*layers: Layer, reads_steps: bool = True):

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.errors import UsageProblem
-from madlite.plan.fields import LEAST_BYTES, as_size, size_words
-from madlite.plan.values import Layer, resolve
+from madlite.plan.fields import LEAST_BYTES, Layer, as_size, resolve, size_words
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from msgspec.structs import fields
 
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan
-from madlite.plan.fields import targeted_values
-from madlite.plan.values import Layer, resolve
+from madlite.plan.fields import Layer, resolve, targeted_values
 
 DEFAULT_S = next(field.default for field in fields(RunPlan) if field.name == "telemetry_s")
 

@@ -7,8 +7,8 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.model import Card, Variant
 from madlite.plan.context import Options
+from madlite.plan.fields import Layer, resolve
 from madlite.plan.make import make_plan
-from madlite.plan.values import Layer, resolve
 from tests.plan.conftest import rendered_draft
 
 VARIANT = Variant(model="m", steps=50, micro_batch=2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from madlite.platforms.docker.exec import ExecOutput, Frames
+from madlite.platforms.docker.session import ExecOutput, Frames
 from tests.platforms.fake_engine import frame
 
 frames = st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=40)), max_size=12)

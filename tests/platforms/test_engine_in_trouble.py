@@ -16,9 +16,8 @@ from madlite.platforms.docker import container as docker_container
 from madlite.platforms.docker import runtime as docker_start
 from madlite.platforms.docker import session as docker_session
 from madlite.platforms.docker.container import Container, restore_ownership
-from madlite.platforms.docker.exec import Exec
 from madlite.platforms.docker.runtime import DockerRuntime, remove_container
-from madlite.platforms.docker.session import KILLED, DockerSession, send
+from madlite.platforms.docker.session import KILLED, DockerSession, Exec, send
 from tests.factories import make_plan
 from tests.platforms.fake_engine import HANDED_OVER, FakeEngine, Lines, break_off, frame, in_a_row
 from tests.run.output import Output, bash

@@ -15,10 +15,10 @@ import pytest
 
 from madlite.cancellation import STOPPED
 from madlite.errors import RuntimeProblem
+from madlite.machine.processes import run_processes, send
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, JobOutcome, Secret
-from madlite.platforms.host import session as host_session
-from madlite.platforms.host.session import HostAction
-from madlite.platforms.process_table import run_processes, send
+from madlite.platforms.host import runtime as host_session
+from madlite.platforms.host.runtime import HostAction
 from tests.factories import make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 

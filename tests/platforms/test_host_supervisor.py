@@ -15,12 +15,12 @@ import pytest
 
 import madlite
 from madlite.batch.recovery.dead_processes import end_listed, find_dead_runs
+from madlite.machine.processes import Process, descendants, lives, process_table, run_processes, send
 from madlite.model import Chunk, Traits
-from madlite.platforms.host import session as host_session
+from madlite.platforms.host import runtime as host_session
 from madlite.platforms.host import supervisor as host_supervisor
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.platforms.process_table import Process, descendants, lives, process_table, run_processes, send
-from madlite.run.watchdog.processes import find_processes
+from madlite.run.hang_processes import find_processes
 from tests.factories import make_plan
 from tests.run.output import Output, bash, once_it_said, stop_once_it_said
 from tests.waiting import wait_until
@@ -234,7 +234,7 @@ MADLITE = """
 import os, sys
 from pathlib import Path
 from madlite.store.folder import RunFolder
-from madlite.run.watchdog.processes import find_processes
+from madlite.run.hang_processes import find_processes
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.model import Action, Traits
 from tests.factories import make_plan

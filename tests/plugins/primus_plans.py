@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from madlite.model import Card, Finding, Gpu, Machine, Request, RunPlan, Traits
 from madlite.plan.context import Options, read_context
+from madlite.plan.fields import requested_values
 from madlite.plan.inputs import RunInputs, layers
 from madlite.plan.make import make_plan
 from madlite.plan.place import RuntimeChoice
-from madlite.plan.values import requested_values
 from madlite_plugins.primus.backend import Primus
 from tests.plugins.rendered import run_sh
 

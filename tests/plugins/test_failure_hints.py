@@ -14,8 +14,7 @@ from madlite.backends.recipes import OF_RUN
 from madlite.measure.memory import gpu_memory_hint
 from madlite.measure.steps import Steps
 from madlite.model import RunPlan
-from madlite.plan.fields import PLAN_KEYS, VARIANT_KEYS
-from madlite.plan.values import canonical_key
+from madlite.plan.fields import PLAN_KEYS, VARIANT_KEYS, canonical_key
 from madlite_plugins.hf.backend import HuggingFace
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from madlite_plugins.primus.backend import Primus

@@ -16,9 +16,8 @@ from madlite.backends.log_formats import FormatBackend, read_log_formats
 from madlite.backends.step_lines import MEANS
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
+from madlite.measure.parse_log import detect_backend, read_log
 from madlite.model import Quantity
-from madlite.run.detect import detect_backend
-from madlite.run.foreign import read_log
 from madlite.testing import check_backend
 from tests.testing.built_in import FORMATS, LOGS, owner
 

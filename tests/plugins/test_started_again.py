@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from madlite.backends.loader import load_plugins
+from madlite.measure.parse_log import LogReading, read_log
 from madlite.model import Cause, Step
-from madlite.run.foreign import LogReading, read_log
 from tests.plugins.logs import LOGS, lines
 
 OOM = """Traceback (most recent call last):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.platforms.kubernetes.api import Refusal
-from madlite.platforms.kubernetes.log_stream import LogPosition, Mark, MarkReader, follow
+from madlite.platforms.kubernetes.session import LogPosition, Mark, MarkReader, follow
 
 LINES = [f"2026-01-01T00:00:0{second}.{part}Z {text}\n" for second, part, text in (
     (1, "1", "a"), (1, "10", "b"), (1, "100000001", "c"), (2, "5", "d"), (2, "5", "e"), (3, "", "f"),

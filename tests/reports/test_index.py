@@ -14,9 +14,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from madlite.safe_files import Folder
 
 from madlite.errors import UsageProblem
+from madlite.files import Folder
 from madlite.model import Card, Cause, Machine, Metric, Place, Result, Status, Study, Variant
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.listing import as_json, select_runs

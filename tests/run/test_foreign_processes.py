@@ -10,13 +10,12 @@ import pytest
 
 from madlite.batch.recovery import dead_processes, leftovers
 from madlite.batch.recovery.leftovers import find_leftovers
+from madlite.machine.processes import FOLDER_MARK, RUN_MARK, OpenProcess, run_processes
 from madlite.platforms.docker import runtime as docker_runtime
 from madlite.platforms.docker import session as docker_session
 from madlite.platforms.docker.container import Container
-from madlite.platforms.docker.exec import Exec
-from madlite.platforms.docker.session import DockerSession
-from madlite.platforms.process_table import OpenProcess, run_processes
-from madlite.store.folder import FOLDER_LABEL, FOLDER_MARK, RUN_LABEL, RUN_MARK
+from madlite.platforms.docker.session import DockerSession, Exec
+from madlite.store.folder import FOLDER_LABEL, RUN_LABEL
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 

@@ -10,9 +10,9 @@ from madlite.model import Traits
 from madlite.platforms.docker.container import Container
 from madlite.platforms.docker.session import DockerSession
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.run.watchdog import hang
-from madlite.run.watchdog.hang import NO_PY_SPY, HangProbe, NodeFacts, gpu_state, probe_nodes
-from madlite.run.watchdog.processes import Dump, ProcessInfo
+from madlite.run import hang
+from madlite.run.hang import NO_PY_SPY, HangProbe, NodeFacts, gpu_state, probe_nodes
+from madlite.run.hang_processes import Dump, ProcessInfo
 from madlite.secrets import Redactor
 from madlite.store.folder import RunFolder
 from tests.factories import HOST, id_of, make_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from madlite.run.watchdog.processes import Dump, ProcessInfo, RankPlaces, in_order, locate_ranks
+from madlite.run.hang_processes import Dump, ProcessInfo, RankPlaces, in_order, locate_ranks
 
 TEXT = """Process {pid}: {command}
 Python v3.12.3 (/usr/bin/python3.12)

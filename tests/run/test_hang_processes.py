@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from madlite.run.watchdog.processes import (
+from madlite.run.hang_processes import (
     ProcessInfo,
     cpu_times,
     find_processes,

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from madlite.run.watchdog.processes import Dump, Frame, ProcessInfo, dump, find_py_spy, locate_ranks, main_frames
+from madlite.run.hang_processes import Dump, Frame, ProcessInfo, dump, find_py_spy, locate_ranks, main_frames
 
 TEXT = """Process {pid}: /opt/venv/bin/python3 -u train.py
 Python v3.12.3 (/usr/bin/python3.12)

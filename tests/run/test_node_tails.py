@@ -5,16 +5,16 @@ from __future__ import annotations
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import with_common
 from madlite.model import Chunk, Exit
-from madlite.run import run_progress
-from madlite.run.run_progress import RunProgress
+from madlite.run import state
+from madlite.run.state import RunState
 
 OTHERS = b"RuntimeError: Connection closed by peer\n"
 OWN = b"[rank9]: torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB\n"
 
 
-def ran(*chunks: Chunk, codes: tuple[int, ...] = (1, 1), failed: int | None = 1) -> RunProgress:
+def ran(*chunks: Chunk, codes: tuple[int, ...] = (1, 1), failed: int | None = 1) -> RunState:
     rules = with_common(())
-    progress = RunProgress(LogMonitor((), rules, nodes=2), rules, nodes=2)
+    progress = RunState(LogMonitor((), rules, nodes=2), rules, nodes=2)
     progress.begin("run", 0.0)
     for chunk in chunks:
         progress.feed(chunk)
@@ -36,7 +36,7 @@ def test_a_node_that_printed_nothing_has_no_log_of_its_own():
 
 
 def test_what_is_kept_of_a_node_is_bounded_and_begins_with_a_line(monkeypatch):
-    monkeypatch.setattr(run_progress, "_KEPT_OF_NODES_BYTES", 2000)
+    monkeypatch.setattr(state, "_KEPT_OF_NODES_BYTES", 2000)
     early = [
         Chunk(data=b"ValueError: long ago\n" + b"x" * 80 + b" of step\n", node=1, stream=n % 2 + 1) for n in range(500)
     ]

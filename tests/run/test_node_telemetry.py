@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from madlite.measure.nodes import with_slow
 from madlite.model import Completed, Gpu, Machine, NodeUse, Place
-from madlite.run.node_telemetry import NodeSampler
+from madlite.run.instrumentation import NodeSampler
 from tests.factories import SLURM, make_plan
 from tests.waiting import wait_until
 

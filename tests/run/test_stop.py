@@ -10,7 +10,7 @@ import pytest
 from madlite.cancellation import Interrupted
 from madlite.model import Cause
 from madlite.run.stop import StopControl
-from madlite.run.watchdog.watchdog import StopReason
+from madlite.run.watchdog import StopReason
 
 
 class FakeSession:

@@ -8,10 +8,17 @@ from contextlib import ExitStack
 import pytest
 
 from madlite.model import Cause, Chunk, Quantity, ResultRule, Step
+from madlite.run.hang_processes import STOPPED
 from madlite.run.stop import StopControl
-from madlite.run.watchdog.processes import STOPPED
-from madlite.run.watchdog.progress_monitor import ProgressMonitor, SilenceNote
-from madlite.run.watchdog.watchdog import HANG_PROBE_LIMIT_S, HangReport, StopReason, Watchdog, hang_hint
+from madlite.run.watchdog import (
+    HANG_PROBE_LIMIT_S,
+    HangReport,
+    SilenceNote,
+    StallDetector,
+    StopReason,
+    Watchdog,
+    hang_hint,
+)
 from tests.factories import make_plan
 from tests.run.test_stop import FakeSession
 
@@ -33,7 +40,7 @@ class Dog:
         self.through = threading.Event()
         self.asked: list[threading.Event] = []
         self.fails = False
-        self.silence = ProgressMonitor(
+        self.silence = StallDetector(
             make_plan(folder, result_rule=ResultRule(kind="steps"), **limits), lambda: self.now
         )
         self.dog = Watchdog(
@@ -172,7 +179,7 @@ class Hanging:
     def __init__(self, folder, probe_hang, limit_s: float | None = None) -> None:
         plan = make_plan(folder, result_rule=ResultRule(kind="steps"), start_silence_s=0.02)
         self.said: list[str] = []
-        dog = Watchdog(ProgressMonitor(plan), probe_hang, say=self.said.append)
+        dog = Watchdog(StallDetector(plan), probe_hang, say=self.said.append)
         self.watch, self.session = StopControl(limit_s, 5.0, self.said.append, dog), FakeSession()
 
     def run(self, meanwhile=lambda: None) -> StopReason | None:
@@ -240,7 +247,7 @@ def test_a_run_that_ends_by_itself_while_it_is_looked_at_has_no_reason(tmp_path)
 def test_a_time_limit_names_the_silence_that_it_ended(tmp_path):
     plan = make_plan(tmp_path, result_rule=ResultRule(kind="steps"))
     now = [0.0]
-    silence = ProgressMonitor(plan, lambda: now[0])
+    silence = StallDetector(plan, lambda: now[0])
     watch, session = StopControl(0.05, 1.0, watchdog=Watchdog(silence, lambda cancelled: FOUND)), FakeSession()
     clock = ExitStack()
     clock.enter_context(watch.paused_limit())

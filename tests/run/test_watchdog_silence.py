@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.model import EffectiveConfig, Ended, Phase, Quantity, ResultRule, Step, Variant
-from madlite.run.watchdog.progress_monitor import ProgressMonitor
+from madlite.run.watchdog import StallDetector
 from tests.factories import make_plan
 
 
@@ -16,7 +16,7 @@ class Run:
         self.now = 1000.0
         rule = ResultRule(kind=kind)
         plan = make_plan(folder, result_rule=rule, variant=Variant(model="m", steps=steps), **limits)
-        self.silence = ProgressMonitor(plan, lambda: self.now)
+        self.silence = StallDetector(plan, lambda: self.now)
         self.action = self.silence.following()
         self.action.__enter__()
 

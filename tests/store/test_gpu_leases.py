@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from madlite.batch.recovery.dead_leases import UNSEEN, clear_leases, lease_states, remains_of
 from madlite.errors import UsageProblem
+from madlite.machine.processes import RUN_MARK
 from madlite.model import Gpu
-from madlite.store.folder import RUN_MARK
 from madlite.store.gpu_leases import LeaseFolder, LeaseHolder, lease_folder, lease_names, own_lease_folder
 
 NOBODY = 65534

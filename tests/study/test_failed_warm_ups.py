@@ -8,16 +8,16 @@ import pytest
 
 from madlite.errors import ExitCode
 from madlite.model import Cause, Result, Status, Study
-from madlite.run.screen import Planned, RunOutcome
+from madlite.run.screen import PlannedRun, RunOutcome
 from madlite.study.repeat import _startable, _without, warm_up_text
 from tests.factories import make_plan
 
 GOOD = RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
 
 
-def run_of(tmp_path: Path, name: str, series: int, **varied: int) -> Planned:
+def run_of(tmp_path: Path, name: str, series: int, **varied: int) -> PlannedRun:
     study = Study(id="s", kind="sweep", varied=varied, series=series, index=1)
-    return Planned(plan=make_plan(tmp_path, id=name, study=study), backends=(), files=(), runtime=None)
+    return PlannedRun(plan=make_plan(tmp_path, id=name, study=study), backends=(), files=(), runtime=None)
 
 
 def ended(name: str, *, failed: bool = False) -> Result:

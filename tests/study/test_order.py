@@ -6,7 +6,7 @@ from pathlib import Path
 
 from madlite.model import Blocked, Cause, Image, RunPlan, Secret, Status
 from madlite.plan.render import Rendered
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.study.repeat import Repeat, plan_repeat
 from tests.factories import HOST, make_plan
 
@@ -17,13 +17,13 @@ def run_id(name: str) -> str:
     return f"20260101T000000-{name}-0000ff"
 
 
-def planned(tmp_path: Path, *names: str, **fields: object) -> list[Planned]:
+def planned(tmp_path: Path, *names: str, **fields: object) -> list[PlannedRun]:
     made = []
     for name in names:
         plan = make_plan(tmp_path, id=run_id(name), **fields)
         text = f"cd {plan.folder}\n".encode()
         files = (Rendered(path="run.sh", data=text, template=Path("run.sh.j2")),)
-        made.append(Planned(plan=plan, backends=(), files=files, runtime=None))  # type: ignore[arg-type]
+        made.append(PlannedRun(plan=plan, backends=(), files=files, runtime=None))  # type: ignore[arg-type]
     return made
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from madlite.errors import UsageProblem
 from madlite.model import Blocked, Cause, Gpu, Machine, Place, Status, Variant
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.study.scaling import Axis, check_nodes, order_runs, plan_points
 from tests.factories import HOST, SLURM, make_plan
 
@@ -24,13 +24,13 @@ class Planner:
         self.nodes = int(str(fields.pop("nodes", 1)))
         self.asked: list[Mapping[str, object]] = []
 
-    def __call__(self, values: Mapping[str, object]) -> list[Planned]:
+    def __call__(self, values: Mapping[str, object]) -> list[PlannedRun]:
         self.asked.append(values)
         fields = {"machine": EIGHT, "traits": HOST, "variant": self.variant, **self.fields}
         nodes = int(str(values.get("nnodes", self.nodes)))
         place = Place(gpus_per_node=int(str(values.get("n_gpus", self.gpus))), nodes=nodes)
         plan = make_plan(self.folder, id=f"20260101T000000-a-{len(self.asked):06x}", place=place, **fields)
-        return [Planned(plan=plan, backends=(), files=(), runtime=None)]  # type: ignore[arg-type]
+        return [PlannedRun(plan=plan, backends=(), files=(), runtime=None)]  # type: ignore[arg-type]
 
 
 def values(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Blocked, Cause, Status
-from madlite.run.screen import Planned
+from madlite.run.screen import PlannedRun
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary
 from madlite.study.sweep import plan_sweep, point_text, sweep_lines, sweep_points
 from tests.factories import make_plan
@@ -37,7 +37,7 @@ def test_a_value_with_a_comma_is_in_quotes_and_one_with_an_equals_sign_in_none()
 def test_points_that_are_the_same_run_are_refused(tmp_path) -> None:
     def plan(values, refused_as):
         made = make_plan(tmp_path, env={"STEPS": str(int(values["steps"]))})
-        return [Planned(plan=made, backends=(), files=(), runtime=None)]
+        return [PlannedRun(plan=made, backends=(), files=(), runtime=None)]
 
     assert len(plan_sweep(sweep_points(["steps=10,11"]), plan)) == 2
     with pytest.raises(UsageProblem, match="steps=010 is the same run as steps=10"):
@@ -47,7 +47,7 @@ def test_points_that_are_the_same_run_are_refused(tmp_path) -> None:
 def test_points_that_would_not_start_are_not_taken_for_the_same_run(tmp_path) -> None:
     def plan(values, refused_as):
         blocked = Blocked(status=Status.FAILURE, cause=Cause.PREPARE, reason="no recipe is known for it on cpu")
-        return [Planned(plan=make_plan(tmp_path, blocked=blocked), backends=(), files=(), runtime=None)]
+        return [PlannedRun(plan=make_plan(tmp_path, blocked=blocked), backends=(), files=(), runtime=None)]
 
     assert [one.plan.study.varied for one in plan_sweep(sweep_points(["steps=10,11"]), plan)] == [
         {"steps": "10"}, {"steps": "11"},
@@ -56,7 +56,7 @@ def test_points_that_would_not_start_are_not_taken_for_the_same_run(tmp_path) ->
 
 def test_secrets_of_points_are_masked_and_told_apart(tmp_path) -> None:
     def plan(values, refused_as):
-        return [Planned(plan=make_plan(tmp_path), backends=(), files=(), runtime=None)]
+        return [PlannedRun(plan=make_plan(tmp_path), backends=(), files=(), runtime=None)]
 
     points = sweep_points(["env.HF_TOKEN=hf_secretone1,hf_secrettwo2"])
     assert point_text(points[0]) == "env.HF_TOKEN=***" and point_text({"env.X": "1"}) == "env.X=1"

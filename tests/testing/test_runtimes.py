@@ -13,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from madlite import Chunk, CommandRuntime, Completed, Exit, ImageUsed, JobOutcome, RuntimeProblem, Traits, reveal
+from madlite.machine.processes import FOLDER_MARK
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.store.folder import FOLDER_MARK
 from madlite.testing import RUNTIME_CHECKS, RuntimeConformance, check_runtime
 from tests.factories import BASE_IMAGE
 from tests.lan.nodes import nodes

@@ -14,11 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from madlite.files import exists
-from madlite.machine.foreign_processes import sees_all_processes
 from madlite.machine.host import read_file
+from madlite.machine.processes import RUN_MARK, sees_all_processes
 from madlite.model import Gpu
 from madlite.platforms.host import supervisor
-from madlite.store.folder import RUN_MARK
 from madlite.store.gpu_leases import LeaseFolder, LeaseHolder, LeaseState, lease_names
 
 _SUPERVISOR = "/".join(Path(supervisor.__file__).parts[-2:]).encode()  # of whatever installation

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.machine.foreign_processes import short_command
-from madlite.model import Value
-from madlite.platforms.process_table import (
+from madlite.machine.processes import (
+    FOLDER_MARK,
+    KEPT_MARK,
     POLL_S,
+    RUN_MARK,
     OpenProcess,
     Process,
     RunProcess,
@@ -27,10 +28,12 @@ from madlite.platforms.process_table import (
     own_pids,
     process_table,
     send,
+    short_command,
     user_name,
     with_users,
 )
-from madlite.store.folder import FOLDER_MARK, KEPT_MARK, LOCK, RUN_MARK
+from madlite.model import Value
+from madlite.store.folder import LOCK
 from madlite.store.locks import is_locked
 
 LOCKED = "a madlite process has locked the run by now"

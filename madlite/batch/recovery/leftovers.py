@@ -30,7 +30,7 @@ from madlite.model import JobOutcome, Runtime, Value
 from madlite.perfcsv.stored import UNREADABLE, read_record
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
-from madlite.run.session_runner import border
+from madlite.run.session_runner import guard_plugin
 from madlite.store.batches import acknowledge, dead_locks, interrupted_batches
 from madlite.store.claims import lock_name, locked_name
 from madlite.store.events import EventLog, now
@@ -292,7 +292,7 @@ def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Mapping[st
             _remove_container(leftover, environ)
         elif leftover.kind == "session":
             _check_dead(leftover)
-            with border(runtimes[leftover.runtime]):
+            with guard_plugin(runtimes[leftover.runtime]):
                 runtimes[leftover.runtime].cancel(leftover.handle)
         elif leftover.kind == "process":
             return end_listed(leftover.processes, GRACE_S) if leftover.processes else "no process was listed"
@@ -388,7 +388,7 @@ def _may_be_running(folder: Path, plan: _Planned) -> bool:
 
 def _session(folder: Path, plan: _Planned, runtime: Runtime) -> Leftover | None:
     handle = read_inside(folder / HANDLE, folder).decode(errors="surrogateescape")
-    with border(runtime):
+    with guard_plugin(runtime):
         outcome = runtime.outcome(handle)
     if not isinstance(outcome, JobOutcome) or outcome.ended:  # it may be a plugin's
         return None

@@ -217,8 +217,8 @@ def _scalars(value: Json) -> Iterator[Json]:
 
 def _processes(index: int, entry: Entry) -> Iterator[GpuProcess]:
     listed = entry.get("process_list", entry.get("process_info"))
-    for one in listed if isinstance(listed, list) else []:
-        info = one.get("process_info", one) if isinstance(one, dict) else None
+    for item in listed if isinstance(listed, list) else []:
+        info = item.get("process_info", item) if isinstance(item, dict) else None
         if isinstance(info, dict) and (pid := parse_int(info.get("pid"))):
             memory = _section(info, "memory_usage").get("vram_mem", info.get("mem_usage"))
             yield GpuProcess(pid=pid, gpu=index, memory_bytes=size_bytes(memory), name=clean(info.get("name")))

@@ -75,14 +75,14 @@ class AmdGpu(TelemetrySource):
         self.counts = False
         self._folders = {gpu.index: _folder(root, gpu) for gpu in gpus if gpu.bus}
         self._monitors = {index: _monitor(folder) for index, folder in self._folders.items()}
-        told = {one.index for one in self.read().readings}
+        told = {reading.index for reading in self.read().readings}
         tables = {index for index, folder in self._folders.items() if read_counters(folder / "gpu_metrics")}
         self.counts = bool(gpus) and all(gpu.index in told & tables for gpu in gpus)
 
     def read(self) -> ReadResult:
         """Return one reading of each GPU whose power they tell; the others are a tool's."""
         readings = (self._reading(index) for index in self._folders)
-        return ReadResult(readings=tuple(one for one in readings if one.power_w is not None))
+        return ReadResult(readings=tuple(reading for reading in readings if reading.power_w is not None))
 
     def _reading(self, index: int) -> Reading:
         folder, monitor = self._folders[index], self._monitors[index]

@@ -153,7 +153,9 @@ class ToolSource(TelemetrySource):
 
     def _result(self, readings: tuple[Reading, ...], output: ToolOutput) -> ReadResult:
         """Return the readings, and why they lack GPUs."""
-        missing = ", ".join(str(index) for index in self._indexes if index not in {one.index for one in readings})
+        missing = ", ".join(
+            str(index) for index in self._indexes if index not in {reading.index for reading in readings}
+        )
         problem = output.problem or (
             f"it reports nothing of GPU {missing}" if readings else no_gpu_problem(output.text)
         )

@@ -126,7 +126,7 @@ class Nvml(TelemetrySource):
             listed = self._first(PROCESSES, index)
             if listed is None:
                 return None
-            found += [GpuProcess(pid=int(one.pid), gpu=index, memory_bytes=_memory(one)) for one in listed]
+            found += [GpuProcess(pid=int(item.pid), gpu=index, memory_bytes=_memory(item)) for item in listed]
         return tuple(found)
 
     def facts(self) -> dict[str, str]:

@@ -5,17 +5,21 @@ It is a daemon: a call into a driver that hangs cannot be ended, only be left be
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Event
 
 import msgspec
 
+from madlite.errors import UsageProblem
 from madlite.files import Folder
-from madlite.machine.foreign_processes import (
+from madlite.machine.host import Host
+from madlite.machine.processes import (
     ForeignProcess,
     OwnProcesses,
     describe_processes,
@@ -23,16 +27,74 @@ from madlite.machine.foreign_processes import (
     merge_processes,
     sees_all_processes,
 )
-from madlite.machine.host import Host
 from madlite.machine.sources.amd_smi import AmdSmi
 from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
-from madlite.machine.sources.base import GpuProcess, ReadResult, Sample, TelemetrySource
+from madlite.machine.sources.base import GpuProcess, Reading, ReadResult, Sample, TelemetrySource
 from madlite.machine.sources.kfd import driver_ids, kfd_processes
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
 from madlite.machine.sources.nvml import Nvml
 from madlite.machine.sources.rocm_smi import RocmSmi
 from madlite.machine.visible import visible_gpus
-from madlite.model import Gpu, RunPlan, Value, Vendor
+from madlite.model import Gpu, GpuStart, RunPlan, Say, Settling, Value, Vendor
+
+# What a run's GPUs are like right before its workload begins: how hot they are, and how fast.
+
+LIMIT_S = 10.0  # for a driver or a tool to answer; one that does not is not asked again
+LEAST_INTERVAL_S = 1.0  # between two readings
+_LOG = logging.getLogger(__name__)
+
+
+class StartReader:
+    """Reads GPUs of a vendor until `close`; nothing of it raises, and none of it outlasts its limit."""
+
+    def __init__(self, vendor: Vendor, gpus: Sequence[Gpu], host: Host) -> None:
+        self._vendor, self._gpus, self._host = vendor, tuple(gpus), host
+        self._over = threading.Event()
+        self._source: TelemetrySource | None = None
+        self._is_lost = not gpus
+
+    @property
+    def interval_s(self) -> float:
+        """The least time between two readings: a tool is a process each time."""
+        return max(LEAST_INTERVAL_S, self._source.least_interval_s if self._source is not None else 0.0)
+
+    def read(self) -> tuple[GpuStart, ...]:
+        """Return each GPU that reports its temperature or its clock; none where nothing answers in time."""
+        if self._is_lost:
+            return ()
+        found: list[Reading] = []
+        thread = threading.Thread(target=self._read_into, args=(found,), name="madlite-start", daemon=True)
+        thread.start()
+        thread.join(LIMIT_S)
+        self._is_lost = thread.is_alive() or not found
+        starts = [
+            GpuStart(index=item.index, temperature_c=item.temperature_c, clock_mhz=item.clock_mhz)
+            for item in list(found)
+        ]
+        return tuple(start for start in starts if (start.temperature_c, start.clock_mhz) != (None, None))
+
+    def close(self) -> None:
+        """Give back what reading took."""
+        self._over.set()
+        if self._source is not None and not self._is_lost:
+            with suppress(Exception):
+                self._source.close()
+
+    def _read_into(self, found: list[Reading]) -> None:
+        try:
+            if self._source is not None:
+                found.extend(self._source.read().readings)
+                return
+            opened, _ = open_sources(self._vendor, self._gpus, self._host, self._over)
+            for number, (source, first) in enumerate(opened):
+                if number:  # the first one is read again: it costs the least
+                    source.close()
+                else:
+                    self._source = source
+                    found.extend(first.readings)
+        except Exception as error:  # noqa: BLE001 - a driver's library may raise anything, and must not fail a run
+            _LOG.debug("the GPUs were not read: %s", error)
+
 
 SHARE = 0.005  # of one core, at most
 MOST_SAMPLES = 7200  # that are kept: from then on half of them, at twice the interval
@@ -197,7 +259,7 @@ class Sampler:
         """Read each source when it is due; what is due follows from what it cost."""
         self.interval_s = schedules[0].interval_s
         while True:
-            due = min(schedules, key=lambda one: one.due_s)
+            due = min(schedules, key=lambda schedule: schedule.due_s)
             if self._over.wait(max(0.0, due.due_s - time.monotonic())):
                 return
             begun_s = time.monotonic()
@@ -209,8 +271,8 @@ class Sampler:
             due.was_read(spent_s, 0.0 if due is schedules[0] else time.monotonic() - begun_s)
             if len(self.samples) >= MOST_SAMPLES:
                 self.samples = self.samples[::2]
-                for one in schedules:
-                    one.least_s *= 2
+                for schedule in schedules:
+                    schedule.least_s *= 2
             self.interval_s = schedules[0].interval_s
 
     def _take(self, result: ReadResult) -> None:
@@ -229,7 +291,7 @@ class Sampler:
             return
         self.processes_known = True
         readings = before.readings if before else ()
-        busy = [one.index for one in readings if (one.utilization_percent or 0.0) >= BUSY_PERCENT]
+        busy = [reading.index for reading in readings if (reading.utilization_percent or 0.0) >= BUSY_PERCENT]
         self._foreign = merge_processes(self._foreign.values(), find_foreign(listed, self._target.own, proc, busy))
 
     def _processes(self, source: TelemetrySource) -> Sequence[GpuProcess] | None:
@@ -293,3 +355,92 @@ class _CpuMeter:
     def _spent(self) -> float:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         return time.thread_time() + children.ru_utime + children.ru_stime
+
+
+# `--settle`: each run begins with GPUs about as hot as those that the first run of the command began with.
+
+NEAR_C = 2.0  # above the first run's start: sensors count in whole degrees, and cooling ends slowly
+LEAST_C, MOST_C = 10.0, 110.0  # what a user may wait for
+FIRST = "first"
+UNKNOWN = "--settle has no effect: nothing here reports the temperature of the run's GPUs"
+
+
+class Settle:
+    """Waits before each run, for `limit_s` at most, until the hottest of its GPUs has cooled down.
+
+    `target_c` is the temperature to wait for; None takes the first run's own start, and `NEAR_C` above it.
+    """
+
+    def __init__(
+        self, target_c: float | None = None, limit_s: float = 300.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._target_c, self._limit_s, self._clock = target_c, limit_s, clock
+        self._said_unknown = False
+
+    def unknown(self) -> str:
+        """Return that no temperature is known, the first time; "" after it."""
+        said, self._said_unknown = self._said_unknown, True
+        return "" if said else UNKNOWN
+
+    def wait(
+        self, read: Callable[[], Sequence[GpuStart]], interval_s: Callable[[], float], over: Event, say: Say
+    ) -> tuple[tuple[GpuStart, ...], Settling | None]:
+        """Return the last reading, and what was waited for: None where no temperature is known.
+
+        `over` ends the wait, `say` is told how it goes.
+        """
+        began_s = self._clock()
+        starts = tuple(read())
+        first_c = now_c = hottest(starts)
+        if first_c is None or now_c is None:
+            return starts, None
+        if self._target_c is None:
+            self._target_c = first_c + NEAR_C
+        while now_c > self._target_c and self._clock() - began_s < self._limit_s and not over.is_set():
+            say(f"cooling down: {now_c:.0f} °C, until {self._target_c:.0f} °C")
+            over.wait(min(interval_s(), self._limit_s - (self._clock() - began_s)))
+            if (read_c := hottest(again := tuple(read()))) is None:
+                break
+            starts, now_c = again, read_c
+        return starts, Settling(
+            target_c=self._target_c,
+            waited_s=round(self._clock() - began_s, 3),
+            from_c=first_c,
+            to_c=now_c,
+            reached=now_c <= self._target_c,
+        )
+
+
+def make_settle(text: str, limit_s: float) -> Settle:
+    """Return what waits as the option --settle says: `first`, which it has without a value, or a temperature.
+
+    Raises:
+        UsageProblem: it is neither.
+    """
+    if text == FIRST:
+        return Settle(limit_s=limit_s)
+    try:
+        target_c = float(text)
+    except ValueError:
+        target_c = 0.0
+    if not LEAST_C <= target_c <= MOST_C:
+        what = f"--settle {text}: it is no temperature of {LEAST_C:.0f} to {MOST_C:.0f} °C"
+        raise UsageProblem(
+            what, "--settle=45, or --settle as the last word for the temperature at the first run's start"
+        )
+    return Settle(target_c, limit_s)
+
+
+def hottest(starts: Sequence[GpuStart]) -> float | None:
+    """Return the temperature of the hottest GPU; None where none reports one."""
+    return max((start.temperature_c for start in starts if start.temperature_c is not None), default=None)
+
+
+def settling_text(settling: Settling) -> str:
+    """Return what a run waited for as a sentence; "" where it began at once, as it should."""
+    waited = f"{settling.waited_s:.0f} s for the GPUs to cool down from {settling.from_c:.0f} °C"
+    if not settling.reached:
+        return f"waited {waited}, and they began at {settling.to_c:.0f} °C, not {settling.target_c:.0f} °C (--settle)"
+    if settling.from_c <= settling.target_c:
+        return ""
+    return f"waited {waited} to {settling.to_c:.0f} °C (--settle)"

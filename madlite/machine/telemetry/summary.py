@@ -77,17 +77,19 @@ def summarise(
 
     `packages` names what GPUs are parts of, where several can be parts of one.
     """
-    within = [one for one in samples if began_s is not None and ended_s is not None and began_s <= one.t_s <= ended_s]
+    within = [
+        item for item in samples if began_s is not None and ended_s is not None and began_s <= item.t_s <= ended_s
+    ]
     in_window = len(within) >= LEAST_SAMPLES
     span = within if in_window else list(samples)
     series = [_series(span, index) for index in indexes]
-    uses = tuple(_use(one) for one in series)
+    uses = tuple(_use(curve) for curve in series)
     reporting = {reading.index for sample in samples for reading in sample.gpus if reading.power_w is not None}
     power_w, problem = _mean_power(uses, _silent(uses, vendor, reporting), packages)
     by = {reason: max((use.throttled.get(reason, 0.0) for use in uses), default=0.0) for reason in THROTTLING}
     return TelemetrySummary(
         over="window" if in_window else "run",
-        samples=max((len(one.readings) for one in series), default=0),
+        samples=max((len(curve.readings) for curve in series), default=0),
         gpus=uses,
         power_w=power_w,
         throttled=_any(span, series, THROTTLING),
@@ -100,8 +102,8 @@ def summarise(
 
 def _unreported(series: Sequence[_SampleSeries]) -> str:
     """Return what no reading of any GPU has where none has the power, as of a tool that answers N/A."""
-    silent = [name for field, name in _FIELD_NAMES.items() if not any(one.timed(field) for one in series)]
-    return ", ".join(silent) if "power" in silent and any(one.readings for one in series) else ""
+    silent = [name for field, name in _FIELD_NAMES.items() if not any(curve.timed(field) for curve in series)]
+    return ", ".join(silent) if "power" in silent and any(curve.readings for curve in series) else ""
 
 
 def _series(span: Iterable[Sample], index: int) -> _SampleSeries:
@@ -141,11 +143,11 @@ def _parts(series: _SampleSeries) -> dict[str, float] | None:
     counted = _counted(series)
     if counted is not None:
         return counted
-    slowed = [(at, one.slowed) for at, one in series.readings if one.slowed is not None]
+    slowed = [(at, item.slowed) for at, item in series.readings if item.slowed is not None]
     if not slowed or not _enough(slowed, series.readings):
         return None
-    reasons = dict.fromkeys(reason for _, one in slowed for reason in one)
-    parts = {reason: _mean_over_time([(at, one.get(reason, 0.0)) for at, one in slowed]) for reason in reasons}
+    reasons = dict.fromkeys(reason for _, item in slowed for reason in item)
+    parts = {reason: _mean_over_time([(at, item.get(reason, 0.0)) for at, item in slowed]) for reason in reasons}
     return {reason: part for reason, part in parts.items() if part is not None}
 
 
@@ -159,7 +161,7 @@ def _counted(series: _SampleSeries) -> dict[str, float] | None:
 
     What held at every tick since the driver was loaded, and still does, is firmware that does not count it.
     """
-    counting = [(one.ticks, one.counters) for _, one in series.readings if one.ticks is not None and one.counters]
+    counting = [(item.ticks, item.counters) for _, item in series.readings if item.ticks is not None and item.counters]
     if len(counting) < 2 or (ticks := counting[-1][0] - counting[0][0]) <= 0:
         return None
     (before, first), (after, last) = counting[0], counting[-1]
@@ -176,9 +178,9 @@ def _any(span: Sequence[Sample], series: Sequence[_SampleSeries], reasons: Seque
 
     Counters do not report when they grew: it is then the part of the GPU and reason that have most.
     """
-    counted = [parts for one in series if (parts := _counted(one)) is not None]
+    counted = [parts for curve in series if (parts := _counted(curve)) is not None]
     most = [max((parts.get(reason, 0.0) for reason in reasons), default=0.0) for parts in counted]
-    reported = [(sample.t_s, [one.slowed for one in sample.gpus if one.slowed is not None]) for sample in span]
+    reported = [(sample.t_s, [item.slowed for item in sample.gpus if item.slowed is not None]) for sample in span]
     sampled = [(at, max(gpu.get(reason, 0.0) for gpu in gpus for reason in reasons)) for at, gpus in reported if gpus]
     if most:
         return max(most)

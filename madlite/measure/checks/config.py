@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from madlite.measure.checks import table
 from madlite.measure.checks.table import CheckInput, CheckResult, Observation, check_result
-from madlite.measure.grammar import signal_text
+from madlite.measure.lines import signal_text
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.number import has_no_end, last_step, no_step
 from madlite.model import Cause, Exit, RunPlan

@@ -110,15 +110,15 @@ def labelled(client: Client) -> list[Labelled]:
     """Return the containers that carry a run's label, whoever's run it is."""
     return [
         Labelled(
-            id=one["Id"],
-            run_id=one["Labels"][RUN_LABEL],
-            folder=one["Labels"].get(FOLDER_LABEL, ""),
-            name=one["Names"][0].lstrip("/"),
-            image=one["Image"],
-            status=one["Status"],
-            kept=KEPT_LABEL in one["Labels"],
+            id=container["Id"],
+            run_id=container["Labels"][RUN_LABEL],
+            folder=container["Labels"].get(FOLDER_LABEL, ""),
+            name=container["Names"][0].lstrip("/"),
+            image=container["Image"],
+            status=container["Status"],
+            kept=KEPT_LABEL in container["Labels"],
         )
-        for one in client.containers(all=True, filters={"label": RUN_LABEL})
+        for container in client.containers(all=True, filters={"label": RUN_LABEL})
     ]
 
 

@@ -17,10 +17,12 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.files import exists, spells
 from madlite.images.client import proxy_environment
+from madlite.machine.processes import RUN_MARK
 from madlite.model import EnvValue, Image, Json, Mount, RunPlan, Secret
 from madlite.plan.container import PINS_MEMORY, RDMA
 from madlite.platforms.docker.options import (
     add_options,
+    device,
     mount,
     named_variables,
     parse_options,
@@ -30,7 +32,7 @@ from madlite.platforms.docker.options import (
     ulimit,
 )
 from madlite.secrets import Redactor, assigned, collect, mask_values, reveal
-from madlite.store.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL, RUN_MARK
+from madlite.store.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
 from madlite.store.mounts import container_mounts
 
 KEEPER = ["cat"]  # waits on its terminal for ever: the container lives until it is stopped
@@ -132,7 +134,7 @@ def _host_config(plan: RunPlan) -> dict[str, Json]:
         "CapAdd": list(options.cap_add),
         "SecurityOpt": list(options.security_opt),
         "GroupAdd": list(options.group_add),
-        "Devices": [_device(path) for path in plan.devices],
+        "Devices": [device(path) for path in plan.devices],
         "DeviceRequests": _gpu_requests(plan),
         "Binds": [_bind(mount) for mount in every if ":" not in mount.source],
         "Mounts": [_mount(mount) for mount in every if ":" in mount.source],  # a bind's text has no way to say it
@@ -148,10 +150,6 @@ def _gpu_requests(plan: RunPlan) -> list[Json]:
         return []
     ids = [str(gpu) for gpu in plan.place.gpu_ids]
     return [{"Driver": "", "DeviceIDs": ids, "Capabilities": [["gpu"]]}]
-
-
-def _device(path: str) -> Json:
-    return {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"}
 
 
 def _bind(mount: Mount) -> str:
@@ -236,9 +234,9 @@ def image_access(image: Image | None) -> Iterator[str]:
 
 
 def _of_mounts(mounts: Sequence[Mount], workspace: Path) -> Iterator[str]:
-    for one in mounts:
-        for text in _bind_access(one.source, one.target, workspace):
-            yield f"{text} (a folder that is made)" if one.create and not exists(Path(one.source)) else text
+    for item in mounts:
+        for text in _bind_access(item.source, item.target, workspace):
+            yield f"{text} (a folder that is made)" if item.create and not exists(Path(item.source)) else text
 
 
 def _of_plan(plan: RunPlan) -> Iterator[str]:

@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import os
+import select
+import selectors
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from madlite import process
+from madlite.cancellation import STOPPED, ActionGate
 from madlite.errors import RuntimeProblem
-from madlite.machine.numa import cpu_numbers
+from madlite.machine.host_facts import cpu_numbers
+from madlite.machine.processes import (
+    FOLDER_MARK,
+    KEPT_MARK,
+    RUN_MARK,
+    SUPERVISOR_MARK,
+    Process,
+    descendants,
+    describe_process,
+    end_processes,
+    lives,
+    run_processes,
+    send,
+    with_users,
+)
 from madlite.model import (
+    PROBE_BYTES,
     Action,
     Cause,
+    Chunk,
+    Completed,
     EnvValue,
+    Exit,
     ImageUsed,
     JobOutcome,
     Json,
@@ -23,12 +50,375 @@ from madlite.model import (
     RunPlan,
     Say,
     Secret,
+    Sink,
     Traits,
 )
-from madlite.platforms.host.session import HostSession
-from madlite.platforms.process_table import describe_process, run_processes
+from madlite.platforms.host import supervisor as host_supervisor
 from madlite.secrets import MASK, reveal
-from madlite.store.folder import FOLDER_MARK, KEPT_MARK, RUN_MARK
+from madlite.store.mounts import copy_matching
+
+# A run's processes on this machine, one action after the other.
+
+# One command of a run on this machine, below a supervisor that keeps together whatever it starts.
+_PYTHON = "/proc/self/exe"  # where it does not know its own place
+_KILLED_S = 5.0  # for a process to be gone after KILL
+
+
+class HostAction:
+    """A command as `subprocess.Popen` has it; at first there is its supervisor alone, and waits for it.
+
+    `pid` is the leader of the command's own session and process group.  Its number stays taken until its exit code was
+    read, so that a signal cannot reach another.
+    """
+
+    def __init__(self, environ: Mapping[str, str], run: str, cpus: Collection[int] = ()) -> None:
+        """Start a supervisor with the environment `environ`, kept to `cpus`; `run` is what people see of it.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        report, report_to = os.pipe()
+        program = [sys.executable or _PYTHON, "-I", "-S", host_supervisor.__file__, str(report_to), run]
+        try:
+            started = process.start(program, env=environ, cwd=Path("/"), stdin=subprocess.PIPE, pass_fds=(report_to,))
+        except BaseException:
+            os.close(report)
+            raise
+        finally:
+            os.close(report_to)
+        if cpus:  # as what it starts will be; of CPUs that are gone it may use all
+            with suppress(OSError):
+                os.sched_setaffinity(started.pid, cpus)
+        self.pid = 0
+        self.is_lost = False  # the supervisor was killed: what it kept together is so no more
+        self.stdout, self.stderr = started.stdout, started.stderr
+        self._supervisor = started
+        self.report = os.fdopen(report, "rb", buffering=0)  # readable once the command has ended
+        self._code: int | None = None
+        self._lock = threading.Lock()
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
+        """Start the command as the leader of its own session, without standard input and with no environment but `env`.
+
+        Raises:
+            OSError: it cannot be started.
+            ValueError: the command, its folder or its environment is nothing that a process can be given.
+        """
+        request = _request(argv, env, cwd)
+        if self._supervisor.stdin is not None:
+            with suppress(BrokenPipeError):  # reported below
+                self._supervisor.stdin.write(b"%d\n%s" % (len(request), request))
+                self._supervisor.stdin.flush()
+        word, number = self._read_report()
+        if word == "pid":
+            self.pid = number
+            word, number = self._read_report()  # nothing where the command has killed its supervisor by now
+        if word == "error":
+            raise OSError(number, os.strerror(number))
+        if not self.pid:
+            raise OSError(0, "the process that is to watch over it ended at once")
+
+    def is_waiting(self) -> bool:
+        """Return whether the supervisor is there and has started nothing yet."""
+        return not self.pid and self._supervisor.poll() is None
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for the signal that ended the command; None as long as it goes on."""
+        return self.wait(0.0)
+
+    def wait(self, limit_s: float) -> int | None:
+        """Return the exit code once the command has ended; None where it goes on for `limit_s`."""
+        if self._code is None and self._has_report(limit_s):
+            with self._lock:
+                if self._code is None:
+                    self._code = self._exit_code()
+        return self._code
+
+    def interrupt(self) -> bool:
+        """Send INT to the command's process group, as a terminal would; False where the command has ended."""
+        with self._lock:
+            return self._code is None and process.kill_group(self.pid, signal.SIGINT)
+
+    def left(self) -> list[Process]:
+        """Return what the command started and is still there, itself included, wherever it went."""
+        return descendants(self._supervisor.pid) if self._supervisor.poll() is None else []
+
+    def discard(self) -> None:
+        """End a supervisor that has nothing below it."""
+        self._supervisor.kill()
+        self.close(_KILLED_S)
+
+    def close(self, limit_s: float) -> int | None:
+        """Let go of the command; return the supervisor's number where that goes on for `limit_s`, for what is left."""
+        with self._lock:
+            self._code = -signal.SIGKILL if self._code is None else self._code
+            self._let_go()
+        for pipe in filter(None, (self.stdout, self.stderr, self.report)):
+            pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._supervisor.wait(limit_s)
+            return None
+        return self._supervisor.pid
+
+    def _exit_code(self) -> int:
+        word, number = self._read_report()
+        self._let_go()
+        self.is_lost = word != "exit"
+        return -signal.SIGKILL if self.is_lost else number
+
+    def _has_report(self, limit_s: float) -> bool:
+        waiting = select.poll()  # one for each thread that asks
+        waiting.register(self.report, select.POLLIN)
+        return bool(waiting.poll(int(limit_s * 1000)))
+
+    def _read_report(self) -> tuple[str, int]:
+        """Return what the supervisor reports next, nothing where it has ended."""
+        word, _, number = self.report.readline().decode().partition(" ")
+        return word, int(number or 0)
+
+    def _let_go(self) -> None:
+        """Tell the supervisor that nobody signals the command any more."""
+        if self._supervisor.stdin is not None:
+            with suppress(OSError):
+                self._supervisor.stdin.close()
+
+
+def _request(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> bytes:
+    """Return what the supervisor is to start, as it reads it."""
+    if why := _invalid_reason(argv, env):
+        raise ValueError(why)
+    fields = [str(len(argv)), str(cwd), *argv, *(f"{name}={value}" for name, value in env.items())]
+    return b"".join(os.fsencode(word) + b"\0" for word in fields)
+
+
+def _invalid_reason(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Name what of a command or its environment cannot be passed on; never a variable's value."""
+    if any("\0" in word for word in argv):
+        return "its command holds a NUL character"
+    names = [name for name, value in env.items() if "=" in name or "\0" in name + value]
+    return f"variable {names[0]!r} has a name with '=' or holds a NUL character" if names else ""
+
+
+READ_BYTES = 1 << 18
+POLL_S = 0.1
+IDLE_S = 0.5  # between two looks at whether a command is abandoned: its output and its end are told at once
+_REPORT = 0  # in the place of a stream's number
+DRAIN_QUIET_S = 2.0  # after the process ended: no output this long, and a child that holds the pipe is left alone
+DRAIN_LIMIT_S = 10.0
+RETURN_LIMIT_S = 5.0
+SHOWN = 8  # processes that are named
+RETRY_S = 0.01  # between two attempts at what was not there any more when it was to be killed
+LAST_LIMIT_S = 5.0  # for what was killed to be gone, and what keeps it together with it
+LOST = (
+    "the process that keeps the run's processes together was killed: what had left its session with an empty "
+    "environment may go on"
+)
+
+
+class HostSession:
+    """Runs actions as process groups of their own.
+
+    Whatever an action starts stays below a supervisor of it, and carries the run's marks in its environment as long as
+    it does not empty that.
+    """
+
+    nodes: tuple[str, ...] = ("",)
+    shell: str = ""
+
+    def __init__(
+        self,
+        run_id: str,
+        workspace: Path,
+        folder: Path,
+        env: Mapping[str, str],
+        grace_s: float,
+        environ: Mapping[str, str] | None = None,
+        start: Callable[[Action], tuple[Sequence[str], Path]] | None = None,
+        cpus: Collection[int] = (),
+    ) -> None:
+        """Make a session; `start` tells an action's command and the folder it starts in, where they are not its own.
+
+        Its processes are kept to `cpus`, where some are named.
+        """
+        self.handle = str(folder)
+        self.notes: tuple[str, ...] = ()
+        self._run_id = run_id
+        self._workspace = workspace
+        self._folder = folder
+        self._env = env
+        self._environ = env if environ is None else environ
+        labels = {RUN_MARK: run_id, FOLDER_MARK: str(folder), SUPERVISOR_MARK: "1"}
+        keep = {KEPT_MARK: env[KEPT_MARK]} if KEPT_MARK in env else {}
+        self._supervisor_env = {**self._environ, **labels, **keep}
+        self._grace_s = grace_s
+        self._command = start or self._own
+        self._next: HostAction | None = None  # its supervisor starts while other things are done
+        self._actions: list[HostAction] = []  # the last one may be running; of others something may be left
+        self._gate = ActionGate()
+        self._cpus = cpus
+
+    def make_ready(self) -> None:
+        """Have the supervisor of the next action start meanwhile."""
+        with suppress(OSError):  # then that action says so
+            self._next = self._supervisor()
+
+    def run(self, action: Action, out: Sink) -> Exit:
+        """Run the action to its end; `out` gets its output as it comes.
+
+        Raises:
+            RuntimeProblem: the command cannot be started.
+        """
+        begun = time.monotonic()
+        with self._gate.take(action.timeout_s, partial(self._stop, self._grace_s)) as expired:
+            code = STOPPED if self._gate.closed.is_set() else self._run(action, out)
+        return Exit(code=code, duration_s=time.monotonic() - begun, timed_out=expired.is_set())
+
+    def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
+        """Run a short command on this machine as the caller, with none of the run's marks: it is none of its processes.
+
+        Raises:
+            RuntimeProblem: the command cannot be started.
+        """
+        try:
+            return process.complete(argv, limit_s=limit_s, env=self._environ, cwd=Path("/"), limit_bytes=PROBE_BYTES)
+        except (OSError, ValueError) as error:
+            raise RuntimeProblem(f"'{argv[0]}' cannot be started: {error}", cause=Cause.PREPARE) from error
+
+    def stop(self, grace_s: float) -> None:
+        """End the running action: INT, `grace_s`, TERM, `grace_s`, KILL; nothing starts here any more.
+
+        Safe from another thread.  Without a grace it also hurries a stop that is under way.
+        """
+        self._gate.closed.set()
+        self._stop(grace_s)
+
+    def collect(self, patterns: Sequence[str], into: Path) -> None:
+        """Copy the files of the workspace that match into the folder `into`."""
+        copy_matching(self._workspace, patterns, into)
+
+    def close(self) -> None:
+        """End every process of the run, and note those that cannot be ended."""
+        if self._next is not None:
+            self._next.discard()
+        self._end(self._grace_s)
+        self.notes = tuple(filter(None, map(_reap, self._actions)))
+        if any(action.is_lost for action in self._actions):
+            self.notes += (LOST,)
+
+    def _stop(self, grace_s: float) -> None:
+        with self._gate.ending(grace_s):
+            if not self._gate.end_until_over(partial(self._end, grace_s), RETURN_LIMIT_S):
+                self._gate.abandoned.set()
+
+    def _run(self, action: Action, out: Sink) -> int:
+        running = self._start(action)
+        try:
+            self._pump(running, out)
+        finally:
+            for pipe in filter(None, (running.stdout, running.stderr)):
+                pipe.close()
+        return self._exit_code(running)
+
+    def _start(self, action: Action) -> HostAction:
+        argv, cwd = self._command(action)
+        try:
+            self._actions.append(self._started(argv, reveal(action.env), cwd))
+        except OSError as error:
+            place = f"folder {cwd}" if not cwd.is_dir() else f"command '{argv[0]}'"
+            raise RuntimeProblem(
+                f"the {action.kind} action cannot be started: {place}: {error.strerror}", cause=Cause.PREPARE
+            ) from error
+        except ValueError as error:  # what no process can be given: a NUL, half a character, a name with "="
+            raise RuntimeProblem(f"the {action.kind} action cannot be started: {error}", cause=Cause.PREPARE) from error
+        if action.kind != "run":  # beside what is measured nothing starts
+            self.make_ready()
+        return self._actions[-1]
+
+    def _supervisor(self) -> HostAction:
+        return HostAction(self._supervisor_env, self._run_id, self._cpus)
+
+    def _own(self, action: Action) -> tuple[Sequence[str], Path]:
+        return action.argv, self._workspace / action.cwd.replace("{folder}", str(self._folder))
+
+    def _started(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> HostAction:
+        waiting, self._next = self._next, None
+        started = waiting if waiting is not None and waiting.is_waiting() else self._supervisor()
+        try:
+            started.start(argv, {**self._env, **env}, cwd)
+        except BaseException:
+            started.discard()
+            raise
+        return started
+
+    def _pump(self, running: HostAction, out: Sink) -> None:
+        """Pass the output on until both pipes end; a child that outlives the process cannot hold them for ever."""
+        last_s, ended_s = time.monotonic(), 0.0
+        with selectors.DefaultSelector() as pipes:
+            for pipe, stream in ((running.stdout, 1), (running.stderr, 2)):
+                pipes.register(pipe or -1, selectors.EVENT_READ, stream)
+            pipes.register(running.report, selectors.EVENT_READ, _REPORT)
+            while _is_open(pipes) and not self._gate.abandoned.is_set():
+                ready = [key for key, _ in pipes.select(POLL_S if ended_s else IDLE_S) if key.data != _REPORT]
+                for key in ready:
+                    if data := os.read(key.fd, READ_BYTES):
+                        out(Chunk(data=data, stream=key.data))
+                    else:
+                        pipes.unregister(key.fileobj)
+                now_s = time.monotonic()
+                last_s = now_s if ready else last_s
+                if running.poll() is not None:
+                    if not ended_s:
+                        ended_s = now_s
+                        pipes.unregister(running.report)
+                    if now_s - max(last_s, ended_s) > DRAIN_QUIET_S or now_s - ended_s > DRAIN_LIMIT_S:
+                        return
+
+    def _exit_code(self, running: HostAction) -> int:
+        while not self._gate.abandoned.is_set():
+            if (code := running.wait(POLL_S)) is not None:  # it may have closed its output, and work on
+                return code
+        return -signal.SIGKILL
+
+    def _end(self, grace_s: float) -> None:
+        """INT to the process group, TERM and KILL to everything of the run, wherever it went."""
+        running = next((action for action in reversed(self._actions) if action.poll() is None), None)
+        family = running.left() if running is not None else []
+        if running is not None and running.interrupt():
+            self._wait_ended(running, grace_s)
+
+        def left() -> list[Process]:
+            below = [process for action in self._actions for process in action.left()]
+            found = (*family, *below, *run_processes(self._run_id, self._folder))
+            return list({process.identity: process for process in found}.values())
+
+        end_processes(left, grace_s, (signal.SIGTERM, signal.SIGKILL), self._gate.hurried)
+
+    def _wait_ended(self, running: HostAction, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while running.poll() is None and time.monotonic() < deadline and not self._gate.hurried.is_set():
+            time.sleep(POLL_S)
+
+
+def _is_open(pipes: selectors.BaseSelector) -> bool:
+    """Return whether output can still come."""
+    return any(key.data != _REPORT for key in pipes.get_map().values())
+
+
+def _reap(action: HostAction) -> str:
+    """End the last of what an action started, be it quick in starting others; return what cannot be ended."""
+    deadline = time.monotonic() + LAST_LIMIT_S
+    while (supervisor := action.close(RETRY_S)) is not None:
+        left = action.left()
+        unkillable = [process for process in left if not send(process, signal.SIGKILL) and lives(process)]
+        if time.monotonic() > deadline or (unkillable and len(unkillable) == len(left)):
+            them = (
+                ", ".join(describe_process(with_users(process)) for process in left[:SHOWN])
+                or "what cannot be seen here"
+            )
+            more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+            return f"not ended: {them}{more}, started by the run and below pid {supervisor}"
+    return ""
+
 
 CANCEL_GRACE_S = 5.0  # between TERM and KILL for processes nobody waits for
 

@@ -4,22 +4,98 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import asdict, replace
 
 from madlite.cancellation import check
 from madlite.errors import RuntimeProblem
-from madlite.model import Cause
-from madlite.platforms.kubernetes.access import connect
+from madlite.model import Cause, Value
 from madlite.platforms.kubernetes.faults import quota_fault
 from madlite.platforms.kubernetes.manifests import CONTAINER
 from madlite.platforms.kubernetes.settings import KubernetesSettings
 from madlite.store.folder import RUN_LABEL
+
+# Which cluster, and as whom: a kubeconfig, or the account of the pod that madlite is in → a client of its API.
+
+_HINT = "pip install 'madlite[kubernetes]'"
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class Access(Value, frozen=True):
+    """What a client is of: kubeconfig and context, both "" in a pod, and the namespace.
+
+    The context is by its name, also where the kubeconfig's current one was meant: that may be another one later.
+    `kubeconfig` is "" too where $KUBECONFIG names several files.
+    """
+
+    kubeconfig: str = ""
+    context: str = ""
+    namespace: str = "default"
+
+
+def connect(settings: KubernetesSettings) -> tuple[Any, Access]:
+    """Return a dynamic client of the cluster that the settings or the kubeconfig name, and which that is.
+
+    It takes and gives objects as JSON has them, and never asks the cluster which kinds it has.
+
+    Raises:
+        RuntimeProblem: there is no client, or no such kubeconfig.
+    """
+    try:
+        from kubernetes import client, config, dynamic
+    except ImportError:
+        raise RuntimeProblem("the client of Kubernetes is not installed", _HINT, cause=Cause.ENGINE) from None
+    from urllib3 import Retry, disable_warnings
+    from urllib3.exceptions import InsecureRequestWarning
+
+    disable_warnings(InsecureRequestWarning)  # of each call, where the kubeconfig says that it is wanted
+    made = partial(dynamic.DynamicClient, discoverer=lambda client, cache_file: None)
+    own = client.Configuration()
+    own.retries = Retry(total=0)  # who calls decides how long a server is waited for
+    file, context = settings.kubeconfig or None, settings.context or None
+    try:
+        config.load_kube_config(config_file=file, context=context, client_configuration=own, persist_config=False)
+        contexts, active = config.list_kube_config_contexts(config_file=file)
+    except config.ConfigException as error:
+        if file or context:
+            what = f"the kubeconfig cannot be used: {error}"
+            raise RuntimeProblem(what, "kubectl config get-contexts", cause=Cause.ENGINE) from None
+        access = _inside(config, own, settings, error)
+        return made(client.ApiClient(own)), access
+    chosen = next((item for item in contexts if item["name"] == context), active)
+    namespace = settings.namespace or chosen["context"].get("namespace") or "default"
+    access = Access(kubeconfig=settings.kubeconfig or _default_file(), context=chosen["name"], namespace=namespace)
+    return made(client.ApiClient(own)), access
+
+
+def _default_file() -> str:
+    """Return the file that the client takes where none is named; "" where these are several."""
+    from kubernetes.config import KUBE_CONFIG_DEFAULT_LOCATION
+
+    if os.pathsep in KUBE_CONFIG_DEFAULT_LOCATION:
+        return ""
+    return str(Path(KUBE_CONFIG_DEFAULT_LOCATION).expanduser().absolute())
+
+
+def _inside(config: Any, own: Any, settings: KubernetesSettings, error: Exception) -> Access:
+    """Set up the client of a process that runs in a pod itself."""
+    try:
+        config.load_incluster_config(client_configuration=own)
+    except config.ConfigException:
+        what = f"no cluster is known: {error}"
+        hint = "KUBECONFIG or k8s.kubeconfig names the file of one"
+        raise RuntimeProblem(what, hint, cause=Cause.ENGINE) from None
+    here = _ACCOUNT.read_text(encoding="utf-8").strip() if _ACCOUNT.is_file() else ""
+    return Access(namespace=settings.namespace or here or "default")
+
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
@@ -67,26 +143,26 @@ class Refusal(RuntimeProblem):
         self.status, self.wait_s = status, wait_s
 
 
-def may_pass(refusal: Refusal, patience_s: float = 0.0) -> bool:
+def may_pass(refusal: Refusal, outage_limit_s: float = 0.0) -> bool:
     """Return whether the same question may be answered later; in a day somebody logs in again."""
-    return not refusal.status or refusal.status in AGAIN or (refusal.status == UNKNOWN and patience_s >= DAY_S)
+    return not refusal.status or refusal.status in AGAIN or (refusal.status == UNKNOWN and outage_limit_s >= DAY_S)
 
 
 class Api:
     """One namespace of a cluster, as the settings or the kubeconfig name it; `access` is which one that is.
 
-    A server that is too busy, or does not answer, is asked again for seconds; with `patience_s` for so long, one that
-    never has answered included where it `is_known`.
+    A server that is too busy, or does not answer, is asked again for seconds; with `outage_limit_s` for so long, one
+    that never has answered included where it `is_known`.
 
     Raises:
         RuntimeProblem: there is no client, or no such kubeconfig.
     """
 
-    def __init__(self, settings: KubernetesSettings, patience_s: float = 0.0, *, is_known: bool = False) -> None:
+    def __init__(self, settings: KubernetesSettings, outage_limit_s: float = 0.0, *, is_known: bool = False) -> None:
         self._client, self.access = connect(settings)
         self.namespace = self.access.namespace
         self._settings = settings
-        self._patience_s, self._is_known = patience_s, is_known
+        self._outage_limit_s, self._is_known = outage_limit_s, is_known
         self._renews = threading.Lock()
 
     def close(self) -> None:
@@ -222,8 +298,8 @@ class Api:
     def _call(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         """Return the answer of a call, tried again while the server is too busy, or does not answer."""
         # a stop does not wait for a server that is away
-        patience_s = self._patience_s if self._is_known and method != "DELETE" else 0.0
-        answer = _patiently(lambda: self._once(method, path, **more), patience_s)
+        outage_limit_s = self._outage_limit_s if self._is_known and method != "DELETE" else 0.0
+        answer = _retry(lambda: self._once(method, path, **more), outage_limit_s)
         self._is_known = True
         found = json.loads(answer or b"{}")
         return found if isinstance(found, dict) else {}
@@ -283,16 +359,16 @@ def _lines(answer: Any) -> Iterator[bytes]:
         yield from filter(None, whole)
 
 
-def _patiently(work: Callable[[], _T], patience_s: float) -> _T:
-    """Return what a call answers, tried again a few times, and for `patience_s`."""
-    until_s = time.monotonic() + patience_s
+def _retry(work: Callable[[], _T], outage_limit_s: float) -> _T:
+    """Return what a call answers, tried again a few times, and for `outage_limit_s`."""
+    until_s = time.monotonic() + outage_limit_s
     for wait_s in _pauses():
         check()
         try:
             return work()
         except Refusal as refusal:
             is_over = wait_s > _WAITS_S[-1] and time.monotonic() >= until_s
-            if is_over or not may_pass(refusal, patience_s):
+            if is_over or not may_pass(refusal, outage_limit_s):
                 raise
             _LOG.debug("again in %s s: %s", wait_s, refusal.message)
             _pause(min(max(wait_s, refusal.wait_s), _LONGEST_S))

@@ -99,8 +99,8 @@ def capacity_fault(nodes: Sequence[Json], resource: str, count: int, pods: int) 
     if not resource or not nodes:
         return None
     have = [_count(node.get("status", {}).get("allocatable", {}).get(resource, 0)) for node in nodes]
-    enough = sum(1 for one in have if one >= count)
-    room = sum(one // count for one in have) if count else pods
+    enough = sum(1 for item in have if item >= count)
+    room = sum(item // count for item in have) if count else pods
     if room >= pods:
         return None
     if enough == 0:

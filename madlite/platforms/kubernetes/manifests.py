@@ -19,9 +19,106 @@ from typing import Any
 from madlite.errors import RuntimeProblem
 from madlite.machine.fabric import interface_variables
 from madlite.model import Action, Cause, EnvValue, RunPlan, Secret, Value
-from madlite.platforms.kubernetes.files import check_size, content_of, key_of, keys_of
+from madlite.plan.inputs import RUNS
 from madlite.platforms.kubernetes.settings import KubernetesSettings, Volume
-from madlite.store.folder import RUN_LABEL
+from madlite.store.folder import RUN_LABEL, WORK
+
+# The files of a run's pods: what its workspace needs, each a key of the ConfigMap, mounted under its own path.
+
+MOST_BYTES = 1 << 20
+"""What a ConfigMap or a Secret holds at most (k8s.io/api/core/v1, MaxSecretSize)."""
+
+
+def check_size(content: Mapping[str, str | bytes], run_id: str) -> None:
+    """Refuse what is larger than a ConfigMap may be.
+
+    Raises:
+        RuntimeProblem: it is; the largest file is named.
+    """
+    sizes = {key: len(value.encode() if isinstance(value, str) else value) for key, value in content.items()}
+    if sum(sizes.values()) > MOST_BYTES:
+        largest = max(sizes, key=lambda key: sizes[key])
+        raise RuntimeProblem(
+            f"the files of run {run_id} are {sum(sizes.values()) / MOST_BYTES:.1f} MiB, and a ConfigMap holds 1 MiB "
+            f"(the largest is {_path_of(largest)})",
+            "put large files into the image, or on a volume: k8s.volumes",
+            cause=Cause.PREPARE,
+        )
+
+
+def workspace_files(plan: RunPlan, rendered: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
+    """Return the files that a pod's workspace needs, by their paths in it: the run's own, and the script's folder.
+
+    Of a script that lies in the workspace itself it is the script alone: what else is there is not the run's.
+
+    `rendered` are the run's own files where its folder is not there yet, by their names in it.
+
+    Raises:
+        RuntimeProblem: one cannot be read.
+    """
+    home = plan.folder.relative_to(plan.workspace)
+    own = rendered if rendered is not None else dict(_below(plan.folder / WORK))
+    found = {f"{home}/{name}": data for name, data in own.items()}
+    if plan.card.scripts and not plan.templates:
+        script = plan.workspace / plan.card.scripts
+        folder = script if script.is_dir() else script.parent
+        if folder != plan.workspace:
+            found |= {f"{folder.relative_to(plan.workspace)}/{name}": data for name, data in _below(folder)}
+        elif script.is_file():
+            found[script.name] = _read(script)
+    for action in plan.actions:
+        for word in action.argv:
+            name = word.removeprefix(f"{plan.inside}/")
+            if name != word and ".." not in name.split("/") and (plan.workspace / name).is_file():
+                found[name] = _read(plan.workspace / name)
+    return found
+
+
+def _below(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and not path.is_symlink() and not any(map(_is_private, name.parts)):
+            yield str(name), _read(path)
+
+
+def _is_private(part: str) -> bool:
+    """Return whether a part of a path is of what no pod needs: credentials, the history, earlier runs."""
+    return part in ("credential.json", ".git", RUNS) or part.startswith(".env")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES + 1)  # more is refused anyway
+    except OSError as error:
+        raise RuntimeProblem(f"{path} cannot be read: {error.strerror}", cause=Cause.PREPARE) from error
+
+
+def key_of(path: str) -> str:
+    """Return the key of a file: letters, digits, `-`, `_` and `.`; readable, and another one for each path."""
+    return f"{hashlib.sha256(path.encode()).hexdigest()[:8]}--{re.sub(r'[^-A-Za-z0-9_.]+', '-', path)[-200:]}"
+
+
+def _path_of(key: str) -> str:
+    return key.partition("--")[2] or key
+
+
+def keys_of(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return files by their keys."""
+    return {key_of(path): data for path, data in files.items()}
+
+
+def content_of(content: Mapping[str, str | bytes]) -> dict[str, dict[str, str]]:
+    """Return the fields of a ConfigMap that has this content: what is no text stands in `binaryData`."""
+    data: dict[str, str] = {}
+    binary: dict[str, str] = {}
+    for key, value in content.items():
+        try:
+            data[key] = value if isinstance(value, str) else value.decode()
+        except UnicodeDecodeError:
+            binary[key] = b64encode(bytes(value)).decode()  # type: ignore[arg-type]
+    return {"data": data, **({"binaryData": binary} if binary else {})}
+
 
 CONTAINER = "run"
 MANAGED = {"app.kubernetes.io/managed-by": "madlite"}
@@ -238,15 +335,15 @@ def _placement(settings: KubernetesSettings) -> dict[str, Any]:
         {
             key: value
             for key, value in {
-                "key": one.key,
-                "operator": one.operator,
-                "value": one.value,
-                "effect": one.effect,
-                "tolerationSeconds": one.toleration_seconds,
+                "key": toleration.key,
+                "operator": toleration.operator,
+                "value": toleration.value,
+                "effect": toleration.effect,
+                "tolerationSeconds": toleration.toleration_seconds,
             }.items()
             if value not in ("", None)
         }
-        for one in settings.tolerations
+        for toleration in settings.tolerations
     ]
     given = {
         "nodeSelector": dict(settings.node_selector),
@@ -338,25 +435,25 @@ def _volumes(
         {"name": "files", "mountPath": "/madlite/files", "readOnly": True},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the pod's
     ]
-    for number, one in enumerate(settings.volumes):
-        volumes.append({"name": f"volume-{number}", **_source(one)})
-        mount = {"name": f"volume-{number}", "mountPath": one.mount}
+    for number, volume in enumerate(settings.volumes):
+        volumes.append({"name": f"volume-{number}", **_source(volume)})
+        mount = {"name": f"volume-{number}", "mountPath": volume.mount}
         mounts.append(
             {
                 **mount,
-                **({"readOnly": True} if one.read_only else {}),
-                **({"subPath": one.sub_path} if one.sub_path else {}),
+                **({"readOnly": True} if volume.read_only else {}),
+                **({"subPath": volume.sub_path} if volume.sub_path else {}),
             }
         )
     return mounts, volumes
 
 
-def _source(one: Volume) -> dict[str, Any]:
-    if one.claim:
-        return {"persistentVolumeClaim": {"claimName": one.claim}}
-    if one.host_path:
-        return {"hostPath": {"path": one.host_path}}
-    server, _, path = one.nfs.partition(":")
+def _source(volume: Volume) -> dict[str, Any]:
+    if volume.claim:
+        return {"persistentVolumeClaim": {"claimName": volume.claim}}
+    if volume.host_path:
+        return {"hostPath": {"path": volume.host_path}}
+    server, _, path = volume.nfs.partition(":")
     return {"nfs": {"server": server, "path": path}}
 
 
@@ -429,10 +526,10 @@ def _service(plan: RunPlan, metadata: Mapping[str, Any], name: str, settings: Ku
 
 def shown(objects: Objects) -> list[dict[str, Any]]:
     """Return the objects as they are shown: the secrets' values masked."""
-    found = [dict(one) for one in objects.all()]
-    for one in found:
-        if one["kind"] == "Secret":
-            one["stringData"] = dict.fromkeys(one.pop("data"), "***")
+    found = [dict(item) for item in objects.all()]
+    for item in found:
+        if item["kind"] == "Secret":
+            item["stringData"] = dict.fromkeys(item.pop("data"), "***")
     return found
 
 
@@ -450,13 +547,13 @@ def yaml_of(objects: Objects) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
     Dumper.add_representer(str, text)
-    kinds = ",".join(sorted(str(one["kind"]).lower() for one in objects.all()))
+    kinds = ",".join(sorted(str(item["kind"]).lower() for item in objects.all()))
     label = f"{RUN_LABEL}={objects.job['metadata']['labels'][RUN_LABEL]}"
     head = f"# Made by madlite; what was applied by hand is removed by: kubectl delete {kinds} -l {label}\n"
     if objects.secret is not None:
         names = ", ".join(objects.secret["data"])
         head += f"# Secrets are masked: before this is applied by hand, write what *** stands for ({names}).\n"
-    documents = (yaml.dump(one, Dumper=Dumper, sort_keys=False, width=120) for one in shown(objects))
+    documents = (yaml.dump(item, Dumper=Dumper, sort_keys=False, width=120) for item in shown(objects))
     return head + "---\n" + "---\n".join(documents)
 
 
@@ -476,7 +573,7 @@ def read_objects(text: str, plan: RunPlan) -> Objects:
     import yaml
 
     try:
-        found = {str(one["kind"]): dict(one) for one in yaml.safe_load_all(text) if one}
+        found = {str(item["kind"]): dict(item) for item in yaml.safe_load_all(text) if item}
         job = found.get("JobSet") or found["Job"]
         if "Secret" in found:
             found["Secret"].pop("stringData", None)

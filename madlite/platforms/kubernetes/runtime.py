@@ -23,7 +23,6 @@ from madlite.platforms.kubernetes.faults import (
     pending_fault,
     pod_name,
 )
-from madlite.platforms.kubernetes.files import workspace_files
 from madlite.platforms.kubernetes.manifests import (
     Objects,
     gpu_resource,
@@ -32,6 +31,7 @@ from madlite.platforms.kubernetes.manifests import (
     label_value,
     make_objects,
     shown,
+    workspace_files,
     yaml_of,
 )
 from madlite.platforms.kubernetes.session import (
@@ -118,14 +118,14 @@ class KubernetesRuntime:
             RuntimeProblem: the cluster refuses the run, or its pods cannot start.
             Interrupted: a stop came before they had.
         """
-        patience_s = DAY_S if self._followed else LOST_S
-        api = interruptible(lambda: Api(self.settings, patience_s, is_known=bool(self._followed)))
+        outage_limit_s = DAY_S if self._followed else LOST_S
+        api = interruptible(lambda: Api(self.settings, outage_limit_s, is_known=bool(self._followed)))
         run, name, kind = label_value(plan.id), job_name(plan.id), job_kind(self.settings)
         session: KubernetesSession | None = None
         pods: PodWatch | None = None
         try:
             interruptible(lambda: self._create(api, plan, kind, name))
-            pods = PodWatch(api, run, patience_s=patience_s)
+            pods = PodWatch(api, run, outage_limit_s=outage_limit_s)
             nodes = interruptible(lambda: _wait(api, pods, plan, name, self.settings))
             access = (api.access.kubeconfig, api.access.context)
             session = KubernetesSession(api, kind, name, nodes, plan, pods, access, followed=bool(self._followed))
@@ -237,10 +237,10 @@ def create(api: Api, objects: Objects) -> str:
         "controller": False,
         "blockOwnerDeletion": False,
     }
-    for one in objects.all():
+    for item in objects.all():
         check()
-        if one is not job:
-            _made(api, {**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}})
+        if item is not job:
+            _made(api, {**item, "metadata": {**item["metadata"], "ownerReferences": [owner]}})
     if not queued and made["spec"].get("suspend"):
         api.resume(job["kind"], objects.name)
     return uid
@@ -338,8 +338,8 @@ def remove(api: Api, kind: str, name: str, run: str) -> None:
     """Remove a run's Job, with it what it owns, and what was made without an owner; what is gone is fine."""
     api.delete(kind, name)
     for other in _OWNED:
-        for one in api.objects(other, {RUN_LABEL: run}):
-            api.delete(other, pod_name(one))
+        for item in api.objects(other, {RUN_LABEL: run}):
+            api.delete(other, pod_name(item))
 
 
 def _remove_logged(api: Api, kind: str, name: str, run: str) -> None:

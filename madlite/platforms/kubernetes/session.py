@@ -7,11 +7,16 @@ import json
 import logging
 import math
 import queue
+import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Callable, Generator, Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from madlite.cancellation import Interrupted
 from madlite.errors import RuntimeProblem
@@ -27,9 +32,197 @@ from madlite.platforms.kubernetes.faults import (
     phase_of,
     pod_name,
 )
-from madlite.platforms.kubernetes.log_stream import LogPosition, Mark, MarkReader, follow
 from madlite.platforms.kubernetes.manifests import INDEX_LABEL, label_value, numbered
 from madlite.platforms.kubernetes.watch import POLL_S, PodWatch
+
+# The log of one pod from its beginning to its end, each byte once, across connections that break.
+#
+# Kubernetes puts a time before each line on request.  After a break the log is asked for from the last line's second on
+# (the API counts in seconds), and the lines that came before are left out by their times: those of a log never go back.
+
+_TRIES = 100  # to read the log of a pod that has ended, a second and more apart, where the cluster is busy
+_TOLD = 25  # of these count where it says that the log cannot be read
+_BUSY = (429, 502, 503, 504)
+_TIMED = re.compile(rb"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ", re.ASCII)
+_FRACTION = re.compile(r"(?:\.(?P<part>\d+))?(?P<zone>Z|[+-]\d\d:\d\d)$")
+
+
+class LogPosition:
+    """How far a log was read: the time of the last line, and how many lines had it."""
+
+    def __init__(self) -> None:
+        self.count = 0  # lines that were taken
+        self.is_cut = False  # whether the end of the log could not be read
+        self._time = ""  # the last whole line's, as the log has it
+        self._same = 0
+        self._again = 0  # lines of that time that are still to come a second time
+
+    @property
+    def since(self) -> str:
+        """What to ask the API for: the last line's time without its fraction; "" from the beginning."""
+        return _FRACTION.sub(lambda found: found["zone"], self._time) if self._time else ""
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of the last whole line in seconds since 1970; None before the first."""
+        if not self._time:
+            return None
+        text, part = _key(self._time)
+        zone = _FRACTION.search(self._time)
+        offset = zone["zone"].replace("Z", "+00:00") if zone else "+00:00"
+        return datetime.fromisoformat(f"{text}{offset}").timestamp() + float(f"0.{part or 0}")
+
+    def reconnect(self) -> None:
+        """Note that lines may come again from now on."""
+        self._again = self._same
+
+    def take(self, line: bytes) -> bytes | None:
+        """Return a whole line without its time; None of one that came before."""
+        found = _TIMED.match(line)
+        if found is None:
+            return line
+        time = found["time"].decode()
+        text = line[found.end() :]
+        if self._time and self._again and _key(time) < _key(self._time):
+            return None
+        if self._time and _key(time) == _key(self._time):
+            if self._again:
+                self._again -= 1
+                return None
+            self._same += 1
+        else:
+            self._time, self._same = time, 1
+        self._again = 0
+        self.count += 1
+        return text
+
+
+def _key(time: str) -> tuple[str, str]:
+    """Return a time of a log to compare: the fraction has as many digits as it needs."""
+    found = _FRACTION.search(time)
+    return (time[: found.start()], (found["part"] or "").ljust(9, "0")) if found else (time, "")
+
+
+class Mark(Value, frozen=True):
+    """A line of the pod's own script: `begin` and `end` of an action, or a `file` with its content."""
+
+    kind: str
+    number: int = -1
+    code: int = 0
+    name: str = ""
+    data: bytes = b""
+
+
+class MarkReader:
+    """Tells the workload's output from the lines that `pod.sh` puts in between, after a line break each.
+
+    Output that ends without one has one more.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._begin = f"#madlite {mark} ".encode()
+        self._held = b""  # an empty line that may belong to a mark
+        self._file: tuple[str, list[bytes]] | None = None
+
+    def feed(self, line: bytes) -> Iterator[bytes | Mark]:
+        """Yield output and marks of one line."""
+        if line.startswith(self._begin):
+            self._held = b""
+            yield from self._mark(line[len(self._begin) :].decode("utf-8", "replace").rstrip("\n"))
+        elif self._file is not None:
+            if line.strip():
+                self._file[1].append(line)
+        else:
+            held, self._held = self._held, line if line == b"\n" else b""
+            if held:
+                yield held
+            if not self._held:
+                yield line
+
+    def flush(self) -> bytes:
+        """Return output that was held back, at the end of the log."""
+        held, self._held = self._held, b""
+        return held
+
+    def _mark(self, text: str) -> Iterator[Mark]:
+        kind, _, rest = text.partition(" ")
+        if kind == "begin" and rest.isdigit():
+            yield Mark(kind=kind, number=int(rest))
+        elif kind == "end" and re.fullmatch(r"\d+ \d+", rest):
+            number, code = map(int, rest.split())
+            yield Mark(kind=kind, number=number, code=code)
+        elif kind == "file":
+            self._file = (rest, [])
+        elif kind == "end-of-file" and self._file is not None:
+            (name, lines), self._file = self._file, None
+            try:
+                yield Mark(kind="file", name=name, data=b64decode(b"".join(lines), validate=False))
+            except Base64Error:
+                return
+
+
+def follow(
+    open_log: Callable[[str], Any],
+    is_over: Callable[[], bool],
+    pause: Callable[[], None],
+    position: LogPosition | None = None,
+) -> Iterator[bytes]:
+    """Yield the lines of a pod's log, each once; `open_log(since)` opens it, `is_over` says whether more can come.
+
+    `pause` waits between two connections, and raises where nobody wants to go on.  `position` is where it is: at each
+    line its time is that line's.  A cluster that does not answer is asked until it does; one that says of a pod that
+    has ended that its log cannot be read, for its node is gone, say, a few times: then `position.is_cut` is true.
+    """
+    position, failed = position or LogPosition(), 0
+    while failed < _TRIES:
+        over = is_over()  # asked before the log is read: what it printed until then is in it
+        before, rest = position.count, None
+        try:
+            rest = yield from _connection(open_log(position.since), position)
+        except _broken() as problem:
+            failed = 0 if position.count > before else failed + (over and _weight(problem))
+            position.is_cut = over
+        if over and rest is not None and position.count == before:  # read once more, and nothing was new: it is whole
+            position.is_cut = False
+            if rest and (text := position.take(rest)) is not None:
+                yield text
+            return
+        if not over or rest is None:
+            pause()
+
+
+def _weight(problem: BaseException) -> int:
+    """Return how much a failure to read the log of a pod that has ended counts; none where nobody answers."""
+    status = getattr(problem, "status", None)
+    if status is None:  # it was read, and nothing came
+        return _TOLD
+    return 1 if status in _BUSY else _TOLD if status else 0
+
+
+def _connection(answer: Any, position: LogPosition) -> Generator[bytes, None, bytes]:
+    """Yield the new lines that one connection brings, and return what came after the last line break."""
+    position.reconnect()
+    parts: list[bytes] = []  # of a line that goes on; one may be megabytes long
+    for piece in answer.stream(1 << 16, decode_content=False):
+        head, ended, tail = piece.partition(b"\n")
+        parts.append(head)
+        if not ended:
+            continue
+        *whole, last = tail.split(b"\n")
+        for line in (b"".join(parts), *whole):
+            if (text := position.take(line + b"\n")) is not None:
+                yield text
+        parts = [last]
+    return b"".join(parts)
+
+
+def _broken() -> tuple[type[BaseException], ...]:
+    from urllib3.exceptions import HTTPError
+
+    from madlite.platforms.kubernetes.api import Refusal
+
+    return (HTTPError, OSError, Refusal)
+
 
 _LOG = logging.getLogger(__name__)
 _STOPPED = 130
@@ -45,7 +238,7 @@ class PodEnd(Value, frozen=True):
     fault: Fault | None
 
 
-class Said(Value, frozen=True):
+class NodeOutput(Value, frozen=True):
     """What a node said: output, a mark, or its end; `at_s` is its log's time of it, since 1970, None for no such."""
 
     node: int
@@ -75,13 +268,13 @@ class KubernetesSession:
         self.notes: tuple[str, ...] = ()
         self._api, self._kind, self._name, self._plan = api, kind, name, plan
         self._pods = pods
-        self._said: queue.Queue[Said] = queue.Queue(maxsize=4096)
+        self._outputs: queue.Queue[NodeOutput] = queue.Queue(maxsize=4096)
         self._ends: dict[int, PodEnd] = {}
         self._late: Fault | None = None  # that a pod has ended its action by the run's limit
         self._late_until_s = math.inf
         self._deleted_s: dict[str, float] = {}  # when it was seen first that somebody deletes a pod
         self._files: dict[str, bytes] = {}
-        self._early: list[Said] = []  # of nodes that are further than the others
+        self._early: list[NodeOutput] = []  # of nodes that are further than the others
         self._first_s: float | None = None  # the time of the first output
         self._begun_at_s: dict[int, float] = {}  # by node, the time of the first that its pod said
         self._closed, self._left = threading.Event(), threading.Event()
@@ -97,7 +290,7 @@ class KubernetesSession:
             return Exit(code=_STOPPED, duration_s=0.0)
         self._start_following()
         times = _Times()
-        codes, first, expired = self._gather(number, out, times, began, action.timeout_s)
+        codes, first, expired = self._collect_output(number, out, times, began, action.timeout_s)
         took_s = times.took_s if times.took_s is not None else time.monotonic() - began
         if len(self.nodes) > 1:
             return Exit.of_nodes(codes, first, took_s, timed_out=expired)
@@ -109,8 +302,8 @@ class KubernetesSession:
         Raises:
             RuntimeProblem: the pods were not given it.
         """
-        for number, one in numbered(self._plan.actions, skip_run=self._plan.skip_model_run):
-            if (one.kind, one.argv, one.cwd) == (action.kind, action.argv, action.cwd):
+        for number, item in numbered(self._plan.actions, skip_run=self._plan.skip_model_run):
+            if (item.kind, item.argv, item.cwd) == (action.kind, action.argv, action.cwd):
                 return number
         raise RuntimeProblem(f"pods run the actions of their plan alone, and no '{action.kind}' beside them")
 
@@ -127,10 +320,10 @@ class KubernetesSession:
         try:
             is_over = partial(self._is_over, name)
             for line in follow(lambda since: self._api.log(name, since), is_over, self._pause, position):
-                for one in reader.feed(line):
-                    self._said.put(Said(node, one, position.seconds))
+                for item in reader.feed(line):
+                    self._outputs.put(NodeOutput(node, item, position.seconds))
             if rest := reader.flush():
-                self._said.put(Said(node, rest, position.seconds))
+                self._outputs.put(NodeOutput(node, rest, position.seconds))
             if position.is_cut:
                 self.notes = (*self.notes, f"the end of the log of pod {name} could not be read: its node may be gone")
             end = self._end_of(name)
@@ -138,7 +331,7 @@ class KubernetesSession:
             _LOG.debug("log of %s: %s", name, problem)
             lost = problem.message if isinstance(problem, RuntimeProblem) else ""
             end = PodEnd(None, Fault(text=lost, hint="kubectl cluster-info", cause=Cause.ENGINE) if lost else None)
-        self._said.put(Said(node, end))
+        self._outputs.put(NodeOutput(node, end))
 
     def _is_over(self, name: str) -> bool:
         """Return whether a pod prints nothing any more, for it has ended, or its node says nothing any more."""
@@ -166,7 +359,7 @@ class KubernetesSession:
         if self._left.wait(POLL_S / 2):
             raise _Left
 
-    def _gather(
+    def _collect_output(
         self, number: int, out: Sink, times: _Times, began: float, limit_s: float | None
     ) -> tuple[list[int | None], int | None, bool]:
         """Pass output on until every node has ended the action; return codes, who failed first, whether it expired.
@@ -191,7 +384,7 @@ class KubernetesSession:
             raise RuntimeProblem(self._late.text, self._late.hint, cause=self._late.cause)
         return [codes.get(node) for node in range(len(self.nodes))], first, expired
 
-    def _take(self, said: Said, number: int, codes: dict[int, int | None], out: Sink, times: _Times) -> None:
+    def _take(self, said: NodeOutput, number: int, codes: dict[int, int | None], out: Sink, times: _Times) -> None:
         """Take what a node said."""
         node, what = said.node, said.what
         if said.at_s is not None:
@@ -210,7 +403,7 @@ class KubernetesSession:
             if what.kind == "end":
                 codes[node] = self._ended_code(said, what)
 
-    def _ended_code(self, said: Said, end: Mark) -> int | None:
+    def _ended_code(self, said: NodeOutput, end: Mark) -> int | None:
         """Return the code of an action that a pod has ended, by itself or at the run's limit.
 
         Raises:
@@ -227,7 +420,7 @@ class KubernetesSession:
             self._late = fault
             self._late_until_s = time.monotonic() + 2 * self._plan.stop_grace_s + _AFTER_STOP_S
 
-    def _limit_fault(self, said: Said, end: Mark) -> Fault | None:
+    def _limit_fault(self, said: NodeOutput, end: Mark) -> Fault | None:
         """Return that a pod has ended its action by the run's limit, where nobody followed who would have."""
         limit_s, began_s = self._plan.timeout_s, self._begun_at_s.get(said.node)
         if end.code != _LATE or not limit_s or said.at_s is None or began_s is None or said.at_s - began_s < limit_s:
@@ -257,9 +450,9 @@ class KubernetesSession:
             raise RuntimeProblem(end.fault.text, end.fault.hint, cause=end.fault.cause)
         return end.code if end.code is not None else _STOPPED
 
-    def _next(self) -> Said | None:
+    def _next(self) -> NodeOutput | None:
         try:
-            return self._said.get(timeout=0.2)
+            return self._outputs.get(timeout=0.2)
         except queue.Empty:
             return None
 
@@ -336,7 +529,7 @@ def _matches(name: str, patterns: Sequence[str], home: str) -> bool:
     if name.startswith("/") or ".." in name.split("/"):
         return False
     seen = (name, name.replace(f"{home}/", f"{home}/work/", 1))
-    return any(fnmatch.fnmatchcase(one, pattern.lstrip("/")) for one in seen for pattern in patterns)
+    return any(fnmatch.fnmatchcase(item, pattern.lstrip("/")) for item in seen for pattern in patterns)
 
 
 # Handles.

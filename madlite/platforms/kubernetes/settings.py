@@ -185,13 +185,13 @@ def check_settings(settings: KubernetesSettings, where: str) -> None:
             raise UsageProblem(f"{where}: '{name}' is no name of a resource", "such as amd.com/gpu or rdma/hca")
     _check_labels(settings, where)
     _check_mounts(settings, where)
-    for one in settings.volumes:
-        sources = [source for source in (one.claim, one.host_path, one.nfs) if source]
+    for volume in settings.volumes:
+        sources = [source for source in (volume.claim, volume.host_path, volume.nfs) if source]
         if len(sources) != 1:
-            what = f"{where}: the volume at {one.mount} has {len(sources)} sources"
+            what = f"{where}: the volume at {volume.mount} has {len(sources)} sources"
             raise UsageProblem(what, "one of claim, host_path and nfs")
-        if one.nfs and ":/" not in one.nfs:
-            raise UsageProblem(f"{where}: nfs '{one.nfs}' is no HOST:/PATH")
+        if volume.nfs and ":/" not in volume.nfs:
+            raise UsageProblem(f"{where}: nfs '{volume.nfs}' is no HOST:/PATH")
 
 
 _PREFIX = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?"
@@ -227,8 +227,8 @@ def _check_mounts(settings: KubernetesSettings, where: str) -> None:
         UsageProblem: there are such.
     """
     seen: set[str] = set()
-    for one in settings.volumes:
-        mount = one.mount.rstrip("/") or "/"
+    for volume in settings.volumes:
+        mount = volume.mount.rstrip("/") or "/"
         own = next((name for name in ("/madlite", _SHM) if mount == name or mount.startswith(f"{name}/")), "")
         if own or mount == "/":
             hint = "shm_size is its size" if own == _SHM else "another folder"

@@ -32,13 +32,13 @@ class _Pods(Protocol):
 class PodWatch:
     """The pods of one run, kept up to date by a thread until `close`.
 
-    A cluster that does not answer for `patience_s` counts as gone.
+    A cluster that does not answer for `outage_limit_s` counts as gone.
     """
 
     def __init__(
-        self, api: _Pods, run: str, clock: Callable[[], float] = time.monotonic, patience_s: float = LOST_S
+        self, api: _Pods, run: str, clock: Callable[[], float] = time.monotonic, outage_limit_s: float = LOST_S
     ) -> None:
-        self._api, self._run, self._clock, self._patience_s = api, run, clock, patience_s
+        self._api, self._run, self._clock, self._outage_limit_s = api, run, clock, outage_limit_s
         self._pods: dict[str, dict[str, Any]] = {}
         self._removed: dict[str, dict[str, Any]] = {}  # as they were last
         self._changed = threading.Condition()
@@ -115,7 +115,7 @@ class PodWatch:
             return True
         self._broken_s = self._clock() if self._broken_s is None else self._broken_s
         self._pause_s = min(max(2 * self._pause_s, refusal.wait_s), _LONGEST_PAUSE_S)
-        if not may_pass(refusal, self._patience_s) or self._clock() - self._broken_s > self._patience_s:
+        if not may_pass(refusal, self._outage_limit_s) or self._clock() - self._broken_s > self._outage_limit_s:
             with self._changed:
                 self._problem = problem
                 self._changed.notify_all()

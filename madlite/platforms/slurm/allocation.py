@@ -10,7 +10,7 @@ from functools import cached_property
 from madlite import process
 from madlite.errors import RuntimeProblem
 from madlite.model import Cause
-from madlite.plan.node_values import expand_hosts
+from madlite.plan.inputs import expand_hosts
 
 _QUERY_S = 30.0  # a controller that is busy answers late
 _TRIES = 4

@@ -93,7 +93,10 @@ class EngineContainer(NoContainer):
             ("--cap-add", asked.cap_add),
             ("--security-opt", asked.security_opt),
             ("--ulimit", asked.ulimits),
-            ("--device", (one for one in plan.devices if one not in _render_nodes(plan, plan.place.gpu_ids).values())),
+            (
+                "--device",
+                (device for device in plan.devices if device not in _render_nodes(plan, plan.place.gpu_ids).values()),
+            ),
         )
         return [
             *(self._engine, "run", "--detach", "--init", "--pull=never", "--name", container_name(plan)),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from madlite import process
 from madlite.errors import RuntimeProblem
+from madlite.machine.processes import RUN_MARK
 from madlite.model import (
     Cause,
     EnvValue,
@@ -32,7 +33,6 @@ from madlite.platforms.slurm.allocation import Allocation, allocation_of
 from madlite.platforms.slurm.containers import FLAVOURS, IMAGES_VARIABLE, VARIABLE, Container, container_of
 from madlite.platforms.slurm.session import AGENT, INSIDE, NODES, STATE, SlurmSession, call_nodes
 from madlite.secrets import mask_values
-from madlite.store.folder import RUN_MARK
 from madlite.store.mounts import make_mounts
 
 _QUERY_S = 30.0

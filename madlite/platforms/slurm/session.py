@@ -16,6 +16,7 @@ import os
 import re
 import selectors
 import shlex
+import signal
 import subprocess
 import threading
 import time
@@ -32,9 +33,67 @@ from madlite.files import Folder, write_all
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, Sink
 from madlite.platforms.slurm.allocation import Allocation, ids_of_note
 from madlite.platforms.slurm.containers import RANK, Container, NoContainer
-from madlite.platforms.slurm.keeper import Keeper
 from madlite.secrets import reveal
 from madlite.store.mounts import copy_matching
+
+# The step that a run's containers live as long as, on all of its nodes at once.
+#
+# A container is no child of Slurm's, and once a job is cancelled or past its time limit no step of it can be started to
+# remove one: a step that is there already is signalled, and does it.
+
+_KEEPER_READ_BYTES = 1 << 16
+_END_S = 10.0  # for srun to end the step's processes
+
+
+class Keeper:
+    """A step that starts something on each node, and removes it when Slurm ends the job."""
+
+    def __init__(self) -> None:
+        self._step: subprocess.Popen[bytes] | None = None
+
+    def start(self, argv: Sequence[str], nodes: int, env: Mapping[str, str], limit_s: float) -> tuple[str, str]:
+        """Start the step; return what it has printed and its errors, once each node has printed a line.
+
+        So it does where the step ends before that, or `limit_s` has passed.
+
+        Raises:
+            OSError: srun cannot be started.
+        """
+        self._step = step = process.start(argv, env=env)
+        said = {1: b"", 2: b""}
+        deadline = time.monotonic() + limit_s
+        with selectors.DefaultSelector() as pipes:
+            for number, pipe in ((1, step.stdout), (2, step.stderr)):
+                pipes.register(pipe or -1, selectors.EVENT_READ, number)
+            while pipes.get_map() and said[1].count(b"\n") < nodes and time.monotonic() < deadline:
+                for key, _ in pipes.select(_POLL_S):
+                    data = os.read(key.fd, _KEEPER_READ_BYTES)
+                    said[key.data] += data
+                    if not data:
+                        pipes.unregister(key.fileobj)
+        return said[1].decode("utf-8", "replace"), said[2].decode("utf-8", "replace")
+
+    def is_over(self, limit_s: float = 0.0) -> bool:
+        """Return whether the step has ended by itself within a time, as with its job, and removed what it started."""
+        if self._step is None:
+            return False
+        with suppress(subprocess.TimeoutExpired):
+            self._step.wait(limit_s)
+        return self._step.poll() is not None
+
+    def end(self) -> None:
+        """End the step, of which nothing is left to be removed: srun kills what is in it."""
+        step, self._step = self._step, None
+        if step is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if step.poll() is None:
+                process.kill_group(step.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    step.wait(_END_S)
+        for pipe in filter(None, (step.stdout, step.stderr)):
+            pipe.close()
+
 
 NODES = "nodes"  # in a run's folder: what its nodes read
 STATE = "state"  # in that folder: what they write
@@ -42,6 +101,7 @@ INSIDE = "/madlite"  # that folder as a container sees it
 AGENT, ENVIRONMENT, RUN = "agent.sh", "environment", "run"
 GPUS = f"{RANK}.gpus"  # among what they write: which GPUs a node has
 _AGENT_TEXT = Path(__file__).with_name(AGENT)
+
 _READ_BYTES = 1 << 18
 _POLL_S = 0.1
 CALL_S = 3600.0  # of a command on all nodes: an image may have to be pulled
@@ -132,7 +192,8 @@ class SlurmSession:
             self._on_living(["call", *command], _REMOVE_S)
         elif command and not self._keeper.is_over():
             try:
-                self._call_all(command, "the container is left", _REMOVE_S)
+                words = [*self._agent(), "-", "call", *command]
+                call_nodes(self._allocation, self.nodes, words, "the container is left", _REMOVE_S)
             except RuntimeProblem as problem:
                 # no step starts in a job that is ended, and the keeper was told so
                 if not self._keeper.is_over(self._end_s + _RETURN_S):
@@ -167,7 +228,7 @@ class SlurmSession:
         Raises:
             RuntimeProblem: srun cannot be started.
         """
-        return self._probe(argv, node, limit_s)
+        return self._probe(argv, node, limit_s, None)
 
     def gpu_ids(self, node: int) -> tuple[int, ...] | None:
         """Return the run's GPUs on a node by the node's own numbers, as its agent has noted them; None until then."""
@@ -178,9 +239,7 @@ class SlurmSession:
         except (OSError, ValueError):
             return None
 
-    def _probe(
-        self, argv: Sequence[str], node: int, limit_s: float, cancelled: threading.Event | None = None
-    ) -> Completed:
+    def _probe(self, argv: Sequence[str], node: int, limit_s: float, cancelled: threading.Event | None) -> Completed:
         command, env = self._inside(node, ["probe", *argv]), self._environ
         try:
             return process.complete(command, limit_s=limit_s, env=env, cancelled=cancelled, limit_bytes=PROBE_BYTES)
@@ -210,8 +269,8 @@ class SlurmSession:
         try:
             return self._follow(out, enders)
         finally:
-            for one in enders:  # none may hit the next action
-                one.join()
+            for thread in enders:  # none may hit the next action
+                thread.join()
             self._steps.clear()
 
     def _follow(self, out: Sink, enders: list[threading.Thread]) -> tuple[list[int | None], int | None]:
@@ -231,7 +290,7 @@ class SlurmSession:
                 for rank, ended in [(rank, step.poll()) for rank, step in left.items()]:
                     if ended is None or not self._is_drained(rank, pipes, ended_s):
                         continue
-                    codes[rank] = self._code_of(rank, ended)
+                    codes[rank] = None if self.nodes[rank] in self._lost else ended  # None: the node died
                     del left[rank]
                     if codes[rank] != 0 and first is None:
                         first = rank
@@ -254,10 +313,6 @@ class SlurmSession:
         for rank, step in list(self._steps.items()):
             if self.nodes[rank] in self._lost and step.poll() is None:
                 process.kill_group(step.pid, 9)
-
-    def _code_of(self, rank: int, code: int) -> int | None:
-        """Return the exit code of a node's step; None of one that died."""
-        return None if self.nodes[rank] in self._lost else code
 
     def _refuse_lost(self, codes: Sequence[int | None]) -> None:
         """Report the nodes that were lost; Slurm is asked where a signal, and no failure, ended every other one.
@@ -339,8 +394,8 @@ class SlurmSession:
         """Run the agent on each node that is left, whatever comes of it."""
         living = [(rank, name) for rank, name in enumerate(self.nodes) if name not in self._lost]
 
-        def call(one: tuple[int, str]) -> None:
-            command = [*self._allocation.step([one[1]]), *self._agent(), str(one[0]), *words]
+        def call(item: tuple[int, str]) -> None:
+            command = [*self._allocation.step([item[1]]), *self._agent(), str(item[0]), *words]
             process.capture(command, limit_s=limit_s, env=self._environ)
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -364,15 +419,6 @@ class SlurmSession:
     def _end_s(self) -> int:
         """How long a command has to end once Slurm ends its job; the rest of Slurm's own time is for its container."""
         return int(min(self._grace_s, self._allocation.kill_wait_s / 2))
-
-    def _call_all(self, command: Sequence[str], problem: str, limit_s: float = CALL_S) -> list[str]:
-        """Run a command on every node itself, and return what each printed.
-
-        Raises:
-            RuntimeProblem: it fails on one of them; `problem` says what that means.
-        """
-        words = [*self._agent(), "-", "call", *command]
-        return call_nodes(self._allocation, self.nodes, words, problem, limit_s)
 
     def _keep(self, command: Sequence[str]) -> None:
         """Start a container on every node, by a step that lives as long as they do.

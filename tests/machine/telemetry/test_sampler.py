@@ -11,7 +11,7 @@ import pytest
 
 from madlite.files import Folder
 from madlite.machine import Host
-from madlite.machine.foreign_processes import OwnProcesses
+from madlite.machine.processes import OwnProcesses
 from madlite.machine.sources.base import GpuProcess, Reading, ReadResult
 from madlite.machine.sources.nvml import Nvml
 from madlite.machine.telemetry import sampler as module

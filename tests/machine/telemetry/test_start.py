@@ -8,8 +8,8 @@ import pytest
 
 from madlite.machine import Host
 from madlite.machine.sources.base import Reading, ReadResult
-from madlite.machine.telemetry import start as module
-from madlite.machine.telemetry.start import StartReader
+from madlite.machine.telemetry import sampler as module
+from madlite.machine.telemetry.sampler import StartReader
 from madlite.model import Gpu, GpuStart
 
 from .test_sampler import Fake

@@ -14,9 +14,10 @@ from threading import Event
 
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.machine.host import Host, find_tool
+from madlite.machine.processes import RUN_MARK
 from madlite.model import RunPlan, Session, Value
 from madlite.process import capture
-from madlite.run.watchdog.processes import (
+from madlite.run.hang_processes import (
     Dump,
     ProcessInfo,
     beside_interpreter,
@@ -31,9 +32,9 @@ from madlite.run.watchdog.processes import (
     notes_of,
     table,
 )
-from madlite.run.watchdog.watchdog import HangReport
+from madlite.run.watchdog import HangReport
 from madlite.secrets import Redactor, assigned
-from madlite.store.folder import RUN_MARK, RunFolder
+from madlite.store.folder import RunFolder
 
 # What the GPUs do while a run seems to hang, as the vendors' tools report it.
 
@@ -161,10 +162,10 @@ def _merge_nodes(facts: Sequence[NodeFacts]) -> NodeFacts:
     if len(facts) == 1:
         return facts[0]
     return NodeFacts(
-        notes=tuple(f"node {node}: {note}" for node, one in enumerate(facts) for note in one.notes),
-        processes=_parts([one.processes for one in facts]),
-        dumps=tuple(dump for one in facts for dump in one.dumps),
-        gpus=_parts([one.gpus for one in facts]),
+        notes=tuple(f"node {node}: {note}" for node, node_facts in enumerate(facts) for note in node_facts.notes),
+        processes=_parts([node_facts.processes for node_facts in facts]),
+        dumps=tuple(dump for node_facts in facts for dump in node_facts.dumps),
+        gpus=_parts([node_facts.gpus for node_facts in facts]),
     )
 
 
@@ -327,16 +328,17 @@ class HangProbe:
             self._written.append(name)
 
 
-def _has_frames(one: Dump) -> bool:
-    return bool(main_frames(one.text))
+def _has_frames(dump: Dump) -> bool:
+    return bool(main_frames(dump.text))
 
 
 def _stacks_text(dumps: Sequence[Dump], processes: Sequence[ProcessInfo], py_spy: str | None) -> str:
     """Return the stacks in one text, and why there are none."""
-    several = any(one.node for one in dumps)
+    several = any(item.node for item in dumps)
     parts = [
-        f"=== {f'node {one.node} ' if several else ''}pid {one.pid} rank {one.rank or '-'}\n{one.text or one.problem}\n"
-        for one in dumps
+        f"=== {f'node {item.node} ' if several else ''}pid {item.pid} rank {item.rank or '-'}\n"
+        f"{item.text or item.problem}\n"
+        for item in dumps
     ]
     missing = sum(process.python for process in processes) - len(dumps)
     if missing > 0:

@@ -8,8 +8,8 @@ from threading import Event
 import pytest
 
 from madlite.errors import UsageProblem
+from madlite.machine.telemetry.sampler import UNKNOWN, Settle, make_settle, settling_text
 from madlite.model import GpuStart
-from madlite.run.settle import UNKNOWN, Settle, make_settle, settling_text
 
 
 class Cooling:

@@ -6,8 +6,10 @@ import bz2
 import gzip
 import lzma
 import os
+import re
+import shlex
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast, runtime_checkable
@@ -16,11 +18,12 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.backends.log_formats import FormatBackend
-from madlite.backends.step_lines import MEANS
+from madlite.backends.step_lines import MEANS, NUMBER, Missed
 from madlite.errors import UsageProblem
 from madlite.files import open_given, shown
 from madlite.measure.diagnosis import diagnose
 from madlite.measure.failure_scan import LAUNCHER, ROOT, FailureCandidate
+from madlite.measure.lines import LineSplitter
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.performance import make_metric
 from madlite.measure.rules import with_common
@@ -41,6 +44,8 @@ from madlite.model import (
     Cause,
     Diagnosis,
     ErrorScan,
+    Event,
+    Line,
     Metric,
     Quantity,
     Reader,
@@ -52,8 +57,199 @@ from madlite.model import (
     Window,
 )
 from madlite.plan.actions import BENIGN, PATTERNS
-from madlite.run.detect import MOST_LINES, detect_backend, head_lines, take_head
-from madlite.run.unknown_log import unknown_log
+from madlite.text import printable
+
+# A reader for the log of a card's own script: the framework's whose lines are in it, once it is detected.
+#
+# The result of such a run is what its script prints.  The steps beside it show how far the training is, and whether the
+# result is suspect.
+
+_MIN_CONFIDENCE = 0.5  # less is no answer for lines that need not be a training's
+MOST_LINES, _MOST_CHARACTERS = 20_000, 4 << 20  # that may come before a framework's own first line
+HEAD_BYTES = 4 << 20  # of a log, in which backends look for it
+_EARLY, _TOGETHER = 500, 4  # lines that are inspected one by one; after them so many at a time
+
+
+class AutoDetectReader:
+    """Store the first lines until a backend knows some of them, and gives its reader all of them then."""
+
+    def __init__(self, plugins: Plugins, excluded: Iterable[str] = ()) -> None:
+        self._plugins = plugins
+        self._backends = [backend for name, (backend, _) in plugins.backends().items() if name not in set(excluded)]
+        self._reader: Reader | None = None
+        self._buffer: list[Line] = []
+        self._characters = 0
+        self._queried = 0  # lines that backends have inspected
+        self._undecided = True
+
+    def feed(self, line: Line) -> Iterable[Event]:
+        """Return the events of one line; of the one by which the framework is recognised also those before it."""
+        if self._reader is not None:
+            return self._reader.feed(line)
+        if not self._undecided:
+            return ()
+        self._buffer.append(line)
+        self._characters += len(line.text)
+        enough = 1 if self._queried < _EARLY else _TOGETHER
+        return self._query() if len(self._buffer) - self._queried >= enough else ()
+
+    def finish(self, outputs: Path) -> Iterable[Event]:
+        """Return the events of what was left to ask about; files of a script's folder are not looked at."""
+        return self._query() if self._undecided and self._reader is None else ()
+
+    def _query(self) -> list[Event]:
+        texts = [line.text for line in self._buffer[self._queried :]]
+        self._queried = len(self._buffer)
+        backend = self._best_match(texts)
+        if backend is None:
+            if self._queried >= MOST_LINES or self._characters >= _MOST_CHARACTERS:
+                self._undecided, self._buffer = False, []
+            return []
+        reader: Reader | None = self._plugins.query(backend, "reader", None, otherwise=None)
+        buffer, self._buffer, self._reader, self._undecided = self._buffer, [], reader, False
+        return [event for line in buffer for event in reader.feed(line)] if reader is not None else []
+
+    def _best_match(self, texts: list[str]) -> Backend | None:
+        """Return the one backend that is surest of these lines; None where none is sure, or several are."""
+        answers = [
+            (self._plugins.query(backend, "detect", texts, otherwise=0.0), backend) for backend in self._backends
+        ]
+        sure = [
+            (float(sure), item) for sure, item in answers if isinstance(sure, int | float) and sure >= _MIN_CONFIDENCE
+        ]
+        best = max((how for how, _ in sure), default=0.0)
+        found = [item for how, item in sure if how == best]
+        return found[0] if len(found) == 1 else None
+
+
+# Detection of the backend that a log belongs to: the one with the highest confidence.
+
+_HEADS = (500, MOST_LINES)  # an image's build or a download may come before the framework's own first line
+
+
+def take_head(chunks: Iterable[bytes]) -> list[bytes]:
+    """Return the first chunks of a log, as many as backends may inspect."""
+    buffer: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        buffer.append(chunk)
+        size += len(chunk)
+        if size >= HEAD_BYTES:
+            break
+    return buffer
+
+
+def head_lines(head: Sequence[bytes]) -> list[str]:
+    """Return the lines of a log's first chunks."""
+    splitter = LineSplitter()
+    return [*splitter.take(b"".join(head)).lines, *splitter.take_rest().lines]
+
+
+def detect_backend(log: str, head: Sequence[bytes], plugins: Plugins) -> Backend | None:
+    """Return the backend that is surest of a log that begins so; None where none knows it. Messages call it `log`.
+
+    Raises:
+        UsageProblem: several are equally sure.
+        PluginError: two distributions bring a backend of one name.
+    """
+    backends = {name: backend for name, (backend, _) in plugins.backends().items()}
+    lines = head_lines(head)
+    sure: dict[str, float] = {}
+    for count in _HEADS:
+        if max(sure.values(), default=0.0) < _MIN_CONFIDENCE:
+            sure = _sure(backends, plugins, lines[:count]) or sure
+    return _single_best(log, backends, sure) if sure else None
+
+
+def _sure(backends: Mapping[str, Backend], plugins: Plugins, lines: Sequence[str]) -> dict[str, float]:
+    """Return how sure each backend is that knows these lines."""
+    answers = {known: plugins.query(backend, "detect", lines, otherwise=0.0) for known, backend in backends.items()}
+    return {known: float(sure) for known, sure in answers.items() if isinstance(sure, int | float) and sure > 0}
+
+
+def _single_best(log: str, backends: Mapping[str, Backend], sure: Mapping[str, float]) -> Backend:
+    best = [known for known in sure if sure[known] == max(sure.values())]
+    if len(best) > 1:
+        what = f"{log} could be a log of {' or '.join(sorted(best))}: these backends are equally sure"
+        raise UsageProblem(what, f"say which: --backend {sorted(best)[0]}")
+    return backends[best[0]]
+
+
+# A log that no backend knows: which frameworks it speaks of, the line nearest to a step, and how that is read.
+
+_SEVERAL = 3  # frameworks that are named
+_WORDS = {  # of the other backends, by which a log speaks of the framework
+    "torchtitan": ("torchtitan",),
+    "torchtune": ("torchtune",),
+    "primus": ("primus",),
+    "megatron_lm": ("megatron",),
+    "hf": ("transformers", "accelerate"),
+}
+_STEP = re.compile(r"(?i)(?<![a-z])(?:global[_ ]?)?(?:step|iter(?:ation)?|it|batch|update)s?[\s:=#\[]{0,4}(?P<n>\d+)")
+_TOKENS = r"(?:tokens?|tok|toks)(?:/|_per_| per )s(?:ec(?:ond)?)?"
+_GPU = r"(?:/|_per_| per )(?:gpu|device|rank)"
+_VALUE = rf"[\s:=]{{1,3}}(?P<x>{NUMBER})"
+_PARTS = (  # names of numbers, with what stands before or behind them
+    ("loss", rf"(?i)(?<!val[_ ])loss{_VALUE}"),
+    ("tokens_per_s_per_gpu", rf"(?i){_TOKENS}{_GPU}{_VALUE}"),
+    ("tokens_per_s_per_gpu", rf"(?i)(?P<x>{NUMBER}) ?{_TOKENS}{_GPU}"),
+    ("tokens_per_s", rf"(?i)(?:{_TOKENS}|tps){_VALUE}"),
+    ("tokens_per_s", rf"(?i)(?P<x>{NUMBER}) ?[kM]? ?{_TOKENS}(?!{_GPU})"),
+    ("step_time_ms", rf"(?P<x>{NUMBER}) ?ms\b"),
+    ("step_time_s", rf"(?P<x>{NUMBER}) ?s/it\b"),
+    ("steps_per_s", rf"(?P<x>{NUMBER}) ?it/s\b"),
+)
+
+
+def unknown_log(name: str, lines: Sequence[str], backends: Mapping[str, Backend], where: str) -> UsageProblem:
+    """Return that nothing knows a log of these first lines, with what it looks like and what to try."""
+    missed = Missed()
+    for line in lines:
+        missed.see(line)
+    what = f"nothing that a backend knows{where}, and no line 'performance: <number> <metric>'"
+    mentioned = list(_mentioned("\n".join(lines).casefold(), backends))[:_SEVERAL]
+    speaks = f"; it mentions {' and '.join(mentioned)}" if mentioned else ""
+    near = f"; the line nearest to a step: {printable(missed.nearest)}" if missed.nearest else ""
+    step = suggest_step(missed.nearest) or r"step (?P<n>\d+) loss (?P<loss>\S+) (?P<step_time_ms>\S+) ms"
+    command = f"madlite parse {shlex.quote(name)}"
+    first = f"{command} --backend {mentioned[0]}, or " if mentioned else ""
+    hint = f"{first}{command} --step {shlex.quote(step)}; [NAME] step = '…' in readers.toml keeps it (docs/readers.md)"
+    return UsageProblem(f"{name} has {what}{speaks}{near}", hint)
+
+
+def _mentioned(text: str, backends: Mapping[str, Backend]) -> Iterator[str]:
+    """Yield the backends whose framework a text names."""
+    for name, backend in backends.items():
+        words = backend.format.words if isinstance(backend, FormatBackend) else _WORDS.get(name, ())
+        if any(re.search(rf"(?<![a-z]){re.escape(word)}(?![a-z])", text) for word in words):
+            yield name
+
+
+def suggest_step(line: str) -> str:
+    """Return a pattern that reads the step, the loss and a speed of a line; "" where it has no step."""
+    step = _STEP.search(line)
+    if step is None:
+        return ""
+    places = [(step.start(), step.span("n"), step.end(), "n")]
+    for name, text in _PARTS:
+        found = re.compile(text).search(line, step.end())
+        free = found is not None and all(found.end() <= begin or end <= found.start() for begin, _, end, _ in places)
+        if found is not None and free and name not in {taken for *_, taken in places}:
+            places.append((found.start(), found.span("x"), found.end(), name))
+    pieces = [
+        f"{_literal(line[begin:first])}(?P<{name}>{_shape(name)}){_literal(line[last:end])}"
+        for begin, (first, last), end, name in sorted(places)
+    ]
+    return ".*?".join(pieces)
+
+
+def _shape(name: str) -> str:
+    return {"n": r"\d+", "loss": r"[^\s,|\]]+"}.get(name, r"[\d.,]*\d")
+
+
+def _literal(text: str) -> str:
+    return re.sub(r"(?:\\ | )+", " +", re.escape(text))
+
 
 WARMUP_STEPS = Variant(model="").warmup_steps
 
@@ -156,12 +352,12 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
     if own_line or not isinstance(rule, ResultRule):
         rule = ResultRule(kind="steps" if log.steps and not own_line else "performance_line", loss_expected=False)
     there = log.steps.quantities()
-    rule = replace(rule, mad=tuple(one for one in rule.mad if one.quantity in there or one.key in log.summary))
-    own = sorted((one for one in there if one.is_speed and one.name not in QUANTITIES), key=_label)
+    rule = replace(rule, mad=tuple(item for item in rule.mad if item.quantity in there or item.key in log.summary))
+    own = sorted((item for item in there if item.is_speed and item.name not in QUANTITIES), key=_label)
     speeds, times = (rule.headline, *THROUGHPUTS, *own), (Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, *MEANS)
     unread = log.training.unread  # a speed that is none says better what is wrong than another number
     tries = ((there, speeds), (unread, speeds), (there, times), (unread, times))
-    headline = next((one for known, order in tries for one in order if one in known), rule.headline)
+    headline = next((item for known, order in tries for item in order if item in known), rule.headline)
     if headline == rule.headline:
         return rule
     return replace(rule, headline=headline, headline_metric=headline.name)
@@ -176,7 +372,7 @@ def _medians(steps: Steps, window: Window | None) -> dict[Quantity, float]:
         return {}
     totals = {Quantity.TOKENS_SEEN, Quantity.SAMPLES_SEEN}  # since the start: a median says nothing of them
     there = steps.quantities() - {window.quantity} - totals
-    order = [one for one in (*QUANTITIES.values(), *sorted(there, key=_label)) if one in there]
+    order = [item for item in (*QUANTITIES.values(), *sorted(there, key=_label)) if item in there]
     medians = {quantity: median_in(steps, quantity, window) for quantity in dict.fromkeys(order)}
     return {quantity: value for quantity, value in medians.items() if value is not None}
 

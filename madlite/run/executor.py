@@ -21,6 +21,7 @@ from madlite.machine.host import Host
 from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, ending_text
 from madlite.measure.diagnosis import DiagnosisInput, DiskSpace, diagnose
 from madlite.measure.monitor import LogMonitor
+from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
 from madlite.model import Backend, Cause, Diagnosis, ImageUsed, JobOutcome, Reader, Result, RunPlan, Status, Step
@@ -28,25 +29,21 @@ from madlite.plan.actions import bind_model_dir
 from madlite.plan.make import secrets_of
 from madlite.plan.manifest import plaintext_secrets
 from madlite.platforms.docker.request import request_secrets
-from madlite.run.context import context_file, masked
-from madlite.run.detect import AutoDetectReader
+from madlite.run.hang import HangProbe
 from madlite.run.instrumentation import Instrumentation
 from madlite.run.log import RunLog
-from madlite.run.mad_log import MadLog
-from madlite.run.run_progress import RunProgress
-from madlite.run.screen import Planned, ProgressWriter, RunEvents, Screen
-from madlite.run.session_runner import SessionRunner, border, check_type
+from madlite.run.screen import PlannedRun, RunEvents, Screen, StatusFile
+from madlite.run.session_runner import SessionRunner, check_type, guard_plugin
+from madlite.run.state import MadLog, RunState, context_file, masked
 from madlite.run.stop import StopControl
-from madlite.run.watchdog.hang import HangProbe
-from madlite.run.watchdog.progress_monitor import ProgressMonitor
-from madlite.run.watchdog.watchdog import HangReport, StopReason, Watchdog
+from madlite.run.watchdog import HangReport, StallDetector, StopReason, Watchdog
 from madlite.secrets import Redactor, assigned, collect, spelled_out
 from madlite.store.claims import claim_model_dir, locked_results, release_model_dir
 from madlite.store.folder import CONTEXT, LOG, RunFolder
 from madlite.store.journal import RunEntry
 
 if TYPE_CHECKING:
-    from madlite.run.settle import Settle
+    from madlite.machine.telemetry.sampler import Settle
 
 # A failed run's result with its diagnosis, from its log and this machine.
 
@@ -56,7 +53,7 @@ _OF_ENGINE = {Cause.BUILD, Cause.DISK}  # the reason has the engine's message
 _KNOWN = {cause.value: cause for cause in Cause}
 
 
-def with_diagnosis(plan: RunPlan, result: Result, state: RunProgress) -> Result:
+def with_diagnosis(plan: RunPlan, result: Result, state: RunState) -> Result:
     """Return the result with why it failed; one that did not fail as it is."""
     if result.status is not Status.FAILURE or result.diagnosis is not None:
         return result
@@ -86,7 +83,7 @@ def outcome_text(outcome: JobOutcome | None) -> str:
     return f"the engine reports: {'; '.join(filter(None, [outcome.state, *code, *memory, outcome.reason]))}"
 
 
-def _diagnosis(plan: RunPlan, result: Result, state: RunProgress) -> Diagnosis:
+def _diagnosis(plan: RunPlan, result: Result, state: RunState) -> Diagnosis:
     hint = state.hint or (plan.blocked.hint if plan.blocked is not None else "")
     if result.cause in _OF_ENGINE:
         return _build_diagnosis(result, hint)
@@ -114,7 +111,7 @@ def _build_diagnosis(result: Result, hint: str) -> Diagnosis:
     return Diagnosis(cause=cause, line=result.evidence, hint=hint or found.hint, source=found.source)
 
 
-def _reason_text(state: RunProgress, result: Result, found: Diagnosis) -> str:
+def _reason_text(state: RunState, result: Result, found: Diagnosis) -> str:
     """Return the reason as a sentence that stands alone: what happened, why, and what to do."""
     if found.cause == result.cause.value:
         return result.reason
@@ -180,12 +177,12 @@ def _disk_or(cause: Cause, error: BaseException | None) -> Cause:
 LOG_END, BUILD_LOG_END, RUN_LOG_END = ".live.log", ".build.live.log", ".run.live.log"
 
 
-class Run:
+class RunExecutor:
     """One run; until its `close` it holds its folder and the locks of its script."""
 
     def __init__(
         self,
-        one: Planned,
+        run: PlannedRun,
         plugins: Plugins,
         screen: Screen,
         secrets: Iterable[str],
@@ -195,7 +192,7 @@ class Run:
         *,
         reserve: bool = False,
     ) -> None:
-        self.one, self.plan = one, one.plan
+        self.planned, self.plan = run, run.plan
         self._reserve = reserve  # room on the disk for its result, of which nothing else tells
         self.plugins, self.clock = plugins, clock
         self.began = clock()
@@ -203,21 +200,21 @@ class Run:
         self.environ = environ
         self._secrets = tuple(secrets)
         self.mask = Redactor(self._secrets).text
-        self.progress = ProgressWriter(one.plan, self.started, self.mask, clock)
-        self.screen = RunEvents(screen, one.plan, self.progress)
-        self.silence = ProgressMonitor(self.plan, clock)
+        self.progress = StatusFile(run.plan, self.started, self.mask, clock)
+        self.screen = RunEvents(screen, run.plan, self.progress)
+        self.stall_detector = StallDetector(self.plan, clock)
         whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
         self._rules = with_common(plugins.failure_rules(), whose)
-        self.state = RunProgress(self._make_monitor(), self._rules, self.plan.place.spanned)
+        self.state = RunState(self._make_monitor(), self._rules, self.plan.place.spanned)
         here = Host(path=environ.get("PATH", ""), env=dict(environ))
-        self.instrumentation = Instrumentation(one, plugins, here, lambda: self.clock() - self.began, settle)
+        self.instrumentation = Instrumentation(run, plugins, here, lambda: self.clock() - self.began, settle)
         show = self.screen
-        dog = Watchdog(self.silence, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
-        self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, dog)
+        watchdog = Watchdog(self.stall_detector, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
+        self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, watchdog)
         self._convergence = self._make_convergence()
         self.folder: RunFolder | None = None
         self.begin_entry: RunEntry | None = None  # of its journal
-        self.stage: SessionRunner | None = None  # once its session can be opened
+        self.session_runner: SessionRunner | None = None  # once its session can be opened
         self._claims = ExitStack()
         self.on_open: Callable[[str], None] = lambda handle: None  # gets the handle of its session
         self.unshared_lease: Callable[[], str] = lambda: ""  # why others may not see the lease of its GPUs
@@ -243,7 +240,7 @@ class Run:
         self._find_folder()
         return self._result(verdict)
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> RunExecutor:
         return self
 
     def __exit__(
@@ -277,8 +274,8 @@ class Run:
         return _failed(Cause.INTERRUPTED, self.stop.reason.text if self.stop.reason else "interrupted")
 
     def _create_folder(self) -> RunFolder:
-        context = context_file(self.one.context, self.mask).data
-        files = [*((file.path, file.data) for file in self.one.files), *([(CONTEXT, context)] if context else [])]
+        context = context_file(self.planned.context, self.mask).data
+        files = [*((file.path, file.data) for file in self.planned.files), *([(CONTEXT, context)] if context else [])]
         self.folder = RunFolder.create(self.plan, files, self._secrets, self.begin_entry, reserve=self._reserve)
         self.progress.open(self.folder)
         return self.folder
@@ -302,7 +299,7 @@ class Run:
                 log.say(f"madlite: {verdict.status.value} {verdict.reason}")
         finally:
             log.close()
-        stalls = self.silence.findings(by_itself=self.stop.reason is None)
+        stalls = self.stall_detector.findings(by_itself=self.stop.reason is None)
         notes = (*self._length(), *stalls, *self.state.image.notes, *self.state.notes, *self.state.missing, *log.notes)
         findings = (*verdict.findings, *notes)
         return self._result(replace(verdict, findings=findings))
@@ -317,13 +314,13 @@ class Run:
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:
         """Prepare, open, act, judge; every way in which this can fail becomes a verdict."""
         try:
-            mad_log = MadLog(self.plan, self.state, log.write_live, self._show)
+            mad_log = MadLog(self.plan, self.state, log.write_live, lambda line: self.screen.mad_line(self.mask(line)))
             self._prepare(log, mad_log)
-            one = replace(self.one, plan=self.plan)  # as it is claimed
-            self.stage = SessionRunner(
-                one, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log, self.on_open
+            claimed_run = replace(self.planned, plan=self.plan)  # as it is claimed
+            self.session_runner = SessionRunner(
+                claimed_run, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log, self.on_open
             )
-            seen = self.stage.act(folder, log)
+            seen = self.session_runner.act(folder, log)
             foreign = self.instrumentation.foreign_processes
             seen = replace(seen, foreign_processes=foreign, unshared_lease=self.unshared_lease())
         except Interrupted:
@@ -338,9 +335,6 @@ class Run:
         mad_log.judged(seen, verdict)
         return verdict
 
-    def _show(self, line: str) -> None:
-        self.screen.mad_line(self.mask(line))
-
     def _prepare(self, log: RunLog, mad_log: MadLog) -> None:
         def say(text: str) -> None:
             check()  # of a call that was left nothing is told any more
@@ -350,9 +344,9 @@ class Run:
         image = self.plan.image
         builds = image is not None and image.dockerfile is not None and not image.prebuilt
         try:
-            with border(self.one.runtime):
-                used = interruptible(lambda: self.one.runtime.prepare(self.plan, say))
-                self.state.image = check_type(used, ImageUsed, "prepare", self.one.runtime)
+            with guard_plugin(self.planned.runtime):
+                used = interruptible(lambda: self.planned.runtime.prepare(self.plan, say))
+                self.state.image = check_type(used, ImageUsed, "prepare", self.planned.runtime)
             (log.begin_live if builds else log.link_live)(self._beside(RUN_LOG_END))
             mad_log.prepared()
         finally:
@@ -364,19 +358,16 @@ class Run:
 
     def _make_monitor(self) -> LogMonitor:
         return LogMonitor(
-            [reader for reader in map(self._reader, self.one.backends) if reader is not None],
+            [reader for reader in map(self._reader, self.planned.backends) if reader is not None],
             self._rules,
             error_scan=self.plan.error_scan,
             now=lambda: self.clock() - self.began,
             on_step=self._step,
-            on_event=self.silence.note,
-            script_reader=self._script_reader(),
+            on_event=self.stall_detector.note,
+            # of whatever framework a card's own script turns out to run
+            script_reader=AutoDetectReader(self.plugins, self.plan.readers) if self.plan.own_script else None,
             nodes=self.plan.place.spanned,
         )
-
-    def _script_reader(self) -> AutoDetectReader | None:
-        """Return a reader of whatever framework a card's own script turns out to run."""
-        return AutoDetectReader(self.plugins, self.plan.readers) if self.plan.own_script else None
 
     def _reader(self, backend: Backend) -> Reader | None:
         reader: Reader | None = self.plugins.query(backend, "reader", self.plan, otherwise=None)
@@ -399,7 +390,7 @@ class Run:
 
     def _probe_hang(self, cancelled: Event) -> HangReport:
         """Look at what the run hangs in."""
-        session = self.stage.session if self.stage is not None else None
+        session = self.session_runner.session if self.session_runner is not None else None
         if self.folder is None or session is None:
             return HangReport()
         last_lines = self.state.monitor.last_lines
@@ -432,12 +423,12 @@ class Run:
         return masked(self.instrumentation.annotate(with_diagnosis(self.plan, result, self.state)), self.mask)
 
 
-def secrets_for(one: Planned, environ: dict[str, str]) -> tuple[str, ...]:
+def secrets_for(run: PlannedRun, environ: dict[str, str]) -> tuple[str, ...]:
     """Return every secret text that a run's output must not show."""
-    plan = one.plan
+    plan = run.plan
     spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
     known = collect(environ, secrets_of(plan).values(), request_secrets(plan, environ))
-    of_context = (*spelled_out(one.context), *plaintext_secrets(one.context))
+    of_context = (*spelled_out(run.context), *plaintext_secrets(run.context))
     return tuple(dict.fromkeys((*known, *spelled, *spelled_out(plan), *of_context)))
 
 

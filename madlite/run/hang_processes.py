@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from threading import Event
 
+from madlite.machine.processes import RUN_MARK, all_run_processes, with_descendants
 from madlite.model import Value
-from madlite.platforms.process_table import all_run_processes, with_descendants
 from madlite.process import capture
 from madlite.secrets import Redactor, assigned
-from madlite.store.folder import RUN_MARK
 
 MOST = 512  # processes that are looked at
 _SHOWN_COMMAND = 300  # characters of a command
@@ -44,17 +43,19 @@ class ProcessInfo(Value, frozen=True):
     stack: str = ""
 
 
-def find_processes(run_id: str, proc: Path = Path("/proc")) -> tuple[ProcessInfo, ...]:
+def find_processes(run_id: str) -> tuple[ProcessInfo, ...]:
     """Return the run's processes that can be seen from here, in containers too, by their mark or their parents.
 
     What keeps them together on a host is none of them.
     """
-    found = [one for one in all_run_processes(in_containers=True) if one.environment[RUN_MARK] == run_id]
-    marked = {one.process.pid: one.environment for one in found}
+    found = [item for item in all_run_processes(in_containers=True) if item.environment[RUN_MARK] == run_id]
+    marked = {item.process.pid: item.environment for item in found}
     family = {process.pid for process in with_descendants(marked)}
-    apart = {one.process.pid for one in found if one.is_supervisor}
+    apart = {item.process.pid for item in found if item.is_supervisor}
     pids = sorted((family | set(marked)) - apart)[:MOST]
-    return tuple(process for pid in pids if (process := read_facts(proc / str(pid), marked.get(pid, {}))) is not None)
+    return tuple(
+        process for pid in pids if (process := read_facts(Path("/proc", str(pid)), marked.get(pid, {}))) is not None
+    )
 
 
 def read_facts(folder: Path, environment: Mapping[str, str]) -> ProcessInfo | None:
@@ -141,8 +142,8 @@ def _stacks(folder: Path) -> str:
         threads = sorted((folder / "task").iterdir(), key=lambda path: int(path.name))
     except OSError:
         threads = []
-    stuck = [one for one in threads[1:] if _text(one / "stat").rpartition(")")[2].split()[:1] == ["D"]]
-    parts += [f"thread {one.name}\n{_text(one / 'stack')}" for one in stuck[:_SHOWN_THREADS]]
+    stuck = [thread for thread in threads[1:] if _text(thread / "stat").rpartition(")")[2].split()[:1] == ["D"]]
+    parts += [f"thread {item.name}\n{_text(item / 'stack')}" for item in stuck[:_SHOWN_THREADS]]
     return "".join(part for part in parts if part.strip())
 
 
@@ -232,12 +233,12 @@ def dump(py_spy: str, process: ProcessInfo, limit_s: float, cancelled: Event) ->
 def main_frames(text: str) -> list[Frame]:
     """Return the main thread's frames, the innermost first; the first thread's where none is called so."""
     threads = list(_THREAD.finditer(text))
-    chosen = next((one for one in threads if one["name"] == "MainThread"), threads[0] if threads else None)
+    chosen = next((thread for thread in threads if thread["name"] == "MainThread"), threads[0] if threads else None)
     if chosen is None:
         return []
-    end = next((one.start() for one in threads if one.start() > chosen.start()), len(text))
+    end = next((thread.start() for thread in threads if thread.start() > chosen.start()), len(text))
     found = _FRAME.finditer(text, chosen.end(), end)
-    return [Frame(name=one["name"], path=one["path"], line=one["line"] or "") for one in found]
+    return [Frame(name=item["name"], path=item["path"], line=item["line"] or "") for item in found]
 
 
 # Where the ranks of a run that seems to hang stand, and which of them the others may be waiting for.
@@ -300,8 +301,8 @@ def locate_ranks(dumps: Sequence[Dump]) -> RankPlaces:
             text=f"{rank_text} in {_call_chain(frames[:_SHOWN_FRAMES])}".lstrip(), outliers=rank_text or "it"
         )
     places = sorted(_places(ranks), key=_order)
-    texts = [f"{_rank_text(one.ranks, len(ranks))} in {_call_chain(one.frames)}" for one in places[:MOST_PLACES]]
-    rest = sum(len(one.ranks) for one in places[MOST_PLACES:])
+    texts = [f"{_rank_text(place.ranks, len(ranks))} in {_call_chain(place.frames)}" for place in places[:MOST_PLACES]]
+    rest = sum(len(place.ranks) for place in places[MOST_PLACES:])
     apart = len(places) > 1 and _order(places[0])[:2] < _order(places[1])[:2]
     return RankPlaces(
         text="; ".join([*texts, *([f"{rest} more ranks elsewhere"] if rest else [])]),
@@ -311,8 +312,8 @@ def locate_ranks(dumps: Sequence[Dump]) -> RankPlaces:
 
 
 def _node_of(ranks: Sequence[str], dumps: Sequence[Dump]) -> int | None:
-    nodes = {one.node for one in dumps if one.rank in ranks}
-    return nodes.pop() if len(nodes) == 1 and len({one.node for one in dumps}) > 1 else None
+    nodes = {item.node for item in dumps if item.rank in ranks}
+    return nodes.pop() if len(nodes) == 1 and len({item.node for item in dumps}) > 1 else None
 
 
 def in_order(processes: Sequence[ProcessInfo]) -> list[ProcessInfo]:
@@ -328,21 +329,25 @@ def own_ranks(processes: Iterable[ProcessInfo | Dump]) -> dict[int, str]:
     What a rank starts (loaders of data, compilers) has its RANK too, and its parent is the rank's own process.  A
     launcher may have got a RANK, and has no LOCAL_RANK where what it starts has one.
     """
-    found = [one for one in processes if one.rank and not _launches(one.command)]
-    local = any(one.local_rank for one in found)
-    ranks = {one.pid: (one.rank, one.local_rank) for one in found if one.local_rank or not local}
-    return {one.pid: one.rank for one in found if one.pid in ranks and ranks.get(one.parent) != ranks[one.pid]}
+    found = [process for process in processes if process.rank and not _launches(process.command)]
+    local = any(item.local_rank for item in found)
+    ranks = {item.pid: (item.rank, item.local_rank) for item in found if item.local_rank or not local}
+    return {item.pid: item.rank for item in found if item.pid in ranks and ranks.get(item.parent) != ranks[item.pid]}
 
 
 def _of_ranks(dumps: Sequence[Dump]) -> dict[str, list[Frame]]:
     """Return the frames of each rank, in the order of ranks; of one process under "" where none is a rank."""
-    stacks = {(one.node, one.pid): frames for one in dumps if (frames := main_frames(one.text))}
-    nodes = sorted({one.node for one in dumps})
+    stacks = {(item.node, item.pid): frames for item in dumps if (frames := main_frames(item.text))}
+    nodes = sorted({item.node for item in dumps})
     own = {
-        (node, pid): rank for node in nodes for pid, rank in own_ranks(one for one in dumps if one.node == node).items()
+        (node, pid): rank
+        for node in nodes
+        for pid, rank in own_ranks(item for item in dumps if item.node == node).items()
     }
     if not own:
-        others = sorted((one for one in dumps if (one.node, one.pid) in stacks), key=lambda one: _launches(one.command))
+        others = sorted(
+            (item for item in dumps if (item.node, item.pid) in stacks), key=lambda item: _launches(item.command)
+        )
         return {"": stacks[others[0].node, others[0].pid]} if others else {}
     ranks: dict[str, list[Frame]] = {}
     for process in sorted(own):

@@ -1,1 +1,0 @@
-"""What distinguishes a hung run from a slow one, and what it hangs in."""
