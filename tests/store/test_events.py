@@ -17,7 +17,9 @@ from madlite.store import events
 from madlite.store.events import (
     EVENTS,
     BatchEnded,
+    Ended,
     EventLog,
+    JobEnded,
     JobEvent,
     LogBegan,
     Requested,
@@ -115,6 +117,13 @@ def test_what_was_added_since_a_mark_is_read_alone(tmp_path: Path):
     add(tmp_path, Started(run="r9"))
     third = read_added(tmp_path, second.mark)
     assert third.restarted and [one.run for one in third.events if isinstance(one, Started)] == ["r9"]
+
+
+def test_runs_with_their_rows_and_record_are_settled(tmp_path: Path):
+    add(tmp_path, Started(run="r1", file="perf.csv"), Started(run="r2", file="perf.csv"), Started(run="r3"))
+    add(tmp_path, Ended(run="r1", batch="b"), Ended(run="r2", batch="b", unrecorded=True), Ended(run="r3", batch="b"))
+    add(tmp_path, JobEnded(submission="s", run="r4", how="SUCCESS"))
+    assert EventLog.read(tmp_path).settled_runs() == {"r1", "r4"}, "r3's result is to be collected"
 
 
 @pytest.fixture
