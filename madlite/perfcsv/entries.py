@@ -23,9 +23,10 @@ from madlite.perfcsv.header import (
     on_one_line,
     plain_cells,
     read_json,
+    truncation_text,
     typed_rows,
 )
-from madlite.perfcsv.rows import build_rows, has_results, limited_metric, masked_metric, masked_rows
+from madlite.perfcsv.rows import build_rows, has_results, has_row, limited_metric, masked_metric, masked_rows
 
 # Which row of a configuration file a result belongs to.
 #
@@ -233,6 +234,56 @@ def make_entries(
     result = replace(result, metrics=tuple(metrics))
     (bare,) = rows(replace(result, metrics=()))
     return build_entries(plan, result, rows(result), bare, read_configs(plan, mask))
+
+
+class RunOutput(Value, frozen=True):
+    """A run's rows of perf.csv as they may stand in it, without secrets and short, and its part of the side files.
+
+    `entries` are None without rows, and after a bug, which is the `problem` and costs no row.  `truncated` is a message
+    about cells that were.
+    """
+
+    rows: tuple[Row, ...] = ()
+    entries: Entries | None = None
+    truncated: str = ""
+    problem: str = ""
+
+
+def make_output(
+    plan: RunPlan,
+    result: Result,
+    *,
+    pipeline: str,
+    build_number: str,
+    strict_header: bool,
+    columns: Sequence[str] = (),
+    mask: Callable[[str], str] = str,
+    added: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda cells: {},
+) -> RunOutput:
+    """Return what a result writes; arguments as for `build_rows`, `added` returns cells that join each row's."""
+    if not has_row(plan, result):
+        return RunOutput()
+    rows = build_rows(
+        plan,
+        result,
+        pipeline=pipeline,
+        build_number=build_number,
+        strict_header=strict_header,
+        columns=columns,
+    )
+    rows = masked_rows((Row(cells={**row.cells, **added(row.cells)}) for row in rows), mask)
+    entries, problem = None, ""
+    try:
+        entries = make_entries(plan, result, pipeline=pipeline, build_number=build_number, mask=mask)
+    except Exception as bug:  # noqa: BLE001 - raised here, it would cost the row
+        _log.debug("side files of %s", plan.id, exc_info=True)
+        problem = f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}"
+    return RunOutput(
+        rows=tuple(Row(cells=limited_cells(row.cells)) for row in rows),
+        entries=entries,
+        truncated=truncation_text(row.cells for row in rows),
+        problem=problem,
+    )
 
 
 def entries_line(entries: Entries) -> bytes:

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -18,10 +17,9 @@ from madlite.measure.steps import Steps
 from madlite.model import Result, Row, RunPlan
 from madlite.model.results import Attempt
 from madlite.perfcsv.append import append_rows, left_out_text, save_rows
-from madlite.perfcsv.entries import Entries, entries_line, make_entries
-from madlite.perfcsv.header import limited_cells, new_columns, plain_cells, truncation_text
+from madlite.perfcsv.entries import Entries, RunOutput, entries_line, make_output
+from madlite.perfcsv.header import new_columns, plain_cells
 from madlite.perfcsv.pending import rows_path
-from madlite.perfcsv.rows import build_rows, has_row, masked_rows
 from madlite.perfcsv.side_files import due_in_s, leave_entries, write_entries, write_waiting
 from madlite.perfcsv.stored import RunResult, result_text
 from madlite.plan.context import Options
@@ -111,7 +109,6 @@ class ResultWriter:
         self._rows: RunRows | None = None
         self._attempted = False
         self._has_result_file = False
-        self._truncated = ""  # message about truncated cells
         self._omitted_columns: list[str] = []  # columns for which the file's header has no room
 
     def begin_entry(self, attempt: Attempt | None) -> RunEntry:
@@ -151,14 +148,14 @@ class ResultWriter:
         if not self._attempted:  # a bug after the rows were written must not write them a second time
             self._check_taken(folder)
             self._attempted = True
+            output = self._output(result)
             if self._options.result_file or self._recoverable or not self._options.rows:
-                problems.append(self._save_result(result, filter(None, problems), folder))
-            if self._options.rows and has_row(self._plan, result):
-                entries = self._entries(result)
-                self._note_entries(entries, folder)
-                self._append_rows(result, folder)
-                self._write_side_files(entries)
-        problems.append(self._truncated)
+                problems.append(self._save_result(result, output, filter(None, problems), folder))
+            if self._options.rows and output.rows:
+                self._note_entries(output.entries, folder)
+                self._append_rows(output.rows, folder)
+                self._write_side_files(output)
+            problems.append(output.truncated)
         problems.append(self._check_moved(folder) if folder is not None else "")
         if folder is not None and self._options.rows:
             findings = (*result.findings, *filter(None, problems))
@@ -172,7 +169,7 @@ class ResultWriter:
     def write_result(self, result: Result, steps: Steps, folder: RunFolder) -> str:
         """Write steps and result file alone; return the error message, "" if none."""
         problem = folder.stream(STEPS, step_lines(steps)) if len(steps) else ""
-        return problem or self._write_result_file(result, self._planned_rows(result), folder)
+        return problem or self._write_result_file(result, self._output(result), folder)
 
     def write_replaced(self, result: Result, folder: RunFolder) -> None:
         """Write the record of a run that was set aside, without rows: another attempt has taken its place."""
@@ -181,27 +178,21 @@ class ResultWriter:
         elif problem := self._write_record(result, folder):
             self._screen.warn(f"{self._plan.id}: {problem}")
 
-    def _save_result(self, result: Result, problems: Iterable[str], folder: RunFolder | None) -> str:
+    def _save_result(self, result: Result, output: RunOutput, problems: Iterable[str], folder: RunFolder | None) -> str:
         """Write the result file; it is said where it is the only output and cannot be written."""
         if self._has_result_file:
             return ""
-        rows = self._planned_rows(result)
-        result = replace(
-            result, findings=(*result.findings, *problems, *([self._truncated] if self._truncated else []))
-        )
-        problem = self._write_result_file(result, rows, folder)
+        findings = (*result.findings, *problems, *([output.truncated] if output.truncated else []))
+        problem = self._write_result_file(replace(result, findings=findings), output, folder)
         if problem and not self._options.rows:
             self.saved = False
             self._screen.warn(f"{self._plan.id}: {problem}, so that it gets no row of its own (df -h .)")
         return problem
 
-    def _planned_rows(self, result: Result) -> tuple[Row, ...]:
-        return self._make_rows(result) if has_row(self._plan, result) else ()
-
-    def _write_result_file(self, result: Result, rows: Sequence[Row], folder: RunFolder | None) -> str:
+    def _write_result_file(self, result: Result, output: RunOutput, folder: RunFolder | None) -> str:
         """Write the result file after where its rows go, and return the error message, "" if none."""
         try:
-            text = result_text(self._make_run_result(result, rows))
+            text = result_text(self._make_run_result(result, output))
             if folder is None:
                 return "the run has no folder"
             problem = folder.write_result(text)
@@ -211,14 +202,10 @@ class ResultWriter:
         self._has_result_file = not problem
         return problem
 
-    def _make_run_result(self, result: Result, rows: Sequence[Row]) -> RunResult:
-        cells = tuple(plain_cells(row) for row in rows)
-        strict = self._options.strict_header
-        run_rows = RunRows(path="", cells=cells, strict_header=strict) if cells else None
-        return RunResult(
-            record=self._make_record(result, run_rows),
-            entries=make_entries(**self._side_file_inputs(result)) if cells else None,
-        )
+    def _make_run_result(self, result: Result, output: RunOutput) -> RunResult:
+        cells = tuple(plain_cells(row) for row in output.rows)
+        rows = RunRows(path="", cells=cells, strict_header=self._options.strict_header) if cells else None
+        return RunResult(record=self._make_record(result, rows), entries=output.entries)
 
     def _check_moved(self, folder: RunFolder) -> str:
         """Warn where the run's folder was moved or replaced, and return the message."""
@@ -230,9 +217,9 @@ class ResultWriter:
         self._screen.warn(message)
         return message
 
-    def _append_rows(self, result: Result, folder: RunFolder | None) -> None:
+    def _append_rows(self, rows: Sequence[Row], folder: RunFolder | None) -> None:
         """Append the run's rows; if that is not possible, save them in the run's folder."""
-        options, rows = self._options, self._make_rows(result)
+        options = self._options
 
         def before_write(size: int, columns: tuple[str, ...]) -> None:
             self._check_taken(folder)
@@ -260,23 +247,22 @@ class ResultWriter:
             if self._omitted_columns:
                 self._screen.warn(f"{left_out_text(options.output, self._omitted_columns)}; {RECORD} has them")
 
-    def _make_rows(self, result: Result) -> tuple[Row, ...]:
-        """Return the rows as they may stand in a file: without secrets, and short."""
-        options = self._options
-        rows = build_rows(
+    def _output(self, result: Result) -> RunOutput:
+        options, change = self._options, self._relative_change
+
+        def added(cells: Mapping[str, str]) -> Mapping[str, str]:
+            return {"relative_change": change(self._plan, cells)} if change is not None else {}
+
+        return make_output(
             self._plan,
             result,
             pipeline=options.environ.get("pipeline", ""),
             build_number=options.environ.get("BUILD_NUMBER", "0"),
             strict_header=options.strict_header,
             columns=options.columns,
+            mask=self._mask,
+            added=added,
         )
-        if self._relative_change is not None:
-            change = self._relative_change
-            rows = tuple(Row(cells={**row.cells, "relative_change": change(self._plan, row.cells)}) for row in rows)
-        rows = masked_rows(rows, self._mask)
-        self._truncated = truncation_text(row.cells for row in rows)
-        return tuple(Row(cells=limited_cells(row.cells)) for row in rows)
 
     def _note_rows(self, rows: Sequence[Row], size: int, columns: tuple[str, ...], folder: RunFolder | None) -> None:
         """Record what is about to be appended; a full disk costs the entry, not the row."""
@@ -306,15 +292,6 @@ class ResultWriter:
             return "", f"it cannot be saved either ({problem}): {text}"
         return saved.name, f"it is saved in {saved}"
 
-    def _entries(self, result: Result) -> Entries | None:
-        """Return the run's part of the side files; None after a bug, which is shown and costs no row."""
-        try:
-            return make_entries(**self._side_file_inputs(result))
-        except Exception as bug:  # noqa: BLE001 - raised here, it would cost the row
-            _log.debug("side files of %s", self._plan.id, exc_info=True)
-            self._screen.warn(f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}")
-            return None
-
     def _note_entries(self, entries: Entries | None, folder: RunFolder | None) -> None:
         """Record what the side files get before the row is there; a result file has it already."""
         if entries is None or not entries.ran or folder is None or self._has_result_file:
@@ -322,24 +299,12 @@ class ResultWriter:
         if problem := folder.note(RunEntry(at=now(), entries=entries_line(entries).decode())):
             _log.debug("%s", problem)
 
-    def _write_side_files(self, entries: Entries | None) -> None:
+    def _write_side_files(self, output: RunOutput) -> None:
         """Write the side files; an error is shown, and costs no row."""
-        if entries is None:
-            return
         write = self._side_files.add if self._side_files is not None else write_entries
-        for problem in write(self._plan.workspace, entries):
+        problems = write(self._plan.workspace, output.entries) if output.entries is not None else (output.problem,)
+        for problem in problems:
             self._screen.warn(problem)
-
-    def _side_file_inputs(self, result: Result) -> dict[str, Any]:
-        environ = self._options.environ
-        pipeline, build_number = environ.get("pipeline", ""), environ.get("BUILD_NUMBER", "0")
-        return {
-            "plan": self._plan,
-            "result": result,
-            "pipeline": pipeline,
-            "build_number": build_number,
-            "mask": self._mask,
-        }
 
     def _make_record(self, result: Result, rows: RunRows | None) -> Record:
         return make_record(

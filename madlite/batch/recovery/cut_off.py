@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from madlite.errors import RecordError
 from madlite.model import Cause, Diagnosis, Metric, Result, RunPlan, Status
-from madlite.perfcsv.entries import Entries, make_entries, read_entries
-from madlite.perfcsv.header import as_number, limited_cells, plain_cells
-from madlite.perfcsv.rows import build_rows, has_row, masked_rows
+from madlite.perfcsv.entries import RunOutput, make_output, read_entries
+from madlite.perfcsv.header import as_number, plain_cells
 from madlite.perfcsv.stored import RunResult, read_run_plan
 from madlite.secrets import Redactor
 from madlite.store.folder import HANDLE, LOG, RESULT, read_progress
@@ -55,12 +54,12 @@ def result_of_cut_off(folder: Path) -> RunResult:
         started=progress.started if progress is not None and progress.started else noted.began[:19] + "+00:00",
     )
     result = replace(result, durations_s=_durations_s(folder, result.started))
-    cells = own.cells if own is not None else _cells(plan, result, start)
+    output = _output(plan, result, start) if own is None else RunOutput()
+    cells = own.cells if own is not None else tuple(plain_cells(row) for row in output.rows)
     rows = RunRows(path="", cells=cells, strict_header=start.strict_header) if cells else None
     record = make_record(plan, result, rows, command=start.command, left_out=start.left_out)
-    if own is not None:
-        return RunResult(record=record, entries=read_entries(noted.entries.encode()))
-    return RunResult(record=record, entries=_entries(plan, result, start) if cells else None)
+    entries = read_entries(noted.entries.encode()) if own is not None else output.entries
+    return RunResult(record=record, entries=entries)
 
 
 def _interrupted(folder: Path, start: RunStart) -> Result:
@@ -113,20 +112,13 @@ def _durations_s(folder: Path, started: str) -> dict[str, float]:
     return found
 
 
-def _cells(plan: RunPlan, result: Result, start: RunStart) -> tuple[dict[str, str], ...]:
-    if not has_row(plan, result):
-        return ()
-    rows = build_rows(
+def _output(plan: RunPlan, result: Result, start: RunStart) -> RunOutput:
+    return make_output(
         plan,
         result,
         pipeline=start.pipeline,
         build_number=start.build_number,
         strict_header=start.strict_header,
         columns=start.columns,
+        mask=Redactor().text,
     )
-    return tuple(limited_cells(plain_cells(row)) for row in masked_rows(rows, Redactor().text))
-
-
-def _entries(plan: RunPlan, result: Result, start: RunStart) -> Entries:
-    mask = Redactor().text
-    return make_entries(plan, result, pipeline=start.pipeline, build_number=start.build_number, mask=mask)
