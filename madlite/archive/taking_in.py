@@ -28,12 +28,12 @@ from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, shown
 from madlite.model import Value
 from madlite.perfcsv.header import STANDARD_COLUMNS
-from madlite.perfcsv.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EventLog, RunImported, RunPruned, append, now
 from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, new_run_id, open_runs
 from madlite.store.journal import RunEntry, RunRows, read_run
 from madlite.store.locks import is_locked, locked_file
+from madlite.store.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
 
 _CHUNK_BYTES = 1 << 20
 

@@ -22,10 +22,10 @@ from madlite.errors import UsageProblem
 from madlite.files import open_inside
 from madlite.model import Cause, Json, Metric, RunPlan, Status, Value
 from madlite.perfcsv.rows import has_results
-from madlite.perfcsv.stored import NotedRuns, rows_here
 from madlite.secrets import MASK
 from madlite.store.folder import LOG, STEPS
 from madlite.store.record import VERSION, Record, result_of, step_lines
+from madlite.store.stored import NotedRuns, rows_here
 
 Outcome = Literal["ok", "differs", "unchecked"]
 _FROM_LOG = (Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.ERROR_PATTERN, Cause.NAN_LOSS, Cause.INCOMPLETE, Cause.CONFIG)

@@ -24,12 +24,12 @@ from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.perfcsv.locked import make_folder
 from madlite.perfcsv.pending import are_in_file, rows_path
 from madlite.perfcsv.side_files import leave_entries, write_entries, write_waiting
-from madlite.perfcsv.stored import RunResult, load_result, read_record, uncollected
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EVENTS, is_own, now
 from madlite.store.folder import RECORD, RESULT, RunFolder, exists, has_record, has_result, is_alive, unfinished
 from madlite.store.journal import RunEntry, RunRows, other_host, read_run
 from madlite.store.record import Record, record_json, result_of
+from madlite.store.stored import RunResult, load_result, read_record, uncollected
 
 
 class Collected(Value, frozen=True):

@@ -17,13 +17,13 @@ from madlite.batch.gpu_pool import GpuPool, Job, Start
 from madlite.files import exists, read_inside
 from madlite.machine.host_facts import numa_place
 from madlite.model import Cause, Machine, RunPlan, Status
-from madlite.perfcsv.stored import read_record
 from madlite.plan.container import bind_gpus, bind_numa
 from madlite.plan.inputs import RUNS
 from madlite.run.planning import failed
 from madlite.run.screen import PlannedRun
 from madlite.store.folder import new_run_id, real_folders
 from madlite.store.gpu_leases import LeaseFolder, lease_folder, own_lease_folder
+from madlite.store.stored import read_record
 
 MOST_CPU_RUNS = 8  # at once with `auto`: each of them has threads for every core
 _RECORDS, _FOLDERS = 3, 20  # of a card that are looked at for a duration, the newest

@@ -24,7 +24,6 @@ from madlite.measure.steps import Steps
 from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.perfcsv.pending import are_in_file, rows_path
-from madlite.perfcsv.stored import RunResult, load_result, read_record, uncollected
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
 from madlite.run.from_plan import input_names, local_digest
@@ -34,6 +33,7 @@ from madlite.store.events import RequestedRun, is_own, now
 from madlite.store.folder import RECORD, RESULT, RunFolder, exists, is_uncollected
 from madlite.store.journal import RunEntry, RunRows, read_run
 from madlite.store.record import record_json, result_of
+from madlite.store.stored import RunResult, load_result, read_record, uncollected
 
 
 class Resumption(Value, frozen=True):

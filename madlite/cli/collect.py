@@ -137,7 +137,7 @@ def _folders(names: Sequence[str], here: Path, going_on: Collection[Path]) -> tu
         UsageProblem: a name stands for no run of this folder, or for several.
     """
     from madlite.batch.collect import cut_off_runs
-    from madlite.perfcsv.stored import uncollected
+    from madlite.store.stored import uncollected
 
     found = cut_off_runs(here, with_file=False, of_other_hosts=bool(names))
     known = [folder for folder in found if folder not in going_on]

@@ -109,7 +109,7 @@ def _of_archive(file: Path, plugins: Plugins, max_size: int) -> Iterator[Verifie
     from madlite.archive.unpack import Limits, unpack
     from madlite.archive.verify import Place, Verified, of_manifest, verify
     from madlite.files import Folder
-    from madlite.perfcsv.stored import load_record
+    from madlite.store.stored import load_record
 
     with tempfile.TemporaryDirectory(prefix="madlite-verify-") as name, Folder.open(Path(name)) as into:
         found = unpack(file, into, Limits(bytes=max_size))

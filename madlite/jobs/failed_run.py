@@ -15,7 +15,6 @@ from madlite.errors import RecordError
 from madlite.jobs.outcomes import JobEnd
 from madlite.measure.steps import Steps
 from madlite.model import Diagnosis, Result, RunPlan, Runtime, Status
-from madlite.perfcsv.stored import RunResult, load_result, result_text
 from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
 from madlite.run.executor import secrets_for
@@ -23,6 +22,7 @@ from madlite.run.result_writer import ResultWriter
 from madlite.run.screen import PlannedRun, Screen
 from madlite.secrets import Redactor
 from madlite.store.folder import RunFolder, exists
+from madlite.store.stored import RunResult, load_result, result_text
 
 
 class _AnySecret(Mapping[str, str]):

@@ -35,7 +35,6 @@ from madlite.jobs.submission import (
 )
 from madlite.model import Cause, Result, RunPlan, Runtime, Status, Value
 from madlite.perfcsv.side_files import write_waiting
-from madlite.perfcsv.stored import load_result, read_record
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.run.screen import Screen
@@ -53,6 +52,7 @@ from madlite.store.folder import (
 )
 from madlite.store.journal import read_run
 from madlite.store.record import result_of
+from madlite.store.stored import load_result, read_record
 
 CANCELLED = "cancelled before it was submitted"  # in the place of a refusal
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here

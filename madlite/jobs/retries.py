@@ -12,11 +12,11 @@ from pathlib import Path
 from madlite.batch.attempts import RetryPolicy, next_attempt
 from madlite.jobs.failed_run import read_plan
 from madlite.jobs.submission import PLANS, JobRun, Stored
-from madlite.perfcsv.stored import load_result
 from madlite.store.events import now
 from madlite.store.folder import RunFolder, new_run_id
 from madlite.store.journal import RunEntry, read_run
 from madlite.store.record import result_of
+from madlite.store.stored import load_result
 
 _BUSY_S = 10.0  # until a cluster that did not answer is asked again
 

@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 
 from madlite.files import read_inside, way_out
+from madlite.jsontext import read_json, readable
 from madlite.measure.performance import is_too_long
 from madlite.model import Json, RunPlan
-from madlite.perfcsv.header import as_cell, read_json, readable, typed_rows
+from madlite.perfcsv.header import as_cell, typed_rows
 from madlite.secrets import MASK, Redactor, assigned, is_secret, is_secret_name
 from madlite.text import unlimited_fields
 

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from madlite.jsontext import on_one_line, read_json
 from madlite.model import Json, Metric, Result, Row, RunPlan, Value
 from madlite.perfcsv.configs import read_configs
 from madlite.perfcsv.header import (
@@ -20,13 +21,12 @@ from madlite.perfcsv.header import (
     as_cell,
     as_number,
     limited_cells,
-    on_one_line,
     plain_cells,
-    read_json,
     truncation_text,
     typed_rows,
 )
 from madlite.perfcsv.rows import build_rows, has_results, has_row, limited_metric, masked_metric, masked_rows
+from madlite.store.stored import Entries, JsonObject, entries_of
 
 # Which row of a configuration file a result belongs to.
 #
@@ -121,21 +121,6 @@ def _same(one: str, other: str) -> bool:
 _SECONDS = ("build_duration", "test_duration", "data_download_duration")
 _JUDGED = ("model", "performance", "metric", "status")  # of one result; the rest is common to all
 _Cells = Mapping[str, str]
-JsonObject: TypeAlias = dict[str, Json]
-
-
-class Entries(Value, frozen=True):
-    """One run's part of the side files, an object per result.
-
-    `entry` is perf_entry.json and `table` perf_entry.csv; `superset` goes into perf_super, which takes only runs whose
-    script was started (`ran`); `common` is common_info.json, None for a run without several results.
-    """
-
-    entry: tuple[JsonObject, ...]
-    table: tuple[dict[str, str], ...]
-    superset: tuple[JsonObject, ...]
-    common: JsonObject | None
-    ran: bool
 
 
 def build_entries(plan: RunPlan, result: Result, rows: Sequence[Row], bare: Row, configs: Json = None) -> Entries:
@@ -297,15 +282,3 @@ def read_entries(line: bytes) -> Entries | None:
         return entries_of(read_json(line))
     except (ValueError, RecursionError, KeyError, TypeError):
         return None
-
-
-def entries_of(tables: Json) -> Entries | None:
-    """Return the entries of an object with a key for each of their fields; None of null.
-
-    Raises:
-        KeyError, TypeError: it is another object.
-    """
-    if tables is None:
-        return None
-    listed = {name: tuple(map(dict, tables[name])) for name in ("entry", "table", "superset")}
-    return Entries(**listed, common=tables["common"], ran=tables["ran"])

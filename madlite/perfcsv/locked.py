@@ -18,8 +18,9 @@ from madlite.files import (
     outside,
     read_limited,
 )
+from madlite.jsontext import read_json
 from madlite.model import Json, Value
-from madlite.perfcsv.header import read_header, read_json, text_of
+from madlite.perfcsv.header import read_header, text_of
 from madlite.store.locks import acquire, release
 
 # Links among the files that madlite writes: a user or a workload may have made them.

@@ -29,10 +29,10 @@ from madlite.perfcsv.header import (
 )
 from madlite.perfcsv.locked import LockedFile, as_record_error, locked
 from madlite.perfcsv.pending import rows_path
-from madlite.perfcsv.stored import NotedRuns, has_any_file, load_record, rows_here
 from madlite.store.events import EVENTS, EventLog, RebuildStarted, append
 from madlite.store.folder import PLAN, RECORD, exists, is_alive, is_uncollected, real_folders
 from madlite.store.journal import RunRows, read_run
+from madlite.store.stored import NotedRuns, has_any_file, load_record, rows_here
 from madlite.text import unlimited_fields
 
 # Rows of a results file that would be lost when it is replaced.

@@ -21,23 +21,16 @@ import msgspec
 
 from madlite.errors import RecordError
 from madlite.files import NO_SPACE, Folder, folder_of
+from madlite.jsontext import indented, on_one_line, read_json, spelled_objects
 from madlite.model import Json, Result, Row, RunPlan, Value
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.entries import Entries, JsonObject, entries_line, make_entries, read_entries
-from madlite.perfcsv.header import (
-    as_cell,
-    csv_line,
-    indented,
-    on_one_line,
-    plain,
-    plain_name,
-    read_json,
-    spelled_objects,
-)
+from madlite.perfcsv.entries import entries_line, make_entries, read_entries
+from madlite.perfcsv.header import as_cell, csv_line, plain, plain_name
 from madlite.perfcsv.locked import as_record_error, check_side_file, plain_target, write_atomically
 from madlite.plan.inputs import RUNS
 from madlite.store.folder import open_runs
 from madlite.store.locks import locked_file
+from madlite.store.stored import Entries, JsonObject
 from madlite.text import unlimited_fields
 
 # perf_super.json, the list that grows by every run's entries, and perf_super.csv, the same as a table.

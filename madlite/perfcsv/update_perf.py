@@ -8,6 +8,7 @@ from pathlib import Path
 
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import read_given
+from madlite.jsontext import read_json
 from madlite.measure.multiple import read_results
 from madlite.measure.performance import (
     MOST_COLUMNS,
@@ -21,7 +22,7 @@ from madlite.measure.performance import (
 )
 from madlite.model import Json, Metric, Row, Status
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.header import STANDARD_COLUMNS, as_cell, limited_cells, plain_cells, read_json, truncation_text
+from madlite.perfcsv.header import STANDARD_COLUMNS, as_cell, limited_cells, plain_cells, truncation_text
 from madlite.perfcsv.locked import as_record_error
 from madlite.perfcsv.rows import cut_of, limited_metric
 from madlite.perfcsv.side_files import ENTRY_TABLE, side_files_locked, write_table

@@ -21,8 +21,9 @@ import msgspec
 
 from madlite.errors import UsageProblem
 from madlite.files import open_named, read_bytes, size_words
+from madlite.jsontext import read_json
 from madlite.model import Json, Value
-from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, read_json, typed_rows
+from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, typed_rows
 from madlite.text import unlimited_fields
 
 # A CSV file as a table of text: no cell is converted to a number, so `1.5e+03` and `0012` stay as they are.

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 import msgspec
 
 from madlite.model import Metric, Value
-from madlite.perfcsv.stored import NotedRuns
 from madlite.reports.listing import groups_of, names_of, status_words, wanted_status
 from madlite.reports.runs import UNREADABLE, StoredRun, began, open_run, with_card
 from madlite.reports.series import Entry, Sample, Series, group, matches, results_of
@@ -31,6 +30,7 @@ from madlite.store.index import (
     is_text,
 )
 from madlite.store.record import Record
+from madlite.store.stored import NotedRuns
 
 if TYPE_CHECKING:
     import sqlite3

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Reference, Value
-from madlite.perfcsv.stored import read_record
 from madlite.references import unit_of
 from madlite.reports.compare import Comparison, Difference, History, Report, Settings, compare_pair, report_of
 from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
@@ -22,6 +21,7 @@ from madlite.reports.series import Pair, Series, direction_of
 from madlite.reports.series_key import DIMENSIONS, as_key
 from madlite.reports.sides import PUBLISHED, Side
 from madlite.store.record import Record
+from madlite.store.stored import read_record
 
 _STATED = ("backend", "micro_batch", "global_batch")  # dimensions in which a figure may differ from a series
 _AGREED = ("model", "precision", "seq_len", "device", "nodes", "metric")  # those that always agree where one applies

@@ -16,13 +16,13 @@ from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
 from madlite.model.results import Attempt, headline_of
 from madlite.perfcsv.pending import rows_path
-from madlite.perfcsv.stored import NotedRuns, load_record, load_result, read_plan, read_record, with_plan
 from madlite.plan.inputs import RUNS
 from madlite.store.batches import interrupted_batches, requested_cards
 from madlite.store.events import EventLog, RunImported
 from madlite.store.folder import PLAN, check_runs_folder, is_alive, is_run, is_uncollected, real_folders
 from madlite.store.journal import read_run
 from madlite.store.record import Record, record_json
+from madlite.store.stored import NotedRuns, load_record, load_result, read_plan, read_record, with_plan
 
 RUNNING, CUT_OFF, UNREADABLE = "RUNNING", "CUT OFF", "UNREADABLE"
 LAST = "last"

@@ -17,11 +17,10 @@ from madlite.measure.steps import Steps
 from madlite.model import Result, Row, RunPlan
 from madlite.model.results import Attempt
 from madlite.perfcsv.append import append_rows, left_out_text, save_rows
-from madlite.perfcsv.entries import Entries, RunOutput, entries_line, make_output
+from madlite.perfcsv.entries import RunOutput, entries_line, make_output
 from madlite.perfcsv.header import new_columns, plain_cells
 from madlite.perfcsv.pending import rows_path
 from madlite.perfcsv.side_files import due_in_s, leave_entries, write_entries, write_waiting
-from madlite.perfcsv.stored import RunResult, result_text
 from madlite.plan.context import Options
 from madlite.run.screen import PlannedRun, Screen
 from madlite.run.state import context_file, left_out_before
@@ -29,6 +28,7 @@ from madlite.store.events import now
 from madlite.store.folder import RECORD, RESULT, STEPS, RunFolder, open_runs
 from madlite.store.journal import RunEntry, RunRows, RunStart
 from madlite.store.record import Record, make_record, record_json, step_lines
+from madlite.store.stored import Entries, RunResult, result_text
 
 # What is written of a run that has ended, in an order in which no kill loses anything silently.
 #

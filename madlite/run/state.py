@@ -36,12 +36,12 @@ from madlite.model import (
     to_json,
 )
 from madlite.perfcsv.rows import cut_of, limited_metric, masked_metric
-from madlite.perfcsv.stored import read_record
 from madlite.plan.inputs import RUNS
 from madlite.run.probe_inside import SEARCH_S, candidates, commit_of
 from madlite.secrets import is_secret
 from madlite.store.folder import CONTEXT
 from madlite.store.record import sanitized
+from madlite.store.stored import read_record
 
 # The context of a run as its folder keeps it: the same values, for doing the run again, without secrets.
 

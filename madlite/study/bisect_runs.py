@@ -15,7 +15,6 @@ from madlite.batch.attempts import TRANSIENT
 from madlite.batch.runner import Batch, BatchSettings
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Cause, Json, Metric, Result, Status, Study, Value
-from madlite.perfcsv.stored import read_plan, read_record
 from madlite.plan.inputs import RUNS
 from madlite.reports.runs import began
 from madlite.reports.series import Direction, direction_of
@@ -26,6 +25,7 @@ from madlite.store.batches import BatchLog
 from madlite.store.events import StudyStarted
 from madlite.store.folder import new_run_id, real_folders
 from madlite.store.record import Record, result_of
+from madlite.store.stored import read_plan, read_record
 from madlite.store.study import StudyFolder, studies_of
 from madlite.study.bisect import Bisection, NextItem, Sample, run_bisection
 

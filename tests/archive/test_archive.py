@@ -23,11 +23,11 @@ from madlite.files import Folder
 from madlite.jobs.submission import stored_submissions
 from madlite.model import Study
 from madlite.model.results import Attempt, FailedAttempt
-from madlite.perfcsv.stored import load_record
 from madlite.store.events import EventLog, RunImported
 from madlite.store.folder import LOG, PLAN, RECORD, open_runs
 from madlite.store.journal import RunRows
 from madlite.store.record import File, record_json
+from madlite.store.stored import load_record
 from tests.archive import tars
 from tests.cli.stored_runs import good, store
 

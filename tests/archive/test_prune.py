@@ -13,11 +13,11 @@ import pytest
 from madlite.cli.main import call
 from madlite.files import Folder
 from madlite.model import Status
-from madlite.perfcsv.stored import load_record
 from madlite.reports.baselines import save_baseline
 from madlite.store.folder import LOCK, LOG, PLAN, RECORD, WORK
 from madlite.store.journal import RunRows
 from madlite.store.record import record_json
+from madlite.store.stored import load_record
 from tests.archive.test_verify import SCRIPT, TRAINING, run_of
 from tests.cli.stored_runs import good, store
 

@@ -19,7 +19,6 @@ from madlite.measure.multiple import parse_results
 from madlite.model import Line, Row, Status
 from madlite.perfcsv import append_rows
 from madlite.perfcsv.configs import read_configs
-from madlite.perfcsv.entries import Entries
 from madlite.perfcsv.pending import are_in_file
 from madlite.perfcsv.rebuild import rebuild
 from madlite.perfcsv.side_files import Addition, add_to_list
@@ -32,6 +31,7 @@ from madlite.reports.runs import as_json, find_run, list_runs
 from madlite.store.folder import LOCK, PLAN, RECORD
 from madlite.store.journal import RUN_JOURNAL, RunRows, read_run
 from madlite.store.record import Record, record_json
+from madlite.store.stored import Entries
 from tests.factories import make_plan
 from tests.tiers import examples
 

@@ -16,11 +16,11 @@ from madlite.errors import RecordError
 from madlite.model import Cause, Diagnosis, Metric, Result, RunPlan, Status
 from madlite.perfcsv.entries import RunOutput, make_output, read_entries
 from madlite.perfcsv.header import as_number, plain_cells
-from madlite.perfcsv.stored import RunResult, read_run_plan
 from madlite.secrets import Redactor
 from madlite.store.folder import HANDLE, LOG, RESULT, read_progress
 from madlite.store.journal import RunRows, RunStart, read_run
 from madlite.store.record import make_record
+from madlite.store.stored import RunResult, read_run_plan
 
 _HINT = "madlite run --resume runs it again"
 

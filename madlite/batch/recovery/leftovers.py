@@ -27,7 +27,6 @@ from madlite.batch.recovery.dead_processes import (
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import REMOVED, Folder, read_inside, read_regular
 from madlite.model import JobOutcome, Runtime, Value
-from madlite.perfcsv.stored import UNREADABLE, read_record
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.run.session_runner import guard_plugin
@@ -50,6 +49,7 @@ from madlite.store.folder import (
 from madlite.store.gpu_leases import lease_folder
 from madlite.store.journal import RUN_JOURNAL, RunEntry, read_run
 from madlite.store.locks import is_locked
+from madlite.store.stored import UNREADABLE, read_record
 from madlite.store.study import cut_off_studies, has_caches, remove_study
 
 # Files that a killed run left: the folder its script ran in, and temporary files.

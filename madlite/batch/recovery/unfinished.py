@@ -20,7 +20,6 @@ from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.perfcsv.pending import are_in_file, count_written, rows_path
 from madlite.perfcsv.rebuild import NO_ROW
 from madlite.perfcsv.side_files import write_entries, write_waiting
-from madlite.perfcsv.stored import NotedRuns, has_any_file, load_result, read_record, rows_here, uncollected
 from madlite.plan.inputs import RUNS
 from madlite.store.batches import interrupted_batches
 from madlite.store.events import EventLog, RunImported, Started, now
@@ -33,6 +32,7 @@ from madlite.store.journal import (
     read_run,
 )
 from madlite.store.record import VERSION, Record, record_json
+from madlite.store.stored import NotedRuns, has_any_file, load_result, read_record, rows_here, uncollected
 from madlite.store.study import cut_off_studies, has_caches
 
 # Pending rows, which perf.csv did not take when their run ended: the next run appends them, each once.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
 from madlite.errors import RecordError
 from madlite.files import read_regular, wrong_key
-from madlite.model import QUANTITIES, Place, Quantity, RunPlan, Scalar, Study, Traits, Value, Variant
-from madlite.perfcsv.entries import Entries, entries_of
-from madlite.perfcsv.header import indented, read_json
+from madlite.jsontext import indented, read_json
+from madlite.model import QUANTITIES, Json, Place, Quantity, RunPlan, Scalar, Study, Traits, Value, Variant
 from madlite.plan.inputs import RUNS
 from madlite.store.events import Event, EventLog, RunImported, RunPruned
 from madlite.store.folder import PLAN, RECORD, RESULT, awaits_collection, exists
@@ -249,6 +249,23 @@ class _File(Value, frozen=True):
     entries: msgspec.Raw = msgspec.Raw(b"null")
 
 
+JsonObject: TypeAlias = dict[str, Json]
+
+
+class Entries(Value, frozen=True):
+    """One run's part of the side files, an object per result.
+
+    `entry` is perf_entry.json and `table` perf_entry.csv; `superset` goes into perf_super, which takes only runs whose
+    script was started (`ran`); `common` is common_info.json, None for a run without several results.
+    """
+
+    entry: tuple[JsonObject, ...]
+    table: tuple[dict[str, str], ...]
+    superset: tuple[JsonObject, ...]
+    common: JsonObject | None
+    ran: bool
+
+
 class RunResult(Value, frozen=True):
     """The result of a run: its record, with rows that no file has yet, and its entries of the side files.
 
@@ -306,3 +323,15 @@ def uncollected(workspace: Path) -> tuple[Path, ...]:
     found = awaits_collection(runs)
     own = EventLog.read(runs).own_runs() if found else frozenset()
     return tuple(folder for folder in found if folder.name in own)
+
+
+def entries_of(tables: Json) -> Entries | None:
+    """Return the entries of an object with a key for each of their fields; None of null.
+
+    Raises:
+        KeyError, TypeError: it is another object.
+    """
+    if tables is None:
+        return None
+    listed = {name: tuple(map(dict, tables[name])) for name in ("entry", "table", "superset")}
+    return Entries(**listed, common=tables["common"], ran=tables["ran"])

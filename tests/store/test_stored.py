@@ -15,8 +15,6 @@ import madlite.store.record as module
 from madlite.errors import RecordError
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Metric, Provenance, Quantity, Result, Status, Step, Variant, to_json
-from madlite.perfcsv.stored import _read as read_result
-from madlite.perfcsv.stored import load_record, read_plan, read_record
 from madlite.store.folder import PLAN, RECORD
 from madlite.store.journal import RunRows
 from madlite.store.record import (
@@ -30,6 +28,8 @@ from madlite.store.record import (
     sanitized,
     step_lines,
 )
+from madlite.store.stored import _read as read_result
+from madlite.store.stored import load_record, read_plan, read_record
 from tests.factories import WINDOW, make_plan
 
 SHIPPED = Path(module.__file__).with_name(SCHEMA)
@@ -269,7 +269,7 @@ def test_links_pipes_and_what_is_too_large_are_not_read(tmp_path, monkeypatch):
     (tmp_path / RECORD).unlink()
     (tmp_path / RECORD).write_bytes((tmp_path / "elsewhere").read_bytes())
     assert read_record(tmp_path) is not None
-    monkeypatch.setattr("madlite.perfcsv.stored.LIMIT_BYTES", 10)
+    monkeypatch.setattr("madlite.store.stored.LIMIT_BYTES", 10)
     with pytest.raises(RecordError, match="larger than"):
         load_record(tmp_path)
 
