@@ -88,12 +88,14 @@ def budgets() -> dict[str, tuple[int, int]]:
 
 def above_budget() -> list[str]:
     """Return what is above its budget, a sentence each."""
-    found, allowed = sizes(), budgets()
-    return [
-        f"{room}: {here[0]} modules and {here[1]} code lines, its budget is {most[0]} and {most[1]}"
-        for room, here in found.items()
-        if any(count > limit for count, limit in zip(here, most := allowed.get(room, (0, 0)), strict=True))
-    ]
+    allowed = budgets()
+    found = []
+    for room, (modules, lines) in sizes().items():
+        most_modules, most_lines = allowed.get(room, (0, 0))
+        if modules > most_modules or lines > most_lines:
+            here, most = f"{modules} modules and {lines} code lines", f"{most_modules} and {most_lines}"
+            found.append(f"{room}: {here}, its budget is {most}")
+    return found
 
 
 def one_line_run() -> dict[str, int]:
