@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from docker.utils.build import tar
-from madlite.images.buildkit import build_with_buildkit, needs_buildkit
 
 from madlite.errors import RuntimeProblem
+from madlite.images.build import build_with_buildkit, needs_buildkit
 from madlite.images.client import connect
 from madlite.images.context import packed_context
 from madlite.model import Cause, Image
