@@ -54,7 +54,7 @@ def _one(runs: Path, n: int, count: int) -> Iterator[Event]:
     (folder / "record.json").write_bytes(data)
     if count - n <= WITH_LOGS:
         _write_log(folder)
-    yield Started(at=record.started, run=record.id)
+    yield Started(at=record.started, run=record.id, file="perf.csv")
     yield Ended(at=record.ended, run=record.id)
 
 

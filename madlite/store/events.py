@@ -307,13 +307,13 @@ def _runs_of(event: Event) -> tuple[str, ...]:
     return event.runs if isinstance(event, Submitted) else ()
 
 
-_WITHOUT_FILE = rb'\{"event":"started","at":"[^"]*","run":("(?:[^"\\]|\\.)*")\}'  # whose result is to be collected
+_WITHOUT_FILE = rb'\{"event":"started","at":"[^"]*","run":("[^"\\]*(?:\\.[^"\\]*)*")\}'  # whose result is to be collected
 
 
 def _ids_of(kind: type[Event], data: bytes) -> list[str]:
     tag = str(kind.__struct_config__.tag)
     # quotes in texts are escaped, so this is a line's beginning alone
-    pattern = rb'\{"event":"%s","at":"[^"]*","[a-z_]+":("(?:[^"\\]|\\.)*")' % tag.encode()
+    pattern = rb'\{"event":"%s","at":"[^"]*","[a-z_]+":("[^"\\]*(?:\\.[^"\\]*)*")' % tag.encode()
     return _texts(pattern, data)
 
 

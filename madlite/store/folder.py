@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -41,11 +41,12 @@ def exists(path: Path, *, shut: bool = False) -> bool:
     return True
 
 
-def real_folders(parent: Path) -> Iterator[Path]:
+def real_folders(parent: Path, without: Collection[str] = ()) -> Iterator[Path]:
     """Yield the folders in a folder, by name; links are skipped, and an unreadable folder yields none."""
     try:
         with os.scandir(parent) as found:
-            names = sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
+            others = (entry for entry in found if entry.name not in without)
+            names = sorted(entry.name for entry in others if entry.is_dir(follow_symlinks=False))
     except OSError:
         return
     yield from (parent / name for name in names)
@@ -363,8 +364,7 @@ def is_alive(folder: Path) -> bool:
 
 def unsettled(runs: Path) -> list[Path]:
     """Return the folders of runs that may have something left to do, by name: all but those known to be over."""
-    settled = EventLog.read(runs).settled_runs()
-    return [folder for folder in real_folders(runs) if folder.name not in settled]
+    return list(real_folders(runs, EventLog.read(runs).settled_runs()))
 
 
 def unfinished(workspace: Path) -> tuple[Path, ...]:
