@@ -307,7 +307,9 @@ def _runs_of(event: Event) -> tuple[str, ...]:
     return event.runs if isinstance(event, Submitted) else ()
 
 
-_WITHOUT_FILE = rb'\{"event":"started","at":"[^"]*","run":("[^"\\]*(?:\\.[^"\\]*)*")\}'  # whose result is to be collected
+_WITHOUT_FILE = (
+    rb'\{"event":"started","at":"[^"]*","run":("[^"\\]*(?:\\.[^"\\]*)*")\}'  # whose result is to be collected
+)
 
 
 def _ids_of(kind: type[Event], data: bytes) -> list[str]:
