@@ -89,7 +89,7 @@ class _SweepBatch(_PlainBatch):
         super().__init__(with_study_id(planned, self.study_id), journal)
 
     def run(self, start: BatchStart) -> RunOutcome:
-        from madlite.cli.repeat import swept_lines
+        from madlite.cli.studies import runs_of_text, swept_lines
         from madlite.study.summary import samples_of, summarise
         from madlite.study.sweep import KIND
 
@@ -115,7 +115,7 @@ class _RepeatBatch(_PlainBatch):
         self.every = (*self._repeat.warm_ups, *self._repeat.runs)
 
     def run(self, start: BatchStart) -> RunOutcome:
-        from madlite.cli.repeat import summary_lines
+        from madlite.cli.studies import runs_of_text, summary_lines
         from madlite.store.study import SUMMARY
         from madlite.study.repeat import run_repeat
 
@@ -124,14 +124,6 @@ class _RepeatBatch(_PlainBatch):
         self.study, self.problems = msgspec.to_builtins(ended.summary), ended.problems
         self.lines = [*summary_lines(ended.summary), runs_of_text(self._repeat.workspace, self.study_id, SUMMARY)]
         return ended.runs
-
-
-def runs_of_text(workspace: Path, study_id: str, *files: str) -> str:
-    """Return the last line of a study: what lists its runs, and where its `files` are."""
-    from madlite.store.study import study_path
-
-    where = study_path(workspace, study_id).relative_to(workspace)
-    return "; ".join((f"  madlite runs --of {study_id}", *(str(where / file) for file in files)))
 
 
 def make_batch(

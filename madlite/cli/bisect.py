@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import NOT_MEASURED, no_cluster, refuse, retry_options, settle_options
-from madlite.cli.batches import BatchStart, runs_of_text
+from madlite.cli.batches import BatchStart
 from madlite.cli.compare import Percent
-from madlite.cli.main import mask
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -27,12 +26,12 @@ from madlite.cli.options import (
     tag_words,
     tags_option,
 )
-from madlite.cli.planning import planner
-from madlite.cli.preview import preview
+from madlite.cli.planning import planner, preview
 from madlite.cli.run import command as run_command
 from madlite.cli.run import run_planned
 from madlite.cli.setup import cards_option
-from madlite.cli.terminal import echo, echo_lines
+from madlite.cli.studies import runs_of_text
+from madlite.cli.terminal import echo, echo_lines, mask
 from madlite.errors import CheckFailed, ExitCode, UsageProblem, did_you_mean
 from madlite.files import exists, is_folder, read_text
 from madlite.model import Json

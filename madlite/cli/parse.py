@@ -344,7 +344,7 @@ def json_pieces(reading: LogReading) -> Iterator[str]:
 
 def problem_json(name: str, problem: MadliteError) -> str:
     """Return the object of a log that could not be read."""
-    from madlite.cli.main import mask
+    from madlite.cli.terminal import mask
 
     return to_json({"log": mask(name), "error": mask(problem.message), "hint": mask(problem.hint)})
 

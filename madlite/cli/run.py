@@ -50,8 +50,7 @@ from madlite.cli.options import (
     tag_words,
     tags_option,
 )
-from madlite.cli.planning import check, check_option, check_start
-from madlite.cli.preview import preview
+from madlite.cli.planning import check, check_option, check_start, preview
 from madlite.cli.screens import Sink
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines
@@ -212,7 +211,7 @@ def _preview(planned: Sequence[Planned], options: Options, plugins: Plugins, par
     shown: Sequence[Planned] = planned
     order: list[str] = []
     if params["repeat"] is not None:
-        from madlite.cli.repeat import preview_repeat
+        from madlite.cli.studies import preview_repeat
 
         shown, order = preview_repeat(planned, params)
     for one, found in zip(shown, refused, strict=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from madlite.cli import setup
-from madlite.cli.amounts import SINCE, UNTIL
+from madlite.cli.arguments import SINCE, UNTIL
 from madlite.cli.completion import complete_run_fields, complete_run_values, complete_status
 from madlite.cli.format import duration, status_text
 from madlite.cli.options import TagsCommand, dir_option, read_filters, tags_option, verbose_option

@@ -14,14 +14,13 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import NOT_MEASURED, check_pretended, no_cluster, pretend_options, refuse
-from madlite.cli.batches import runs_of_text
 from madlite.cli.format import duration
 from madlite.cli.options import TagsCommand, common_options, live_option, plan_options, tag_words, tags_option
-from madlite.cli.planning import check_start, planner
-from madlite.cli.preview import preview
+from madlite.cli.planning import check_start, planner, preview
 from madlite.cli.run import command as run_command
 from madlite.cli.run import recovery_warnings
 from madlite.cli.setup import cards_option
+from madlite.cli.studies import runs_of_text
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan, Scalar

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -29,7 +29,6 @@ from madlite.reports.sides import of_runs
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from madlite.reports.dashboard.server import Words
 
 _HERE = Path(__file__).parent
 STATIC = {
@@ -56,6 +55,14 @@ _COLUMNS = (  # of the list of runs: its head, and the order behind it
 _STATES = (RUNNING, *(status.value for status in (Status.SUCCESS, Status.FAILURE, Status.SKIPPED)))
 _LISTED = 200  # results of a series, in the list
 _SUGGESTED = 30  # sides of a comparison that are offered
+
+
+class Words(NamedTuple):
+    """How the command line words things, for pages that say the same."""
+
+    details: Callable[[StoredRun], Iterable[tuple[str, list[tuple[str, str]]]]]
+    duration: Callable[[float], str]
+    status: Callable[[str, tuple[str, ...]], str]
 
 
 class Pages:

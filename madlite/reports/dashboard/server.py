@@ -11,15 +11,15 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from madlite.errors import UsageProblem
 from madlite.reports.dashboard.access import PARAMETER, Guard
 from madlite.reports.dashboard.api import ENDPOINTS, NO_SUCH, Answers, Endpoint, NotHere, openapi
 from madlite.reports.dashboard.live import END, Live
-from madlite.reports.dashboard.pages import STATIC, Pages, templates
+from madlite.reports.dashboard.pages import STATIC, Pages, Words, templates
 from madlite.reports.dashboard.queries import Problem, parsed
 from madlite.reports.ledger import Ledger
 from madlite.secrets import masked_json
@@ -29,20 +29,11 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from madlite.reports.runs import StoredRun
 
 _ALIVE_S = 15.0  # a comment in an event stream, by which a tab that is gone is noticed
 _END_S = 2  # for answers under way at the end
 _NICE = 10  # runs on this machine come first
 _log = logging.getLogger(__name__)
-
-
-class Words(NamedTuple):
-    """How the command line words things, for pages that say the same."""
-
-    details: Callable[[StoredRun], Iterable[tuple[str, list[tuple[str, str]]]]]
-    duration: Callable[[float], str]
-    status: Callable[[str, tuple[str, ...]], str]
 
 
 def make_app(live: Live, words: Words, hosts: frozenset[str], token: str) -> Starlette:
