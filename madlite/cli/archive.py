@@ -23,10 +23,9 @@ from madlite.errors import ExitCode, RecordError, UsageProblem
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from madlite.archive.import_ import Mismatch, TakenIn
     from madlite.archive.manifest import PackedRun
     from madlite.archive.prune import Prunable, Rules
-    from madlite.archive.taking_in import TakenIn
-    from madlite.archive.unpack import Mismatch
     from madlite.archive.verify import Item, Verified
     from madlite.backends.loader import Plugins
     from madlite.reports.runs import StoredRun
@@ -161,8 +160,7 @@ def import_(file: Path, rows: bool, output: Path, max_size: int, directory: Path
 
     Ends with exit code 3 where a run was refused, or its rows could not be appended.
     """
-    from madlite.archive.taking_in import append_imported, take_in
-    from madlite.archive.unpack import Limits
+    from madlite.archive.import_ import Limits, append_imported, take_in
     from madlite.perfcsv.append import check_appendable
     from madlite.perfcsv.header import new_columns
     from madlite.perfcsv.locked import make_folder
@@ -273,8 +271,8 @@ def _of_run(run: StoredRun, plugins: Plugins) -> Verified:
 
 
 def _of_archive(file: Path, plugins: Plugins, max_size: int) -> Iterator[Verified]:
+    from madlite.archive.import_ import Limits, unpack
     from madlite.archive.rows_in_file import RowsInFile
-    from madlite.archive.unpack import Limits, unpack
     from madlite.archive.verify import Place, Verified, of_manifest, verify
     from madlite.perfcsv.stored import load_record
     from madlite.safe_files import Folder

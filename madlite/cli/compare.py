@@ -232,7 +232,7 @@ def compare_with_published(base: str, side: Side, settings: Settings, directory:
     """Return the comparison of published figures, of plugins and of the user's own files, with one side."""
     from madlite.cli import setup
     from madlite.cli.references import named_references
-    from madlite.reports.published import compare_published, of_source
+    from madlite.reports.against import compare_published, of_source
     from madlite.reports.runs import runs_folder
     from madlite.reports.sides import RunHistory
 

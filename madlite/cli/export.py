@@ -63,8 +63,7 @@ def command(
     madlite export --to prometheus -o /var/lib/node_exporter/textfile/madlite.prom
     """
     from madlite.model import ExportOptions
-    from madlite.reports.export.exporters import find_format
-    from madlite.reports.export.rows import RowReader
+    from madlite.reports.export.exporters import RowReader, find_format
     from madlite.reports.runs import runs_folder
 
     plugins = _loader(no_plugins, verbose)

@@ -268,7 +268,9 @@ def _clear(folder: Path, gpus: tuple[int, ...], states: dict[int, tuple[LeaseSta
             raise UsageProblem(f"--clear {gpu}: there is no GPU {gpu} here", "madlite gpus lists those that are")
         state, left = states[gpu]
         if state.locked or state.problem or left not in ("", UNSEEN):
-            raise UsageProblem(f"--clear {gpu}: it is {_lease_text(state, left)}", "only what cannot be seen is cleared")
+            raise UsageProblem(
+                f"--clear {gpu}: it is {_lease_text(state, left)}", "only what cannot be seen is cleared"
+            )
     names = [states[gpu][0].name for gpu in gpus if states[gpu][1]]
     if names:
         with closing(LeaseFolder(folder)) as leases:

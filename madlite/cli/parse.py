@@ -143,7 +143,7 @@ def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | Ma
 
 def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReading:
     """Return what a run's log shows, by its own backend and warm-up where the command line names no others."""
-    from madlite.archive.reread import limited
+    from madlite.archive.verify import limited
     from madlite.reports.log import read_log
     from madlite.reports.runs import open_run
     from madlite.run.foreign import read_log as read
@@ -185,7 +185,7 @@ def _output(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 def _plan_of(folder: Path) -> RunPlan | None:
     """Return a run's plan, which has how its log is read; None where this madlite cannot read it."""
-    from madlite.archive.reread import load_plan
+    from madlite.archive.verify import load_plan
 
     try:
         return load_plan(folder)

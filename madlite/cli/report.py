@@ -185,8 +185,7 @@ def markdown(
 
 def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str, directory: Path) -> Page:
     from madlite.reports.page import page_data
-    from madlite.reports.page.published import references_of
-    from madlite.reports.page.sources import as_side, collect
+    from madlite.reports.page.sources import as_side, collect, references_of
 
     filters = read_where(where)
     found = collect(sources, directory, filters)

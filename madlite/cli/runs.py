@@ -21,7 +21,7 @@ from madlite.model import Json
 from madlite.text import printable, shortened
 
 if TYPE_CHECKING:
-    from madlite.reports.run_groups import RunGroup
+    from madlite.reports.run_fields import RunGroup
     from madlite.reports.runs import StoredRun
 
 _LAST = "last"
@@ -195,7 +195,7 @@ def _utc(when: datetime | None) -> str:
 
 
 def _show(chosen: Sequence[StoredRun], columns: list[str], group_by: str, *, as_json: bool, as_csv: bool) -> None:
-    from madlite.reports.run_groups import RunGroup, group_runs
+    from madlite.reports.run_fields import RunGroup, group_runs
 
     groups = group_runs(chosen, group_by) if group_by else [RunGroup(by="", name="", runs=tuple(chosen))]
     if as_json:
@@ -207,14 +207,14 @@ def _show(chosen: Sequence[StoredRun], columns: list[str], group_by: str, *, as_
 
 
 def _objects(groups: Sequence[RunGroup], columns: Sequence[str]) -> list[dict[str, Json]]:
-    from madlite.reports import listing, run_fields, run_groups
+    from madlite.reports import listing, run_fields
 
     def objects(runs: Sequence[StoredRun]) -> list[dict[str, Json]]:
         return [run_fields.as_json(run, columns) if columns else listing.as_json(run) for run in runs]
 
     if len(groups) == 1 and not groups[0].by:
         return objects(groups[0].runs)
-    return [run_groups.as_json(one, objects(one.runs)) for one in groups]
+    return [run_fields.group_json(one, objects(one.runs)) for one in groups]
 
 
 def _csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
@@ -230,7 +230,7 @@ def _csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
 
 def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
     from madlite.reports import listing, run_fields
-    from madlite.reports.run_groups import heading
+    from madlite.reports.run_fields import heading
 
     runs = [run for one in groups for run in one.runs]
     table = run_fields.as_table(runs, columns) if columns else listing.as_table(runs, map(_words, runs))

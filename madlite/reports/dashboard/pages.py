@@ -16,9 +16,8 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.model import Status
 from madlite.reports.baselines import baseline_names
-from madlite.reports.dashboard.api import Answers
+from madlite.reports.dashboard.api import Answers, CompareQuery, RunsQuery, SeriesQuery, parsed
 from madlite.reports.dashboard.live import FACETS, log_end
-from madlite.reports.dashboard.queries import CompareQuery, RunsQuery, SeriesQuery, parsed
 from madlite.reports.listing import STATES
 from madlite.reports.page import Page, environment, page_data, payload
 from madlite.reports.page.render import HOME

@@ -16,9 +16,8 @@ from madlite.model import Card, Reference, Result, Status
 from madlite.reports.page import page_data, render_page
 from madlite.reports.page.build import MOST_SERIES, level_changes
 from madlite.reports.page.figures import change, figure, percent, thinned
-from madlite.reports.page.published import references_of
 from madlite.reports.page.run_details import read_steps
-from madlite.reports.page.sources import collect
+from madlite.reports.page.sources import collect, references_of
 from madlite.reports.references import Published
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS
