@@ -27,7 +27,6 @@ from msgspec.structs import replace
 from madlite.archive.manifest import LIMIT_BYTES as MANIFEST_BYTES
 from madlite.archive.manifest import MANIFEST, MAX_FILES, Manifest, PackedFile, PackedRun, read_manifest
 from madlite.archive.pack import rendered_files, why_no_file
-from madlite.assets.room import size_text
 from madlite.batch.collect import append_rows_of
 from madlite.batch.recovery.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
 from madlite.errors import RecordError, UsageProblem
@@ -41,6 +40,7 @@ from madlite.safe_read import open_given
 from madlite.store import journal
 from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, is_locked, new_run_id, open_runs
 from madlite.store.journal import RunEntry, RunRows, read_run
+from madlite.text import size_text
 
 _CHUNK_BYTES = 1 << 20
 

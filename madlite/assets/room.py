@@ -10,6 +10,7 @@ from pathlib import Path
 
 from madlite.errors import one_hint
 from madlite.model import Value
+from madlite.text import size_text
 
 MARGIN, LEAST_BYTES = 0.05, 256 << 20  # of what is fetched, kept free beside it
 
@@ -63,16 +64,6 @@ def _unwritable_reason(folder: Path) -> str:
 def existing(folder: Path) -> Path:
     """Return the folder, or the nearest above it that is there."""
     return next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
-
-
-def size_text(size: int) -> str:
-    """Return bytes as people say them, with the same units as `du -h`, three figures and no more."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
 
 
 def _shortage(group: list[Demand]) -> tuple[str, str] | None:

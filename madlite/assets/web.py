@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from madlite.assets.cache import Stopped, find_prepared, locked, remove_planted, save_prepared_record, size_of
-from madlite.assets.room import size_text
 from madlite.errors import RuntimeProblem
 from madlite.model import Asset, Cause, Say, Value
+from madlite.text import size_text
 
 Answer = TypeVar("Answer")
 ProgressCallback = Callable[[int], None]

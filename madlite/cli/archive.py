@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from madlite.cli import setup
-from madlite.cli.arguments import AGE, OUTPUT, SIZE, contract, contract_option, counted
+from madlite.cli.arguments import AGE, OUTPUT, SIZE, contract, contract_option
 from madlite.cli.completion import complete_runs, complete_status
 from madlite.cli.options import Command, common_options, dir_option, verbose_option
 from madlite.cli.planning import read_credentials
 from madlite.cli.terminal import echo, without_secrets
 from madlite.errors import ExitCode, RecordError, UsageProblem
+from madlite.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,8 +67,8 @@ def command(
     madlite archive '*' --status success -o all.tar.gz
     """
     from madlite.archive.pack import pack
-    from madlite.assets.room import size_text
     from madlite.reports.runs import runs_folder
+    from madlite.text import size_text
 
     runs = runs_folder(directory)
     chosen = _choose(runs, run, of, status, force)
@@ -82,7 +83,7 @@ def command(
 
 
 def _lines(one: PackedRun) -> Iterator[str]:
-    from madlite.assets.room import size_text
+    from madlite.text import size_text
 
     yield f"{one.id}  {one.card}  {counted(len(one.files), 'file')}, {size_text(one.bytes)}"
     masked = [file for file in one.files if file.masked]
@@ -394,7 +395,7 @@ def prune(
 
 
 def _list(going: Sequence[Prunable], rules: Rules) -> bool:
-    from madlite.assets.room import size_text
+    from madlite.text import size_text
 
     for one in going:
         echo(f"{'folder' if rules.folders else 'files':8} {_line(one)}")
@@ -409,7 +410,7 @@ def _list(going: Sequence[Prunable], rules: Rules) -> bool:
 
 def _remove(going: Sequence[Prunable], rules: Rules) -> bool:
     from madlite.archive.prune import prune
-    from madlite.assets.room import size_text
+    from madlite.text import size_text
 
     freed, failed = 0, False
     for one in going:
@@ -422,7 +423,7 @@ def _remove(going: Sequence[Prunable], rules: Rules) -> bool:
 
 
 def _line(one: Prunable) -> str:
-    from madlite.assets.room import size_text
+    from madlite.text import size_text
 
     days = one.age_s / 86400
     age = f"{days:.0f} days old" if days >= 2 else f"{one.age_s / 3600:.0f} hours old"

@@ -382,8 +382,3 @@ class TimeType(click.ParamType):  # type: ignore[type-arg]
 
 SIZE, AGE = SizeType(), AgeType()
 SINCE, UNTIL = TimeType(), TimeType(end=True)
-
-
-def counted(count: int, what: str) -> str:
-    """Return a count with its noun: `1 run`, `2 runs`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"

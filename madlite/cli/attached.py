@@ -24,6 +24,7 @@ from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode
 from madlite.safe_files import tells_no_space
 from madlite.study.summary import SCALING
+from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -419,8 +420,7 @@ def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) ->
 
 def _print_jobs(stored: Stored) -> None:
     jobs = [state.job for state in stored.scripts.values() if state.job]
-    count = len(stored.submission.runs)
-    runs = f"{count} run{'s' if count > 1 else ''}"
+    runs = counted(len(stored.submission.runs), "run")
     if jobs:
         echo_on(f"submission {stored.submission.id}: {runs}, job{'s' if len(jobs) > 1 else ''} {' '.join(jobs)}")
 
@@ -544,7 +544,7 @@ def _cancel(attached: Attached) -> bool:
         setup.warn(f"{problem.message}: it is asked again")
         return False
     count = sum(len(one.stored.open_runs) for one in attached.settlings)
-    of = f"{count} run{'s' if count > 1 else ''}"
+    of = counted(count, "run")
     echo_on(f"the jobs of {of} are cancelled; waiting for their results or the jobs' ends, at most {_CANCEL_S:g} s")
     return True
 

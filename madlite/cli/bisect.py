@@ -39,6 +39,7 @@ from madlite.store.study import SUMMARY
 from madlite.study.bisect import Bisection, Judge, NextItem
 from madlite.study.bisect_runs import KIND, STATE, BisectFolder, BisectItem, BisectRunner, batch_start, known_samples
 from madlite.study.bisect_summary import summarise_bisection, summary_lines
+from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -431,7 +432,7 @@ class BisectBatch:
         retried = bool(self._params["retry"])
         known = [*known_samples(options.workspace, self._folder.state, metric, retried=retried)]
         if self._params["resume_bisect"] is not None:
-            screen.end([f"bisect {self._folder.id} goes on after {len(known)} run{'s' if len(known) != 1 else ''}"])
+            screen.end([f"bisect {self._folder.id} goes on after {counted(len(known), 'run')}"])
         begin = batch_start(self._journal, start.settings, options=options, plugins=start.plugins, screen=screen)
         runner.run(bisection, known, begin)
         summary = summarise_bisection(self._folder.id, KIND, self._items, bisection)
@@ -452,7 +453,7 @@ class BisectBatch:
         what = {
             "ends": "whether the ends differ",
             "control": "the good one again: whether the machine is as it was",
-            "middle": f"about {upcoming.left} item{'s' if upcoming.left > 1 else ''} to judge",
+            "middle": f"about {counted(upcoming.left, 'item')} to judge",
             "pair": "last good and first bad again, in turns",
         }
         return f"next: {_label(item)}  ({what[upcoming.purpose]})"

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from madlite.assets.room import size_text
 from madlite.cli import setup
 from madlite.cli.arguments import SUMMARY
-from madlite.cli.format import duration
 from madlite.cli.options import (
     TagsCommand,
     clean_cache_option,
@@ -34,7 +32,7 @@ from madlite.run.build import Built, Done
 from madlite.run.build_jobs import BuildJob
 from madlite.run.prepare import Prepared
 from madlite.run.resolve import Requirement, Resolution
-from madlite.text import align, printable
+from madlite.text import align, duration, printable, size_text
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins

@@ -18,6 +18,7 @@ from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.terminal import echo, echo_on, terminal_width
 from madlite.errors import ExitCode, UsageProblem
+from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.batch.collect import Collected
@@ -57,11 +58,7 @@ def command(submission: tuple[str, ...], state: str, each: bool, everything: boo
     for one in attached.settlings:
         named, states = one.stored.submission, one.states()
         done = len(named.runs) - len(states)
-        ended = (
-            f"{done} of {len(named.runs)} ended"
-            if done
-            else f"{len(named.runs)} run{'s' if len(named.runs) > 1 else ''}"
-        )
+        ended = f"{done} of {len(named.runs)} ended" if done else counted(len(named.runs), "run")
         count = f", {text}" if (text := summary_text(states)) else ""
         echo(f"{named.id}  cluster {named.cluster}: {ended}{count}")
         listed = [one for one in states if not state or one.word.lower() == state.lower()]

@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from madlite.cli import setup
 from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
 from madlite.cli.completion import complete_runs
-from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, status_text, suspect_lines
+from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, suspect_lines
 from madlite.cli.options import Command, common_options, dir_option
 from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode, MadliteError, UsageProblem
@@ -36,7 +36,7 @@ from madlite.model import (
 )
 from madlite.run.foreign import LogReading
 from madlite.secrets import Redactor, assigned, collect, masked_json
-from madlite.text import printable
+from madlite.text import counted, printable, status_text
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -294,7 +294,7 @@ def _steps(reading: LogReading, first: int, last: int) -> str:
     if ranks := reading.steps.ranks():
         parts.append(f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}")
     if left_out:
-        parts.append(f"{left_out} validation step{'s' if left_out > 1 else ''} left out")
+        parts.append(f"{counted(left_out, 'validation step')} left out")
     return ", ".join(parts)
 
 

@@ -15,6 +15,7 @@ from madlite.cli.main import Group
 from madlite.cli.options import dir_option, read_where, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, MadliteError, UsageProblem
+from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.reports.compare import Report
@@ -256,7 +257,7 @@ def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> int:
     done = rebuild(output, runs, of=of, force=force, contract=contract())
     completed = complete_side_files(runs.parent) if runs.name == RUNS else ()
     setup.warn_of((*done.notes, *completed))
-    rows = "1 row" if done.rows == 1 else f"{done.rows} rows"
+    rows = counted(done.rows, "row")
     echo(f"wrote {output}: {rows} of {done.runs} {'run' if done.runs == 1 else 'runs'}")
     return int(ExitCode.OK)
 

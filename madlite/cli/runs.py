@@ -13,12 +13,11 @@ import click
 from madlite.cli import setup
 from madlite.cli.arguments import SINCE, UNTIL
 from madlite.cli.completion import complete_run_fields, complete_run_values, complete_status
-from madlite.cli.format import duration, status_text
 from madlite.cli.options import TagsCommand, dir_option, read_filters, tags_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, without_secrets
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Json
-from madlite.text import printable, shortened
+from madlite.text import duration, printable, shortened, status_text
 
 if TYPE_CHECKING:
     from madlite.reports.run_fields import RunGroup

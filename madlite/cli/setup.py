@@ -21,6 +21,7 @@ from madlite.cli.terminal import echo_on, mask
 from madlite.errors import UsageProblem
 from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
 from madlite.plan.context import ASKED, GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
+from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.plan.recipe_file import RecipeFile
@@ -530,8 +531,7 @@ def _check_nodes(asked: int, asked_by: str, here: Allocation | None, on_one: str
         what = f"{asked_by} {asked} without --cluster, and this is no allocation of Slurm"
         raise UsageProblem(what, f"add --cluster NAME, or salloc -N{asked} madlite run …")
     if asked > here.count:
-        has = f"{here.count} node{'s' if here.count != 1 else ''}"
-        what = f"{asked_by} {asked}: allocation {here.job_id} has {has}"
+        what = f"{asked_by} {asked}: allocation {here.job_id} has {counted(here.count, 'node')}"
         raise UsageProblem(what, f"--nodes {here.count}, or salloc -N{asked} for more")
     if asked > 1 and on_one:
         what = f"{asked_by} {asked} beside --runtime {on_one}: it would run on this node alone"
@@ -554,5 +554,5 @@ def check_context_nodes(context: Context, options: Options, params: Mapping[str,
     if not have:
         _check_nodes(asked, asked_by, None, "")
     if have != asked:
-        what = f"{asked_by} {asked}, and each run is on {have} node{'s' if have > 1 else ''}"
+        what = f"{asked_by} {asked}, and each run is on {counted(have, 'node')}"
         raise UsageProblem(what, "leave it out of the context")

@@ -16,12 +16,10 @@ from madlite.cli.format import (
     all_telemetry_lines,
     attempt_text,
     compute_lines,
-    duration,
     figures,
     mad_lines,
     may_have_reference,
     short_reason,
-    status_text,
     study_text,
     suspect_lines,
 )
@@ -32,7 +30,7 @@ from madlite.model import Status
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.store.journal import read_run
 from madlite.store.record import Record, result_of
-from madlite.text import printable, scalar_text
+from madlite.text import counted, duration, printable, scalar_text, status_text
 
 if TYPE_CHECKING:
     from madlite.reports.reproduce import CommandOptions
@@ -277,7 +275,7 @@ def _row(record: Record, origin: str) -> Iterator[tuple[str, str]]:
     rows = record.rows
     if rows is None:
         return
-    count = "1 row" if len(rows.cells) == 1 else f"{len(rows.cells)} rows"
+    count = counted(len(rows.cells), "row")
     if not rows.path:
         yield "row", f"{count}, not collected yet: madlite collect"
         return

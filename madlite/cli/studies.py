@@ -27,6 +27,7 @@ from madlite.study.sweep import KIND as SWEEP
 from madlite.study.sweep import point_text, series_text, sweep_lines
 from madlite.study.tune import KIND as TUNE
 from madlite.study.tune_report import PAGE, RECIPE, TuneReport, recipe_command, report_lines
+from madlite.text import counted, percent
 
 if TYPE_CHECKING:
     from madlite.reports.ledger import Ledger
@@ -210,7 +211,7 @@ def swept_lines(summary: StudySummary) -> Iterator[str]:
 def _counts(one: SeriesSummary) -> str:
     """Return how the runs of a series ended: `4 of 5 runs, 1 failed (timeout), 1 suspect, caches warm`."""
     causes = ", ".join(f"{count} x {cause}" if count > 1 else cause for cause, count in one.failed.items())
-    said = [f"{one.succeeded} of {one.requested} run{'s' if one.requested != 1 else ''}"]
+    said = [f"{one.succeeded} of {counted(one.requested, 'run')}"]
     said += [f"{sum(one.failed.values())} failed ({causes})"] if one.failed else []
     said += [f"{one.skipped} skipped"] if one.skipped else []
     said += [f"{one.not_started} not started"] if one.not_started else []
@@ -225,7 +226,7 @@ def _metric_line(one: MetricSummary) -> str:
         return f"{name}: {one.mean:,.6g}, of one run: no interval"
     return (
         f"{name}: mean {one.mean:,.6g} ({_interval_text(one)}), median {one.median:,.6g}, {one.min:,.6g} to "
-        f"{one.max:,.6g}, between-run CV {_percent(one.cv)}" + ("; less is better" if one.lower_is_better else "")
+        f"{one.max:,.6g}, between-run CV {percent(one.cv, 'unknown')}{'; less is better' * one.lower_is_better}"
     )
 
 
@@ -235,10 +236,6 @@ def _interval_text(one: MetricSummary) -> str:
     low, high = one.interval.low, one.interval.high
     wide = f"; wide, for the runs scatter: --repeat {2 * one.n}" if low <= 0 < one.min else ""
     return f"{100 * one.confidence:.0f} % interval {low:,.6g} to {high:,.6g}, Student's t, n {one.n}{wide}"
-
-
-def _percent(part: float | None) -> str:
-    return "unknown" if part is None else f"{100 * part:.{1 if part >= 0.01 else 2}f} %"
 
 
 def _differences(one: SeriesSummary) -> Iterator[str]:

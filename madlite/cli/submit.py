@@ -22,6 +22,7 @@ from madlite.cli.options import Command, verbose_option
 from madlite.cli.planning import preview
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
+from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -293,7 +294,7 @@ def _print_runs(prepared: Prepared) -> None:
     from madlite.cli.studies import place_text
 
     count = len(prepared.planned)
-    echo(f"# --- {count} run{'s' if count > 1 else ''}")
+    echo(f"# --- {counted(count, 'run')}")
     for script in prepared.submission.scripts:
         own = prepared.planned[script.first - 1 : script.first - 1 + script.count]
         for index, one in enumerate(own, 1):
@@ -484,7 +485,7 @@ def _run_check(slurm: Slurm, script: Path, count: int, timeout: int) -> tuple[st
     from madlite.jobs.schedulers import Unreachable
 
     job = slurm.submit_file(script)
-    echo(f"job {job}: {count} node{'s' if count > 1 else ''}")
+    echo(f"job {job}: {counted(count, 'node')}")
     try:
         return _wait(slurm, job, timeout)
     except BaseException:  # Ctrl-C, a cluster that does not answer: nobody would read what the job finds

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import NOT_MEASURED, check_pretended, no_cluster, pretend_options, refuse
-from madlite.cli.format import duration
 from madlite.cli.options import TagsCommand, common_options, live_option, plan_options, tag_words, tags_option
 from madlite.cli.planning import check_start, planner, preview
 from madlite.cli.run import command as run_command
@@ -55,6 +54,7 @@ from madlite.study.tune_report import (
     report_lines,
 )
 from madlite.study.tune_search import NextRun, next_run
+from madlite.text import counted, duration
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -219,9 +219,7 @@ class _Study:
         from madlite.batch.runner import BatchSettings
 
         if known:
-            screen.end(
-                [f"{known} run{'s' if known > 1 else ''} of the study {'are' if known > 1 else 'is'} there already"]
-            )
+            screen.end([f"{counted(known, 'run')} of the study {'are' if known > 1 else 'is'} there already"])
         return runner.run(
             self._options, self._plugins, screen, journal, BatchSettings(), lambda text: screen.end([text])
         )

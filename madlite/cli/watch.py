@@ -17,11 +17,11 @@ import click
 
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange
-from madlite.cli.format import duration, speed_text, status_text, study_text
+from madlite.cli.format import speed_text, study_text
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, printable_lines, without_secrets
 from madlite.errors import ExitCode, UsageProblem
-from madlite.text import align, printable, shortened
+from madlite.text import align, duration, printable, shortened, status_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -229,9 +229,8 @@ def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path
     """
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageProblem(f"the dashboard needs {' and '.join(missing)}", "pip install 'madlite[dashboard]'")
-    from madlite.cli.format import duration, status_text
     from madlite.cli.show import sections
-    from madlite.reports.dashboard import Words, serve
+    from madlite.reports.dashboard import serve
     from madlite.reports.runs import runs_folder
 
     runs = runs_folder(directory)
@@ -246,8 +245,7 @@ def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path
             if opens:
                 _open(stack.enter_context(_private(url)) if token else url)
 
-        words = Words(details=sections, duration=duration, status=status_text)
-        serve(runs, words, host=host, port=port, token=token, started=started)
+        serve(runs, sections, host=host, port=port, token=token, started=started)
     return int(ExitCode.OK)
 
 

@@ -23,7 +23,7 @@ from typing import IO, NamedTuple
 
 from msgspec.structs import replace
 
-from madlite.assets.room import existing, size_text
+from madlite.assets.room import existing
 from madlite.errors import RuntimeProblem
 from madlite.images.client import Client
 from madlite.model import Cause, Image, Say, Value
@@ -31,6 +31,7 @@ from madlite.plan.inputs import RUNS
 from madlite.safe_files import NO_SPACE, Folder, kind_of, open_plain
 from madlite.safe_read import read_as_spelled, read_named, spells
 from madlite.store import journal
+from madlite.text import size_text
 
 _IGNORE = ".dockerignore"
 _LIMIT_BYTES = 16 << 20  # of a Dockerfile, or of what .dockerignore has

@@ -117,7 +117,7 @@ class Subject:
         for case in self.cases:
             options = options_of(case)
             try:
-                specs = self.expand(case, options)
+                specs = self._expand(case, options)
             except UsageProblem:
                 refused.append(case)
                 continue
@@ -146,7 +146,7 @@ class Subject:
             self.wrong.append(Flaw(check="rendering", where="cards", what=what, hint=hint))
             return ()
 
-    def expand(self, case: Case, options: Options) -> Sequence[RunSpec]:
+    def _expand(self, case: Case, options: Options) -> Sequence[RunSpec]:
         """Return the RunSpecs of a case; raises as `plans.expand` does."""
         return expand(self.backend, case, options)
 

@@ -19,8 +19,8 @@ from madlite.reports.compare import Report, compare
 from madlite.reports.dashboard.live import Live, log_end
 from madlite.reports.ledger import COLUMNS, Order, RunFilter, SeriesSummary
 from madlite.reports.listing import as_json as run_row
-from madlite.reports.page.figures import rounded, thinned
 from madlite.reports.page.run_details import read_steps
+from madlite.reports.page.values import rounded, thinned
 from madlite.reports.runs import BACK, StoredRun, as_json, is_run
 from madlite.reports.series import Sample, Series, direction_of
 from madlite.reports.series_key import DIMENSIONS, as_dimensions, series_names

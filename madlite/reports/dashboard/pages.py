@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -24,6 +24,7 @@ from madlite.reports.page.render import HOME
 from madlite.reports.runs import LAST, RUNNING, StoredRun
 from madlite.reports.series import Series
 from madlite.reports.sides import of_runs
+from madlite.text import duration, status_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -56,12 +57,8 @@ _LISTED = 200  # results of a series, in the list
 _SUGGESTED = 30  # sides of a comparison that are offered
 
 
-class Words(NamedTuple):
-    """How the command line words things, for pages that say the same."""
-
-    details: Callable[[StoredRun], Iterable[tuple[str, list[tuple[str, str]]]]]
-    duration: Callable[[float], str]
-    status: Callable[[str, tuple[str, ...]], str]
+Details: TypeAlias = Callable[[StoredRun], Iterable[tuple[str, list[tuple[str, str]]]]]
+"""What the command line shows of a run: sections of names and values."""
 
 
 class Pages:
@@ -78,8 +75,8 @@ class Pages:
         "/compare": "compare",
     }
 
-    def __init__(self, answers: Answers, words: Words) -> None:
-        self._answers, self._words = answers, words
+    def __init__(self, answers: Answers, details: Details) -> None:
+        self._answers, self._details = answers, details
 
     def runs(self, parameters: Mapping[str, str]) -> str:
         """Return the list of runs."""
@@ -105,7 +102,7 @@ class Pages:
         run = self._answers.run(id)
         side = of_runs(run.folder.name, [run], {})
         page = page_data(side.series, [run])
-        first, *rest = self._words.details(run)
+        first, *rest = self._details(run)
         return self._drawn(
             "run.html.j2",
             page=page,
@@ -192,8 +189,8 @@ class Pages:
                 complete=live.ready.is_set(),
                 notes=live.ledger.notes,
                 now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}",
-                duration=self._words.duration,
-                status=lambda run: self._words.status(run.state, run.record.suspect),
+                duration=duration,
+                status=lambda run: status_text(run.state, run.record.suspect),
                 **values,
             )
         )

@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from madlite.errors import UsageProblem
 from madlite.reports.dashboard.api import ENDPOINTS, NO_SUCH, Answers, Endpoint, NotHere, Problem, openapi, parsed
 from madlite.reports.dashboard.live import END, Live
-from madlite.reports.dashboard.pages import STATIC, Pages, Words, templates
+from madlite.reports.dashboard.pages import STATIC, Details, Pages, templates
 from madlite.reports.ledger import Ledger
 from madlite.secrets import masked_json
 
@@ -39,7 +39,7 @@ _NICE = 10  # runs on this machine come first
 _log = logging.getLogger(__name__)
 
 
-def make_app(live: Live, words: Words, hosts: frozenset[str], token: str) -> Starlette:
+def make_app(live: Live, details: Details, hosts: frozenset[str], token: str) -> Starlette:
     """Return the application for the runs that `live` watches; `hosts` are the names under which it is called.
 
     With an empty set every numeric address is one: it listens on all of them.  With a blank token none is needed.
@@ -49,7 +49,7 @@ def make_app(live: Live, words: Words, hosts: frozenset[str], token: str) -> Sta
     from starlette.routing import Route
 
     answers = Answers(live)
-    pages = Pages(answers, words)
+    pages = Pages(answers, details)
     routes = [
         *(Route(path, _page(getattr(pages, name))) for path, name in Pages.PATHS.items()),
         *(Route(one.path, _endpoint(one, answers)) for one in ENDPOINTS),
@@ -158,7 +158,7 @@ def _broken(request: Request, error: Exception) -> Response:
 # The process.
 
 
-def serve(runs: Path, words: Words, *, host: str, port: int, token: str, started: Callable[[str], None]) -> None:
+def serve(runs: Path, details: Details, *, host: str, port: int, token: str, started: Callable[[str], None]) -> None:
     """Serve until Ctrl-C those who have the token, everybody where it is blank; `started` gets the address with it.
 
     Raises:
@@ -180,7 +180,7 @@ def serve(runs: Path, words: Words, *, host: str, port: int, token: str, started
 
         hosts = frozenset() if host in ("0.0.0.0", "::") else frozenset({host.lower()})  # noqa: S104 - compared alone
         config = uvicorn.Config(
-            make_app(live, words, hosts, token),
+            make_app(live, details, hosts, token),
             log_level="error",
             access_log=False,
             server_header=False,

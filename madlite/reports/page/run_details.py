@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 
 from madlite.model import QUANTITIES, Status, Value
-from madlite.reports.page.figures import rounded, thinned
-from madlite.reports.page.values import Curve, CurvePanel, CurveRun, Failure, Machine, Quantity
+from madlite.reports.page.values import Curve, CurvePanel, CurveRun, Failure, Machine, Quantity, rounded, thinned
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Series
 from madlite.safe_read import open_regular
