@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from madlite.archive.import_ import Limits, append_imported, take_in, unpack
+from madlite.archive.pack import pack, why_not_packed
+from madlite.archive.prune import Rules, find_prunable
+from madlite.archive.rows_in_file import RowsInFile
 from madlite.cli import setup
 from madlite.cli.arguments import AGE, OUTPUT, SIZE, contract, contract_option
 from madlite.cli.completion import complete_runs, complete_status
@@ -19,14 +23,21 @@ from madlite.cli.options import Command, common_options, dir_option, verbose_opt
 from madlite.cli.planning import read_credentials
 from madlite.cli.terminal import echo, without_secrets
 from madlite.errors import ExitCode, RecordError, UsageProblem
-from madlite.text import counted
+from madlite.files import exists
+from madlite.perfcsv.append import check_appendable
+from madlite.perfcsv.header import new_columns
+from madlite.perfcsv.locked import make_folder
+from madlite.perfcsv.stored import load_record
+from madlite.reports.listing import select_runs
+from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, list_runs, match_runs, open_run, runs_folder
+from madlite.safe_files import Folder
+from madlite.secrets import collect, is_secret
+from madlite.text import counted, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from madlite.archive.import_ import Mismatch, TakenIn
     from madlite.archive.manifest import PackedRun
-    from madlite.archive.prune import Prunable, Rules
+    from madlite.archive.prune import Prunable
     from madlite.archive.verify import Item, Verified
     from madlite.backends.loader import Plugins
     from madlite.reports.runs import StoredRun
@@ -66,10 +77,6 @@ def command(
     madlite archive --of 20261121T1436 -o sweep.tar.gz
     madlite archive '*' --status success -o all.tar.gz
     """
-    from madlite.archive.pack import pack
-    from madlite.reports.runs import runs_folder
-    from madlite.text import size_text
-
     runs = runs_folder(directory)
     chosen = _choose(runs, run, of, status, force)
     packed = pack(chosen, output, _secrets(runs.parent), max_file, binary=binary)
@@ -83,7 +90,6 @@ def command(
 
 
 def _lines(one: PackedRun) -> Iterator[str]:
-    from madlite.text import size_text
 
     yield f"{one.id}  {one.card}  {counted(len(one.files), 'file')}, {size_text(one.bytes)}"
     masked = [file for file in one.files if file.masked]
@@ -106,10 +112,6 @@ def _choose(runs: Path, names: Sequence[str], of: str, status: str, force: bool)
     Raises:
         UsageProblem: no run is named or selected, or a named one cannot be packed.
     """
-    from madlite.archive.pack import why_not_packed
-    from madlite.reports.listing import select_runs
-    from madlite.reports.runs import list_runs, match_runs
-
     if not (names or of or status):
         raise UsageProblem("no run is named", "madlite archive last -o run.tar.gz   ('*' are all)")
     ids = {folder.name for name in names for folder in match_runs(runs, name)}
@@ -130,8 +132,6 @@ def _choose(runs: Path, names: Sequence[str], of: str, status: str, force: bool)
 
 def _secrets(workspace: Path) -> tuple[str, ...]:
     """Return the secrets of the environment, and of the working folder's credential.json."""
-    from madlite.secrets import collect, is_secret
-
     tables = read_credentials(workspace) or {}
     known = (text for table in tables.values() for name, text in table.items() if is_secret(name, text))
     return tuple(dict.fromkeys((*collect(os.environ), *known)))
@@ -161,11 +161,6 @@ def import_(file: Path, rows: bool, output: Path, max_size: int, directory: Path
 
     Ends with exit code 3 where a run was refused, or its rows could not be appended.
     """
-    from madlite.archive.import_ import Limits, append_imported, take_in
-    from madlite.perfcsv.append import check_appendable
-    from madlite.perfcsv.header import new_columns
-    from madlite.perfcsv.locked import make_folder
-
     if not directory.is_dir():
         raise UsageProblem(f"{directory} is no folder", "name the one that the runs are to be in: --dir DIR")
     workspace = Path(os.path.abspath(directory))  # noqa: PTH100 - links stay as they are
@@ -242,8 +237,6 @@ def verify(
 
 
 def _verified(name: str, directory: Path, plugins: Plugins, max_size: int) -> Iterator[Verified]:
-    from madlite.files import exists
-    from madlite.reports.runs import match_runs, open_run, runs_folder
 
     if "/" in name or exists(Path(name)):
         yield from _of_archive(Path(name), plugins, max_size)
@@ -254,9 +247,7 @@ def _verified(name: str, directory: Path, plugins: Plugins, max_size: int) -> It
 
 
 def _of_run(run: StoredRun, plugins: Plugins) -> Verified:
-    from madlite.archive.rows_in_file import RowsInFile
     from madlite.archive.verify import Item, Place, Verified, verify
-    from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE
 
     why = {RUNNING: "it is still running", CUT_OFF: "it was cut off: it has no record"}.get(run.state)
     if run.state == UNREADABLE:
@@ -272,11 +263,7 @@ def _of_run(run: StoredRun, plugins: Plugins) -> Verified:
 
 
 def _of_archive(file: Path, plugins: Plugins, max_size: int) -> Iterator[Verified]:
-    from madlite.archive.import_ import Limits, unpack
-    from madlite.archive.rows_in_file import RowsInFile
     from madlite.archive.verify import Place, Verified, of_manifest, verify
-    from madlite.perfcsv.stored import load_record
-    from madlite.safe_files import Folder
 
     with tempfile.TemporaryDirectory(prefix="madlite-verify-") as name, Folder.open(Path(name)) as into:
         found = unpack(file, into, Limits(bytes=max_size))
@@ -367,9 +354,6 @@ def prune(
 
     Ends with exit code 3 where something could not be removed.
     """
-    from madlite.archive.prune import Rules, find_prunable
-    from madlite.reports.runs import runs_folder
-
     rules = Rules(
         older_than_s=older_than,
         keep_last=keep_last,
@@ -395,7 +379,6 @@ def prune(
 
 
 def _list(going: Sequence[Prunable], rules: Rules) -> bool:
-    from madlite.text import size_text
 
     for one in going:
         echo(f"{'folder' if rules.folders else 'files':8} {_line(one)}")
@@ -410,7 +393,6 @@ def _list(going: Sequence[Prunable], rules: Rules) -> bool:
 
 def _remove(going: Sequence[Prunable], rules: Rules) -> bool:
     from madlite.archive.prune import prune
-    from madlite.text import size_text
 
     freed, failed = 0, False
     for one in going:
@@ -423,7 +405,6 @@ def _remove(going: Sequence[Prunable], rules: Rules) -> bool:
 
 
 def _line(one: Prunable) -> str:
-    from madlite.text import size_text
 
     days = one.age_s / 86400
     age = f"{days:.0f} days old" if days >= 2 else f"{one.age_s / 3600:.0f} hours old"

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
+from madlite import __version__
 from madlite.errors import UsageProblem
 from madlite.model import Json, Status
-from madlite.plan.fields import OPTIONS, PlanField, PlanOption
+from madlite.plan.fields import OPTIONS, PlanField, PlanOption, as_size
 
 if TYPE_CHECKING:
     from madlite.run.screen import RunOutcome
@@ -273,8 +274,6 @@ def contract() -> int:
 
 def version_line() -> str:
     """Return what `--version` prints: madlite's own version, or that of the contract in madengine's words."""
-    from madlite import __version__
-
     version = contract()
     lines = {0: f"madlite {__version__}", 1: _VERSIONS[1], 2: f"🚀 {_NAME} version {_VERSIONS[2]}"}
     return lines[version]
@@ -327,8 +326,6 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the bytes that a text names."""
-        from madlite.plan.fields import as_size
-
         try:
             return value if isinstance(value, int) else int(as_size(value))
         except ValueError:

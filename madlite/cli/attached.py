@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import textwrap
@@ -19,22 +20,32 @@ import click
 import msgspec
 from msgspec.structs import replace
 
+from madlite.batch.runner import exit_code
 from madlite.cli import setup
 from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode
+from madlite.jobs.ends import POLL_S
+from madlite.jobs.follow import GRACE_S, Settling
+from madlite.jobs.schedulers import Unreachable, scheduler_of
+from madlite.jobs.submit import submit_all
+from madlite.perfcsv.header import new_columns
+from madlite.plan.context import Options
+from madlite.run.screen import RunOutcome
 from madlite.safe_files import tells_no_space
-from madlite.study.summary import SCALING
+from madlite.store.folder import LOG, exists
+from madlite.study.efficiency import scalings_of
+from madlite.study.repeat import save_summary
+from madlite.study.scaling import save_scaling
+from madlite.study.summary import SCALING, samples_of_records
 from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.batch.collect import Collected
-    from madlite.jobs.follow import RunState, Settling
+    from madlite.jobs.follow import RunState
     from madlite.jobs.schedulers import Scheduler
     from madlite.jobs.submission import JobRun, OpenSubmission, Stored
     from madlite.model import Json, Result
-    from madlite.plan.context import Options
-    from madlite.run.screen import RunOutcome
 
 
 _STEPS_S = 30.0  # between two lines about the steps of running runs
@@ -44,10 +55,6 @@ _SHOWN = 8  # so many runs are named, of more their numbers
 
 def scheduler_for(stored: Stored) -> Scheduler:
     """Return the scheduler of a submission, as the cluster file was then."""
-    import os
-
-    from madlite.jobs.schedulers import scheduler_of
-
     named = stored.submission
     cluster = replace(named.description, name=named.cluster, scheduler=named.scheduler)
     return scheduler_of(cluster, dict(os.environ))
@@ -55,10 +62,6 @@ def scheduler_for(stored: Stored) -> Scheduler:
 
 def attach(stored: Sequence[Stored], on_interrupt: str = "", output: Path | None = None) -> Attached:
     """Return submissions with what their rows are written with, into `output` or the results file of each."""
-    import os
-
-    from madlite.plan.context import Options
-
     here = Path.cwd()
     options = Options(workspace=here, output=here / (output or "perf.csv"), environ=dict(os.environ))
     schedulers = tuple(map(scheduler_for, stored))
@@ -77,10 +80,8 @@ class Attached:
         on_interrupt: str,
         output: Path | None = None,
     ) -> None:
+        from madlite.cli.batches import compare_run
         from madlite.cli.screens import DirectSink, PlainScreen, Sink
-        from madlite.cli.summary import compare_run
-        from madlite.jobs.follow import Settling
-        from madlite.perfcsv.header import new_columns
 
         self.on_interrupt = on_interrupt
         self.results: list[Result] = []
@@ -124,8 +125,6 @@ class Attached:
 
     def poll(self) -> None:
         """Ask each scheduler; one that does not answer is told once and asked again later."""
-        from madlite.jobs.schedulers import Unreachable
-
         for one in self.settlings:
             if not one.stored.open_runs:
                 continue
@@ -138,8 +137,6 @@ class Attached:
 
     def settle(self) -> None:
         """Write the rows of what is over."""
-        from madlite.jobs.schedulers import Unreachable
-
         for one in self.settlings:
             one.follows = self.follows
             with suppress(Unreachable):
@@ -175,8 +172,6 @@ class Attached:
         Raises:
             Unreachable: a scheduler does not answer; the others were asked.
         """
-        from madlite.jobs.schedulers import Unreachable
-
         problems = []
         for one in self.settlings:
             try:
@@ -197,8 +192,6 @@ class Attached:
 
     def finish(self) -> None:
         """End jobs that are left of runs that all have their rows; write what studies came to, and keep its lines."""
-        from madlite.jobs.schedulers import Unreachable
-
         for one in self.settlings:
             named = one.stored.submission
             if one.stored.open_runs:
@@ -213,7 +206,6 @@ class Attached:
 
     def _finish_study(self, study_id: str, workspace: Path) -> None:
         from madlite.cli.studies import study_lines, summary_of_runs
-        from madlite.study.repeat import save_summary
 
         summary = summary_of_runs(workspace, study_id)
         if summary is None:
@@ -225,9 +217,6 @@ class Attached:
 
     def _finish_scaling(self, study_id: str, workspace: Path) -> None:
         from madlite.cli.studies import records_of, scaling_study_lines
-        from madlite.study.efficiency import scalings_of
-        from madlite.study.scaling import save_scaling
-        from madlite.study.summary import samples_of_records
 
         scalings = scalings_of(samples_of_records(records_of(workspace, study_id)))
         problems = save_scaling(study_id, scalings, workspace)
@@ -238,20 +227,16 @@ class Attached:
 
     def exit_code(self) -> int:
         """Return the exit code of the runs that have come to their end."""
-        from madlite.batch.runner import exit_code
-
         return int(ExitCode.RUN_FAILED if self.failed else exit_code(self.results))
 
     def outcome(self, code: int) -> RunOutcome:
         """Return what the runs came to; those that are left count as not started."""
-        from madlite.run.screen import RunOutcome
-
         left = tuple(run.card for one in self.settlings for run in one.stored.open_runs)
         return RunOutcome(results=tuple(self.results), not_started=left, exit_code=ExitCode(code))
 
     def close(self, code: int) -> None:
         """Print the totals of what has ended, and what studies came to."""
-        from madlite.cli.summary import print_totals
+        from madlite.cli.batches import print_totals
 
         if self.results or self.lines:
             files = ", ".join(dict.fromkeys(str(one.output) for one in self.settlings))
@@ -275,7 +260,6 @@ class Attached:
     def _print_end(self, one: Settling, run: JobRun, result: Result) -> None:
         """Print what a run on this machine ends with, too."""
         from madlite.cli.format import outcome_text, short_reason
-        from madlite.store.folder import LOG, exists
 
         plan = one.plan_of(run, result)
         if plan is None:
@@ -395,9 +379,6 @@ class _Stop:
 
 def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) -> int:
     """Submit what has no job yet, and follow all to their rows; return the exit code."""
-    from madlite.jobs.schedulers import Unreachable
-    from madlite.jobs.submit import submit_all
-
     stop = _Stop()
     with stop.handled():
         for one in attached.settlings:
@@ -446,8 +427,6 @@ class _Course:
 
     def turn(self) -> None:
         """Ask where it is time, write the rows of what is over, and tell what has changed."""
-        from madlite.jobs.ends import POLL_S
-
         if time.monotonic() - self._asked_s >= POLL_S:
             self._ask()
         self._attached.settle()
@@ -536,8 +515,6 @@ def _interrupted_reads() -> Iterator[None]:
 
 def _cancel(attached: Attached) -> bool:
     """End the jobs, say what is waited for, and return whether the clusters took it."""
-    from madlite.jobs.schedulers import Unreachable
-
     try:
         attached.cancel()
     except Unreachable as problem:
@@ -551,8 +528,6 @@ def _cancel(attached: Attached) -> bool:
 
 def settle_now(attached: Attached) -> None:
     """Write the rows of what is over now, and name what goes on."""
-    from madlite.jobs.follow import GRACE_S
-
     attached.poll()
     attached.settle()
     until_s = time.monotonic() + GRACE_S + _TICK_S

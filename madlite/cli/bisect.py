@@ -35,17 +35,25 @@ from madlite.cli.terminal import echo, echo_lines, mask
 from madlite.errors import CheckFailed, ExitCode, UsageProblem, did_you_mean
 from madlite.files import exists, is_folder, read_text
 from madlite.model import Json
+from madlite.plan.recipe_file import read_recipe_file
+from madlite.reports.compare import Settings
+from madlite.reports.gates import read_gates
+from madlite.run.checks import check_plans
+from madlite.run.one import secrets_for
+from madlite.run.planning import failed
+from madlite.secrets import masked_json
+from madlite.store.batch_journal import BatchJournal
 from madlite.store.study import SUMMARY
 from madlite.study.bisect import Bisection, Judge, NextItem
 from madlite.study.bisect_runs import KIND, STATE, BisectFolder, BisectItem, BisectRunner, batch_start, known_samples
 from madlite.study.bisect_summary import summarise_bisection, summary_lines
+from madlite.study.commits import at_commit, git_here, git_inside, list_commits
 from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
     from madlite.run.screen import Planned, RunOutcome
-    from madlite.store.batch_journal import BatchJournal
     from madlite.study.commits import Commit
 
 _REFUSED = {
@@ -135,8 +143,6 @@ def command(**params: Any) -> int:
     madlite bisect my_model --between a.toml,b.toml,c.toml
     madlite bisect my_model --repository /workspace/torchtitan --good v0.2.0 --bad main
     """
-    from madlite.store.batch_journal import BatchJournal
-
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     _refuse(params)
     touch = not params["dry_run"]
@@ -171,8 +177,6 @@ def _refuse(params: dict[str, Any]) -> None:
 
 
 def _judge(params: dict[str, Any]) -> Judge:
-    from madlite.reports.compare import Settings
-    from madlite.reports.gates import read_gates
 
     gates = read_gates(params["gates"])
     if other := next((gate for gate in gates if gate.what not in ("regression", "improvement")), None):
@@ -214,7 +218,6 @@ def _items(plugins: Plugins, options: Options, params: dict[str, Any], touch: bo
 
 
 def _recipe_items(names: Sequence[str], plugins: Plugins, params: dict[str, Any], touch: bool) -> list[BisectItem]:
-    from madlite.plan.recipe_file import read_recipe_file
 
     found = []
     for name in names:
@@ -226,7 +229,6 @@ def _recipe_items(names: Sequence[str], plugins: Plugins, params: dict[str, Any]
 
 
 def _commit_items(plugins: Plugins, options: Options, params: dict[str, Any], touch: bool) -> list[BisectItem]:
-    from madlite.study.commits import at_commit
 
     for end in ("good", "bad"):
         if not params[end]:
@@ -249,8 +251,6 @@ def _commit_items(plugins: Plugins, options: Options, params: dict[str, Any], to
 
 def _commits_here(options: Options, params: dict[str, Any]) -> tuple[Path, Sequence[Commit]]:
     """Return the folder of a clone on this machine, and its commits from good to bad."""
-    from madlite.study.commits import git_here, list_commits
-
     clone, repository = params["clone"], params["repository"]
     folder = (options.workspace / (clone or repository)).resolve()
     if not is_folder(folder):
@@ -261,8 +261,6 @@ def _commits_here(options: Options, params: dict[str, Any]) -> tuple[Path, Seque
 
 def _commits_in_image(one: Planned, params: dict[str, Any], touch: bool) -> Sequence[Commit]:
     """Return the commits from good to bad that git lists in a container of the run's image."""
-    from madlite.study.commits import git_inside, list_commits
-
     plan, repository = one.plan, params["repository"]
     why = ""
     if plan.blocked is not None:
@@ -326,9 +324,6 @@ def _run_name(one: Planned) -> str:
 
 def _checked(items: Sequence[BisectItem], plugins: Plugins, options: Options) -> list[BisectItem]:
     """Return the items as their checks left them: one that must not start cannot be tested, the others can."""
-    from madlite.run.checks import check_plans
-    from madlite.run.planning import failed
-
     found, told = [], set()
     for item in items:
         one = item.planned
@@ -416,9 +411,6 @@ class BisectBatch:
 
     def run(self, start: BatchStart) -> RunOutcome:
         """Run until the search has ended, or a signal came."""
-        from madlite.run.one import secrets_for
-        from madlite.secrets import masked_json
-
         options, screen = start.options, start.screen
 
         def tell(upcoming: NextItem) -> None:

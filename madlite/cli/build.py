@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import SUMMARY
@@ -28,16 +29,22 @@ from madlite.cli.planning import is_manifest, read_credentials
 from madlite.cli.screens import PlainScreen, Sink
 from madlite.cli.setup import cards_option
 from madlite.errors import ExitCode, UsageProblem
-from madlite.run.build import Built, Done
-from madlite.run.build_jobs import BuildJob
-from madlite.run.prepare import Prepared
-from madlite.run.resolve import Requirement, Resolution
+from madlite.perfcsv.locked import check_writable, write_named
+from madlite.plan.context import Options
+from madlite.plan.images import find_target, read_batch
+from madlite.plan.manifest_text import manifest_text, summary
+from madlite.platforms.docker.request import image_access
+from madlite.run.build import Built, Done, build_all, secrets_of_jobs
+from madlite.run.build_jobs import BuildInputs, BuildJob, plan_builds
+from madlite.run.one import secrets_for
+from madlite.run.prepare import Prepared, prepare_all
+from madlite.run.resolve import PrepareOptions, Requirement, Resolution, resolve
+from madlite.secrets import Redactor, masked_json
 from madlite.text import align, duration, printable, size_text
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.plan.context import Context, Options
-    from madlite.run.build_jobs import BuildInputs
+    from madlite.plan.context import Context
 
 
 _FILE = click.Path(path_type=Path)
@@ -94,8 +101,6 @@ def command(**params: Any) -> int:
     madlite run --manifest-file build_manifest.json
     """
     _refuse(params)
-    from madlite.perfcsv.locked import check_writable
-    from madlite.plan.images import read_batch
 
     check_writable(params["manifest_output"], is_manifest)
     if params["summary_output"] is not None:
@@ -127,8 +132,6 @@ def _option(name: str) -> str:
 
 
 def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
-    from madlite.plan.images import find_target
-    from madlite.run.build_jobs import BuildInputs
 
     context = setup.make_context({**params, "gpus": ""})
     options = _options(params)
@@ -150,7 +153,6 @@ def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
 
 
 def _options(params: dict[str, Any]) -> Options:
-    from madlite.plan.context import Options
 
     workspace = setup.find_workspace(touch=True)
     return Options(
@@ -164,13 +166,10 @@ def _options(params: dict[str, Any]) -> Options:
 
 def _without_gpus(context: Context) -> Context:
     """Return a context that skips GPU detection: the vendor is given, and its GPUs may be on another machine."""
-    from msgspec.structs import replace
-
     return replace(context, values={"gpu_vendor": "CPU"})
 
 
 def _jobs(plugins: Plugins, params: dict[str, Any], inputs: BuildInputs) -> list[BuildJob]:
-    from madlite.run.build_jobs import plan_builds
 
     workspace, trees = inputs.options.workspace, params["cards_from"]
     if params["batch_manifest"] is None:
@@ -186,8 +185,6 @@ def _jobs(plugins: Plugins, params: dict[str, Any], inputs: BuildInputs) -> list
 
 def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
     """Yield a warning for each build input outside of the checkout."""
-    from madlite.platforms.docker.request import image_access
-
     for job in jobs:
         for what in image_access(job.image):
             yield f"card {job.entry.request.card.name}: its {what} is outside of this folder"
@@ -195,7 +192,6 @@ def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
 
 def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]) -> int:
     from madlite.cli.screens import make_screen
-    from madlite.run.build import build_all
 
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=params["live_output"])
@@ -214,8 +210,6 @@ def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]
 
 def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScreen) -> int:
     """Write each file, also where another one fails, and return the exit code."""
-    from madlite.perfcsv.locked import write_named
-
     code = built.exit_code
     for file, (what, text) in texts.items():
         try:
@@ -232,10 +226,6 @@ def _texts(
     built: Built, jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]
 ) -> dict[Path, tuple[str, str]]:
     """Return the files to write: path → kind and text."""
-    from madlite.plan.manifest_text import manifest_text, summary
-    from madlite.run.build import secrets_of_jobs
-    from madlite.secrets import masked_json
-
     secrets = secrets_of_jobs(jobs, inputs.options.environ)
     text = manifest_text(
         built.images,
@@ -323,9 +313,6 @@ def prepare(**params: Any) -> int:
     options then uses what is here and fetches nothing.
     """
     from madlite.cli.planning import plan_all
-    from madlite.run.one import secrets_for
-    from madlite.run.resolve import PrepareOptions, resolve
-    from madlite.secrets import Redactor
 
     plugins = setup.load(params["no_plugins"], params["verbose"])
     options = setup.make_options(params)
@@ -344,7 +331,6 @@ def prepare(**params: Any) -> int:
 
 def _prepare(found: Resolution, options: Options, mask: Any) -> int:
     from madlite.cli.screens import make_screen
-    from madlite.run.prepare import prepare_all
 
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=options.live_output)

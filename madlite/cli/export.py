@@ -16,16 +16,20 @@ from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, common_options, dir_option, read_filters, read_where, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
+from madlite.model import ExportOptions, Secret
+from madlite.reports.documents import read_documents
+from madlite.reports.export.exporters import OWN_FORMATS, RowReader, all_formats, find_format
+from madlite.reports.mongodb import DatabaseTarget, Server, check_unique, upload
+from madlite.reports.runs import runs_folder
+from madlite.secrets import Redactor, assigned, collect
+from madlite.text import align, printable
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.reports.mongodb import Server
 
 
 def _complete_format(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return madlite's own formats; no plugin is loaded for a completion."""
-    from madlite.reports.export.exporters import OWN_FORMATS
-
     return [CompletionItem(name) for name in OWN_FORMATS if name.startswith(incomplete)]
 
 
@@ -62,10 +66,6 @@ def command(
     madlite export last --to postgresql -o postgresql://bench@db/results
     madlite export --to prometheus -o /var/lib/node_exporter/textfile/madlite.prom
     """
-    from madlite.model import ExportOptions
-    from madlite.reports.export.exporters import RowReader, find_format
-    from madlite.reports.runs import runs_folder
-
     plugins = _loader(no_plugins, verbose)
     if show_list:
         return _list(plugins)
@@ -93,8 +93,6 @@ def _loader(no_plugins: bool, verbose: bool) -> Callable[[], Plugins]:
 
 
 def _list(load: Callable[[], Plugins]) -> int:
-    from madlite.reports.export.exporters import all_formats
-    from madlite.text import align, printable
 
     rows = [(one.exporter.name, printable(str(getattr(one.exporter, "summary", "")))) for one in all_formats(load)]
     for line in align(rows):
@@ -104,8 +102,6 @@ def _list(load: Callable[[], Plugins]) -> int:
 
 def _mask() -> Callable[[str], str]:
     """Return what masks the secrets of the environment and of the command line in a text."""
-    from madlite.secrets import Redactor, assigned, collect
-
     return Redactor((*collect(os.environ), *assigned(sys.argv))).text
 
 
@@ -155,9 +151,6 @@ def database(**params: Any) -> int:
     The server is that of MONGO_HOST (localhost) and MONGO_PORT (27017), the login of MONGO_USER, MONGO_PASSWORD and
     MONGO_AUTH_SOURCE (admin); it has MONGO_TIMEOUT_MS (5000) to answer. `database upload-mongodb` is the same.
     """
-    from madlite.reports.documents import read_documents
-    from madlite.reports.mongodb import DatabaseTarget, check_unique, upload
-
     documents = read_documents(params["file"])
     unique = tuple(filter(None, (name.strip() for name in params["unique_key"].split(","))))
     upsert = not params["no_upsert"]
@@ -192,8 +185,6 @@ def read_server(environ: Mapping[str, str]) -> Server:
     Raises:
         UsageProblem: a port or a time is no number.
     """
-    from madlite.model import Secret
-    from madlite.reports.mongodb import Server
 
     def number(name: str, usual: int, most: int) -> int:
         text = environ.get(name, "").strip() or str(usual)

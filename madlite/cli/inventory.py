@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
+from madlite.cli.completion import complete_devices, complete_precisions, complete_reference_keys
 from madlite.cli.options import Command, TagsCommand, common_options, tag_words, tags_option, verbose_option
 from madlite.cli.setup import cards_option, print_problems
 from madlite.cli.terminal import echo, echo_lines, printable_lines, without_secrets
-from madlite.model import Card, Json
+from madlite.errors import ExitCode, MadliteError, UsageProblem
+from madlite.files import exists, shown
+from madlite.hookspecs import Hooks
+from madlite.model import Card, Json, Reference, Result, RunPlan
+from madlite.references import FILE
 from madlite.text import align
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from madlite.backends.loader import Plugins
     from madlite.catalog.cards import Catalog
     from madlite.model import Gpu
+    from madlite.reports.references import Measured, Published
     from madlite.store.gpu_leases import LeaseState
+    from madlite.store.record import Record
 
 
 @click.command("discover", cls=TagsCommand)
@@ -197,10 +206,6 @@ def _as_json(
 
 def _hook_page() -> str:
     """Return every hook with its documentation."""
-    import inspect
-
-    from madlite.hookspecs import Hooks
-
     pages = []
     for name, function in vars(Hooks).items():
         if name.startswith("madlite_"):
@@ -241,8 +246,6 @@ def gpus(as_json: bool, clear: tuple[int, ...]) -> int:
         _clear(folder, clear, states)
         states = lease_states(folder, machine.gpus)
     if as_json:
-        import json
-
         echo_lines(json.dumps({"folder": str(folder), "gpus": [*_rows(machine.gpus, states)]}, indent=2))
         return 0
     for gpu in machine.gpus:
@@ -257,10 +260,7 @@ def _clear(folder: Path, gpus: tuple[int, ...], states: dict[int, tuple[LeaseSta
     Raises:
         UsageProblem: one is not there, is held, or what keeps it can be seen.
     """
-    from contextlib import closing
-
     from madlite.batch.recovery.dead_leases import UNSEEN
-    from madlite.errors import UsageProblem
     from madlite.store.gpu_leases import LeaseFolder
 
     for gpu in gpus:
@@ -279,7 +279,6 @@ def _clear(folder: Path, gpus: tuple[int, ...], states: dict[int, tuple[LeaseSta
 
 
 def _rows(gpus: tuple[Gpu, ...], states: dict[int, tuple[LeaseState, str]]) -> Iterator[dict[str, object]]:
-    from msgspec import to_builtins
 
     for gpu in gpus:
         state, left = states[gpu.index]
@@ -303,3 +302,125 @@ def _lease_text(state: LeaseState, left: str) -> str:
             ends = "the same command where it ran, or --clear GPU once they have ended"
         return f"held by {left}, left by {holder_text(state.holder)}; {ends}"
     return "free"
+
+
+VARIABLE = "MADLITE_REFERENCES"
+
+
+@click.command("references", cls=Command)
+@click.option("--model", default="", metavar="NAME", help="Only of this model: its name, a part of it, or a card's.")
+@click.option("--device", default="", metavar="GPU", shell_complete=complete_devices, help="Only on this GPU.")
+@click.option(
+    "--precision", default="", metavar="NAME", shell_complete=complete_precisions, help="Only in this number format."
+)
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=complete_reference_keys,
+    help="Only where a key has this value, as seq_len=8192; of source and condition a part. Repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
+@common_options
+def references(
+    model: str,
+    device: str,
+    precision: str,
+    where: tuple[str, ...],
+    as_json: bool,
+    no_plugins: bool,
+    verbose: bool,
+) -> int:
+    """List published figures of trainings, each with its source, date and condition.
+
+    They come from madlite, from plugins, from madlite_references.toml of this folder, and from the files that
+    $MADLITE_REFERENCES names.
+
+    \b
+    madlite references --model llama-3.1-8b --device MI300X
+    madlite references --where seq_len=8192 --where source=README --json
+    """
+    from madlite.reports.references import as_json as to_object
+    from madlite.reports.references import as_table, select
+
+    plugins = setup.load(no_plugins, verbose)
+    every = load_references(plugins, Path.cwd())
+    setup.print_problems(plugins.problems)
+    chosen = select(every, model=model, device=device, precision=precision, where=where)
+    if as_json:
+        click.echo(without_secrets(json.dumps([to_object(one) for one in chosen], indent=2)))
+    elif chosen:
+        echo_lines("\n".join(as_table(chosen)))
+    else:
+        echo(f"none of {len(every)} published figures is one of those" if every else "there are no published figures")
+    return int(ExitCode.OK)
+
+
+def load_references(plugins: Plugins, folder: Path) -> list[Published]:
+    """Return every published figure, with where it came from: plugins first, then the user's own files.
+
+    Raises:
+        UsageProblem: one of the user's files cannot be used.
+    """
+    from madlite.references import read_references
+    from madlite.reports.references import Published
+
+    found = [
+        Published(reference=one, origin=f"plugin {name}", from_plugin=True)
+        for name, references in plugins.references().items()
+        for one in references
+    ]
+    for name, file in _own_files(folder):
+        found += [Published(reference=one, origin=name) for one in read_references(file)]
+    return found
+
+
+def _own_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the file of the working folder where there is one, and those that the environment names, each by name."""
+    if exists(folder / FILE):
+        yield FILE, folder / FILE
+    named = map(Path, filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))
+    yield from ((shown(file), file) for file in named)
+
+
+def named_references(plugins: Plugins, folder: Path) -> list[Reference]:
+    """Return every published figure, with the user's file in the source of those that are from one.
+
+    Raises:
+        UsageProblem: one of the user's files cannot be used.
+    """
+    return [_named(one) for one in load_references(plugins, folder)]
+
+
+def compare_planned(plugins: Plugins, folder: Path, plan: RunPlan, result: Result) -> str:
+    """Return how a run's success compares with the nearest published figure; "" where none applies.
+
+    A file of the user's that cannot be used is named in its place: the run has its row all the same.
+    """
+    from madlite.reports.references import of_plan
+
+    return _compared(plugins, folder, of_plan(plan, result))
+
+
+def compare_recorded(plugins: Plugins, folder: Path, record: Record) -> str:
+    """Return the same of a run's record."""
+    from madlite.reports.references import of_record
+
+    return _compared(plugins, folder, of_record(record))
+
+
+def _compared(plugins: Plugins, folder: Path, run: tuple[Measured, Result]) -> str:
+    from madlite.reports.references import comparison
+
+    try:
+        references = named_references(plugins, folder)
+    except MadliteError as error:
+        return f"not compared with published figures: {error.message}"
+    return without_secrets(comparison(references, *run))
+
+
+def _named(one: Published) -> Reference:
+    """Return a figure whose source names the user's file that it is from, which a workload may have written."""
+    if one.from_plugin:
+        return one.reference
+    return replace(one.reference, source=f"{one.reference.source} in {one.origin}")

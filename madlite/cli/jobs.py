@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from madlite.batch.collect import attempts_of, collect_all, collect_cut_off, cut_off_runs, of_other_hosts, without_row
+from madlite.batch.recovery.leftovers import left_running
+from madlite.batch.recovery.unfinished import complete_side_files
+from madlite.batch.runner import exit_code
+from madlite.cli import setup
 from madlite.cli.arguments import OUTPUT, contract, contract_option
 from madlite.cli.attached import attach, follow
 from madlite.cli.batch_options import interrupt_option
@@ -18,6 +23,15 @@ from madlite.cli.completion import complete_runs
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.terminal import echo, echo_on, terminal_width
 from madlite.errors import ExitCode, UsageProblem
+from madlite.jobs.submission import PREFIX, OpenSubmission, stored_submissions
+from madlite.perfcsv.append import check_appendable
+from madlite.perfcsv.header import new_columns
+from madlite.perfcsv.locked import make_folder
+from madlite.perfcsv.side_files import write_waiting
+from madlite.perfcsv.stored import uncollected
+from madlite.plan.inputs import RUNS
+from madlite.reports.runs import match_runs
+from madlite.store.folder import real_folders
 from madlite.text import counted
 
 if TYPE_CHECKING:
@@ -82,8 +96,6 @@ def attach_command(submission: tuple[str, ...], on_interrupt: str | None) -> int
     madlite attach
     madlite attach 20261126T195346-4f0c1a --on-interrupt leave
     """
-    from madlite.jobs.submission import OpenSubmission
-
     stored = open_submissions(submission)
     if not stored:
         echo_on("no job is open here")
@@ -105,8 +117,6 @@ def open_submissions(wanted: Sequence[str], *, settled: bool = False) -> tuple[S
     Raises:
         UsageProblem: one of the ids is none of them.
     """
-    from madlite.jobs.submission import stored_submissions
-
     found = stored_submissions(Path.cwd())
     if not wanted:
         return tuple(one for one in found if settled or one.open_runs)
@@ -175,17 +185,6 @@ def collect(run: tuple[str, ...], output: Path) -> int:
 
     Ends with the exit code that the runs would have had; 3 also where one of them cannot be collected.
     """
-    from madlite.batch.collect import collect_all, collect_cut_off, of_other_hosts, without_row
-    from madlite.batch.recovery.leftovers import left_running
-    from madlite.batch.recovery.unfinished import complete_side_files
-    from madlite.batch.runner import exit_code
-    from madlite.cli import setup
-    from madlite.perfcsv.append import check_appendable
-    from madlite.perfcsv.header import new_columns
-    from madlite.perfcsv.locked import make_folder
-    from madlite.perfcsv.side_files import write_waiting
-    from madlite.plan.inputs import RUNS
-
     here = Path.cwd()
     file = here / output
     given = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
@@ -222,11 +221,6 @@ def _settle_jobs(output: Path | None) -> Attached | None:
 
     They go to `output`, or to the results file of each command that submitted them.
     """
-    from madlite.jobs.submission import PREFIX
-    from madlite.perfcsv.append import check_appendable
-    from madlite.plan.inputs import RUNS
-    from madlite.store.folder import real_folders
-
     here = Path.cwd()
     if not any(folder.name.startswith(PREFIX) for folder in real_folders(here / RUNS)):
         return None
@@ -244,7 +238,6 @@ def _settle_jobs(output: Path | None) -> Attached | None:
 
 
 def _print_collected(one: Collected) -> None:
-    from madlite.cli import setup
     from madlite.cli.format import outcome_text
 
     if one.failed:
@@ -256,10 +249,6 @@ def _print_collected(one: Collected) -> None:
 
 def _of_jobs(here: Path) -> set[Path]:
     """Return the folders of the runs that jobs of a cluster still have: what becomes of them their jobs decide."""
-    from madlite.batch.collect import attempts_of
-    from madlite.jobs.submission import stored_submissions
-    from madlite.plan.inputs import RUNS
-
     open_runs = [here / RUNS / run.id for one in stored_submissions(here, warn=False) for run in one.open_runs]
     return {folder for first in open_runs for folder in (first, *attempts_of(first))}
 
@@ -270,9 +259,6 @@ def _folders(names: Sequence[str], here: Path, going_on: Collection[Path]) -> tu
     Raises:
         UsageProblem: a name stands for no run of this folder, or for several.
     """
-    from madlite.batch.collect import cut_off_runs
-    from madlite.perfcsv.stored import uncollected
-
     found = cut_off_runs(here, with_file=False, of_other_hosts=bool(names))
     known = [folder for folder in found if folder not in going_on]
     if not names:
@@ -282,9 +268,6 @@ def _folders(names: Sequence[str], here: Path, going_on: Collection[Path]) -> tu
 
 
 def _named(name: str, here: Path) -> Iterator[Path]:
-    from madlite.errors import UsageProblem
-    from madlite.plan.inputs import RUNS
-    from madlite.reports.runs import match_runs
 
     runs = here / RUNS
     path = Path(os.path.normpath(here / name))

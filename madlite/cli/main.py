@@ -8,17 +8,20 @@ import io
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import click
 
+from madlite import __version__
 from madlite.cli.arguments import complete, contract_option, version_line
 from madlite.cli.completion import VARIABLE, complete_shell
 from madlite.cli.options import Command
 from madlite.cli.terminal import echo, mask, printable_lines
-from madlite.errors import ExitCode, MadliteError
+from madlite.errors import ExitCode, MadliteError, nearest_words
 
 # name → (module below madlite.cli and its command, its line in --help), so that --help imports none of them
 COMMANDS = {
@@ -70,7 +73,7 @@ COMMANDS = {
         "Upload a results file to MongoDB; the same row uploaded again is the same document.",
     ),
     "references": (
-        "references:command",
+        "inventory:references",
         "List published figures of trainings, each with its source, date and condition.",
     ),
     "export": ("export:command", "Write results for other programs: files, databases, trackers; each result once."),
@@ -113,8 +116,6 @@ class Group(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from madlite.errors import nearest_words
-
             close = nearest_words(args[0], self.list_commands(ctx), most=1)
             if close:
                 raise click.UsageError(f"{error.message} Did you mean '{close[0]}'?", ctx) from None
@@ -291,10 +292,6 @@ class _MaskingFormatter(logging.Formatter):
 def _internal_error(error: Exception) -> int:
     """Write a bug report to a file and print its path."""
     import tempfile
-    import traceback
-    from datetime import datetime, timezone
-
-    from madlite import __version__
 
     text = "".join(traceback.format_exception(error))
     stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}"

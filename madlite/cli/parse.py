@@ -13,6 +13,8 @@ import click
 import msgspec
 from msgspec.structs import asdict, replace
 
+from madlite.archive.verify import limited, load_plan
+from madlite.backends.log_formats import FormatBackend, check_step
 from madlite.cli import setup
 from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
 from madlite.cli.completion import complete_runs
@@ -20,6 +22,7 @@ from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, susp
 from madlite.cli.options import Command, common_options, dir_option
 from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode, MadliteError, UsageProblem
+from madlite.files import shown
 from madlite.model import (
     Backend,
     Json,
@@ -34,7 +37,10 @@ from madlite.model import (
     Window,
     to_json,
 )
+from madlite.reports.runs import open_run
+from madlite.run.backend_choice import find_backend
 from madlite.run.foreign import LogReading
+from madlite.run.foreign import read_log as read
 from madlite.secrets import Redactor, assigned, collect, masked_json
 from madlite.text import counted, printable, status_text
 
@@ -114,9 +120,6 @@ def command(
 
 def _given(plugins: Plugins, backend: str, step: str) -> Backend | None:
     """Return the backend that the command line names or describes, None where it does neither."""
-    from madlite.backends.log_formats import FormatBackend, check_step
-    from madlite.run.backend_choice import find_backend
-
     if step and backend:
         raise UsageProblem("--backend and --step are two ways to read a log", "leave one of them out")
     if step:
@@ -125,7 +128,6 @@ def _given(plugins: Plugins, backend: str, step: str) -> Backend | None:
 
 
 def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | MadliteError:
-    from madlite.files import shown
     from madlite.run.foreign import open_log, read_chunks, read_log
 
     warmup = _WARMUP_STEPS if options.warmup is None else options.warmup
@@ -143,10 +145,7 @@ def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | Ma
 
 def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReading:
     """Return what a run's log shows, by its own backend and warm-up where the command line names no others."""
-    from madlite.archive.verify import limited
     from madlite.reports.log import read_log
-    from madlite.reports.runs import open_run
-    from madlite.run.foreign import read_log as read
 
     run = open_run(folder)
     record = run.record
@@ -185,8 +184,6 @@ def _output(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 def _plan_of(folder: Path) -> RunPlan | None:
     """Return a run's plan, which has how its log is read; None where this madlite cannot read it."""
-    from madlite.archive.verify import load_plan
-
     try:
         return load_plan(folder)
     except UsageProblem:

@@ -19,10 +19,18 @@ from madlite.cli.options import TagsCommand, common_options, frozen_options, pla
 from madlite.cli.planning import check_option
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines, mask
+from madlite.errors import UsageProblem, one_hint
+from madlite.files import is_file, is_folder
 from madlite.machine.peaks import find_peak
 from madlite.measure.compute import flops_per_token, trains_adapters
 from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value, Variant
+from madlite.perfcsv.locked import check_writable, make_folder, write_named
 from madlite.plan.fields import targeted_rows
+from madlite.plan.plan_file import is_plan_file
+from madlite.run.checks import card_or_run, check_plans, in_one_line, run_checks
+from madlite.run.from_plan import saved_text
+from madlite.run.one import secrets_for
+from madlite.secrets import Redactor, masked_json
 from madlite.text import scalar_text
 
 if TYPE_CHECKING:
@@ -63,8 +71,6 @@ def command(**params: Any) -> int:
     read at the run.
     """
     from madlite.cli.planning import local_secret_sources, plan_all
-    from madlite.run.checks import check_plans
-    from madlite.run.from_plan import saved_text
 
     plugins = setup.load(params["no_plugins"], params["verbose"])
     options = setup.make_options({**params, **_RESULTS})
@@ -96,11 +102,6 @@ def _without_output(words: Sequence[str]) -> tuple[str, ...]:
 
 def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> None:
     """Write the files, once it is known that all of them can be written, and name them."""
-    from madlite.errors import UsageProblem, one_hint
-    from madlite.files import is_file, is_folder
-    from madlite.perfcsv.locked import check_writable, make_folder, write_named
-    from madlite.plan.plan_file import is_plan_file
-
     if not texts:
         raise UsageProblem("there is nothing to plan")
     in_folder = output.endswith("/") or is_folder(Path(output))
@@ -125,10 +126,6 @@ def _write(planned: Sequence[Planned], texts: Sequence[str], output: str) -> Non
 
 def _check_own(file: Path) -> None:
     """Refuse to replace what is no plan: a slip of `-o perf.csv` would cost all results."""
-    from madlite.errors import UsageProblem
-    from madlite.files import is_file
-    from madlite.plan.plan_file import is_plan_file
-
     if is_file(file) and file.stat().st_size and not is_plan_file(file):
         raise UsageProblem(f"{file} is no plan file, and is not replaced by one", f"rm {file}   or name another file")
 
@@ -169,9 +166,6 @@ def explain(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any
     """
     from madlite.cli.planning import check, plan_all
     from madlite.cli.submit import planning_options
-    from madlite.run.checks import card_or_run, in_one_line, run_checks
-    from madlite.run.one import secrets_for
-    from madlite.secrets import Redactor, masked_json
 
     plugins = setup.load(params["no_plugins"], params["verbose"])
     params["tags"] = (*tag, *params["tags"])

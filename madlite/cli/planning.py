@@ -15,33 +15,39 @@ import msgspec
 
 from madlite.backends.loader import Plugins
 from madlite.batch.resume import follow_cut_off
+from madlite.batch.runner import exit_code
 from madlite.catalog.datasets import DataSets, read_data_sets
+from madlite.catalog.select import split_tags, tag_additions
 from madlite.cli import setup
 from madlite.cli.arguments import named_values
 from madlite.cli.setup import check_context_nodes
-from madlite.errors import MadliteError, UsageProblem
-from madlite.files import exists, is_file, template_root
+from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
+from madlite.files import UNUSABLE, NotJson, decode_json, exists, is_file, read_json, template_root, texts
 from madlite.machine.fabric import find_fabric
-from madlite.model import RunPlan
+from madlite.model import Result, RunPlan
+from madlite.perfcsv.append import check_appendable
+from madlite.perfcsv.locked import write_named
 from madlite.plan.actions import TOOLS, bind_model_dir, list_tools, make_toolset
 from madlite.plan.context import REMOTE_KEYS, Context, Options, context_on
 from madlite.plan.inputs import RUNS
+from madlite.plan.manifest import read_manifest
 from madlite.plan.manifest_text import context_over
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.recipe_file import refuse_other_cards
 from madlite.plan.values import canonical_key
 from madlite.platforms.kubernetes.settings import RUNTIME as KUBERNETES
-from madlite.run.checks import why_unreachable
-from madlite.run.from_manifest import plan_manifest
+from madlite.run.checks import keep_refused, why_unreachable
+from madlite.run.from_manifest import builds_of, manifest_of_runs, plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
 from madlite.run.one import secrets_for
 from madlite.run.planning import BatchInputs, plan_runs
 from madlite.run.screen import Planned
+from madlite.run.session_runner import border
 from madlite.secrets import Redactor
-from madlite.store.folder import new_run_id
+from madlite.store.folder import check_runs_folder, new_run_id
 
 if TYPE_CHECKING:
-    from madlite.model import Finding, Result
+    from madlite.model import Finding
     from madlite.model.protocols import ManifestRuntime
     from madlite.plan.manifest import Manifest
     from madlite.platforms.kubernetes.settings import KubernetesSettings
@@ -68,7 +74,6 @@ def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
         return None
     if params["tags"]:
         setup.warn(f"--tags has no effect: {file} names the models")
-    from madlite.plan.manifest import read_manifest
 
     return read_manifest(file, options.workspace)
 
@@ -81,10 +86,6 @@ def save_manifest(
     `results` are those of the runs that ended.  A run from a manifest leaves that one as it is, and runs that had
     no image (on the host, not started, not built) leave one that names images.
     """
-    from madlite.perfcsv.locked import write_named
-    from madlite.run.from_manifest import builds_of, manifest_of_runs
-    from madlite.run.one import secrets_for
-
     file = options.workspace / params["manifest_output"]
     secrets = [text for one in planned for text in secrets_for(one, options.environ)]
     if not builds_of(planned, results)[0] and _names_images(file, options):
@@ -108,7 +109,6 @@ def is_manifest(file: Path) -> bool:
 
 
 def _read(file: Path, workspace: Path) -> Manifest | None:
-    from madlite.plan.manifest import read_manifest
 
     try:
         return read_manifest(file, workspace) if is_file(file) else None
@@ -256,8 +256,6 @@ def refuse_given(keys: Collection[str], by: str, params: dict[str, Any]) -> None
     Raises:
         UsageProblem: there is one, of --set, of an option of its own or behind a tag.
     """
-    from madlite.catalog.select import split_tags, tag_additions
-
     given = [(f"--set {key}", key) for key in (text.partition("=")[0].strip() for text in params["sets"])]
     given += [(option, key) for option, key, _ in named_values(params)]
     given += [("--timeout", "timeout_s")] if params["timeout"] is not None else []
@@ -355,10 +353,6 @@ def check(
     Raises:
         MadliteError: `run` would refuse the command, with this error.
     """
-    from madlite.batch.runner import exit_code
-    from madlite.model import Result
-    from madlite.run.checks import keep_refused
-
     check_start(planned, options, pretended=bool(params["machine"]))
     checked = keep_refused(planned, refused, plugins)
     blocked = [(one.plan.id, one.plan.blocked) for one in checked if one.plan.blocked is not None]
@@ -371,9 +365,6 @@ def check_start(planned: Sequence[Planned], options: Options, *, pretended: bool
     Raises:
         MadliteError: GPUs of the context are not here (unless all is `pretended`), or files are in the way.
     """
-    from madlite.perfcsv.append import check_appendable
-    from madlite.store.folder import check_runs_folder
-
     if not pretended:
         refuse_pretended([one for one in planned if one.plan.traits.local])
     check_runs_folder(options.workspace)
@@ -383,8 +374,6 @@ def check_start(planned: Sequence[Planned], options: Options, *, pretended: bool
 
 def refuse_pretended(planned: Sequence[Planned]) -> None:
     """Keep a row from naming GPUs that are not here."""
-    from madlite.errors import UsageProblem
-
     for one in planned:
         if one.plan.machine.pretended:
             what = f"{len(one.plan.machine.gpus)} x {one.plan.machine.device}"
@@ -405,7 +394,6 @@ def read_credentials(workspace: Path) -> dict[str, dict[str, str]] | None:
 
 
 def _credential_file(workspace: Path) -> dict[str, Any] | None:
-    from madlite.files import exists, read_json
 
     file = workspace / "credential.json"
     if not exists(file):
@@ -435,7 +423,6 @@ def read_services(workspace: Path) -> dict[str, tuple[dict[str, str], ...]]:
 
 
 def _object(name: str, text: str) -> dict[str, Any] | list[Any]:
-    from madlite.files import UNUSABLE, NotJson, decode_json, texts
 
     try:
         value = decode_json(os.fsencode(text))
@@ -485,8 +472,6 @@ def preview(one: Planned, environ: dict[str, str], refused: Iterable[str] = ()) 
 
 def _request(one: Planned) -> str:
     """Return the request to the runtime as JSON; "" where building it fails for the reason that blocks the plan."""
-    from madlite.run.session_runner import border
-
     try:
         with border(one.runtime):
             plan = bind_model_dir(one.plan, one.plan.model_dir)
@@ -499,9 +484,6 @@ def _request(one: Planned) -> str:
 
 def _manifest(one: Planned) -> str:
     """Return the request as the engine's own tool takes it; a comment where it cannot be made."""
-    from madlite.errors import RuntimeProblem
-    from madlite.run.session_runner import border
-
     try:
         with border(one.runtime):
             plan = bind_model_dir(one.plan, one.plan.model_dir)

@@ -40,6 +40,7 @@ from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import Json, Scalar
 from madlite.run.screen import Planned
+from madlite.store.batch_journal import BatchJournal
 from madlite.study.efficiency import GPUS, NODES
 from madlite.study.scaling import (
     Axis,
@@ -53,7 +54,6 @@ from madlite.study.scaling import (
 if TYPE_CHECKING:
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.store.batch_journal import BatchJournal
 
 
 def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) -> str:
@@ -90,7 +90,6 @@ def command(**params: Any) -> int:
     madlite scaling my_model --nodes 1,2,4 --cluster mi300
     """
     from madlite.cli.submit import refuse_without_cluster, run_on_cluster, translated
-    from madlite.store.batch_journal import BatchJournal
 
     over, counts = _wanted(params)
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}

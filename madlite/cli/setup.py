@@ -15,12 +15,24 @@ import click
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins, load_plugins
-from madlite.catalog.cards import Catalog
+from madlite.catalog.cards import Catalog, odd_fields
+from madlite.catalog.select import select, split_tags, tag_names, unmatched, without_repeats
+from madlite.cli import model_dir
 from madlite.cli.arguments import contract, named_values
 from madlite.cli.terminal import echo_on, mask
 from madlite.errors import UsageProblem
+from madlite.files import bundled_models, exists, is_file, is_folder, shown
 from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
-from madlite.plan.context import ASKED, GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
+from madlite.plan.context import (
+    ASKED,
+    GPUS_OPTION,
+    MACHINE_KEYS,
+    Context,
+    Options,
+    context_on,
+    read_context,
+    unused_keys,
+)
 from madlite.text import counted
 
 if TYPE_CHECKING:
@@ -54,7 +66,6 @@ def make_catalog(
         UsageProblem: one of them is no folder, or none that a plugin knows.
         CatalogError: as `load_catalog`.
     """
-    from madlite.catalog.select import tag_names
     from madlite.catalog.sources import load_catalog
 
     trees = tuple(dict.fromkeys(trees))
@@ -70,14 +81,12 @@ def make_catalog(
 
 
 def _check_folder(tree: Path) -> None:
-    from madlite.files import is_folder, shown
 
     if not is_folder(tree):
         raise UsageProblem(f"cards from {shown(tree)}: there is no such folder", "--cards-from DIR")
 
 
 def _refuse_unknown(trees: Sequence[Path], read: set[Path], plugins: Plugins) -> None:
-    from madlite.files import shown
 
     if unknown := [tree for tree in trees if tree not in read]:
         broken = "".join(f"; {problem.where}: {problem.what}" for problem in plugins.problems)
@@ -105,8 +114,6 @@ def load(no_plugins: bool, verbose: bool) -> Plugins:
 
 def _readers_files() -> Iterator[Path]:
     """Yield the user's files of readers: the working folder's, and that of all of their work."""
-    from madlite.files import is_file
-
     home = os.environ.get("HOME", "")
     config = os.environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
     for path in (Path("readers.toml"), *((Path(config, "madlite", "readers.toml"),) if config else ())):
@@ -157,7 +164,6 @@ def copy_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequence
     Raises:
         MadliteError: MODEL_DIR names no folder, or there is no tag, or one that selects no card; nothing was copied.
     """
-    from madlite.cli import model_dir
     from madlite.plan.inputs import RUNS
 
     here = Path.cwd()
@@ -171,8 +177,6 @@ def copy_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequence
 
 def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Path, trees: Sequence[Path]) -> None:
     """Refuse a tag that has a card neither where files come from nor where they go."""
-    from madlite.catalog.select import select, split_tags, unmatched
-
     tags = split_tags(values)
     catalog = _catalog(plugins, source, trees, tags)
     left = unmatched(catalog, tags)
@@ -270,7 +274,6 @@ def _backend(named: str, recipe: RecipeFile | None) -> str:
 def _named_file(option: str, named: Path | None, workspace: Path) -> Path | None:
     """Return a file that an option names, or where MODEL_DIR copies it; None where it names none."""
     from madlite.cli.model_dir import find_model_dir, is_copied
-    from madlite.files import exists
 
     if named is None:
         return None
@@ -304,8 +307,6 @@ def put_under_context(params: dict[str, Any], values: Mapping[str, Json], origin
     Raises:
         UsageProblem: one of them has the wrong type.
     """
-    from madlite.plan.context import context_on
-
     params[_CONTEXT] = context_on(values, origin, context_of(params), done)
 
 
@@ -322,9 +323,6 @@ def select_requests(
 
     `trees` as in `load_cards`.  What is odd about the cards themselves is named too.
     """
-    from madlite.catalog.cards import odd_fields
-    from madlite.catalog.select import select, split_tags, without_repeats
-
     wanted = split_tags(tags)
     requests, repeated = without_repeats(select(load_cards(plugins, workspace, trees, wanted), wanted))
     for text in (*repeated, *odd_fields(request.card for request in requests)):
@@ -345,7 +343,6 @@ def load_cards(
 
 
 def _catalog(plugins: Plugins, workspace: Path, trees: Sequence[Path], tags: Sequence[str] | None) -> Catalog:
-    from madlite.files import bundled_models
 
     return make_catalog(plugins, workspace, bundled_models(home()), trees, tags)
 
@@ -357,7 +354,6 @@ def find_card(name: str, workspace: Path) -> Card | None:
         CatalogError: a file of cards cannot be read.
     """
     from madlite.catalog.sources import load_catalog
-    from madlite.files import bundled_models
 
     catalog = load_catalog(workspace, bundled_models(home()), (), wanted=())
     return next((card for card in catalog.cards if card.name == name), None)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
+from msgspec.structs import asdict
 
+from madlite.batch.recovery.leftovers import still_running
+from madlite.cli import setup
 from madlite.cli.completion import complete_run
 from madlite.cli.format import (
     CACHES,
@@ -27,13 +33,25 @@ from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, shell_line, without_secrets
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.model import Status
-from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
+from madlite.reports import side_by_side
+from madlite.reports.ledger import Ledger, RunFilter
+from madlite.reports.log import plain_text, read_log
+from madlite.reports.reproduce import CommandOptions, dotted_values
+from madlite.reports.runs import (
+    CUT_OFF,
+    RUNNING,
+    UNREADABLE,
+    StoredRun,
+    as_json,
+    find_named,
+    find_run,
+    open_run,
+    runs_folder,
+)
+from madlite.secrets import Redactor
 from madlite.store.journal import read_run
 from madlite.store.record import Record, result_of
 from madlite.text import counted, duration, printable, scalar_text, status_text
-
-if TYPE_CHECKING:
-    from madlite.reports.reproduce import CommandOptions
 
 
 @click.command("show", cls=Command)
@@ -58,8 +76,6 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
     madlite show 3fa91c --json
     madlite show last~1 last
     """
-    from madlite.reports.runs import as_json, find_run, open_run, runs_folder
-
     folder = runs_folder(directory)
     if len(runs) == 1 and not wants_json and (lines := _study(folder, runs[0])):
         for line in lines:
@@ -80,11 +96,8 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
 
 def _study(folder: Path, name: str) -> list[str]:
     """Return what a study of this id came to; nothing where it is no study's, or a run's."""
-    from madlite.reports.runs import find_named
-
     if find_named(folder, name) is not None:
         return []
-    from madlite.reports.ledger import Ledger, RunFilter
 
     with Ledger.open(folder) as ledger:
         ledger.refresh()
@@ -98,15 +111,10 @@ def _study(folder: Path, name: str) -> list[str]:
 
 
 def _show_several(runs: Sequence[StoredRun], *, every: bool, wants_json: bool) -> None:
-    import textwrap
 
     from madlite.cli.terminal import terminal_width
-    from madlite.reports import side_by_side
-    from madlite.reports.runs import as_json
 
     if wants_json:
-        import json
-
         click.echo(without_secrets(json.dumps([json.loads(as_json(run)) for run in runs], indent=2)))
         return
     found = side_by_side.sections(runs, every=every)
@@ -125,8 +133,7 @@ def _compared(run: StoredRun, directory: Path) -> str:
     """Return how a success compares with published figures; what can have none loads none."""
     if not may_have_reference(result_of(run.record), run.record.variant):
         return ""
-    from madlite.cli import setup
-    from madlite.cli.references import compare_recorded
+    from madlite.cli.inventory import compare_recorded
 
     return compare_recorded(setup.load(no_plugins=False, verbose=False), directory, run.record)
 
@@ -194,7 +201,6 @@ def _processes(run: StoredRun) -> str:
     """Return what a run that was cut off still has running."""
     if run.state != CUT_OFF:
         return ""
-    from madlite.batch.recovery.leftovers import still_running
 
     return still_running(run.folder.parent.parent).get(run.folder.name, "")
 
@@ -247,7 +253,6 @@ def _ran(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _values(record: Record) -> Iterator[tuple[str, str]]:
-    from madlite.reports.reproduce import dotted_values
 
     for key, value in dotted_values(record).items():
         if value not in (None, ""):
@@ -257,7 +262,6 @@ def _values(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _provenance(record: Record) -> Iterator[tuple[str, str]]:
-    from msgspec.structs import asdict
 
     if record.madlite:
         yield "madlite", record.madlite
@@ -312,11 +316,6 @@ def log(run: str, follow: bool, tail: int | None, raw: bool, directory: Path) ->
     madlite log last --follow
     madlite log 3fa91c --tail 50
     """
-    import sys
-
-    from madlite.reports.log import plain_text, read_log
-    from madlite.reports.runs import find_run, runs_folder
-
     folder = find_run(runs_folder(directory), run)
     chunks = _without_secrets(read_log(folder, follow=follow, tail=tail))
     stream = sys.stdout.buffer
@@ -328,8 +327,6 @@ def log(run: str, follow: bool, tail: int | None, raw: bool, directory: Path) ->
 
 def _without_secrets(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield a log without what is a secret by its shape: an earlier madlite may have written it."""
-    from madlite.secrets import Redactor
-
     redactor = Redactor()
     yield from map(redactor.feed, chunks)
     yield redactor.flush()
@@ -367,7 +364,6 @@ def reproduce(run: str, rerun: bool, without_secrets: bool, directory: Path) -> 
     """
     from madlite.cli.main import main
     from madlite.reports.reproduce import reproduce
-    from madlite.reports.runs import find_run, open_run, runs_folder
 
     runs = runs_folder(directory)
     folder = find_run(runs, run)
@@ -403,10 +399,7 @@ def _unknown(name: str, places: Sequence[str]) -> UsageProblem:
 
 def command_options(words: tuple[str, ...]) -> CommandOptions:
     """Return the options of a `run` command that its reproduction repeats; none of another command."""
-    from click.core import ParameterSource
-
     from madlite.cli.run import command as run_command
-    from madlite.reports.reproduce import CommandOptions
 
     if words[:1] != ("run",):
         return CommandOptions()

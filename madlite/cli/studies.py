@@ -13,6 +13,8 @@ from madlite.cli.terminal import shell_line
 from madlite.errors import nearest_words
 from madlite.model import Status, Value
 from madlite.plan.inputs import RUNS
+from madlite.reports.ledger import Ledger, RunFilter
+from madlite.store.batch_journal import BatchJournal
 from madlite.store.folder import exists
 from madlite.store.study import SUMMARY, is_running, read_state, study_path
 from madlite.study.bisect_runs import KIND as BISECT
@@ -30,7 +32,6 @@ from madlite.study.tune_report import PAGE, RECIPE, TuneReport, recipe_command, 
 from madlite.text import counted, percent
 
 if TYPE_CHECKING:
-    from madlite.reports.ledger import Ledger
     from madlite.reports.runs import StoredRun
     from madlite.run.screen import Planned
     from madlite.store.record import Record
@@ -111,8 +112,6 @@ APART_C = 5.0  # between the starts of a series' runs: from there on the differe
 
 def preview_repeat(planned: Sequence[Planned], params: dict[str, Any]) -> tuple[Sequence[Planned], list[str]]:
     """Return the first run of each series as it would be, and the order of all as lines."""
-    from madlite.store.batch_journal import BatchJournal
-
     repeat = plan_repeat(planned, BatchJournal().id, params["repeat"], cold=params["cold"])
     warm_ups = (warm_up_text(one.plan.card.name, one.plan.study) for one in repeat.warm_ups)
     lines = ["# --- order of the runs", *(f"warm-up  {text}" for text in warm_ups)]
@@ -171,8 +170,6 @@ def summary_of_runs(workspace: Path, study_id: str) -> StudySummary | None:
 
 def records_of(workspace: Path, study_id: str) -> list[Record]:
     """Return the records of a study's runs that have ended."""
-    from madlite.reports.ledger import Ledger, RunFilter
-
     with Ledger.open(workspace / RUNS) as ledger:
         ledger.refresh()
         found = ledger.opened([run.folder.name for run in ledger.newest(RunFilter(of=study_id), 0)])
@@ -248,8 +245,6 @@ def _differences(one: SeriesSummary) -> Iterator[str]:
 
 def runs_of_text(workspace: Path, study_id: str, *files: str) -> str:
     """Return the last line of a study: what lists its runs, and where its `files` are."""
-    from madlite.store.study import study_path
-
     where = study_path(workspace, study_id).relative_to(workspace)
     return "; ".join((f"  madlite runs --of {study_id}", *(str(where / file) for file in files)))
 

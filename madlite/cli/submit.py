@@ -311,8 +311,8 @@ def _submit(
     params: dict[str, Any],
 ) -> int:
     from madlite.cli.attached import Attached, follow
+    from madlite.cli.batches import BatchFiles, against_baseline, print_totals
     from madlite.cli.planning import local_secret_sources
-    from madlite.cli.summary import BatchFiles, against_baseline, print_totals
     from madlite.jobs.submission import folder_of, read_stored
     from madlite.jobs.submit import write
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
+from madlite.batch.runner import BatchSettings
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import NOT_MEASURED, check_pretended, no_cluster, pretend_options, refuse
@@ -23,10 +24,12 @@ from madlite.cli.studies import runs_of_text
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan, Scalar
+from madlite.perfcsv.locked import make_folder
 from madlite.plan.values import canonical_key
 from madlite.run.one import secrets_for
 from madlite.run.screen import Planned
 from madlite.secrets import Redactor, masked_json
+from madlite.store.batch_journal import BatchJournal
 from madlite.store.study import SUMMARY, StudyFolder, study_path
 from madlite.study.tune import (
     PointPlanner,
@@ -60,7 +63,6 @@ if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.cli.screens import PlainScreen
     from madlite.plan.context import Options
-    from madlite.store.batch_journal import BatchJournal
 
 _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows more
 
@@ -101,8 +103,6 @@ def command(**params: Any) -> int:
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --keep-global-batch --runs 12
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --resume --minutes 40
     """
-    from madlite.store.batch_journal import BatchJournal
-
     given = params
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     refuse(params, NOT_MEASURED, "beside tune")
@@ -186,7 +186,6 @@ class _Study:
     def run(self, journal: BatchJournal) -> int:
         """Run the study and return the exit code."""
         from madlite.cli.screens import Sink, make_screen
-        from madlite.perfcsv.locked import make_folder
 
         options = self._options
         check_start([self._tuning.default], options)
@@ -216,7 +215,6 @@ class _Study:
         return int(outcome.exit_code)
 
     def _run(self, runner: TuneRunner, journal: BatchJournal, screen: PlainScreen, known: int) -> TuneOutcome:
-        from madlite.batch.runner import BatchSettings
 
         if known:
             screen.end([f"{counted(known, 'run')} of the study {'are' if known > 1 else 'is'} there already"])

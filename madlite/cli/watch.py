@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import secrets
 import sys
 import time
+import webbrowser
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from html import escape
@@ -14,19 +16,24 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
+from madlite.batch.recovery.unfinished import running_text
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange
 from madlite.cli.format import speed_text, study_text
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, printable_lines, without_secrets
 from madlite.errors import ExitCode, UsageProblem
+from madlite.reports.dashboard import serve
+from madlite.reports.runs import RUNNING, runs_folder
+from madlite.reports.watch import Watch, changes
 from madlite.text import align, duration, printable, shortened, status_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from madlite.reports.watch import Watch, WatchedRun
+    from madlite.reports.watch import WatchedRun
 
 
 _HEAD = ("RUN", "CARD", "STATE", "STEP", "SPEED", "LOSS", "ELAPSED", "LEFT")
@@ -57,11 +64,6 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     madlite watch
     madlite watch --json --follow | jq .progress.step
     """
-    from madlite.batch.recovery.unfinished import running_text
-    from madlite.cli import setup
-    from madlite.reports.runs import runs_folder
-    from madlite.reports.watch import Watch
-
     folder = runs_folder(directory)
     watch = Watch(folder)
     runs = watch.read()
@@ -82,8 +84,6 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
 
 def _follow(watch: Watch, runs: tuple[WatchedRun, ...], follow: bool, interval_s: float, as_json: bool) -> None:
     """Print a line for each change."""
-    from madlite.reports.watch import changes
-
     before: tuple[WatchedRun, ...] = ()
     for now in _poll(watch, runs, follow, interval_s):
         for one in changes(before, now):
@@ -116,7 +116,6 @@ def _poll(
 
 
 def _is_running(one: WatchedRun) -> bool:
-    from madlite.reports.runs import RUNNING
 
     return one.state == RUNNING
 
@@ -133,7 +132,6 @@ def _print(runs: Iterable[WatchedRun], as_json: bool) -> None:
 
 
 def _json(one: WatchedRun) -> str:
-    import msgspec
 
     return without_secrets(msgspec.json.encode(one).decode())
 
@@ -230,8 +228,6 @@ def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageProblem(f"the dashboard needs {' and '.join(missing)}", "pip install 'madlite[dashboard]'")
     from madlite.cli.show import sections
-    from madlite.reports.dashboard import serve
-    from madlite.reports.runs import runs_folder
 
     runs = runs_folder(directory)
     token = "" if no_token else secrets.token_hex(24)
@@ -250,7 +246,6 @@ def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path
 
 
 def _is_loopback(host: str) -> bool:
-    import ipaddress
 
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -268,7 +263,6 @@ def _private(url: str) -> Iterator[str]:
 
 
 def _open(address: str) -> None:
-    import webbrowser
 
     if not webbrowser.open(address):
         setup.warn("no browser could be started: open the printed address")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 from msgspec.structs import replace
 
@@ -26,8 +27,6 @@ def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
 
     "" where the base has no such series or several, or the row no number.
     """
-    from statistics import median
-
     entry = of_plan_row(plan, cells)
     if entry.sample is None:
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -200,8 +201,6 @@ def lines_of(data: bytes) -> list[Line]:
 
 def raised(error: BaseException) -> str:
     """Format an exception in one line, with the place that raised it."""
-    import traceback
-
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"

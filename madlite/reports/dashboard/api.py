@@ -29,7 +29,7 @@ from madlite.reports.watch import WatchedRun
 from madlite.store.record import Record
 
 if TYPE_CHECKING:
-    from madlite.reports.ledger import Ledger, SeriesSummary
+    from madlite.reports.ledger import Ledger
 
 
 Q = TypeVar("Q", bound=Value)
