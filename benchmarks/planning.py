@@ -15,7 +15,7 @@ begun = time.perf_counter()
 from madlite.cli import setup
 from madlite.cli.main import main
 from madlite.cli.planning import plan_all
-import madlite.cli.explain as explain
+import madlite.cli.plan as explain
 context = explain.command.make_context("explain", ["--machine", sys.argv[1], "x"])
 given = {**context.params, "tags": ("all",)}
 plugins = setup.load(False, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -210,3 +211,61 @@ def shortened_middle(text: str, most: int) -> str:
 def printable(text: str) -> str:
     """Return the text with a blank for each character that is not shown, the ends of lines among them."""
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+
+
+# Numbers as screens, pages and messages have them.
+
+
+def figure(value: float | None) -> str:
+    """Return a number with four significant digits, five where it is 10,000 or more: `9,210`, `542.9`, `0.0123`."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if size >= 1e9 or 0 < size < 1e-4:
+        return f"{value:.3e}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def percent(part: float | None, unknown: str = "–") -> str:
+    """Return a part of 1 in percent: `0.42 %`, `98.4 %`."""
+    if part is None or not math.isfinite(part):
+        return unknown
+    return f"{100 * part:.2f} %" if abs(part) < 0.1 else f"{100 * part:.1f} %"
+
+
+def change(part: float | None) -> str:
+    """Return a change in percent with its sign: `+1.3 %`, `−4.2 %`."""
+    if part is None or not math.isfinite(part):
+        return "–"
+    return f"{100 * part:+.1f} %".replace("-", "−")
+
+
+def counted(n: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: `1 result`, `2,113 results`."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def size_text(size: int) -> str:
+    """Return bytes as people say them, with the same units as `du -h`, three figures and no more."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in readable units."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def status_text(status: str, suspect: Sequence[str]) -> str:
+    """Return a status, marked where the number is suspect."""
+    return f"{status} (suspect)" if suspect else status

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-from madlite.archive.choose import ROWS
+from madlite.archive.pack import ROWS
 from madlite.archive.rows_in_file import RowsInFile
 from madlite.batch.recovery.leftovers import find_leftovers
 from madlite.files import REMOVED, Folder

@@ -22,6 +22,7 @@ import msgspec
 from madlite.errors import one_hint
 from madlite.files import Folder, NotJson, decode_json, read_named
 from madlite.model import Asset, Value
+from madlite.text import size_text
 
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 MAIN = "main"
@@ -315,16 +316,6 @@ def _unwritable_reason(folder: Path) -> str:
 def existing(folder: Path) -> Path:
     """Return the folder, or the nearest above it that is there."""
     return next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
-
-
-def size_text(size: int) -> str:
-    """Return bytes as people say them, with the same units as `du -h`, three figures and no more."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
 
 
 def _shortage(group: list[Demand]) -> tuple[str, str] | None:

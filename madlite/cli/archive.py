@@ -1,26 +1,46 @@
-"""`madlite archive`: runs packed into one file for a colleague, without secrets, weights and data."""
+"""Runs beyond their folder: `madlite archive`, `import`, `verify`, `prune`."""
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from madlite.archive.import_ import Limits, append_imported, take_in, unpack
+from madlite.archive.pack import pack, why_not_packed
+from madlite.archive.prune import Rules, find_prunable
+from madlite.archive.rows_in_file import RowsInFile
 from madlite.cli import setup
-from madlite.cli.amounts import SIZE, counted
+from madlite.cli.arguments import AGE, OUTPUT, SIZE, contract, contract_option
 from madlite.cli.completion import complete_runs, complete_status
-from madlite.cli.credentials import read_credentials
-from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import echo
-from madlite.errors import ExitCode, UsageProblem
+from madlite.cli.options import Command, common_options, dir_option, verbose_option
+from madlite.cli.planning import read_credentials
+from madlite.cli.terminal import echo, without_secrets
+from madlite.errors import ExitCode, RecordError, UsageProblem
+from madlite.files import Folder, exists
+from madlite.perfcsv.append import check_appendable
+from madlite.perfcsv.header import new_columns
+from madlite.perfcsv.locked import make_folder
+from madlite.reports.listing import select_runs
+from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, list_runs, match_runs, open_run, runs_folder
+from madlite.secrets import collect, is_secret
+from madlite.store.stored import load_record
+from madlite.text import counted, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
+    from madlite.archive.import_ import Mismatch, TakenIn
     from madlite.archive.manifest import PackedRun
+    from madlite.archive.prune import Prunable
+    from madlite.archive.verify import Item, Verified
+    from madlite.backends.loader import Plugins
     from madlite.reports.runs import StoredRun
+
 
 _MASKED = 20  # files of a run in which a secret was masked and that are shown
 _NAMED = 3  # files of a run that are left out and shown, the largest
@@ -56,9 +76,8 @@ def command(
     madlite archive --of 20261121T1436 -o sweep.tar.gz
     madlite archive '*' --status success -o all.tar.gz
     """
-    from madlite.archive.pack import pack
-    from madlite.assets.cache import size_text
     from madlite.reports.runs import runs_folder
+    from madlite.text import size_text
 
     runs = runs_folder(directory)
     chosen = _choose(runs, run, of, status, force)
@@ -73,7 +92,7 @@ def command(
 
 
 def _lines(one: PackedRun) -> Iterator[str]:
-    from madlite.assets.cache import size_text
+    from madlite.text import size_text
 
     yield f"{one.id}  {one.card}  {counted(len(one.files), 'file')}, {size_text(one.bytes)}"
     masked = [file for file in one.files if file.masked]
@@ -96,10 +115,6 @@ def _choose(runs: Path, names: Sequence[str], of: str, status: str, force: bool)
     Raises:
         UsageProblem: no run is named or selected, or a named one cannot be packed.
     """
-    from madlite.archive.pack import why_not_packed
-    from madlite.reports.listing import select_runs
-    from madlite.reports.runs import list_runs, match_runs
-
     if not (names or of or status):
         raise UsageProblem("no run is named", "madlite archive last -o run.tar.gz   ('*' are all)")
     ids = {folder.name for name in names for folder in match_runs(runs, name)}
@@ -120,8 +135,280 @@ def _choose(runs: Path, names: Sequence[str], of: str, status: str, force: bool)
 
 def _secrets(workspace: Path) -> tuple[str, ...]:
     """Return the secrets of the environment, and of the working folder's credential.json."""
-    from madlite.secrets import collect, is_secret
-
     tables = read_credentials(workspace) or {}
     known = (text for table in tables.values() for name, text in table.items() if is_secret(name, text))
     return tuple(dict.fromkeys((*collect(os.environ), *known)))
+
+
+@click.command("import", cls=Command)
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--rows", is_flag=True, help="Also append their rows to the results file, each once.")
+@OUTPUT
+@click.option(
+    "--max-size", type=SIZE, default=16 << 30, metavar="SIZE", help="Refuse what unpacks to more.  [default: 16G]"
+)
+@dir_option
+@contract_option
+@verbose_option
+def import_(file: Path, rows: bool, output: Path, max_size: int, directory: Path) -> int:
+    """Take in the runs of a file that `madlite archive` packed.
+
+    Each gets an id that is made here. They are listed as imported, and `show`, `log`, `parse`, `verify` and `reproduce`
+    know them, also by the ids that they had. A run that is here already is left as it is. One that is here with another
+    content is refused by its name, and the others are taken in. With --rows their rows are appended, also those of runs
+    that were taken in before.
+
+    \b
+    madlite import sweep.tar.gz
+    madlite import sweep.tar.gz --dir ../colleague --rows
+
+    Ends with exit code 3 where a run was refused, or its rows could not be appended.
+    """
+    if not directory.is_dir():
+        raise UsageProblem(f"{directory} is no folder", "name the one that the runs are to be in: --dir DIR")
+    workspace = Path(os.path.abspath(directory))  # noqa: PTH100 - links stay as they are
+    target = workspace / output
+    if rows:
+        check_appendable(target, workspace)
+    taken = take_in(file, workspace, Limits(bytes=max_size))
+    if rows:
+        make_folder(Path(os.path.realpath(target)))
+        taken = tuple(append_imported(taken, workspace, target, new_columns(contract())))
+    for one in taken:
+        _print(one)
+    echo(f"{counted(sum(one.is_new for one in taken), 'run')} taken in, {counted(len(taken), 'run')} in {file}")
+    return int(ExitCode.RUN_FAILED if any(one.refused for one in taken) else ExitCode.OK)
+
+
+def _print(one: TakenIn) -> None:
+    if one.refused:
+        setup.warn(f"{one.run.id}: {one.words}")
+    else:
+        echo(f"{one.run.id}: {one.words}")
+    if one.run.doubt:
+        setup.warn(f"{one.run.id}: packed although {one.run.doubt}")
+
+
+_LONGEST = 160  # characters of a value
+_WORDS = {"ok": "OK", "differs": "differs", "unchecked": "OK as far as it can be checked"}
+
+
+@click.command("verify", cls=Command)
+@click.argument("what", nargs=-1, required=True, metavar="FILE|RUN...", shell_complete=complete_runs)
+@click.option("--json", "as_json", is_flag=True, help="Print a list of runs, each with every check.")
+@click.option("--strict", is_flag=True, help="End with exit code 5 also where something cannot be checked.")
+@click.option(
+    "--max-size", type=SIZE, default=16 << 30, metavar="SIZE", help="Refuse what unpacks to more.  [default: 16G]"
+)
+@dir_option
+@common_options
+def verify(
+    what: tuple[str, ...],
+    as_json: bool,
+    strict: bool,
+    max_size: int,
+    directory: Path,
+    no_plugins: bool,
+    verbose: bool,
+) -> int:
+    """Read the logs of runs again, and compare what they give with what is recorded.
+
+    A log is read as its run read it: by the backend and the rules of its plan. Compared are hashes (manifest, rendered
+    files), plan, status, numbers, steps, steady window, rows. A FILE is an archive of `madlite archive`; RUN is the id
+    of a run, a part or a pattern of it, last, or last~1. Nothing is changed.
+
+    \b
+    madlite verify last
+    madlite verify sweep.tar.gz --json
+    madlite verify '2026*'
+
+    Ends with exit code 5 where something differs, 4 where an archive or a record cannot be read.
+    """
+    plugins = setup.load(no_plugins, verbose)
+    try:
+        found = [one for name in what for one in _verified(name, directory, plugins, max_size)]
+    finally:
+        setup.print_problems(plugins.problems)
+    if as_json:
+        from madlite.archive.verify import as_json as values
+
+        click.echo(without_secrets(json.dumps(values(found), indent=2)))
+    else:
+        _print_verified(found)
+    bad = [one for one in found if one.outcome == "differs" or (strict and one.outcome != "ok")]
+    return int(ExitCode.RESULT_CHECK_FAILED if bad else ExitCode.OK)
+
+
+def _verified(name: str, directory: Path, plugins: Plugins, max_size: int) -> Iterator[Verified]:
+
+    if "/" in name or exists(Path(name)):
+        yield from _of_archive(Path(name), plugins, max_size)
+        return
+    runs = runs_folder(directory)
+    for folder in match_runs(runs, name):
+        yield _of_run(open_run(folder), plugins)
+
+
+def _of_run(run: StoredRun, plugins: Plugins) -> Verified:
+    from madlite.archive.verify import Item, Place, Verified, verify
+
+    why = {RUNNING: "it is still running", CUT_OFF: "it was cut off: it has no record"}.get(run.state)
+    if run.state == UNREADABLE:
+        raise UsageProblem(f"run {run.folder.name}: {run.problem}", "madlite runs")
+    if why is not None:
+        return Verified(
+            run=run.folder.name,
+            card=run.record.card,
+            items=(Item(what="record", outcome="unchecked", why=why),),
+        )
+    place = Place(folder=run.folder, pruned=run.pruned, imported=run.from_elsewhere)
+    return verify(run.record, place, plugins, RowsInFile(run.folder.parent.parent))
+
+
+def _of_archive(file: Path, plugins: Plugins, max_size: int) -> Iterator[Verified]:
+    from madlite.archive.verify import Place, Verified, of_manifest, verify
+
+    with tempfile.TemporaryDirectory(prefix="madlite-verify-") as name, Folder.open(Path(name)) as into:
+        found = unpack(file, into, Limits(bytes=max_size))
+        mismatches: dict[str, list[Mismatch]] = {}
+        for one in found.mismatches:
+            mismatches.setdefault(one.name.partition("/")[0], []).append(one)
+        for run in found.manifest.runs:
+            wrong = tuple(mismatches.pop(run.id, ()))
+            place = Place(folder=Path(name) / run.id, packed=run, mismatches=wrong)
+            try:
+                record = load_record(place.folder)
+                problem = "it has no record.json" if record is None else ""
+            except RecordError as error:
+                record, problem = None, error.message
+            if record is not None:
+                yield verify(record, place, plugins, RowsInFile(Path(name)))
+            elif wrong:
+                yield Verified(run=run.id, card=run.card, items=of_manifest(wrong), notes=(problem,))
+            else:
+                raise UsageProblem(f"run {run.id} of {file}: {problem}", "pip install --upgrade madlite")
+        if mismatches:  # of files of no run
+            yield Verified(run=file.name, card="", items=of_manifest(chain.from_iterable(mismatches.values())))
+
+
+def _print_verified(found: Sequence[Verified]) -> None:
+    for one in found:
+        echo(f"{one.run}  {one.card}  {_WORDS[one.outcome]}  ({_summary(one)})")
+        for item in (*one.of("differs"), *one.of("unchecked")):
+            echo(f"  {_text(item)}")
+        for note in one.notes:
+            echo(f"  note: {note}")
+    differ = sum(one.outcome == "differs" for one in found)
+    if len(found) > 1 or differ:
+        echo(f"{counted(len(found), 'run')}, {differ or 'none'} with differences")
+
+
+def _summary(one: Verified) -> str:
+    good, count = len(one.of("ok")), len(one.items)
+    return f"{good} of {counted(count, 'check')}"
+
+
+def _text(item: Item) -> str:
+    recorded, found = item.recorded[:_LONGEST], item.found[:_LONGEST]
+    if item.outcome == "differs":
+        source = "the log gives" if item.what.split()[0] in _OF_LOG else "found"
+        return f"{item.what} differs: recorded {recorded}, {source} {found}"
+    values = f" (recorded {recorded}, the log gives {found})" if recorded or found else ""
+    return f"{item.what} cannot be checked: {item.why}{values}"
+
+
+_OF_LOG = frozenset(("number", "status", "steps", "window", "steps.jsonl", "TFLOP/s/GPU", "MFU"))
+
+
+@click.command("prune", cls=Command)
+@click.option("--older-than", type=AGE, metavar="AGE", help="Runs that ended longer ago: 12h, 30d, 4w.")
+@click.option("--keep-last", type=click.IntRange(min=0), metavar="N", help="Never the newest N runs.")
+@click.option("--larger-than", type=SIZE, metavar="SIZE", help="Runs whose removal frees more: 500M, 2G.")
+@click.option("--max-size", type=SIZE, metavar="SIZE", help="The oldest, until all runs together have no more.")
+@click.option("--keep-log", is_flag=True, help="Leave log and steps too.")
+@click.option(
+    "--all", "folders", is_flag=True, help="Remove the folders with their records: no rebuild has their rows."
+)
+@click.option("-y", "--yes", is_flag=True, help="Remove what is listed.")
+@dir_option
+@common_options
+def prune(
+    older_than: float | None,
+    keep_last: int | None,
+    larger_than: int | None,
+    max_size: int | None,
+    keep_log: bool,
+    folders: bool,
+    yes: bool,
+    directory: Path,
+    no_plugins: bool,
+    verbose: bool,
+) -> int:
+    """List, and with --yes remove, the files of old or large runs.
+
+    Log, steps, outputs and checkpoints go. Record, plan and rendered files stay: runs, show, reproduce and report
+    rebuild work as before. With --all the whole folder goes. Meant are the runs to which every given option applies. A
+    run stays in any case while it is running, waits for clean or collect, has rows that are not in perf.csv, or is
+    named by a baseline.
+
+    \b
+    madlite prune --older-than 30d
+    madlite prune --max-size 50G --keep-last 20 --yes
+
+    Ends with exit code 3 where something could not be removed.
+    """
+    rules = Rules(
+        older_than_s=older_than,
+        keep_last=keep_last,
+        larger_than_bytes=larger_than,
+        max_size_bytes=max_size,
+        folders=folders,
+        keep_logs=keep_log,
+    )
+    if all(limit is None for limit in (older_than, keep_last, larger_than, max_size)):
+        raise UsageProblem("no age and no size is given", "madlite prune --older-than 30d   or --max-size 50G")
+    if folders and keep_log:
+        raise UsageProblem("--all removes logs too", "leave out --all or --keep-log")
+    environ = dict(os.environ)
+    found = find_prunable(runs_folder(directory), rules, environ, setup.load(no_plugins, verbose).runtimes())
+    for note in found.notes:
+        setup.warn(note)
+    going = [one for one in found.runs if not one.why]
+    for one in found.runs:
+        if one.why:
+            echo(f"stays    {_line(one)}: {one.why}")
+    failed = _remove(going, rules) if yes else _list(going, rules)
+    return int(ExitCode.RUN_FAILED if failed else ExitCode.OK)
+
+
+def _list(going: Sequence[Prunable], rules: Rules) -> bool:
+
+    for one in going:
+        echo(f"{'folder' if rules.folders else 'files':8} {_line(one)}")
+    if not going:
+        echo("nothing to remove")
+        return False
+    size = size_text(sum(one.bytes for one in going))
+    stays = "their folders; no record stays" if rules.folders else "these files; the records stay"
+    echo(f"{counted(len(going), 'run')}, {size}: the same command with --yes removes {stays}")
+    return False
+
+
+def _remove(going: Sequence[Prunable], rules: Rules) -> bool:
+    from madlite.archive.prune import prune
+
+    freed, failed = 0, False
+    for one in going:
+        problem = prune(one, rules)
+        failed |= bool(problem)
+        freed += 0 if problem else one.bytes
+        echo(f"{'not removed' if problem else 'removed'} {_line(one)}{f': {problem}' if problem else ''}")
+    echo(f"{size_text(freed)} freed" if going else "nothing to remove")
+    return failed
+
+
+def _line(one: Prunable) -> str:
+
+    days = one.age_s / 86400
+    age = f"{days:.0f} days old" if days >= 2 else f"{one.age_s / 3600:.0f} hours old"
+    return f"{one.run.folder.name}  {one.run.record.card or '-'}  {age}  {size_text(one.bytes)}"

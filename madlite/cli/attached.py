@@ -1,35 +1,52 @@
-"""Submissions that a command is about: what is told of their runs, their rows, and what they came to."""
+"""Submissions that a command follows: their state, rows and results, and the signals that end that."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import textwrap
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
+import click
 import msgspec
 from msgspec.structs import replace
 
+from madlite.batch.runner import exit_code
 from madlite.cli import setup
 from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode
 from madlite.files import tells_no_space
-from madlite.study.summary import SCALING
+from madlite.jobs.ends import POLL_S
+from madlite.jobs.follow import GRACE_S, Settling
+from madlite.jobs.schedulers import Unreachable, scheduler_of
+from madlite.jobs.submit import submit_all
+from madlite.perfcsv.header import new_columns
+from madlite.plan.context import Options
+from madlite.run.screen import RunOutcome
+from madlite.store.folder import LOG, exists
+from madlite.study.efficiency import scalings_of
+from madlite.study.repeat import save_summary
+from madlite.study.scaling import save_scaling
+from madlite.study.summary import SCALING, samples_of_records
+from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.batch.collect import Collected
-    from madlite.jobs.follow import RunState, Settling
+    from madlite.jobs.follow import RunState
     from madlite.jobs.schedulers import Scheduler
-    from madlite.jobs.submission import JobRun, Stored
+    from madlite.jobs.submission import JobRun, OpenSubmission, Stored
     from madlite.model import Json, Result
-    from madlite.plan.context import Options
-    from madlite.run.screen import RunOutcome
+
 
 _STEPS_S = 30.0  # between two lines about the steps of running runs
 _NO_ROOM = "rows wait for room on the disk (df -h .)"
@@ -38,10 +55,6 @@ _SHOWN = 8  # so many runs are named, of more their numbers
 
 def scheduler_for(stored: Stored) -> Scheduler:
     """Return the scheduler of a submission, as the cluster file was then."""
-    import os
-
-    from madlite.jobs.schedulers import scheduler_of
-
     named = stored.submission
     cluster = replace(named.description, name=named.cluster, scheduler=named.scheduler)
     return scheduler_of(cluster, dict(os.environ))
@@ -49,10 +62,6 @@ def scheduler_for(stored: Stored) -> Scheduler:
 
 def attach(stored: Sequence[Stored], on_interrupt: str = "", output: Path | None = None) -> Attached:
     """Return submissions with what their rows are written with, into `output` or the results file of each."""
-    import os
-
-    from madlite.plan.context import Options
-
     here = Path.cwd()
     options = Options(workspace=here, output=here / (output or "perf.csv"), environ=dict(os.environ))
     schedulers = tuple(map(scheduler_for, stored))
@@ -71,10 +80,8 @@ class Attached:
         on_interrupt: str,
         output: Path | None = None,
     ) -> None:
+        from madlite.cli.batches import compare_run
         from madlite.cli.screens import DirectSink, PlainScreen, Sink
-        from madlite.cli.summary import compare_run
-        from madlite.jobs.follow import Settling
-        from madlite.perfcsv.header import new_columns
 
         self.on_interrupt = on_interrupt
         self.results: list[Result] = []
@@ -118,8 +125,6 @@ class Attached:
 
     def poll(self) -> None:
         """Ask each scheduler; one that does not answer is told once and asked again later."""
-        from madlite.jobs.schedulers import Unreachable
-
         for one in self.settlings:
             if not one.stored.open_runs:
                 continue
@@ -132,8 +137,6 @@ class Attached:
 
     def settle(self) -> None:
         """Write the rows of what is over."""
-        from madlite.jobs.schedulers import Unreachable
-
         for one in self.settlings:
             one.follows = self.follows
             with suppress(Unreachable):
@@ -169,8 +172,6 @@ class Attached:
         Raises:
             Unreachable: a scheduler does not answer; the others were asked.
         """
-        from madlite.jobs.schedulers import Unreachable
-
         problems = []
         for one in self.settlings:
             try:
@@ -191,8 +192,6 @@ class Attached:
 
     def finish(self) -> None:
         """End jobs that are left of runs that all have their rows; write what studies came to, and keep its lines."""
-        from madlite.jobs.schedulers import Unreachable
-
         for one in self.settlings:
             named = one.stored.submission
             if one.stored.open_runs:
@@ -206,8 +205,7 @@ class Attached:
                 finish(named.id, one.workspace)
 
     def _finish_study(self, study_id: str, workspace: Path) -> None:
-        from madlite.cli.repeat import study_lines, summary_of_runs
-        from madlite.study.repeat import save_summary
+        from madlite.cli.studies import study_lines, summary_of_runs
 
         summary = summary_of_runs(workspace, study_id)
         if summary is None:
@@ -218,35 +216,27 @@ class Attached:
             setup.warn(problem)
 
     def _finish_scaling(self, study_id: str, workspace: Path) -> None:
-        from madlite.cli.repeat import records_of
-        from madlite.cli.scaling import study_lines
-        from madlite.study.efficiency import scalings_of
-        from madlite.study.scaling import save_scaling
-        from madlite.study.summary import samples_of_records
+        from madlite.cli.studies import records_of, scaling_study_lines
 
         scalings = scalings_of(samples_of_records(records_of(workspace, study_id)))
         problems = save_scaling(study_id, scalings, workspace)
         self.study = {"id": study_id, "kind": SCALING, "scalings": msgspec.to_builtins(scalings)}
-        self.lines += study_lines(study_id, scalings, workspace)
+        self.lines += scaling_study_lines(study_id, scalings, workspace)
         for text in problems:
             setup.warn(text)
 
     def exit_code(self) -> int:
         """Return the exit code of the runs that have come to their end."""
-        from madlite.batch.runner import exit_code
-
         return int(ExitCode.RUN_FAILED if self.failed else exit_code(self.results))
 
     def outcome(self, code: int) -> RunOutcome:
         """Return what the runs came to; those that are left count as not started."""
-        from madlite.run.screen import RunOutcome
-
         left = tuple(run.card for one in self.settlings for run in one.stored.open_runs)
         return RunOutcome(results=tuple(self.results), not_started=left, exit_code=ExitCode(code))
 
     def close(self, code: int) -> None:
         """Print the totals of what has ended, and what studies came to."""
-        from madlite.cli.summary import print_totals
+        from madlite.cli.batches import print_totals
 
         if self.results or self.lines:
             files = ", ".join(dict.fromkeys(str(one.output) for one in self.settlings))
@@ -270,7 +260,6 @@ class Attached:
     def _print_end(self, one: Settling, run: JobRun, result: Result) -> None:
         """Print what a run on this machine ends with, too."""
         from madlite.cli.format import outcome_text, short_reason
-        from madlite.store.folder import LOG, exists
 
         plan = one.plan_of(run, result)
         if plan is None:
@@ -345,3 +334,221 @@ def _broken(text: str, width: int | None) -> Iterator[str]:
     head, _, rest = text.partition(": ")
     yield f"  {head}:"
     yield from textwrap.wrap(rest, max(20, width), initial_indent=" " * 4, subsequent_indent=" " * 4)
+
+
+_TICK_S = 1.0  # between two looks at the folders of runs
+_READ_S = 0.5  # of waiting for an answer, before signals are looked for
+_CANCEL_S = 300.0  # how long the ends of cancelled jobs are waited for
+_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.HANGUP}
+
+
+class _Stop:
+    """The signals that came while jobs are followed; one that comes while the user is asked ends the question."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.asks = False
+        self._came = threading.Event()
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        before = {}
+        for number in _CODES:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, self._handle)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        self._came.set()
+        if self.asks:
+            raise KeyboardInterrupt
+
+    def wait(self, limit_s: float) -> None:
+        """Wait so long, or until a signal comes."""
+        self._came.wait(limit_s)
+        self._came.clear()
+
+    def __call__(self) -> bool:
+        return bool(self.received)
+
+
+def follow(attached: Attached, *opened: OpenSubmission, detach: bool = False) -> int:
+    """Submit what has no job yet, and follow all to their rows; return the exit code."""
+    stop = _Stop()
+    with stop.handled():
+        for one in attached.settlings:
+            own = next((each for each in opened if each.path == one.stored.folder), None)
+            if own is not None:
+                one.reload()  # another command may have submitted it before the lock was this one's
+                with suppress(Unreachable):
+                    one.find_jobs()  # an earlier command may have been cut off before it noted a job
+                one.stored = submit_all(own, one.stored, one.scheduler, setup.warn, sleep=stop.wait, stopped=stop)
+            _print_jobs(one.stored)
+        attached.recall()
+        if detach and not stop():
+            attached.settle()  # what was refused has its row
+            attached.finish()
+            if attached.has_left:
+                echo_on("madlite jobs shows how far they are, madlite attach follows them, madlite collect writes rows")
+            return int(ExitCode.RUN_FAILED) if attached.has_unsubmitted else attached.exit_code()
+        return _follow(attached, stop)
+
+
+def _print_jobs(stored: Stored) -> None:
+    jobs = [state.job for state in stored.scripts.values() if state.job]
+    runs = counted(len(stored.submission.runs), "run")
+    if jobs:
+        echo_on(f"submission {stored.submission.id}: {runs}, job{'s' if len(jobs) > 1 else ''} {' '.join(jobs)}")
+
+
+class _Course:
+    """Looks at results often and asks the schedulers seldom; after `cancel` for a limited time."""
+
+    def __init__(self, attached: Attached) -> None:
+        self._attached = attached
+        self._asked_s, self._deadline_s = float("-inf"), float("inf")
+        self._ends = False  # whether the jobs are to be ended, and not all clusters have taken that
+
+    @property
+    def is_late(self) -> bool:
+        """Whether what was cancelled takes too long."""
+        return time.monotonic() > self._deadline_s
+
+    def cancel(self) -> None:
+        """End the jobs."""
+        self._deadline_s = time.monotonic() + _CANCEL_S
+        self._ends = True
+        self._ask()
+
+    def turn(self) -> None:
+        """Ask where it is time, write the rows of what is over, and tell what has changed."""
+        if time.monotonic() - self._asked_s >= POLL_S:
+            self._ask()
+        self._attached.settle()
+        self._attached.show()
+
+    def _ask(self) -> None:
+        self._asked_s = time.monotonic()
+        if self._ends:
+            self._ends = not _cancel(self._attached)
+        else:
+            self._attached.poll()
+
+
+def _follow(attached: Attached, stop: _Stop, *, cancel: bool = False) -> int:
+    """Follow runs to their rows, with `cancel` after their jobs were ended; return the exit code."""
+    attached.follows = not cancel
+    course = _Course(attached)
+    if cancel:
+        course.cancel()
+    first: int | None = None
+    while attached.is_open or (stop.received and first is None):
+        if stop.received and first is None:
+            first = stop.received[0]
+            if cancel or not _cancels(attached.on_interrupt, first, stop):
+                break
+            course.cancel()
+        elif len(stop.received) > 1 or course.is_late:
+            break
+        course.turn()
+        if attached.is_open:
+            stop.wait(_TICK_S)
+    return _end(attached, first, cancelled=cancel)
+
+
+def _end(attached: Attached, number: int | None, *, cancelled: bool) -> int:
+    """Name what is open; return the exit code of a signal, of what is left, or of the runs, where these were wanted."""
+    attached.finish()
+    if attached.has_left:
+        _say_left(attached)
+    if number is not None:
+        return int(_CODES[signal.Signals(number)])
+    if attached.has_left:
+        return int(ExitCode.RUN_FAILED)
+    return int(ExitCode.OK) if cancelled else attached.exit_code()
+
+
+def _cancels(on_interrupt: str, number: int, stop: _Stop) -> bool:
+    """Return whether a signal ends the jobs, as the option, the terminal or its user has it."""
+    if on_interrupt:
+        return on_interrupt == "cancel"
+    if number == signal.SIGHUP:
+        return False
+    if number != signal.SIGINT or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return True
+    return len(stop.received) == 1 and _is_asked_to_cancel(stop)
+
+
+def _is_asked_to_cancel(stop: _Stop) -> bool:
+    """Ask whether to end the jobs; another signal and an end of the input leave them running."""
+    stop.asks = True
+    try:
+        with _interrupted_reads():
+            answer = click.prompt(
+                "\nthe jobs go on: leave them running, or cancel them",
+                type=click.Choice(["leave", "cancel"]),
+                default="leave",
+            )
+    except (KeyboardInterrupt, click.Abort):
+        return False
+    finally:
+        stop.asks = False
+    return bool(answer == "cancel")
+
+
+@contextmanager
+def _interrupted_reads() -> Iterator[None]:
+    """Interrupt what reads the terminal now and then: a signal that came just before the read is handled then."""
+    before = signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, _READ_S, _READ_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _cancel(attached: Attached) -> bool:
+    """End the jobs, say what is waited for, and return whether the clusters took it."""
+    try:
+        attached.cancel()
+    except Unreachable as problem:
+        setup.warn(f"{problem.message}: it is asked again")
+        return False
+    count = sum(len(one.stored.open_runs) for one in attached.settlings)
+    of = counted(count, "run")
+    echo_on(f"the jobs of {of} are cancelled; waiting for their results or the jobs' ends, at most {_CANCEL_S:g} s")
+    return True
+
+
+def settle_now(attached: Attached) -> None:
+    """Write the rows of what is over now, and name what goes on."""
+    attached.poll()
+    attached.settle()
+    until_s = time.monotonic() + GRACE_S + _TICK_S
+    # its files may be seen here a moment later, and what fetches them takes as long as it takes
+    while attached.is_fetching or (attached.has_ended() and time.monotonic() < until_s):
+        time.sleep(_TICK_S)
+        attached.settle()
+    attached.finish()
+    for one in attached.settlings:
+        if one.stored.open_runs:
+            echo_on(f"submission {one.stored.submission.id}: {summary_text(one.states())}; madlite jobs lists them")
+
+
+def cancel_and_collect(attached: Attached) -> int:
+    """End the jobs, write the rows of their runs, and return 0 where all have come to their end."""
+    stop = _Stop()
+    with stop.handled():
+        return _follow(attached, stop, cancel=True)
+
+
+def _say_left(attached: Attached) -> None:
+    ids = " ".join(one.stored.submission.id for one in attached.settlings if one.stored.open_runs)
+    if ids:
+        echo_on(f"what is open stays so; madlite attach {ids} follows it, madlite collect writes rows of what is over")

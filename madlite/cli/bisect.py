@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import NOT_MEASURED, no_cluster, refuse, retry_options, settle_options
-from madlite.cli.batches import BatchStart, runs_of_text
+from madlite.cli.batches import BatchStart
 from madlite.cli.compare import Percent
-from madlite.cli.main import mask
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -27,19 +26,29 @@ from madlite.cli.options import (
     tag_words,
     tags_option,
 )
-from madlite.cli.planning import planner
-from madlite.cli.preview import preview
+from madlite.cli.planning import planner, preview
 from madlite.cli.run import command as run_command
 from madlite.cli.run import run_planned
 from madlite.cli.setup import cards_option
-from madlite.cli.terminal import echo, echo_lines
+from madlite.cli.studies import runs_of_text
+from madlite.cli.terminal import echo, echo_lines, mask
 from madlite.errors import CheckFailed, ExitCode, UsageProblem, did_you_mean
 from madlite.files import exists, is_folder, read_text
 from madlite.model import Json
+from madlite.plan.recipe_file import read_recipe_file
+from madlite.reports.compare import Settings
+from madlite.reports.gates import read_gates
+from madlite.run.checks import check_plans
+from madlite.run.executor import secrets_for
+from madlite.run.planning import failed
+from madlite.secrets import masked_json
+from madlite.store.batches import BatchLog
 from madlite.store.study import SUMMARY
 from madlite.study.bisect import Bisection, Judge, NextItem
 from madlite.study.bisect_runs import KIND, BisectFolder, BisectItem, BisectRunner, batch_start, known_samples
 from madlite.study.bisect_summary import summarise_bisection, summary_lines
+from madlite.study.commits import at_commit, git_here, git_inside, list_commits
+from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -171,8 +180,6 @@ def _refuse(params: dict[str, Any]) -> None:
 
 
 def _judge(params: dict[str, Any]) -> Judge:
-    from madlite.reports.compare import Settings
-    from madlite.reports.gates import read_gates
 
     gates = read_gates(params["gates"])
     if other := next((gate for gate in gates if gate.what not in ("regression", "improvement")), None):
@@ -214,7 +221,6 @@ def _items(plugins: Plugins, options: Options, params: dict[str, Any], touch: bo
 
 
 def _recipe_items(names: Sequence[str], plugins: Plugins, params: dict[str, Any], touch: bool) -> list[BisectItem]:
-    from madlite.plan.recipe_file import read_recipe_file
 
     found = []
     for name in names:
@@ -226,7 +232,6 @@ def _recipe_items(names: Sequence[str], plugins: Plugins, params: dict[str, Any]
 
 
 def _commit_items(plugins: Plugins, options: Options, params: dict[str, Any], touch: bool) -> list[BisectItem]:
-    from madlite.study.commits import at_commit
 
     for end in ("good", "bad"):
         if not params[end]:
@@ -249,8 +254,6 @@ def _commit_items(plugins: Plugins, options: Options, params: dict[str, Any], to
 
 def _commits_here(options: Options, params: dict[str, Any]) -> tuple[Path, Sequence[Commit]]:
     """Return the folder of a clone on this machine, and its commits from good to bad."""
-    from madlite.study.commits import git_here, list_commits
-
     clone, repository = params["clone"], params["repository"]
     folder = (options.workspace / (clone or repository)).resolve()
     if not is_folder(folder):
@@ -261,8 +264,6 @@ def _commits_here(options: Options, params: dict[str, Any]) -> tuple[Path, Seque
 
 def _commits_in_image(one: PlannedRun, params: dict[str, Any], touch: bool) -> Sequence[Commit]:
     """Return the commits from good to bad that git lists in a container of the run's image."""
-    from madlite.study.commits import git_inside, list_commits
-
     plan, repository = one.plan, params["repository"]
     why = ""
     if plan.blocked is not None:
@@ -326,9 +327,6 @@ def _run_name(one: PlannedRun) -> str:
 
 def _checked(items: Sequence[BisectItem], plugins: Plugins, options: Options) -> list[BisectItem]:
     """Return the items as their checks left them: one that must not start cannot be tested, the others can."""
-    from madlite.run.checks import check_plans
-    from madlite.run.planning import failed
-
     found, told = [], set()
     for item in items:
         one = item.planned
@@ -416,9 +414,6 @@ class BisectBatch:
 
     def run(self, start: BatchStart) -> RunOutcome:
         """Run until the search has ended, or a signal came."""
-        from madlite.run.executor import secrets_for
-        from madlite.secrets import masked_json
-
         options, screen = start.options, start.screen
 
         def tell(upcoming: NextItem) -> None:
@@ -432,7 +427,7 @@ class BisectBatch:
         retried = bool(self._params["retry"])
         known = [*known_samples(options.workspace, self._folder.runs, metric, retried=retried)]
         if self._params["resume_bisect"] is not None:
-            screen.end([f"bisect {self._folder.id} goes on after {len(known)} run{'s' if len(known) != 1 else ''}"])
+            screen.end([f"bisect {self._folder.id} goes on after {counted(len(known), 'run')}"])
         begin = batch_start(self._journal, start.settings, options=options, plugins=start.plugins, screen=screen)
         runner.run(bisection, known, begin)
         summary = summarise_bisection(self._folder.id, KIND, self._items, bisection)
@@ -453,7 +448,7 @@ class BisectBatch:
         what = {
             "ends": "whether the ends differ",
             "control": "the good one again: whether the machine is as it was",
-            "middle": f"about {upcoming.left} item{'s' if upcoming.left > 1 else ''} to judge",
+            "middle": f"about {counted(upcoming.left, 'item')} to judge",
             "pair": "last good and first bad again, in turns",
         }
         return f"next: {_label(item)}  ({what[upcoming.purpose]})"

@@ -1,40 +1,49 @@
-"""`madlite build`: from tags to images and a manifest that `madlite run` takes."""
+"""`madlite build`: from tags to images and a manifest; `madlite prepare`: what the models need is fetched."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import SUMMARY
-from madlite.cli.credentials import read_credentials
-from madlite.cli.format import duration
 from madlite.cli.options import (
     TagsCommand,
     clean_cache_option,
     common_options,
     context_options,
     live_option,
+    plan_options,
     registry_option,
     tag_words,
     tags_option,
 )
-from madlite.cli.planning import is_manifest
+from madlite.cli.planning import is_manifest, read_credentials
 from madlite.cli.screens import PlainScreen, Sink
 from madlite.cli.setup import cards_option
 from madlite.errors import ExitCode, UsageProblem
-from madlite.run.build import BuildJob, Built, Done
-from madlite.text import printable
+from madlite.files import check_writable, write_named
+from madlite.plan.context import Options
+from madlite.plan.images import find_target, read_batch
+from madlite.plan.manifest import manifest_text, summary
+from madlite.platforms.docker.request import image_access
+from madlite.run.build import BuildInputs, BuildJob, Built, Done, build_all, plan_builds, secrets_of_jobs
+from madlite.run.executor import secrets_for
+from madlite.run.prepare import Prepared, PrepareOptions, Requirement, Resolution, prepare_all, resolve
+from madlite.secrets import Redactor, masked_json
+from madlite.text import align, duration, printable, size_text
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.plan.context import Context, Options
-    from madlite.run.build import BuildInputs
+    from madlite.plan.context import Context
+
 
 _FILE = click.Path(path_type=Path)
 # options that exclude each other, as in madengine 2
@@ -90,8 +99,6 @@ def command(**params: Any) -> int:
     madlite run --manifest-file build_manifest.json
     """
     _refuse(params)
-    from madlite.files import check_writable
-    from madlite.plan.images import read_batch
 
     check_writable(params["manifest_output"], is_manifest)
     if params["summary_output"] is not None:
@@ -123,7 +130,6 @@ def _option(name: str) -> str:
 
 
 def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
-    from madlite.plan.images import find_target
     from madlite.run.build import BuildInputs
 
     context = setup.make_context({**params, "gpus": ""})
@@ -146,7 +152,6 @@ def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
 
 
 def _options(params: dict[str, Any]) -> Options:
-    from madlite.plan.context import Options
 
     workspace = setup.find_workspace(touch=True)
     return Options(
@@ -160,13 +165,10 @@ def _options(params: dict[str, Any]) -> Options:
 
 def _without_gpus(context: Context) -> Context:
     """Return a context that skips GPU detection: the vendor is given, and its GPUs may be on another machine."""
-    from msgspec.structs import replace
-
     return replace(context, values={"gpu_vendor": "CPU"})
 
 
 def _jobs(plugins: Plugins, params: dict[str, Any], inputs: BuildInputs) -> list[BuildJob]:
-    from madlite.run.build import plan_builds
 
     workspace, trees = inputs.options.workspace, params["cards_from"]
     if params["batch_manifest"] is None:
@@ -182,8 +184,6 @@ def _jobs(plugins: Plugins, params: dict[str, Any], inputs: BuildInputs) -> list
 
 def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
     """Yield a warning for each build input outside of the checkout."""
-    from madlite.platforms.docker.request import image_access
-
     for job in jobs:
         for what in image_access(job.image):
             yield f"card {job.entry.request.card.name}: its {what} is outside of this folder"
@@ -191,7 +191,6 @@ def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
 
 def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]) -> int:
     from madlite.cli.screens import make_screen
-    from madlite.run.build import build_all
 
     sink = Sink(sys.stdout.fileno())
     screen = make_screen(sink, live=params["live_output"])
@@ -210,8 +209,6 @@ def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]
 
 def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScreen) -> int:
     """Write each file, also where another one fails, and return the exit code."""
-    from madlite.files import write_named
-
     code = built.exit_code
     for file, (what, text) in texts.items():
         try:
@@ -228,10 +225,6 @@ def _texts(
     built: Built, jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]
 ) -> dict[Path, tuple[str, str]]:
     """Return the files to write: path → kind and text."""
-    from madlite.plan.manifest import manifest_text, summary
-    from madlite.run.build import secrets_of_jobs
-    from madlite.secrets import masked_json
-
     secrets = secrets_of_jobs(jobs, inputs.options.environ)
     text = manifest_text(
         built.images,
@@ -291,3 +284,144 @@ def _ending(job: BuildJob, done: Done) -> list[str]:
     lines += [f"  FAILURE of the push: {printable(entry.push_error)}"] if entry.push_error else []
     took_s = entry.build_duration_s
     return [*lines, *([] if took_s is None else [f"  took {duration(took_s)}"])]
+
+
+@click.command("prepare", cls=TagsCommand)
+@tag_words
+@tags_option
+@cards_option
+@click.option("-n", "--dry-run", is_flag=True, help="Show what is needed and whether it can be had, and fetch nothing.")
+@click.option("-l", "--live-output", is_flag=True, help="Show also what a run prints that prepares data.")
+@click.option("--machine", default="", metavar="NxGPU", help="Prepare for this machine, e.g. 8xMI300X.")
+@click.option("--offline", is_flag=True, help="Use no network: list what is missing.")
+@click.option(
+    "--refresh", is_flag=True, help="Check files that are here against the hub again, too: branches move, disks err."
+)
+@click.option("--no-image", is_flag=True, help="Leave container images out.")
+@plan_options
+@common_options
+def prepare(**params: Any) -> int:
+    """Fetch what the models that tags select need: weights, data, image.
+
+    \b
+    madlite prepare --tags pyt_train_llama-3.1-8b --dry-run
+    madlite prepare --tags pyt_train_llama-3.1-8b --mode pretrain
+    madlite prepare --tags pyt_train_llama-3.1-8b --machine 8xMI300X --no-image
+
+    Access to every repository is checked, and room on the disk, before anything is fetched. A run of the same tag and
+    options then uses what is here and fetches nothing.
+    """
+    from madlite.cli.planning import plan_all
+
+    plugins = setup.load(params["no_plugins"], params["verbose"])
+    options = setup.make_options(params)
+    planned = plan_all(plugins, options, params)
+    wanted = PrepareOptions(offline=params["offline"], refresh=params["refresh"], images=not params["no_image"])
+    found = resolve(planned, plugins, options, wanted)
+    setup.print_problems(plugins.problems)
+    token = [found.access.token.value.reveal()] if found.access.token else []
+    mask = Redactor([*token, *(text for one in planned for text in secrets_for(one, options.environ))]).text
+    click.echo(mask(table(found)))
+    found.check()
+    if params["dry_run"]:
+        return 0
+    return _prepare(found, options, mask)
+
+
+def _prepare(found: Resolution, options: Options, mask: Any) -> int:
+    from madlite.cli.screens import make_screen
+
+    sink = Sink(sys.stdout.fileno())
+    screen = make_screen(sink, live=options.live_output)
+    try:
+        lines = PrepareLines(screen, mask)
+        done = prepare_all(found, options, lines, mask)
+        lines.total(done)
+    finally:
+        screen.close()
+        sink.close()
+    return int(done.exit_code)
+
+
+# `madlite prepare` on the screen.
+
+_SHOW_EVERY_S = 0.2
+_HEADS = ("what", "from", "size", "state", "where")
+
+
+def table(found: Resolution) -> str:
+    """Return a table of requirements, and how much is still to fetch."""
+    if not found.requirements:
+        return "nothing is needed from elsewhere"
+    rows = [_HEADS, *(_cells(one) for one in found.requirements)]
+    notes = [f"note: {one.what}: {printable(one.note)}" for one in found.requirements if one.note]
+    missing = sum(one.missing for one in found.requirements)
+    return "\n".join([*align(rows), *notes, *([f"to fetch: {size_text(missing)}"] if missing else [])])
+
+
+def _cells(one: Requirement) -> tuple[str, ...]:
+    size = "-" if one.what.startswith("image ") else "?" if one.size is None else size_text(one.size)
+    state = f"partly here, {size_text(one.missing)} left" if one.state == "partly here" else one.state
+    return tuple(map(printable, (one.what, one.source, size, state, one.place)))
+
+
+class PrepareLines:
+    """Shows preparations on a screen of runs."""
+
+    def __init__(
+        self, screen: PlainScreen, mask: Callable[[str], str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._screen, self._mask, self._clock = screen, mask, clock
+        self._began_s = self._shown_s = 0.0
+
+    def requirement_started(self, requirement: Requirement, position: int, total: int) -> None:
+        """Name what is fetched now."""
+        self._began_s, self._shown_s = self._clock(), float("-inf")
+        self._lines(
+            "",
+            [f"[{position}/{total}] {requirement.what} · {requirement.source}"],
+            begin=True,
+            size=requirement.missing or None,
+        )
+
+    def requirement_advanced(self, done: int, total: int) -> None:
+        """Report progress and speed; a terminal's progress line adds the remaining time."""
+        now = self._clock()
+        if now - self._shown_s < _SHOW_EVERY_S and done < total:
+            return
+        self._shown_s = now
+        speed = max(done, 0) / max(now - self._began_s, 0.1)
+        self._screen.advance(done, f"{size_text(max(done, 0))} of {size_text(total)}, {size_text(int(speed))}/s")
+
+    def requirement_message(self, text: str) -> None:
+        """Show a message of the download."""
+        self._screen.phase(self._mask(text))
+
+    def requirement_output(self, chunk: bytes, stream: int) -> None:
+        """Show the output of a preparation with --live-output."""
+        self._screen.output(chunk, stream)
+
+    def requirement_here(self, requirement: Requirement, place: str) -> None:
+        """Report where a requirement was stored."""
+        self._lines("      ", [f"READY {place}", f"  took {duration(self._clock() - self._began_s)}"])
+
+    def requirement_failed(self, requirement: Requirement, message: str, hint: str) -> None:
+        """Report why a requirement could not be fetched."""
+        self._lines("      ", [f"FAILURE {requirement.what}: {message}", *([f"  hint: {hint}"] if hint else [])])
+
+    def total(self, done: Prepared) -> None:
+        """Report the overall outcome."""
+        for word, names in (("failed", done.failed), ("not fetched", done.left)):
+            if names:
+                rest = "files that came are kept, the next try fetches the rest"
+                self._lines("", [f"{word}: {', '.join(names)}; {rest}"])
+        if not done.failed and not done.left:
+            rest = f", but for what each run fetches: {', '.join(done.by_runs)}" if done.by_runs else ""
+            self._lines("", [f"everything is here{rest}"])
+
+    def _lines(self, indent: str, lines: Iterable[str], begin: bool = False, size: int | None = None) -> None:
+        texts = [indent + printable(self._mask(line)) for line in lines]
+        if begin:
+            self._screen.begin(texts, size)
+        else:
+            self._screen.end(texts)

@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from madlite.batch.collect import collect_cut_off, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
+from madlite.batch.recovery.leftovers import NO_RUN, RUNNING, end_journals, remove, still_running
+from madlite.batch.recovery.unfinished import complete_side_files, find_all
 from madlite.cli.options import Command, common_options
 from madlite.cli.setup import load, warn_of
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
+from madlite.perfcsv.side_files import write_waiting
+from madlite.plan.inputs import RUNS
+from madlite.platforms.registry import outliving_runtimes
+from madlite.store.batches import acknowledge
+from madlite.store.journal import read_run
+from madlite.store.special_files import special_files
 
 if TYPE_CHECKING:
     from madlite.batch.collect import Collected
@@ -37,9 +46,6 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     running is listed, and ended only with --everywhere. Setuid and setgid files and device nodes, which a container can
     leave here, are listed and stay.
     """
-    from madlite.batch.recovery.unfinished import find_all
-    from madlite.platforms.registry import outliving_runtimes
-
     environ = dict(os.environ)
     runtimes = {**load(no_plugins, verbose).runtimes(), **outliving_runtimes(environ)}
     warn_of(_completed(yes))
@@ -67,14 +73,11 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
 
 def _completed(acknowledged: bool) -> Iterator[str]:
     """Complete the side files before runs are acknowledged, which no command looks at again; yield messages."""
-    from madlite.batch.recovery.unfinished import complete_side_files
-
     if acknowledged:
         yield from complete_side_files(Path.cwd())
 
 
 def _end_journals(found: Leftovers, yes: bool) -> None:
-    from madlite.batch.recovery.leftovers import end_journals
 
     if yes:
         end_journals(Path.cwd(), found)
@@ -82,9 +85,6 @@ def _end_journals(found: Leftovers, yes: bool) -> None:
 
 def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
     """Remove leftovers, and say so of each; a run that was cut off gets its row.  Return whether any of that failed."""
-    from madlite.batch.collect import cut_off_text, of_other_hosts
-    from madlite.batch.recovery.leftovers import RUNNING
-
     elsewhere = of_other_hosts(Path.cwd())
     running = [item for item in items if item.kind in RUNNING]
     failed = [_remove(item, environ, runtimes) for item in running]
@@ -102,9 +102,6 @@ def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes:
 
 def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
     """Remove a leftover and say so; return whether that failed."""
-    from madlite.batch.recovery.leftovers import NO_RUN, remove
-    from madlite.store.batches import acknowledge
-
     is_kept = item.kind == "batch" and acknowledge(Path(item.folder), item.handle, look=True)
     problem = remove(item, environ, runtimes)
     done = "kept for --resume" if is_kept else _DONE.get(item.kind, "removed")
@@ -115,10 +112,6 @@ def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, R
 
 def _fates() -> dict[str, str]:
     """Return, by folder, what comes of runs that were cut off instead of a removal, as the end of their line."""
-    from madlite.batch.collect import cut_off_runs, of_other_hosts, row_elsewhere
-    from madlite.plan.inputs import RUNS
-    from madlite.store.journal import read_run
-
     here = Path.cwd()
     found = {str(here / RUNS / name): f"; {text}" for name, text in of_other_hosts(here).items()}
     for folder in cut_off_runs(here):
@@ -133,10 +126,6 @@ def _fates() -> dict[str, str]:
 
 def _write_rows() -> dict[str, Collected]:
     """Write the rows of the runs that were cut off; return what became of each, by its id."""
-    from madlite.batch.collect import collect_cut_off, cut_off_runs, row_elsewhere
-    from madlite.batch.recovery.leftovers import still_running
-    from madlite.perfcsv.side_files import write_waiting
-
     here, output = Path.cwd(), Path.cwd() / "perf.csv"
     folders = [folder for folder in cut_off_runs(here) if not row_elsewhere(folder, here, output)]
     done = [*collect_cut_off(folders, here, output, running=still_running(here))]
@@ -146,8 +135,6 @@ def _write_rows() -> dict[str, Collected]:
 
 def _list_special_files() -> bool:
     """Print the files with special rights in this folder; return whether there are any."""
-    from madlite.store.special_files import special_files
-
     found = special_files(Path.cwd())
     for one in found[:_MOST_SPECIAL]:
         echo(f"{one.kind:9} {one.name}  (of user {one.uid}; it stays: rm it where nothing of yours needs it)")
@@ -158,8 +145,6 @@ def _list_special_files() -> bool:
 
 def _of_run(item: Leftover) -> str:
     """Return the run that something is of, as a column; nothing where it is of none."""
-    from madlite.batch.recovery.leftovers import NO_RUN
-
     return "" if item.run_id == NO_RUN else f"{item.run_id}  "
 
 

@@ -1,27 +1,62 @@
-"""`madlite compare`: two sides of results, series by series, with a verdict for each."""
+"""`madlite compare`: two sides of results, series by series, with a verdict for each; `madlite baseline`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import click
 
+from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange
 from madlite.cli.completion import complete_runs
-from madlite.cli.options import Command, dir_option, read_where, verbose_option
+from madlite.cli.main import Group
+from madlite.cli.options import Command, dir_option, group, read_where, verbose_option
 from madlite.cli.terminal import echo, has_colour, one_line, without_secrets
-from madlite.errors import ExitCode, UsageProblem
+from madlite.errors import ExitCode, UsageProblem, did_you_mean, one_hint
+from madlite.files import write_named
+from madlite.model import to_json
+from madlite.reports.against import compare_published, compare_runs, of_source, relative_change
+from madlite.reports.baselines import baseline_names, drop_baseline, load_baseline, save_baseline
+from madlite.reports.compare import Settings, compare, p_text
+from madlite.reports.comparison_text import (
+    MOST_DIFFERENCES,
+    as_junit,
+    as_markdown,
+    change_text,
+    closing_notes,
+    difference_text,
+    interval_text,
+    number_text,
+    summary,
+)
+from madlite.reports.comparison_text import as_json as json_of
+from madlite.reports.gates import read_gates, runs_needed, trips
+from madlite.reports.runs import LAST, runs_folder
+from madlite.reports.series import Direction
+from madlite.reports.series_key import DIMENSIONS, series_name, series_names
+from madlite.reports.sides import (
+    PUBLISHED,
+    RunHistory,
+    is_baseline,
+    is_published,
+    newest_side,
+    read_columns,
+    read_side,
+    without_shared,
+)
+from madlite.text import align, counted, printable
 
 if TYPE_CHECKING:
-    from madlite.reports.compare import Comparison, Report, Settings
+    from madlite.reports.compare import Comparison, Report
     from madlite.reports.gates import Trip
     from madlite.reports.sides import Side
     from madlite.run.result_writer import RelativeChange
 
-F = TypeVar("F", bound=Callable[..., Any])
 
 _PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
 _MOST_TRIPS = 10
@@ -48,14 +83,7 @@ allow_undecided_option = click.option(
 )
 
 
-def compare_options(function: F) -> F:
-    """Add the options that decide what a change is and which of them fail the command."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
-_OPTIONS = (
+compare_options = group(
     click.option(
         "--effect", type=Percent(), default="1%", show_default=True, help="The least change that matters, as 1%."
     ),
@@ -87,6 +115,7 @@ _OPTIONS = (
     click.option("--require-data", is_flag=True, help="Exit with 5 where a series has too few runs, or is missing."),
     allow_undecided_option,
 )
+"""Add the options that decide what a change is and which of them fail the command."""
 
 
 @click.command("compare", cls=Command)
@@ -134,9 +163,6 @@ def command(
     madlite compare perf.csv --by docker_image --markdown
     madlite compare published last
     """
-    from madlite.files import write_named
-    from madlite.reports.comparison_text import as_json as json_of
-    from madlite.reports.comparison_text import as_junit, as_markdown
     from madlite.reports.gates import read_gates, trips
 
     gates = read_gates(fail_on)
@@ -167,9 +193,6 @@ def make_settings(*, effect: float, noise: float | None, alpha: float, better: S
     Raises:
         UsageProblem: a direction is none.
     """
-    from madlite.reports.compare import Settings
-    from madlite.reports.series import Direction
-
     directions: dict[str, Direction] = {}
     for text in better:
         metric, _, word = text.rpartition("=")
@@ -180,8 +203,6 @@ def make_settings(*, effect: float, noise: float | None, alpha: float, better: S
 
 
 def _dimensions(text: str) -> list[str]:
-    from madlite.errors import did_you_mean, one_hint
-    from madlite.reports.series_key import DIMENSIONS
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
@@ -194,8 +215,6 @@ def _dimensions(text: str) -> list[str]:
 
 
 def _sides(base: str, new: str | None, by: str, where: dict[str, str], directory: Path) -> tuple[Side, Side]:
-    from madlite.reports.runs import LAST, runs_folder
-    from madlite.reports.sides import is_baseline, newest_side, read_side
 
     if by:
         return _columns(base, new, by, where)
@@ -208,10 +227,6 @@ def _sides(base: str, new: str | None, by: str, where: dict[str, str], directory
 
 def is_published_base(name: str, directory: Path) -> bool:
     """Return whether BASE is published figures: a file or baseline that is called so comes first."""
-    from madlite.reports.baselines import baseline_names
-    from madlite.reports.runs import runs_folder
-    from madlite.reports.sides import PUBLISHED, is_published
-
     if name != PUBLISHED:
         return is_published(name)
     return not Path(name).exists() and name not in baseline_names(runs_folder(directory))
@@ -220,19 +235,13 @@ def is_published_base(name: str, directory: Path) -> bool:
 def _against_published(
     base: str, new: str | None, where: dict[str, str], settings: Settings, directory: Path
 ) -> Report:
-    from madlite.reports.runs import LAST, runs_folder
-    from madlite.reports.sides import read_side
 
     return compare_with_published(base, read_side(new or LAST, runs_folder(directory), where), settings, directory)
 
 
 def compare_with_published(base: str, side: Side, settings: Settings, directory: Path) -> Report:
     """Return the comparison of published figures, of plugins and of the user's own files, with one side."""
-    from madlite.cli import setup
-    from madlite.cli.references import named_references
-    from madlite.reports.published import compare_published, of_source
-    from madlite.reports.runs import runs_folder
-    from madlite.reports.sides import RunHistory
+    from madlite.cli.inventory import named_references
 
     plugins = setup.load(no_plugins=False, verbose=False)
     setup.print_problems(plugins.problems)
@@ -243,8 +252,6 @@ def compare_with_published(base: str, side: Side, settings: Settings, directory:
 
 def _columns(file: str, values: str | None, by: str, where: dict[str, str]) -> tuple[Side, Side]:
     """Return the two values of a column: those named as OLD,NEW, else the last two of the file."""
-    from madlite.reports.sides import read_columns
-
     every = {side.label.partition("=")[2]: side for side in read_columns(Path(file), by, where) if side.series}
     wanted = [text.strip() for text in values.split(",")] if values else list(every)[-2:]
     missing = [text for text in wanted if text not in every]
@@ -256,10 +263,6 @@ def _columns(file: str, values: str | None, by: str, where: dict[str, str]) -> t
 
 def compare_sides(base: Side, new: Side, settings: Settings, directory: Path, across: Sequence[str] = ()) -> Report:
     """Return the comparison of two sides; noise is learned from the other runs of the working folder."""
-    from madlite.reports.compare import compare
-    from madlite.reports.runs import runs_folder
-    from madlite.reports.sides import RunHistory, without_shared
-
     only_new = without_shared(base, new)
     return compare(
         base.series,
@@ -277,8 +280,6 @@ def compare_sides(base: Side, new: Side, settings: Settings, directory: Path, ac
 
 def show(report: Report, found: Sequence[Trip], most: int) -> None:
     """Print a comparison: the table, what differs, notes, and which gates tripped."""
-    from madlite.reports.comparison_text import closing_notes, summary
-
     shown = report.comparisons[:most] if most else report.comparisons
     common = _common(shown)
     echo(f"{report.base} → {report.new}" + (f"   {common}" if common else ""))
@@ -300,8 +301,6 @@ def show(report: Report, found: Sequence[Trip], most: int) -> None:
 
 def _common(shown: Sequence[Comparison]) -> str:
     """Return the dimensions that all rows share, where there are several rows."""
-    from madlite.reports.series_key import series_name
-
     return series_name(_shared(shown)) if len(shown) > 1 else ""
 
 
@@ -313,8 +312,6 @@ def _shared(shown: Sequence[Comparison]) -> dict[str, str]:
 
 
 def _table(shown: Sequence[Comparison]) -> None:
-    from madlite.reports.series_key import series_names
-    from madlite.text import align, printable
 
     shared = {*_shared(shown)} if len(shown) > 1 else set()
     rows: list[tuple[str, ...]] = [("SERIES", "BASE", "NEW", "CHANGE", "INTERVAL", "RUNS", "VERDICT")]
@@ -328,8 +325,6 @@ def _table(shown: Sequence[Comparison]) -> None:
 
 
 def _cells(one: Comparison, name: str) -> Iterator[str]:
-    from madlite.reports.compare import p_text
-    from madlite.reports.comparison_text import change_text, interval_text, number_text
 
     base, new = one.pair.base, one.pair.new
     yield f"{name} to {one.source}" if one.source else name
@@ -343,7 +338,6 @@ def _cells(one: Comparison, name: str) -> Iterator[str]:
 
 
 def _echo_coloured(line: str, word: str, colour: str) -> None:
-    import sys
 
     text = one_line(without_secrets(line))
     before, found, after = text.rpartition(word) if word != "failed" else text.partition(word)
@@ -354,8 +348,6 @@ def _echo_coloured(line: str, word: str, colour: str) -> None:
 
 def _differences(shown: Sequence[Comparison]) -> Iterator[str]:
     """Yield what differs: once where it is the same for every row, else under each row's name."""
-    from madlite.reports.comparison_text import MOST_DIFFERENCES, difference_text
-
     told: dict[tuple[str, ...], list[Comparison]] = {}
     for one in shown:
         told.setdefault(tuple(map(difference_text, one.differences)), []).append(one)
@@ -392,9 +384,6 @@ class AgainstBaseline:
     """
 
     def __init__(self, name: str, fail_on: Sequence[str], workspace: Path, *, allow_undecided: bool = False) -> None:
-        from madlite.reports.gates import read_gates
-        from madlite.reports.runs import runs_folder
-        from madlite.reports.sides import read_side
 
         self._gates, self._allow_undecided = read_gates(fail_on), allow_undecided
         self._side = read_side(name, runs_folder(workspace), {})
@@ -402,17 +391,10 @@ class AgainstBaseline:
     @property
     def cell(self) -> RelativeChange:
         """What fills the column `relative_change`."""
-        from functools import partial
-
-        from madlite.reports.against import relative_change
-
         return partial(relative_change, self._side)
 
     def warning(self, runs: int) -> str:
         """Return that so many runs of each series cannot decide a gate, and how many can; "" where they can."""
-        from madlite.reports.compare import Settings
-        from madlite.reports.gates import runs_needed
-
         counts = [len(one.values) for one in self._side.series if one.values]
         if (
             self._allow_undecided
@@ -424,17 +406,91 @@ class AgainstBaseline:
         needed = runs_needed(base, Settings().alpha)
         if needed and runs >= needed:
             return ""
-        have = f"{runs} {'run' if runs == 1 else 'runs'} against {base} of {self._side.label}"
+        have = f"{counted(runs, 'run')} against {base} of {self._side.label}"
         more = f"--repeat {max(needed, _GOOD_REPEAT)}" if needed and needed <= _MOST_REPEAT else _FEW_OF_BASE
         return f"--fail-on: {have} cannot decide, and undecided is exit code 5: {more}, or --allow-undecided"
 
     def show(self, folders: Iterable[Path]) -> bool:
         """Print the comparison of the runs in these folders, and return whether a gate tripped."""
-        from madlite.reports.against import compare_runs
-        from madlite.reports.compare import Settings
-        from madlite.reports.gates import trips
-
         report = compare_runs(self._side, folders, Settings())
         found = trips(report, self._gates, allow_undecided=self._allow_undecided)
         show(report, found, most=0)
         return bool(found)
+
+
+@click.group("baseline", cls=Group, invoke_without_command=True)
+@click.pass_context
+def baseline(ctx: click.Context) -> None:
+    """Name results that later ones are compared with.
+
+    \b
+    madlite baseline set v25.2 old/perf.csv
+    madlite compare v25.2 perf.csv
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        raise click.UsageError("no command of baseline is named", ctx)
+
+
+@baseline.command("set", short_help="Keep results under a name.")
+@click.argument("name")
+@click.argument("source", shell_complete=complete_runs)
+@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this dimension, column or fact.")
+@click.option("--force", is_flag=True, help="Replace a baseline that is there.")
+@dir_option
+@verbose_option
+def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory: Path) -> int:
+    """Keep the results of SOURCE as baseline NAME: a results file, a folder, a run, a study or KEY=VALUE.
+
+    The baseline has the numbers themselves: it stays when the runs are gone.
+
+    \b
+    madlite baseline set v25.2 old/perf.csv
+    madlite baseline set tuesday last
+    """
+    runs = runs_folder(directory)
+    if name in baseline_names(runs) and not force:
+        raise UsageProblem(f"there is a baseline '{name}'", f"madlite baseline set {name} {source} --force replaces it")
+    side = read_side(source, runs, read_where(where))
+    saved = save_baseline(runs, name, side.label, side.series, side.runs)
+    numbers = sum(len(one.values) for one in saved.series)
+    echo(f"baseline {name}: {len(saved.series)} series, {numbers} results of {side.label}")
+    return int(ExitCode.OK)
+
+
+@baseline.command("list", short_help="List the baselines of this folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print the baselines, with their numbers.")
+@dir_option
+@verbose_option
+def list_(as_json: bool, directory: Path) -> int:
+    """List the baselines of this folder: name, when, how many series and results, of what."""
+    from madlite.cli.terminal import without_secrets
+
+    runs, found = runs_folder(directory), []
+    for name in baseline_names(runs):
+        try:
+            found.append(load_baseline(runs, name))
+        except UsageProblem as problem:
+            setup.warn(problem.message)
+    if as_json:
+        click.echo(without_secrets(to_json(found)), nl=False)
+        return int(ExitCode.OK)
+    rows = [("NAME", "WHEN (UTC)", "SERIES", "RESULTS", "OF")]
+    for one in found:
+        numbers = sum(len(series.values) for series in one.series)
+        when = one.at[:19].replace("T", " ")
+        rows.append((one.name, when, str(len(one.series)), str(numbers), printable(one.source)))
+    for line in align(rows) if found else [f"no baselines in {runs}; madlite baseline set NAME perf.csv"]:
+        echo(line)
+    return int(ExitCode.OK)
+
+
+@baseline.command("drop", short_help="Remove a baseline.")
+@click.argument("name")
+@dir_option
+@verbose_option
+def drop(name: str, directory: Path) -> int:
+    """Remove a baseline; runs and results files stay as they are."""
+    drop_baseline(runs_folder(directory), name)
+    echo(f"baseline {name} is gone")
+    return int(ExitCode.OK)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
+from madlite.model import Cause
+
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -103,7 +105,6 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def complete_status(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the words that `runs --status` knows."""
-    from madlite.model import Cause
     from madlite.reports.listing import STATES
 
     words = (*STATES, *(cause.value for cause in Cause if cause.value))

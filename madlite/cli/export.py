@@ -1,21 +1,28 @@
-"""`madlite export`: results to the files, databases and trackers of other programs."""
+"""Results for other programs: `madlite export` to files, databases and trackers, `madlite database` to MongoDB."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from madlite.cli import setup
 from madlite.cli.completion import complete_runs
-from madlite.cli.options import Command, common_options, dir_option, read_filters, read_where
+from madlite.cli.options import Command, common_options, dir_option, read_filters, read_where, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, UsageProblem
+from madlite.model import ExportOptions, Secret
+from madlite.reports.documents import read_documents
+from madlite.reports.export.exporters import OWN_FORMATS, RowReader, all_formats, find_format
+from madlite.reports.mongodb import DatabaseTarget, Server, check_unique, upload
+from madlite.reports.runs import runs_folder
+from madlite.secrets import Redactor, assigned, collect
+from madlite.text import align, printable
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -23,8 +30,6 @@ if TYPE_CHECKING:
 
 def _complete_format(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return madlite's own formats; no plugin is loaded for a completion."""
-    from madlite.reports.export.exporters import OWN_FORMATS
-
     return [CompletionItem(name) for name in OWN_FORMATS if name.startswith(incomplete)]
 
 
@@ -61,11 +66,6 @@ def command(
     madlite export last --to postgresql -o postgresql://bench@db/results
     madlite export --to prometheus -o /var/lib/node_exporter/textfile/madlite.prom
     """
-    from madlite.model import ExportOptions
-    from madlite.reports.export.exporters import find_format
-    from madlite.reports.export.rows import RowReader
-    from madlite.reports.runs import runs_folder
-
     plugins = _loader(no_plugins, verbose)
     if show_list:
         return _list(plugins)
@@ -93,8 +93,6 @@ def _loader(no_plugins: bool, verbose: bool) -> Callable[[], Plugins]:
 
 
 def _list(load: Callable[[], Plugins]) -> int:
-    from madlite.reports.export.exporters import all_formats
-    from madlite.text import align, printable
 
     rows = [(one.exporter.name, printable(str(getattr(one.exporter, "summary", "")))) for one in all_formats(load)]
     for line in align(rows):
@@ -104,6 +102,107 @@ def _list(load: Callable[[], Plugins]) -> int:
 
 def _mask() -> Callable[[str], str]:
     """Return what masks the secrets of the environment and of the command line in a text."""
-    from madlite.secrets import Redactor, assigned, collect
-
     return Redactor((*collect(os.environ), *assigned(sys.argv))).text
+
+
+def _check_action(ctx: click.Context, param: click.Parameter, value: str) -> None:
+    """Take what madengine 1 calls this; its other actions write tables of MySQL."""
+    if value not in ("", "upload-mongodb"):
+        raise UsageProblem(f"database has no '{value}': it uploads to MongoDB alone", "madlite database --help")
+
+
+@click.command("database", cls=Command)
+@click.argument("action", required=False, default="", metavar="", callback=_check_action, expose_value=False)
+@click.option(
+    "-f",
+    "--file",
+    "--csv-file-path",
+    "file",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="CSV or JSON: perf.csv, perf_entry.json.",
+)
+@click.option("--database", "--db", "--database-name", "database", required=True, metavar="NAME", help="The database.")
+@click.option(
+    "-c", "--collection", "--collection-name", "collection", required=True, metavar="NAME", help="The collection."
+)
+@click.option(
+    "-k",
+    "--unique-key",
+    default="",
+    metavar="FIELDS",
+    help="Fields, with commas, that say which document is the same.  [default: all it holds]",
+)
+@click.option(
+    "--batch-size", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Documents per request."
+)
+@click.option("--no-upsert", is_flag=True, help="Add every document, also one that is there.")
+@click.option("--no-index", is_flag=True, help="Make no index.")
+@click.option("-n", "--dry-run", is_flag=True, help="Read the file and say what would be uploaded.")
+@verbose_option
+def database(**params: Any) -> int:
+    """Upload a results file to MongoDB; the same row uploaded again is the same document.
+
+    \b
+    madlite database -f perf.csv --db benchmarks -c runs
+    madlite database -f perf_entry.json --db benchmarks -c runs --dry-run
+
+    The server is that of MONGO_HOST (localhost) and MONGO_PORT (27017), the login of MONGO_USER, MONGO_PASSWORD and
+    MONGO_AUTH_SOURCE (admin); it has MONGO_TIMEOUT_MS (5000) to answer. `database upload-mongodb` is the same.
+    """
+    documents = read_documents(params["file"])
+    unique = tuple(filter(None, (name.strip() for name in params["unique_key"].split(","))))
+    upsert = not params["no_upsert"]
+    target = DatabaseTarget(
+        database=params["database"],
+        collection=params["collection"],
+        unique=unique,
+        upsert=upsert,
+        index=not params["no_index"],
+        batch_size=params["batch_size"],
+    )
+    server = read_server(os.environ)
+    shared = check_unique(documents, unique)
+    if shared and upsert:
+        setup.warn(f"{shared} rows have the {', '.join(unique)} of another: of each such the last stays")
+    into = f"{target.database}.{target.collection} at {server.address}"
+    if params["dry_run"]:
+        how = f"told apart by {', '.join(unique) or 'all they hold'}" if upsert else "each added"
+        echo(f"would upload {len(documents):,} documents of {params['file']} to {into}, {how}")
+        return int(ExitCode.OK)
+    done = upload(documents, server, target)
+    for problem in done.problems:
+        setup.warn(problem)
+    refused = f", {done.failed:,} refused" if done.failed else ""
+    echo(f"uploaded {params['file']} to {into}: {done.inserted:,} new, {done.updated:,} were there{refused}")
+    return int(ExitCode.RUN_FAILED if done.failed else ExitCode.OK)
+
+
+def read_server(environ: Mapping[str, str]) -> Server:
+    """Return the server that the environment names.
+
+    Raises:
+        UsageProblem: a port or a time is no number.
+    """
+
+    def number(name: str, usual: int, most: int) -> int:
+        text = environ.get(name, "").strip() or str(usual)
+        if not (text.isascii() and text.isdigit() and 0 < int(text[:10]) <= most):
+            raise UsageProblem(
+                f"{name} of the environment is {text!r}, which is no number from 1 to {most}", "unset it"
+            )
+        return int(text)
+
+    username, password = environ.get("MONGO_USER", ""), environ.get("MONGO_PASSWORD", "")
+    if bool(username) != bool(password):  # madengine goes without, too
+        lacks = "MONGO_PASSWORD" if username else "MONGO_USER"
+        setup.warn(f"the environment has no {lacks}: the server is asked without a login")
+    return Server(
+        host=environ.get("MONGO_HOST", "") or "localhost",
+        port=number("MONGO_PORT", 27017, 65535),
+        username=username if password else "",
+        password=Secret(password),
+        auth_source=environ.get("MONGO_AUTH_SOURCE", "") or "admin",
+        timeout_ms=number("MONGO_TIMEOUT_MS", 5000, 3_600_000),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from madlite.machine.telemetry.summary import LEAST_SAMPLES, format_throttling
 from madlite.model import (
@@ -21,6 +21,7 @@ from madlite.model import (
 )
 from madlite.model.results import Attempt
 from madlite.secrets import masked_value
+from madlite.text import counted, status_text
 
 # Runs on the screen: one line each, with the reason of a failure.
 
@@ -89,11 +90,6 @@ def verdict_line(plan: RunPlan, result: Result) -> str:
         cause = f" [{result.code}]" if result.code else ""
         return f"{result.status.value} {name}{cause} {short_reason(result)}"
     return f"{status_text(result.status.value, result.suspect)} {name}  {figures(result)}"
-
-
-def status_text(status: str, suspect: Sequence[str]) -> str:
-    """Return a status, marked where the number is suspect."""
-    return f"{status} (suspect)" if suspect else status
 
 
 def short_reason(result: Result) -> str:
@@ -174,15 +170,6 @@ def retained(plan: RunPlan, result: Result) -> list[str]:
     return lines
 
 
-def duration(seconds: float) -> str:
-    """Return a duration in readable units."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
 # Details below a run's verdict: one function per kind, each a line or none.
 
 LONGEST = 300  # characters of a line of a log
@@ -242,7 +229,7 @@ def _gpu_line(found: Telemetry) -> Iterator[str]:
     said += [] if found.tokens_per_joule is None else [f"{_three_digits(found.tokens_per_joule)} tokens/J"]
     said += [throttled] if (throttled := format_throttling(found)) else []
     if said and found.samples < FEW_SAMPLES:
-        said.append(f"{found.samples} sample" + "s" * (found.samples > 1))
+        said.append(counted(found.samples, "sample"))
     said += [began] if (began := start_text(found)) else []
     if said:
         yield ", ".join(said)

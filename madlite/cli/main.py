@@ -8,79 +8,82 @@ import io
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import click
 
+from madlite import __version__
 from madlite.cli.arguments import complete, contract_option, version_line
 from madlite.cli.completion import VARIABLE, complete_shell
 from madlite.cli.options import Command
-from madlite.cli.terminal import echo, printable_lines
-from madlite.errors import ExitCode, MadliteError
+from madlite.cli.terminal import echo, mask, printable_lines
+from madlite.errors import ExitCode, MadliteError, nearest_words
 
-# name → (module of the command, its one line in --help); kept here so that --help imports none of them
+# name → (module below madlite.cli and its command, its line in --help), so that --help imports none of them
 COMMANDS = {
-    "run": ("madlite.cli.run", "Run the models that tags select and append their results to perf.csv."),
+    "run": ("run:command", "Run the models that tags select and append their results to perf.csv."),
     "scaling": (
-        "madlite.cli.scaling",
+        "scaling:command",
         "Run a tag on several numbers of GPUs or nodes: throughput per GPU and in total, speedup, efficiency.",
     ),
     "tune": (
-        "madlite.cli.tune",
+        "tune:command",
         "Find the fastest configuration of a tag on this machine, and write it as a recipe file.",
     ),
-    "bisect": ("madlite.cli.bisect", "Find where a number changed, over images, recipe files or commits."),
-    "plan": ("madlite.cli.plan", "Write the plans of runs to files, one each, for `madlite run --plan`."),
+    "bisect": ("bisect:command", "Find where a number changed, over images, recipe files or commits."),
+    "plan": ("plan:command", "Write the plans of runs to files, one each, for `madlite run --plan`."),
     "build": (
-        "madlite.cli.build",
+        "build:command",
         "Build the images of the models that tags select, and write a manifest for `madlite run --manifest-file`.",
     ),
-    "prepare": ("madlite.cli.prepare", "Fetch what the models that tags select need: weights, data, image."),
-    "discover": ("madlite.cli.discover", "List model cards, all of them or those that tags select."),
-    "explain": ("madlite.cli.explain", "Show the plan of a run: every value and where it came from."),
-    "collect": ("madlite.cli.collect", "Append what runs with --no-rows came to to perf.csv, each once."),
-    "cluster": ("madlite.cli.cluster", "Make and check cluster.toml, the description of a cluster."),
-    "jobs": ("madlite.cli.jobs", "List the runs of this folder that are jobs of a cluster, and how far they are."),
-    "attach": ("madlite.cli.attach", "Follow jobs that were submitted before, and write the rows of their runs."),
-    "cancel": ("madlite.cli.cancel", "End the jobs of submissions, and write the rows of their runs."),
-    "parse": ("madlite.cli.parse", "Read logs of trainings: steps, steady throughput, verdict."),
-    "runs": ("madlite.cli.runs", "List the runs of this folder, the newest last."),
+    "prepare": ("build:prepare", "Fetch what the models that tags select need: weights, data, image."),
+    "discover": ("inventory:discover", "List model cards, all of them or those that tags select."),
+    "explain": ("plan:explain", "Show the plan of a run: every value and where it came from."),
+    "collect": ("jobs:collect", "Append what runs with --no-rows came to to perf.csv, each once."),
+    "cluster": ("submit:cluster", "Make and check cluster.toml, the description of a cluster."),
+    "jobs": ("jobs:command", "List the runs of this folder that are jobs of a cluster, and how far they are."),
+    "attach": ("jobs:attach_command", "Follow jobs that were submitted before, and write the rows of their runs."),
+    "cancel": ("jobs:cancel", "End the jobs of submissions, and write the rows of their runs."),
+    "parse": ("parse:command", "Read logs of trainings: steps, steady throughput, verdict."),
+    "runs": ("runs:command", "List the runs of this folder, the newest last."),
     "show": (
-        "madlite.cli.show",
+        "show:command",
         "Show one run: verdict, number, window, power, checks, configuration, provenance, files; "
         "or several side by side.",
     ),
-    "log": ("madlite.cli.log", "Print a run's log; of a running one, what it has so far."),
-    "watch": ("madlite.cli.watch", "Show how far the runs of this folder are, as long as they go on."),
+    "log": ("show:log", "Print a run's log; of a running one, what it has so far."),
+    "watch": ("watch:command", "Show how far the runs of this folder are, as long as they go on."),
     "dashboard": (
-        "madlite.cli.dashboard",
+        "watch:dashboard",
         "Show the runs of this folder in a browser, and how far those are that go on.",
     ),
-    "reproduce": ("madlite.cli.reproduce", "Print, or with --run rerun, the pinned command of a run."),
-    "compare": ("madlite.cli.compare", "Compare results: ratio, interval, significance and verdict of each series."),
-    "baseline": ("madlite.cli.baseline", "Name results that later ones are compared with."),
+    "reproduce": ("show:reproduce", "Print, or with --run rerun, the pinned command of a run."),
+    "compare": ("compare:command", "Compare results: ratio, interval, significance and verdict of each series."),
+    "baseline": ("compare:baseline", "Name results that later ones are compared with."),
     "report": (
-        "madlite.cli.report",
+        "report:command",
         "Make pages, Markdown and mails of results, add results to perf.csv, or make it again.",
     ),
     "database": (
-        "madlite.cli.database",
+        "export:database",
         "Upload a results file to MongoDB; the same row uploaded again is the same document.",
     ),
     "references": (
-        "madlite.cli.references",
+        "inventory:references",
         "List published figures of trainings, each with its source, date and condition.",
     ),
-    "export": ("madlite.cli.export", "Write results for other programs: files, databases, trackers; each result once."),
-    "plugins": ("madlite.cli.plugins", "List plugins, their hooks and what is wrong with them."),
-    "archive": ("madlite.cli.archive", "Pack runs into one file, without secrets and weights."),
-    "import": ("madlite.cli.import_runs", "Take in the runs of a file that `madlite archive` packed."),
-    "verify": ("madlite.cli.verify", "Read the logs of runs again, and compare what they give with what is recorded."),
-    "gpus": ("madlite.cli.gpus", "List the GPUs of this machine, and which run has each of them."),
-    "prune": ("madlite.cli.prune", "List, and with --yes remove, the files of old or large runs."),
-    "clean": ("madlite.cli.clean", "List, and with --yes remove, what a killed madlite left behind."),
+    "export": ("export:command", "Write results for other programs: files, databases, trackers; each result once."),
+    "plugins": ("inventory:plugins_command", "List plugins, their hooks and what is wrong with them."),
+    "archive": ("archive:command", "Pack runs into one file, without secrets and weights."),
+    "import": ("archive:import_", "Take in the runs of a file that `madlite archive` packed."),
+    "verify": ("archive:verify", "Read the logs of runs again, and compare what they give with what is recorded."),
+    "gpus": ("inventory:gpus", "List the GPUs of this machine, and which run has each of them."),
+    "prune": ("archive:prune", "List, and with --yes remove, the files of old or large runs."),
+    "clean": ("clean:command", "List, and with --yes remove, what a killed madlite left behind."),
 }
 # errors of a path that a user gave
 _ACCESS_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
@@ -113,8 +116,6 @@ class Group(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from madlite.errors import nearest_words
-
             close = nearest_words(args[0], self.list_commands(ctx), most=1)
             if close:
                 raise click.UsageError(f"{error.message} Did you mean '{close[0]}'?", ctx) from None
@@ -132,7 +133,8 @@ class Commands(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, importing its module."""
         if cmd_name in COMMANDS:
-            command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+            module, _, name = COMMANDS[cmd_name][0].partition(":")
+            command: click.Command = getattr(importlib.import_module(f"madlite.cli.{module}"), name)
             return command
         _add_plugin_commands(self)
         return super().get_command(ctx, cmd_name)
@@ -280,13 +282,6 @@ def _print_error(message: str, hint: str = "") -> None:
         echo(f" hint: {mask(hint)}", err=True)
 
 
-def mask(text: str) -> str:
-    """Mask the secrets of the environment and of the command line."""
-    from madlite.secrets import Redactor, assigned, collect
-
-    return Redactor((*collect(os.environ), *assigned(sys.argv))).text(text)
-
-
 class _MaskingFormatter(logging.Formatter):
     """Formats log records without secrets and without terminal control sequences."""
 
@@ -297,10 +292,6 @@ class _MaskingFormatter(logging.Formatter):
 def _internal_error(error: Exception) -> int:
     """Write a bug report to a file and print its path."""
     import tempfile
-    import traceback
-    from datetime import datetime, timezone
-
-    from madlite import __version__
 
     text = "".join(traceback.format_exception(error))
     stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from madlite.cli.arguments import (
@@ -192,8 +193,6 @@ tag_words = click.argument(_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=
 
 def is_given(name: str) -> bool:
     """Return whether an option was given on the command line."""
-    from click.core import ParameterSource
-
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 

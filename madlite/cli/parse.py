@@ -13,13 +13,16 @@ import click
 import msgspec
 from msgspec.structs import asdict, replace
 
+from madlite.archive.verify import limited, load_plan
+from madlite.backends.log_formats import FormatBackend, check_step
 from madlite.cli import setup
 from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
 from madlite.cli.completion import complete_runs
-from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, status_text, suspect_lines
+from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, suspect_lines
 from madlite.cli.options import Command, common_options, dir_option
 from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode, MadliteError, UsageProblem
+from madlite.files import shown
 from madlite.measure.parse_log import LogReading
 from madlite.model import (
     Backend,
@@ -35,8 +38,10 @@ from madlite.model import (
     Window,
     to_json,
 )
+from madlite.reports.runs import open_run
+from madlite.run.backend_choice import find_backend
 from madlite.secrets import Redactor, assigned, collect, masked_json
-from madlite.text import printable
+from madlite.text import counted, printable, status_text
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -114,9 +119,6 @@ def command(
 
 def _given(plugins: Plugins, backend: str, step: str) -> Backend | None:
     """Return the backend that the command line names or describes, None where it does neither."""
-    from madlite.backends.log_formats import FormatBackend, check_step
-    from madlite.run.backend_choice import find_backend
-
     if step and backend:
         raise UsageProblem("--backend and --step are two ways to read a log", "leave one of them out")
     if step:
@@ -125,7 +127,6 @@ def _given(plugins: Plugins, backend: str, step: str) -> Backend | None:
 
 
 def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | MadliteError:
-    from madlite.files import shown
     from madlite.measure.parse_log import open_log, read_chunks, read_log
 
     warmup = _WARMUP_STEPS if options.warmup is None else options.warmup
@@ -143,10 +144,8 @@ def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | Ma
 
 def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReading:
     """Return what a run's log shows, by its own backend and warm-up where the command line names no others."""
-    from madlite.archive.reread import limited
     from madlite.measure.parse_log import read_log as read
     from madlite.reports.log import read_log
-    from madlite.reports.runs import open_run
 
     run = open_run(folder)
     record = run.record
@@ -185,8 +184,6 @@ def _output(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 def _plan_of(folder: Path) -> RunPlan | None:
     """Return a run's plan, which has how its log is read; None where this madlite cannot read it."""
-    from madlite.archive.reread import load_plan
-
     try:
         return load_plan(folder)
     except UsageProblem:
@@ -294,7 +291,7 @@ def _steps(reading: LogReading, first: int, last: int) -> str:
     if ranks := reading.steps.ranks():
         parts.append(f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}")
     if left_out:
-        parts.append(f"{left_out} validation step{'s' if left_out > 1 else ''} left out")
+        parts.append(f"{counted(left_out, 'validation step')} left out")
     return ", ".join(parts)
 
 
@@ -344,7 +341,7 @@ def json_pieces(reading: LogReading) -> Iterator[str]:
 
 def problem_json(name: str, problem: MadliteError) -> str:
     """Return the object of a log that could not be read."""
-    from madlite.cli.main import mask
+    from madlite.cli.terminal import mask
 
     return to_json({"log": mask(name), "error": mask(problem.message), "hint": mask(problem.hint)})
 

@@ -1,23 +1,41 @@
-"""`madlite plan`: frozen plans as files, for `madlite run --plan` in another process, folder or machine."""
+"""`madlite plan`: frozen plans as files, for another process, folder or machine; `madlite explain`: a plan shown."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.main import mask
-from madlite.cli.options import TagsCommand, common_options, frozen_options, tag_words, tags_option
+from madlite.cli.batch_options import cluster_plan_options
+from madlite.cli.completion import complete_tags
+from madlite.cli.options import TagsCommand, common_options, frozen_options, plan_options, tag_words, tags_option
+from madlite.cli.planning import check_option
 from madlite.cli.setup import cards_option
-from madlite.cli.terminal import echo
+from madlite.cli.terminal import echo, echo_lines, mask
+from madlite.errors import UsageProblem, one_hint
+from madlite.files import check_writable, is_file, is_folder, write_named
+from madlite.machine.products import find_peak
+from madlite.measure.compute import flops_per_token, trains_adapters
+from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value, Variant
+from madlite.perfcsv.locked import make_folder
+from madlite.plan.fields import targeted_rows
+from madlite.plan.plan_file import is_plan_file
+from madlite.run.checks import card_or_run, check_plans, in_one_line, run_checks
+from madlite.run.executor import secrets_for
+from madlite.run.from_plan import saved_text
+from madlite.secrets import Redactor, masked_json
+from madlite.text import scalar_text
 
 if TYPE_CHECKING:
     from madlite.run.screen import PlannedRun
+
 
 _NAME = Path("plan.json")
 _FROZEN = "the refusal is part of the plan file: plan again where it no longer holds"
@@ -53,8 +71,6 @@ def command(**params: Any) -> int:
     read at the run.
     """
     from madlite.cli.planning import local_secret_sources, plan_all
-    from madlite.run.checks import check_plans
-    from madlite.run.from_plan import saved_text
 
     plugins = setup.load(params["no_plugins"], params["verbose"])
     options = setup.make_options({**params, **_RESULTS})
@@ -86,9 +102,8 @@ def _without_output(words: Sequence[str]) -> tuple[str, ...]:
 
 def _write(planned: Sequence[PlannedRun], texts: Sequence[str], output: str) -> None:
     """Write the files, once it is known that all of them can be written, and name them."""
-    from madlite.errors import UsageProblem, one_hint
-    from madlite.files import check_writable, is_file, is_folder, write_named
-    from madlite.perfcsv.locked import make_folder
+    from madlite.errors import UsageProblem
+    from madlite.files import is_file
     from madlite.plan.plan_file import is_plan_file
 
     if not texts:
@@ -115,10 +130,6 @@ def _write(planned: Sequence[PlannedRun], texts: Sequence[str], output: str) -> 
 
 def _check_own(file: Path) -> None:
     """Refuse to replace what is no plan: a slip of `-o perf.csv` would cost all results."""
-    from madlite.errors import UsageProblem
-    from madlite.files import is_file
-    from madlite.plan.plan_file import is_plan_file
-
     if is_file(file) and file.stat().st_size and not is_plan_file(file):
         raise UsageProblem(f"{file} is no plan file, and is not replaced by one", f"rm {file}   or name another file")
 
@@ -133,3 +144,310 @@ def _title(one: PlannedRun) -> str:
     variant = (plan.variant.mode, plan.variant.precision) if plan.variant else ()
     words = (plan.card.name, f"backend {plan.backend}", *variant, f"runtime {plan.runtime}", plan.id)
     return " · ".join(word for word in words if word)
+
+
+@click.command("explain", cls=TagsCommand)
+@click.argument("tag", nargs=-1, shell_complete=complete_tags)
+@tags_option
+@cards_option
+@click.option("--all", "everything", is_flag=True, help="Show every value of every run.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plans, with all values, as a list of JSON objects.")
+@click.option("--machine", default="", metavar="NxGPU", help="Pretend this machine, e.g. 8xMI300X.")
+@check_option
+@plan_options
+@cluster_plan_options
+@common_options
+def explain(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any) -> int:
+    """Show the plan of a run: every value and where it came from.
+
+    Without --all: of each card what decides its runs, what somebody set, and what differs between them.
+
+    \b
+    madlite explain demo
+    madlite explain demo_torchtitan_llama_debug --set steps=100 --machine 8xMI300X --all
+    madlite explain my_model --check && madlite run --tags my_model
+    madlite explain my_model --cluster mi300 --nodes 4
+    """
+    from madlite.cli.planning import check, plan_all
+    from madlite.cli.submit import planning_options
+
+    plugins = setup.load(params["no_plugins"], params["verbose"])
+    params["tags"] = (*tag, *params["tags"])
+    options = planning_options(params)
+    planned = plan_all(plugins, options, params)
+    secrets = tuple(text for one in planned for text in secrets_for(one, options.environ))
+    mask = Redactor(secrets).text
+    refused, warnings = run_checks(planned, plugins, options.lint)
+    if as_json:
+        click.echo(masked_json([one.plan for one in planned], secrets), nl=False)
+        for one, found in zip(planned, refused, strict=True):  # a list of plans has no place for it
+            warnings += [
+                f"{card_or_run(one.plan, planned)}would be refused: {in_one_line(finding)}" for finding in found
+            ]
+    else:
+        pairs = zip(planned, refused, strict=True)
+        pages = [Explained(one.plan, _script(one), tuple(map(in_one_line, found))) for one, found in pairs]
+        echo_lines(mask("\n\n".join(map(full_page, pages) if everything else short_pages(pages))))
+    setup.print_problems(plugins.problems)
+    for text in warnings:
+        echo(f"warning: {mask(text)}", err=True)
+    return check(planned, refused, plugins, options, params) if params["check"] else 0
+
+
+def _script(one: PlannedRun) -> str:
+    return next((file.data.decode("utf-8", "replace") for file in one.files if file.path == "run.sh"), "")
+
+
+# Rows of `explain` for a run's floating-point work: model shape, formula, peak.
+
+
+def compute_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and origin; nothing of a card's own script, whose model is unknown."""
+    if plan.variant is None:
+        return
+    model, origin = plan.architecture, plan.origins.get("architecture", "")
+    yield "architecture", _in_words(model) if model else "-", origin
+    if model is None or not plan.variant.seq_len or plan.variant.seq_len < 1:
+        return
+    yield "gflop_per_token", _work(model, plan.variant, plan.variant.seq_len, plan), "docs/measurement.md"
+    peak = find_peak(plan.machine, plan.place.gpu_ids, plan.variant.precision)
+    yield ("peak", "-", peak) if isinstance(peak, str) else ("peak", f"{peak.tflops:g} TFLOP/s, {peak.of}", peak.source)
+
+
+def _work(model: Architecture, variant: Variant, seq_len: int, plan: RunPlan) -> str:
+    frozen, attention = trains_adapters(variant), plan.result_rule.attention
+    each = flops_per_token(model, seq_len, attention, frozen=frozen) / 1e9
+    weights = ", weights frozen" if frozen else ""
+    return f"{each:.4g} ({attention} attention, sequences of {seq_len}{weights})"
+
+
+def _in_words(model: Architecture) -> str:
+    heads = f"{model.heads} heads" + (f" on {model.kv_heads}" if model.kv_heads else "")
+    parts = [f"{model.layers} layers of {model.hidden}", heads]
+    if model.kv_lora_rank:
+        parts.append(f"latent of {model.kv_lora_rank}")
+    if model.window:
+        parts.append(f"window {model.window}" + (f", full every {model.full_every}" if model.full_every else ""))
+    if model.experts:
+        shared = f" + {model.shared_ffn} shared" if model.shared_ffn else ""
+        parts.append(f"{model.active_experts} of {model.experts} experts of {model.expert_ffn}{shared}")
+    if model.dense_layers or not model.experts:
+        parts.append(f"ffn {model.ffn}" + ("" if model.gated else ", not gated"))
+    return ", ".join([*parts, f"vocabulary {model.vocab}"])
+
+
+# The values of a plan as `explain` names them, each with where it came from.
+
+_EXPORT = re.compile(
+    r"^ *(?:.*(?:\bthen|\|\|) )?export ([A-Za-z_]\w*(?:=.*?)?)(?:; fi)?(?: +# (.*))?$", re.ASCII | re.MULTILINE
+)
+_PAIR = re.compile(r"(?:^| )([A-Za-z_]\w*)=", re.ASCII)
+
+
+def export_rows(plan: RunPlan, script: str) -> Iterator[tuple[str, str, str]]:
+    """Yield what a rendered script exports beyond the plan's environment, as it stands there, with the script's why."""
+    for text, why in _EXPORT.findall(script):
+        pairs = _PAIR.split(text)[1:] if "=" in text and "$(" not in text else [*text.split("=", 1), ""][:2]
+        for name, value in zip(pairs[::2], pairs[1::2], strict=True):
+            if name not in plan.env:
+                unset = re.fullmatch(rf"\$\{{{name}:?-(.*)\}}", value)
+                words = f"{unset[1]}, unless it is set" if unset else value or "made where it runs"
+                yield f"export.{name}", words, f"run.sh: {why}" if why else "run.sh"
+
+
+def plan_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and origin of each value of a plan."""
+    origins = plan.origins
+    gpus = ",".join(map(str, plan.place.gpu_ids)) or "none"
+    yield "machine", f"{len(plan.machine.gpus)} x {plan.machine.product}", origins.get("machine", "")
+    yield "runtime", plan.known_runtime or "-", origins.get("runtime", "")
+    yield "n_gpus", f"{plan.place.gpus_per_node} (ids {gpus})", origins.get("n_gpus", "")
+    yield "image", plan.image.ref if plan.image else "none", origins.get("image", "") if plan.image else ""
+    limit = "none" if plan.timeout_s is None else f"{plan.timeout_s:g}"
+    yield "timeout_s", limit, origins.get("timeout_s", "")
+    for name, limit_s in (("start_silence_s", plan.start_silence_s), ("silence_s", plan.silence_s)):
+        yield name, f"{limit_s:g}" if limit_s else "none", origins.get(name, "default")
+    yield from targeted_rows(plan)
+    yield "launcher", plan.launcher or "-", origins.get("launcher", plan.backend or "default")
+    yield from _value_rows(plan)
+    yield from _image_rows(plan)
+    for use in plan.data:
+        yield f"data {use.name}", f"{use.provider}, in {use.home}", "data.json"
+    for mount in plan.mounts:
+        is_data = any(use.home == mount.target for use in plan.data)
+        origin = "data.json" if is_data else origins.get("docker_mounts", "context")
+        yield f"mount {mount.target}", mount.source, origins.get(f"mount {mount.target}", origin)
+
+
+def _scan(scan: ErrorScan | None) -> str:
+    if scan is None:
+        return "off"
+    return f"{', '.join(map(repr, scan.patterns))}; harmless: {', '.join(map(repr, scan.benign))}"
+
+
+def _value_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
+    """Yield sizes, settings, arguments and environment."""
+    origins = plan.origins
+    yield from _recipe_rows(plan)
+    yield from compute_rows(plan)
+    if origins.get("error_scan") and plan.result_rule.kind != "steps":
+        yield "error_scan", _scan(plan.error_scan), origins["error_scan"]
+    if plan.run_args:
+        yield "args", plan.run_args, origins.get("args", "")
+    for name, text in sorted(plan.env.items()):
+        yield f"env.{name}", "***" if isinstance(text, Secret) else text, origins.get(f"env.{name}", "")
+
+
+def _recipe_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
+    """Yield the recipe, and what it came to: the variant and the backend's settings."""
+    settings = dict(sorted(plan.settings.items()))
+    if "recipe" in settings:
+        yield "recipe", str(settings.pop("recipe")), _published(plan.origins.get("settings.recipe", ""))
+    for name in plan.variant.__struct_fields__ if plan.variant is not None else ():
+        value = getattr(plan.variant, name)
+        yield f"variant.{name}", "-" if value in (None, "") else str(value), plan.origins.get(f"variant.{name}", "")
+    for name, setting in settings.items():
+        yield f"settings.{name}", _word(setting), plan.origins.get(f"settings.{name}", "")
+
+
+def _published(origin: str) -> str:
+    """Return where a recipe comes from, of an origin such as `recipe NAME (v25.10, MI300X; source)`."""
+    return origin.partition(" (")[2].removesuffix(")") if origin.startswith("recipe ") else origin
+
+
+def _image_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
+    """Yield what the image is built from, and what a script of a card is called with."""
+    if plan.image is not None and plan.image.dockerfile is not None:
+        yield "dockerfile", str(plan.image.dockerfile), "card"
+        yield "base_docker", plan.image.base or "-", "context, Dockerfile"
+        for name, text in plan.image.build_args.items():
+            yield f"build_arg.{name}", "***" if isinstance(text, Secret) else text, ""
+    if plan.engine_options.extra:
+        yield "docker options", plan.engine_options.extra, plan.origins.get("engine_options.extra", "card")
+    for action in plan.actions:
+        if action.kind in ("pre", "run", "post"):
+            yield action.kind, action.argv[2] if action.argv[:2] == ("bash", "-c") else " ".join(action.argv), ""
+
+
+def _word(value: object) -> str:
+    return scalar_text(value) if value != "" else '""'
+
+
+# The pages of `explain`: of each card what decides its runs and what differs between them, or everything of each.
+#
+# Short is the default: several runs of a card's backend have what they share once, and then each what differs.
+
+_Row: TypeAlias = tuple[str, str, str]  # name, value, origin
+_Key: TypeAlias = tuple[str, int]
+# what every user looks for first; the rest is shown where it differs between the runs of a card, or somebody set it
+_FIRST = frozenset(
+    (
+        *("machine", "runtime", "n_gpus", "image", "dockerfile", "base_docker", "docker options", "timeout_s"),
+        *("recipe", "args", "error_scan", "pre", "run", "post", "variant.model", "variant.mode", "variant.precision"),
+        *("variant.seq_len", "variant.micro_batch", "variant.global_batch", "variant.steps"),
+    )
+)
+_FIRST_KINDS = ("data ", "mount ")
+_RENDERED = "bash run.sh"  # what runs of every backend that renders a script
+_ASKED = ("--", "context", "tag")  # how the origin of what a user set begins
+_WIDEST = 40
+
+
+class Explained(Value, frozen=True):
+    """A plan with its rendered script, and in one line each what would keep it from being started."""
+
+    plan: RunPlan
+    script: str = ""
+    refused: tuple[str, ...] = ()
+
+    def rows(self) -> Iterator[_Row]:
+        """Yield name, value and origin of each value of the plan, and of what its script exports."""
+        yield from plan_rows(self.plan)
+        yield from export_rows(self.plan, self.script)
+
+
+class _ExplainedRows(Value, frozen=True):
+    """A plan with its rows, by name and by which of that name it is: there may be several scripts before a run."""
+
+    of: Explained
+    rows: dict[_Key, _Row]
+
+
+def full_page(one: Explained) -> str:
+    """Return every value of one plan."""
+    plan = one.plan
+    lines = [f"{plan.card.name}  (backend {plan.backend or 'none'}, card from {plan.card.source})"]
+    lines += _table(list(one.rows()))
+    lines += [f"  note: {note}" for note in plan.notes]
+    return "\n".join([*lines, *_stopped(one, "  ")])
+
+
+def short_pages(explained: Iterable[Explained]) -> Iterator[str]:
+    """Yield a page for each card and backend, of all their runs that stand one after another."""
+    for _, runs in groupby(explained, lambda one: (one.plan.card.name, one.plan.card.source, one.plan.backend)):
+        yield _short_page(tuple(runs))
+
+
+def _short_page(runs: Sequence[Explained]) -> str:
+    found = [_ExplainedRows(of=one, rows=_by_key(one.rows())) for one in runs]
+    first = runs[0].plan
+    count = f", {len(runs)} runs" if len(runs) > 1 else ""
+    lines = [f"{first.card.name}  (backend {first.backend or 'none'}, card from {first.card.source}{count})"]
+    keys = dict.fromkeys(key for one in found for key in one.rows)
+    differing = [key for key in keys if len({one.rows[key][1] if key in one.rows else None for one in found}) > 1]
+    apart = frozenset(differing)
+    shared = [found[0].rows[key] for key in keys if key not in apart]
+    shown = [row for row in shared if _is_first(row)]
+    lines += _table(shown)
+    notes = [note for note in first.notes if all(note in one.plan.notes for one in runs)]
+    lines += [f"  note: {note}" for note in notes]
+    stopped = [tuple(_stopped(one, "  ")) for one in runs]
+    alike = all(one == stopped[0] for one in stopped)
+    lines += stopped[0] if alike else ()
+    for position, one in enumerate(found if len(runs) > 1 else (), 1):
+        lines += _of_run(one, position, differing, notes)
+        lines += () if alike else _stopped(one.of, "    ")
+    if left := len(shared) - len(shown):
+        lines.append(f"  and {left} values more: --all")
+    return "\n".join(lines)
+
+
+def _by_key(rows: Iterable[_Row]) -> dict[_Key, _Row]:
+    found: dict[_Key, _Row] = {}
+    so_far: Counter[str] = Counter()
+    for row in rows:
+        found[row[0], so_far[row[0]]] = row
+        so_far[row[0]] += 1
+    return found
+
+
+def _of_run(one: _ExplainedRows, position: int, differing: Iterable[_Key], pages: Sequence[str]) -> Iterator[str]:
+    """Yield what one run has otherwise than the others of its card."""
+    plan = one.of.plan
+    words = " ".join(filter(None, (plan.variant.mode, plan.variant.precision))) if plan.variant else ""
+    yield f"  run {position}" + (f": {words}" if words else "")
+    yield from _table([one.rows[key] for key in differing if key in one.rows], "    ")
+    yield from (f"    note: {note}" for note in plan.notes if note not in pages)
+
+
+def _is_first(row: _Row) -> bool:
+    """Return whether a shared value is on the short page: one that decides the run or that the user set."""
+    name, value, origin = row
+    if origin.startswith(_ASKED) and origin != "context, Dockerfile":
+        return True
+    return (name in _FIRST or name.startswith(_FIRST_KINDS)) and value not in ("", "-", _RENDERED)
+
+
+def _table(rows: Sequence[_Row], indent: str = "  ") -> list[str]:
+    wide = min(_WIDEST, max((len(name) for name, _, _ in rows), default=0))
+    return [f"{indent}{name:<{wide}}  {value}" + (f"   <- {origin}" if origin else "") for name, value, origin in rows]
+
+
+def _stopped(one: Explained, indent: str) -> Iterator[str]:
+    """Yield what blocks a run."""
+    blocked = one.plan.blocked
+    if blocked:
+        yield f"{indent}would not start: {blocked.status.value} {blocked.reason}"
+        if blocked.hint:
+            yield f"{indent}  hint: {blocked.hint}"
+    yield from (f"{indent}would be refused: {text}" for text in one.refused)

@@ -1,45 +1,56 @@
-"""From a command line to plans: what `run` and `explain` share."""
+"""From a command line to plans, which `run` and `explain` share, and what a dry run prints of one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import json
+import os
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import click
 import msgspec
 
 from madlite.backends.loader import Plugins
 from madlite.batch.resume import follow_cut_off
+from madlite.batch.runner import exit_code
 from madlite.bundled import template_root
 from madlite.catalog.datasets import DataSets, read_data_sets
+from madlite.catalog.select import split_tags, tag_additions
 from madlite.cli import setup
-from madlite.cli.allocated import check_context_nodes
 from madlite.cli.arguments import named_values
-from madlite.cli.credentials import read_credentials, read_services
-from madlite.errors import MadliteError, UsageProblem
-from madlite.files import exists, is_file
+from madlite.cli.setup import check_context_nodes
+from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
+from madlite.files import UNUSABLE, NotJson, decode_json, exists, is_file, read_json, texts, write_named
 from madlite.machine.fabric import find_fabric
-from madlite.plan.actions import TOOLS, list_tools, make_toolset
+from madlite.model import Result, RunPlan
+from madlite.perfcsv.append import check_appendable
+from madlite.plan.actions import TOOLS, bind_model_dir, list_tools, make_toolset
 from madlite.plan.context import REMOTE_KEYS, Context, Options, context_on
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
-from madlite.plan.manifest import context_over
+from madlite.plan.manifest import context_over, read_manifest
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.recipe_file import refuse_other_cards
 from madlite.platforms.kubernetes.settings import RUNTIME as KUBERNETES
-from madlite.run.checks import why_unreachable
-from madlite.run.from_manifest import plan_manifest
+from madlite.run.checks import keep_refused, why_unreachable
+from madlite.run.executor import secrets_for
+from madlite.run.from_manifest import builds_of, manifest_of_runs, plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
 from madlite.run.planning import BatchInputs, plan_runs
 from madlite.run.screen import PlannedRun
-from madlite.store.folder import new_run_id
+from madlite.run.session_runner import guard_plugin
+from madlite.secrets import Redactor
+from madlite.store.folder import check_runs_folder, new_run_id
 
 if TYPE_CHECKING:
-    from madlite.model import Finding, Result
+    from madlite.model import Finding
+    from madlite.model.protocols import ManifestRuntime
     from madlite.plan.manifest import Manifest
     from madlite.platforms.kubernetes.settings import KubernetesSettings
+
 
 # The manifest of a run: the one it starts from instead of tags, and the one it leaves.
 
@@ -62,7 +73,6 @@ def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
         return None
     if params["tags"]:
         setup.warn(f"--tags has no effect: {file} names the models")
-    from madlite.plan.manifest import read_manifest
 
     return read_manifest(file, options.workspace)
 
@@ -75,9 +85,7 @@ def save_manifest(
     `results` are those of the runs that ended.  A run from a manifest leaves that one as it is, and runs that had
     no image (on the host, not started, not built) leave one that names images.
     """
-    from madlite.files import write_named
     from madlite.run.executor import secrets_for
-    from madlite.run.from_manifest import builds_of, manifest_of_runs
 
     file = options.workspace / params["manifest_output"]
     secrets = [text for one in planned for text in secrets_for(one, options.environ)]
@@ -102,7 +110,6 @@ def is_manifest(file: Path) -> bool:
 
 
 def _read(file: Path, workspace: Path) -> Manifest | None:
-    from madlite.plan.manifest import read_manifest
 
     try:
         return read_manifest(file, workspace) if is_file(file) else None
@@ -252,8 +259,6 @@ def refuse_given(keys: Collection[str], by: str, params: dict[str, Any]) -> None
     Raises:
         UsageProblem: there is one, of --set, of an option of its own or behind a tag.
     """
-    from madlite.catalog.select import split_tags, tag_additions
-
     given = [(f"--set {key}", key) for key in (text.partition("=")[0].strip() for text in params["sets"])]
     given += [(option, key) for option, key, _ in named_values(params)]
     given += [("--timeout", "timeout_s")] if params["timeout"] is not None else []
@@ -351,10 +356,6 @@ def check(
     Raises:
         MadliteError: `run` would refuse the command, with this error.
     """
-    from madlite.batch.runner import exit_code
-    from madlite.model import Result
-    from madlite.run.checks import keep_refused
-
     check_start(planned, options, pretended=bool(params["machine"]))
     checked = keep_refused(planned, refused, plugins)
     blocked = [(one.plan.id, one.plan.blocked) for one in checked if one.plan.blocked is not None]
@@ -367,9 +368,6 @@ def check_start(planned: Sequence[PlannedRun], options: Options, *, pretended: b
     Raises:
         MadliteError: GPUs of the context are not here (unless all is `pretended`), or files are in the way.
     """
-    from madlite.perfcsv.append import check_appendable
-    from madlite.store.folder import check_runs_folder
-
     if not pretended:
         refuse_pretended([one for one in planned if one.plan.traits.local])
     check_runs_folder(options.workspace)
@@ -379,9 +377,133 @@ def check_start(planned: Sequence[PlannedRun], options: Options, *, pretended: b
 
 def refuse_pretended(planned: Sequence[PlannedRun]) -> None:
     """Keep a row from naming GPUs that are not here."""
-    from madlite.errors import UsageProblem
-
     for one in planned:
         if one.plan.machine.pretended:
             what = f"{len(one.plan.machine.gpus)} x {one.plan.machine.device}"
             raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")
+
+
+def read_credentials(workspace: Path) -> dict[str, dict[str, str]] | None:
+    """Return the tables of credential.json of the working folder, name → key → value; None without that file.
+
+    Raises:
+        UsageProblem: it cannot be read, or is no such table; the message shows none of it.
+    """
+    content = _credential_file(workspace)
+    if content is None:
+        return None
+    # NAS_NODES and the like are lists, which no card names
+    return {name: _table(entry) for name, entry in content.items() if isinstance(entry, dict)}
+
+
+def _credential_file(workspace: Path) -> dict[str, Any] | None:
+
+    file = workspace / "credential.json"
+    if not exists(file):
+        return None
+    content = read_json(file, file.name)
+    if not isinstance(content, dict):
+        raise UsageProblem(f"{file.name} must be an object of tables, found a {type(content).__name__}")
+    return content
+
+
+_SERVICES = ("MAD_MINIO", "MAD_AWS_S3", "NAS_NODES")
+
+
+def read_services(workspace: Path) -> dict[str, tuple[dict[str, str], ...]]:
+    """Return the services that data comes from, each with its table, `NAS_NODES` with one per storage.
+
+    One in the environment (`MAD_MINIO='{"USERNAME": …}'`) comes before that of credential.json.
+
+    Raises:
+        UsageProblem: one in the environment is no such table; the message shows none of it.
+    """
+    of_file = _credential_file(workspace) or {}
+    named = {name: _object(name, os.environ[name]) for name in _SERVICES if os.environ.get(name)}
+    found = {name: value for name, value in {**of_file, **named}.items() if name in _SERVICES}
+    lists = {name: value if isinstance(value, list) else [value] for name, value in found.items()}
+    return {name: tuple(_table(one) for one in value if isinstance(one, dict)) for name, value in lists.items()}
+
+
+def _object(name: str, text: str) -> dict[str, Any] | list[Any]:
+
+    try:
+        value = decode_json(os.fsencode(text))
+    except NotJson:
+        value = None
+    several = name == "NAS_NODES"
+    fits = isinstance(value, (dict, list) if several else dict)
+    if not fits or any(UNUSABLE.search(inside) for _, inside in texts(value, name)):
+        table = '{"HOST": "…", "PORT": 22, ' if several else "{"
+        hint = f'{name}=\'{table}"USERNAME": "…", "PASSWORD": "…"}}\''
+        raise UsageProblem(f"{name} of the environment is no JSON object", hint)
+    return value  # type: ignore[no-any-return]
+
+
+def _table(entry: dict[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in entry.items() if isinstance(value, (str, int))}
+
+
+_SHOWN = (".sh", ".toml", ".yaml", ".yml", ".json")
+
+
+def preview(one: PlannedRun, environ: dict[str, str], refused: Iterable[str] = ()) -> str:
+    """Return everything one run would do, secrets masked; `refused` is what would keep it from being started."""
+    plan = one.plan
+    parts = [f"# {plan.card.name} · backend {plan.backend or 'none'} · runtime {plan.known_runtime or 'none'}"]
+    if plan.study is not None and plan.study.varied:
+        varied = ", ".join(f"{key}={value}" for key, value in plan.study.varied.items())
+        parts.append(f"# {plan.study.kind}: {varied}")
+    if plan.blocked:
+        parts.append(f"# would not start: {plan.blocked.status.value} {plan.blocked.reason}")
+        parts += [f"# hint: {plan.blocked.hint}"] if plan.blocked.hint else []
+    parts += [f"# would be refused: {text}" for text in refused]
+    parts += [f"# {note}" for note in plan.notes]
+    if plan.traits.manifests and plan.image is not None:  # all of it can be piped into the engine's own tool
+        parts.append(_manifest(one))
+        return Redactor(secrets_for(one, environ)).text("\n".join(parts))
+    if (plan.image is not None or not plan.traits.containerised) and (request := _request(one)):
+        parts.append(_section(f"{plan.runtime} request", request))
+    parts.append(_section("commands", "\n".join(_commands(plan))))
+    for file in one.files:
+        if file.path.endswith(_SHOWN):
+            parts.append(_section(file.path, file.data.decode("utf-8", "replace").rstrip("\n")))
+        else:
+            parts.append(f"# --- {file.path} ({len(file.data)} bytes, copied from {file.template})")
+    return Redactor(secrets_for(one, environ)).text("\n".join(parts)) + "\n"
+
+
+def _request(one: PlannedRun) -> str:
+    """Return the request to the runtime as JSON; "" where building it fails for the reason that blocks the plan."""
+    try:
+        with guard_plugin(one.runtime):
+            plan = bind_model_dir(one.plan, one.plan.model_dir)
+            return json.dumps(one.runtime.request(plan), indent=2, default=str)
+    except UsageProblem:
+        if one.plan.blocked is None:
+            raise
+        return ""
+
+
+def _manifest(one: PlannedRun) -> str:
+    """Return the request as the engine's own tool takes it; a comment where it cannot be made."""
+    try:
+        with guard_plugin(one.runtime):
+            plan = bind_model_dir(one.plan, one.plan.model_dir)
+            runtime = cast("ManifestRuntime", one.runtime)
+            return "---\n" + runtime.manifest(plan, {file.path: file.data for file in one.files})
+    except RuntimeProblem as problem:
+        return f"# would not start: {problem.message}\n# hint: {problem.hint}\n"
+
+
+def _section(title: str, text: str) -> str:
+    return f"# --- {title}\n{text}"
+
+
+def _commands(plan: RunPlan) -> list[str]:
+    """Return the actions as shell commands, in order."""
+    lines = []
+    for action in bind_model_dir(plan, plan.model_dir).actions:
+        where = action.cwd.replace("{folder}", plan.folder_inside)
+        lines.append(f"{action.kind:8} (in {where}) {shlex.join(action.argv)}")
+    return lines

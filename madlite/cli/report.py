@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from madlite.batch.recovery.unfinished import complete_side_files
 from madlite.cli import setup
 from madlite.cli.arguments import contract, contract_option
 from madlite.cli.completion import complete_runs
 from madlite.cli.main import Group
-from madlite.cli.options import dir_option, read_where, verbose_option
+from madlite.cli.options import dir_option, group, read_where, verbose_option
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode, MadliteError, UsageProblem
+from madlite.files import write_named
+from madlite.plan.inputs import RUNS
+from madlite.reports.compare import Settings
+from madlite.reports.html import write_mail, write_page, write_run_page
+from madlite.reports.page import page_data, render_page
+from madlite.reports.page.markdown import render_markdown
+from madlite.reports.page.sources import as_side, collect, references_of
+from madlite.reports.sides import newest_side, read_side, without_runs
+from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.reports.compare import Report
@@ -56,7 +65,6 @@ def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> 
     madlite report to-html last
     """
     from madlite.cli.arguments import run_of
-    from madlite.reports.html import write_page, write_run_page
 
     if (source is None) == (csv_file_path is None):
         several = f"two results files are named: {source}, {csv_file_path}"
@@ -91,39 +99,33 @@ def to_html(source: str | None, csv_file_path: Path | None, directory: Path) -> 
 @verbose_option
 def to_email(directory: Path, output: Path) -> int:
     """Write every CSV file of a folder into one HTML mail: a heading and a table each."""
-    from madlite.reports.html import write_mail
-
     for problem in write_mail(directory, directory / output):
         setup.warn(f"left out: {problem}")
     echo(f"wrote {directory / output}")
     return int(ExitCode.OK)
 
 
-def _source_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Add what `html` and `md` have in common: which results, and what they are compared with."""
-    options = (
-        click.argument("sources", nargs=-1, metavar="[SOURCE...]", shell_complete=complete_runs),
-        click.option(
-            "--baseline",
-            "--against",
-            "base",
-            default="",
-            metavar="SOURCE",
-            help="Compare with these results: a baseline's name, a results file, a run, a folder, or published.",
-        ),
-        click.option(
-            "--where",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Only results with this dimension, column or fact: device=MI300X. Repeatable.",
-        ),
-        click.option("--title", default="", metavar="TEXT", help="The heading.  [default: Benchmark results]"),
-        dir_option,
-        verbose_option,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+_source_options = group(
+    click.argument("sources", nargs=-1, metavar="[SOURCE...]", shell_complete=complete_runs),
+    click.option(
+        "--baseline",
+        "--against",
+        "base",
+        default="",
+        metavar="SOURCE",
+        help="Compare with these results: a baseline's name, a results file, a run, a folder, or published.",
+    ),
+    click.option(
+        "--where",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Only results with this dimension, column or fact: device=MI300X. Repeatable.",
+    ),
+    click.option("--title", default="", metavar="TEXT", help="The heading.  [default: Benchmark results]"),
+    dir_option,
+    verbose_option,
+)
+"""Add what `html` and `md` have in common: which results, and what they are compared with."""
 
 
 @command.command("html", short_help="Results as one offline page: trends, comparison, steps, failures.")
@@ -147,13 +149,10 @@ def html(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str
     madlite report html
     madlite report html perf.csv --baseline v25.2 -o week.html
     """
-    from madlite.files import write_named
-    from madlite.reports.page import render_page
-
     page = _page(sources, base, where, title, directory)
     write_named(output, render_page(page))
     totals = page.totals
-    results = f"{totals.results:,} {'result' if totals.results == 1 else 'results'}"
+    results = counted(totals.results, "result")
     echo(
         f"wrote {output}: {results} in {totals.series:,} series, {totals.failed:,} failed, {totals.suspects:,} suspect"
     )
@@ -171,9 +170,6 @@ def markdown(
     \b
     madlite report md perf.csv --against last-month.csv
     """
-    from madlite.files import write_named
-    from madlite.reports.page.markdown import render_markdown
-
     text = render_markdown(_page(sources, base, where, title, directory))
     if output is None:
         click.echo(text, nl=False)
@@ -184,9 +180,6 @@ def markdown(
 
 
 def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: str, directory: Path) -> Page:
-    from madlite.reports.page import page_data
-    from madlite.reports.page.published import references_of
-    from madlite.reports.page.sources import as_side, collect
 
     filters = read_where(where)
     found = collect(sources, directory, filters)
@@ -210,9 +203,6 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
 def _compared(base: str, new: Side, filters: dict[str, str], directory: Path, *, is_default: bool) -> Report:
     """Return the comparison with the base: of what is named, else of each series' newest batch or study."""
     from madlite.cli.compare import compare_sides, compare_with_published, is_published_base
-    from madlite.plan.inputs import RUNS
-    from madlite.reports.compare import Settings
-    from madlite.reports.sides import newest_side, read_side, without_runs
 
     if is_published_base(base, directory):
         return compare_with_published(base, new, Settings(), directory)
@@ -224,7 +214,7 @@ def _compared(base: str, new: Side, filters: dict[str, str], directory: Path, *,
 
 def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:
     """Return the published figures, and why there are none: a report does without them."""
-    from madlite.cli.references import load_references
+    from madlite.cli.inventory import load_references
 
     try:
         return load_references(setup.load(no_plugins=False, verbose=False), directory), ()
@@ -250,15 +240,12 @@ def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:
 @verbose_option
 def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> int:
     """Make perf.csv again, from what the records of its runs say was appended, in that order."""
-    from madlite.batch.recovery.unfinished import complete_side_files
     from madlite.perfcsv.rebuild import rebuild
-    from madlite.plan.inputs import RUNS
 
     done = rebuild(output, runs, of=of, force=force, contract=contract())
     completed = complete_side_files(runs.parent) if runs.name == RUNS else ()
     setup.warn_of((*done.notes, *completed))
-    rows = "1 row" if done.rows == 1 else f"{done.rows} rows"
-    echo(f"wrote {output}: {rows} of {done.runs} {'run' if done.runs == 1 else 'runs'}")
+    echo(f"wrote {output}: {counted(done.rows, 'row')} of {counted(done.runs, 'run')}")
     return int(ExitCode.OK)
 
 
@@ -300,5 +287,5 @@ def update_perf(
         common_info=common_info,
         model_name=model_name,
     )
-    echo(f"{added} {'row' if added == 1 else 'rows'} added to {perf_csv}")
+    echo(f"{counted(added, 'row')} added to {perf_csv}")
     return int(ExitCode.OK)

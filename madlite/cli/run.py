@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import click
+from click.core import ParameterSource
 
+from madlite.batch.collect import collect_recoverable, recover_cut_off
+from madlite.batch.recovery.leftovers import end_orphans, still_running
+from madlite.batch.recovery.unfinished import append_pending, complete_side_files, recovery_report
+from madlite.batch.resume import inputs_of_all, refuse_other_study, series_of, standing_before
+from madlite.batch.runner import BatchSettings
 from madlite.cli import setup
 from madlite.cli.batch_options import (
     NOT_MEASURED,
@@ -50,19 +56,20 @@ from madlite.cli.options import (
     tag_words,
     tags_option,
 )
-from madlite.cli.planning import check, check_option, check_start
-from madlite.cli.preview import preview
+from madlite.cli.planning import check, check_option, check_start, preview
 from madlite.cli.screens import Sink
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
+from madlite.perfcsv.header import new_columns
+from madlite.perfcsv.locked import make_folder
+from madlite.run.checks import check_plans, in_one_line, run_checks
 from madlite.run.screen import PlannedRun
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.batch.attempts import Standing
     from madlite.batch.resume import Resumption
-    from madlite.batch.runner import BatchSettings
     from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import PlainScreen
     from madlite.machine.telemetry.sampler import Settle
@@ -197,8 +204,6 @@ def refuse_with_plan(ctx: click.Context) -> None:
     Raises:
         click.UsageError: the command line has such an option.
     """
-    from click.core import ParameterSource
-
     for param in ctx.command.params:
         name = param.name or ""
         if decides_plan(name) and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -207,14 +212,13 @@ def refuse_with_plan(ctx: click.Context) -> None:
 
 
 def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, params: dict[str, Any]) -> int:
-    from madlite.cli.summary import BatchFiles
-    from madlite.run.checks import in_one_line, run_checks
+    from madlite.cli.batches import BatchFiles
 
     refused, warnings = run_checks(planned, plugins, options.lint)
     shown: Sequence[PlannedRun] = planned
     order: list[str] = []
     if params["repeat"] is not None:
-        from madlite.cli.repeat import preview_repeat
+        from madlite.cli.studies import preview_repeat
 
         shown, order = preview_repeat(planned, params)
     for one, found in zip(shown, refused, strict=True):
@@ -242,8 +246,7 @@ def run_planned(
 
     `make` makes the batch of them once they were checked, else the options decide.
     """
-    from madlite.batch.resume import inputs_of_all, refuse_other_study, series_of
-    from madlite.cli.summary import BatchFiles, against_baseline, print_totals
+    from madlite.cli.batches import BatchFiles, against_baseline, print_totals
 
     batch_before = unfinished(options.workspace) if params.get("resume") else None
     against = against_baseline(params, options)
@@ -286,9 +289,6 @@ def _checked(
     planned: Sequence[PlannedRun], options: Options, plugins: Plugins, params: dict[str, Any]
 ) -> tuple[Sequence[PlannedRun], tuple[str, ...]]:
     """Return the plans as checks leave them, and warnings, once their rows have a place."""
-    from madlite.perfcsv.locked import make_folder
-    from madlite.run.checks import check_plans
-
     check_start(planned, options)
     planned, warnings = check_plans(planned, plugins, options.lint)
     warnings = (*warnings, *note_fallback(planned, params))
@@ -300,8 +300,8 @@ def _checked(
 @contextmanager
 def _shown(options: Options, plugins: Plugins) -> Iterator[PlainScreen]:
     """Yield the screen of the runs, closed after the block; at its end it says what nobody read."""
+    from madlite.cli.batches import compare_run
     from madlite.cli.screens import make_screen
-    from madlite.cli.summary import compare_run
 
     sink = Sink(sys.stdout.fileno())
     compare = partial(compare_run, plugins)
@@ -328,7 +328,6 @@ def _make_settings(
     standing: Mapping[str, Standing],
     resumed: Resumption | None,
 ) -> BatchSettings:
-    from madlite.batch.runner import BatchSettings
 
     return BatchSettings(
         at_once=1 if params["parallel"] is None else params["parallel"],
@@ -350,8 +349,6 @@ def _standing(
     """Return the failed attempts that are followed by one of these runs."""
     if not params.get("attempt"):
         return resumed.standing if resumed is not None else {}
-    from madlite.batch.resume import standing_before
-    from madlite.perfcsv.header import new_columns
 
     return standing_before(planned[0].plan, options.output, new_columns(options.contract))
 
@@ -413,11 +410,6 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: Unfinish
 
     What is tried again of the batch `before`, which is resumed, is left.
     """
-    from madlite.batch.collect import collect_recoverable, recover_cut_off
-    from madlite.batch.recovery.leftovers import end_orphans, still_running
-    from madlite.batch.recovery.unfinished import append_pending, complete_side_files
-    from madlite.perfcsv.header import new_columns
-
     workspace, output = options.workspace, options.output_target or options.output
     yield from end_orphans(workspace, options.environ, runtimes)
     if options.rows:
@@ -430,8 +422,6 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: Unfinish
 
 def _recovery_report(options: Options, told: Iterable[str], resumed: str = "") -> list[str]:
     """Return warnings about interrupted earlier runs, apart from those `told` and the study that is `resumed`."""
-    from madlite.batch.recovery.unfinished import recovery_report
-
     # without rows it is possibly one of many jobs: `madlite collect` reports the others
     return recovery_report(options.workspace, resumed, told) if options.rows else []
 

@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from madlite.batch.recovery.unfinished import recovery_report
 from madlite.cli import setup
-from madlite.cli.amounts import SINCE, UNTIL
+from madlite.cli.arguments import SINCE, UNTIL
 from madlite.cli.completion import complete_run_fields, complete_run_values, complete_status
-from madlite.cli.format import duration, status_text
 from madlite.cli.options import TagsCommand, dir_option, read_filters, tags_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, without_secrets
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Json
-from madlite.text import printable, shortened
+from madlite.reports import listing, run_fields
+from madlite.reports.index import RunFilter, RunIndex
+from madlite.reports.listing import COLUMNS
+from madlite.reports.run_fields import Fields, RunGroup, group_runs, heading, narrowed, ordered
+from madlite.reports.runs import list_runs, runs_folder
+from madlite.text import duration, printable, shortened, status_text
 
 if TYPE_CHECKING:
-    from madlite.reports.run_groups import RunGroup
     from madlite.reports.runs import StoredRun
 
 _LAST = "last"
@@ -100,10 +104,6 @@ def command(
     madlite runs --where device=MI300X --since 2d --sort -performance
     madlite runs --columns id,performance,'image digest' --group series
     """
-    from madlite.batch.recovery.unfinished import recovery_report
-    from madlite.reports import listing
-    from madlite.reports.runs import runs_folder
-
     folder = runs_folder(directory)
     words = [word for text in tags for word in text.split(",")]
     of = _last_study(folder) if of == _LAST else of
@@ -130,8 +130,6 @@ def _last_study(folder: Path) -> str:
     Raises:
         UsageProblem: there is none.
     """
-    from madlite.reports.index import RunIndex
-
     with RunIndex.open(folder) as index:
         index.refresh()
         if study := index.last_study():
@@ -151,8 +149,6 @@ class _Found(NamedTuple):
 
 def _of_index(folder: Path, status: str, words: Sequence[str], of: str, limit: int) -> _Found:
     """Return runs as the index has them, all that a line shows; of a batch or study their records, for statistics."""
-    from madlite.reports.index import RunFilter, RunIndex
-
     with RunIndex.open(folder) as index:
         index.refresh()
         chosen = index.newest(RunFilter(status=status, words=tuple(words), of=of), limit)
@@ -170,10 +166,6 @@ def _of_records(
     times: tuple[str, str],
 ) -> _Found:
     """Return runs whose records were read, by values of any of their fields."""
-    from madlite.reports import listing
-    from madlite.reports.run_fields import Fields, narrowed, ordered
-    from madlite.reports.runs import list_runs
-
     status, words, of, limit = choice
     every = list_runs(folder)
     fields = Fields(every)
@@ -195,7 +187,6 @@ def _utc(when: datetime | None) -> str:
 
 
 def _show(chosen: Sequence[StoredRun], columns: list[str], group_by: str, *, as_json: bool, as_csv: bool) -> None:
-    from madlite.reports.run_groups import RunGroup, group_runs
 
     groups = group_runs(chosen, group_by) if group_by else [RunGroup(by="", name="", runs=tuple(chosen))]
     if as_json:
@@ -207,19 +198,17 @@ def _show(chosen: Sequence[StoredRun], columns: list[str], group_by: str, *, as_
 
 
 def _objects(groups: Sequence[RunGroup], columns: Sequence[str]) -> list[dict[str, Json]]:
-    from madlite.reports import listing, run_fields, run_groups
 
     def objects(runs: Sequence[StoredRun]) -> list[dict[str, Json]]:
         return [run_fields.as_json(run, columns) if columns else listing.as_json(run) for run in runs]
 
     if len(groups) == 1 and not groups[0].by:
         return objects(groups[0].runs)
-    return [run_groups.as_json(one, objects(one.runs)) for one in groups]
+    return [run_fields.group_json(one, objects(one.runs)) for one in groups]
 
 
 def _csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
     """Yield the lines of the CSV; of groups with their names as the first column."""
-    from madlite.reports.listing import COLUMNS
     from madlite.reports.run_fields import as_csv, csv_cells
 
     names = list(columns or COLUMNS)
@@ -229,8 +218,6 @@ def _csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
 
 
 def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
-    from madlite.reports import listing, run_fields
-    from madlite.reports.run_groups import heading
 
     runs = [run for one in groups for run in one.runs]
     table = run_fields.as_table(runs, columns) if columns else listing.as_table(runs, map(_words, runs))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +21,7 @@ from madlite.cli.batch_options import (
     refuse,
     turn_options,
 )
-from madlite.cli.batches import BatchStart, runs_of_text
+from madlite.cli.batches import BatchStart
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -32,19 +31,17 @@ from madlite.cli.options import (
     tag_words,
     tags_option,
 )
-from madlite.cli.planning import planner, refuse_given
-from madlite.cli.preview import preview
+from madlite.cli.planning import planner, preview, refuse_given
 from madlite.cli.run import command as run_command
 from madlite.cli.run import run_planned
 from madlite.cli.setup import cards_option
+from madlite.cli.studies import scaling_study_lines
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import Json, Scalar
 from madlite.run.screen import PlannedRun
-from madlite.store.study import SUMMARY
-from madlite.study.efficiency import GPUS, NODES, Scaling, scaling_lines
+from madlite.study.efficiency import GPUS, NODES
 from madlite.study.scaling import (
-    PAGE,
     Axis,
     PlannedPoint,
     check_nodes,
@@ -185,7 +182,7 @@ class ScalingBatch:
         ended = run_scaling(self.planned, study_id, options, start.plugins, start.screen, self._journal, start.settings)
         self.problems = ended.problems
         self.study = {"id": study_id, "kind": "scaling", "scalings": msgspec.to_builtins(ended.scalings)}
-        self.lines = [*study_lines(study_id, ended.scalings, options.workspace)]
+        self.lines = [*scaling_study_lines(study_id, ended.scalings, options.workspace)]
         return ended.runs
 
 
@@ -216,10 +213,3 @@ class ClusterScaling:
         strong = self._params["strong"]
         points = plan_points(self._counts, with_values, strong=strong, over=self._over, on_cluster=True)
         return order_runs(points, study_id, self._params["repeat"] or 1)
-
-
-def study_lines(study_id: str, scalings: Sequence[Scaling], workspace: Path) -> Iterator[str]:
-    """Yield what a study came to, and where more of it is."""
-    yield f"scaling {study_id}"
-    yield from (f"  {text}" for one in scalings for text in scaling_lines(one))
-    yield runs_of_text(workspace, study_id, SUMMARY, PAGE)

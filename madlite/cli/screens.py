@@ -12,21 +12,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from madlite.cli.format import (
-    details,
-    duration,
-    mad_lines,
-    retained,
-    status_text,
-    step_line,
-    study_text,
-    title,
-    verdict_line,
-)
+from madlite.cli.format import details, mad_lines, retained, step_line, study_text, title, verdict_line
 from madlite.cli.terminal import Sanitizer, all_coloured, coloured, has_colour, without_secrets
 from madlite.model import Quantity, Result, RunPlan, Status, Step
 from madlite.run.screen import RunOutcome
-from madlite.text import printable, shortened_middle
+from madlite.text import duration, printable, shortened_middle, status_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID, TimeRemainingColumn

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,18 +15,32 @@ import click
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins, load_plugins
-from madlite.catalog.cards import Catalog
-from madlite.cli.allocated import SLURM, allocated
+from madlite.bundled import bundled_models
+from madlite.catalog.cards import Catalog, odd_fields
+from madlite.catalog.select import select, split_tags, tag_names, unmatched, without_repeats
+from madlite.cli import model_dir
 from madlite.cli.arguments import contract, named_values
-from madlite.cli.main import mask
-from madlite.cli.terminal import echo_on
+from madlite.cli.terminal import echo_on, mask
 from madlite.errors import UsageProblem
+from madlite.files import exists, is_file, is_folder, shown
 from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
-from madlite.plan.context import ASKED, GPUS_OPTION, MACHINE_KEYS, Context, Options, read_context, unused_keys
+from madlite.plan.context import (
+    ASKED,
+    GPUS_OPTION,
+    MACHINE_KEYS,
+    Context,
+    Options,
+    context_on,
+    read_context,
+    unused_keys,
+)
+from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.plan.recipe_file import RecipeFile
     from madlite.platforms.kubernetes.settings import KubernetesSettings
+    from madlite.platforms.slurm.allocation import Allocation
+
 
 # The catalogue of a command line: the working folder's cards, plugins' own and those of `--cards-from`, madlite's.
 
@@ -53,7 +67,6 @@ def make_catalog(
         UsageProblem: one of them is no folder, or none that a plugin knows.
         CatalogError: as `load_catalog`.
     """
-    from madlite.catalog.select import tag_names
     from madlite.catalog.sources import load_catalog
 
     trees = tuple(dict.fromkeys(trees))
@@ -69,14 +82,12 @@ def make_catalog(
 
 
 def _check_folder(tree: Path) -> None:
-    from madlite.files import is_folder, shown
 
     if not is_folder(tree):
         raise UsageProblem(f"cards from {shown(tree)}: there is no such folder", "--cards-from DIR")
 
 
 def _refuse_unknown(trees: Sequence[Path], read: set[Path], plugins: Plugins) -> None:
-    from madlite.files import shown
 
     if unknown := [tree for tree in trees if tree not in read]:
         broken = "".join(f"; {problem.where}: {problem.what}" for problem in plugins.problems)
@@ -104,8 +115,6 @@ def load(no_plugins: bool, verbose: bool) -> Plugins:
 
 def _readers_files() -> Iterator[Path]:
     """Yield the user's files of readers: the working folder's, and that of all of their work."""
-    from madlite.files import is_file
-
     home = os.environ.get("HOME", "")
     config = os.environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
     for path in (Path("readers.toml"), *((Path(config, "madlite", "readers.toml"),) if config else ())):
@@ -156,7 +165,6 @@ def copy_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequence
     Raises:
         MadliteError: MODEL_DIR names no folder, or there is no tag, or one that selects no card; nothing was copied.
     """
-    from madlite.cli import model_dir
     from madlite.plan.inputs import RUNS
 
     here = Path.cwd()
@@ -170,8 +178,6 @@ def copy_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequence
 
 def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Path, trees: Sequence[Path]) -> None:
     """Refuse a tag that has a card neither where files come from nor where they go."""
-    from madlite.catalog.select import select, split_tags, unmatched
-
     tags = split_tags(values)
     catalog = _catalog(plugins, source, trees, tags)
     left = unmatched(catalog, tags)
@@ -269,7 +275,6 @@ def _backend(named: str, recipe: RecipeFile | None) -> str:
 def _named_file(option: str, named: Path | None, workspace: Path) -> Path | None:
     """Return a file that an option names, or where MODEL_DIR copies it; None where it names none."""
     from madlite.cli.model_dir import find_model_dir, is_copied
-    from madlite.files import exists
 
     if named is None:
         return None
@@ -303,8 +308,6 @@ def put_under_context(params: dict[str, Any], values: Mapping[str, Json], origin
     Raises:
         UsageProblem: one of them has the wrong type.
     """
-    from madlite.plan.context import context_on
-
     params[_CONTEXT] = context_on(values, origin, context_of(params), done)
 
 
@@ -321,9 +324,6 @@ def select_requests(
 
     `trees` as in `load_cards`.  What is odd about the cards themselves is named too.
     """
-    from madlite.catalog.cards import odd_fields
-    from madlite.catalog.select import select, split_tags, without_repeats
-
     wanted = split_tags(tags)
     requests, repeated = without_repeats(select(load_cards(plugins, workspace, trees, wanted), wanted))
     for text in (*repeated, *odd_fields(request.card for request in requests)):
@@ -344,7 +344,6 @@ def load_cards(
 
 
 def _catalog(plugins: Plugins, workspace: Path, trees: Sequence[Path], tags: Sequence[str] | None) -> Catalog:
-    from madlite.bundled import bundled_models
 
     return make_catalog(plugins, workspace, bundled_models(home()), trees, tags)
 
@@ -355,7 +354,6 @@ def find_card(name: str, workspace: Path) -> Card | None:
     Raises:
         CatalogError: a file of cards cannot be read.
     """
-    from madlite.bundled import bundled_models
     from madlite.catalog.sources import load_catalog
 
     catalog = load_catalog(workspace, bundled_models(home()), (), wanted=())
@@ -445,3 +443,113 @@ def _key_value(text: str) -> tuple[str, str]:
     if not equals or not key.strip():
         raise UsageProblem(f"--set {text!r} has no value", "--set key=value")
     return key.strip(), value
+
+
+SLURM = "slurm"
+
+
+def allocated(
+    params: Mapping[str, Any], environ: Mapping[str, str], context: Callable[[], Context]
+) -> tuple[str, int, str]:
+    """Return the runtime and the nodes of runs in the allocation of Slurm that this process is in, and a note on it.
+
+    In one of several nodes a run is on all of them, or on the first ones, as many as are asked for, unless a runtime
+    is named.
+
+    Raises:
+        UsageProblem: it would be on all of them once for each task of srun, or each rank has a madlite; or the nodes
+            that are asked for are not there.
+    """
+    from madlite.plan.inputs import find_node_values, is_task_of_several
+    from madlite.platforms.slurm.allocation import allocation_of
+    from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
+
+    named: str = params["runtime"]
+    asked: int | None = params.get("nodes")
+    find_node_values(environ)
+    here = allocation_of(environ)
+    if here is not None and is_task_of_several(environ):
+        return named, 0, _each_its_own(named, asked, here)
+    one_alone = bool(named) and named != SLURM
+    asked_by = "--nodes"
+    if asked is None and here is not None and not params.get("node_counts"):  # a study has numbers of its own
+        asked, asked_by = _of_context(context())
+    if asked is not None:
+        _check_nodes(asked, asked_by, here, named if one_alone else "")
+    if here is None or one_alone:
+        return named, 0, ""
+    by_steps = environ.get(VARIABLE) in (*ON_STEPS, "none")
+    if here.count == 1 and not named and not by_steps:
+        return "", 0, f"in allocation {here.job_id}: its one node alone, with the GPUs that it has there"
+    if asked is not None and asked < here.count:
+        which = f"the first {asked} of its {here.count} nodes" if asked > 1 else f"the first of its {here.count} nodes"
+        return SLURM, asked, f"in allocation {here.job_id}: on {which}"
+    which = f"its {here.count} nodes" if here.count > 1 else "its one node"
+    return SLURM, here.count, f"in allocation {here.job_id}: on {which}"
+
+
+def _each_its_own(named: str, asked: int | None, here: Allocation) -> str:
+    """Return a note on an allocation on each of whose nodes a madlite was started.
+
+    Raises:
+        UsageProblem: each is asked for what is about all nodes.
+    """
+    if named == SLURM:
+        raise UsageProblem(
+            "--runtime slurm in every task of srun or mpirun: each would run on all nodes", "madlite run …, without it"
+        )
+    note = f"in allocation {here.job_id}: each of its nodes has a madlite of its own"
+    if asked is not None:
+        raise UsageProblem(f"--nodes {asked} {note}", "leave --nodes out, or madlite run …, without srun or mpirun")
+    return note
+
+
+def _of_context(context: Context) -> tuple[int | None, str]:
+    """Return the nodes of each run that a context asks for, None where it does not, and how messages name that.
+
+    Raises:
+        UsageProblem: it is no number.
+    """
+    from madlite.jobs.translate import named_nodes
+
+    if context.typed.k8s or context.typed.kubernetes:  # of pods
+        return None, ""
+    count = named_nodes(context)
+    return count if count > 1 else None, f"{context.origins.get('distributed', 'context')}: distributed.nnodes"
+
+
+def _check_nodes(asked: int, asked_by: str, here: Allocation | None, on_one: str) -> None:
+    """Refuse nodes that a run cannot have; `on_one` is the runtime that is asked for and knows one node alone.
+
+    Raises:
+        UsageProblem: there is no allocation, it has fewer, or the runtime would use one.
+    """
+    if here is None:
+        what = f"{asked_by} {asked} without --cluster, and this is no allocation of Slurm"
+        raise UsageProblem(what, f"add --cluster NAME, or salloc -N{asked} madlite run …")
+    if asked > here.count:
+        what = f"{asked_by} {asked}: allocation {here.job_id} has {counted(here.count, 'node')}"
+        raise UsageProblem(what, f"--nodes {here.count}, or salloc -N{asked} for more")
+    if asked > 1 and on_one:
+        what = f"{asked_by} {asked} beside --runtime {on_one}: it would run on this node alone"
+        raise UsageProblem(what, "leave --runtime out; $MADLITE_CONTAINER says what nodes run it in")
+
+
+def check_context_nodes(context: Context, options: Options, params: Mapping[str, Any]) -> None:
+    """Refuse a context that asks for other nodes than runs are on.
+
+    Raises:
+        UsageProblem: it does.
+    """
+    from madlite.plan.inputs import find_node_values
+
+    asked, asked_by = _of_context(context)
+    if asked is None or params.get("nodes") or params.get("node_counts"):  # which win
+        return
+    have = options.nodes or find_node_values(options.environ).nnodes
+    have = have or int((context.typed.multi_node_args or {}).get("NNODES", 0))
+    if not have:
+        _check_nodes(asked, asked_by, None, "")
+    if have != asked:
+        what = f"{asked_by} {asked}, and each run is on {counted(have, 'node')}"
+        raise UsageProblem(what, "leave it out of the context")

@@ -1,12 +1,20 @@
-"""`madlite show`: everything recorded about one run, on a page; of several what differs, side by side."""
+"""One run: `madlite show`, of several what differs; `log`; `reproduce`."""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
+from msgspec.structs import asdict
 
+from madlite.batch.recovery.leftovers import still_running
+from madlite.cli import setup
 from madlite.cli.completion import complete_run
 from madlite.cli.format import (
     CACHES,
@@ -14,23 +22,36 @@ from madlite.cli.format import (
     all_telemetry_lines,
     attempt_text,
     compute_lines,
-    duration,
     figures,
     mad_lines,
     may_have_reference,
     short_reason,
-    status_text,
     study_text,
     suspect_lines,
 )
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, shell_line, without_secrets
-from madlite.errors import ExitCode
+from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.model import Status
-from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
+from madlite.reports import side_by_side
+from madlite.reports.index import RunFilter, RunIndex
+from madlite.reports.log import plain_text, read_log
+from madlite.reports.reproduce import CommandOptions, dotted_values
+from madlite.reports.runs import (
+    CUT_OFF,
+    RUNNING,
+    UNREADABLE,
+    StoredRun,
+    as_json,
+    find_named,
+    find_run,
+    open_run,
+    runs_folder,
+)
+from madlite.secrets import Redactor
 from madlite.store.journal import read_run
 from madlite.store.record import Record, result_of
-from madlite.text import printable, scalar_text
+from madlite.text import counted, duration, printable, scalar_text, status_text
 
 
 @click.command("show", cls=Command)
@@ -55,8 +76,6 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
     madlite show 3fa91c --json
     madlite show last~1 last
     """
-    from madlite.reports.runs import as_json, find_run, open_run, runs_folder
-
     folder = runs_folder(directory)
     if len(runs) == 1 and not wants_json and (lines := _study(folder, runs[0])):
         for line in lines:
@@ -77,11 +96,8 @@ def command(runs: tuple[str, ...], every: bool, wants_json: bool, directory: Pat
 
 def _study(folder: Path, name: str) -> list[str]:
     """Return what a study of this id came to; nothing where it is no study's, or a run's."""
-    from madlite.reports.runs import find_named
-
     if find_named(folder, name) is not None:
         return []
-    from madlite.reports.index import RunFilter, RunIndex
 
     with RunIndex.open(folder) as index:
         index.refresh()
@@ -95,15 +111,10 @@ def _study(folder: Path, name: str) -> list[str]:
 
 
 def _show_several(runs: Sequence[StoredRun], *, every: bool, wants_json: bool) -> None:
-    import textwrap
 
     from madlite.cli.terminal import terminal_width
-    from madlite.reports import side_by_side
-    from madlite.reports.runs import as_json
 
     if wants_json:
-        import json
-
         click.echo(without_secrets(json.dumps([json.loads(as_json(run)) for run in runs], indent=2)))
         return
     found = side_by_side.sections(runs, every=every)
@@ -122,8 +133,7 @@ def _compared(run: StoredRun, directory: Path) -> str:
     """Return how a success compares with published figures; what can have none loads none."""
     if not may_have_reference(result_of(run.record), run.record.variant):
         return ""
-    from madlite.cli import setup
-    from madlite.cli.references import compare_recorded
+    from madlite.cli.inventory import compare_recorded
 
     return compare_recorded(setup.load(no_plugins=False, verbose=False), directory, run.record)
 
@@ -191,7 +201,6 @@ def _processes(run: StoredRun) -> str:
     """Return what a run that was cut off still has running."""
     if run.state != CUT_OFF:
         return ""
-    from madlite.batch.recovery.leftovers import still_running
 
     return still_running(run.folder.parent.parent).get(run.folder.name, "")
 
@@ -244,7 +253,6 @@ def _ran(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _values(record: Record) -> Iterator[tuple[str, str]]:
-    from madlite.reports.reproduce import dotted_values
 
     for key, value in dotted_values(record).items():
         if value not in (None, ""):
@@ -254,7 +262,6 @@ def _values(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _provenance(record: Record) -> Iterator[tuple[str, str]]:
-    from msgspec.structs import asdict
 
     if record.madlite:
         yield "madlite", record.madlite
@@ -272,7 +279,7 @@ def _row(record: Record, origin: str) -> Iterator[tuple[str, str]]:
     rows = record.rows
     if rows is None:
         return
-    count = "1 row" if len(rows.cells) == 1 else f"{len(rows.cells)} rows"
+    count = counted(len(rows.cells), "row")
     if not rows.path:
         yield "row", f"{count}, not collected yet: madlite collect"
         return
@@ -290,3 +297,147 @@ def _files(run: StoredRun) -> Iterator[tuple[str, str]]:
 
 def _line(pair: tuple[str, str]) -> str:
     return f"  {pair[0]:<{_WIDE}}  {' '.join(pair[1].split(chr(10)))}".rstrip()
+
+
+@click.command("log", cls=Command)
+@click.argument("run", metavar="RUN", shell_complete=complete_run)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
+@click.option("--raw", is_flag=True, help="Byte for byte, with what steers a terminal.")
+@dir_option
+@verbose_option
+def log(run: str, follow: bool, tail: int | None, raw: bool, directory: Path) -> int:
+    """Print a run's log; of a running one, what it has so far.
+
+    RUN is a run's id, a part of it that no other has, last, or last~1. What would steer the terminal is
+    left out.
+
+    \b
+    madlite log last --follow
+    madlite log 3fa91c --tail 50
+    """
+    folder = find_run(runs_folder(directory), run)
+    chunks = _without_secrets(read_log(folder, follow=follow, tail=tail))
+    stream = sys.stdout.buffer
+    for piece in chunks if raw else plain_text(chunks):
+        stream.write(piece)
+        stream.flush()
+    return int(ExitCode.OK)
+
+
+def _without_secrets(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a log without what is a secret by its shape: an earlier madlite may have written it."""
+    redactor = Redactor()
+    yield from map(redactor.feed, chunks)
+    yield redactor.flush()
+
+
+# options of `run` whose values are pinned otherwise, or that concern the source or the display of the original run
+_NOT_REPEATED = frozenset(
+    (
+        *("tags", "additional_context", "additional_context_file", "sets", "mode", "precision", "seq_len"),
+        *("batch_size", "steps", "image_release", "mock_data", "backend", "runtime", "gpus", "gpu_vendor", "image"),
+        *("manifest_file", "batch_manifest", "manifest_output", "registry", "clean_docker_cache", "dry_run", "machine"),
+        *("live_output", "summary_output", "cleanup_perf", "verbose", "use_image", "target_archs", "timeout"),
+        *("build_on_compute", "repeat", "cold", "settle", "settle_timeout", "retry", "retry_wait"),
+        *("oom_fallback", "resume", "parallel", "recipe_file", "sweep", "zip_values"),
+    )
+)
+
+
+@click.command("reproduce", cls=Command)
+@click.argument("run", metavar="RUN", shell_complete=complete_run)
+@click.option("--run", "rerun", is_flag=True, help="Run it.")
+@click.option("--without-secrets", is_flag=True, help="With --run: start also where secrets of the run are not known.")
+@dir_option
+@verbose_option
+def reproduce(run: str, rerun: bool, without_secrets: bool, directory: Path) -> int:
+    """Print, or with --run rerun, the pinned command of a run.
+
+    Values, image digest, args and context are those of the run; what cannot be pinned is said in comments. Secrets
+    are in no record: --run takes variables from the environment, and does not start where one is missing. RUN is a
+    run's id, a part of it that no other has, last, or last~1.
+
+    \b
+    madlite reproduce last
+    madlite reproduce 3fa91c --run
+    """
+    from madlite.cli.main import main
+    from madlite.reports.reproduce import reproduce
+
+    runs = runs_folder(directory)
+    folder = find_run(runs, run)
+    record = open_run(folder).record
+    if not record.card:
+        raise UsageProblem(f"nothing that can be read says what run {folder.name} was", f"ls {folder}")
+    found = reproduce(record, command_options(record.command), dict(os.environ), folder)
+    elsewhere = runs.parent.resolve() != Path.cwd()
+    for note in found.notes:
+        echo(f"# {printable(note)}", err=rerun)
+    line = shell_line(("madlite", *found.words))
+    echo(f"{shell_line(('cd', str(runs.parent)))} && {line}" if elsewhere else line, err=rerun)
+    if not rerun:
+        return 0
+    if found.missing and not without_secrets:
+        raise _unknown(folder.name, found.missing)
+    os.chdir(runs.parent)
+    secrets = [word for name in found.available for word in ("--set", f"env.{name}={os.environ[name]}")]
+    words = [*found.words, *secrets]
+    code = main.main(args=words, prog_name="madlite", standalone_mode=False, obj=found.words)
+    return int(code or 0)
+
+
+def _unknown(name: str, places: Sequence[str]) -> UsageProblem:
+    """Return the error for a rerun whose secrets are missing."""
+    what = f"secrets of run {name} are not known here: {', '.join(map(printable, places))}"
+    return UsageProblem(
+        what,
+        "set variables of docker_env_vars and env. under their own names in the environment, "
+        "or give all of it with the printed command; --without-secrets starts it so",
+    )
+
+
+def command_options(words: tuple[str, ...]) -> CommandOptions:
+    """Return the options of a `run` command that its reproduction repeats; none of another command."""
+    from madlite.cli.run import command as run_command
+
+    if words[:1] != ("run",):
+        return CommandOptions()
+    try:
+        context = _context_of(run_command, words[1:])
+    except click.ClickException:  # of another version, with options that this one does not have
+        return CommandOptions()
+    params = {str(param.name): param for param in reversed(run_command.params)}  # of two for one value the first
+    given = [
+        (params[name], value)
+        for name, value in context.params.items()
+        if name in params and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    options = [word for param, value in given if param.name not in _NOT_REPEATED for word in _words(param, value)]
+    pairs = (text.partition("=") for text in context.params.get("sets") or ())
+    recipe = context.params.get("recipe_file")
+    of_file = [(key, value) for _, key, value in recipe.named] if recipe is not None else []
+    return CommandOptions(words=tuple(options), sets=(*of_file, *((key, value) for key, _, value in pairs)))
+
+
+def _context_of(command: click.Command, words: Sequence[str]) -> click.Context:
+    """Return the options of a command line; a recipe file that is gone has no values."""
+    try:
+        return command.make_context(command.name or "", list(words))
+    except MadliteError:
+        return command.make_context(command.name or "", list(words), resilient_parsing=True)
+
+
+def _words(param: click.Parameter, value: object) -> Iterator[str]:
+    """Yield an option as the command line has it."""
+    if not isinstance(param, click.Option):
+        return
+    if param.is_flag:
+        yield _long(param.opts if value or not param.secondary_opts else param.secondary_opts)
+    else:
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            yield from (_long(param.opts), str(one))
+
+
+def _long(names: Sequence[str]) -> str:
+    return next((name for name in names if name.startswith("--")), names[0])

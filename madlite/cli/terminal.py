@@ -120,6 +120,13 @@ def without_secrets(text: str) -> str:
     return Redactor().text(text)
 
 
+def mask(text: str) -> str:
+    """Mask the secrets of the environment and of the command line."""
+    from madlite.secrets import Redactor, assigned, collect
+
+    return Redactor((*collect(os.environ), *assigned(sys.argv))).text(text)
+
+
 class Sanitizer:
     """Filters one output stream of a workload for a terminal: no sequences that clear, retitle, query or reorder."""
 

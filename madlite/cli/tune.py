@@ -11,24 +11,25 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
+from madlite.batch.runner import BatchSettings
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import NOT_MEASURED, check_pretended, no_cluster, pretend_options, refuse
-from madlite.cli.batches import runs_of_text
-from madlite.cli.format import duration
 from madlite.cli.options import TagsCommand, common_options, live_option, plan_options, tag_words, tags_option
-from madlite.cli.planning import check_start, planner
-from madlite.cli.preview import preview
+from madlite.cli.planning import check_start, planner, preview
 from madlite.cli.run import command as run_command
 from madlite.cli.run import recovery_warnings
 from madlite.cli.setup import cards_option
+from madlite.cli.studies import runs_of_text
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan, Scalar
+from madlite.perfcsv.locked import make_folder
 from madlite.plan.fields import canonical_key
 from madlite.run.executor import secrets_for
 from madlite.run.screen import PlannedRun
 from madlite.secrets import Redactor, masked_json
+from madlite.store.batches import BatchLog
 from madlite.store.study import SUMMARY, StudyFolder, study_path
 from madlite.study.tune import (
     PointPlanner,
@@ -56,6 +57,7 @@ from madlite.study.tune_report import (
     report_lines,
 )
 from madlite.study.tune_search import NextRun, next_run
+from madlite.text import counted, duration
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -187,7 +189,6 @@ class _Study:
     def run(self, journal: BatchLog) -> int:
         """Run the study and return the exit code."""
         from madlite.cli.screens import Sink, make_screen
-        from madlite.perfcsv.locked import make_folder
 
         options = self._options
         check_start([self._tuning.default], options)
@@ -217,12 +218,9 @@ class _Study:
         return int(outcome.exit_code)
 
     def _run(self, runner: TuneRunner, journal: BatchLog, screen: PlainScreen, known: int) -> TuneOutcome:
-        from madlite.batch.runner import BatchSettings
 
         if known:
-            screen.end(
-                [f"{known} run{'s' if known > 1 else ''} of the study {'are' if known > 1 else 'is'} there already"]
-            )
+            screen.end([f"{counted(known, 'run')} of the study {'are' if known > 1 else 'is'} there already"])
         return runner.run(
             self._options, self._plugins, screen, journal, BatchSettings(), lambda text: screen.end([text])
         )

@@ -1,26 +1,40 @@
-"""`madlite watch`: how far the runs of a folder are, live on a terminal, a line per change elsewhere."""
+"""Runs as they go on: `madlite watch` on a terminal, `madlite dashboard` in a browser."""
 
 from __future__ import annotations
 
+import importlib.util
+import ipaddress
+import secrets
 import sys
 import time
+import webbrowser
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
+from madlite.batch.recovery.unfinished import running_text
+from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange
-from madlite.cli.format import duration, speed_text, status_text, study_text
+from madlite.cli.format import speed_text, study_text
 from madlite.cli.options import Command, dir_option, verbose_option
-from madlite.cli.terminal import echo, echo_status, without_secrets
-from madlite.errors import ExitCode
-from madlite.text import align, printable, shortened
+from madlite.cli.terminal import echo, echo_status, printable_lines, without_secrets
+from madlite.errors import ExitCode, UsageProblem
+from madlite.reports.dashboard import serve
+from madlite.reports.runs import RUNNING, runs_folder
+from madlite.reports.watch import Watch, changes
+from madlite.text import align, duration, printable, shortened, status_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from madlite.reports.watch import Watch, WatchedRun
+    from madlite.reports.watch import WatchedRun
+
 
 _HEAD = ("RUN", "CARD", "STATE", "STEP", "SPEED", "LOSS", "ELAPSED", "LEFT")
 _LONGEST = 48  # characters of a cell
@@ -50,11 +64,6 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     madlite watch
     madlite watch --json --follow | jq .progress.step
     """
-    from madlite.batch.recovery.unfinished import running_text
-    from madlite.cli import setup
-    from madlite.reports.runs import runs_folder
-    from madlite.reports.watch import Watch
-
     folder = runs_folder(directory)
     watch = Watch(folder)
     runs = watch.read()
@@ -75,8 +84,6 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
 
 def _follow(watch: Watch, runs: tuple[WatchedRun, ...], follow: bool, interval_s: float, as_json: bool) -> None:
     """Print a line for each change."""
-    from madlite.reports.watch import changes
-
     before: tuple[WatchedRun, ...] = ()
     for now in _poll(watch, runs, follow, interval_s):
         for one in changes(before, now):
@@ -109,7 +116,6 @@ def _poll(
 
 
 def _is_running(one: WatchedRun) -> bool:
-    from madlite.reports.runs import RUNNING
 
     return one.state == RUNNING
 
@@ -126,7 +132,6 @@ def _print(runs: Iterable[WatchedRun], as_json: bool) -> None:
 
 
 def _json(one: WatchedRun) -> str:
-    import msgspec
 
     return without_secrets(msgspec.json.encode(one).decode())
 
@@ -186,3 +191,78 @@ def _state(one: WatchedRun) -> str:
         return status_text(one.state, ("suspect",) if one.suspect else ()) + (f" [{one.cause}]" if one.cause else "")
     progress = one.progress
     return progress.state + (f": {progress.doing}" if progress.doing and progress.doing != progress.state else "")
+
+
+_LOOPBACK = "127.0.0.1"
+_PACKAGES = ("starlette", "uvicorn")
+_OPEN = "everybody who reaches this machine can read the runs, without a token"
+_UNENCRYPTED = "the token travels unencrypted; who reads along on the network can use it"
+
+
+@click.command("dashboard", cls=Command)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, metavar="PORT", help="0: any free one."
+)
+@click.option(
+    "--host",
+    default=_LOOPBACK,
+    show_default=True,
+    metavar="ADDRESS",
+    help="The address to listen on; on another than this machine's own the token travels unencrypted.",
+)
+@click.option("--no-token", is_flag=True, help="Show the runs to everybody who reaches the address.")
+@click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
+@dir_option
+@verbose_option
+def dashboard(port: int, host: str, no_token: bool, opens: bool, directory: Path) -> int:
+    """Show the runs of this folder in a browser, and how far those are that go on.
+
+    It reads and changes nothing, answers this machine alone, and ends with Ctrl-C. The printed address has a token,
+    which the browser keeps as a cookie; scripts send it as 'Authorization: Bearer TOKEN'. Filters are in the address,
+    and /api/openapi.json describes the same as JSON. It needs: pip install 'madlite[dashboard]'
+
+    \b
+    madlite dashboard
+    madlite dashboard --dir ~/bench --port 0 --open
+    """
+    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+        raise UsageProblem(f"the dashboard needs {' and '.join(missing)}", "pip install 'madlite[dashboard]'")
+    from madlite.cli.show import sections
+
+    runs = runs_folder(directory)
+    token = "" if no_token else secrets.token_hex(24)
+    if not _is_loopback(host):
+        setup.warn(f"--host {host}: {_OPEN if no_token else _UNENCRYPTED}")
+    with ExitStack() as stack:
+
+        def started(url: str) -> None:
+            # the address as it is: what masks secrets masks the token
+            click.echo(f"{printable_lines(without_secrets(str(runs)))} at {url}   (Ctrl-C ends)")
+            if opens:
+                _open(stack.enter_context(_private(url)) if token else url)
+
+        serve(runs, sections, host=host, port=port, token=token, started=started)
+    return int(ExitCode.OK)
+
+
+def _is_loopback(host: str) -> bool:
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextmanager
+def _private(url: str) -> Iterator[str]:
+    """Yield the address of a file of this user that leads to another: the words of a command are for every user."""
+    with TemporaryDirectory(prefix="madlite-") as folder:
+        file = Path(folder) / "dashboard.html"
+        file.write_text(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(url)}">\n')
+        yield file.as_uri()
+
+
+def _open(address: str) -> None:
+
+    if not webbrowser.open(address):
+        setup.warn("no browser could be started: open the printed address")

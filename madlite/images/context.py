@@ -22,13 +22,14 @@ from typing import IO, NamedTuple
 
 from msgspec.structs import replace
 
-from madlite.assets.cache import existing, size_text
+from madlite.assets.cache import existing
 from madlite.errors import RuntimeProblem
 from madlite.files import NO_SPACE, kind_of, open_regular, read_as_spelled, read_named, spells
 from madlite.images.client import Client
 from madlite.model import Cause, Image, Say, Value
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EventLog, RebuildStarted, Started
+from madlite.text import size_text
 
 _IGNORE = ".dockerignore"
 _LIMIT_BYTES = 16 << 20  # of a Dockerfile, or of what .dockerignore has

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
-from madlite.model import RunPlan, Status
-from madlite.reports.compare import Report, Settings, compare
+from msgspec.structs import replace
+
+from madlite.errors import UsageProblem, did_you_mean, one_hint
+from madlite.model import Reference, RunPlan, Status, Value
+from madlite.references import unit_of
+from madlite.reports.compare import Comparison, Difference, History, Report, Settings, compare, compare_pair, report_of
+from madlite.reports.references import Match, Measured, counts_same, matches_of, of_record, of_series, stated_otherwise
 from madlite.reports.runs import open_run
-from madlite.reports.series import Series, of_plan_row, pair
-from madlite.reports.series_key import as_key
-from madlite.reports.sides import RunHistory, Side, of_runs
+from madlite.reports.series import Pair, Series, direction_of, of_plan_row, pair
+from madlite.reports.series_key import DIMENSIONS, as_key
+from madlite.reports.sides import PUBLISHED, RunHistory, Side, of_runs
+from madlite.store.record import Record
+from madlite.store.stored import read_record
 
 
 def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
@@ -18,8 +27,6 @@ def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
 
     "" where the base has no such series or several, or the row no number.
     """
-    from statistics import median
-
     entry = of_plan_row(plan, cells)
     if entry.sample is None:
         return ""
@@ -44,3 +51,160 @@ def compare_runs(side: Side, folders: Iterable[Path], settings: Settings) -> Rep
         history=RunHistory(parent, {*side.runs, *new.runs}),
         notes=(*side.notes, *new.notes),
     )
+
+
+_STATED = ("backend", "micro_batch", "global_batch")  # dimensions in which a figure may differ from a series
+_AGREED = ("model", "precision", "seq_len", "device", "nodes", "metric")  # those that always agree where one applies
+
+
+def of_source(references: Iterable[Reference], name: str) -> list[Reference]:
+    """Return the figures of the documents that a side names: all of them, or those whose source has the part.
+
+    Raises:
+        UsageProblem: there are none.
+    """
+    every = list(references)
+    part = name.removeprefix(PUBLISHED).removeprefix(":").strip()
+    found = [one for one in every if part.casefold() in one.source.casefold()]
+    if found:
+        return found
+    if not every:
+        raise UsageProblem(
+            "there are no published figures", "madlite references; docs/references.md: figures of your own"
+        )
+    close = did_you_mean(part, sorted({one.source for one in every}), f"{PUBLISHED}:", most=1)
+    raise UsageProblem(
+        f"no published figure is of a source like {part!r}", one_hint(close, "madlite references lists them")
+    )
+
+
+class _Known(Value, frozen=True):
+    """A series and what is known of its runs, each different state once, the latest last."""
+
+    series: Series
+    runs: tuple[Measured, ...]
+
+
+def compare_published(
+    name: str, references: Sequence[Reference], new: Side, *, settings: Settings, history: History
+) -> Report:
+    """Return each series of the new side beside each figure that applies to all its runs.
+
+    Series without one are only on the new side.
+
+    Raises:
+        UsageProblem: no figure applies to any series.
+    """
+    found: list[tuple[_Known, Match]] = []
+    alone: list[Series] = []
+    for series in new.series:
+        known = _Known(series=series, runs=tuple(_measured(series)))
+        matches = list(_matches(known, references)) if series.values else []
+        found += [(known, match) for match in matches]
+        alone += [] if matches else [series]
+    if not found:
+        raise _none_applies(name, new)
+    counts = Counter((known.series.key, match.reference.source) for known, match in found)
+    comparisons = [
+        _comparison(known, match, settings, history, alone=counts[known.series.key, match.reference.source] == 1)
+        for known, match in found
+    ]
+    notes = dict.fromkeys(_source_note(match.reference) for _, match in found)
+    return report_of(comparisons, (name, new.label), (), alone, (*notes, *new.notes), settings)
+
+
+def _none_applies(name: str, new: Side) -> UsageProblem:
+    with_number = [one for one in new.series if one.values]
+    if not with_number:
+        return UsageProblem(f"{new.label} has no number to compare with published figures", f"madlite show {new.label}")
+    unknown = [one for one in ("precision", "seq_len", "device", "nodes") if not with_number[0][one]]
+    lacking = f"; not known of {with_number[0].name}: {', '.join(unknown)}" if unknown else ""
+    hint = "madlite references lists them; model, precision, sequence length, GPU and nodes have to be known and agree"
+    return UsageProblem(f"no {name} figure applies to {new.label}{lacking}", hint)
+
+
+# What is known of a series.
+
+
+def _measured(series: Series) -> Iterator[Measured]:
+    """Yield what is known of its runs: of their records, else the dimensions of the series."""
+    seen: list[Measured] = []
+    for sample in series.samples:
+        record = read_record(Path(sample.place)) if sample.run and Path(sample.place).is_dir() else None
+        one = _of_run(series, record) if record is not None else of_series(series)
+        if one not in seen:
+            seen.append(one)
+    yield from seen or [of_series(series)]
+
+
+def _of_run(series: Series, record: Record) -> Measured:
+    """Return what is known of one run; of a script's results of several models, that this one is of none."""
+    run, result = of_record(record)
+    if record.variant is not None:
+        return run
+    own = [one for one in record.metrics if _row_name(record, one.label) == series["model"]]
+    return run if own and all(one in result.metrics for one in own) else replace(run, model="")
+
+
+def _row_name(record: Record, label: str) -> str:
+    return f"{record.card}_{label}" if label else record.card
+
+
+def _matches(known: _Known, references: Iterable[Reference]) -> Iterator[Match]:
+    """Yield the figures that apply to every run of a series, and count what it counts, the nearest first."""
+    metric = known.series["metric"]
+    counted = [one for one in references if counts_same(one, metric, "")]
+    for match in matches_of(counted, known.runs[-1]):
+        if all(matches_of([match.reference], run) for run in known.runs):
+            yield match
+
+
+# A series beside a figure.
+
+
+def _comparison(known: _Known, match: Match, settings: Settings, history: History, *, alone: bool) -> Comparison:
+    """Return a series beside a figure, which is named by its value too where it is not alone of its document."""
+    reference, series = match.reference, known.series
+    found = Pair(base=_as_series(reference, series), new=series)
+    unknown = tuple(name for name in DIMENSIONS if not found.base[name] or not series[name])
+    compared = compare_pair(replace(found, unknown=unknown), settings, history, _reason(series))
+    source = reference.source if alone else f"{reference.source}: {reference.value:,.6g}"
+    return replace(compared, source=source, differences=tuple(_differences(reference, known.runs)))
+
+
+def _reason(series: Series) -> str:
+    doubt = f"; {series.suspects} of {len(series.values)} runs are suspect" if series.suspects else ""
+    return f"a published figure has no spread{doubt}"
+
+
+def _as_series(reference: Reference, series: Series) -> Series:
+    """Return a figure as the series that it applies to, with what the document itself states."""
+    stated = {name: str(getattr(reference, name) or "") for name in (*_STATED, "mode", "gpus")}
+    key = {**{name: series[name] for name in _AGREED}, **stated}
+    for name in ("mode", "gpus"):  # stated, they agree, in whatever spelling
+        key[name] = series[name] if key[name] else ""
+    return Series(
+        key=as_key(key),
+        values=(reference.value,),
+        direction=direction_of(series["metric"]),
+    )
+
+
+def _differences(reference: Reference, runs: Sequence[Measured]) -> Iterator[Difference]:
+    """Yield what the document states and a run has otherwise, then with what else the figure was measured."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        for name, published, here in stated_otherwise(reference, run):
+            own = found.setdefault((name, published), [])
+            own += [here] if here and here not in own else []
+    for (name, published), own in found.items():
+        yield Difference(name=name, base=(published,), new=tuple(own))
+
+
+def _source_note(reference: Reference) -> str:
+    """Return where a figure is from, and with what it was measured."""
+    unit = unit_of(reference.metric, reference.unit) or reference.metric
+    stated = (reference.date or "undated", reference.release and f"release {reference.release}", reference.url)
+    head = f"{reference.source} ({', '.join(filter(None, stated))}): {reference.model} {reference.precision}".rstrip()
+    figure = f"{reference.value:,.6g} {unit} on {reference.gpus or ''}{'x' if reference.gpus else ''}{reference.device}"
+    return ": ".join(filter(None, (f"{head} {figure}", reference.condition)))

@@ -16,6 +16,7 @@ from madlite.model import Status
 from madlite.perfcsv.header import comparable, recorded_row
 from madlite.reports.documents import Table, escape_formula, read_table
 from madlite.reports.runs import StoredRun, appended_to, open_run
+from madlite.text import counted
 
 # Which rows of a results file are a suspect success: MAD's columns do not have it, the records of the runs do.
 
@@ -64,7 +65,7 @@ _BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 def count(table: Table) -> str:
     """Return how many rows there are, and of each status: `3 rows: 1 SUCCESS, 1 SUCCESS (suspect), 1 FAILURE`."""
-    text = "1 row" if len(table.rows) == 1 else f"{len(table.rows)} rows"
+    text = counted(len(table.rows), "row")
     if "status" not in table.columns:
         return text
     column = table.columns.index("status")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.model import Cause, Json, Status
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
-from madlite.text import align
+from madlite.text import align, counted
 
 COLUMNS = (
     *("id", "when", "card", "status", "cause", "performance", "metric", "suspect", "duration_s", "doubt"),
@@ -95,7 +95,7 @@ def problems(runs: Iterable[StoredRun]) -> Iterator[str]:
 def _note(found: Sequence[str], how: str) -> Iterator[str]:
     if found:
         more = f", and {len(found) - 3} more" if len(found) > 3 else ""
-        what = "1 record" if len(found) == 1 else f"{len(found)} records"
+        what = counted(len(found), "record")
         yield f"{what} {how}: {'; '.join(found[:3])}{more}"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from madlite.errors import UsageProblem
+from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import open_named, open_regular
 from madlite.measure.performance import is_throughput
 from madlite.model import Status, Value
@@ -118,7 +118,6 @@ def _header(path: Path, file: TextIO) -> tuple[str, ...]:
 
 
 def _no_column(path: Path, name: str, header: Sequence[str]) -> UsageProblem:
-    from madlite.errors import did_you_mean, one_hint
 
     return UsageProblem(
         f"{path} has no column {name!r}", one_hint(did_you_mean(name, header, most=1), f"it has {', '.join(header)}")

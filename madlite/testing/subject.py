@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -117,7 +118,7 @@ class Subject:
         for case in self.cases:
             options = options_of(case)
             try:
-                specs = self.expand(case, options)
+                specs = self._expand(case, options)
             except UsageProblem:
                 refused.append(case)
                 continue
@@ -146,7 +147,7 @@ class Subject:
             self.wrong.append(Flaw(check="rendering", where="cards", what=what, hint=hint))
             return ()
 
-    def expand(self, case: Case, options: Options) -> Sequence[RunSpec]:
+    def _expand(self, case: Case, options: Options) -> Sequence[RunSpec]:
         """Return the RunSpecs of a case; raises as `plans.expand` does."""
         return expand(self.backend, case, options)
 
@@ -200,8 +201,6 @@ def lines_of(data: bytes) -> list[Line]:
 
 def raised(error: BaseException) -> str:
     """Format an exception in one line, with the place that raised it."""
-    import traceback
-
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"

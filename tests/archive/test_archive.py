@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.archive.taking_in import _folder_beside
-from madlite.archive.unpack import Limits, unpack
+from madlite.archive.import_ import Limits, _folder_beside, unpack
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.files import Folder

@@ -193,7 +193,7 @@ def test_patterns_of_elsewhere_that_never_end_are_ended_and_said_in_a_sentence(p
         if name.endswith("run.log"):
             files[name] = b"step " + b"1" * 60 + b" loss\n" + data
     archive = tars.write(tmp_path / "y.tar.gz", tars.with_hashes(files))
-    monkeypatch.setattr("madlite.archive.reread._LIMIT_S", 1)
+    monkeypatch.setattr("madlite.archive.verify._LIMIT_S", 1)
     other = tmp_path / "other"
     other.mkdir()
     said(capsys, "import", str(archive), "--dir", str(other))

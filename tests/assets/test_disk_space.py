@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from madlite.assets.cache import Demand, find_full_disks, find_unwritable, size_text
+from madlite.assets.cache import Demand, find_full_disks, find_unwritable
+from madlite.text import size_text
 
 
 def test_what_does_not_fit_is_told_with_folder_bytes_and_a_way_out(tmp_path):

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from madlite.cli.explain import export_rows
 from madlite.cli.main import call
+from madlite.cli.plan import export_rows
 from tests.factories import make_plan
 
 ON_AMD = ["explain", "a", "--machine", "4xMI300X"]

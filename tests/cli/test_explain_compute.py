@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from madlite.cli.explain import compute_rows
 from madlite.cli.format import compute_lines
+from madlite.cli.plan import compute_rows
 from madlite.measure.compute import count_compute
 from madlite.measure.window import steady_window
 from madlite.model import Result, Status

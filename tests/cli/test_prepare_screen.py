@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.cli.prepare import PrepareLines
+from madlite.cli.build import PrepareLines
 from madlite.errors import ExitCode
 from madlite.run.prepare import Prepared
 

@@ -14,9 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.backends.loader import load_plugins
+from madlite.cli.batches import compare_run
 from madlite.cli.main import call
 from madlite.cli.screens import PlainScreen, Sink
-from madlite.cli.summary import compare_run
 from madlite.model import Card, Cause, Machine, Metric, Place, Result, Status, Variant
 from tests.cli.stored_runs import store
 from tests.factories import WINDOW, make_plan
@@ -172,7 +172,7 @@ def test_nothing_is_said_where_none_applies(ended, changes):
 
 
 def test_a_failure_is_compared_with_nothing_and_loads_nothing(ended, monkeypatch):
-    monkeypatch.setattr("madlite.cli.references.load_references", lambda *given: pytest.fail("figures were loaded"))
+    monkeypatch.setattr("madlite.cli.inventory.load_references", lambda *given: pytest.fail("figures were loaded"))
     failed = replace(SUCCESS, status=Status.FAILURE, cause=Cause.NAN_LOSS, reason="a loss is NaN")
     assert not any("published" in line for line in ended(failed))
     assert not any("published" in line for line in ended(SUCCESS, variant=None))

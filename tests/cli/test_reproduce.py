@@ -13,12 +13,13 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins, load_plugins
-from madlite.cli.explain import command as explain
 from madlite.cli.main import call, main
+from madlite.cli.plan import explain as explain
 from madlite.cli.planning import plan_all
-from madlite.cli.reproduce import command, command_options
 from madlite.cli.run import command as run_command
 from madlite.cli.setup import make_options
+from madlite.cli.show import command_options
+from madlite.cli.show import reproduce as command
 from madlite.errors import UsageProblem
 from madlite.model import ImageUsed, Provenance, Result, Status, Study, Traits, Variant
 from madlite.plan.recipe_file import recipe_text

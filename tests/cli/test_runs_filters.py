@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.cli.amounts import SINCE, UNTIL
+from madlite.cli.arguments import SINCE, UNTIL
 from madlite.cli.main import call
 from madlite.model import Card, ImageUsed, Machine, Metric, Place, Provenance, Status, Study, Variant
 from madlite.reports import listing

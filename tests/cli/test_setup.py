@@ -8,7 +8,7 @@ import pkgutil
 
 import pytest
 
-from madlite.cli.credentials import read_credentials, read_services
+from madlite.cli.planning import read_credentials, read_services
 from madlite.cli.setup import find_machine
 from madlite.errors import UsageProblem
 from madlite.plan.context import Context

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.cli.summary import (
+from madlite.cli.batches import (
     ENTRIES,
     count_rows,
     full_summary,

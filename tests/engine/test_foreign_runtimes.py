@@ -8,7 +8,7 @@ import pytest
 
 from madlite import CommandRuntime, RuntimeProblem, Traits
 from madlite.batch.runner import run_batch
-from madlite.cli.preview import preview
+from madlite.cli.planning import preview
 from madlite.cli.screens import PlainScreen, Sink
 from madlite.errors import ExitCode
 from tests.csv_rows import csv_rows

@@ -17,7 +17,7 @@ COLUMNS = ("mode", "precision", "batch_size", "seq_len", "device", "num_gpus")
 
 
 def plans(tmp_path, monkeypatch, *args: str):
-    from madlite.cli.explain import command
+    from madlite.cli.plan import explain as command
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

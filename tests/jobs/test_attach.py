@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.cli import attach, following
+from madlite.cli import attached, jobs
 from madlite.cli.main import call
 from madlite.jobs import ends, follow, slurm, submit
 from madlite.store.events import EVENTS
@@ -257,7 +257,7 @@ def test_what_another_command_submits_meanwhile_is_not_submitted_twice(folder: P
     assert run("--detach") == 3
     for name, text in (("sbatch", sbatch), ("squeue", b"#!/bin/sh\n")):
         (folder / "bin" / name).write_bytes(text)
-    read = attach.open_submissions
+    read = jobs.open_submissions
 
     def and_another_begins(wanted):
         stored = read(wanted)
@@ -266,7 +266,7 @@ def test_what_another_command_submits_meanwhile_is_not_submitted_twice(folder: P
         subprocess.run([sys.executable, "-m", "madlite", "attach"], cwd=folder, check=False)
         return stored
 
-    monkeypatch.setattr(attach, "open_submissions", and_another_begins)
+    monkeypatch.setattr(jobs, "open_submissions", and_another_begins)
     assert call(["attach"]) in (0, 3)
     assert (folder / "submitted").read_text() == "sbatch\n"
 
@@ -313,7 +313,7 @@ def test_rows_wait_for_room_on_the_disk_and_one_sentence_says_so(folder: Path, s
         return write(plan_file, *others)
 
     monkeypatch.setattr(follow, "write_failure", and_room_after_a_while)
-    monkeypatch.setattr(following, "_TICK_S", 0.01)
+    monkeypatch.setattr(attached, "_TICK_S", 0.01)
     assert call(["attach"]) == 3
     told = capfd.readouterr().err
     assert told.count("warning") == 1 and told.count("rows wait for room") == 1

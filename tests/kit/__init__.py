@@ -51,10 +51,10 @@ class Subject(madlite.testing.Subject):
         self._ask_first(found[0])
         return found
 
-    def expand(self, case: Case, options: Options) -> Sequence[RunSpec]:
+    def _expand(self, case: Case, options: Options) -> Sequence[RunSpec]:
         """Return the RunSpecs of a case."""
         with self._watched("expand", case):
-            return super().expand(case, options)
+            return super()._expand(case, options)
 
     def _ask_first(self, made: Sequence[Made]) -> None:
         """Call check and assets of some plans as nobody has before; what they answer other checks inspect."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from madlite.cli.reproduce import command_options
+from madlite.cli.show import command_options
 from madlite.model import Metric, Provenance, Status, Study
 from madlite.reports.series import of_record
 from madlite.reports.series_key import record_facts

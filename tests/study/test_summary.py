@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from madlite.cli.repeat import statistics_of, summary_lines
+from madlite.cli.studies import statistics_of, summary_lines
 from madlite.model import Cause, GpuStart, ImageUsed, Metric, Result, Status, Study, Telemetry
 from madlite.model.results import Attempt
 from madlite.store.record import Record

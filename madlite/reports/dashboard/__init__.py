@@ -3,6 +3,6 @@
 It reads and never writes, but for the index; no run waits for it.  `serve` is the server, `make_app` the application.
 """
 
-from madlite.reports.dashboard.server import Words, make_app, serve
+from madlite.reports.dashboard.server import make_app, serve
 
-__all__ = ["Words", "make_app", "serve"]
+__all__ = ["make_app", "serve"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -16,20 +16,19 @@ from msgspec.structs import replace
 from madlite.errors import UsageProblem
 from madlite.model import Status
 from madlite.reports.baselines import baseline_names
-from madlite.reports.dashboard.api import Answers
+from madlite.reports.dashboard.api import Answers, CompareQuery, RunsQuery, SeriesQuery, parsed
 from madlite.reports.dashboard.live import FACETS, log_end
-from madlite.reports.dashboard.queries import CompareQuery, RunsQuery, SeriesQuery, parsed
 from madlite.reports.listing import STATES
 from madlite.reports.page import Page, environment, page_data, payload
 from madlite.reports.page.render import HOME
 from madlite.reports.runs import LAST, RUNNING, StoredRun
 from madlite.reports.series import Series
 from madlite.reports.sides import of_runs
+from madlite.text import duration, status_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from madlite.reports.dashboard.server import Words
 
 _HERE = Path(__file__).parent
 STATIC = {
@@ -58,6 +57,10 @@ _LISTED = 200  # results of a series, in the list
 _SUGGESTED = 30  # sides of a comparison that are offered
 
 
+Details: TypeAlias = Callable[[StoredRun], Iterable[tuple[str, list[tuple[str, str]]]]]
+"""What the command line shows of a run: sections of names and values."""
+
+
 class Pages:
     """Makes the text of each page; PATHS names the methods by address.  Each takes the parameters of the address.
 
@@ -72,8 +75,8 @@ class Pages:
         "/compare": "compare",
     }
 
-    def __init__(self, answers: Answers, words: Words) -> None:
-        self._answers, self._words = answers, words
+    def __init__(self, answers: Answers, details: Details) -> None:
+        self._answers, self._details = answers, details
 
     def runs(self, parameters: Mapping[str, str]) -> str:
         """Return the list of runs."""
@@ -99,7 +102,7 @@ class Pages:
         run = self._answers.run(id)
         side = of_runs(run.folder.name, [run], {})
         page = page_data(side.series, [run])
-        first, *rest = self._words.details(run)
+        first, *rest = self._details(run)
         return self._drawn(
             "run.html.j2",
             page=page,
@@ -186,8 +189,8 @@ class Pages:
                 complete=live.ready.is_set(),
                 notes=live.index.notes,
                 now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}",
-                duration=self._words.duration,
-                status=lambda run: self._words.status(run.state, run.record.suspect),
+                duration=duration,
+                status=lambda run: status_text(run.state, run.record.suspect),
                 **values,
             )
         )

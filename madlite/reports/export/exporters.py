@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from functools import lru_cache
+from pathlib import Path
 
 from madlite.backends.loader import Plugins
 from madlite.errors import MadliteError, PluginError, UsageProblem, nearest_words, one_hint
-from madlite.model import Exported, Exporter, ExportOptions, ExportRow, Value
+from madlite.model import QUANTITIES, Cause, Exported, Exporter, ExportOptions, ExportRow, Json, Status, Value
+from madlite.perfcsv.header import comparable, recorded_row
+from madlite.reports.baselines import load_baseline
+from madlite.reports.documents import ContentKeys
+from madlite.reports.results_files import as_cells, read_cells
+from madlite.reports.runs import StoredRun, appended_to
+from madlite.reports.series import Entry, Sample, direction_of, matches, of_record, of_row, record_sample, row_sample
+from madlite.reports.series_key import DIMENSIONS, as_dimensions, record_facts
+from madlite.reports.sides import Source, find_source, finished
+from madlite.store.record import Record
+from madlite.text import printable, whole_number
 
 _OWN = {
     "csv": "files:CsvExporter",
@@ -97,3 +111,181 @@ def _brought(plugins: Plugins) -> Mapping[str, Format]:
         for name, (exporter, plugin) in plugins.exporters().items()
         if name not in _OWN
     }
+
+
+_NUMBERS = ("seq_len", "micro_batch", "global_batch", "gpus", "nodes")
+_REMEMBERED = 8192  # texts that are masked once: most rows share theirs
+
+
+class RowReader:
+    """Reads what a command names as rows; `notes` grows by what could not be read.
+
+    `runs` is the folder of runs of the working folder, which need not exist; `mask` takes secrets out of a text.
+    """
+
+    def __init__(self, runs: Path, where: Mapping[str, str], mask: Callable[[str], str]) -> None:
+        self.notes: list[str] = []
+        self._runs, self._where = runs, where
+        self._clean = lru_cache(_REMEMBERED)(lambda text: printable(mask(text)))
+
+    def read(self, names: Sequence[str]) -> Iterator[ExportRow]:
+        """Yield the results of each source, one that several have once.
+
+        Raises:
+            UsageProblem: nothing is named so, it cannot be read, or it has no results.
+        """
+        seen: set[bytes] = set()
+        for name in names:
+            found = False
+            for row in self._of_source(find_source(name, self._runs)):
+                found = True
+                if (key := bytes.fromhex(row.key)) not in seen:
+                    seen.add(key)
+                    yield row
+            if not found:
+                raise self._nothing(name)
+
+    def _nothing(self, name: str) -> UsageProblem:
+        what = "this folder" if Path(name) == Path() else name
+        kept = " with " + ", ".join(f"{key}={text}" for key, text in self._where.items()) if self._where else ""
+        notes = f": {'; '.join(self.notes)}" if self.notes else ""
+        return UsageProblem(f"{what} has no results{kept}{notes}", "madlite runs lists the runs of this folder")
+
+    def _of_source(self, source: Source) -> Iterator[ExportRow]:
+        where = {**self._where, **source.where}
+        if source.baseline:
+            yield from self._of_baseline(source.baseline, where)
+            return
+        found = False
+        for run in finished(source.runs, self.notes):
+            for row in self._of_run(run, where):
+                found = True
+                yield row
+        for file in () if found else source.files:
+            try:
+                yield from self._of_file(file, where)
+            except UsageProblem as problem:
+                if not source.is_folder:
+                    raise
+                self.notes.append(problem.message)
+
+    def _of_run(self, run: StoredRun, where: Mapping[str, str]) -> Iterator[ExportRow]:
+        facts = record_facts(run.record)
+        for key, entry in _keyed(run.record, str(run.folder)):
+            if matches(entry.dimensions, facts, where):
+                yield self._row(key, entry, record_sample(run.record, str(run.folder)), run.record.cause)
+
+    def _of_file(self, path: Path, where: Mapping[str, str]) -> Iterator[ExportRow]:
+        """Yield the rows of a file; one that a run beside it appended is that run's result."""
+        known: dict[tuple[str, ...], list[tuple[str, Entry, Record, Path]]] | None = None
+        keys = ContentKeys()
+        for columns, line, texts in read_cells(path, self.notes):
+            cells = as_cells(columns, texts)
+            known = _recorded(path, columns) if known is None else known
+            if own := known.get(comparable(texts)):
+                key, entry, record, folder = own.pop(0) if len(own) > 1 else own[0]
+                about, cause = record_sample(record, str(folder)), record.cause
+            else:
+                entry, about = of_row(cells, f"{path}:{line}"), row_sample(cells, f"{path}:{line}")
+                key, cause = keys(_content(cells, entry, about)), cells.get("cause", "")
+            if matches(entry.dimensions, cells, where):
+                yield self._row(key, entry, about, cause)
+
+    def _of_baseline(self, name: str, where: Mapping[str, str]) -> Iterator[ExportRow]:
+        keys = ContentKeys()
+        for series in load_baseline(self._runs, name).series:
+            dimensions = as_dimensions(series.key)
+            for sample in series.samples or (Sample(value=value) for value in series.values):
+                entry = Entry(dimensions=dimensions, status="SUCCESS", sample=sample)
+                key = keys(_content({**dimensions, "performance": repr(sample.value)}, entry, sample))
+                if matches(dimensions, {}, where):
+                    yield self._row(key, entry, sample, "")
+
+    def _row(self, key: str, entry: Entry, about: Sample, cause: str) -> ExportRow:
+        dimensions = entry.dimensions
+        texts = {name: self._clean(dimensions.get(name, "")) for name in DIMENSIONS}
+        numbers = {name: whole_number(dimensions.get(name, "")) for name in _NUMBERS}
+        odd = {name: text for name in _NUMBERS if (text := dimensions.get(name, "")) and numbers[name] is None}
+        metric = dimensions.get("metric", "")
+        status, cause = _judged(entry, cause)
+        return ExportRow(
+            key=key,
+            model=texts["model"],
+            metric=texts["metric"],
+            backend=texts["backend"],
+            recipe=texts["recipe"],
+            mode=texts["mode"],
+            precision=texts["precision"],
+            device=texts["device"],
+            seq_len=numbers["seq_len"],
+            micro_batch=numbers["micro_batch"],
+            global_batch=numbers["global_batch"],
+            gpus=numbers["gpus"],
+            nodes=numbers["nodes"],
+            runtime=texts["runtime"],
+            args=texts["args"],
+            settings=texts["settings"],
+            env=texts["env"],
+            varied=texts["varied"],
+            value=_finite(entry.sample.value if entry.sample is not None else None),
+            unit=QUANTITIES[metric].unit if metric in QUANTITIES else "",
+            direction=direction_of(metric),
+            status=self._clean(status),
+            cause=self._clean(cause),
+            suspect=self._clean(about.suspect),
+            run=self._clean(about.run),
+            started=_started(about),
+            steady_cv=_finite(about.steady_cv),
+            source=self._clean(about.place),
+            facts={self._clean(name): self._clean(text) for name, text in {**about.facts, **odd}.items()},
+        )
+
+
+def _keyed(record: Record, place: str) -> Iterator[tuple[str, Entry]]:
+    """Yield the results of a run with their keys."""
+    keys = ContentKeys()
+    for entry in of_record(record, place):
+        yield keys(_of_run_content(record.id, entry)), entry
+
+
+def _recorded(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], list[tuple[str, Entry, Record, Path]]]:
+    """Return the results that runs beside a file appended to it, by row."""
+    found: dict[tuple[str, ...], list[tuple[str, Entry, Record, Path]]] = {}
+    for folder, record, rows in appended_to(path):
+        for cells, (key, entry) in zip(rows, _keyed(record, str(folder)), strict=True):
+            found.setdefault(recorded_row(cells, columns), []).append((key, entry, record, folder))
+    return found
+
+
+def _content(cells: Mapping[str, str], entry: Entry, about: Sample) -> dict[str, Json]:
+    """Return what a row's key is made of: its run, or else all it holds."""
+    if about.run.strip():
+        return _of_run_content(about.run.strip(), entry)
+    return {name: text for name, text in cells.items() if text.strip()}
+
+
+def _of_run_content(run: str, entry: Entry) -> dict[str, Json]:
+    return {"run": run, "model": entry.dimensions.get("model", ""), "metric": entry.dimensions.get("metric", "")}
+
+
+def _judged(entry: Entry, cause: str) -> tuple[str, str]:
+    """Return status and cause; a success whose number is none, as other tools write it, is a failure."""
+    is_wrong = entry.sample is None and entry.status == Status.SUCCESS.value and entry.dimensions.get("metric")
+    return (Status.FAILURE.value, cause or Cause.BAD_NUMBER.value) if is_wrong else (entry.status, cause)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _started(about: Sample) -> datetime | None:
+    """Return when a run began, in UTC: as it says, or by its id, which begins with the time."""
+    for text, form in ((about.when, ""), (about.run[:15], "%Y%m%dT%H%M%S")):
+        if not text:
+            continue
+        try:
+            found = datetime.strptime(text, form) if form else datetime.fromisoformat(text.replace("Z", "+00:00"))
+            return found.replace(tzinfo=found.tzinfo or timezone.utc).astimezone(timezone.utc)
+        except (ValueError, OverflowError):
+            continue
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -154,8 +155,6 @@ class JsonLinesExporter(_TextFile):
 
     def keys(self, stream: IO[bytes], path: Path) -> Iterator[str]:
         """Yield the keys of its objects."""
-        import json
-
         for number, line in enumerate(stream, 1):
             try:
                 yield json.loads(line)["key"] if line.strip() else ""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.model import Exported, ExportOptions, ExportRow
-from madlite.reports.export.columns import COLUMNS, cells_of
-from madlite.reports.export.sql import added_note, missing_columns, table_of
+from madlite.reports.export.columns import COLUMNS, added_note, cells_of, missing_columns, table_of
 
 if TYPE_CHECKING:
     from psycopg import Connection, Cursor

@@ -11,8 +11,7 @@ from pathlib import Path
 from madlite.errors import UsageProblem
 from madlite.files import check_writable, is_file
 from madlite.model import Exported, ExportOptions, ExportRow
-from madlite.reports.export.columns import COLUMNS, Cell, cells_of
-from madlite.reports.export.sql import added_note, missing_columns, table_of
+from madlite.reports.export.columns import COLUMNS, Cell, added_note, cells_of, missing_columns, table_of
 
 _TYPES = {"text": "TEXT", "json": "TEXT", "time": "TEXT", "integer": "INTEGER", "number": "REAL"}
 _COLUMN_TYPES = {name: _TYPES[kind] for name, kind in COLUMNS.items()}

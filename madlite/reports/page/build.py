@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from madlite.measure.statistics import change_points, coefficient_of_variation
 from madlite.reports.compare import Comparison, Report, Verdict
-from madlite.reports.page.figures import change, counted, figure, percent, rounded, thinned
 from madlite.reports.page.run_details import curve_panels, failures_of, machines_of, states_of
 from madlite.reports.page.values import (
     Attention,
@@ -35,11 +34,13 @@ from madlite.reports.page.values import (
     Spread,
     Totals,
     Trend,
+    rounded,
+    thinned,
 )
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import as_dimensions, series_name, series_names
-from madlite.text import shortened
+from madlite.text import change, counted, figure, percent, shortened
 
 MOST_SERIES = 2000  # rows of the table
 MOST_BARS = 200  # of one metric

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from madlite.reports.page.figures import change, counted, figure, percent
 from madlite.reports.page.render import masked
 from madlite.reports.page.values import MARKS, Page, SeriesView
-from madlite.text import printable, shortened
+from madlite.text import change, counted, figure, percent, printable, shortened
 
 _MARKUP = re.compile(r"[\\`*\[\]|<>~&$]|(?<![^\W_])_|_(?![^\W_])|^[-+=#]")
 _LINK = re.compile(r"(?<=:)(?=//)|(?<=ww)(?=w)|(?<=[@#])(?=\w)", re.IGNORECASE)

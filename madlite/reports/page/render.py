@@ -17,10 +17,10 @@ import msgspec
 
 from madlite.reports.compare import Verdict
 from madlite.reports.html import visible
-from madlite.reports.page import figures
 from madlite.reports.page.build import change_text
-from madlite.reports.page.values import MARKS, STATUSES, CurvePanel, Item, Page, SeriesView, Trend
+from madlite.reports.page.values import MARKS, STATUSES, CurvePanel, Item, Page, SeriesView, Trend, thinned
 from madlite.secrets import Redactor
+from madlite.text import change, counted, figure, percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -60,10 +60,10 @@ def environment() -> Environment:
     made.filters |= {
         "visible": shown,
         "masked": masked,
-        "figure": figures.figure,
-        "percent": figures.percent,
-        "change": figures.change,
-        "counted": figures.counted,
+        "figure": figure,
+        "percent": percent,
+        "change": change,
+        "counted": counted,
         "place": place,
         "spark": spark,
         "change_text": change_text,
@@ -204,7 +204,7 @@ def place(part: float) -> str:
 
 def spark(trend: Trend) -> str:
     """Return the points of a small curve, 100 wide and 20 high."""
-    at = figures.thinned(trend.values, _SPARKS)
+    at = thinned(trend.values, _SPARKS)
     values = [trend.values[each] for each in at]
     low, high = min(values), max(values)
     wide, tall = max(1, len(trend.values) - 1), high - low

@@ -12,8 +12,7 @@ import msgspec
 
 from madlite.files import open_regular
 from madlite.model import QUANTITIES, Status, Value
-from madlite.reports.page.figures import rounded, thinned
-from madlite.reports.page.values import Curve, CurvePanel, CurveRun, Failure, Machine, Quantity
+from madlite.reports.page.values import Curve, CurvePanel, CurveRun, Failure, Machine, Quantity, rounded, thinned
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Series
 from madlite.store.folder import STEPS

@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from madlite.errors import UsageProblem
-from madlite.model import Status, Value
+from madlite.model import Reference, Status, Value
 from madlite.perfcsv.pending import rows_path
 from madlite.plan.inputs import RUNS
-from madlite.reports.page.run_details import failures_of
-from madlite.reports.page.values import Failure
+from madlite.reports.page.run_details import failures_of, trusted
+from madlite.reports.page.values import Failure, ReferenceMark, References
+from madlite.reports.references import Match, Published, matching, model_key, of_record, of_series
 from madlite.reports.results_files import Read, Recorded, read_results
 from madlite.reports.runs import StoredRun, appended_to, list_runs, open_run
 from madlite.reports.series import Entry, Series, joined, merged_facts, of_row
@@ -198,3 +199,35 @@ def _nothing(directory: Path, where: Mapping[str, str]) -> UsageProblem:
     place = "this folder" if directory == Path() else str(directory)
     kept = " with " + ", ".join(f"{key}={text}" for key, text in where.items()) if where else ""
     return UsageProblem(f"{place} has no results{kept}", "madlite report html perf.csv   (or a run's id, or --dir DIR)")
+
+
+_MOST = 5  # of one series
+
+
+def references_of(published: Sequence[Published], runs: Iterable[StoredRun] = ()) -> References:
+    """Return a function that gives a series the published numbers it can be compared with, the nearest first.
+
+    Of a series of stored runs more is known than its dimensions: the GPU's full name, the image's release.
+    """
+    of_model: dict[str, list[Reference]] = {}
+    for one in published:
+        of_model.setdefault(model_key(one.reference.model), []).append(one.reference)
+    origins = {id(one.reference): "" if one.from_plugin else f" in {one.origin}" for one in published}
+    known = {run.folder.name: run for run in trusted(runs)}
+
+    def marks(series: Series) -> Sequence[ReferenceMark]:
+        if not of_model:
+            return ()
+        run = next((known[sample.run] for sample in reversed(series.samples) if sample.run in known), None)
+        measured = of_record(run.record)[0] if run is not None else of_series(series)
+        references = of_model.get(model_key(measured.model), ())
+        found = matching(references, **asdict(measured), metric=series["metric"])
+        return tuple(_mark(one, origins[id(one.reference)]) for one in found[:_MOST])
+
+    return marks
+
+
+def _mark(match: Match, origin: str) -> ReferenceMark:
+    one = match.reference
+    label = ", ".join(filter(None, (f"{one.source}{origin}", one.date)))
+    return ReferenceMark(value=one.value, label=label, differences=match.differences, url=one.url)

@@ -302,3 +302,20 @@ class Page(Value, frozen=True):
     machines: tuple[Machine, ...] = ()
     notes: tuple[str, ...] = ()
     series_left_out: int = 0
+
+
+def rounded(value: float) -> float:
+    """Return a number with six significant digits, as a chart needs it."""
+    return float(f"{value:.6g}")
+
+
+def thinned(values: Sequence[float], most: int) -> Sequence[int]:
+    """Return the indices of at most so many values that have the shape of all: of each piece the ends of its range."""
+    if len(values) <= most:
+        return range(len(values))
+    size = -(-len(values) // (most // 2))
+    found: list[int] = []
+    for begin in range(0, len(values), size):
+        piece = values[begin : begin + size]
+        found += sorted({begin + piece.index(min(piece)), begin + piece.index(max(piece))})
+    return found

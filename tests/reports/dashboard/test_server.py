@@ -21,10 +21,9 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.model import Card, Machine, Metric, Place, Result, Status, Variant
-from madlite.reports.dashboard.access import is_own_host
-from madlite.reports.dashboard.api import ENDPOINTS, openapi
+from madlite.reports.dashboard.api import ENDPOINTS, RunsQuery, openapi, parsed
 from madlite.reports.dashboard.live import MOST_OF_A_CLIENT
-from madlite.reports.dashboard.queries import RunsQuery, parsed
+from madlite.reports.dashboard.server import is_own_host
 from madlite.reports.runs import list_runs
 from madlite.store.folder import LOCK, STEPS
 from tests.cli.stored_runs import good, store

@@ -15,16 +15,16 @@ from madlite.errors import UsageProblem
 from madlite.model import Card, Reference, Result, Status
 from madlite.reports.page import page_data, render_page
 from madlite.reports.page.build import MOST_SERIES, level_changes
-from madlite.reports.page.figures import change, figure, percent, thinned
-from madlite.reports.page.published import references_of
 from madlite.reports.page.run_details import read_steps
-from madlite.reports.page.sources import collect
+from madlite.reports.page.sources import collect, references_of
+from madlite.reports.page.values import thinned
 from madlite.reports.references import Published
 from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS
 from madlite.store.folder import RECORD, STEPS
 from madlite.store.journal import RunRows
 from madlite.store.record import record_json
+from madlite.text import change, figure, percent
 from tests.cli.stored_runs import good, store
 from tests.factories import WINDOW
 from tests.reports.page.results import MODELS, RUNS, SLOWER_FROM, working_folder

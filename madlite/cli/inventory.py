@@ -1,0 +1,426 @@
+"""What there is: `madlite discover` lists cards, `plugins` plugins, `gpus` the GPUs of this machine."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from madlite.cli import setup
+from madlite.cli.arguments import cards_text, contract, contract_option
+from madlite.cli.completion import complete_devices, complete_precisions, complete_reference_keys
+from madlite.cli.options import Command, TagsCommand, common_options, tag_words, tags_option, verbose_option
+from madlite.cli.setup import cards_option, print_problems
+from madlite.cli.terminal import echo, echo_lines, printable_lines, without_secrets
+from madlite.errors import ExitCode, MadliteError, UsageProblem
+from madlite.files import exists, shown
+from madlite.hookspecs import Hooks
+from madlite.model import Card, Json, Reference, Result, RunPlan
+from madlite.references import FILE
+from madlite.text import align
+
+if TYPE_CHECKING:
+    from madlite.backends.loader import Plugins
+    from madlite.catalog.cards import Catalog
+    from madlite.model import Gpu
+    from madlite.reports.references import Measured, Published
+    from madlite.store.gpu_leases import LeaseState
+    from madlite.store.record import Record
+
+
+@click.command("discover", cls=TagsCommand)
+@tag_words
+@tags_option
+@cards_option
+@click.option("--all", "every", is_flag=True, help="In a checkout, list also the cards that come with madlite.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of cards in MAD's schema.")
+@contract_option
+@common_options
+def discover(
+    tags: tuple[str, ...],
+    cards_from: tuple[Path, ...],
+    every: bool,
+    as_json: bool,
+    no_plugins: bool,
+    verbose: bool,
+) -> int:
+    """List model cards, all of them or those that tags select.
+
+    In a checkout without tags they are the checkout's, which `run` prefers.
+
+    \b
+    madlite discover
+    madlite discover --tags demo --json
+    """
+    from madlite.catalog.select import args_of, select, split_tags
+
+    plugins = setup.load(no_plugins, verbose)
+    workspace = setup.find_workspace(touch=False)
+    wanted = split_tags(tags)
+    catalog = setup.load_cards(plugins, workspace, cards_from, wanted if tags else None)
+    if tags:
+        requests = select(catalog, wanted)
+        cards = [(request.card, args_of(request)) for request in requests]
+    else:
+        cards = [(card, card.args) for card in (catalog.cards if every else _default_cards(catalog, cards_from))]
+    text = _text(cards, plugins, workspace, as_json=as_json, selected=bool(tags))
+    if (left := len(catalog.cards) - len(cards)) and not (tags or as_json or contract()):
+        text += f" of this checkout; {left} more with --all"
+    setup.print_problems(plugins.problems)
+    click.echo(without_secrets(text))
+    return 0
+
+
+def _default_cards(catalog: Catalog, trees: Sequence[Path]) -> tuple[Card, ...]:
+    """Return the cards of the checkout, which `run` prefers, and of folders that were named; all where it has none."""
+    if not catalog.checkout:
+        return catalog.cards
+    named = {str(tree) for tree in trees}
+    far = (found.card for found in catalog.installed if found.card.source in named)
+    return (*(found.card for found in catalog.checkout), *far)
+
+
+def _text(
+    cards: Sequence[tuple[Card, str]], plugins: Plugins, workspace: Path, *, as_json: bool, selected: bool
+) -> str:
+    if as_json:
+        return json.dumps([as_mad(card, args) for card, args in cards], indent=4)
+    if version := contract():
+        return cards_text(version, [as_mad(card, args) for card, args in cards], as_json=selected)
+    return printable_lines(_table(cards, plugins, workspace))
+
+
+def as_mad(card: Card, args: str) -> dict[str, Json]:
+    """Return a card in MAD's schema; fields it does not use are left out, unknown ones are kept."""
+    own: dict[str, Json] = {
+        "name": card.name,
+        "url": card.url,
+        "dockerfile": card.dockerfile,
+        "dockercontext": card.dockercontext,
+        "scripts": card.scripts,
+        "data": ",".join(card.data),
+        "cred": card.cred,
+        "n_gpus": card.n_gpus,
+        "owner": card.owner,
+        "training_precision": card.training_precision,
+        "multiple_results": card.multiple_results,
+        "tags": list(card.tags),
+        "timeout": -1 if card.timeout_s is None else card.timeout_s,
+        "args": args,
+        "skip_gpu_arch": ",".join(card.skip_gpu_arch),
+        "additional_docker_run_options": card.additional_docker_run_options,
+        "backend": card.backend,
+        "recipe": card.recipe,
+        "image": card.image,
+        "runtimes": list(card.runtimes),
+        "is_deprecated": card.is_deprecated,
+    }
+    always = {"name", "n_gpus", "tags", "args", "timeout"}
+    return {**{key: value for key, value in own.items() if value or key in always}, **card.extra}
+
+
+def _table(cards: Iterable[tuple[Card, str]], plugins: Plugins, workspace: Path) -> str:
+    from madlite.run.backend_choice import claimants
+
+    backends = plugins.backends()
+    rows = [("NAME", "GPUS", "PRECISION", "RUNS BY", "FROM", "TAGS")]
+    for card, _ in cards:
+        gpus = "all" if card.n_gpus == "-1" else card.n_gpus
+        owners = [card.backend] if card.backend else claimants(card, backends, plugins, workspace)
+        by = _runner(card, owners)
+        rows.append((card.name, gpus, card.training_precision or "-", by, card.source, ",".join(card.tags)))
+    return "\n".join([*align(rows), "1 model" if len(rows) == 2 else f"{len(rows) - 1} models"])
+
+
+def _runner(card: Card, owners: Sequence[str]) -> str:
+    """Return the backend that would run the card here, or of a card's own script that."""
+    if not owners:
+        return "a MAD checkout" if card.scripts else "-"
+    return card.scripts if list(owners) == ["script"] else "/".join(owners)
+
+
+@click.command("plugins", cls=Command)
+@click.option("--hooks", is_flag=True, help="Describe every hook instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@common_options
+def plugins_command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool) -> int:
+    """List plugins, their hooks and what is wrong with them."""
+    if hooks:
+        click.echo(_hook_page())
+        return 0
+    plugins = setup.load(no_plugins, verbose)
+    backends = {name: plugin.name for name, (_, plugin) in plugins.backends().items()}
+    list(plugins.collect("madlite_cards", trees=()))
+    runtimes = {name: plugin.name for name, (_, plugin) in plugins.runtimes_of_plugins().items()}
+    exporters = {name: plugin.name for name, (_, plugin) in plugins.exporters().items()}
+    references = {name: len(found) for name, found in plugins.references().items()}
+    if as_json:
+        click.echo(json.dumps(_as_json(plugins, backends, runtimes, exporters, references), indent=2))
+        return 0
+    for plugin in plugins.loaded.values():
+        origin = "built in" if plugin.built_in else f"{plugin.distribution} {plugin.version}"
+        echo(f"{plugin.name}  ({origin})")
+        echo(f"    hooks     {', '.join(plugin.hooks) or 'none'}")
+        for word, found in (("backends", backends), ("runtimes", runtimes), ("exports to", exporters)):
+            if brought := [name for name, owner in found.items() if owner == plugin.name]:
+                echo(f"    {word}  {', '.join(brought)}")
+        if plugin.name in references:
+            echo(f"    references  {references[plugin.name]}")
+    for problem in plugins.problems:
+        echo(f"problem: {problem.where}: {problem.what}")
+    return 0
+
+
+def _as_json(
+    plugins: Plugins,
+    backends: dict[str, str],
+    runtimes: dict[str, str],
+    exporters: dict[str, str],
+    references: dict[str, int],
+) -> dict[str, object]:
+    return {
+        "plugins": [
+            {
+                "name": plugin.name,
+                "distribution": plugin.distribution,
+                "version": plugin.version,
+                "hooks": list(plugin.hooks),
+                "backends": [name for name, owner in backends.items() if owner == plugin.name],
+                "runtimes": [name for name, owner in runtimes.items() if owner == plugin.name],
+                "exporters": [name for name, owner in exporters.items() if owner == plugin.name],
+                "references": references.get(plugin.name, 0),
+            }
+            for plugin in plugins.loaded.values()
+        ],
+        "problems": [{"where": problem.where, "what": problem.what} for problem in plugins.problems],
+    }
+
+
+def _hook_page() -> str:
+    """Return every hook with its documentation."""
+    pages = []
+    for name, function in vars(Hooks).items():
+        if name.startswith("madlite_"):
+            names = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
+            pages.append(f"{name}({', '.join(names)})\n\n{inspect.getdoc(function)}\n")
+    return "\n".join(pages)
+
+
+@click.command("gpus", cls=Command)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--clear",
+    type=int,
+    metavar="GPU",
+    multiple=True,
+    help="Free this GPU of a run that is over and whose processes cannot be seen from here, once it is known that they "
+    "have ended.  Repeatable.",
+)
+@verbose_option
+def gpus(as_json: bool, clear: tuple[int, ...]) -> int:
+    """List the GPUs of this machine, and which run has each of them.
+
+    A GPU on which a run that is over left its container or processes, as a killed one does, is held until they are
+    gone: the line names them, and the command that ends them.  Where its processes cannot be seen from here, as from a
+    container or with hidepid, it is held until a madlite sees that they are gone, or --clear says so.
+    """
+    from madlite.batch.recovery.dead_leases import lease_states
+    from madlite.machine.detect import detect_machine
+    from madlite.machine.host import Host
+    from madlite.store.gpu_leases import lease_folder
+
+    environ = dict(os.environ)
+    machine = detect_machine({}, host=Host(path=environ.get("PATH", ""), env=environ))
+    print_problems(machine.problems)
+    folder = lease_folder(environ)
+    states = lease_states(folder, machine.gpus)
+    if clear:
+        _clear(folder, clear, states)
+        states = lease_states(folder, machine.gpus)
+    if as_json:
+        echo_lines(json.dumps({"folder": str(folder), "gpus": [*_rows(machine.gpus, states)]}, indent=2))
+        return 0
+    for gpu in machine.gpus:
+        echo(f"GPU {gpu.index:<3} {gpu.bus or gpu.unique_id:13} {_lease_text(*states[gpu.index])}")
+    echo(f"leases: {folder}" if machine.gpus else "no GPU here")
+    return 0
+
+
+def _clear(folder: Path, gpus: tuple[int, ...], states: dict[int, tuple[LeaseState, str]]) -> None:
+    """Free GPUs of dead owners.
+
+    Raises:
+        UsageProblem: one is not there, is held, or what keeps it can be seen.
+    """
+    from madlite.batch.recovery.dead_leases import UNSEEN
+    from madlite.store.gpu_leases import LeaseFolder
+
+    for gpu in gpus:
+        if gpu not in states:
+            raise UsageProblem(f"--clear {gpu}: there is no GPU {gpu} here", "madlite gpus lists those that are")
+        state, left = states[gpu]
+        if state.locked or state.problem or left not in ("", UNSEEN):
+            raise UsageProblem(
+                f"--clear {gpu}: it is {_lease_text(state, left)}", "only what cannot be seen is cleared"
+            )
+    names = [states[gpu][0].name for gpu in gpus if states[gpu][1]]
+    if names:
+        with closing(LeaseFolder(folder)) as leases:
+            for name in names:
+                leases.clear(name)
+
+
+def _rows(gpus: tuple[Gpu, ...], states: dict[int, tuple[LeaseState, str]]) -> Iterator[dict[str, object]]:
+
+    for gpu in gpus:
+        state, left = states[gpu.index]
+        held = "problem" if state.problem else "held" if state.locked else "left" if left else "free"
+        holder = to_builtins(state.holder) if state.holder is not None and held in ("held", "left") else None
+        yield {"gpu": gpu.index, "bus": gpu.bus, "state": held, "holder": holder, "left": left}
+
+
+def _lease_text(state: LeaseState, left: str) -> str:
+    from madlite.batch.gpu_pool import holder_text
+    from madlite.batch.recovery.dead_leases import UNSEEN
+
+    if state.problem:
+        return state.problem
+    if state.locked:
+        since = f", since {state.holder.since}" if state.holder is not None and state.holder.since else ""
+        return f"held by {holder_text(state.holder)}{since}"
+    if left and state.holder is not None:
+        ends = "madlite clean --everywhere --yes ends it"
+        if left == UNSEEN:
+            ends = "the same command where it ran, or --clear GPU once they have ended"
+        return f"held by {left}, left by {holder_text(state.holder)}; {ends}"
+    return "free"
+
+
+VARIABLE = "MADLITE_REFERENCES"
+
+
+@click.command("references", cls=Command)
+@click.option("--model", default="", metavar="NAME", help="Only of this model: its name, a part of it, or a card's.")
+@click.option("--device", default="", metavar="GPU", shell_complete=complete_devices, help="Only on this GPU.")
+@click.option(
+    "--precision", default="", metavar="NAME", shell_complete=complete_precisions, help="Only in this number format."
+)
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=complete_reference_keys,
+    help="Only where a key has this value, as seq_len=8192; of source and condition a part. Repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
+@common_options
+def references(
+    model: str,
+    device: str,
+    precision: str,
+    where: tuple[str, ...],
+    as_json: bool,
+    no_plugins: bool,
+    verbose: bool,
+) -> int:
+    """List published figures of trainings, each with its source, date and condition.
+
+    They come from madlite, from plugins, from madlite_references.toml of this folder, and from the files that
+    $MADLITE_REFERENCES names.
+
+    \b
+    madlite references --model llama-3.1-8b --device MI300X
+    madlite references --where seq_len=8192 --where source=README --json
+    """
+    from madlite.reports.references import as_json as to_object
+    from madlite.reports.references import as_table, select
+
+    plugins = setup.load(no_plugins, verbose)
+    every = load_references(plugins, Path.cwd())
+    setup.print_problems(plugins.problems)
+    chosen = select(every, model=model, device=device, precision=precision, where=where)
+    if as_json:
+        click.echo(without_secrets(json.dumps([to_object(one) for one in chosen], indent=2)))
+    elif chosen:
+        echo_lines("\n".join(as_table(chosen)))
+    else:
+        echo(f"none of {len(every)} published figures is one of those" if every else "there are no published figures")
+    return int(ExitCode.OK)
+
+
+def load_references(plugins: Plugins, folder: Path) -> list[Published]:
+    """Return every published figure, with where it came from: plugins first, then the user's own files.
+
+    Raises:
+        UsageProblem: one of the user's files cannot be used.
+    """
+    from madlite.references import read_references
+    from madlite.reports.references import Published
+
+    found = [
+        Published(reference=one, origin=f"plugin {name}", from_plugin=True)
+        for name, references in plugins.references().items()
+        for one in references
+    ]
+    for name, file in _own_files(folder):
+        found += [Published(reference=one, origin=name) for one in read_references(file)]
+    return found
+
+
+def _own_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the file of the working folder where there is one, and those that the environment names, each by name."""
+    if exists(folder / FILE):
+        yield FILE, folder / FILE
+    named = map(Path, filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))
+    yield from ((shown(file), file) for file in named)
+
+
+def named_references(plugins: Plugins, folder: Path) -> list[Reference]:
+    """Return every published figure, with the user's file in the source of those that are from one.
+
+    Raises:
+        UsageProblem: one of the user's files cannot be used.
+    """
+    return [_named(one) for one in load_references(plugins, folder)]
+
+
+def compare_planned(plugins: Plugins, folder: Path, plan: RunPlan, result: Result) -> str:
+    """Return how a run's success compares with the nearest published figure; "" where none applies.
+
+    A file of the user's that cannot be used is named in its place: the run has its row all the same.
+    """
+    from madlite.reports.references import of_plan
+
+    return _compared(plugins, folder, of_plan(plan, result))
+
+
+def compare_recorded(plugins: Plugins, folder: Path, record: Record) -> str:
+    """Return the same of a run's record."""
+    from madlite.reports.references import of_record
+
+    return _compared(plugins, folder, of_record(record))
+
+
+def _compared(plugins: Plugins, folder: Path, run: tuple[Measured, Result]) -> str:
+    from madlite.reports.references import comparison
+
+    try:
+        references = named_references(plugins, folder)
+    except MadliteError as error:
+        return f"not compared with published figures: {error.message}"
+    return without_secrets(comparison(references, *run))
+
+
+def _named(one: Published) -> Reference:
+    """Return a figure whose source names the user's file that it is from, which a workload may have written."""
+    if one.from_plugin:
+        return one.reference
+    return replace(one.reference, source=f"{one.reference.source} in {one.origin}")
