@@ -202,7 +202,7 @@ def unfinished(workspace: Path) -> UnfinishedBatch:
         begin = shell_line(("madlite", *words))
         raise UsageProblem(f"--resume: {foreign[-1].why_foreign}", f"{begin}   begins its runs anew")
     what = "--resume: no batch of this folder was killed or interrupted"
-    if others := [one.command for one in interrupted_batches(workspace) if not one.is_of_run]:
+    if others := [one.command for one in interrupted_batches(workspace) if one.messages and not one.is_of_run]:
         said = shell_line(("madlite", *others[-1]))
         raise UsageProblem(f"{what}, only {said}", f"it goes on by its own command: madlite {others[-1][0]} --help")
     raise UsageProblem(what, "madlite runs")

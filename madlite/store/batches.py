@@ -333,12 +333,13 @@ def requested_cards(runs: Path) -> dict[str, str]:
 
 
 def interrupted_batches(workspace: Path) -> tuple[InterruptedBatch, ...]:
-    """Return the batches of a workspace whose madlite is gone and with unfinished runs, oldest first."""
+    """Return the batches of a workspace whose madlite is gone, oldest first; one whose runs all have folders has no
+    messages.
+    """
     runs = workspace / RUNS
     log = EventLog.read(runs)
     dead = [name for name in _not_ended(log) if not is_locked(runs / _lock_name(name), unknown=True)]
-    found = [*(_interrupted(runs, name, log) for name in dead), *_with_lost_runs(runs, log)]
-    return tuple(one for one in found if one.messages)
+    return (*(_interrupted(runs, name, log) for name in dead), *_with_lost_runs(runs, log))
 
 
 def _interrupted(runs: Path, batch_id: str, log: EventLog) -> InterruptedBatch:
@@ -364,7 +365,8 @@ def _with_lost_runs(runs: Path, log: EventLog) -> Iterable[InterruptedBatch]:
         later = [one.how for one in log.about(lost.batch) if isinstance(one, BatchEnded)]
         if "acknowledged" not in later:
             left = tuple(one for one in lost.runs if not _has_folder(runs, one.id))
-            yield InterruptedBatch(id=lost.batch, command=(), begun=left, requested=lost.runs)
+            if left:
+                yield InterruptedBatch(id=lost.batch, command=(), begun=left, requested=lost.runs)
 
 
 def dead_locks(workspace: Path) -> tuple[Path, ...]:

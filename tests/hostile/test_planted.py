@@ -49,11 +49,6 @@ def plant_dangling(path: Path, outside: Path) -> None:
     path.symlink_to(outside / f"made-{path.name}")
 
 
-def plant_hard_link(path: Path, outside: Path) -> None:
-    """Give somebody's file this name too."""
-    path.hardlink_to(outside / "victim")
-
-
 def plant_pipe(path: Path, outside: Path) -> None:
     """Make a pipe, which whoever opens it waits for."""
     os.mkfifo(path)
@@ -69,7 +64,6 @@ PLANTS: tuple[Callable[[Path, Path], None], ...] = (
     plant_link,
     plant_empty_link,
     plant_dangling,
-    plant_hard_link,
     plant_pipe,
     plant_folder,
 )

@@ -195,7 +195,7 @@ def find_leftovers(
     batches = (
         Leftover(kind="batch", run_id=NO_RUN, text=message, handle=batch.id, folder=str(workspace))
         for batch in interrupted_batches(workspace)
-        for message in batch.messages
+        for message in batch.messages or (f"batch {batch.id}, whose runs have all begun",)
     )
     dead = find_dead_runs()
     processes = tuple(_processes(runs, run) for run in dead.runs)
