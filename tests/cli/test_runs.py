@@ -418,7 +418,7 @@ def elsewhere(place, monkeypatch):
     seven = Process(pid=7, started=1, uids=(os.geteuid(),) * 3)
     processes = [RunProcess(process=seven, environment=one) for one in marks]
     monkeypatch.setattr("madlite.batch.recovery.dead_processes.all_run_processes", lambda: list(processes))
-    remove = "madlite.batch.recovery.leftovers.remove"
+    remove = "madlite.cli.clean.remove"
     monkeypatch.setattr(remove, lambda one, environ, runtimes: removed.append(one.run_id))
     return removed
 
