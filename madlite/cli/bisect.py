@@ -38,8 +38,16 @@ from madlite.files import exists, is_folder, read_text
 from madlite.model import Json
 from madlite.store.study import SUMMARY
 from madlite.study.bisect import Bisection, Judge, NextItem
-from madlite.study.bisect_runs import KIND, BisectFolder, BisectItem, BisectRunner, batch_start, known_samples
-from madlite.study.bisect_summary import summarise_bisection, summary_lines
+from madlite.study.bisect_runs import (
+    KIND,
+    BisectFolder,
+    BisectItem,
+    BisectRunner,
+    batch_start,
+    known_samples,
+    summarise_bisection,
+    summary_lines,
+)
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins

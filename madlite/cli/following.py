@@ -117,7 +117,7 @@ class _Course:
 
     def turn(self) -> None:
         """Ask where it is time, write the rows of what is over, and tell what has changed."""
-        from madlite.jobs.ends import POLL_S
+        from madlite.jobs.outcomes import POLL_S
 
         if time.monotonic() - self._asked_s >= POLL_S:
             self._ask()

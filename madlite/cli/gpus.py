@@ -37,7 +37,7 @@ def command(as_json: bool, clear: tuple[int, ...]) -> int:
     gone: the line names them, and the command that ends them.  Where its processes cannot be seen from here, as from a
     container or with hidepid, it is held until a madlite sees that they are gone, or --clear says so.
     """
-    from madlite.batch.recovery.dead_leases import lease_states
+    from madlite.batch.gpu_pool import lease_states
     from madlite.machine.detect import detect_machine
     from madlite.machine.host import Host
     from madlite.store.gpu_leases import lease_folder
@@ -69,7 +69,7 @@ def _clear(folder: Path, gpus: tuple[int, ...], states: dict[int, tuple[LeaseSta
     """
     from contextlib import closing
 
-    from madlite.batch.recovery.dead_leases import UNSEEN
+    from madlite.batch.gpu_pool import UNSEEN
     from madlite.errors import UsageProblem
     from madlite.store.gpu_leases import LeaseFolder
 
@@ -97,8 +97,7 @@ def _rows(gpus: tuple[Gpu, ...], states: dict[int, tuple[LeaseState, str]]) -> I
 
 
 def _text(state: LeaseState, left: str) -> str:
-    from madlite.batch.gpu_pool import holder_text
-    from madlite.batch.recovery.dead_leases import UNSEEN
+    from madlite.batch.gpu_pool import UNSEEN, holder_text
 
     if state.problem:
         return state.problem

@@ -15,8 +15,8 @@ from madlite.model import Status, Value
 from madlite.store.folder import exists
 from madlite.store.study import SUMMARY, is_running, read_summary, study_path
 from madlite.study.bisect_runs import KIND as BISECT
-from madlite.study.bisect_summary import BisectSummary
-from madlite.study.bisect_summary import summary_lines as bisect_lines
+from madlite.study.bisect_runs import BisectSummary
+from madlite.study.bisect_runs import summary_lines as bisect_lines
 from madlite.study.tune import KIND as TUNE
 from madlite.study.tune_report import PAGE, RECIPE, TuneReport, recipe_command, report_lines
 

@@ -44,7 +44,6 @@ from madlite.study.tune import (
     scalar,
     trials_of,
 )
-from madlite.study.tune_costs import Budget
 from madlite.study.tune_models import Trial
 from madlite.study.tune_report import (
     PAGE,
@@ -55,7 +54,7 @@ from madlite.study.tune_report import (
     render_page,
     report_lines,
 )
-from madlite.study.tune_search import NextRun, next_run
+from madlite.study.tune_search import Budget, NextRun, next_run
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins

@@ -19,10 +19,19 @@ from msgspec.structs import replace
 from madlite.batch.collect import Collected, attempts_of, collect_all
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import tells_no_space
-from madlite.jobs.ends import JobEnds, last_error
-from madlite.jobs.failed_run import name_end, read_plan, write_failure
-from madlite.jobs.outcomes import JobEnd, end_of, refused_end, why_never, why_waits
-from madlite.jobs.retries import Retrying
+from madlite.jobs.outcomes import (
+    JobEnd,
+    JobEnds,
+    Retrying,
+    end_of,
+    last_error,
+    name_end,
+    read_plan,
+    refused_end,
+    why_never,
+    why_waits,
+    write_failure,
+)
 from madlite.jobs.schedulers import JobState, Refused, Scheduler, Unreachable
 from madlite.jobs.submission import (
     PLANS,

@@ -31,9 +31,8 @@ from madlite.store.events import StudyStarted
 from madlite.store.folder import LOG
 from madlite.store.record import result_of
 from madlite.store.study import StudyFolder, studies_of
-from madlite.study.tune_costs import Budget
 from madlite.study.tune_models import Choice, Point, RunSteps, Space, Trial, TrialStatus
-from madlite.study.tune_search import Stop, next_run
+from madlite.study.tune_search import Budget, Stop, next_run
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
