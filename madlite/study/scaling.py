@@ -20,7 +20,16 @@ from madlite.run.screen import PlannedRun, RunOutcome, Screen
 from madlite.run.stop import Signals
 from madlite.secrets import masked_json
 from madlite.store.study import SUMMARY, StudyFolder
-from madlite.study.efficiency import GPUS, NODES, Scaling, node_lines, scaling_cells, scaling_heads, scalings_of
+from madlite.study.efficiency import (
+    GPUS,
+    NODES,
+    Scaling,
+    ScalingPoint,
+    node_lines,
+    scaling_cells,
+    scaling_heads,
+    scalings_of,
+)
 from madlite.study.repeat import later_ids
 from madlite.study.summary import SCALING, samples_of
 
@@ -292,49 +301,34 @@ def efficiency_plot(one: Scaling) -> Plot:
     parts = [(point, point.efficiency) for point in one.points if point.efficiency is not None]
     ends = [point.interval.high if point.interval else part for point, part in parts]
     highest = max([1.0, *ends]) * 1.05
-    points = []
-    for at, (point, part) in enumerate(parts):
-        low, high = (point.interval.low, point.interval.high) if point.interval else (part, part)
-        points.append(
-            PlotPoint(
-                x=_x(at, len(parts)),
-                y=_y(part / highest),
-                low=_y(max(0.0, low) / highest),
-                high=_y(high / highest),
-                label=one.count_text(point),
-                text=f"{100 * part:.1f} %",
-            )
-        )
-    ideal = f"{_LEFT:.1f},{_y(1 / highest):.1f} {_RIGHT:.1f},{_y(1 / highest):.1f}"
+    texts = [f"{100 * part:.1f} %" for _, part in parts]
     marks = tuple((_y(part / highest), f"{100 * part:.0f} %") for part in (0.0, 0.25, 0.5, 0.75, 1.0))
-    return Plot(title="Efficiency", points=tuple(points), ideal=ideal, marks=marks)
+    ideal = f"{_LEFT:.1f},{_y(1 / highest):.1f} {_RIGHT:.1f},{_y(1 / highest):.1f}"
+    return Plot(title="Efficiency", points=_points(one, parts, highest, texts), ideal=ideal, marks=marks)
 
 
 def total_plot(one: Scaling) -> Plot:
     """Return the speedup over GPUs or nodes beside the ideal one, which is their number ÷ the base's."""
-    parts = [(point, point.speedup) for point in one.points if point.speedup is not None]
+    parts = [(replace(point, interval=None), point.speedup) for point in one.points if point.speedup is not None]
     highest = max(*(point.size / one.base for point, _ in parts), *(part for _, part in parts), 1.0) * 1.05
-    points = tuple(
-        PlotPoint(
-            x=_x(at, len(parts)),
-            y=_y(part / highest),
-            low=_y(part / highest),
-            high=_y(part / highest),
-            label=one.count_text(point),
-            text=f"{part:.2f}x",
-        )
-        for at, (point, part) in enumerate(parts)
-    )
-    ideal = " ".join(
-        f"{_x(at, len(parts)):.1f},{_y(point.size / one.base / highest):.1f}" for at, (point, _) in enumerate(parts)
-    )
+    points = _points(one, parts, highest, [f"{part:.2f}x" for _, part in parts])
+    heights = [_y(point.size / one.base / highest) for point, _ in parts]
+    ideal = " ".join(f"{point.x:.1f},{height:.1f}" for point, height in zip(points, heights, strict=True))
     marks = tuple((_y(part), f"{part * highest:.1f}x") for part in (0.0, 0.5, 1.0))
     against = f" against {one.count_text(one.base_point)}" if one.base_point is not None else ""
     return Plot(title=f"Speedup{against}", points=points, ideal=ideal, marks=marks)
 
 
-def _x(at: int, count: int) -> float:
-    return _LEFT + (at + 0.5) * (_RIGHT - _LEFT) / count
+def _points(
+    one: Scaling, parts: Sequence[tuple[ScalingPoint, float]], highest: float, texts: Sequence[str]
+) -> tuple[PlotPoint, ...]:
+    """Return the points of a plot side by side, each with the interval that it has."""
+    width, points = (_RIGHT - _LEFT) / len(parts), []
+    for at, ((point, part), text) in enumerate(zip(parts, texts, strict=True)):
+        low, high = (max(0.0, point.interval.low), point.interval.high) if point.interval else (part, part)
+        x, (y, bottom, top) = _LEFT + (at + 0.5) * width, (_y(each / highest) for each in (part, low, high))
+        points.append(PlotPoint(x=x, y=y, low=bottom, high=top, label=one.count_text(point), text=text))
+    return tuple(points)
 
 
 def _y(part: float) -> float:
