@@ -66,7 +66,7 @@ def open_cluster(name: str) -> Cluster:
     from madlite.jobs.file import read_cluster
     from madlite.jobs.schedulers import SCHEDULERS
 
-    return read_cluster(name, config_folders(), tuple(SCHEDULERS))
+    return read_cluster(name, config_folders(), SCHEDULERS)
 
 
 def refuse_without_cluster(params: dict[str, Any]) -> None:

@@ -134,10 +134,6 @@ class Settling:
             return False
         return bool(self.stored.job_of(run) or self.stored.state_of(run).refused or self.stored.is_submitting())
 
-    def open_folders(self) -> frozenset[Path]:
-        """Return the folders of the attempts of open runs."""
-        return frozenset(folder for run in self.stored.open_runs for folder in self._attempts(run))
-
     def cancel_left(self) -> None:
         """End jobs that wait though all runs have their rows: a controller that was down queues such again.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -256,20 +256,14 @@ def last_error(stored: Stored, run: JobRun) -> str:
     return found[-1].decode("utf-8", "replace").strip()[:300] if found else ""
 
 
-class _AnySecret(Mapping[str, str]):
+class _AnySecret(dict[str, str]):
     """Values of secrets where none is needed: the run is over."""
-
-    def __getitem__(self, name: str) -> str:
-        return ""
 
     def __contains__(self, name: object) -> bool:
         return True
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
+    def __missing__(self, name: str) -> str:
+        return ""
 
 
 def read_plan(plan_file: Path) -> RunPlan:
