@@ -31,6 +31,7 @@ from madlite.store.folder import new_run_id, real_folders
 from madlite.store.record import Record, result_of
 from madlite.store.study import StudyFolder, studies_of
 from madlite.study.bisect import Bisection, NextItem, Sample, Standing, change_interval, run_bisection
+from madlite.study.summary import making_folder
 from madlite.text import align, shortened_middle
 
 KIND = "bisect"
@@ -67,11 +68,8 @@ class BisectFolder:
         Raises:
             UsageProblem: it cannot be made.
         """
-        try:
+        with making_folder(study_id, workspace):
             return cls(study_id, StudyFolder.create(workspace, study_id, KIND, request))
-        except OSError as error:
-            what = f"the folder of the study cannot be made: {error.strerror or error} ({error.filename or workspace})"
-            raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
 
     @classmethod
     def resume(cls, workspace: Path, name: str, request: dict[str, Json]) -> BisectFolder:

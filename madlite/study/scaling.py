@@ -7,7 +7,6 @@ compiled kernels are the user's: a steady window begins after what they save.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
@@ -31,7 +30,7 @@ from madlite.study.efficiency import (
     scalings_of,
 )
 from madlite.study.repeat import later_ids
-from madlite.study.summary import SCALING, samples_of
+from madlite.study.summary import SCALING, making_folder, samples_of
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -211,7 +210,8 @@ def run_scaling(
     """
     from madlite.run.executor import secrets_for
 
-    folder = _open_folder(options.workspace, study_id)
+    with making_folder(study_id, options.workspace):
+        folder = StudyFolder.create(options.workspace, study_id)
     problems = []
     try:
         with Signals() as signals:
@@ -219,35 +219,16 @@ def run_scaling(
             outcome = batch.run(signals)
         scalings = scalings_of(samples_of(runs, outcome.results))
         secrets = [text for one in runs for text in secrets_for(one, options.environ)]
-        problems += _write(folder, study_id, scalings, secrets)
+        problems += [folder.write(name, text) for name, text in scaling_files(study_id, scalings, secrets).items()]
     finally:
         problems.append(folder.close())
     return ScalingOutcome(runs=outcome, scalings=scalings, problems=tuple(filter(None, problems)))
 
 
-def save_scaling(study_id: str, scalings: tuple[Scaling, ...], workspace: Path) -> tuple[str, ...]:
-    """Write figures and page of a study whose runs other processes ran; return what went wrong."""
-    try:
-        folder = StudyFolder.reopen(workspace, study_id, make=True)
-    except BlockingIOError:
-        return ()  # another command that saw the last run end is writing it
-    except OSError as error:
-        return (f"the folder of the study cannot be made: {error.strerror or error}",)
-    return tuple(filter(None, (*_write(folder, study_id, scalings), folder.close())))
-
-
-def _write(folder: StudyFolder, study_id: str, scalings: tuple[Scaling, ...], secrets: Sequence[str] = ()) -> list[str]:
+def scaling_files(study_id: str, scalings: tuple[Scaling, ...], secrets: Sequence[str] = ()) -> dict[str, str]:
+    """Return the files of a study by name: its figures and its page."""
     content = {"id": study_id, "kind": KIND, "scalings": scalings}
-    return [folder.write(SUMMARY, masked_json(content, secrets)), folder.write(PAGE, render_page(study_id, scalings))]
-
-
-def _open_folder(workspace: Path, study_id: str) -> StudyFolder:
-    try:
-        return StudyFolder.create(workspace, study_id)
-    except OSError as error:
-        where = error.filename or workspace
-        what = f"the folder of the study cannot be made: {error.strerror or error} ({where})"
-        raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
+    return {SUMMARY: masked_json(content, secrets), PAGE: render_page(study_id, scalings)}
 
 
 # of the drawing, in its own units
