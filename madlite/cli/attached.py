@@ -25,8 +25,8 @@ from madlite.cli import setup
 from madlite.cli.terminal import echo_on
 from madlite.errors import ExitCode
 from madlite.files import tells_no_space
-from madlite.jobs.ends import POLL_S
 from madlite.jobs.follow import GRACE_S, Settling
+from madlite.jobs.outcomes import POLL_S
 from madlite.jobs.schedulers import Unreachable, scheduler_of
 from madlite.jobs.submit import submit_all
 from madlite.perfcsv.header import new_columns
@@ -34,8 +34,6 @@ from madlite.plan.context import Options
 from madlite.run.screen import RunOutcome
 from madlite.store.folder import LOG, exists
 from madlite.study.efficiency import scalings_of
-from madlite.study.repeat import save_summary
-from madlite.study.scaling import save_scaling
 from madlite.study.summary import SCALING, samples_of_records
 from madlite.text import counted
 
@@ -206,20 +204,25 @@ class Attached:
 
     def _finish_study(self, study_id: str, workspace: Path) -> None:
         from madlite.cli.studies import study_lines, summary_of_runs
+        from madlite.secrets import masked_json
+        from madlite.store.study import SUMMARY
+        from madlite.study.summary import save_files
 
         summary = summary_of_runs(workspace, study_id)
         if summary is None:
             return
         self.study = msgspec.to_builtins(summary)
         self.lines += [*study_lines(summary), f"  madlite runs --of {study_id}"]
-        if problem := save_summary(summary, workspace):
-            setup.warn(problem)
+        for text in save_files(study_id, workspace, {SUMMARY: masked_json(summary, ())}):
+            setup.warn(text)
 
     def _finish_scaling(self, study_id: str, workspace: Path) -> None:
         from madlite.cli.studies import records_of, scaling_study_lines
+        from madlite.study.scaling import scaling_files
+        from madlite.study.summary import save_files
 
         scalings = scalings_of(samples_of_records(records_of(workspace, study_id)))
-        problems = save_scaling(study_id, scalings, workspace)
+        problems = save_files(study_id, workspace, scaling_files(study_id, scalings))
         self.study = {"id": study_id, "kind": SCALING, "scalings": msgspec.to_builtins(scalings)}
         self.lines += scaling_study_lines(study_id, scalings, workspace)
         for text in problems:

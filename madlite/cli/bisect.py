@@ -45,8 +45,16 @@ from madlite.secrets import masked_json
 from madlite.store.batches import BatchLog
 from madlite.store.study import SUMMARY
 from madlite.study.bisect import Bisection, Judge, NextItem
-from madlite.study.bisect_runs import KIND, BisectFolder, BisectItem, BisectRunner, batch_start, known_samples
-from madlite.study.bisect_summary import summarise_bisection, summary_lines
+from madlite.study.bisect_runs import (
+    KIND,
+    BisectFolder,
+    BisectItem,
+    BisectRunner,
+    batch_start,
+    known_samples,
+    summarise_bisection,
+    summary_lines,
+)
 from madlite.study.commits import at_commit, git_here, git_inside, list_commits
 from madlite.text import counted
 

@@ -18,8 +18,8 @@ from madlite.store.batches import BatchLog
 from madlite.store.folder import exists
 from madlite.store.study import SUMMARY, is_running, read_summary, study_path
 from madlite.study.bisect_runs import KIND as BISECT
-from madlite.study.bisect_summary import BisectSummary
-from madlite.study.bisect_summary import summary_lines as bisect_lines
+from madlite.study.bisect_runs import BisectSummary
+from madlite.study.bisect_runs import summary_lines as bisect_lines
 from madlite.study.efficiency import Scaling, scaling_lines, scalings_of
 from madlite.study.repeat import KIND, plan_repeat, warm_up_text
 from madlite.study.scaling import KIND as SCALING

@@ -77,7 +77,7 @@ def open_cluster(name: str) -> Cluster:
     from madlite.jobs.file import read_cluster
     from madlite.jobs.schedulers import SCHEDULERS
 
-    return read_cluster(name, config_folders(), tuple(SCHEDULERS))
+    return read_cluster(name, config_folders(), SCHEDULERS)
 
 
 def refuse_without_cluster(params: dict[str, Any]) -> None:
@@ -395,7 +395,7 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
     NAME is what --cluster will call it, by default the cluster's own name.  What the cluster cannot tell is a comment.
     """
     from madlite.files import exists, write_named
-    from madlite.jobs.ask import choose, cluster_name, file_text, partitions
+    from madlite.jobs.ask import choose, cluster_name, file_lines, partitions
     from madlite.jobs.file import NAME, Cluster, read_clusters
     from madlite.jobs.schedulers import SCHEDULERS
     from madlite.jobs.slurm import Slurm
@@ -411,9 +411,9 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
     slurm = Slurm(Cluster(), dict(os.environ))
     chosen = choose(partitions(slurm), partition)
     name = name or cluster_name(slurm) or "cluster"
-    text = file_text(name, chosen, gpu, slurm.array_limit(), dict(os.environ), Path.cwd())
+    text = "\n".join([*file_lines(name, chosen, gpu, slurm.array_limit(), dict(os.environ), Path.cwd()), ""])
     write_named(file, text, lambda path: False)
-    read_clusters(file, tuple(SCHEDULERS))
+    read_clusters(file, SCHEDULERS)
     echo(f"{file}: cluster '{name}', partition {chosen.name}, {chosen.nodes} nodes")
     echo_lines(text)
     if chosen.gpus_per_node and "\ngpu = " not in text:

@@ -45,7 +45,6 @@ from madlite.study.tune import (
     scalar,
     trials_of,
 )
-from madlite.study.tune_costs import Budget
 from madlite.study.tune_models import Trial
 from madlite.study.tune_report import (
     PAGE,
@@ -56,7 +55,7 @@ from madlite.study.tune_report import (
     render_page,
     report_lines,
 )
-from madlite.study.tune_search import NextRun, next_run
+from madlite.study.tune_search import Budget, NextRun, next_run
 from madlite.text import counted, duration
 
 if TYPE_CHECKING:

@@ -76,16 +76,10 @@ def cluster_name(slurm: Slurm) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", found[1]).strip("-.") if found else ""
 
 
-def file_text(
-    name: str, partition: Partition, gpu: str, array_limit: int, environ: Mapping[str, str], workspace: Path
-) -> str:
-    """Return a cluster file: what was found, and as comments what nobody but the user knows."""
-    return "\n".join([*_lines(name, partition, gpu, array_limit, environ, workspace), ""])
-
-
-def _lines(
+def file_lines(
     name: str, partition: Partition, gpu: str, array_limit: int, environ: Mapping[str, str], workspace: Path
 ) -> Iterator[str]:
+    """Yield the lines of a cluster file: what was found, and as comments what nobody but the user knows."""
     kind = (
         gpu or re.sub("[_-]", " ", partition.gpu).upper()
     )  # amd_instinct_mi300x_oam, where slurmd finds GPUs by itself

@@ -19,10 +19,19 @@ from msgspec.structs import replace
 from madlite.batch.collect import Collected, attempts_of, collect_all
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import tells_no_space
-from madlite.jobs.ends import JobEnds, last_error
-from madlite.jobs.failed_run import name_end, read_plan, write_failure
-from madlite.jobs.outcomes import JobEnd, end_of, refused_end, why_never, why_waits
-from madlite.jobs.retries import Retrying
+from madlite.jobs.outcomes import (
+    JobEnd,
+    JobEnds,
+    Retrying,
+    end_of,
+    last_error,
+    name_end,
+    read_plan,
+    refused_end,
+    why_never,
+    why_waits,
+    write_failure,
+)
 from madlite.jobs.schedulers import JobState, Refused, Scheduler, Unreachable
 from madlite.jobs.submission import (
     PLANS,
@@ -124,10 +133,6 @@ class Settling:
         if self._failures[run.id] >= _TRIES:
             return False
         return bool(self.stored.job_of(run) or self.stored.state_of(run).refused or self.stored.is_submitting())
-
-    def open_folders(self) -> frozenset[Path]:
-        """Return the folders of the attempts of open runs."""
-        return frozenset(folder for run in self.stored.open_runs for folder in self._attempts(run))
 
     def cancel_left(self) -> None:
         """End jobs that wait though all runs have their rows: a controller that was down queues such again.

@@ -7,7 +7,11 @@ killed at any time, for another one reads the same log; the Job is deleted after
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,9 +24,8 @@ from msgspec.structs import asdict, replace
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import read_text
 from madlite.jobs.file import Cluster
-from madlite.jobs.followers import Followers
 from madlite.jobs.schedulers import Examined, JobState, Refused, Unreachable
-from madlite.jobs.submission import ENVIRONMENT, PLANS, JobRun, JobScript, Submission
+from madlite.jobs.submission import ENVIRONMENT, OUTPUT, PLANS, JobRun, JobScript, Submission, read_stored
 from madlite.model import Json
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.context import Options
@@ -42,8 +45,10 @@ from madlite.platforms.kubernetes.manifests import (
 )
 from madlite.platforms.kubernetes.runtime import FOLLOWED, KubernetesRuntime, create, why_not_started
 from madlite.platforms.kubernetes.settings import KubernetesSettings, check_settings
+from madlite.process import start
 from madlite.run.screen import PlannedRun
-from madlite.store.folder import RUN_LABEL
+from madlite.store.folder import RECORD, RESULT, RUN_LABEL, exists, open_runs
+from madlite.store.locks import acquire
 
 _T = TypeVar("_T")
 JOB_LABEL = "madlite.job"
@@ -403,3 +408,79 @@ def _end(job: Mapping[str, Any]) -> JobState:
     if found["type"] != "Failed":
         return JobState(state="COMPLETED")
     return JobState(state="TIMEOUT" if reason == "DeadlineExceeded" else "FAILED", reason=reason)
+
+
+_MOST = 16  # at the same time
+_TRIES = 3
+
+
+class Followers:
+    """What this process started; it goes on without it, and nobody else follows the same run meanwhile.
+
+    A run's lock is open in the process that follows it, and free as soon as that one has ended, however.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
+        self._failed: Counter[str] = Counter()
+
+    def follow(self, folder: Path, job: str, run: JobRun, environ: Mapping[str, str]) -> None:
+        """Start to follow the job of a run of the submission in `folder`, unless that is done, or somebody does it."""
+        home = folder.parent / run.id
+        self._reap()
+        if job in self._running or self.gave_up(job) or len(self._running) >= _MOST:
+            return
+        if exists(home / RESULT) or exists(home / RECORD):
+            return
+        try:
+            lock = os.open(
+                folder / OUTPUT / f"{run.number}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+            try:
+                acquire(lock, 0)
+                self._running[job] = _start(folder, run, environ, lock), home
+            finally:
+                os.close(lock)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._failed[job] += 1
+
+    def gave_up(self, job: str) -> bool:
+        """Return whether a job could not be followed, and is not tried again."""
+        return self._failed[job] >= _TRIES
+
+    def are_busy(self) -> bool:
+        """Return whether one of them runs."""
+        return any(process.poll() is None for process, _ in self._running.values())
+
+    def _reap(self) -> None:
+        for job, (process, home) in list(self._running.items()):
+            if process.poll() is not None:
+                del self._running[job]
+                self._failed[job] += not (exists(home / RESULT) or exists(home / RECORD))
+
+
+def _start(folder: Path, run: JobRun, environ: Mapping[str, str], lock: int) -> subprocess.Popen[bytes]:
+    """Start what follows a run; the folder of one that was killed meanwhile goes, for the log is read anew.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    workspace = folder.parent.parent
+    if exists(folder.parent / run.id):
+        with open_runs(workspace) as runs:
+            runs.remove_tree(run.id)
+    plan = folder / PLANS / f"{run.number}.json"
+    stored = read_stored(folder)
+    retries = stored.submission.retries.count if stored is not None else 0
+    again = ["--retry", str(retries)] if retries else []  # for the record: who settles the runs starts an attempt
+    with (folder / OUTPUT / f"{run.number}.out").open("ab") as output:
+        return start(
+            [sys.executable, "-m", "madlite", "run", "--plan", str(plan), "--no-rows", "--attempt", run.id, *again],
+            env=environ,
+            cwd=workspace,
+            stdout=output.fileno(),
+            stderr=subprocess.STDOUT,
+            pass_fds=[lock],
+        )

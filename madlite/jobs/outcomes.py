@@ -1,4 +1,7 @@
-"""What a job's own end says of a run that left no result: cause, reason and hint; and which jobs can never start.
+"""The ends of jobs: what each says of a run that left no result, its row, and whether another attempt follows.
+
+A run that never began gets its folder here; one that was cut off keeps what it has.  The journal of a failed attempt
+names the next one, then the event log names its job: whoever follows may be killed between the two.
 
 States and reasons: `man squeue`, sections JOB STATE CODES and JOB REASON CODES, of Slurm 22.05 to 24.11.
 """
@@ -6,12 +9,32 @@ States and reasons: `man squeue`, sections JOB STATE CODES and JOB REASON CODES,
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.files import tells_no_space
-from madlite.jobs.schedulers import JobState
-from madlite.model import Cause, Value
+from madlite.batch.attempts import RetryPolicy, next_attempt
+from madlite.errors import RecordError
+from madlite.files import read_regular, tells_no_space
+from madlite.jobs.schedulers import JobState, Scheduler, Unreachable
+from madlite.jobs.submission import OUTPUT, PLANS, JobRun, Stored
+from madlite.measure.steps import Steps
+from madlite.model import Cause, Diagnosis, Result, RunPlan, Runtime, Status, Value
+from madlite.plan.context import Options
+from madlite.plan.plan_file import read_plan_file
+from madlite.run.executor import secrets_for
+from madlite.run.result_writer import ResultWriter
+from madlite.run.screen import PlannedRun, Screen
+from madlite.secrets import Redactor
+from madlite.store.events import now
+from madlite.store.folder import RunFolder, exists, new_run_id
+from madlite.store.journal import RunEntry, read_run
+from madlite.store.record import result_of
+from madlite.store.stored import RunResult, load_result, result_text
 
 _TERM = 128 + 15
 
@@ -162,3 +185,202 @@ def _facts(state: JobState, job: str) -> str:
     derived = f", a step's exit code {state.derived}" if state.derived and state.derived != state.code else ""
     reason = f", {state.reason}" if state.reason and state.reason not in ("NonZeroExitCode", state.state) else ""
     return f"job {job} {state.state}{code}{signal}{derived}{reason}"
+
+
+POLL_S = 10.0  # between two questions to the scheduler
+LONG_S = 60.0  # after the end of a job, by the cluster's clock, its files certainly are seen here
+_PATIENCE_S = 600.0  # for accounting that does not answer, where the controller has forgotten a job
+_LIMIT_BYTES = 1 << 20
+_ERROR = re.compile(
+    rb"^(?:(?:error|slurmstepd(?:-[\w.-]+)?: error|srun: error|sbatch: error):|/\S+: line \d+:)\s*(.+)$", re.MULTILINE
+)
+
+
+class JobEnds:
+    """The ends of jobs as far as the scheduler has told them; `tell` gets what people are told, once each."""
+
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], tell: Callable[[str], None]) -> None:
+        self._scheduler, self._clock, self._tell = scheduler, clock, tell
+        self._ends: dict[str, JobState] = {}
+        self._ask_from = 0.0  # when those whose end could not be told may be asked about again
+        self._unanswered: dict[str, float] = {}  # since when accounting does not tell of a job
+        self.asked: set[str] = set()  # jobs that are over and were asked about at once
+
+    def __contains__(self, job: object) -> bool:
+        return job in self._ends
+
+    def find_long_over(self, jobs: Sequence[str]) -> None:
+        """Ask once about jobs in no queue, and note the ends of those that ended a minute ago."""
+        self.asked.update(jobs)
+        if not jobs:
+            return
+        with suppress(Unreachable):
+            found = self._scheduler.ended(jobs)
+            before_s = time.time() - LONG_S
+            self._ends |= {job: one for job, one in found.items() if one.is_over and 0 < one.ended_s < before_s}
+
+    def of(self, job: str, others: Collection[str], *, patient: bool) -> JobState | None:
+        """Return how a job in no queue ended, and ask about `others` with it; None where that is not known now."""
+        if job in self._ends:
+            return self._ends[job]
+        if self._clock() < self._ask_from:
+            return None
+        found: Mapping[str, JobState] | None = None
+        with suppress(Unreachable):
+            found = self._scheduler.ended(list(dict.fromkeys((job, *others))))
+            self._ends |= {one: state for one, state in found.items() if state.state and state.is_over}
+        state = JobState() if found is None else found.get(job, JobState())
+        if found is None or not state.is_over or (patient and self._waits_for_accounting(job, state)):
+            self._ask_from = self._clock() + POLL_S
+            return None
+        return self._ends.setdefault(job, state)
+
+    def _waits_for_accounting(self, job: str, state: JobState) -> bool:
+        """Return whether the end of a job that only accounting knows may still be told."""
+        if state.state or not state.reason:
+            return False
+        self._tell(f"how job {job.partition('_')[0]} ended is not known yet: {state.reason}; accounting is waited for")
+        since = self._unanswered.setdefault(job, self._clock())
+        return self._clock() - since < _PATIENCE_S
+
+
+def last_error(stored: Stored, run: JobRun) -> str:
+    """Return the last error line of the output of a run's job, as madlite, srun or Slurm wrote it; "" for none."""
+    script = stored.script_of[run.id]
+    name = f"{script.number}-{run.number - script.first + 1}.out" if script.count > 1 else f"{script.number}.out"
+    try:
+        data = read_regular(stored.folder / OUTPUT / name, _LIMIT_BYTES)
+    except OSError:
+        return ""
+    found = _ERROR.findall(data[-65536:])
+    return found[-1].decode("utf-8", "replace").strip()[:300] if found else ""
+
+
+class _AnySecret(dict[str, str]):
+    """Values of secrets where none is needed: the run is over."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+def read_plan(plan_file: Path) -> RunPlan:
+    """Return the plan of a run that is over, without its secrets.
+
+    Raises:
+        UsageProblem: the plan file cannot be read.
+    """
+    return read_plan_file(plan_file, _AnySecret()).plan
+
+
+def write_failure(
+    plan_file: Path, end: JobEnd, options: Options, screen: Screen, runtimes: Mapping[str, Runtime]
+) -> None:
+    """Write the result of a run whose job is over.
+
+    Raises:
+        BlockingIOError: a process of the run lives on.
+        OSError, RecordError: the run's folder cannot be written to.
+        UsageProblem: the plan file cannot be read.
+    """
+    saved = read_plan_file(plan_file, _AnySecret())
+    plan = saved.plan
+    runtime = runtimes.get(plan.runtime) or next(iter(runtimes.values()))
+    one = PlannedRun(plan=plan, backends=(), files=(), runtime=runtime, context=saved.context)
+    secrets = secrets_for(one, options.environ)
+    mask = Redactor(secrets).text
+    folder = RunFolder.reopen(plan.folder) if exists(plan.folder) else RunFolder.create(plan, (), secrets)
+    try:
+        options = replace(options, rows=False, command=saved.command)
+        if problem := ResultWriter(one, options, screen, mask).write_result(_result(plan.id, end), Steps(), folder):
+            raise RecordError(problem)
+    finally:
+        folder.close()
+
+
+def _result(run_id: str, end: JobEnd) -> Result:
+    return Result(
+        plan_id=run_id,
+        status=Status.FAILURE,
+        cause=end.cause,
+        reason=end.reason,
+        diagnosis=Diagnosis(cause=end.cause.value, line="", hint=end.hint, source="job"),
+        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def name_end(folder: Path, end: JobEnd) -> None:
+    """Give the result of a run that a signal ended the reason why the scheduler sent it.
+
+    Raises:
+        OSError, RecordError: the result cannot be read or written.
+    """
+    stored = load_result(folder)
+    record = stored.record
+    if record.reason.startswith(end.reason):  # it is named, and the row was not written then
+        return
+    reason = f"{end.reason}; {record.reason}" if record.reason else end.reason
+    rows = record.rows
+    if rows is not None:
+        columns = {"cause": end.cause.value, "reason": reason}
+        cells = tuple({**row, **{name: columns[name] for name in columns if name in row}} for row in rows.cells)
+        rows = replace(rows, cells=cells)
+    diagnosis = Diagnosis(cause=end.cause.value, line="", hint=end.hint, source="job")
+    named = replace(record, cause=end.cause.value, ended_by=end.cause, reason=reason, diagnosis=diagnosis, rows=rows)
+    run_folder = RunFolder.reopen(folder)
+    try:
+        if problem := run_folder.write_result(result_text(RunResult(record=named, entries=stored.entries))):
+            raise RecordError(problem)
+    finally:
+        run_folder.close()
+
+
+_BUSY_S = 10.0  # until a cluster that did not answer is asked again
+
+
+class Retrying:
+    """When the further attempts of a submission's runs are due; `say` gets what is told of them."""
+
+    def __init__(self, clock: Callable[[], float], say: Callable[[str], None]) -> None:
+        self._clock, self._say = clock, say
+        self._due_s: dict[str, float] = {}  # by the id of the attempt
+
+    def follow(self, stored: Stored, run: JobRun, folder: Path) -> str:
+        """Return the id of the attempt that follows the one of a folder, which has a result; "" where that stands.
+
+        Raises:
+            BlockingIOError: another process decides that now.
+            OSError, RecordError, UsageProblem: the result or the plan cannot be read, or the next one not be noted.
+        """
+        if following := read_run(folder).next:
+            return following
+        record = load_result(folder).record
+        result = result_of(record)
+        plan = read_plan(stored.folder / PLANS / f"{run.number}.json")
+        retries = stored.submission.retries
+        policy = RetryPolicy(retries=retries.count, wait_s=retries.wait_s)
+        earlier = result.attempt.earlier if result.attempt is not None else ()
+        found = next_attempt(policy, plan, result, earlier)
+        if found is None:
+            return ""
+        opened = RunFolder.reopen(folder)
+        try:
+            if following := read_run(folder).next:  # by now
+                return following
+            following = new_run_id(run.card)
+            opened.note(RunEntry(at=now(), next=following))
+        finally:
+            opened.close()
+        self._due_s[following] = self._clock() + found.wait_s
+        self._say(f"{folder.name}: FAILURE [{result.code}] {result.reason}; {found.when}, as {following}")
+        return following
+
+    def is_due(self, attempt: str) -> bool:
+        """Return whether an attempt has waited for long enough; one that an earlier command noted has."""
+        return self._clock() >= self._due_s.get(attempt, 0.0)
+
+    def postpone(self, attempt: str) -> None:
+        """Wait a moment longer: the cluster does not answer."""
+        self._due_s[attempt] = self._clock() + _BUSY_S

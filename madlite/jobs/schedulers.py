@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -75,7 +75,6 @@ class Scheduler(Protocol):
 
     def context(self) -> dict[str, Json]:
         """Return what of the cluster file goes below the context of all plans."""
-        ...
 
     def adjust(self, options: Options) -> Options:
         """Return the options of plans with what the cluster decides, such as the runtime.
@@ -83,11 +82,9 @@ class Scheduler(Protocol):
         Raises:
             UsageProblem: they ask for something else.
         """
-        ...
 
     def exclude(self, nodes: Sequence[str]) -> None:
         """Leave nodes out of the scripts that are made from now on."""
-        ...
 
     def script(
         self,
@@ -104,7 +101,6 @@ class Scheduler(Protocol):
         Raises:
             MadliteError: it cannot be made.
         """
-        ...
 
     def check_here(self) -> Cluster:
         """Refuse a machine from which no job can be given to the cluster; return this very cluster for later commands.
@@ -112,7 +108,6 @@ class Scheduler(Protocol):
         Raises:
             UsageProblem: its commands are not here, say.
         """
-        ...
 
     def examine(self, nodes: int) -> Sequence[Examined] | None:
         """Return what questions alone tell of runs on so many nodes; None where a job has to check the nodes.
@@ -120,11 +115,9 @@ class Scheduler(Protocol):
         Raises:
             Unreachable: the cluster did not answer.
         """
-        ...
 
     def array_limit(self) -> int:
         """Return how many runs one job can have; 1 where there are no arrays."""
-        ...
 
     def nodes(self) -> tuple[str, ...]:
         """Return the names of the nodes that jobs can get.
@@ -132,7 +125,6 @@ class Scheduler(Protocol):
         Raises:
             Unreachable: the cluster did not answer.
         """
-        ...
 
     def submit(self, folder: Path, script: JobScript, attempt: str = "") -> str:
         """Give a script of the submission in `folder` to the cluster, and return the job's id.
@@ -143,7 +135,6 @@ class Scheduler(Protocol):
             Refused: the cluster does not take it.
             Unreachable: it did not answer.
         """
-        ...
 
     def find(self, names: Sequence[str]) -> dict[str, str]:
         """Return the ids of jobs by their names, of those that have ended for as long as they are known.
@@ -151,7 +142,6 @@ class Scheduler(Protocol):
         Raises:
             Unreachable: the cluster did not answer.
         """
-        ...
 
     def queue(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return the states of the jobs that wait or run, by one question for all of them.
@@ -159,7 +149,6 @@ class Scheduler(Protocol):
         Raises:
             Unreachable: the cluster did not answer.
         """
-        ...
 
     def ended(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return the states of jobs that are in no queue any more, as far as the cluster remembers them.
@@ -167,19 +156,16 @@ class Scheduler(Protocol):
         Raises:
             Unreachable: the cluster did not answer.
         """
-        ...
 
     def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
         """Begin to bring the runs of jobs to the working folder, where the jobs themselves do not write to it.
 
         `runs` are those of the submission in `folder` by their jobs; with `ended` only of those jobs that are over.
         """
-        ...
 
     @property
     def is_fetching(self) -> bool:
         """Whether a run is being brought."""
-        ...
 
     def release(self, jobs: Sequence[str]) -> None:
         """Forget jobs whose runs have their rows.
@@ -187,7 +173,6 @@ class Scheduler(Protocol):
         Raises:
             Unreachable: the cluster did not answer.
         """
-        ...
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """End jobs, whether they wait or run; those that are over are no error.
@@ -195,23 +180,10 @@ class Scheduler(Protocol):
         Raises:
             Unreachable: the cluster did not answer.
         """
-        ...
 
 
-def _slurm(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
-    from madlite.jobs.slurm import Slurm
-
-    return Slurm(cluster, environ)
-
-
-def _kubernetes(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
-    from madlite.jobs.kubernetes import Kubernetes
-
-    return Kubernetes(cluster, environ)
-
-
-SCHEDULERS: dict[str, Callable[[Cluster, Mapping[str, str]], Scheduler]] = {"slurm": _slurm, "kubernetes": _kubernetes}
-"""What makes the scheduler of a cluster, by the name that the cluster file has for it."""
+SCHEDULERS = ("slurm", "kubernetes")
+"""The names that the cluster file has for them."""
 
 
 def scheduler_of(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
@@ -220,4 +192,10 @@ def scheduler_of(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
     Raises:
         UsageProblem: the cluster's description has what says nothing to it.
     """
-    return SCHEDULERS[cluster.scheduler](cluster, environ)
+    if cluster.scheduler == "kubernetes":
+        from madlite.jobs.kubernetes import Kubernetes
+
+        return Kubernetes(cluster, environ)
+    from madlite.jobs.slurm import Slurm
+
+    return Slurm(cluster, environ)

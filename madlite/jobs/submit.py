@@ -158,14 +158,18 @@ def submit_all(
 
     A cluster that does not answer is asked again for ten minutes in all; what it refuses is noted.
     """
-    patience = _Patience(scheduler, say, sleep, clock, stopped)
+    deadline = clock() + WAIT_S  # for all of them together
+
+    def is_over() -> bool:
+        return stopped() or clock() > deadline
+
     for script in stored.submission.scripts:
         state = stored.scripts.get(script.number)
         if stopped() or (state is not None and (state.job or state.refused)):
             continue
         opened.note(JobEvent(script=script.number))
         # an earlier attempt may have been cut off behind its sbatch
-        note = patience.submit(script, stored.folder, look_first=state is not None)
+        note = _submit(script, stored, scheduler, say, sleep, is_over, look_first=state is not None)
         if note is not None:
             opened.note(note)
         else:
@@ -175,35 +179,30 @@ def submit_all(
     return again if again is not None else stored
 
 
-class _Patience:
-    """Submits scripts to a cluster that may not answer; the wait is for all of them together."""
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        say: Callable[[str], None],
-        sleep: Callable[[float], None],
-        clock: Callable[[], float],
-        stopped: Callable[[], bool],
-    ) -> None:
-        self._scheduler, self._say, self._sleep, self._clock, self._stopped = scheduler, say, sleep, clock, stopped
-        self._deadline = clock() + WAIT_S
-
-    def submit(self, script: JobScript, folder: Path, *, look_first: bool) -> JobEvent | None:
-        """Return the event of a script's job or of its refusal; None where the cluster does not answer in time."""
-        pause_s = _PAUSE_S
-        while True:
-            try:
-                job = self._scheduler.find([script.name]).get(script.name, "") if look_first else ""
-                return JobEvent(script=script.number, job=job or self._scheduler.submit(folder, script))
-            except Refused as problem:
-                text = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
-                return JobEvent(script=script.number, refused=text)
-            except Unreachable as problem:
-                if self._stopped() or self._clock() > self._deadline:
-                    return None
-                if pause_s == _PAUSE_S:
-                    self._say(f"{problem.message}; it is asked again")
-                look_first = True
-            self._sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+def _submit(
+    script: JobScript,
+    stored: Stored,
+    scheduler: Scheduler,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None],
+    is_over: Callable[[], bool],
+    *,
+    look_first: bool,
+) -> JobEvent | None:
+    """Return the event of a script's job or of its refusal; None where the cluster does not answer in time."""
+    pause_s = _PAUSE_S
+    while True:
+        try:
+            job = scheduler.find([script.name]).get(script.name, "") if look_first else ""
+            return JobEvent(script=script.number, job=job or scheduler.submit(stored.folder, script))
+        except Refused as problem:
+            text = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
+            return JobEvent(script=script.number, refused=text)
+        except Unreachable as problem:
+            if is_over():
+                return None
+            if pause_s == _PAUSE_S:
+                say(f"{problem.message}; it is asked again")
+            look_first = True
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 from msgspec.structs import replace
 
 from madlite.batch.attempts import TRANSIENT
 from madlite.batch.runner import Batch, BatchSettings
 from madlite.errors import ExitCode, UsageProblem
+from madlite.measure.statistics import Interval
 from madlite.model import Cause, Json, Metric, Result, Status, Study, Value
 from madlite.plan.inputs import RUNS
+from madlite.reports.comparison_text import number_text
 from madlite.reports.runs import began
 from madlite.reports.series import Direction, direction_of
 from madlite.run.from_plan import copied
@@ -27,7 +30,9 @@ from madlite.store.folder import new_run_id, real_folders
 from madlite.store.record import Record, result_of
 from madlite.store.stored import read_plan, read_record
 from madlite.store.study import StudyFolder, studies_of
-from madlite.study.bisect import Bisection, NextItem, Sample, run_bisection
+from madlite.study.bisect import Bisection, NextItem, Sample, Standing, change_interval, run_bisection
+from madlite.study.summary import making_folder
+from madlite.text import align, shortened_middle
 
 KIND = "bisect"
 _OF_MACHINE = (Cause.DISK, Cause.INODES, Cause.ENGINE)  # whatever image, file or commit is tried
@@ -63,11 +68,8 @@ class BisectFolder:
         Raises:
             UsageProblem: it cannot be made.
         """
-        try:
+        with making_folder(study_id, workspace):
             return cls(study_id, StudyFolder.create(workspace, study_id, KIND, request))
-        except OSError as error:
-            what = f"the folder of the study cannot be made: {error.strerror or error} ({error.filename or workspace})"
-            raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
 
     @classmethod
     def resume(cls, workspace: Path, name: str, request: dict[str, Json]) -> BisectFolder:
@@ -294,3 +296,158 @@ def batch_start(journal: BatchLog, settings: BatchSettings, **inputs: object) ->
         return Batch(planned, journal=journal, settings=settings, **inputs).run(signals)  # type: ignore[arg-type]
 
     return start
+
+
+class ItemSummary(Value, frozen=True):
+    """One item; `change` and `interval` compare it with the good one, as parts of it: below 0 is worse."""
+
+    name: str
+    note: str
+    standing: Standing
+    values: tuple[float, ...]
+    median: float | None
+    change: float | None
+    interval: Interval | None
+    runs: tuple[str, ...]
+    failures: tuple[str, ...]  # why its failed runs failed
+
+
+class BisectSummary(Value, frozen=True):
+    """A bisection; `conclusion` is "" where it was cut off.
+
+    `first_bad` is exact where `candidates` is empty, else it is one of these, which could not be tested, or itself.
+    `change` and `interval` are those of the pair, of `no change` those of the ends.  `other_changes` are the ends of
+    the parts before and after the pair in which the number changes as well.
+    """
+
+    id: str
+    kind: str
+    metric: str
+    conclusion: str
+    last_good: str
+    first_bad: str
+    candidates: tuple[str, ...]
+    failed: str
+    change: float | None
+    interval: Interval | None
+    drifted: bool
+    runs: int
+    items: tuple[ItemSummary, ...]
+    other_changes: tuple[tuple[str, str], ...] = ()
+
+
+def summarise_bisection(study_id: str, kind: str, items: Sequence[BisectItem], bisection: Bisection) -> BisectSummary:
+    """Return what a search came to, or how far it is."""
+    found = bisection.found
+    names = [item.name for item in items]
+    change = found.change if found is not None else None
+    is_pair = found is not None and found.kind in ("found", "not confirmed")
+    return BisectSummary(
+        id=study_id,
+        kind=kind,
+        metric=next((one.metric for one in bisection.samples if one.metric), ""),
+        conclusion=found.kind if found is not None else "",
+        last_good=names[found.last_good] if found is not None and is_pair else "",
+        first_bad=names[found.first_bad] if found is not None and is_pair else "",
+        candidates=tuple(names[item] for item in found.candidates) if found is not None else (),
+        failed=names[found.failed] if found is not None and found.failed >= 0 else "",
+        change=change.change if change is not None else None,
+        interval=change_interval(change) if change is not None else None,
+        drifted=bisection.drifted_at is not None,
+        runs=len(bisection.samples),
+        items=tuple(_item(number, item, bisection) for number, item in enumerate(items)),
+        other_changes=tuple((names[one], names[other]) for one, other in bisection.other_changes),
+    )
+
+
+def _item(number: int, item: BisectItem, bisection: Bisection) -> ItemSummary:
+    values = tuple(bisection.values(number))
+    samples = [one for one in bisection.samples if one.item == number]
+    change = bisection.change(0, number) if values and number and bisection.values(0) else None
+    return ItemSummary(
+        name=item.name,
+        note=item.note,
+        standing=bisection.standing.get(number, ""),
+        values=values,
+        median=median(values) if values else None,
+        change=change.change if change is not None else None,
+        interval=change_interval(change) if change is not None else None,
+        runs=tuple(one.run for one in samples),
+        failures=tuple(dict.fromkeys(one.reason for one in samples if one.value is None)),
+    )
+
+
+# The table, and the pair.
+
+
+def summary_lines(summary: BisectSummary) -> Iterator[str]:
+    """Yield the items that were run, and where the number changed."""
+    count = f"{summary.runs} run{'s' if summary.runs != 1 else ''}"
+    yield f"bisect {summary.id}: {summary.metric or 'no number'}, {count}"
+    rows = [("", "ITEM", "RUNS", "MEDIAN", "CHANGE", "INTERVAL", "STANDS")]
+    for number, one in enumerate(summary.items, 1):
+        if one.runs:
+            name = shortened_middle(f"{one.name} {one.note}".strip(), 60)
+            stands = _standing_text(summary, number) + (f": {one.failures[0]}" if one.failures else "")
+            change = "-" if one.change is None else f"{one.change:+.2%}"
+            row = (number_text(one.median), change, _interval_text(one.interval), stands)
+            rows.append((str(number), name, str(len(one.runs)), *row))
+    if len(rows) > 1:
+        yield from (f"  {line}" for line in align(rows))
+    if summary.drifted:
+        yield "  the machine drifted: from then on each item was run in turns with the good one and compared with these"
+    yield f"  {_conclusion(summary)}"
+    for begin, end in summary.other_changes:
+        yield f"  it changes between {begin} and {end}, too: --good {begin} --bad {end} finds where"
+
+
+def _standing_text(summary: BisectSummary, number: int) -> str:
+    """Return how an item stands; the ends, of which nothing is known before they differ, by what they were given as."""
+    standing = summary.items[number - 1].standing or "not decided"
+    is_end = number in (1, len(summary.items))
+    return f"the {standing} end" if is_end and summary.conclusion not in ("found", "not confirmed") else standing
+
+
+def _interval_text(interval: Interval | None) -> str:
+    return "-" if interval is None else f"[{interval.low:+.2%}, {interval.high:+.2%}]"
+
+
+def _no_change_text(summary: BisectSummary, change: str) -> str:
+    good, bad = summary.items[0], summary.items[-1]
+    return (
+        f"nothing to find: {good.name} (the good end) and {bad.name} (the bad end) do not differ: "
+        f"{number_text(good.median)} and {number_text(bad.median)} by {len(good.values)} and {len(bad.values)} runs, "
+        f"change {change}; other ends: --good, --bad; a smaller change: --max-repeats and --fail-on"
+    )
+
+
+def _end_failed_text(summary: BisectSummary) -> str:
+    end = "good" if summary.failed == summary.items[0].name else "bad"
+    failed = next(one for one in summary.items if one.name == summary.failed)
+    why = f" ({failed.failures[0]})" if failed.failures else ""
+    see = f"madlite show {failed.runs[-1]} has the cause; " if failed.runs else ""
+    return (
+        f"{summary.failed} has no number{why}, and it is the {end} end, by which the others are judged: "
+        f"{see}--{end} ITEM names another one"
+    )
+
+
+def _conclusion(summary: BisectSummary) -> str:
+    if summary.conclusion == "end failed":
+        return _end_failed_text(summary)
+    change = "" if summary.change is None else f"{summary.change:+.2%} {_interval_text(summary.interval)}"
+    if summary.conclusion == "no change":
+        return _no_change_text(summary, change)
+    pair = f"last good {summary.last_good}, first bad {summary.first_bad}"
+    if summary.conclusion == "found" and summary.candidates:
+        names = ", ".join((*summary.candidates, summary.first_bad))
+        return (
+            f"last good {summary.last_good}; the first bad one is one of: {names} "
+            f"({', '.join(summary.candidates)} could not be tested); change {change}"
+        )
+    texts = {
+        "found": f"{pair}: change {change}",
+        "not confirmed": f"not confirmed: {pair}, but in turns the change is {change}: the number changes little by "
+        "little, or the machine does",
+    }
+    return texts.get(summary.conclusion, f"not finished: the same command with --resume={summary.id} goes on")

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from madlite.batch.resume import Resumption
 from madlite.batch.runner import Batch, BatchSettings
-from madlite.errors import ExitCode, UsageProblem
+from madlite.errors import ExitCode
 from madlite.model import Status, Study, Value
 from madlite.plan.caches import cache_folders, with_caches
 from madlite.run.from_plan import copied
@@ -27,7 +27,7 @@ from madlite.run.stop import Signals
 from madlite.secrets import masked_json
 from madlite.store.folder import new_run_id
 from madlite.store.study import StudyFolder, caches_path
-from madlite.study.summary import StudySummary, samples_of, summarise
+from madlite.study.summary import StudySummary, making_folder, samples_of, summarise
 from madlite.study.sweep import point_text
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _open_folder(repeat: Repeat, before: Resumption, *, is_resumed: bool) -> tup
     """Return the folder of the study with its caches, and the warm-ups that fill those which are not filled."""
     left = before.left(repeat.runs)
     series = {one.plan.study.series for one in left if one.plan.study is not None}
-    try:
+    with making_folder(repeat.id, repeat.workspace):
         folder = (
             StudyFolder.reopen(repeat.workspace, repeat.id, make=True)
             if is_resumed
@@ -240,10 +240,6 @@ def _open_folder(repeat: Repeat, before: Resumption, *, is_resumed: bool) -> tup
             if study is not None and one.plan.blocked is None:
                 empty = study.series not in filled and (study.warm_up or study.caches == "cold")
                 folder.make_caches(_caches_name(study), cache_folders(one.plan), empty=empty)
-    except OSError as error:
-        where = error.filename or repeat.workspace
-        what = f"the folder of the study cannot be made: {error.strerror or error} ({where})"
-        raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
     wanted = (one for one in repeat.warm_ups if one.plan.study is not None and one.plan.study.series in series - filled)
     return folder, tuple(wanted)
 
@@ -253,14 +249,3 @@ def _summary_text(repeat: Repeat, summary: StudySummary, options: Options) -> st
 
     secrets = [text for one in repeat.firsts for text in secrets_for(one, options.environ)]
     return masked_json(summary, secrets)
-
-
-def save_summary(summary: StudySummary, workspace: Path) -> str:
-    """Write what a study came to whose runs other processes ran; return the error message, "" if none."""
-    try:
-        folder = StudyFolder.reopen(workspace, summary.id, make=True)
-    except BlockingIOError:
-        return ""  # another command that saw the last run end is writing it
-    except OSError as error:
-        return f"the folder of the study cannot be made: {error.strerror or error}"
-    return "; ".join(filter(None, (folder.write_summary(masked_json(summary, ())), folder.close())))

@@ -7,7 +7,6 @@ compiled kernels are the user's: a steady window begins after what they save.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
@@ -20,15 +19,24 @@ from madlite.run.screen import PlannedRun, RunOutcome, Screen
 from madlite.run.stop import Signals
 from madlite.secrets import masked_json
 from madlite.store.study import SUMMARY, StudyFolder
-from madlite.study.efficiency import GPUS, NODES, Scaling, scalings_of
+from madlite.study.efficiency import (
+    GPUS,
+    NODES,
+    Scaling,
+    ScalingPoint,
+    node_lines,
+    scaling_cells,
+    scaling_heads,
+    scalings_of,
+)
 from madlite.study.repeat import later_ids
-from madlite.study.scaling_page import render_page
-from madlite.study.summary import SCALING, samples_of
+from madlite.study.summary import SCALING, making_folder, samples_of
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
     from madlite.store.batches import BatchLog
+
 
 KIND = SCALING
 PAGE = "scaling.html"
@@ -202,7 +210,8 @@ def run_scaling(
     """
     from madlite.run.executor import secrets_for
 
-    folder = _open_folder(options.workspace, study_id)
+    with making_folder(study_id, options.workspace):
+        folder = StudyFolder.create(options.workspace, study_id)
     problems = []
     try:
         with Signals() as signals:
@@ -210,32 +219,98 @@ def run_scaling(
             outcome = batch.run(signals)
         scalings = scalings_of(samples_of(runs, outcome.results))
         secrets = [text for one in runs for text in secrets_for(one, options.environ)]
-        problems += _write(folder, study_id, scalings, secrets)
+        problems += [folder.write(name, text) for name, text in scaling_files(study_id, scalings, secrets).items()]
     finally:
         problems.append(folder.close())
     return ScalingOutcome(runs=outcome, scalings=scalings, problems=tuple(filter(None, problems)))
 
 
-def save_scaling(study_id: str, scalings: tuple[Scaling, ...], workspace: Path) -> tuple[str, ...]:
-    """Write figures and page of a study whose runs other processes ran; return what went wrong."""
-    try:
-        folder = StudyFolder.reopen(workspace, study_id, make=True)
-    except BlockingIOError:
-        return ()  # another command that saw the last run end is writing it
-    except OSError as error:
-        return (f"the folder of the study cannot be made: {error.strerror or error}",)
-    return tuple(filter(None, (*_write(folder, study_id, scalings), folder.close())))
-
-
-def _write(folder: StudyFolder, study_id: str, scalings: tuple[Scaling, ...], secrets: Sequence[str] = ()) -> list[str]:
+def scaling_files(study_id: str, scalings: tuple[Scaling, ...], secrets: Sequence[str] = ()) -> dict[str, str]:
+    """Return the files of a study by name: its figures and its page."""
     content = {"id": study_id, "kind": KIND, "scalings": scalings}
-    return [folder.write(SUMMARY, masked_json(content, secrets)), folder.write(PAGE, render_page(study_id, scalings))]
+    return {SUMMARY: masked_json(content, secrets), PAGE: render_page(study_id, scalings)}
 
 
-def _open_folder(workspace: Path, study_id: str) -> StudyFolder:
-    try:
-        return StudyFolder.create(workspace, study_id)
-    except OSError as error:
-        where = error.filename or workspace
-        what = f"the folder of the study cannot be made: {error.strerror or error} ({where})"
-        raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
+# of the drawing, in its own units
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 440.0, 20.0, 230.0
+
+
+class PlotPoint(Value, frozen=True):
+    """A point of a plot: its place, the ends of its interval, and what is written beside it."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    label: str
+    text: str
+
+
+class Plot(Value, frozen=True):
+    """One plot: its points, the line of the ideal, and the marks of its upright axis as (place, text)."""
+
+    title: str
+    points: tuple[PlotPoint, ...]
+    ideal: str
+    marks: tuple[tuple[float, str], ...]
+
+    @property
+    def line(self) -> str:
+        """The points as an SVG polyline has them."""
+        return " ".join(f"{one.x:.1f},{one.y:.1f}" for one in self.points)
+
+
+def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
+    """Return the page: one HTML file that needs no other, without a script."""
+    from madlite.reports.page.render import environment
+
+    sections = [
+        {
+            "scaling": one,
+            "heads": scaling_heads(),
+            "rows": [scaling_cells(point) for point in one.points],
+            "nodes": [line.strip() for point in one.points for line in node_lines(point)],
+            "plots": (efficiency_plot(one), total_plot(one)) if one.base else (),
+        }
+        for one in scalings
+    ]
+    return environment().get_template("scaling.html.j2").render(study=study_id, sections=sections)
+
+
+def efficiency_plot(one: Scaling) -> Plot:
+    """Return the efficiency over GPUs or nodes, from 0 to at least 1."""
+    parts = [(point, point.efficiency) for point in one.points if point.efficiency is not None]
+    ends = [point.interval.high if point.interval else part for point, part in parts]
+    highest = max([1.0, *ends]) * 1.05
+    texts = [f"{100 * part:.1f} %" for _, part in parts]
+    marks = tuple((_y(part / highest), f"{100 * part:.0f} %") for part in (0.0, 0.25, 0.5, 0.75, 1.0))
+    ideal = f"{_LEFT:.1f},{_y(1 / highest):.1f} {_RIGHT:.1f},{_y(1 / highest):.1f}"
+    return Plot(title="Efficiency", points=_points(one, parts, highest, texts), ideal=ideal, marks=marks)
+
+
+def total_plot(one: Scaling) -> Plot:
+    """Return the speedup over GPUs or nodes beside the ideal one, which is their number ÷ the base's."""
+    parts = [(replace(point, interval=None), point.speedup) for point in one.points if point.speedup is not None]
+    highest = max(*(point.size / one.base for point, _ in parts), *(part for _, part in parts), 1.0) * 1.05
+    points = _points(one, parts, highest, [f"{part:.2f}x" for _, part in parts])
+    heights = [_y(point.size / one.base / highest) for point, _ in parts]
+    ideal = " ".join(f"{point.x:.1f},{height:.1f}" for point, height in zip(points, heights, strict=True))
+    marks = tuple((_y(part), f"{part * highest:.1f}x") for part in (0.0, 0.5, 1.0))
+    against = f" against {one.count_text(one.base_point)}" if one.base_point is not None else ""
+    return Plot(title=f"Speedup{against}", points=points, ideal=ideal, marks=marks)
+
+
+def _points(
+    one: Scaling, parts: Sequence[tuple[ScalingPoint, float]], highest: float, texts: Sequence[str]
+) -> tuple[PlotPoint, ...]:
+    """Return the points of a plot side by side, each with the interval that it has."""
+    width, points = (_RIGHT - _LEFT) / len(parts), []
+    for at, ((point, part), text) in enumerate(zip(parts, texts, strict=True)):
+        low, high = (max(0.0, point.interval.low), point.interval.high) if point.interval else (part, part)
+        x, (y, bottom, top) = _LEFT + (at + 0.5) * width, (_y(each / highest) for each in (part, low, high))
+        points.append(PlotPoint(x=x, y=y, low=bottom, high=top, label=one.count_text(point), text=text))
+    return tuple(points)
+
+
+def _y(part: float) -> float:
+    return _BOTTOM - part * (_BOTTOM - _TOP)

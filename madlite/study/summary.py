@@ -7,13 +7,17 @@ Failed runs have none and are counted; a suspect number is a sample like any oth
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from statistics import fmean, median
 
+from madlite.errors import UsageProblem
 from madlite.measure.statistics import Interval, coefficient_of_variation, mean_interval
 from madlite.model import Metric, Result, RunPlan, Scalar, Status, Study, Value, Variant
 from madlite.run.screen import PlannedRun, pair
 from madlite.store.record import Record, result_of
+from madlite.store.study import StudyFolder
 
 CONFIDENCE = 0.95
 SCALING = "scaling"
@@ -21,6 +25,34 @@ SCALING = "scaling"
 LEAST_FOR_INTERVAL = 3
 """Of two runs the quantile is 12.7: an interval several times as wide as their difference, which says nothing."""
 INTERVAL = "Student's t interval of the mean of the runs"
+
+
+@contextmanager
+def making_folder(study_id: str, workspace: Path) -> Iterator[None]:
+    """Turn what keeps the folder of a study from being made, or opened, into a problem of the user's.
+
+    Raises:
+        UsageProblem: there is such; nothing has run.
+    """
+    try:
+        yield
+    except BlockingIOError as error:
+        raise UsageProblem(f"study {study_id} is going on in another madlite", "madlite watch shows it") from error
+    except OSError as error:
+        where = error.filename or workspace
+        what = f"the folder of the study cannot be made: {error.strerror or error} ({where})"
+        raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
+
+
+def save_files(study_id: str, workspace: Path, files: Mapping[str, str]) -> tuple[str, ...]:
+    """Write files of a study whose runs other processes ran; return what went wrong."""
+    try:
+        folder = StudyFolder.reopen(workspace, study_id, make=True)
+    except BlockingIOError:
+        return ()  # another command that saw the last run end is writing it
+    except OSError as error:
+        return (f"the folder of the study cannot be made: {error.strerror or error}",)
+    return tuple(filter(None, (*(folder.write(name, text) for name, text in files.items()), folder.close())))
 
 
 class Sample(Value, frozen=True):

@@ -31,9 +31,9 @@ from madlite.store.events import StudyStarted
 from madlite.store.folder import LOG
 from madlite.store.record import result_of
 from madlite.store.study import StudyFolder, studies_of
-from madlite.study.tune_costs import Budget
+from madlite.study.summary import making_folder
 from madlite.study.tune_models import Choice, Point, RunSteps, Space, Trial, TrialStatus
-from madlite.study.tune_search import Stop, next_run
+from madlite.study.tune_search import Budget, Stop, next_run
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -498,13 +498,7 @@ def open_folder(workspace: Path, state: TuneState, *, resume: bool) -> StudyFold
     Raises:
         UsageProblem: that is not possible; nothing has run.
     """
-    try:
+    with making_folder(state.id, workspace):
         if resume:
             return StudyFolder.reopen(workspace, state.id, make=True)
         return StudyFolder.create(workspace, state.id, KIND, msgspec.json.decode(masked_json(state, ())))
-    except BlockingIOError as error:
-        raise UsageProblem(f"study {state.id} is going on in another madlite", "madlite watch shows it") from error
-    except OSError as error:
-        where = error.filename or workspace
-        what = f"the folder of the study cannot be made: {error.strerror or error} ({where})"
-        raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error

@@ -19,7 +19,6 @@ from madlite.study.tune_search import FEWEST_RUNS, LEVELS, gain_interval
 
 PAGE, RECIPE = "tune.html", "recipe.toml"
 _WIDTH, _HEIGHT = 56, 12  # of the plot on the screen, in characters
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 440.0, 20.0, 220.0  # of the drawing, in its own units
 
 
 class TunedPoint(Value, frozen=True):
@@ -309,26 +308,6 @@ def _spans(points: Collection[TunedPoint], limit: float | None) -> tuple[Span, S
 # The page.
 
 
-class Dot(Value, frozen=True):
-    """A point of the drawing: its place, letter and name, what it says, whether it is the best or the default."""
-
-    x: float
-    y: float
-    letter: str
-    label: str
-    text: str
-    kind: str
-
-
-class Drawing(Value, frozen=True):
-    """The plot of a page: its points, what stands along its axes, and where a GPU's memory ends, if that is known."""
-
-    dots: tuple[Dot, ...]
-    marks: tuple[tuple[float, str], ...]
-    ticks: tuple[tuple[float, str], ...]
-    limit: float | None
-
-
 def render_page(report: TuneReport, recipe: str, command: str) -> str:
     """Return the page: one HTML file that needs no other, without a script.
 
@@ -340,7 +319,6 @@ def render_page(report: TuneReport, recipe: str, command: str) -> str:
     letters = {one.text: letter for letter, one in points.items()}
     heads, *cells = table_cells(report)
     rows = [(text, letters.get(one.text, ""), *rest) for one, (text, *rest) in zip(report.points, cells, strict=True)]
-    drawing = _drawing(report, points) if points else None
     return (
         environment()
         .get_template("tune.html.j2")
@@ -348,34 +326,13 @@ def render_page(report: TuneReport, recipe: str, command: str) -> str:
             report=report,
             heads=(heads[0], "plot" if points else "", *heads[1:]),
             rows=rows,
-            drawing=drawing,
+            points=points,
+            spans=_spans(points.values(), report.memory_gib) if points else (),
             reasons=[text.strip() for text in _reasons(report)],
             lines=[text.strip() for text in conclusion_lines(report)],
             recipe=recipe,
             command=command,
         )
-    )
-
-
-def _drawing(report: TuneReport, points: Mapping[str, TunedPoint]) -> Drawing:
-    x, y = _spans(points.values(), report.memory_gib)
-    return Drawing(
-        dots=tuple(_dot(report, letter, one, x, y) for letter, one in points.items()),
-        marks=tuple((_BOTTOM - y.part(level) * (_BOTTOM - _TOP), f"{level:,.6g}") for level in y.levels()),
-        ticks=tuple((_LEFT + x.part(level) * (_RIGHT - _LEFT), f"{level:,.6g}") for level in x.levels()),
-        limit=_LEFT + x.part(report.memory_gib) * (_RIGHT - _LEFT) if report.memory_gib else None,
-    )
-
-
-def _dot(report: TuneReport, letter: str, one: TunedPoint, x: Span, y: Span) -> Dot:
-    kind = "best" if one == report.best else "default" if one == report.default else "other"
-    return Dot(
-        x=_LEFT + x.part(one.memory_gib or 0.0) * (_RIGHT - _LEFT),
-        y=_BOTTOM - y.part(one.speed or 0.0) * (_BOTTOM - _TOP),
-        letter=letter,
-        label=one.text,
-        text=f"{one.speed:,.5g} {report.unit}, {one.memory_gib:.1f} GiB",
-        kind=kind,
     )
 
 

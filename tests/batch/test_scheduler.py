@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from madlite.batch.gpu_pool import GpuPool, Job
-from madlite.batch.recovery.dead_leases import lease_states
+from madlite.batch.gpu_pool import GpuPool, Job, lease_states
 from madlite.batch.scheduler import Scheduler
 from madlite.machine.processes import RUN_MARK
 from madlite.model import Gpu

@@ -10,7 +10,7 @@ from madlite.cli.main import call
 from madlite.measure.statistics import Interval
 from madlite.model import Study, to_json
 from madlite.store.study import StudyFolder
-from madlite.study.bisect_summary import BisectSummary, ItemSummary
+from madlite.study.bisect_runs import BisectSummary, ItemSummary
 from madlite.study.tune_report import TunedPoint, TuneReport
 from tests.cli.stored_runs import good, store
 

@@ -15,7 +15,7 @@ import pytest
 
 from madlite.cli import attached, jobs
 from madlite.cli.main import call
-from madlite.jobs import ends, follow, slurm, submit
+from madlite.jobs import follow, outcomes, slurm, submit
 from madlite.store.events import EVENTS
 from madlite.store.folder import RunFolder
 from tests.csv_rows import csv_rows
@@ -232,7 +232,7 @@ def test_a_run_that_another_command_is_about_to_collect_is_no_failure(folder: Pa
 
 
 def test_accounting_that_is_down_is_waited_for_by_what_follows(folder: Path, monkeypatch):
-    monkeypatch.setattr(ends, "POLL_S", 0.1)
+    monkeypatch.setattr(outcomes, "POLL_S", 0.1)
     monkeypatch.setattr(slurm, "_PAUSE_S", 0.01)
     down = "sacct: error: Problem talking to the database: Connection refused"
     told = "4001|TIMEOUT|143:0|n1|0:0|Unknown"

@@ -11,7 +11,7 @@ import pytest
 
 from madlite.cli.main import call
 from madlite.jobs import follow
-from madlite.jobs.ends import JobEnds
+from madlite.jobs.outcomes import JobEnds
 from tests.csv_rows import csv_rows
 
 pytestmark = pytest.mark.host

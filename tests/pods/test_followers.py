@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from madlite.jobs import followers
-from madlite.jobs.followers import Followers
+from madlite.jobs import kubernetes
+from madlite.jobs.kubernetes import Followers
 from madlite.jobs.submission import OUTPUT, JobRun
 from tests.waiting import wait_until
 
@@ -26,7 +26,7 @@ def runs(count: int) -> list[JobRun]:
 
 
 def test_so_many_run_at_a_time_and_the_others_follow_whatever_became_of_their_runs(folder, monkeypatch):
-    monkeypatch.setattr(followers, "_MOST", 2)
+    monkeypatch.setattr(kubernetes, "_MOST", 2)
     started: list[str] = []
 
     def start(folder, run, environ, lock):
@@ -37,7 +37,7 @@ def test_so_many_run_at_a_time_and_the_others_follow_whatever_became_of_their_ru
         return process
 
     processes: list[subprocess.Popen[bytes]] = []
-    monkeypatch.setattr(followers, "_start", start)
+    monkeypatch.setattr(kubernetes, "_start", start)
     mine, waiting = Followers(), runs(5)
 
     def all_started() -> bool:
@@ -58,7 +58,7 @@ def test_two_processes_do_not_follow_the_same_run(folder, monkeypatch):
         started.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[lock]))
         return started[-1]
 
-    monkeypatch.setattr(followers, "_start", start)
+    monkeypatch.setattr(kubernetes, "_start", start)
     (run,), first, other = runs(1), Followers(), Followers()
     first.follow(folder, "job", run, {})
     other.follow(folder, "job", run, {})
@@ -72,7 +72,7 @@ def test_two_processes_do_not_follow_the_same_run(folder, monkeypatch):
 
 
 def test_what_ends_without_a_result_is_tried_again_a_few_times(folder, monkeypatch):
-    monkeypatch.setattr(followers, "_start", lambda *given: subprocess.Popen(["false"]))
+    monkeypatch.setattr(kubernetes, "_start", lambda *given: subprocess.Popen(["false"]))
     (run,), mine = runs(1), Followers()
 
     def gave_up() -> bool:

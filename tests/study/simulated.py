@@ -6,9 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from madlite.study.tune_costs import Budget
 from madlite.study.tune_models import Point, Space, Trial
-from madlite.study.tune_search import NextRun, Stop, next_run
+from madlite.study.tune_search import Budget, NextRun, Stop, next_run
 
 LIMIT = 40  # runs after which a search counts as one without end
 

@@ -7,7 +7,7 @@ import pytest
 
 from madlite.model import Cause, Metric, NodeUse, Result, Status, Study, Variant
 from madlite.study.efficiency import scaling_lines, scalings_of
-from madlite.study.scaling_page import efficiency_plot, render_page, total_plot
+from madlite.study.scaling import efficiency_plot, render_page, total_plot
 from madlite.study.summary import Sample
 
 

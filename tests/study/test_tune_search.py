@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from madlite.study.tune_costs import Budget, Costs
 from madlite.study.tune_models import Choice, Point, RunSteps, Seen, Space, Trial
-from madlite.study.tune_search import NextRun, Stop, next_run
+from madlite.study.tune_search import Budget, Costs, NextRun, Stop, next_run
 from tests.study.simulated import Trainer
 
 CHECKPOINTING = Choice(

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from madlite.batch.recovery.dead_leases import clear_leases
+from madlite.batch.gpu_pool import clear_leases
 from madlite.batch.recovery.dead_processes import (
     LOCKED,
     DeadRun,
