@@ -27,8 +27,8 @@ from madlite.errors import ExitCode
 from madlite.files import tells_no_space
 from madlite.jobs.follow import GRACE_S, Settling
 from madlite.jobs.outcomes import POLL_S
-from madlite.jobs.schedulers import Unreachable, scheduler_of
-from madlite.jobs.submit import submit_all
+from madlite.jobs.schedulers import Unreachable
+from madlite.jobs.submit import scheduler_of, submit_all
 from madlite.perfcsv.header import new_columns
 from madlite.plan.context import Options
 from madlite.run.screen import RunOutcome

@@ -75,7 +75,7 @@ def open_cluster(name: str) -> Cluster:
         UsageProblem: there is none of this name, or the file has a mistake.
     """
     from madlite.jobs.file import read_cluster
-    from madlite.jobs.schedulers import SCHEDULERS
+    from madlite.jobs.submit import SCHEDULERS
 
     return read_cluster(name, config_folders(), SCHEDULERS)
 
@@ -128,7 +128,7 @@ def planning_options(params: dict[str, Any]) -> Options:
     Raises:
         UsageProblem: as `translated`, or an option says nothing of the cluster's runs.
     """
-    from madlite.jobs.schedulers import scheduler_of
+    from madlite.jobs.submit import scheduler_of
 
     to = translated(named_cluster(params), params)
     if to is None:
@@ -154,8 +154,8 @@ class ClusterStudy(Protocol):
 def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None = None) -> int:
     """Plan, submit and follow; return the exit code of the runs, or with --detach 0."""
     from madlite.jobs.file import check_shared
-    from madlite.jobs.schedulers import scheduler_of
     from madlite.jobs.submission import new_submission_id
+    from madlite.jobs.submit import scheduler_of
     from madlite.plan.inputs import split_hosts
 
     _refuse(params)
@@ -397,8 +397,8 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
     from madlite.files import exists, write_named
     from madlite.jobs.ask import choose, cluster_name, file_lines, partitions
     from madlite.jobs.file import NAME, Cluster, read_clusters
-    from madlite.jobs.schedulers import SCHEDULERS
     from madlite.jobs.slurm import Slurm
+    from madlite.jobs.submit import SCHEDULERS
     from madlite.machine.products import PRODUCTS, find_product
 
     file = output or Path(NAME)
@@ -501,7 +501,7 @@ def _examine(cluster: Cluster, nodes: int, left_out: Sequence[str]) -> Sequence[
         UsageProblem: the cluster's scheduler cannot be asked from here.
         Unreachable: it does not answer.
     """
-    from madlite.jobs.schedulers import scheduler_of
+    from madlite.jobs.submit import scheduler_of
 
     scheduler = scheduler_of(cluster, dict(os.environ))
     scheduler.check_here()

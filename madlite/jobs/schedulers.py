@@ -180,22 +180,3 @@ class Scheduler(Protocol):
         Raises:
             Unreachable: the cluster did not answer.
         """
-
-
-SCHEDULERS = ("slurm", "kubernetes")
-"""The names that the cluster file has for them."""
-
-
-def scheduler_of(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
-    """Return the scheduler of a cluster; nothing is asked of it yet.
-
-    Raises:
-        UsageProblem: the cluster's description has what says nothing to it.
-    """
-    if cluster.scheduler == "kubernetes":
-        from madlite.jobs.kubernetes import Kubernetes
-
-        return Kubernetes(cluster, environ)
-    from madlite.jobs.slurm import Slurm
-
-    return Slurm(cluster, environ)

@@ -39,6 +39,25 @@ WAIT_S = 600.0  # how long a cluster that does not answer is waited for at the s
 _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 30.0
 
 
+SCHEDULERS = ("slurm", "kubernetes")
+"""The names that the cluster file has for them."""
+
+
+def scheduler_of(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
+    """Return the scheduler of a cluster; nothing is asked of it yet.
+
+    Raises:
+        UsageProblem: the cluster's description has what says nothing to it.
+    """
+    if cluster.scheduler == "kubernetes":
+        from madlite.jobs.kubernetes import Kubernetes
+
+        return Kubernetes(cluster, environ)
+    from madlite.jobs.slurm import Slurm
+
+    return Slurm(cluster, environ)
+
+
 class Prepared(Value, frozen=True):
     """A submission that can be written: with the text of each script, by number, and what secrets plans name."""
 
