@@ -204,14 +204,14 @@ def unfinished(workspace: Path) -> UnfinishedBatch:
 
 def make_retry(params: dict[str, Any]) -> RetryPolicy:
     """Return which failures are followed by another attempt."""
-    from madlite.batch.attempts import MicroBatches, RetryPolicy
+    from madlite.batch.attempts import RetryPolicy
 
     return RetryPolicy(
         retries=params["retry"],
         wait_s=params["retry_wait"],
         elsewhere=bool(params.get("attempt")),
         oom_fallback=params["oom_fallback"] or bool(params.get("smaller_plans")),
-        micro_batches=MicroBatches() if params["oom_fallback"] else None,
+        micro_batches={} if params["oom_fallback"] else None,
     )
 
 
