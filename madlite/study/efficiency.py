@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from madlite.measure.statistics import Interval, ratio_interval
 from madlite.model import Metric, NodeUse, Status, Value
 from madlite.study.summary import CONFIDENCE, Sample
+from madlite.text import align
 
 GPUS: Final = "n_gpus"
 NODES: Final = "nnodes"
@@ -236,9 +237,7 @@ def scaling_lines(one: Scaling, width: int = _WIDE) -> Iterator[str]:
     what = filter(None, (one.card, one.mode, one.precision, one.image))
     yield f"{' · '.join(what)}  ({one.kind + ' scaling' if one.kind else 'one point'}, {_metric(one)})"
     rows = [SCALING_HEADS, *(scaling_cells(point) for point in one.points)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(SCALING_HEADS))]
-    for row in rows:
-        yield "  " + "  ".join(text.rjust(wide) for text, wide in zip(row, widths, strict=True)).rstrip()
+    yield from (f"  {line}" for line in align(rows, range(len(SCALING_HEADS))))
     if one.base_point is not None and one.points[0].size != one.base:
         against, first = one.count_text(one.base_point), one.count_text(one.points[0])
         yield f"  efficiency is against {against}: no run of {first} succeeded"
