@@ -6,7 +6,7 @@ import csv
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 
 # CSV as programs write it, with fields longer than the csv module reads by itself.
@@ -189,10 +189,14 @@ def scalar_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table: columns as wide as their longest cell, two blanks between them."""
+def align(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """Return the lines of a table: columns as wide as their longest cell, two blanks between them.
+
+    Cells of the columns `right`, counted from 0, stand at the right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    put = [str.rjust if at in right else str.ljust for at in range(len(widths))]
+    return ["  ".join(to(cell, wide) for to, cell, wide in zip(put, row, widths, strict=True)).rstrip() for row in rows]
 
 
 def shortened(text: str, most: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -42,19 +42,8 @@ def has_micro_batch(one: PlannedRun) -> bool:
     return known and "micro_batch" not in one.declared
 
 
-class MicroBatches:
-    """The micro batches that fit, of runs of one command whose own did not."""
-
-    def __init__(self) -> None:
-        self._fitting: dict[tuple[object, ...], tuple[int, FailedAttempt]] = {}
-
-    def note(self, plan: RunPlan, micro_batch: int, failed: FailedAttempt) -> None:
-        """Record that an attempt of this plan did not fit, and with which micro batch the next one is."""
-        self._fitting[_sizes_of(plan)] = (micro_batch, failed)
-
-    def find(self, plan: RunPlan) -> tuple[int, FailedAttempt] | None:
-        """Return the micro batch of a run like this one, and the last attempt that failed with a larger one."""
-        return self._fitting.get(_sizes_of(plan))
+MicroBatches: TypeAlias = dict[tuple[object, ...], tuple[int, FailedAttempt]]
+"""The micro batches that fit, of runs of one command whose own did not, each with the last attempt that failed."""
 
 
 def _sizes_of(plan: RunPlan) -> tuple[object, ...]:
@@ -208,7 +197,7 @@ class Attempts:
         if self._earlier:
             return self._after_earlier(one)
         known = self._policy.micro_batches
-        found = known.find(one.plan) if known is not None else None
+        found = known.get(_sizes_of(one.plan)) if known is not None else None
         again = _planned_with(one, found[0], self._plugins) if found is not None else None
         if found is None or again is None:
             return one
@@ -289,7 +278,7 @@ class Attempts:
         other = following.plan.variant
         known = self._policy.micro_batches
         if known is not None and other is not None and other.micro_batch and other.micro_batch != failed.micro_batch:
-            known.note(self._planned or plan, other.micro_batch, failed)
+            known[_sizes_of(self._planned or plan)] = (other.micro_batch, failed)
 
     def replaced_by(self, run_id: str) -> None:
         """Write the record of the attempt that is set aside, if one is: another one has its rows, or a result file."""

@@ -227,11 +227,8 @@ def cut_off_text(one: Collected) -> str:
     """Return what became of a run that was cut off, as a line."""
     result = one.result
     cause = f" [{result.code}]" if result is not None and result.status is Status.FAILURE else ""
-    return (
-        f"{one.run_id}: {result.status.value}{cause}, {one.message}"
-        if result is not None
-        else f"{one.run_id}: {one.message}"
-    )
+    status = f"{result.status.value}{cause}, " if result is not None else ""
+    return f"{one.run_id}: {status}{one.message}"
 
 
 def _collect(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Collected:

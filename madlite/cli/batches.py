@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import click
 import msgspec
 
-from madlite.batch.attempts import MicroBatches, RetryPolicy, has_micro_batch
+from madlite.batch.attempts import RetryPolicy, has_micro_batch
 from madlite.batch.resume import find_standing, resume
 from madlite.batch.runner import run_batch
 from madlite.cli import setup
@@ -215,7 +215,7 @@ def make_retry(params: dict[str, Any]) -> RetryPolicy:
         wait_s=params["retry_wait"],
         elsewhere=bool(params.get("attempt")),
         oom_fallback=params["oom_fallback"] or bool(params.get("smaller_plans")),
-        micro_batches=MicroBatches() if params["oom_fallback"] else None,
+        micro_batches={} if params["oom_fallback"] else None,
     )
 
 

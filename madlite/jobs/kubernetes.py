@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -292,23 +292,15 @@ class _Evidence:
     """What is asked about Jobs that wait, once for all of them."""
 
     def __init__(self, api: Api) -> None:
-        self._api = api
-        self._nodes: list[dict[str, Any]] | None = None
-        self._events: dict[str, list[dict[str, Any]]] | None = None
+        self._nodes, self._failed_creations = cache(api.nodes), cache(lambda: list(api.failed_creations()))
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the cluster's nodes."""
-        if self._nodes is None:
-            self._nodes = self._api.nodes()
-        return self._nodes
+        return self._nodes()
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return why the pods of a Job could not be made."""
-        if self._events is None:
-            self._events = {}
-            for event in self._api.failed_creations():
-                self._events.setdefault(str((event.get("involvedObject") or {}).get("name", "")), []).append(event)
-        return self._events.get(name, [])
+        return [one for one in self._failed_creations() if (one.get("involvedObject") or {}).get("name") == name]
 
 
 def settings_of(cluster: Cluster) -> KubernetesSettings:

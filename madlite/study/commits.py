@@ -170,11 +170,13 @@ def at_commit(one: PlannedRun, repository: str, commit: str, clone: Path | None)
     if plan.blocked is not None:
         return one
     make = _inside if plan.traits.containerised else _outside
-    return replace(one, plan=make(plan, repository, commit, clone))
+    changed, folder = make(plan, repository, commit, clone)
+    env, origins = {**plan.env, VARIABLE: folder}, {**plan.origins, f"env.{VARIABLE}": "bisect"}
+    return replace(one, plan=replace(changed, env=env, origins=origins))
 
 
-def _inside(plan: RunPlan, repository: str, commit: str, clone: Path | None) -> RunPlan:
-    """Return the plan of a container: the checkout comes right before what needs the repository."""
+def _inside(plan: RunPlan, repository: str, commit: str, clone: Path | None) -> tuple[RunPlan, str]:
+    """Return the plan of a container, and its repository: the checkout comes right before what needs that."""
     cwd = next((action.cwd for action in plan.actions if action.kind == "run"), ".")
     argv = ("bash", "-c", _INSIDE, "checkout", repository, commit, _CLONE_INSIDE if clone is not None else "")
     action = Action(kind="prepare", argv=argv, cwd=cwd, env=_SAFE, timeout_s=_CHECKOUT_LIMIT_S)
@@ -184,24 +186,14 @@ def _inside(plan: RunPlan, repository: str, commit: str, clone: Path | None) -> 
         place = len(kinds) - kinds[::-1].index("clone")
     else:
         place = next((n for n, kind in enumerate(kinds) if kind != "prepare"), len(kinds))
-    return replace(
-        plan,
-        actions=(*plan.actions[:place], action, *plan.actions[place:]),
-        mounts=(*plan.mounts, *mount),
-        env={**plan.env, VARIABLE: repository},
-        origins={**plan.origins, f"env.{VARIABLE}": "bisect"},
-    )
+    actions = (*plan.actions[:place], action, *plan.actions[place:])
+    return replace(plan, actions=actions, mounts=(*plan.mounts, *mount)), repository
 
 
-def _outside(plan: RunPlan, repository: str, commit: str, clone: Path | None) -> RunPlan:
-    """Return the plan of a run on the host, which has a clone of its own as long as it runs."""
+def _outside(plan: RunPlan, repository: str, commit: str, clone: Path | None) -> tuple[RunPlan, str]:
+    """Return the plan of a run on the host, and its own clone, which is there as long as it runs."""
     own = f"{plan.folder_inside}/repository"
     argv = ("bash", "-c", _OUTSIDE, "checkout", str(clone or repository), commit, own)
     before = Action(kind="prepare", argv=argv, env=_SAFE, timeout_s=_CHECKOUT_LIMIT_S)
     after = Action(kind="clean", argv=("rm", "-rf", "--", own))
-    return replace(
-        plan,
-        actions=(before, *plan.actions, after),
-        env={**plan.env, VARIABLE: own},
-        origins={**plan.origins, f"env.{VARIABLE}": "bisect"},
-    )
+    return replace(plan, actions=(before, *plan.actions, after)), own

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from madlite.measure.statistics import Interval, ratio_interval
 from madlite.model import Metric, NodeUse, Status, Value
 from madlite.study.summary import CONFIDENCE, Sample
+from madlite.text import align
 
 GPUS: Final = "n_gpus"
 NODES: Final = "nnodes"
@@ -235,10 +236,8 @@ def scaling_lines(one: Scaling, width: int = _WIDE) -> Iterator[str]:
     """Yield the table of a scaling and the plot of its efficiency as lines."""
     what = filter(None, (one.card, one.mode, one.precision, one.image))
     yield f"{' · '.join(what)}  ({one.kind + ' scaling' if one.kind else 'one point'}, {_metric(one)})"
-    rows = [_HEADS, *(scaling_cells(point) for point in one.points)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADS))]
-    for row in rows:
-        yield "  " + "  ".join(text.rjust(wide) for text, wide in zip(row, widths, strict=True)).rstrip()
+    rows = [SCALING_HEADS, *(scaling_cells(point) for point in one.points)]
+    yield from (f"  {line}" for line in align(rows, range(len(SCALING_HEADS))))
     if one.base_point is not None and one.points[0].size != one.base:
         against, first = one.count_text(one.base_point), one.count_text(one.points[0])
         yield f"  efficiency is against {against}: no run of {first} succeeded"
@@ -270,12 +269,8 @@ def _metric(one: Scaling) -> str:
     return f"{one.metric}, median of the runs" if one.metric else "no run succeeded"
 
 
-_HEADS = ("GPUs", "nodes", "runs", "number", "per GPU", "total", "speedup", "efficiency", "95 % interval")
-
-
-def scaling_heads() -> tuple[str, ...]:
-    """Return the heads of the columns of `scaling_cells`."""
-    return _HEADS
+SCALING_HEADS = ("GPUs", "nodes", "runs", "number", "per GPU", "total", "speedup", "efficiency", "95 % interval")
+"""The heads of the columns of `scaling_cells`."""
 
 
 def scaling_cells(one: ScalingPoint) -> tuple[str, ...]:

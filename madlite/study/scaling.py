@@ -22,11 +22,11 @@ from madlite.store.study import SUMMARY, StudyFolder
 from madlite.study.efficiency import (
     GPUS,
     NODES,
+    SCALING_HEADS,
     Scaling,
     ScalingPoint,
     node_lines,
     scaling_cells,
-    scaling_heads,
     scalings_of,
 )
 from madlite.study.repeat import later_ids
@@ -267,7 +267,7 @@ def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
     sections = [
         {
             "scaling": one,
-            "heads": scaling_heads(),
+            "heads": SCALING_HEADS,
             "rows": [scaling_cells(point) for point in one.points],
             "nodes": [line.strip() for point in one.points for line in node_lines(point)],
             "plots": (efficiency_plot(one), total_plot(one)) if one.base else (),

@@ -21,6 +21,7 @@ from madlite.plan.plan_file import plan_digest
 from madlite.run.screen import PlannedRun
 from madlite.secrets import masked_value
 from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary
+from madlite.text import align
 
 V = TypeVar("V", bound=Hashable)
 KIND = "sweep"
@@ -184,9 +185,7 @@ def _table(series: Sequence[SeriesSummary]) -> Iterator[str]:
     metrics = {at: one.metrics[0] for at, one in enumerate(series) if one.metrics}
     best, how = _best({at: metric for at, metric in metrics.items() if not series[at].suspect})
     rows = [(series_text(one), *_cells(one, metrics.get(at))) for at, one in enumerate(series)]
-    widths = [max(len(row[at]) for row in rows) for at in range(3)]
-    for at, row in enumerate(rows):
-        line = f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<{widths[2]}}".rstrip()
+    for at, line in enumerate(align(rows, (1,))):
         yield f"{line}  <- best{how}" if at == best else line
 
 

@@ -16,6 +16,7 @@ from madlite.plan.recipe_file import recipe_text
 from madlite.study.tune import KIND, TuneOutcome, Tuning, point_text
 from madlite.study.tune_models import Point, Seen
 from madlite.study.tune_search import FEWEST_RUNS, LEVELS, gain_interval
+from madlite.text import align
 
 PAGE, RECIPE = "tune.html", "recipe.toml"
 _WIDTH, _HEIGHT = 56, 12  # of the plot on the screen, in characters
@@ -164,14 +165,7 @@ def table_lines(report: TuneReport) -> Iterator[str]:
     """Yield the table as lines, and why points did not run."""
     unit = f" ({report.unit})" if report.unit else ""
     yield f"tune {report.id}: {report.card}, backend {report.backend}, {report.metric}{unit}"
-    rows = list(table_cells(report))
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADS))]
-    for row in rows:
-        cells = (
-            text.ljust(wide) if at == 0 else text.rjust(wide)
-            for at, (text, wide) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  " + "  ".join(cells).rstrip()
+    yield from (f"  {line}" for line in align([*table_cells(report)], range(1, len(_HEADS))))
     yield from _reasons(report)
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from madlite.errors import UsageProblem
 from madlite.model import Blocked, Cause, Image, RunPlan, Secret, Status
 from madlite.plan.render import Rendered
 from madlite.run.screen import PlannedRun
+from madlite.store.study import StudyFolder
 from madlite.study.repeat import Repeat, plan_repeat
+from madlite.study.summary import making_folder
 from tests.factories import HOST, make_plan
 
 ID = "20261124T021500-3fa91c"
@@ -86,3 +91,14 @@ def test_an_image_is_built_without_a_cache_once(tmp_path):
 
     assert fresh(plan_repeat(planned(tmp_path, "a", image=image), ID, 2)) == [True, False, False]
     assert fresh(plan_repeat(planned(tmp_path, "a", image=image), ID, 2, cold=True)) == [True, False]
+
+
+def test_a_study_that_another_madlite_has_open_is_refused_with_what_shows_it(tmp_path):
+    study_id = "20260101T000000-abcdef"
+    opened = StudyFolder.create(tmp_path, study_id, "repeat", {})
+    with (
+        pytest.raises(UsageProblem, match="is going on in another madlite") as refused,
+        making_folder(study_id, tmp_path),
+    ):
+        StudyFolder.reopen(tmp_path, study_id, make=True)
+    assert refused.value.hint.startswith("madlite watch") and not opened.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -25,7 +24,7 @@ from madlite.batch.recovery.dead_processes import (
     may_be_alive,
 )
 from madlite.errors import RuntimeProblem, UsageProblem
-from madlite.files import REMOVED, Folder, read_inside, read_regular
+from madlite.files import REMOVED, Folder, read_inside
 from madlite.model import JobOutcome, Runtime, Value
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
@@ -58,7 +57,6 @@ OWN = "run_directory"  # a name that MAD and madlite alone use
 CLONE_MARK = ".git/madlite"
 IMPORT_LOCK, IMPORTED, IMPORTED_LOCK = ".import.lock", ".import-", ".lock"
 """The lock of imports, what the name of a folder begins with into which an archive is unpacked, and the lock in it."""
-_LIMIT_PLAN_BYTES = 16 << 20
 # temporary files of atomic writes: `.NAME.PID`, and under the lock of NAME `.NAME.new` and `.NAME.….widening`
 _OF_PROCESS = re.compile(r"\..+\.(?:log|csv|json|jsonl|html|tar\.gz|tgz)\.(\d+)")
 _WIDENING = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}\.widening")
@@ -126,14 +124,9 @@ def _may_write(pid: int, path: Path) -> bool:
 
 def _model_dir(folder: Path) -> str:
     """Return the folder of the run's script as its plan has it, a plain name; "" where it had none, or must stay."""
-    plan: dict[str, object] = {}
-    with suppress(OSError, ValueError, RecursionError):
-        plan = json.loads(read_regular(folder / PLAN, _LIMIT_PLAN_BYTES))
-    if not isinstance(plan, dict):
-        return ""
-    name = str(plan.get("model_dir") or "")
-    stays = plan.get("keep_alive") or plan.get("keep_model_dir")
-    return "" if stays or "/" in name or name in (".", "..") else name
+    plan = _plan_of(folder)
+    stays = plan.keep_alive or plan.keep_model_dir or "/" in plan.model_dir or plan.model_dir in (".", "..")
+    return "" if stays else plan.model_dir
 
 
 def _is_ours(place: Path) -> bool:
@@ -408,6 +401,8 @@ class _Planned(Value, frozen=True):
 
     runtime: str = ""
     keep_alive: bool = False
+    model_dir: str = ""
+    keep_model_dir: bool = False
 
 
 def _plan_of(folder: Path) -> _Planned:
