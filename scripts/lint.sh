@@ -7,4 +7,4 @@ bin=$1
 "$bin/mypy"
 "$bin/lint-imports"
 "$bin/python" scripts/core_size.py --check
-shellcheck scripts/*.sh tests/kit/*.sh tests/golden/*.sh .ci/run templates/tools/*.sh templates/tools/*/*.sh
+shellcheck scripts/*.sh madlite/testing/*.sh tests/golden/*.sh .ci/run templates/tools/*.sh templates/tools/*/*.sh

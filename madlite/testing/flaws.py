@@ -1,14 +1,15 @@
-"""What the kit finds, one sentence each; how it calls code under test: for how long, and with which arguments."""
+"""What the kit finds, one sentence each; how it calls code under test: for how long, and with what it does noted."""
 
 from __future__ import annotations
 
-import inspect
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from madlite.model import Value
 
@@ -76,27 +77,53 @@ def _timer(kind: int, number: int, seconds: float, what: str) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def signatures(thing: object, protocol: type, where: str) -> Iterator[Flaw]:
-    """Yield which methods of a protocol are missing, or do not take so many arguments, which the words name."""
-    for member, method in vars(protocol).items():
-        if member.startswith("_") or not inspect.isfunction(method):
-            continue
-        words = list(inspect.signature(method).parameters)[1:]
-        wanted = f"{member}(self, {', '.join(words)})"
-        found = getattr(thing, member, None)
-        if not callable(found):
-            yield Flaw("members", where, f"it has no method {member}", f"def {wanted}")
-        elif inspect.iscoroutinefunction(found):
-            yield Flaw("members", where, f"{member} is a coroutine", f"def {wanted}, not async")
-        elif not _takes(found, len(words)):
-            yield Flaw("members", where, f"{member} does not take {', '.join(words)}", f"def {wanted}")
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_CHANGES: dict[str, tuple[str, ...]] = {
+    "os": (
+        *("mkdir", "remove", "rename", "rmdir", "link", "symlink", "truncate", "chmod", "chown", "utime", "chdir"),
+        *("putenv", "unsetenv", "system", "exec", "fork", "forkpty", "posix_spawn", "spawn", "kill", "killpg"),
+    ),
+    "subprocess": ("Popen",),
+    "pty": ("spawn",),
+    "socket": ("connect", "bind", "sendto", "sendmsg", "getaddrinfo", "gethostbyname", "gethostbyaddr"),
+    "tempfile": ("mkstemp", "mkdtemp"),
+    "shutil": ("rmtree", "move", "copyfile"),
+    "urllib": ("Request",),
+}
+_EVENTS = frozenset(f"{module}.{name}" for module, names in _CHANGES.items() for name in names)
+_lists: list[list[str]] = []  # those that are filled now
+_installed: list[bool] = []
 
 
-def _takes(found: Any, count: int) -> bool:
+@contextmanager
+def watch() -> Iterator[list[str]]:
+    """Give a list that fills with what any thread does to disk, network, processes and the environment.
+
+    What Python itself does to keep compiled modules is left out.  An audit hook stays for the life of the process;
+    outside of `watch` it notes nothing.
+    """
+    if not _installed:
+        _installed.append(True)
+        sys.addaudithook(_note)
+    notes: list[str] = []
+    _lists.append(notes)
     try:
-        inspect.signature(found).bind(*range(count))
-    except TypeError:
-        return False
-    except ValueError:  # a builtin that shows no signature
-        return True
-    return True
+        yield notes
+    finally:
+        _lists.remove(notes)
+
+
+def _note(event: str, args: tuple[object, ...]) -> None:
+    if not _lists or not (event == "open" or event in _EVENTS):
+        return
+    if event == "open" and not _writes(args):
+        return
+    told = " ".join(str(one) for one in args[:1])
+    if "__pycache__" not in told:
+        for notes in _lists:
+            notes.append(f"{'writes ' if event == 'open' else event + ' '}{told[:120]}")
+
+
+def _writes(args: tuple[object, ...]) -> bool:
+    flags = args[2] if len(args) > 2 else 0
+    return isinstance(flags, int) and bool(flags & _WRITES)

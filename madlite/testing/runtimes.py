@@ -14,7 +14,8 @@ from madlite.model import ImageUsed, Place, Problem, RunPlan, Runtime, Secret, S
 from madlite.testing import runtime_runs
 from madlite.testing.bench import LIMIT_S, SECRET, Bench, Late
 from madlite.testing.checks import with_tests
-from madlite.testing.flaws import Flaw, signatures
+from madlite.testing.flaws import Flaw
+from madlite.testing.members import signatures
 from madlite.testing.subject import raised
 
 _WORD = re.compile(r"[a-z][a-z0-9_-]*")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,9 +15,8 @@ from madlite.bundled import template_root
 from madlite.catalog.cards import make_card, read_cards
 from madlite.errors import MadliteError, UsageProblem
 from madlite.measure.lines import LineSplitter
-from madlite.model import Backend, Card, Event, Line, Machine, Reader, RunSpec
-from madlite.plan.context import Options
-from madlite.testing.flaws import Flaw, limited
+from madlite.model import Backend, Card, Event, Line, Machine, Reader
+from madlite.testing.flaws import Flaw, answered, limited, watch
 from madlite.testing.plans import MACHINES, Case, Made, expand, finish, list_cases, options_of
 
 NAME_IT = "name the file as it is"  # what to do about one that is not there
@@ -74,6 +73,7 @@ class Subject:
         self.installed = installed
         self.most = most
         self.examples = examples or (12 if most is None else 4)
+        self.done_at_first: list[tuple[str, str]] = []  # what planning did to the world before anything was cached
         self._templates = tuple(map(Path, templates))
 
     @cached_property
@@ -118,7 +118,8 @@ class Subject:
         for case in self.cases:
             options = options_of(case)
             try:
-                specs = self._expand(case, options)
+                with self._watched("expand", case):
+                    specs = expand(self.backend, case, options)
             except UsageProblem:
                 refused.append(case)
                 continue
@@ -136,7 +137,28 @@ class Subject:
                 what = error.message if isinstance(error, MadliteError) else f"planning raised {raised(error)}"
                 hint = f"templates are looked for in {', '.join(map(str, self.search))}"
                 flaws.append(_rendering(case, what, hint))
+        self._ask_first(made)
         return tuple(made), tuple(flaws), tuple(refused)
+
+    def _ask_first(self, made: Sequence[Made]) -> None:
+        """Call check and assets of some plans as nobody has before; what they answer other checks inspect."""
+        for one in _spread(made, 8):
+            for member in ("check", "assets"):
+                try:
+                    with self._watched(member, one.case):
+                        answered(getattr(self.backend, member), one.plan)
+                except TimeoutError:
+                    return
+                except Exception:  # noqa: BLE001, S112 - the check of members tells it
+                    continue
+
+    @contextmanager
+    def _watched(self, member: str, case: Case) -> Iterator[None]:
+        with watch() as done:
+            try:
+                yield
+            finally:
+                self.done_at_first += [(f"{member} of {case}", what) for what in dict.fromkeys(done)]
 
     def _cards(self, given: CardLike) -> tuple[Card, ...]:
         try:
@@ -147,10 +169,6 @@ class Subject:
             self.wrong.append(Flaw(check="rendering", where="cards", what=what, hint=hint))
             return ()
 
-    def _expand(self, case: Case, options: Options) -> Sequence[RunSpec]:
-        """Return the RunSpecs of a case; raises as `plans.expand` does."""
-        return expand(self.backend, case, options)
-
     @property
     def made(self) -> tuple[Made, ...]:
         """The plans that could be made."""
@@ -158,7 +176,7 @@ class Subject:
 
     def spread(self, count: int) -> tuple[Made, ...]:
         """Return at most so many of the plans, the first of each set of files before others of its kind."""
-        return spread(self.made, count)
+        return _spread(self.made, count)
 
     @cached_property
     def told(self) -> dict[Path, tuple[Event, ...]]:
@@ -171,8 +189,7 @@ class Subject:
         return {path: path.read_bytes() for path in self.logs if path.is_file()}
 
 
-def spread(made: Sequence[Made], count: int) -> tuple[Made, ...]:
-    """Return at most so many plans, the first of each set of files before others of its kind."""
+def _spread(made: Sequence[Made], count: int) -> tuple[Made, ...]:
     kinds: dict[tuple[object, ...], list[Made]] = {}
     for one in made:
         kinds.setdefault((one.plan.templates, one.case.machine.vendor), []).append(one)
@@ -201,6 +218,8 @@ def lines_of(data: bytes) -> list[Line]:
 
 def raised(error: BaseException) -> str:
     """Format an exception in one line, with the place that raised it."""
+    import traceback
+
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"

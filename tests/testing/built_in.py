@@ -10,7 +10,7 @@ from pathlib import Path
 from madlite.backends.loader import Plugins, load_plugins
 from madlite.catalog.cards import read_cards
 from madlite.model import Card
-from tests.kit import Subject
+from madlite.testing import Subject
 
 ROOT = Path(__file__).parents[2]
 LOGS, DATA = ROOT / "tests/data/logs", Path(__file__).with_name("data")

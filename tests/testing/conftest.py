@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.kit.watch import _note
+from madlite.testing import flaws
 from tests.testing.good import write_files
 
 
@@ -20,4 +20,4 @@ def place(tmp_path):
 def traced_hook(monkeypatch):
     """Let debuggers and coverage see the audit hook, which Python hides from them unless it says this."""
     if sys.gettrace() is not None:
-        monkeypatch.setattr(_note, "__cantrace__", True, raising=False)
+        monkeypatch.setattr(flaws._note, "__cantrace__", True, raising=False)

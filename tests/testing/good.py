@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from madlite import MadMetric, Quantity, TemplateBackend, Variant, step_pattern
-from madlite.testing import MACHINES, Flaw
-from tests.kit import check_backend
+from madlite.testing import MACHINES, Flaw, check_backend
 
 TWO = (MACHINES[0], MACHINES[-1])
 STEP = r"at=(?P<n>\d{1,9}) tps=(?P<tokens_per_s_per_gpu>[\d,.]{1,20}) loss=(?P<loss>\S{1,20})"

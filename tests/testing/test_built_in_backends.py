@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit import CHECKS, run_check
+from madlite.testing import CHECKS, run_check
 from tests.testing.built_in import LOGS, NAMES, STEPS, subject
 from tests.testing.changed import is_in_full
 

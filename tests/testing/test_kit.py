@@ -22,11 +22,10 @@ from madlite import (
 )
 from madlite.backends.loader import load_plugins
 from madlite.bundled import template_root
-from madlite.testing import CHECKS, BackendConformance
+from madlite.testing import CHECKS, BackendConformance, check_backend, run_check
+from madlite.testing.checks import OF_PLANS
+from madlite.testing.scripts import find_shellcheck
 from madlite.testing.subject import Subject
-from tests import kit
-from tests.kit import OF_PLANS, check_backend, run_check
-from tests.kit.scripts import find_shellcheck
 from tests.testing.good import CARD, CONFIG, HEAD, LOG, PAGE, SCRIPT, TWO, Good, broken, check, write_files
 
 pytestmark = pytest.mark.host  # whole checks of backends
@@ -40,7 +39,7 @@ def test_nothing_is_found_in_a_good_backend(place):
 @pytest.mark.host
 def test_a_missing_shellcheck_is_told_and_bash_is_asked_all_the_same(place, monkeypatch):
     (place / "templates/good/run.sh.j2").write_text(HEAD + "if\n")
-    monkeypatch.setattr("tests.kit.scripts.find_shellcheck", lambda: None)
+    monkeypatch.setattr("madlite.testing.scripts.find_shellcheck", lambda: None)
     broken_script, missing = check(Good(), place, "scripts")
     assert "bash: " in broken_script.what
     assert "no shellcheck" in missing.what and "pip install 'madlite[testing]'" in missing.hint
@@ -58,7 +57,7 @@ def test_a_shellcheck_that_fails_is_told_with_its_words(place, monkeypatch):
     tool = place / "shellcheck"
     tool.write_text("#!/bin/sh\necho cannot allocate >&2; exit 3\n")
     tool.chmod(0o755)
-    monkeypatch.setattr("tests.kit.scripts.find_shellcheck", lambda: str(tool))
+    monkeypatch.setattr("madlite.testing.scripts.find_shellcheck", lambda: str(tool))
     (flaw,) = check(Good(), place, "scripts")
     assert flaw.what == "shellcheck failed: cannot allocate"
 
@@ -90,7 +89,7 @@ def test_everything_is_collected_and_a_check_that_cannot_go_on_keeps_what_it_fou
 
     flaws = check(Worst(), place, docs=[])
     names = {flaw.check for flaw in flaws}
-    assert {"members", "names", "reading", "fuzz", "docs"} <= names <= set(kit.CHECKS)
+    assert {"members", "names", "reading", "fuzz", "docs"} <= names <= set(CHECKS)
     assert any("OSError: no reader today" in flaw.what for flaw in flaws)
 
 
@@ -167,8 +166,8 @@ def test_the_class_has_a_test_for_each_check_and_its_failure_says_all():
 
     assert {name.removeprefix("test_") for name in dir(Bad) if name.startswith("test_")} == set(CHECKS)
     with pytest.raises(AssertionError) as failed:
-        Bad().test_reading()
-    assert "there is no log to read" in str(failed.value)
+        Bad().test_names()
+    assert "its name is 'Broken!'" in str(failed.value)
     with pytest.raises(AssertionError) as failed:
         Bad().test_rendering()
     assert "card good_model on 8xMI300X and 3 more cases: template 'none'" in str(failed.value)
@@ -187,7 +186,7 @@ def test_equal_flaws_are_told_once_with_their_number(place):
 def test_a_missing_template_is_told_in_few_sentences(place):
     flaws = check(broken(template="good/none.j2"), place, most=None)
     assert [(flaw.check, flaw.where) for flaw in flaws] == [
-        ("members", "backend good, and for names, scripts, quoting, purity, results, effects, secrets, docs"),
+        ("members", "backend good, and for names, scripts, quoting, secrets, purity, results, effects, docs"),
         ("rendering", "card good_model on 8xMI300X and 3 more cases"),
     ]
 

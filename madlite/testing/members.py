@@ -1,18 +1,23 @@
-"""What a backend declares: its members and what they answer, and names."""
+"""What a backend declares: its members and what they answer, names, pages and failure rules."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import PurePosixPath
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, get_args
 
+from madlite.backends.lazy import loaded_backend
 from madlite.bundled import template_root
 from madlite.errors import UsageProblem
+from madlite.failure_rules import flaw_of
 from madlite.model import (
     Asset,
     Backend,
     Card,
+    Event,
+    FailureRule,
     FileTemplate,
     Finding,
     Quantity,
@@ -21,12 +26,18 @@ from madlite.model import (
     RunSpec,
 )
 from madlite.plan.fields import ALIASES, PLAN_KEYS, VARIANT_KEYS, canonical_key
-from madlite.testing.flaws import Flaw, answered, signatures
+from madlite.testing.flaws import Flaw, answered
 from madlite.testing.plans import WORKSPACE, Made, expand, options_of
-from madlite.testing.subject import Subject, raised
+from madlite.testing.subject import NAME_IT, Subject, raised
 
+_EVENTS = get_args(Event)
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_./()% -]*(?<! )")
+
+
+def is_event(value: object) -> bool:
+    """Return whether a value is what a reader may answer with."""
+    return isinstance(value, _EVENTS)
 
 
 def check_members(subject: Subject) -> Iterator[Flaw]:
@@ -38,6 +49,32 @@ def check_members(subject: Subject) -> Iterator[Flaw]:
     yield from _claims(subject)
     yield from _reader(subject)
     yield from _answers(subject)
+
+
+def signatures(thing: object, protocol: type, where: str) -> Iterator[Flaw]:
+    """Yield which methods of a protocol are missing, or do not take so many arguments, which the words name."""
+    for member, method in vars(protocol).items():
+        if member.startswith("_") or not inspect.isfunction(method):
+            continue
+        words = list(inspect.signature(method).parameters)[1:]
+        wanted = f"{member}(self, {', '.join(words)})"
+        found = getattr(thing, member, None)
+        if not callable(found):
+            yield _flaw(where, f"it has no method {member}", f"def {wanted}")
+        elif inspect.iscoroutinefunction(found):
+            yield _flaw(where, f"{member} is a coroutine", f"def {wanted}, not async")
+        elif not _takes(found, len(words)):
+            yield _flaw(where, f"{member} does not take {', '.join(words)}", f"def {wanted}")
+
+
+def _takes(found: Any, count: int) -> bool:
+    try:
+        inspect.signature(found).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that shows no signature
+        return True
+    return True
 
 
 def _claims(subject: Subject) -> Iterator[Flaw]:
@@ -106,6 +143,21 @@ def _specs(subject: Subject, case: Any) -> Iterator[Flaw]:
         return
     for spec in specs:
         yield from _knobs(spec, f"expand of {case}")
+
+
+def check_finish(subject: Subject, folder: Path) -> Iterator[Flaw]:
+    """Yield what a reader does wrong at the end of a run that left nothing; `folder` is empty."""
+    plans = [made.plan for made in subject.spread(2)]
+    for plan in (None, *plans):
+        for outputs in (folder, folder / "not_there"):
+            where = f"finish({'an empty folder' if outputs == folder else 'a folder that is not there'})"
+            try:
+                events: list[Event] = answered(subject.backend.reader(plan).finish, outputs)
+            except Exception as error:  # noqa: BLE001 - as above
+                yield Flaw("finish", where, f"it raised {raised(error)}", "return nothing where no file is")
+                continue
+            if odd := [event for event in events if not is_event(event)]:
+                yield Flaw("finish", where, f"it answered {odd[0]!r}", "return events of madlite")
 
 
 def _flaw(where: str, what: str, hint: str) -> Flaw:
@@ -201,3 +253,47 @@ def _leaves(path: str) -> bool:
 def _twice(paths: Iterable[str]) -> list[str]:
     listed = list(paths)
     return sorted({path for path in listed if listed.count(path) > 1})
+
+
+def check_failures(subject: Subject) -> Iterator[Flaw]:
+    """Yield rules that explain nothing; the plugin is the one that brings the backend, where it is installed."""
+    backends = subject.plugins.collect("madlite_backends")
+    brought = {plugin.name for plugin, backend in backends if type(loaded_backend(backend)) is type(subject.backend)}
+    for plugin, rule in subject.plugins.collect("madlite_failure_rules"):
+        if plugin.name not in brought:
+            continue
+        what = flaw_of(rule) if isinstance(rule, FailureRule) else "it is no FailureRule"
+        if what:
+            hint = "docs/failures.md has the keys of a rule"
+            yield Flaw("failures", f"rule {getattr(rule, 'pattern', rule)!r}", what, hint)
+
+
+def check_docs(subject: Subject) -> Iterator[Flaw]:
+    """Yield what the pages do not name."""
+    if not subject.docs:
+        hint = 'docs = ["docs/backend.md"]: what can be set, which modes and metrics there are'
+        yield Flaw("docs", f"backend {subject.name}", "there is no page about it", hint)
+        return
+    texts = []
+    for path in subject.docs:
+        if path.is_file():
+            texts.append(path.read_text(encoding="utf-8"))
+        else:
+            yield Flaw("docs", f"page {path}", "it is not there", NAME_IT)
+    page, pages = "\n".join(texts), ", ".join(path.name for path in subject.docs)
+    for kind, names in _names(subject).items():
+        for name in names:
+            if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", page):
+                hint = f"write `{name}` and what it means into {pages}"
+                yield Flaw("docs", f"{kind} {name}", f"{pages} does not name it", hint)
+
+
+def _names(subject: Subject) -> dict[str, list[str]]:
+    specs = [made.spec for made in subject.made]
+    rules = [spec.result_rule for spec in specs if spec.result_rule.kind == "steps"]
+    metrics = {rule.headline_metric for rule in rules} | {one.metric for rule in rules for one in rule.mad}
+    return {
+        "setting": sorted({key for spec in specs for key in spec.settings}),
+        "mode": sorted({spec.variant.mode for spec in specs if spec.variant and spec.variant.mode}),
+        "metric": sorted(metrics),
+    }

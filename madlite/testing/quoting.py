@@ -19,11 +19,11 @@ from msgspec.structs import replace
 
 from madlite.errors import MadliteError
 from madlite.plan.render import render
-from madlite.testing.checks import parsed
 from madlite.testing.flaws import Flaw, answered
 from madlite.testing.plans import Made, expand, options_of, plan_of
+from madlite.testing.scripts import parsed
+from madlite.testing.stubs import LIMIT_S, Calls, calls_of
 from madlite.testing.subject import Subject
-from tests.kit.stubs import LIMIT_S, Calls, calls_of
 
 _CHOOSING = ("recipe", "release", "recipe_device", "mode", "precision")  # these words choose, and refuse others
 _ARGS, _SCRIPT, _PYTHON = "args", "run.sh", "env.MADLITE_PYTHON"

@@ -21,6 +21,20 @@ _NUMBER = re.compile(rb"\d+")
 _NO_SHELLCHECK = "pip install 'madlite[testing]', or your system's package shellcheck"
 
 
+def check_rendering(subject: Subject) -> Iterator[Flaw]:
+    """Yield cases that cannot be planned or rendered, and cards that no machine has a run for."""
+    made, flaws, _ = subject.planned
+    yield from (*subject.wrong, *flaws)
+    if not subject.cards and not subject.wrong:
+        hint = 'name cards: cards = [{"name": …, "backend": …}], or the path of a models.json'
+        yield Flaw("rendering", f"backend {subject.name}", "there is no card to plan for", hint)
+    if subject.most is None:  # else what it is not refused for may not be in the sample
+        yield from _never(subject)
+    seen: set[bytes] = set()
+    for one in made:
+        yield from _broken_files(one, seen)
+
+
 def check_scripts(subject: Subject, folder: Path) -> Iterator[Flaw]:
     """Yield what bash and shellcheck report about every script; `folder` is where they are written to be inspected."""
     bash, shellcheck = shutil.which("bash"), find_shellcheck()
@@ -43,6 +57,51 @@ def find_shellcheck() -> str | None:
     """Return where shellcheck is: on PATH, or beside this Python, where its package puts it."""
     beside = Path(sys.executable).with_name("shellcheck")
     return shutil.which("shellcheck") or (str(beside) if beside.is_file() else None)
+
+
+def parsed(path: str, data: bytes) -> object:
+    """Return what a file of the run folder holds, as text where it is of no kind that is known.
+
+    Raises:
+        ValueError: it is not of the kind that its name says.
+    """
+    suffix = PurePosixPath(path).suffix
+    text = data.decode("utf-8", "surrogateescape")
+    if suffix == ".json":
+        return json.loads(text)
+    if suffix == ".toml":
+        import tomli
+
+        return tomli.loads(text)
+    if suffix in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            return list(yaml.safe_load_all(text))
+        except yaml.YAMLError as error:
+            raise ValueError(" ".join(str(error).split())) from None
+    return text
+
+
+def _never(subject: Subject) -> Iterator[Flaw]:
+    made, flaws, refused = subject.planned
+    told = {one.case.card.name for one in made} | {flaw.where.split()[1] for flaw in flaws}
+    given = {card.name for card in subject.cards}
+    for name in sorted({case.card.name for case in refused} & given - told):
+        hint = "drop the card, or name with `asks` what has to be requested"
+        yield Flaw("rendering", f"card {name}", "the backend refuses it on every machine", hint)
+
+
+def _broken_files(one: Made, seen: set[bytes]) -> Iterator[Flaw]:
+    for file in one.files:
+        if file.data in seen:
+            continue
+        seen.add(file.data)
+        try:
+            parsed(file.path, file.data)
+        except ValueError as error:
+            hint = "write values through the filter toml or tojson"
+            yield Flaw("rendering", f"{file.path} of {one.case}", f"it cannot be read: {error}", hint)
 
 
 def _written(made: Sequence[Made], folder: Path) -> Iterator[tuple[Path, str]]:

@@ -1,22 +1,28 @@
-"""Planning is pure: the same answer twice, nothing done to the world or to what was given."""
+"""Planning is pure: the same answer twice, nothing done to the world or to what was given, no secret told."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from madlite.errors import UsageProblem
+from madlite.errors import MadliteError, UsageProblem
 from madlite.model import RunSpec
-from madlite.testing.flaws import Flaw, answered
-from madlite.testing.plans import Made, options_of, request_of
+from madlite.secrets import Redactor
+from madlite.testing.flaws import Flaw, answered, watch
+from madlite.testing.plans import Made, expand, finish, options_of, request_of
 from madlite.testing.subject import Subject
-from tests.kit.watch import watch
 
 _POISON = "left_by_the_kit"
+SECRETS = {
+    name: f"kit-secret/{number}&0123456789abcdef"
+    for number, name in enumerate(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MAD_SECRETS_HFTOKEN", "MAD_SECRETS_KIT"))
+}
+_MASKS = {name: Redactor([value]).text for name, value in SECRETS.items()}
+_HINT = "leave it in the environment: the script has it as a variable"
 
 
 def check_purity(subject: Subject) -> Iterator[Flaw]:
@@ -76,3 +82,48 @@ def _world(where: str, what: str) -> Flaw:
 
 def _flaw(where: str, what: str, hint: str) -> Flaw:
     return Flaw("purity", where, what, hint)
+
+
+def check_secrets(subject: Subject) -> Iterator[Flaw]:
+    """Yield where a secret of the environment shows."""
+    for made in subject.spread(subject.examples):
+        with _environment(SECRETS):
+            yield from _shown(subject, made)
+
+
+def _shown(subject: Subject, made: Made) -> Iterator[Flaw]:
+    options = options_of(made.case, environ=SECRETS)
+    try:
+        specs = expand(subject.backend, made.case, options)
+        plans = [finish(subject.backend, made.case, spec, subject.search, options) for spec in specs]
+    except MadliteError as problem:
+        yield from _in(f"refusal of {made.case}", f"{problem.message} {problem.hint}")
+        return
+    for one in plans:
+        yield from _in(f"RunSpec of {made.case}", repr(one.spec))
+        for file in one.files:
+            yield from _in(f"{file.path} of {made.case}", file.data.decode("utf-8", "replace"))
+        told = [*answered(subject.backend.check, one.plan), *answered(subject.backend.assets, one.plan)]
+        yield from _in(f"findings and assets of {made.case}", repr(told))
+
+
+def _in(where: str, text: str) -> Iterator[Flaw]:
+    by_shape = Redactor().text(text)
+    for name, mask in _MASKS.items():
+        if mask(text) != by_shape:
+            yield Flaw("secrets", where, f"it holds the value of ${name}", _HINT)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Give this process variables for a while, for code that searches for them where it should not."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
