@@ -259,6 +259,25 @@ def append_rows(
             _append(file, *_bytes_to_append(file, header, (*begin, *joining), cells), sync)
 
 
+def cut_torn(path: Path, rows: Sequence[Row], offset: int) -> None:
+    """Take away the row that a kill cut in the middle while these were appended at an offset, if nothing followed it.
+
+    Left there it would become a row of its own, perhaps with half of a number.
+
+    Raises:
+        RecordError: the file cannot be read or written.
+    """
+    with as_record_error(path), locked(path) as file:
+        header = _header(path, file)
+        size = os.fstat(file.fd).st_size
+        if header is None or not offset or size <= offset:
+            return
+        whole = _encoded(header, map(plain_cells, rows))
+        there = os.pread(file.fd, len(whole) + 1, offset)
+        if len(there) < len(whole) and whole.startswith(there):
+            os.ftruncate(file.fd, offset + there.rfind(b"\n") + 1)
+
+
 def _bytes_to_append(
     file: LockedFile, header: Header | None, columns: tuple[str, ...], cells: Iterable[_Cells]
 ) -> tuple[int, bytes]:

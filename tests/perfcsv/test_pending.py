@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.model import Row
-from madlite.perfcsv.append import append_rows
+from madlite.perfcsv.append import append_rows, cut_torn
 from madlite.perfcsv.pending import are_in_file, count_written, rows_path
 from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, read_run
 from tests.factories import open_journal, write_journal
@@ -208,3 +208,26 @@ def no_more_descriptors() -> Iterator[None]:
 @pytest.mark.parametrize(("file", "said"), [("perf.csv", "perf.csv"), ("deep/p.csv", "deep/p.csv"), ("../p.csv", None)])
 def test_a_file_below_the_working_folder_is_named_from_there(tmp_path, file, said):
     assert rows_path(tmp_path / "w" / file, tmp_path / "w") == (said or str(tmp_path.resolve() / "p.csv"))
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_the_row_that_a_kill_cut_in_the_middle_is_taken_away_before_it_is_written_again(tmp_path: Path, kept: int):
+    """It would be a row of its own, with half of its number."""
+    file = tmp_path / "perf.csv"
+    row = {"model": "m", "performance": "71234.5", "metric": "tokens/s", "status": "SUCCESS"}
+    append_rows(file, [Row(cells=row | {"model": "earlier"})])
+    before = file.read_bytes()
+    append_rows(file, [Row(cells=row), Row(cells=row | {"metric": "TFLOPS"})])
+    first, second = file.read_bytes()[len(before) :].splitlines(keepends=True)
+    whole = b"".join([first, second][:kept])
+    torn = [first, second][kept]
+    rows = [Row(cells=row), Row(cells=row | {"metric": "TFLOPS"})]
+    for count in range(1, len(torn)):
+        file.write_bytes(before + whole + torn[:count])
+        cut_torn(file, rows, len(before))
+        assert file.read_bytes() == before + whole
+    for follows in (b"\nother,0\n", b"x"):  # another's by now, or never ours
+        file.write_bytes(before + whole + torn[:9] + follows)
+        there = file.read_bytes()
+        cut_torn(file, rows, len(before))
+        assert file.read_bytes() == there

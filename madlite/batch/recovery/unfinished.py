@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.batch.recovery.leftovers import Leftover, Leftovers, find_leftovers, still_running
 from madlite.errors import RecordError, inline_hint
 from madlite.model import Row, Runtime, Value
-from madlite.perfcsv.append import SAVED_NAME, append_rows, is_results_file, left_out_text
+from madlite.perfcsv.append import SAVED_NAME, append_rows, cut_torn, is_results_file, left_out_text
 from madlite.perfcsv.entries import read_entries
 from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.perfcsv.pending import are_in_file, count_written, rows_path
@@ -145,6 +145,8 @@ def append_once(
     is_in, was_added = ("row is", "row was") if len(rows.cells) == 1 else ("rows are", "rows were")
     if in_file and earlier is not None:
         return replace(earlier, appended=True, kept=""), f"its {is_in} in {rows.path}"
+    if earlier is not None and path.exists():
+        cut_torn(path, [Row(cells=cells) for cells in earlier.cells], earlier.offset)
     attempts, messages = [rows], [f"its {was_added} added to {rows.path}"]
 
     def leave_out(columns: tuple[str, ...]) -> None:
