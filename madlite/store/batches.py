@@ -116,15 +116,15 @@ class BatchLog:
         from madlite import __version__
 
         every = (*self._carried, *runs)
+        if not every:
+            return
         self._requested |= {one.id: one for one in every}
         is_first, self._under_way = not self._under_way, True
         if is_first and self._workspace is not None and not self._is_job(self._workspace / RUNS):
             with suppress(OSError):  # the runs report a folder that cannot be written to
                 self._open(self._workspace)
         notes = self._notes if is_first else Requested()
-        if not every:
-            return
-        self._add(
+        written = self._add(
             Requested(
                 batch=self.id,
                 runs=every,
@@ -136,8 +136,9 @@ class BatchLog:
             ),
             *(Ended(run=one.id, batch=self.id, unrecorded=True) for one in self._carried),
         )
-        if self._resumed is not None and self._folder is not None:
-            self._resumed.end(self._folder, "resumed")
+        if self._resumed is not None and self._folder is not None and written:
+            with suppress(OSError):  # a full disk: it can be resumed once more
+                self._resumed.end(self._folder, "resumed")
         self._resumed, self._carried = None, ()
 
     def begin(self, run_id: str) -> None:

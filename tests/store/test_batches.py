@@ -237,6 +237,29 @@ def test_a_batch_that_is_resumed_is_in_the_log_of_the_one_that_resumes_it(tmp_pa
     again.close()
 
 
+def test_a_full_disk_costs_a_batch_that_is_resumed_neither_its_runs_nor_its_next_resumption(tmp_path, monkeypatch):
+    kill(tmp_path)
+    found, _ = open_unfinished(tmp_path)
+    assert found is not None
+    real = os.write
+    with BatchLog(tmp_path, ("run", "--resume")) as batch, monkeypatch.context() as full:
+        full.setattr(os, "write", lambda fd, data: real(fd, data[:7]))
+        batch.carry(found, THREE[:1])
+        batch.request(THREE[1:])
+    found.close()
+    again, _ = open_unfinished(tmp_path)
+    assert again is not None and again.command == ("run", "--tags", "t") and again.ended == {"r1"}
+    again.close()
+
+
+def test_a_batch_that_begins_with_no_run_has_its_command_all_the_same(tmp_path):
+    with BatchLog(tmp_path, ("run", "--tags", "t")) as batch:
+        batch.request(())
+        batch.request(THREE)
+    (left,) = interrupted_batches(tmp_path)
+    assert left.command == ("run", "--tags", "t")
+
+
 def test_an_older_batch_is_not_resumed_once_a_later_one_was(tmp_path):
     interrupt(tmp_path, "run", "--tags", "first")
     interrupt(tmp_path, "run", "--tags", "second")
