@@ -220,7 +220,7 @@ class UnfinishedBatch:
         self.id, self._runs, self._lock = batch_id, runs, lock
         events = tuple(log.about(batch_id))
         asked = [one for one in events if isinstance(one, Requested)]
-        first = asked[0]
+        first = asked[0] if asked else Requested()  # its line was edited by hand
         self.started, self.command, self.madlite, self.study = first.at, first.command, first.madlite, first.study
         self.series, self.inputs = first.series, first.inputs
         self.requested = tuple({run.id: run for one in asked for run in one.runs}.values())

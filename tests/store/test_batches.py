@@ -260,6 +260,15 @@ def test_a_batch_that_begins_with_no_run_has_its_command_all_the_same(tmp_path):
     assert left.command == ("run", "--tags", "t")
 
 
+def test_a_line_of_a_batch_that_was_edited_by_hand_is_no_batch(tmp_path):
+    kill(tmp_path)
+    log = tmp_path / "madlite_runs" / EVENTS
+    log.write_text(log.read_text().replace('"runs":[', '"runs":7,"x":[', 1))
+    assert open_unfinished(tmp_path) == (None, ()) and words(tmp_path) == []
+    acknowledge_all(tmp_path)
+    assert locks(tmp_path) == []
+
+
 def test_an_older_batch_is_not_resumed_once_a_later_one_was(tmp_path):
     interrupt(tmp_path, "run", "--tags", "first")
     interrupt(tmp_path, "run", "--tags", "second")
