@@ -312,7 +312,7 @@ def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, 
     workspace = options.workspace
     taken = folder._open_locked
     locks: list[int] = []
-    for target in ("masked_json", "_open_locked", "hide_from_git"):
+    for target in ("masked_json", "_open_locked"):
         with BatchLog(workspace, ("run",)) as batch, monkeypatch.context() as patch:
             patch.setattr(folder, "_open_locked", lambda *args: locks.append(taken(*args)) or locks[-1])
             kill_at(patch, f"madlite.store.folder.{target}")
