@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from madlite.cli.screens import PlainScreen
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.store.batches import BatchLog, UnfinishedBatch
+    from madlite.store.batches import BatchLog, LoggedBatch
 
 
 class BatchStart(NamedTuple):
@@ -145,7 +145,7 @@ def make_batch(
     planned: Sequence[PlannedRun],
     params: dict[str, Any],
     journal: BatchLog,
-    before: UnfinishedBatch | None = None,
+    before: LoggedBatch | None = None,
 ) -> OwnBatch:
     """Return the runs as the options have them, of the study of an earlier batch where that is resumed."""
     study_id = before.study if before is not None else ""
@@ -185,7 +185,7 @@ def resume_last() -> int:
     return int(main.main(args=list(words), prog_name="madlite", standalone_mode=False, obj=words) or 0)
 
 
-def unfinished(workspace: Path) -> UnfinishedBatch:
+def unfinished(workspace: Path) -> LoggedBatch:
     """Return the last unfinished batch of a folder.
 
     Raises:
@@ -266,7 +266,7 @@ def note_fallback(planned: Sequence[PlannedRun], params: dict[str, Any]) -> Iter
 
 
 def resumed(
-    before: UnfinishedBatch,
+    before: LoggedBatch,
     runs: OwnBatch,
     options: Options,
     journal: BatchLog,
@@ -292,7 +292,7 @@ def resumed(
     return found
 
 
-def left_by(before: UnfinishedBatch | None, workspace: Path) -> Collection[Path]:
+def left_by(before: LoggedBatch | None, workspace: Path) -> Collection[Path]:
     """Return the folders of the attempts of a batch that are followed by another one, where it is resumed."""
     if before is None:
         return ()

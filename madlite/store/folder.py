@@ -26,7 +26,7 @@ from madlite.plan.inputs import RUNS
 from madlite.plan.make import secrets_of
 from madlite.secrets import collect, masked_json
 from madlite.store.events import EVENTS, EventLog, Started, append, is_own, now
-from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournalWriter, read_run
+from madlite.store.journal import RUN_JOURNAL, RunEntry, add_entry, read_run
 from madlite.store.locks import acquire, is_locked
 
 # Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
@@ -100,7 +100,6 @@ class RunFolder:
         self._home = home
         self._lock = lock
         self._work = work
-        self._journal = RunJournalWriter(home)
         self._reserved = -1
 
     @classmethod
@@ -178,7 +177,7 @@ class RunFolder:
             raise
         try:
             if not begun:
-                folder._journal.open()
+                os.close(home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND))  # it can be written to
         except OSError:
             folder.close()
             raise
@@ -232,7 +231,7 @@ class RunFolder:
 
     def note(self, entry: RunEntry) -> str:
         """Add a line to the run's journal; return the error message, "" if none."""
-        return self._journal.add(entry)
+        return add_entry(self._home, entry)
 
     def is_taken(self) -> bool:
         """Return whether another command, which did not see the lock, took the run for cut off and writes its row."""
@@ -300,8 +299,7 @@ class RunFolder:
         return self.write_text(RECORD, text)
 
     def close(self) -> None:
-        """Close the journal, and release the lock."""
-        self._journal.close()
+        """Close the folder, and release the lock."""
         if self._reserved >= 0:
             os.close(self._reserved)
         os.close(self._lock)

@@ -293,7 +293,7 @@ def recovery_report(workspace: Path, resumed: str = "", told: Iterable[str] = ()
     Runs that the messages `told` begin with are not named again.
     """
     known = {text.partition(":")[0] for text in told}
-    batches = [(text, one.is_resumable) for one in interrupted_batches(workspace) for text in one.messages]
+    batches = [(text, one.is_of_run and one.is_own) for one in interrupted_batches(workspace) for text in one.messages]
     return [
         *incomplete_text(one for one in find_incomplete(workspace) if one.folder.name not in known),
         *running_text(workspace),
