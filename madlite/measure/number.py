@@ -125,7 +125,7 @@ def number_from_steps(expected: Expected, log: LogMonitor, window: Window | None
     if window is None:
         cause = Cause.BAD_NUMBER if (odd := _unread(expected, log) or _no_number(expected, log)) else Cause.NO_METRIC
         return Number(
-            cause=cause, reason=odd or _no_window(expected, log), evidence=plain(log.step_line) if odd else ""
+            cause=cause, reason=odd or _no_window(expected, log), evidence=plain(log.failures.step_line) if odd else ""
         )
     rule = expected.rule
     headline = make_metric(
@@ -147,7 +147,7 @@ def number_from_steps(expected: Expected, log: LogMonitor, window: Window | None
     findings = (*findings, *log.unread)
     if headline.status is Status.FAILURE:
         reason = f"'{window.median:g} {headline.metric}' is no result: {_why_unfit(headline)}"
-        return Number(cause=Cause.BAD_NUMBER, reason=reason, evidence=plain(log.step_line), findings=findings)
+        return Number(cause=Cause.BAD_NUMBER, reason=reason, evidence=plain(log.failures.step_line), findings=findings)
     return Number(metrics=(*mad, headline), findings=findings)
 
 

@@ -393,7 +393,7 @@ class RunExecutor:
         session = self.session_runner.session if self.session_runner is not None else None
         if self.folder is None or session is None:
             return HangReport()
-        last_lines = self.state.monitor.last_lines
+        last_lines = self.state.monitor.failures.last_lines
         return HangProbe(self.folder, self.plan, session, self.environ, self.mask).run(last_lines, cancelled)
 
     def _open_log(self, folder: RunFolder) -> RunLog:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from madlite.machine.host_facts import count_oom_kills
 from madlite.measure.lines import clone_line, duration_lines, image_lines, limit_line, result_lines, scripts_line
@@ -378,16 +378,7 @@ class RunState:
         """Return the run's result."""
         return Result(
             plan_id=plan.id,
-            status=verdict.status,
-            cause=verdict.cause,
-            reason=verdict.reason,
-            evidence=verdict.evidence,
-            window=verdict.window,
-            metrics=verdict.metrics,
-            findings=verdict.findings,
-            suspect=verdict.suspect,
-            checks=verdict.checks,
-            compute=verdict.compute,
+            **asdict(verdict),
             config=self.monitor.config,
             exit_code=self.ran.code if self.ran else None,
             node_codes=self.ran.codes if self.ran else (),

@@ -99,7 +99,7 @@ def _inside(config: Any, own: Any, settings: KubernetesSettings, error: Exceptio
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
-_WAITS_S = (0.5, 1.0, 2.0, 4.0)  # between tries of a call that a server was too busy for, or did not answer
+_FIRST_WAIT_S, _LAST_WAIT_S = 0.5, 4.0  # between tries of a call that a server was too busy for; each is twice as long
 _LONGEST_S = 30.0  # between two tries of a call that is waited for
 _ANSWER_S = (10.0, 30.0)  # to connect, and for an answer
 _QUIET_S = 60.0  # a log that is silent for so long is asked for again: its connection may be dead
@@ -361,26 +361,18 @@ def _lines(answer: Any) -> Iterator[bytes]:
 
 def _retry(work: Callable[[], _T], outage_limit_s: float) -> _T:
     """Return what a call answers, tried again a few times, and for `outage_limit_s`."""
-    until_s = time.monotonic() + outage_limit_s
-    for wait_s in _pauses():
+    until_s, wait_s = time.monotonic() + outage_limit_s, _FIRST_WAIT_S
+    while True:
         check()
         try:
             return work()
         except Refusal as refusal:
-            is_over = wait_s > _WAITS_S[-1] and time.monotonic() >= until_s
+            is_over = wait_s > _LAST_WAIT_S and time.monotonic() >= until_s
             if is_over or not may_pass(refusal, outage_limit_s):
                 raise
             _LOG.debug("again in %s s: %s", wait_s, refusal.message)
             _pause(min(max(wait_s, refusal.wait_s), _LONGEST_S))
-    raise AssertionError("pauses have no end")
-
-
-def _pauses() -> Iterator[float]:
-    yield from _WAITS_S
-    wait_s = _WAITS_S[-1]
-    while True:
-        wait_s = min(2 * wait_s, _LONGEST_S)
-        yield wait_s
+            wait_s = min(2 * wait_s, _LONGEST_S)
 
 
 def _pause(wait_s: float) -> None:

@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import msgspec
+
 from madlite.cancellation import Interrupted
 from madlite.errors import RuntimeProblem
 from madlite.files import Folder
@@ -32,7 +34,7 @@ from madlite.platforms.kubernetes.faults import (
     phase_of,
     pod_name,
 )
-from madlite.platforms.kubernetes.manifests import INDEX_LABEL, label_value, numbered
+from madlite.platforms.kubernetes.manifests import INDEX_LABEL, numbered
 from madlite.platforms.kubernetes.watch import POLL_S, PodWatch
 
 # The log of one pod from its beginning to its end, each byte once, across connections that break.
@@ -238,6 +240,33 @@ class PodEnd(Value, frozen=True):
     fault: Fault | None
 
 
+class Handle(Value, frozen=True):
+    """What names a run's Job in another process; `kubeconfig` and `context` are those that were named.
+
+    One that is `followed` has another owner than the run, which is no leftover when that ends.
+    """
+
+    namespace: str
+    kind: str
+    name: str
+    run: str
+    kubeconfig: str = ""
+    context: str = ""
+    followed: bool = False
+
+    @classmethod
+    def read(cls, text: str) -> Handle:
+        """Return what a session's handle names.
+
+        Raises:
+            RuntimeProblem: it is none.
+        """
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, UnicodeEncodeError):
+            raise RuntimeProblem(f"{text!r} names no Job of Kubernetes", cause=Cause.PREPARE) from None
+
+
 class NodeOutput(Value, frozen=True):
     """What a node said: output, a mark, or its end; `at_s` is its log's time of it, since 1970, None for no such."""
 
@@ -254,19 +283,15 @@ class KubernetesSession:
     def __init__(
         self,
         api: Api,
-        kind: str,
-        name: str,
         nodes: Sequence[str],
         plan: RunPlan,
         pods: PodWatch,
-        access: tuple[str, str] = ("", ""),
-        *,
-        followed: bool = False,
+        handle: Handle,
     ) -> None:
-        self.handle = make_handle(api.namespace, kind, name, label_value(plan.id), access, followed=followed)
+        self.handle = json.dumps(msgspec.structs.asdict(handle))
         self.nodes = tuple(nodes)
         self.notes: tuple[str, ...] = ()
-        self._api, self._kind, self._name, self._plan = api, kind, name, plan
+        self._api, self._job, self._plan = api, handle, plan
         self._pods = pods
         self._outputs: queue.Queue[NodeOutput] = queue.Queue(maxsize=4096)
         self._ends: dict[int, PodEnd] = {}
@@ -468,7 +493,7 @@ class KubernetesSession:
         """Remove the Job: Kubernetes sends TERM to each pod, whose script ends the action by INT, TERM and KILL."""
         self._closed.set()
         try:
-            self._api.delete(self._kind, self._name)
+            self._api.delete(self._job.kind, self._job.name)
             if grace_s <= 0:
                 for pod in self.nodes:
                     self._api.delete("Pod", pod, grace_s=0)
@@ -530,45 +555,6 @@ def _matches(name: str, patterns: Sequence[str], home: str) -> bool:
         return False
     seen = (name, name.replace(f"{home}/", f"{home}/work/", 1))
     return any(fnmatch.fnmatchcase(item, pattern.lstrip("/")) for item in seen for pattern in patterns)
-
-
-# Handles.
-
-
-def make_handle(
-    namespace: str, kind: str, name: str, run: str, access: tuple[str, str], *, followed: bool = False
-) -> str:
-    """Return what names a run's Job in another process; `access` are the kubeconfig and the context that were named.
-
-    One that is `followed` has another owner than the run, which is no leftover when that ends.
-    """
-    values = {"namespace": namespace, "kind": kind, "name": name, "run": run}
-    return json.dumps({**values, "kubeconfig": access[0], "context": access[1], "followed": followed})
-
-
-def is_followed(handle: str) -> bool:
-    """Return whether a Job, whose handle `read_handle` can read, has another owner."""
-    return bool(json.loads(handle).get("followed"))
-
-
-def access_of(handle: str) -> tuple[str, str]:
-    """Return the kubeconfig and the context of a handle that `read_handle` can read."""
-    found = json.loads(handle)
-    return str(found.get("kubeconfig", "")), str(found.get("context", ""))
-
-
-def read_handle(handle: str) -> tuple[str, str, str, str]:
-    """Return namespace, kind, name and run of a handle.
-
-    Raises:
-        RuntimeProblem: it is none.
-    """
-    try:
-        found = json.loads(handle)
-        namespace, kind, name, run = (str(found[key]) for key in ("namespace", "kind", "name", "run"))
-    except (ValueError, KeyError, TypeError):
-        raise RuntimeProblem(f"{handle!r} names no Job of Kubernetes", cause=Cause.PREPARE) from None
-    return namespace, kind, name, run
 
 
 def ordered(pods: Sequence[dict[str, object]], count: int) -> list[str]:

@@ -32,7 +32,7 @@ from madlite.errors import RuntimeProblem
 from madlite.files import Folder, write_all
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, Sink
 from madlite.platforms.slurm.allocation import Allocation, ids_of_note
-from madlite.platforms.slurm.containers import RANK, Container, NoContainer
+from madlite.platforms.slurm.containers import RANK, Container
 from madlite.secrets import reveal
 from madlite.store.mounts import copy_matching
 
@@ -152,7 +152,7 @@ class SlurmSession:
         self.notes: tuple[str, ...] = ()
         self.handle = json.dumps({"job": allocation.job_id, "nodes": list(nodes), "folder": str(folder)})
         self._folder, self._allocation = folder, allocation
-        self._container = container or NoContainer()
+        self._container = container or Container()
         self._env, self._workspace = dict(env or {}), workspace
         self._cwd_of, self._grace_s = cwd_of or {}, grace_s
         self._gpu_ids, self._on_first = tuple(gpu_ids), on_first
