@@ -19,6 +19,7 @@ from madlite.measure.memory import gpu_memory_hint
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import looks_like_error, plain
 from madlite.model import Cause, Diagnosis, JobOutcome, RunPlan, Value
+from madlite.text import size_text
 
 _LONGEST = 2000  # characters of a line that are kept
 _OVER_TIME = 124  # of coreutils' timeout
@@ -33,7 +34,6 @@ _TABLE = re.compile(r"^\s*traceback : |ChildFailedError|error_file:|exitcode\s*:
 _EXITED = re.compile(
     r"srun: error: \S{1,400}: (?P<who>tasks? [\d,-]{1,400}): Exited with exit code (?P<code>[1-9]\d{0,4})"
 )
-_GIB = 1 << 30
 
 # the log is searched for the cause behind these; the others are conclusive themselves
 _OPEN = {Cause.EXIT_CODE, Cause.PREPARE, Cause.INCOMPLETE, Cause.ERROR_PATTERN, Cause.NO_METRIC, Cause.BUILD}
@@ -278,7 +278,7 @@ def _disk_hints(groups: Mapping[str, str], facts: DiagnosisInput) -> tuple[str, 
         return (f"{what}; df -h and df -i show which disk",)
     disk = facts.disk
     inodes = "" if disk.free_inodes is None else f" and {disk.free_inodes} inodes"
-    return (what, f"{disk.folder} has {disk.free_bytes / _GIB:.1f} GiB{inodes} left now")
+    return (what, f"{disk.folder} has {size_text(disk.free_bytes)}{inodes} left now")
 
 
 def _lacks_inodes(disk: DiskSpace) -> bool:
