@@ -71,8 +71,7 @@ def measured(path: Path) -> dict[str, float]:
 
 
 def one(path: Path) -> None:
-    from madlite.reports.page import page_data, render_page
-    from madlite.reports.page.markdown import render_markdown
+    from madlite.reports.page import page_data, render_markdown, render_page
     from madlite.reports.page.sources import collect
 
     times = [time.process_time()]

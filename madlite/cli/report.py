@@ -19,8 +19,7 @@ from madlite.files import write_named
 from madlite.plan.inputs import RUNS
 from madlite.reports.compare import Settings
 from madlite.reports.html import write_mail, write_page, write_run_page
-from madlite.reports.page import page_data, render_page
-from madlite.reports.page.markdown import render_markdown
+from madlite.reports.page import page_data, render_markdown, render_page
 from madlite.reports.page.sources import as_side, collect, references_of
 from madlite.reports.sides import newest_side, read_side, without_runs
 from madlite.text import counted

@@ -17,10 +17,10 @@ from pathlib import Path, PurePath
 from threading import Event
 
 from madlite.machine.host import read_file
-from madlite.machine.sources.base import GIB, GpuProcess
+from madlite.machine.sources.base import GpuProcess
 from madlite.model import Value
 from madlite.secrets import Redactor, assigned
-from madlite.text import printable
+from madlite.text import printable, size_text
 
 # variables in the environment of every process of a run; the folder, on the host, only outside of containers
 RUN_MARK = "MADLITE_RUN_ID"
@@ -358,7 +358,7 @@ class ForeignProcess(Value, frozen=True):
     def __str__(self) -> str:
         gpus = ", ".join(map(str, sorted(self.memory)))
         used_bytes = sum(self.memory.values())
-        size = f", {used_bytes / GIB:.1f} GiB" if used_bytes else ","
+        size = f", {size_text(used_bytes)}" if used_bytes else ","
         return f"pid {self.pid} {self.command}{size} on GPU {gpus}"
 
 

@@ -20,6 +20,7 @@ from madlite.measure.memory import gpu_memory_hint
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import looks_like_error, plain
 from madlite.model import Cause, Diagnosis, JobOutcome, RunPlan, Value
+from madlite.text import size_text
 
 _LONGEST = 2000  # characters of a line that are kept
 _OVER_TIME = 124  # of coreutils' timeout
@@ -31,7 +32,6 @@ _CRASHED = re.compile(
 )
 _GUESSES = re.compile(r"potential root causes|[Pp]ossible reasons|This can happen when")  # of Ray
 _TABLE = re.compile(r"^\s*traceback : |ChildFailedError|error_file:|exitcode\s*:")  # of torchrun
-_GIB = 1 << 30
 
 # the log is searched for the cause behind these; the others are conclusive themselves
 _OPEN = {Cause.EXIT_CODE, Cause.PREPARE, Cause.INCOMPLETE, Cause.ERROR_PATTERN, Cause.NO_METRIC, Cause.BUILD}
@@ -276,7 +276,7 @@ def _disk_hints(groups: Mapping[str, str], facts: DiagnosisInput) -> tuple[str, 
         return (f"{what}; df -h and df -i show which disk",)
     disk = facts.disk
     inodes = "" if disk.free_inodes is None else f" and {disk.free_inodes} inodes"
-    return (what, f"{disk.folder} has {disk.free_bytes / _GIB:.1f} GiB{inodes} left now")
+    return (what, f"{disk.folder} has {size_text(disk.free_bytes)}{inodes} left now")
 
 
 def _lacks_inodes(disk: DiskSpace) -> bool:

@@ -19,7 +19,7 @@ from madlite.plan.place import is_changed
 from madlite.references import KEYS, unit_of
 from madlite.reports.series import Series
 from madlite.store.record import Record, result_of
-from madlite.text import align, printable, whole_number
+from madlite.text import align, percent, printable, whole_number
 
 # One spelling of what documents, cards and recipes spell in several ways.
 
@@ -410,7 +410,7 @@ def _sentence(match: Match, figure: Figure, *, suspect: bool) -> str:
     what = f"{number_text(figure.value)} {figure.name} is " if figure.name else ""
     where = "; ".join((f"{one.source}, {one.device}", *match.differences))
     doubt = "; the number is suspect" if suspect else ""
-    return f"{what}{100 * figure.value / one.value:.1f} % of published {number_text(one.value)} {unit} ({where}){doubt}"
+    return f"{what}{percent(figure.value / one.value)} of published {number_text(one.value)} {unit} ({where}){doubt}"
 
 
 def number_text(value: float) -> str:

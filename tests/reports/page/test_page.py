@@ -279,7 +279,7 @@ def test_numbers_are_short():
         "1.500e+10",
         "–",
     ]
-    assert (percent(0.984), percent(0.0042), change(-0.042)) == ("98.4 %", "0.42 %", "−4.2 %")
+    assert (percent(0.984), percent(0.0042), change(-0.042)) == ("98.4 %", "0.42 %", "-4.20 %")
 
 
 def test_drift_and_scatter_of_a_run_and_failures_stand_out(tmp_path):
@@ -298,7 +298,7 @@ def test_drift_and_scatter_of_a_run_and_failures_stand_out(tmp_path):
     store(tmp_path, "20260103T000000-a-000003", failed, card=card)
     page = of_sources([], tmp_path)
     assert [one.kind for one in page.attention] == ["drift", "failure"]
-    assert page.attention[0].text.endswith("drifts −62.7 % over its steady steps, CV 23.8 % of its steps")
+    assert page.attention[0].text.endswith("drifts -62.7 % over its steady steps, CV 23.8 % of its steps")
     assert "1 failure beside 2 results" in page.attention[1].text and "Nothing stands out" not in render_page(page)
     (scattered,) = page_data([series([1.0, 2.0, 1.5])]).attention
     assert scattered.kind == "scatter" and "between 3 results" in scattered.text
