@@ -12,8 +12,7 @@ from madlite.backends.recipe_book import RecipeBook, RecipeRun, RefusedRun
 from madlite.errors import UsageProblem, nearest_words, one_hint, similarity
 from madlite.model import Machine, Scalar, Value
 
-NEAREST = "nearest known: "
-SHOWN = 4  # of the nearest known runs
+_SHOWN = 4  # of the nearest known runs
 CPU = Machine().device
 _SELECTORS = ("mode", "precision")
 
@@ -31,14 +30,14 @@ class RecipeSelection(Value, frozen=True):
 
 
 class UnknownRun(UsageProblem):
-    """No run fits what was asked: what words for it there are, by key, and the nearest runs as text.
+    """No run fits what was asked: what words for it there are, by key, and how far each run is from it, as text.
 
     `said` is the message without the reason that `refused` knows.
     """
 
     said: str = ""
     words: Mapping[str, Sequence[str]] = {}
-    runs: Sequence[str] = ()
+    runs: Sequence[tuple[float, str]] = ()
     refused: RefusedRun | None = None
 
 
@@ -46,20 +45,18 @@ def unknown_run(
     said: str,
     requested: Mapping[str, str],
     words: Mapping[str, Sequence[str]],
-    runs: Iterable[str],
+    runs: Sequence[tuple[float, str]],
     refused: RefusedRun | None = None,
 ) -> UnknownRun:
     """Return the refusal, whose hint states which word was meant, or which there are, and the nearest runs.
 
     What is refused for a reason that is known says it, and the way that there is.
     """
-    runs = tuple(dict.fromkeys(runs))
-    meant = list(
-        filter(None, (_meant(key, requested[key], known) for key, known in words.items() if requested.get(key)))
-    )
+    nearest = list(dict.fromkeys(text for _, text in sorted(runs, key=lambda run: run[0])))[:_SHOWN]
+    meant = [_meant(key, requested[key], known) for key, known in words.items() if requested.get(key)]
     first = [text for text in meant if text.endswith("?")]  # the word that was meant, before all that there is
-    lists = [text for text in meant if text not in first]
-    near = one_hint(*first, f"{NEAREST}{'; '.join(runs[:SHOWN])}{'.' * bool(lists)}", *lists)
+    lists = [text for text in meant if text and text not in first]
+    near = one_hint(*first, f"nearest known: {'; '.join(nearest)}{'.' * bool(lists)}", *lists)
     problem = UnknownRun(f"{said}: {refused.why}" if refused else said, refused.way if refused else near)
     problem.said, problem.words, problem.runs, problem.refused = said, words, runs, refused
     return problem
@@ -81,17 +78,6 @@ def listed_releases(known: Iterable[str]) -> str:
     words = sorted(known, key=_numbers)
     plain = [f"{word} (no image: the packages that are installed)" for word in words if not _numbers(word)]
     return f"releases: {', '.join([*filter(_numbers, words), *plain])}"
-
-
-def release_distance(run: str, wanted: str, known: Iterable[str]) -> float:
-    """Return how many of the known releases lie between the one wanted and those of `pretrain BF16 on X in v1, v2`."""
-    order = sorted((item for item in known if _numbers(item)), key=_numbers)
-    place = _place(wanted, order) + 0.1  # of two that are as near the newer
-    there: list[int] = []
-    for part in run.rpartition(" in ")[2].split(", "):
-        ends = [order.index(word) for word in part.split(" to ") if word in order]
-        there += range(ends[0], ends[-1] + 1) if ends else ()
-    return min((abs(at - place) for at in there), default=float(len(order)))
 
 
 def choose_runs(book: RecipeBook, card: str, requested: Mapping[str, str], machine: Machine) -> list[RecipeSelection]:
@@ -251,11 +237,11 @@ def _unknown(
     what += f" in release {release}" if release else ""
     if device == CPU:
         what += ": no GPU is seen here (--machine 8xMI300X plans for a machine that has them)"
-    near = sorted(rows, key=lambda run: -_similarity(book, run, requested, device))
     every = [book.run_values(run, "", "") for run in rows]
     words = {key: list(dict.fromkeys(str(values.get(key, "")) for values in every)) for key in _SELECTORS}
     words["release"] = list(book.releases)
-    said, runs = f"no recipe is known for {card} {what}", (_described(book, run) for run in near)
+    said = f"no recipe is known for {card} {what}"
+    runs = [(-_similarity(book, run, requested, device), _described(book, run)) for run in rows]
     others = [run for run in _of_device(rows, device, book) if not release or _in(release, run.releases)]
     return unknown_run(said, requested, words, runs, _why_refused(book, card, requested) if others else None)
 
@@ -288,7 +274,7 @@ def _place(release: str, order: Sequence[str]) -> float:
     """Return where a release stands, or would stand by its numbers, among those of the book."""
     if release in order:
         return order.index(release)
-    return sum(_numbers(item) < _numbers(release) for item in order) - 0.5
+    return sum(_numbers(item) < _numbers(release) for item in order) - 0.4  # of two that are as near the newer
 
 
 def _numbers(release: str) -> tuple[int, ...]:

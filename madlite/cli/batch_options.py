@@ -1,40 +1,92 @@
-"""Options of commands that make many runs, and what such commands refuse of the others."""
+"""Options of commands that make many runs, and which of all options do not go together."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
 from madlite.cli.arguments import FiniteRange, whole_number
-from madlite.cli.options import F, group
+from madlite.cli.options import F, group, is_given, section
 from madlite.errors import UsageProblem
 
-NOT_MEASURED = {
-    "skip_model_run": ("--skip-model-run", "no run has a number"),
-    "keep_alive": ("--keep-alive", "what each run leaves running would slow down the next one"),
+# What says nothing without another option, and what excludes each other: by the names of their values.
+_NEEDS = {
+    "check": "dry_run",
+    "machine": "dry_run",
+    "fail_on": "baseline",
+    "settle_timeout": "settle",
+    "cold": "repeat",
+    "retry_wait": "retry",
+    "zip_values": "sweep",
+    "exclude": "cluster",
+    "detach": "cluster",
+    "on_interrupt": "cluster",
+    "again": "plan_file",
+    "attempt": "plan_file",
+    "once": "plan_file",
 }
-"""Options of `run` beside which no numbers can be compared: by their parameter, the option and why."""
+MACHINE_OR_CLUSTER = ("machine", "cluster", "the cluster file names the machine")
+_EXCLUDE = (
+    ("no_rows", "output", "madlite collect -o FILE writes it"),
+    ("resume", "dry_run", "it goes on with a batch, and --dry-run touches nothing"),
+    ("sweep", "plan_file", "a plan is frozen"),
+    ("oom_fallback", "plan_file", "a plan is frozen"),
+    ("fail_fast", "max_failures", "it is --max-failures 1"),
+    *((name, "skip_model_run", "no run has a number") for name in ("repeat", "sweep")),
+    *((name, "keep_alive", "what each leaves running would slow down the next one") for name in ("repeat", "sweep")),
+    ("parallel", "repeat", "the runs of a series would disturb each other"),
+    ("parallel", "exclusive", "each run is to have the machine to itself"),
+    ("parallel", "keep_alive", "what a run leaves running would be on the GPUs of the next one"),
+    ("plan_file", "cluster", "a plan file is run where it is started; --tags plans for the cluster"),
+    ("no_rows", "cluster", "the rows are written when the jobs have ended; --detach leaves them to collect"),
+    MACHINE_OR_CLUSTER,
+    ("check", "cluster", "only a job can tell"),
+    ("live_output", "cluster", "madlite log RUN --follow shows a job's output"),
+    ("keep_alive", "cluster", "a job takes all of its processes with it"),
+    ("settle", "cluster", "the nodes of a job are not known before it starts"),
+    ("cold", "cluster", "the runs of a cluster use the user's caches"),
+    ("parallel", "cluster", "the scheduler decides which jobs run at the same time"),
+    ("exclusive", "cluster", "exclusive in the cluster file gives a job its nodes alone"),
+    ("resume", "cluster", "the jobs of a command that was cut off go on: madlite jobs, attach, collect"),
+    ("baseline", "detach", "madlite compare compares once the rows are there"),
+    ("summary_output", "detach", "madlite runs --json has what became of the runs"),
+    ("fail_on_suspect", "detach", "no run has ended"),
+    ("cleanup_perf", "detach", "no run has ended"),
+    ("fail_fast", "detach", "nobody counts failures"),
+    ("max_failures", "detach", "nobody counts failures"),
+)
+_Pairs: TypeAlias = Iterable[tuple[str, str, str]]
 
 
-def refuse(params: Mapping[str, Any], refused: Mapping[str, tuple[str, str]], where: str, instead: str = "") -> None:
-    """Refuse options that a command does not go together with; `where` is "beside tune", say.
+def check_together(excluding: _Pairs = _EXCLUDE, *, on_cluster: bool = False) -> None:
+    """Refuse options of the command line that say nothing without another one, or beside it.
+
+    `on_cluster`: its runs are jobs, whoever named the cluster.
 
     Raises:
-        UsageProblem: the command line has one; its hint is to leave it out, or `instead`.
+        UsageProblem: there are such options.
     """
-    for name, (option, why) in refused.items():
-        if params.get(name):
-            choice = f"{option} or {instead}" if instead else option
-            raise UsageProblem(f"{option} {where}: {why}", f"leave {choice} out")
+    context = click.get_current_context()
+    options = {str(param.name): param.opts[-1] for param in context.command.params}
+    given = {name for name in options if is_given(name) and context.params.get(name) is not None}
+    given |= {"cluster"} if on_cluster else set()
+    for name, other in _NEEDS.items():
+        if name in given and other in options.keys() - given:
+            raise UsageProblem(f"{options[name]} without {options[other]}", f"add {options[other]}")
+    for name, other, why in excluding:
+        if {name, other} <= given:
+            what = f"{options[name]} beside {options[other]}: {why}"
+            raise UsageProblem(what, f"leave {options[name]} or {options[other]} out")
 
 
 def pretend_options(what: str) -> Callable[[F], F]:
     """Add --dry-run, which prints `what`, and --machine."""
     return group(
+        section("Plan"),
         click.option("-n", "--dry-run", is_flag=True, help=f"Print {what}, and touch nothing."),
         click.option(
             "--machine", default="", metavar="NxGPU", help="With --dry-run: pretend this machine, e.g. 8xMI300X."
@@ -42,22 +94,12 @@ def pretend_options(what: str) -> Callable[[F], F]:
     )
 
 
-def check_pretended(params: Mapping[str, Any]) -> None:
-    """Refuse --machine for what is run.
-
-    Raises:
-        click.UsageError: it is given without --dry-run.
-    """
-    if params["machine"] and not params["dry_run"]:
-        raise click.UsageError("--machine only pretends: use it with --dry-run")
-
-
 class _AtOnce(click.types.IntParamType):
-    """A number of runs at the same time, or `auto`, which is 0."""
+    """A number of runs at the same time, or `auto`, which is 0; 1, as they run anyway, is None."""
 
     name = "N|auto"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:  # type: ignore[override]
         """Return the number."""
         number = 0
         if value == "auto":
@@ -66,10 +108,11 @@ class _AtOnce(click.types.IntParamType):
             number = int(value)
         if number < 1:
             self.fail(f"{value!r} is neither a number of runs nor auto", param, ctx)
-        return number
+        return number if number > 1 else None
 
 
 parallel_options = group(
+    section("Several runs"),
     click.option(
         "--parallel",
         type=_AtOnce(),
@@ -109,14 +152,15 @@ _SETTLE = (
     ),
 )
 repeat_options = group(
+    section("Repeats"),
     _REPEAT,
     click.option("--cold", is_flag=True, help="With --repeat: each run compiles and tunes anew; no warm-up."),
     *_SETTLE,
 )
 """Add the options of runs that are repeated, and of how each of them begins."""
-settle_options = group(*_SETTLE)
+settle_options = group(section("Repeats"), *_SETTLE)
 """Add the options of how each of several runs begins."""
-turn_options = group(_REPEAT, *_SETTLE)
+turn_options = group(section("Repeats"), _REPEAT, *_SETTLE)
 """Add the same without those of caches."""
 interrupt_option = click.option(
     "--on-interrupt",
@@ -138,11 +182,11 @@ _NODES = click.option(
     metavar="N",
     help="Nodes of each run: with --cluster (default 1), or the first N of an allocation (default all).",
 )
-cluster_options = group(_CLUSTER, _NODES, *_JOBS)
+cluster_options = group(section("Cluster"), _CLUSTER, _NODES, *_JOBS)
 """Add the options of runs that are jobs of a cluster."""
-cluster_plan_options = group(_CLUSTER, _NODES)
+cluster_plan_options = group(section("Cluster"), _CLUSTER, _NODES)
 """Add those that decide the plans of such runs."""
-cluster_study_options = group(_CLUSTER, *_JOBS)
+cluster_study_options = group(section("Cluster"), _CLUSTER, *_JOBS)
 """Add the same of a study that varies the nodes."""
 
 
@@ -152,47 +196,33 @@ def named_cluster(params: Mapping[str, Any]) -> str:
     Runs of an allocation are in it, unless the option says otherwise.
 
     Raises:
-        UsageProblem: it is empty, or given beside a pretended machine.
+        UsageProblem: its name is empty.
     """
     from madlite.jobs.file import VARIABLE
     from madlite.platforms.slurm.allocation import allocation_of
 
-    if params.get("cluster") == "":
+    given: str | None = params.get("cluster")
+    if given == "":
         raise UsageProblem("--cluster has no name: ''", "a variable without a value? cluster.toml has the names")
-    given: str = params.get("cluster") or ""
-    if given and params.get("machine"):
-        what = f"--machine {params['machine']} beside --cluster {given}: its runs are planned for the cluster's GPUs"
-        raise UsageProblem(what, "gpu and gpus_per_node of the cluster file say what they are; leave --machine out")
-    if given or params.get("plan_file") is not None or params.get("machine") or allocation_of(os.environ) is not None:
-        return given
-    return os.environ.get(VARIABLE, "").strip()
+    here = params.get("plan_file") is not None or params.get("machine") or allocation_of(os.environ) is not None
+    return given or ("" if here else os.environ.get(VARIABLE, "").strip())
 
 
 def _refuse_cluster(ctx: click.Context, param: click.Parameter, name: str | None) -> None:
-    if ctx.resilient_parsing:
-        return
-    named = named_cluster({**ctx.params, "cluster": name})
-    if not named:
-        return
-    command = f"madlite {ctx.info_name} …"
-    hint = f"salloc -N1 --exclusive {command}, which makes all of them in one allocation"
-    origin = f"--cluster {name}"
-    if not name:
-        from madlite.jobs.file import VARIABLE
-
-        origin = f"{VARIABLE}={named}"
-        hint += f"; env -u {VARIABLE} {command} makes them here"
-    raise UsageProblem(
-        f"{origin} beside {ctx.info_name}: it chooses each run by those before, which would wait in the queue one "
-        "after another",
-        hint,
-    )
+    if not ctx.resilient_parsing and (named := named_cluster({**ctx.params, "cluster": name})):
+        raise UsageProblem(
+            f"cluster {named} beside {ctx.info_name}: it chooses each run by those before, which would wait in the "
+            "queue one after another",
+            f"salloc -N1 --exclusive madlite {ctx.info_name} …, which makes all of them in one allocation; "
+            f"env -u MADLITE_CLUSTER madlite {ctx.info_name} … makes them here",
+        )
 
 
 # not eager: what is read before a value that is not given is all that is given
 no_cluster = click.option("--cluster", default=None, hidden=True, expose_value=False, callback=_refuse_cluster)
 """Say why a command has no --cluster, and what to do instead."""
 sweep_options = group(
+    section("Sweeps"),
     click.option(
         "--sweep",
         multiple=True,
@@ -203,6 +233,7 @@ sweep_options = group(
 )
 """Add the options of a sweep."""
 retry_options = group(
+    section("Failed runs"),
     click.option(
         "--retry",
         type=whole_number(0),
@@ -217,14 +248,18 @@ retry_options = group(
         metavar="SECONDS",
         help="The wait before the first retry, doubled for each later one.  [default: 10]",
     ),
+)
+"""Add the options of runs that are tried again."""
+recovery_options = group(
+    section("Failed runs"),
+    retry_options,
     click.option(
         "--oom-fallback", is_flag=True, help="Run with the next smaller micro batch where a GPU's memory ran out."
     ),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with the last batch of this folder that was killed or interrupted; alone: with its own command.",
+    ),
 )
-"""Add the options of runs that are tried again."""
-resume_option = click.option(
-    "--resume",
-    is_flag=True,
-    help="Go on with the last batch of this folder that was killed or interrupted; alone: with its own command.",
-)
-"""Add --resume."""
+"""Add the same, --oom-fallback and --resume."""

@@ -219,24 +219,18 @@ def make_retry(params: dict[str, Any]) -> RetryPolicy:
     )
 
 
-def check_retry(params: dict[str, Any]) -> None:
-    """Refuse options of runs that are tried again that do not go together.
+def check_recovery(params: dict[str, Any]) -> None:
+    """Refuse values of --resume and --oom-fallback that do not go together with others.
 
     Raises:
         UsageProblem: they do not.
     """
-    if is_given("retry_wait") and not params["retry"]:
-        raise UsageProblem("--retry-wait without --retry: there is nothing to wait for", "add --retry N")
-    if params.get("resume") and params["dry_run"]:
-        raise click.UsageError("--resume goes on with a batch, and --dry-run touches nothing: leave one of them out")
     named = ("tags", "plan_file", "recipe_file", "manifest_file")
-    if params.get("resume") and not any(params.get(name) for name in named):
+    if params["resume"] and not any(params[name] for name in named):
         raise UsageProblem(
             "--resume beside other options: which runs go on with them? no tag is named",
             "add the tags of the batch; madlite run --resume alone goes on by its own command",
         )
-    if params["oom_fallback"] and params["plan_file"] is not None:
-        raise UsageProblem("--oom-fallback beside --plan: a plan is frozen", "leave one of them out")
     swept = {canonical_key(text.partition("=")[0].strip()) for text in params["sweep"]}
     if params["oom_fallback"] and "micro_batch" in swept:
         what = "--oom-fallback beside --sweep micro_batch: a smaller one would be taken for the point that did not fit"

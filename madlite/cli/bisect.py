@@ -14,15 +14,16 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
-from madlite.cli.batch_options import NOT_MEASURED, no_cluster, refuse, retry_options, settle_options
+from madlite.cli.batch_options import check_together, no_cluster, retry_options, settle_options
 from madlite.cli.batches import BatchStart
 from madlite.cli.compare import Percent
 from madlite.cli.options import (
     TagsCommand,
-    batch_options,
+    closing_options,
     common_options,
     live_option,
-    plan_options,
+    section,
+    study_options,
     tag_words,
     tags_option,
 )
@@ -65,11 +66,6 @@ if TYPE_CHECKING:
     from madlite.store.batches import BatchLog
     from madlite.study.commits import Commit
 
-_REFUSED = {
-    **NOT_MEASURED,
-    "oom_fallback": ("--oom-fallback", "runs with another micro batch measure something else"),
-    "manifest_file": ("--manifest-file", "the runs are those of one tag"),
-}
 _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE with one a line, or --repository PATH"
 
 
@@ -77,6 +73,7 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
 @tag_words
 @tags_option
 @cards_option
+@section("Search")
 @click.option(
     "--between",
     multiple=True,
@@ -132,10 +129,11 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
     metavar="[=ID]",
     help="Go on with this bisect, or the newest of the same options, from its records.",
 )
+@section("Plan")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the list and what the first run would do; touch nothing.")
 @live_option
-@plan_options
-@batch_options
+@study_options
+@closing_options
 @settle_options
 @retry_options
 @no_cluster
@@ -177,7 +175,7 @@ def command(**params: Any) -> int:
 
 
 def _refuse(params: dict[str, Any]) -> None:
-    refuse(params, _REFUSED, "in a bisect")
+    check_together()
     if bool(params["between"]) == bool(params["repository"]):
         what = (
             "--between beside --repository: one list at a time" if params["between"] else "there is no list to bisect"

@@ -14,16 +14,20 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import SUMMARY
+from madlite.cli.batch_options import check_together
 from madlite.cli.options import (
     TagsCommand,
     clean_cache_option,
     common_options,
     context_options,
     live_option,
+    machine_option,
     plan_options,
     registry_option,
+    section,
     tag_words,
     tags_option,
+    vendor_option,
 )
 from madlite.cli.planning import is_manifest, read_credentials
 from madlite.cli.screens import PlainScreen, Sink
@@ -46,16 +50,16 @@ if TYPE_CHECKING:
 
 
 _FILE = click.Path(path_type=Path)
-# options that exclude each other, as in madengine 2
-_EXCLUSIVE = (
-    ("batch_manifest", "tags"),
-    ("additional_context", "additional_context_file"),
-    ("use_image", "registry"),
-    ("use_image", "build_on_compute"),
+_EXCLUDE = (  # as in madengine 2
+    ("batch_manifest", "tags", "it names the models"),
+    ("additional_context", "additional_context_file", "one context at a time"),
+    ("use_image", "registry", "nothing is built"),
+    ("use_image", "build_on_compute", "nothing is built"),
 )
 
 
 @click.command("build", cls=TagsCommand)
+@section("Models")
 @tag_words
 @tags_option
 @cards_option
@@ -63,7 +67,8 @@ _EXCLUSIVE = (
     "--batch-manifest", type=_FILE, metavar="FILE", help="Models as a JSON list, some built anew, some built before."
 )
 @context_options
-@click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU; overrides detection.")
+@vendor_option
+@section("Image and container")
 @click.option(
     "-a", "--target-archs", multiple=True, metavar="LIST", help="One image per GPU architecture: gfx942,gfx90a."
 )
@@ -78,6 +83,7 @@ _EXCLUSIVE = (
 @click.option("--build-on-compute", is_flag=True, help="Build in a Slurm job; not there yet.")
 @registry_option
 @clean_cache_option
+@section("Results")
 @SUMMARY
 @click.option(
     "-m",
@@ -98,8 +104,9 @@ def command(**params: Any) -> int:
     madlite build --tags pyt_train_llama-3.1-8b --target-archs gfx942,gfx950 --registry docker.io
     madlite run --manifest-file build_manifest.json
     """
-    _refuse(params)
-
+    check_together(_EXCLUDE)
+    if params["build_on_compute"]:
+        raise click.UsageError("--build-on-compute is not there yet: build on the node itself, without it")
     check_writable(params["manifest_output"], is_manifest)
     if params["summary_output"] is not None:
         check_writable(params["summary_output"])
@@ -112,21 +119,6 @@ def command(**params: Any) -> int:
         setup.warn(text)
     setup.print_problems(plugins.problems)
     return _build(jobs, inputs, params)
-
-
-def _refuse(params: dict[str, Any]) -> None:
-    """Refuse options that exclude each other."""
-    for one, other in _EXCLUSIVE:
-        if params[one] and params[other]:
-            raise click.UsageError(f"{_option(one)} and {_option(other)} exclude each other")
-    if params["build_on_compute"] and not params["registry"]:
-        raise click.UsageError("--build-on-compute needs --registry")
-    if params["build_on_compute"]:
-        raise click.UsageError("--build-on-compute is not there yet: build on the node itself, without it")
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
@@ -290,9 +282,11 @@ def _ending(job: BuildJob, done: Done) -> list[str]:
 @tag_words
 @tags_option
 @cards_option
+@section("Plan")
 @click.option("-n", "--dry-run", is_flag=True, help="Show what is needed and whether it can be had, and fetch nothing.")
-@click.option("-l", "--live-output", is_flag=True, help="Show also what a run prints that prepares data.")
-@click.option("--machine", default="", metavar="NxGPU", help="Prepare for this machine, e.g. 8xMI300X.")
+@machine_option
+@live_option
+@section("Data and tools")
 @click.option("--offline", is_flag=True, help="Use no network: list what is missing.")
 @click.option(
     "--refresh", is_flag=True, help="Check files that are here against the hub again, too: branches move, disks err."

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
 from madlite.cli.completion import complete_devices, complete_precisions, complete_reference_keys
-from madlite.cli.options import Command, TagsCommand, common_options, tag_words, tags_option, verbose_option
+from madlite.cli.options import Command, TagsCommand, common_options, section, tag_words, tags_option, verbose_option
 from madlite.cli.setup import cards_option, print_problems
 from madlite.cli.terminal import echo, echo_lines, printable_lines, without_secrets
 from madlite.errors import ExitCode, MadliteError, UsageProblem
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 @cards_option
 @click.option("--all", "every", is_flag=True, help="In a checkout, list also the cards that come with madlite.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of cards in MAD's schema.")
+@section("Results")
 @contract_option
 @common_options
 def discover(

@@ -24,90 +24,17 @@ from madlite.cli.arguments import (
 )
 from madlite.cli.completion import complete_tags, is_value_of, store_args
 from madlite.errors import UsageProblem
-from madlite.plan.fields import OPTIONS
 
 if TYPE_CHECKING:
     from madlite.plan.recipe_file import RecipeFile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Where --help shows an option, by the name of its value; what is not here comes last.
-_SECTIONS: dict[str, tuple[str, ...]] = {
-    "Models": (
-        "tags",
-        "cards_from",
-        "batch_manifest",
-        "manifest_file",
-        "plan_file",
-        "backend",
-        "ignore_deprecated",
-        "disable_skip_gpu_arch",
-    ),
-    "Plan": (
-        "additional_context",
-        "additional_context_file",
-        "sets",
-        "recipe_file",
-        *OPTIONS,
-        "lint",
-        "gpus",
-        "gpu_vendor",
-        "machine",
-        "timeout",
-        "skip_model_run",
-        "dry_run",
-        "check",
-        "everything",
-    ),
-    "Image and container": (
-        "runtime",
-        "image",
-        "use_image",
-        "target_archs",
-        "build_on_compute",
-        "clean_docker_cache",
-        "registry",
-        "keep_alive",
-        "keep_model_dir",
-    ),
-    "Data and tools": (
-        "data_config",
-        "force_mirror_local",
-        "tools_config",
-        "sys_env_details",
-        "offline",
-        "refresh",
-        "no_image",
-    ),
-    "Scaling": ("counts", "strong"),
-    "Search": (
-        *("between", "good", "bad", "repository", "clone", "metric", "gates", "effect", "noise", "alpha"),
-        *("max_repeats", "in_turns", "resume_bisect"),
-    ),
-    "Several runs": ("parallel", "exclusive", "bind", "fail_fast", "max_failures"),
-    "Sweeps": ("sweep", "zip_values"),
-    "Repeats": ("repeat", "cold", "settle", "settle_timeout"),
-    "Cluster": ("cluster", "nodes", "exclude", "detach", "on_interrupt"),
-    "Failed runs": ("retry", "retry_wait", "oom_fallback", "resume"),
-    "Results": (
-        "contract",
-        "output",
-        "no_rows",
-        "strict_header",
-        "add_column",
-        "summary_output",
-        "manifest_output",
-        "live_output",
-        "baseline",
-        "fail_on",
-        "allow_undecided",
-        "fail_on_suspect",
-        "cleanup_perf",
-    ),
-}
-_DECIDING = ("Models", "Plan", "Image and container", "Data and tools")
-_NOT_DECIDING = ("plan_file", "dry_run", "check", "lint")
-_REST = "Options"
+_SECTIONS = (
+    *("Models", "Plan", "Image and container", "Data and tools", "Scaling", "Search", "Several runs", "Sweeps"),
+    *("Repeats", "Cluster", "Failed runs", "Results", "Options"),
+)
+_section_of: dict[click.Parameter, str] = {}
 _WORDS = "tag_words"
 
 
@@ -151,21 +78,16 @@ class TagsCommand(Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options section by section, all in the same columns."""
-        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in (*_SECTIONS, _REST)}
+        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in _SECTIONS}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and not isinstance(param, click.Argument):  # those are in the usage line
-                rows[section_of(param.name or "")].append(record)
+                rows[_section_of.get(param, _SECTIONS[-1])].append(record)
         wide = min(30, max(len(name) for section in rows.values() for name, _ in section))
         for title, section in rows.items():
             if section:
                 with formatter.section(title):
                     formatter.write_dl([(name.ljust(wide), text) for name, text in section])
-
-
-def section_of(name: str) -> str:
-    """Return the section of --help that lists this option."""
-    return next((title for title, names in _SECTIONS.items() if name in names), _REST)
 
 
 class OnOff(click.types.BoolParamType):
@@ -176,13 +98,42 @@ class OnOff(click.types.BoolParamType):
         return value if isinstance(value, bool) else str(value).strip().lower() in ("true", "1", "yes")
 
 
-tags_option = click.option(
-    "-t",
-    "--tags",
-    multiple=True,
-    metavar="TAG...",
-    shell_complete=complete_tags,
-    help="Names or tags of cards: a b, a,b or repeated. NAME:arg=value:flag adds arguments or settings.",
+def section(title: str) -> Callable[[F], F]:
+    """Show the options below it that have no section yet in this one of --help."""
+
+    def add(function: F) -> F:
+        for param in getattr(function, "__click_params__", ()):
+            _section_of.setdefault(param, title)
+        return function
+
+    return add
+
+
+def group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return one decorator that adds several options, in order; a section among them is of these alone."""
+
+    def add(function: Any) -> Any:
+        def own() -> None:
+            """Collect the options."""
+
+        for option in reversed(options):
+            option(own)
+        function.__click_params__ = [*getattr(function, "__click_params__", ()), *vars(own)["__click_params__"]]
+        return function
+
+    return add
+
+
+tags_option = group(
+    section("Models"),
+    click.option(
+        "-t",
+        "--tags",
+        multiple=True,
+        metavar="TAG...",
+        shell_complete=complete_tags,
+        help="Names or tags of cards: a b, a,b or repeated. NAME:arg=value:flag adds arguments or settings.",
+    ),
 )
 """Add --tags."""
 
@@ -194,11 +145,6 @@ tag_words = click.argument(_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=
 def is_given(name: str) -> bool:
     """Return whether an option was given on the command line."""
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
-
-
-def decides_plan(name: str) -> bool:
-    """Return whether an option, by the name of its value, decides a plan; a frozen plan accepts none of them."""
-    return name == _WORDS or (section_of(name) in _DECIDING and name not in _NOT_DECIDING)
 
 
 def read_filters(
@@ -255,17 +201,6 @@ verbose_option = click.option(
 """Add --verbose to a command without plugins."""
 
 
-def group(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return one decorator that adds several options, in order."""
-
-    def add(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return add
-
-
 def _read_recipe_file(ctx: click.Context, param: click.Parameter, file: Path | None) -> RecipeFile | None:
     """Return what the file holds: it may be a pipe, which can be read once."""
     if file is None or ctx.resilient_parsing:
@@ -276,25 +211,52 @@ def _read_recipe_file(ctx: click.Context, param: click.Parameter, file: Path | N
 
 
 _FILE = click.Path(path_type=Path)
-live_option = click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
-registry_option = click.option(
-    "-r", "--registry", default="", metavar="HOST", help="Registry that images are pushed to, and pulled from."
+_IMAGE = section("Image and container")
+live_option = group(
+    section("Results"), click.option("-l", "--live-output", is_flag=True, help="Show the workload's output too.")
 )
-clean_cache_option = click.option("--clean-docker-cache", is_flag=True, help="Build images without Docker's cache.")
+registry_option = group(
+    _IMAGE,
+    click.option(
+        "-r", "--registry", default="", metavar="HOST", help="Registry that images are pushed to, and pulled from."
+    ),
+)
+clean_cache_option = group(
+    _IMAGE, click.option("--clean-docker-cache", is_flag=True, help="Build images without Docker's cache.")
+)
+machine_option = group(
+    section("Plan"),
+    click.option("--machine", default="", metavar="NxGPU", help="Pretend this machine, e.g. 8xMI300X."),
+)
 common_options = group(
+    section("Options"),
     click.option("--no-plugins", is_flag=True, help="Leave every plugin out that is not part of madlite."),
     click.option("-v", "--verbose", is_flag=True, help="Say more on stderr."),
 )
 """Add the options that every command with plugins has."""
 context_options = group(
+    section("Plan"),
     click.option("-c", "--additional-context", default="", metavar="JSON", help="Context; options win over it."),
     click.option("-f", "--additional-context-file", type=_FILE, metavar="FILE", help="Context from a file."),
 )
 """Add --additional-context and its file."""
-_GPU_IDS = click.option(
-    "--gpus", default="", metavar="LIST", help="Ids of GPUs the runs may use: 0,2-4; 4 GPUs are 0-3."
+vendor_option = group(
+    section("Plan"),
+    click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU; overrides detection."),
 )
-_PLAN = (
+_GPU_IDS = group(
+    section("Plan"),
+    click.option("--gpus", default="", metavar="LIST", help="Ids of GPUs the runs may use: 0,2-4; 4 GPUs are 0-3."),
+)
+_UNMEASURED = group(
+    _IMAGE,
+    click.option("--keep-alive", is_flag=True, help="Leave the container running and keep the model's folder."),
+    section("Plan"),
+    click.option("--skip-model-run", is_flag=True, help="Do everything but the model's own step; writes no row."),
+)
+_DECIDING = group(
+    context_options,
+    section("Plan"),
     *NAMED,
     click.option(
         "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one value of the plan; see explain --all."
@@ -306,26 +268,15 @@ _PLAN = (
         metavar="FILE",
         help="Settings of this file, and its tag where none is named; docs/recipe-files.md.",
     ),
-    click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
-    click.option(
-        "--runtime",
-        default="",
-        metavar="NAME",
-        help="docker, host, slurm or kubernetes; else the card and the machine decide.",
-    ),
-    _GPU_IDS,
-    click.option("--gpu-vendor", default="", metavar="NAME", help="AMD, NVIDIA or CPU; overrides detection."),
-    click.option("--image", default="", metavar="REF", help="Use this container image and build none."),
+    vendor_option,
     click.option(
         "--timeout",
         type=whole_number(),
         metavar="SECONDS",
         help="Wall clock of a run; 0 none, -1 the card's own (default).",
     ),
-    click.option("--keep-alive", is_flag=True, help="Leave the container running and keep the model's folder."),
-    click.option("--keep-model-dir", is_flag=True, help="Keep the model's folder."),
-    click.option("--skip-model-run", is_flag=True, help="Do everything but the model's own step; writes no row."),
-    clean_cache_option,
+    section("Models"),
+    click.option("--backend", default="", metavar="NAME", help="Use this backend, whoever claims the card."),
     click.option(
         "--ignore-deprecated/--no-ignore-deprecated",
         "--ignore-deprecated-flag",
@@ -333,9 +284,17 @@ _PLAN = (
         help="Run cards that are marked deprecated.",
     ),
     click.option("--disable-skip-gpu-arch", is_flag=True, help="Run cards also on GPUs they want to be skipped on."),
-    contract_option,
-)
-_DATA = (
+    _IMAGE,
+    click.option(
+        "--runtime",
+        default="",
+        metavar="NAME",
+        help="docker, host, slurm or kubernetes; else the card and the machine decide.",
+    ),
+    click.option("--image", default="", metavar="REF", help="Use this container image and build none."),
+    click.option("--keep-model-dir", is_flag=True, help="Keep the model's folder."),
+    clean_cache_option,
+    section("Data and tools"),
     click.option(
         "--data-config",
         "--data-config-file-name",
@@ -368,12 +327,17 @@ _DATA = (
         metavar="true|false",
         help="The same, as madengine 1 has it.",
     ),
+    section("Results"),
+    contract_option,
 )
-_FROM_MANIFEST = click.option(
-    "-m", "--manifest-file", type=_FILE, metavar="FILE", help="Run what this manifest of `madlite build` names."
+_FROM_MANIFEST = group(
+    section("Models"),
+    click.option(
+        "-m", "--manifest-file", type=_FILE, metavar="FILE", help="Run what this manifest of `madlite build` names."
+    ),
 )
-batch_options = group(
-    _FROM_MANIFEST,
+closing_options = group(
+    section("Results"),
     click.option(
         "--manifest-output",
         type=_FILE,
@@ -382,15 +346,19 @@ batch_options = group(
         metavar="FILE",
         help="Where the manifest of built images goes.",
     ),
-    registry_option,
     SUMMARY,
     FAIL_ON_SUSPECT,
     CLEANUP,
+    registry_option,
 )
-"""Add the options of a run beyond its plans: manifests, registry, summary."""
-plan_options = group(context_options, *_PLAN, *RESULTS, *_DATA)
+"""Add the options of the files of a batch, and of its registry."""
+batch_options = group(_FROM_MANIFEST, closing_options)
+"""Add the same, and --manifest-file."""
+scaling_options = group(_DECIDING, section("Results"), *RESULTS)
+"""Add the options that decide a plan whose GPUs vary, and those of its results."""
+study_options = group(scaling_options, _GPU_IDS)
+"""Add the options that decide a plan whose number is to be compared, and those of its results."""
+plan_options = group(study_options, _UNMEASURED)
 """Add the options that decide a plan, and those of its results."""
-scaling_options = group(context_options, *(one for one in _PLAN if one is not _GPU_IDS), *RESULTS, *_DATA)
-"""Add the same without --gpus, which is there what varies."""
-frozen_options = group(context_options, *_PLAN, *_DATA, _FROM_MANIFEST, registry_option)
+frozen_options = group(_DECIDING, _GPU_IDS, _UNMEASURED, _FROM_MANIFEST, registry_option)
 """Add the options that decide a plan and nothing else, for one that is written down."""

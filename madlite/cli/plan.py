@@ -13,9 +13,18 @@ import click
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.batch_options import cluster_plan_options
+from madlite.cli.batch_options import MACHINE_OR_CLUSTER, check_together, cluster_plan_options
 from madlite.cli.completion import complete_tags
-from madlite.cli.options import TagsCommand, common_options, frozen_options, plan_options, tag_words, tags_option
+from madlite.cli.options import (
+    TagsCommand,
+    common_options,
+    frozen_options,
+    machine_option,
+    plan_options,
+    section,
+    tag_words,
+    tags_option,
+)
 from madlite.cli.planning import check_option
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines, mask
@@ -56,7 +65,7 @@ _RESULTS = {"output": Path("perf.csv"), "strict_header": False}  # which are the
     metavar="FILE",
     help="Where the plan goes; of several FILE-1, FILE-2, …, in a folder plan-1.json, plan-2.json, …",
 )
-@click.option("--machine", default="", metavar="NxGPU", help="Plan for this machine, e.g. 8xMI300X.")
+@machine_option
 @frozen_options
 @common_options
 def command(**params: Any) -> int:
@@ -150,9 +159,10 @@ def _title(one: PlannedRun) -> str:
 @click.argument("tag", nargs=-1, shell_complete=complete_tags)
 @tags_option
 @cards_option
-@click.option("--all", "everything", is_flag=True, help="Show every value of every run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plans, with all values, as a list of JSON objects.")
-@click.option("--machine", default="", metavar="NxGPU", help="Pretend this machine, e.g. 8xMI300X.")
+@section("Plan")
+@click.option("--all", "everything", is_flag=True, help="Show every value of every run.")
+@machine_option
 @check_option
 @plan_options
 @cluster_plan_options
@@ -171,6 +181,7 @@ def explain(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any
     from madlite.cli.planning import check, plan_all
     from madlite.cli.submit import planning_options
 
+    check_together((MACHINE_OR_CLUSTER,))
     plugins = setup.load(params["no_plugins"], params["verbose"])
     params["tags"] = (*tag, *params["tags"])
     options = planning_options(params)

@@ -21,6 +21,7 @@ from madlite.catalog.datasets import DataSets, read_data_sets
 from madlite.catalog.select import split_tags, tag_additions
 from madlite.cli import setup
 from madlite.cli.arguments import named_values
+from madlite.cli.options import group, section
 from madlite.cli.setup import check_context_nodes
 from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
 from madlite.files import UNUSABLE, NotJson, decode_json, exists, is_file, read_json, texts, write_named
@@ -334,10 +335,13 @@ def planner(
 
 # `--check`: whether `madlite run` would start the plans, by its own checks and messages.
 
-check_option = click.option(
-    "--check",
-    is_flag=True,
-    help="End with the exit code that run would: 4 where it refuses, 3 where a run cannot start (2: no image).",
+check_option = group(
+    section("Plan"),
+    click.option(
+        "--check",
+        is_flag=True,
+        help="End with the exit code that run would: 4 where it refuses, 3 where a run cannot start (2: no image).",
+    ),
 )
 """Add --check."""
 

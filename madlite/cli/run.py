@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import click
-from click.core import ParameterSource
 
 from madlite.batch.collect import collect_recoverable, recover_cut_off
 from madlite.batch.recovery.leftovers import end_orphans, still_running
@@ -20,22 +19,19 @@ from madlite.batch.resume import inputs_of_all, refuse_other_study, series_of, s
 from madlite.batch.runner import BatchSettings
 from madlite.cli import setup
 from madlite.cli.batch_options import (
-    NOT_MEASURED,
-    check_pretended,
+    check_together,
     cluster_options,
     named_cluster,
     parallel_options,
     pretend_options,
-    refuse,
+    recovery_options,
     repeat_options,
-    resume_option,
-    retry_options,
     sweep_options,
 )
 from madlite.cli.batches import (
     BatchStart,
     StudyBatch,
-    check_retry,
+    check_recovery,
     is_alone,
     left_by,
     make_batch,
@@ -49,10 +45,10 @@ from madlite.cli.options import (
     TagsCommand,
     batch_options,
     common_options,
-    decides_plan,
     is_given,
     live_option,
     plan_options,
+    section,
     tag_words,
     tags_option,
 )
@@ -80,6 +76,7 @@ if TYPE_CHECKING:
 
 
 @click.command("run", cls=TagsCommand)
+@section("Models")
 @tag_words
 @tags_option
 @cards_option
@@ -96,10 +93,11 @@ if TYPE_CHECKING:
 @click.option("--attempt", default="", hidden=True, help="With --plan: run it under this id, after a failed attempt.")
 @click.option("--smaller-plans", is_flag=True, hidden=True, help="With --plan: --oom-fallback, by plans beside it.")
 @click.option("--once", is_flag=True, hidden=True, help="With --plan: only if no run of it has begun here.")
-@click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite collect`.")
 @pretend_options("script and container request")
-@live_option
 @check_option
+@section("Results")
+@click.option("--no-rows", is_flag=True, help="Leave the result in the run's folder, for `madlite collect`.")
+@live_option
 @click.option("--baseline", default="", metavar="NAME", help="Compare with this at the end: a BASE of `compare`.")
 @click.option("--fail-on", multiple=True, metavar="GATE", help="With --baseline: exit with 5 on 'regression>3%', …")
 @click.option("--allow-undecided", is_flag=True, help="With --fail-on: too few runs to decide are not exit code 5.")
@@ -108,8 +106,7 @@ if TYPE_CHECKING:
 @parallel_options
 @sweep_options
 @repeat_options
-@retry_options
-@resume_option
+@recovery_options
 @cluster_options
 @common_options
 def command(**params: Any) -> int:
@@ -121,18 +118,19 @@ def command(**params: Any) -> int:
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
     madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
-    from madlite.cli.submit import refuse_without_cluster, run_on_cluster, translated
+    from madlite.cli.submit import run_on_cluster, translated
 
     if params["resume"] and is_alone("resume"):
         return resume_last()
     plugins = setup.load(params["no_plugins"], params["verbose"])
-    if (to := translated(named_cluster(params), params)) is not None:
-        _check_options(params)
+    to = translated(named_cluster(params), params)
+    check_together(on_cluster=to is not None)
+    _make_settle(params)
+    check_recovery(params)
+    if to is not None:
         return run_on_cluster(to, plugins, params)
-    refuse_without_cluster(params)
-    _check_options(params)
     if params["plan_file"] is not None:
-        refuse_with_plan(click.get_current_context())
+        _check_frozen()
     from madlite.store.batches import BatchLog
 
     touch = not params["dry_run"]
@@ -144,31 +142,6 @@ def command(**params: Any) -> int:
         if journal is None:
             return _preview(planned, options, plugins, params)
         return run_planned(planned, options, plugins, params, journal)
-
-
-def _check_options(params: dict[str, Any]) -> None:
-    """Refuse options that do not go together.
-
-    Raises:
-        UsageProblem, click.UsageError: they do not.
-    """
-    check_pretended(params)
-    if params["check"] and not params["dry_run"]:
-        raise click.UsageError("--check starts nothing: use it with --dry-run")
-    if params["no_rows"] and is_given("output"):
-        raise click.UsageError("--no-rows writes no results file: madlite collect -o FILE does")
-    if params["fail_on"] and not params["baseline"]:
-        raise click.UsageError("--fail-on needs what to compare with: --baseline NAME")
-    _check_repeat(params)
-    check_retry(params)
-    _check_several(params)
-    if params["zip_values"] and not params["sweep"]:
-        raise UsageProblem("--zip without --sweep: there is nothing to pair", "add --sweep KEY=A,B")
-    for name in ("again", "attempt", "once"):
-        if params[name] and not (params["plan_file"] is not None and params["no_rows"]):
-            raise click.UsageError(f"--{name} is about a plan's run in its job: use it with --plan and --no-rows")
-    if params["sweep"] and params["plan_file"] is not None:
-        raise UsageProblem("--sweep beside --plan: a plan is frozen", "leave one of them out")
 
 
 def _only_one(files: Sequence[Path]) -> Path | None:
@@ -198,17 +171,19 @@ def _plans(
         yield [one], own_options
 
 
-def refuse_with_plan(ctx: click.Context) -> None:
-    """Refuse what would decide a plan beside one that is frozen.
+def _check_frozen() -> None:
+    """Refuse what decides a plan beside one that is frozen: the options of `madlite plan`.
 
     Raises:
-        click.UsageError: the command line has such an option.
+        UsageProblem: the command line has such an option.
     """
-    for param in ctx.command.params:
-        name = param.name or ""
-        if decides_plan(name) and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+    from madlite.cli.plan import command as plan
+
+    for param in plan.params:
+        name = str(param.name)
+        if name not in ("lint", "contract", "no_plugins", "verbose") and is_given(name):
             what = param.opts[-1] if isinstance(param, click.Option) else "a tag"
-            raise click.UsageError(f"{what} beside --plan: a plan is frozen; madlite plan makes another one")
+            raise UsageProblem(f"{what} beside --plan: a plan is frozen", "madlite plan makes another one")
 
 
 def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, params: dict[str, Any]) -> int:
@@ -351,41 +326,6 @@ def _standing(
         return resumed.standing if resumed is not None else {}
 
     return standing_before(planned[0].plan, options.output, new_columns(options.contract))
-
-
-def _check_repeat(params: dict[str, Any]) -> None:
-    """Refuse options of repeated runs that do not go together.
-
-    Raises:
-        UsageProblem: they do not, or --settle names no temperature.
-    """
-    _make_settle(params)
-    if is_given("settle_timeout") and params["settle"] is None:
-        raise UsageProblem("--settle-timeout without --settle: there is nothing to wait for", "add --settle")
-    if params["repeat"] is None and params["cold"]:
-        raise UsageProblem("--cold without --repeat: it is about the caches of repeated runs", "add --repeat N")
-    study = "--repeat" if params["repeat"] is not None else "--sweep" if params["sweep"] else ""
-    if study:
-        refuse(params, NOT_MEASURED, f"beside {study}", study)
-
-
-def _check_several(params: dict[str, Any]) -> None:
-    """Refuse options of several runs that do not go together.
-
-    Raises:
-        UsageProblem: they do not.
-    """
-    if params["fail_fast"] and params["max_failures"] not in (None, 1):
-        raise UsageProblem(f"--fail-fast is --max-failures 1, not {params['max_failures']}", "leave one of them out")
-    if params["parallel"] in (None, 1):
-        return
-    for option, is_there, why in (
-        ("--repeat", params["repeat"] is not None, "the runs of a series would disturb each other"),
-        ("--exclusive", params["exclusive"], "each run is to have the machine to itself"),
-        ("--keep-alive", params["keep_alive"], "what a run leaves running would be on the GPUs of the next one"),
-    ):
-        if is_there:
-            raise UsageProblem(f"--parallel beside {option}: {why}", f"leave --parallel or {option} out")
 
 
 def _make_settle(params: dict[str, Any]) -> Settle | None:

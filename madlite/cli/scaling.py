@@ -13,12 +13,10 @@ import msgspec
 
 from madlite.cli import setup
 from madlite.cli.batch_options import (
-    NOT_MEASURED,
-    check_pretended,
+    check_together,
     cluster_study_options,
     named_cluster,
     pretend_options,
-    refuse,
     turn_options,
 )
 from madlite.cli.batches import BatchStart
@@ -28,6 +26,7 @@ from madlite.cli.options import (
     common_options,
     live_option,
     scaling_options,
+    section,
     tag_words,
     tags_option,
 )
@@ -65,6 +64,7 @@ def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) ->
 @tag_words
 @tags_option
 @cards_option
+@section("Scaling")
 @click.option(
     "--gpus", "counts", multiple=True, callback=_joined, metavar="LIST", help="Numbers of GPUs to run on: 1,2,4,8."
 )
@@ -89,19 +89,18 @@ def command(**params: Any) -> int:
     salloc -N4 --exclusive madlite scaling my_model --nodes 1,2,4
     madlite scaling my_model --nodes 1,2,4 --cluster mi300
     """
-    from madlite.cli.submit import refuse_without_cluster, run_on_cluster, translated
+    from madlite.cli.submit import run_on_cluster, translated
     from madlite.store.batches import BatchLog
 
     over, counts = _wanted(params)
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
-    refuse(params, NOT_MEASURED, "in a scaling study")
-    check_pretended(params)
     refuse_given({over}, "--nodes" if over == NODES else "--gpus", params)
     plugins = setup.load(params["no_plugins"], params["verbose"])
-    if (to := translated(named_cluster(params), params)) is not None:
+    to = translated(named_cluster(params), params)
+    check_together(on_cluster=to is not None)
+    if to is not None:
         params["nodes"] = max(counts) if over == NODES else None
         return run_on_cluster(to, plugins, params, ClusterScaling(counts, over, params))
-    refuse_without_cluster(params)
     touch = not params["dry_run"]
     options = setup.make_options(params, touch)
     if over == NODES and options.nodes:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import whole_number
-from madlite.cli.batch_options import named_cluster, refuse
+from madlite.cli.batch_options import named_cluster
 from madlite.cli.main import Group
 from madlite.cli.options import Command, verbose_option
 from madlite.cli.planning import preview
@@ -37,32 +37,6 @@ if TYPE_CHECKING:
     from madlite.run.screen import PlannedRun, RunOutcome
 
 
-# Options of `run` that say nothing of a run that is a job, and why.
-_REFUSED = {
-    "plan_file": ("--plan", "a plan file is run where it is started; --tags plans for the cluster"),
-    "no_rows": ("--no-rows", "the rows are written when the jobs have ended; --detach leaves them to collect"),
-    "machine": ("--machine", "the cluster file names the machine"),
-    "check": ("--check", "only a job can tell"),
-    "live_output": ("--live-output", "madlite log RUN --follow shows a job's output"),
-    "keep_alive": ("--keep-alive", "a job takes all of its processes with it"),
-    "settle": ("--settle", "the nodes of a job are not known before it starts"),
-    "cold": ("--cold", "the runs of a cluster use the user's caches"),
-    "parallel": ("--parallel", "the scheduler decides which jobs run at the same time"),
-    "exclusive": ("--exclusive", "exclusive in the cluster file gives a job its nodes alone"),
-    "resume": ("--resume", "the jobs of a command that was cut off go on: madlite jobs, attach, collect"),
-    "build_on_compute": ("--build-on-compute", "madlite prepare or build makes images before the jobs"),
-}
-# What is done when the runs have ended, which a command with --detach does not wait for.
-_REFUSED_DETACHED = {
-    "baseline": ("--baseline", "madlite compare compares once the rows are there"),
-    "summary_output": ("--summary-output", "madlite runs --json has what became of the runs"),
-    "fail_on_suspect": ("--fail-on-suspect", "no run has ended"),
-    "cleanup_perf": ("--cleanup-perf", "no run has ended"),
-    "fail_fast": ("--fail-fast", "nobody counts failures"),
-    "max_failures": ("--max-failures", "nobody counts failures"),
-}
-
-
 def config_folders() -> list[Path]:
     """Return where cluster files are looked for: the working folder, then the user's configuration folder."""
     return [Path.cwd(), Path(click.get_app_dir("madlite"))]
@@ -78,17 +52,6 @@ def open_cluster(name: str) -> Cluster:
     from madlite.jobs.submit import SCHEDULERS
 
     return read_cluster(name, config_folders(), SCHEDULERS)
-
-
-def refuse_without_cluster(params: dict[str, Any]) -> None:
-    """Refuse options that are about jobs where there are none.
-
-    Raises:
-        UsageProblem: one was given.
-    """
-    for name, option in (("exclude", "--exclude"), ("detach", "--detach"), ("on_interrupt", "--on-interrupt")):
-        if params[name]:
-            raise UsageProblem(f"{option} without --cluster: it is about jobs", "add --cluster NAME")
 
 
 def translated(name: str, params: dict[str, Any]) -> Translation | None:
@@ -158,7 +121,6 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     from madlite.jobs.submit import scheduler_of
     from madlite.plan.inputs import split_hosts
 
-    _refuse(params)
     for text in to.notes:
         setup.warn(text)
     cluster = to.cluster
@@ -180,12 +142,6 @@ def run_on_cluster(to: Translation, plugins: Plugins, params: dict[str, Any], st
     if not touch:
         return _print_scripts(prepared, blocked, options)
     return _submit(prepared, blocked, plugins, options, scheduler, params)
-
-
-def _refuse(params: dict[str, Any]) -> None:
-    refuse(params, _REFUSED, "beside --cluster")
-    if params["detach"]:
-        refuse(params, _REFUSED_DETACHED, "beside --detach")
 
 
 def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touch: bool) -> Options:

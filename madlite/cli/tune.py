@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from madlite.batch.runner import BatchSettings
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
-from madlite.cli.batch_options import NOT_MEASURED, check_pretended, no_cluster, pretend_options, refuse
-from madlite.cli.options import TagsCommand, common_options, live_option, plan_options, tag_words, tags_option
+from madlite.cli.batch_options import check_together, no_cluster, pretend_options
+from madlite.cli.options import TagsCommand, common_options, live_option, study_options, tag_words, tags_option
 from madlite.cli.planning import check_start, planner, preview
 from madlite.cli.run import command as run_command
 from madlite.cli.run import recovery_warnings
@@ -88,7 +88,7 @@ _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows 
 )
 @pretend_options("what may be changed and the first run")
 @live_option
-@plan_options
+@study_options
 @no_cluster
 @common_options
 def command(**params: Any) -> int:
@@ -107,8 +107,7 @@ def command(**params: Any) -> int:
 
     given = params
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
-    refuse(params, NOT_MEASURED, "beside tune")
-    check_pretended(params)
+    check_together()
     plugins = setup.load(params["no_plugins"], params["verbose"])
     touch = not params["dry_run"]
     options = setup.make_options(params, touch)

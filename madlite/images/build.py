@@ -146,7 +146,7 @@ def build(client: Client, image: Image, say: Say) -> str:
     Raises:
         RuntimeProblem: the context cannot be packed, or a step failed; the message holds the step and its last line.
     """
-    with packed_context(client, image, say) as context:
+    with packed_context(image, say) as context:
         attempt = _Attempt(client, image, context, say)
         problem = attempt.build(pull=True)
         if problem is not None and attempt.failed_at_base:

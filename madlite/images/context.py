@@ -11,21 +11,18 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from msgspec.structs import replace
 
-from madlite.assets.cache import existing
 from madlite.errors import RuntimeProblem
-from madlite.files import NO_SPACE, kind_of, open_regular, read_as_spelled, read_named, spells
-from madlite.images.client import Client
+from madlite.files import NO_SPACE, kind_of, read_as_spelled, read_named, spells
 from madlite.model import Cause, Image, Say, Value
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EventLog, RebuildStarted, Started
@@ -33,10 +30,7 @@ from madlite.text import size_text
 
 _IGNORE = ".dockerignore"
 _LIMIT_BYTES = 16 << 20  # of a Dockerfile, or of what .dockerignore has
-_BLOCK_BYTES = 512  # of a tar
-_ENTRY_BYTES = 3 * _BLOCK_BYTES  # beside a file's content, at most for a name of usual length
 _MOST_NAMES = 3
-_SMALL_BYTES = 1 << 20  # of a context: less than what the engine itself writes of a build, and not worth a question
 
 
 # what of a working folder is left out as if its .dockerignore began with it: what runs and builds write there
@@ -60,11 +54,6 @@ class _Content(Value, frozen=True):
     files: int
     bytes: int
     left_out: tuple[str, ...]  # each with what it is
-
-    @property
-    def packed_bytes(self) -> int:
-        """How long the tar is at most."""
-        return self.bytes + self.files * _BLOCK_BYTES + len(self.names) * _ENTRY_BYTES + 20 * _BLOCK_BYTES
 
 
 def dockerfile_text(image: Image) -> str:
@@ -145,15 +134,17 @@ def without_own_files(image: Image) -> Iterator[Image]:
 
 
 @contextmanager
-def packed_context(client: Client, image: Image, say: Say) -> Iterator[Packed]:
+def packed_context(image: Image, say: Say) -> Iterator[Packed]:
     """Hold an image's context packed; `say` gets how large it is.
 
     Raises:
         RuntimeProblem: it cannot be read, or there is no room for it.
     """
+    from docker.utils.build import create_archive
+
     dockerfile, context = _places(image)
     inside = dockerfile.is_relative_to(context)
-    name = str(dockerfile.relative_to(context)) if inside else f".{dockerfile.name}.{secrets.token_hex(8)}"
+    name = str(dockerfile.relative_to(context)) if inside else f".dockerfile.{secrets.token_hex(8)}"
     patterns: list[str] = []
     try:
         patterns = _patterns(context / _IGNORE)
@@ -161,15 +152,17 @@ def packed_context(client: Client, image: Image, say: Say) -> Iterator[Packed]:
     except OSError as error:
         raise _unreadable(image, context, error) from error
     _report_context(image, context, content, say)
-    _check_room(client, image, context, content)
-    added = {} if inside else _beside(name, patterns, dockerfile_text(image))
+    if content.bytes > shutil.disk_usage(tempfile.gettempdir()).free:
+        raise _no_room(image, context)
+    added = [] if inside else _beside(name, patterns, dockerfile_text(image))
     file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closing one on a full disk fails a second time
     try:
         try:
-            _pack(context, content, added, file)
-            file.seek(0)
+            create_archive(str(context), content.names, file, extra_files=added)
         except OSError as error:
-            raise (_no_room(image) if error.errno in NO_SPACE else _unreadable(image, context, error)) from error
+            cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+            full = cause.errno in NO_SPACE
+            raise (_no_room(image, context) if full else _unreadable(image, context, cause)) from error
         yield Packed(file, name)
     finally:
         with suppress(OSError):
@@ -219,84 +212,12 @@ def _report_context(image: Image, context: Path, content: _Content, say: Say) ->
         say(f"left out of the build context: {'; '.join(left_out[:_MOST_NAMES])}{more}")
 
 
-def _check_room(client: Client, image: Image, context: Path, content: _Content) -> None:
-    """Refuse what the disks cannot hold: the temporary folder, and the engine's own if it is on this machine.
-
-    Raises:
-        RuntimeProblem: there is too little room.
-    """
-    wanted: dict[int, tuple[int, str]] = {}
-    of_engine = _engine_folder(client) if content.bytes > _SMALL_BYTES else ""
-    for folder, size in ((tempfile.gettempdir(), content.packed_bytes), (of_engine, content.bytes)):
-        place = Path(folder)
-        if folder and place.is_dir():
-            before, first = wanted.get(place.stat().st_dev, (0, folder))
-            wanted[place.stat().st_dev] = before + size, first
-    for size, folder in wanted.values():
-        disk = os.statvfs(existing(Path(folder)))
-        free = disk.f_bavail * disk.f_frsize
-        if size > free:
-            raise RuntimeProblem(
-                f"the build context {context} of {image.dockerfile} does not fit: {size_text(size)} are needed in "
-                f"{folder}, {size_text(free)} are free",
-                f"name what the image does not need in {context / _IGNORE}   or TMPDIR=/another/disk",
-                cause=Cause.DISK,
-            )
-
-
-def _engine_folder(client: Client) -> str:
-    """Return where the engine keeps what it is sent, "" where it does not report."""
-    import docker.errors
-
-    try:
-        return str(client.info().get("DockerRootDir") or "")
-    except docker.errors.APIError:
-        return ""
-
-
-def _beside(name: str, patterns: list[str], text: str) -> dict[str, bytes]:
+def _beside(name: str, patterns: list[str], text: str) -> list[tuple[str, str]]:
     """Return what a context gets with a Dockerfile from elsewhere: that, and what keeps it out of the image.
 
     The docker library packs it in the same way, but sends its text as a second name, and that is the one podman takes.
     """
-    ignored = "\n".join([*(patterns or [_IGNORE]), name])
-    return {_IGNORE: ignored.encode("utf-8", "surrogateescape"), name: text.encode("utf-8", "surrogateescape")}
-
-
-def _pack(context: Path, content: _Content, added: dict[str, bytes], file: IO[bytes]) -> None:
-    with tarfile.open(fileobj=file, mode="w") as packed:
-        for name in content.names:
-            if name not in added:
-                _add(packed, context / name, name)
-        for name, data in added.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            packed.addfile(info, BytesIO(data))
-
-
-def _add(packed: tarfile.TarFile, path: Path, name: str) -> None:
-    facts = path.lstat()
-    if not stat.S_ISREG(facts.st_mode):
-        info = _info(name, facts)
-        if stat.S_ISLNK(facts.st_mode):
-            info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
-        elif stat.S_ISDIR(facts.st_mode):
-            info.type = tarfile.DIRTYPE
-        else:  # it was a file when the context was measured
-            return
-        packed.addfile(info)
-        return
-    with os.fdopen(open_regular(path), "rb") as file:
-        info = packed.gettarinfo(arcname=name, fileobj=file)  # knows the second name of a file that is packed
-        info.uname, info.gname, info.mtime = "", "", int(info.mtime)
-        packed.addfile(info, file if info.isreg() else None)
-
-
-def _info(name: str, facts: os.stat_result) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.mode, info.uid, info.gid = stat.S_IMODE(facts.st_mode), facts.st_uid, facts.st_gid
-    info.mtime = int(facts.st_mtime)
-    return info
+    return [(_IGNORE, "\n".join([*(patterns or [_IGNORE]), name])), (name, text)]
 
 
 def _unreadable(image: Image, context: Path, error: OSError) -> RuntimeProblem:
@@ -306,7 +227,8 @@ def _unreadable(image: Image, context: Path, error: OSError) -> RuntimeProblem:
     return RuntimeProblem(f"{image.dockerfile} does not build: {what} cannot be read: {why}", hint, cause=Cause.BUILD)
 
 
-def _no_room(image: Image) -> RuntimeProblem:
+def _no_room(image: Image, context: Path) -> RuntimeProblem:
     folder = tempfile.gettempdir()
     what = f"{image.dockerfile} does not build: no space left in {folder}, where its build context is packed"
-    return RuntimeProblem(what, f"df -h {folder}", cause=Cause.DISK)
+    hint = f"name what the image does not need in {context / _IGNORE}   or TMPDIR=/another/disk"
+    return RuntimeProblem(what, hint, cause=Cause.DISK)

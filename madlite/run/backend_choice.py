@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin, Plugins
-from madlite.backends.recipe_choice import NEAREST, SHOWN, UnknownRun, release_distance, unknown_run
-from madlite.errors import PluginError, UsageProblem, similarity
+from madlite.backends.recipe_choice import UnknownRun, unknown_run
+from madlite.errors import PluginError, UsageProblem
 from madlite.model import Backend, Card, RunSpec
 
 # Backend selection: the backend that was asked for, the one that the card names, else all who claim it highest.
@@ -68,49 +67,17 @@ def _expand_all(
 
 
 def _merge_refusals(problems: Sequence[UsageProblem], requested: Mapping[str, str]) -> UsageProblem:
-    """Return one refusal: the same message of several books is reported once, with the nearest known runs of each.
-
-    Of these the nearest to what was asked for come first: a hint's runs begin with their mode and precision.
-    """
-    if len(problems) == 1:
-        return problems[0]
-    if len({_message_of(problem) for problem in problems}) > 1:
-        return UsageProblem.of_all((problem.message, problem.hint) for problem in problems)
+    """Return one refusal: the same message of several books is reported once, with the nearest known runs of all."""
     unknown = [problem for problem in problems if isinstance(problem, UnknownRun)]
-    if not unknown:
-        return _merge_problems(problems)
-    runs = [run for turn in zip_longest(*(problem.runs for problem in unknown)) for run in turn if run]
+    said = {problem.said if isinstance(problem, UnknownRun) else problem.message for problem in problems}
+    if len(problems) > 1 and len(said) > 1:
+        return UsageProblem.of_all((problem.message, problem.hint) for problem in problems)
+    if len(problems) == 1 or not unknown:
+        return problems[0]
     keys = dict.fromkeys(key for problem in unknown for key in problem.words)
-    requested_words = {key: list(dict.fromkeys(w for item in unknown for w in item.words.get(key, ()))) for key in keys}
-    release, releases = requested.get("release", ""), requested_words.get("release", [])
-    runs.sort(
-        key=lambda run: (-_nearness(run, requested), release_distance(run, release, releases) if release else 0.0)
-    )
+    words = {key: list(dict.fromkeys(w for item in unknown for w in item.words.get(key, ()))) for key in keys}
     refused = next((problem.refused for problem in unknown if problem.refused), None)
-    return unknown_run(_message_of(problems[0]), requested, requested_words, runs, refused)
-
-
-def _message_of(problem: UsageProblem) -> str:
-    """Return a refusal's message without the reason that one owner alone may know."""
-    return problem.said if isinstance(problem, UnknownRun) else problem.message
-
-
-def _merge_problems(problems: Sequence[UsageProblem]) -> UsageProblem:
-    """Return one refusal of several with the same message, whose hints list the nearest known runs."""
-    lists = [problem.hint.removeprefix(NEAREST).split("; ") for problem in problems if problem.hint.startswith(NEAREST)]
-    turns = dict.fromkeys(item for turn in zip_longest(*lists) for item in turn if item)
-    hint = NEAREST + "; ".join(islice(turns, SHOWN)) if turns else problems[0].hint
-    return UsageProblem(problems[0].message, hint)
-
-
-def _nearness(run: str, requested: Mapping[str, str]) -> float:
-    """Return how near a run such as `pretrain BF16 on MI300X` is to the mode and precision that were asked for."""
-    requested_words = run.split(" ")
-    return sum(
-        max(similarity(requested[key], word) for word in requested_words[:2])
-        for key in ("mode", "precision")
-        if requested.get(key)
-    )
+    return unknown_run(unknown[0].said, requested, words, [run for item in unknown for run in item.runs], refused)
 
 
 def _check_modes(card: str, chosen: Iterable[tuple[BackendMatch, RunSpec]], recipe: str) -> None:

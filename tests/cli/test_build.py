@@ -37,12 +37,11 @@ def manifest(folder) -> dict:
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ("--batch-manifest b.json --tags a", "--batch-manifest and --tags exclude each other"),
-        ("--tags a -c {} -f c.json", "--additional-context and --additional-context-file exclude each other"),
-        ("--tags a --use-image x --registry r", "--use-image and --registry exclude each other"),
-        ("--tags a --use-image x --build-on-compute", "--use-image and --build-on-compute exclude each other"),
-        ("--tags a --build-on-compute", "--build-on-compute needs --registry"),
-        ("--tags a --build-on-compute -r host", "--build-on-compute is not there yet"),
+        ("--batch-manifest b.json --tags a", "--batch-manifest beside --tags"),
+        ("--tags a -c {} -f c.json", "--additional-context beside --additional-context-file"),
+        ("--tags a --use-image x --registry r", "--use-image beside --registry"),
+        ("--tags a --use-image x --build-on-compute", "--use-image beside --build-on-compute"),
+        ("--tags a --build-on-compute", "--build-on-compute is not there yet"),
         ("", "no model is named"),
         ("--tags nobody", "no model matches tag 'nobody'"),
         ("--tags a --gpu-vendor INTEL", "INTEL"),

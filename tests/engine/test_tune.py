@@ -157,8 +157,8 @@ def test_what_cannot_be_tuned_is_refused_in_a_sentence(tuned: Tuned):
         ("--resume",): "there is no study of fake_model to go on with",
         ("--minutes", "0"): "invalid value for '--minutes'",
         ("--runs", "none"): "invalid value for '--runs'",
-        ("--keep-alive",): "--keep-alive beside tune",
-        ("--machine", "8xMI300X"): "--machine only pretends",
+        ("--keep-alive",): "no such option '--keep-alive'",
+        ("--machine", "8xMI300X"): "--machine without --dry-run",
         ("--keep-global-batch",): "global_batch",
         tuple(f"--set={one}" for one in ("micro_batch=1", "checkpointing=full", "kernel=plain")): "left to tune",
     }.items():

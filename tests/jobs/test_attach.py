@@ -351,7 +351,7 @@ def test_a_submission_that_is_ended_has_the_signal_s_code_and_is_given_up(folder
             "--runtime host beside --nodes 2: it would run on the first node alone",
         ),
         (("--nodes", "2", "--image", "i:1"), "--image i:1: the nodes run commands without a container"),
-        (("--machine", "8xMI300X", "--dry-run"), "--machine 8xMI300X beside --cluster lab"),
+        (("--machine", "8xMI300X", "--dry-run"), "--machine beside --cluster"),
         (("--cluster", ""), "--cluster has no name"),
     ],
 )
