@@ -30,10 +30,10 @@ from madlite.run.from_plan import input_names, local_digest
 from madlite.run.screen import PlannedRun, RunOutcome, pair
 from madlite.store.batches import LoggedBatch
 from madlite.store.events import RequestedRun, is_own, now
-from madlite.store.folder import RECORD, RESULT, RunFolder, exists, is_uncollected
+from madlite.store.folder import RECORD, RESULT, RunFolder, exists, is_uncollected, uncollected
 from madlite.store.journal import RunEntry, RunRows, read_run
 from madlite.store.record import record_json, result_of
-from madlite.store.stored import RunResult, load_result, read_record, uncollected
+from madlite.store.stored import RunResult, load_result, read_record
 
 
 class Resumption(Value, frozen=True):

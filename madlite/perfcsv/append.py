@@ -34,6 +34,7 @@ from madlite.perfcsv.header import (
     text_of,
 )
 from madlite.perfcsv.locked import LockedFile, as_record_error, inspected, locked
+from madlite.store.folder import SAVED_ROWS
 from madlite.text import unlimited_fields
 
 # The end of perf.csv, where a writer may have died in the middle of a row.
@@ -192,8 +193,6 @@ def _clear_leftovers(target: Path) -> None:
         stale.unlink(missing_ok=True)
 
 
-SAVED_NAME = "rows.csv"
-
 _Cells = Mapping[str, str]
 _NAMED = 5
 _log = logging.getLogger(__name__)
@@ -306,11 +305,11 @@ def save_rows(rows: Sequence[Row], folder: Folder, begin: Sequence[str] = STANDA
     Raises:
         RecordError: the folder cannot be written either.
     """
-    saved = folder.path / SAVED_NAME
+    saved = folder.path / SAVED_ROWS
     cells = [plain_cells(row) for row in rows]
     header = Header(columns=(*begin, *joining_columns((), cells)))
     with as_record_error(saved):
-        folder.write(SAVED_NAME, header.line.encode() + _encoded(header, cells))
+        folder.write(SAVED_ROWS, header.line.encode() + _encoded(header, cells))
     return saved
 
 

@@ -246,15 +246,15 @@ def full_disk(monkeypatch, *, also_journal: bool) -> None:
             raise OSError(28, "No space left on device")
         real(folder, name, data)
 
-    def refuse(fd: int, line: object) -> None:
-        if isinstance(line, RunEntry) and line.rows:
+    def refuse(line: RunEntry) -> bytes:
+        if line.rows:
             raise OSError(28, "No space left on device")
-        real_append(fd, line)
+        return real_line(line)
 
-    real_append = journal._append
+    real_line = journal.json_line
     monkeypatch.setattr(RunFolder, "write", write)
     if also_journal:
-        monkeypatch.setattr(journal, "_append", refuse)
+        monkeypatch.setattr(journal, "json_line", refuse)
 
 
 def test_a_log_that_the_disk_does_not_take_costs_no_verdict(planned, monkeypatch):  # noqa: F811
