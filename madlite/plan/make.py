@@ -14,7 +14,6 @@ from madlite.model import (
     Blocked,
     Card,
     Cause,
-    EnvValue,
     FileTemplate,
     Image,
     Machine,
@@ -463,13 +462,3 @@ def _timeout(inputs: RunInputs, resolved: Resolved) -> tuple[float | None, str]:
 
 def _whole(value: Scalar | None) -> int | None:
     return None if value is None else int(value)
-
-
-def secrets_of(plan: RunPlan) -> Mapping[str, Secret]:
-    """Return the plan's secret values, each under a name of its own, for the redactor."""
-    parts: list[Mapping[str, EnvValue]] = [plan.image.build_args if plan.image else {}, plan.env]
-    if plan.image is not None and plan.image.login is not None:
-        parts.append({"password": plan.image.login.password})
-    parts += [action.env for action in plan.actions]
-    named = [(name, value) for part in parts for name, value in part.items() if isinstance(value, Secret)]
-    return {f"{name} {n}": value for n, (name, value) in enumerate(named)}

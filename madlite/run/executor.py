@@ -26,8 +26,8 @@ from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
 from madlite.model import Backend, Cause, Diagnosis, ImageUsed, JobOutcome, Reader, Result, RunPlan, Status, Step
 from madlite.plan.actions import bind_model_dir
-from madlite.plan.make import secrets_of
 from madlite.plan.manifest import plaintext_secrets
+from madlite.plan.plan_file import secrets_in
 from madlite.platforms.docker.request import request_secrets
 from madlite.run.hang import HangProbe
 from madlite.run.instrumentation import Instrumentation
@@ -427,7 +427,8 @@ def secrets_for(run: PlannedRun, environ: dict[str, str]) -> tuple[str, ...]:
     """Return every secret text that a run's output must not show."""
     plan = run.plan
     spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
-    known = collect(environ, secrets_of(plan).values(), request_secrets(plan, environ))
+    own = [item.secret for item in secrets_in(plan)]
+    known = collect(environ, own, request_secrets(plan, environ))
     of_context = (*spelled_out(run.context), *plaintext_secrets(run.context))
     return tuple(dict.fromkeys((*known, *spelled, *spelled_out(plan), *of_context)))
 

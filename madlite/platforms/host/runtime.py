@@ -384,7 +384,7 @@ class HostSession:
         running = next((action for action in reversed(self._actions) if action.poll() is None), None)
         family = running.left() if running is not None else []
         if running is not None and running.interrupt():
-            self._wait_ended(running, grace_s)
+            self._gate.wait_while(lambda: running.poll() is None, grace_s)
 
         def left() -> list[Process]:
             below = [process for action in self._actions for process in action.left()]
@@ -392,11 +392,6 @@ class HostSession:
             return list({process.identity: process for process in found}.values())
 
         end_processes(left, grace_s, (signal.SIGTERM, signal.SIGKILL), self._gate.hurried)
-
-    def _wait_ended(self, running: HostAction, limit_s: float) -> None:
-        deadline = time.monotonic() + limit_s
-        while running.poll() is None and time.monotonic() < deadline and not self._gate.hurried.is_set():
-            time.sleep(POLL_S)
 
 
 def _is_open(pipes: selectors.BaseSelector) -> bool:

@@ -363,17 +363,12 @@ class SlurmSession:
                 return
             if grace_s > 0 and not self._gate.hurried.is_set():
                 self._signal(name)
-                self._wait_ended(grace_s)
+                self._gate.wait_while(self._is_running, grace_s)
         if self._is_running():
             self._signal("KILL")
 
     def _is_running(self) -> bool:
         return any(step.poll() is None for step in list(self._steps.values()))
-
-    def _wait_ended(self, limit_s: float) -> None:
-        deadline = time.monotonic() + limit_s
-        while self._is_running() and time.monotonic() < deadline and not self._gate.hurried.is_set():
-            time.sleep(_POLL_S)
 
     def _signal(self, name: str) -> None:
         """Send a signal to the command's process group on every node; a node that does not answer is not waited for."""
