@@ -96,15 +96,11 @@ def _figure(rule: MadMetric, steps: Steps, summary: Mapping[str, str]) -> str:
     if rule.rule == "last":  # as MAD's parsers take the last match of a log, whichever rank's it is
         last = steps.latest(rule.quantity)
         return "" if last is None else f"{last:.10g}"
-    values = _printed(rule, steps.curve(rule.quantity).values)
+    values: Sequence[float] = steps.curve(rule.quantity).values
+    values = values[len(values) // 2 :] if rule.second_half else values[rule.start : rule.stop]
     if not values or not all(map(usable, values)):
         return ""
     return f"{statistics.fmean(values):.6g}" if rule.rule == "mean" else f"{max(values):.10g}"
-
-
-def _printed(rule: MadMetric, values: Sequence[float]) -> Sequence[float]:
-    """Return those of the printed values that a rule is about."""
-    return values[len(values) // 2 :] if rule.second_half else values[rule.start : rule.stop]
 
 
 def _why(rule: MadMetric, text: str) -> str:

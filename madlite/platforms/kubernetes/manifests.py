@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import msgspec
+
 from madlite.errors import RuntimeProblem
 from madlite.machine.fabric import interface_variables
 from madlite.model import Action, Cause, EnvValue, RunPlan, Secret, Value
@@ -330,17 +332,7 @@ def _security(settings: KubernetesSettings) -> dict[str, Any]:
 
 def _placement(settings: KubernetesSettings) -> dict[str, Any]:
     tolerations = [
-        {
-            key: value
-            for key, value in {
-                "key": toleration.key,
-                "operator": toleration.operator,
-                "value": toleration.value,
-                "effect": toleration.effect,
-                "tolerationSeconds": toleration.toleration_seconds,
-            }.items()
-            if value not in ("", None)
-        }
+        {key: value for key, value in msgspec.to_builtins(toleration).items() if value not in ("", None)}
         for toleration in settings.tolerations
     ]
     given = {

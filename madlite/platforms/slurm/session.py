@@ -21,13 +21,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from madlite import process
-from madlite.cancellation import STOPPED, ActionGate
+from madlite.cancellation import STOPPED, ActionGate, in_thread
 from madlite.errors import RuntimeProblem
 from madlite.files import Folder, write_all
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, Sink
@@ -265,15 +265,14 @@ class SlurmSession:
         except OSError as error:
             self._kill_steps()
             raise RuntimeProblem(f"srun cannot be started: {error}", cause=Cause.ENGINE) from error
-        enders: list[threading.Thread] = []
+        enders: list[Future[None]] = []
         try:
             return self._follow(out, enders)
         finally:
-            for thread in enders:  # none may hit the next action
-                thread.join()
+            wait(enders)  # none may hit the next action
             self._steps.clear()
 
-    def _follow(self, out: Sink, enders: list[threading.Thread]) -> tuple[list[int | None], int | None]:
+    def _follow(self, out: Sink, enders: list[Future[None]]) -> tuple[list[int | None], int | None]:
         """Pass output on until every step has ended; the first that fails ends the others."""
         codes: list[int | None] = [None] * len(self.nodes)
         first: int | None = None
@@ -294,7 +293,8 @@ class SlurmSession:
                     del left[rank]
                     if codes[rank] != 0 and first is None:
                         first = rank
-                        enders += [_started(partial(self._stop, self._grace_s))] if left else []
+                        stop = partial(self._stop, self._grace_s)
+                        enders += [in_thread(stop, "madlite-end-nodes")] if left else []
         self._kill_steps()
         return codes, first
 
@@ -530,9 +530,3 @@ def _read(pipes: selectors.BaseSelector) -> Iterator[Chunk]:
             yield Chunk(data=data, stream=stream, node=rank)
         else:
             pipes.unregister(key.fileobj)
-
-
-def _started(work: partial[None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name="madlite-end-nodes", daemon=True)
-    thread.start()
-    return thread
