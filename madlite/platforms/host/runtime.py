@@ -323,13 +323,11 @@ class HostSession:
         argv, cwd = self._command(action)
         try:
             self._actions.append(self._started(argv, reveal(action.env), cwd))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # also what no process can be given: a NUL, a name with "="
             place = f"folder {cwd}" if not cwd.is_dir() else f"command '{argv[0]}'"
-            raise RuntimeProblem(
-                f"the {action.kind} action cannot be started: {place}: {error.strerror}", cause=Cause.PREPARE
-            ) from error
-        except ValueError as error:  # what no process can be given: a NUL, half a character, a name with "="
-            raise RuntimeProblem(f"the {action.kind} action cannot be started: {error}", cause=Cause.PREPARE) from error
+            why = f"{place}: {error.strerror}" if isinstance(error, OSError) else error
+            what = f"the {action.kind} action cannot be started: {why}"
+            raise RuntimeProblem(what, cause=Cause.PREPARE) from error
         if action.kind != "run":  # beside what is measured nothing starts
             self.make_ready()
         return self._actions[-1]
