@@ -41,7 +41,6 @@ from madlite.store.mounts import copy_matching
 # A container is no child of Slurm's, and once a job is cancelled or past its time limit no step of it can be started to
 # remove one: a step that is there already is signalled, and does it.
 
-_KEEPER_READ_BYTES = 1 << 16
 _END_S = 10.0  # for srun to end the step's processes
 
 
@@ -64,13 +63,10 @@ class Keeper:
         deadline = time.monotonic() + limit_s
         with selectors.DefaultSelector() as pipes:
             for number, pipe in ((1, step.stdout), (2, step.stderr)):
-                pipes.register(pipe or -1, selectors.EVENT_READ, number)
+                pipes.register(pipe or -1, selectors.EVENT_READ, (0, number))
             while pipes.get_map() and said[1].count(b"\n") < nodes and time.monotonic() < deadline:
-                for key, _ in pipes.select(_POLL_S):
-                    data = os.read(key.fd, _KEEPER_READ_BYTES)
-                    said[key.data] += data
-                    if not data:
-                        pipes.unregister(key.fileobj)
+                for chunk in _read(pipes):
+                    said[chunk.stream] += chunk.data
         return said[1].decode("utf-8", "replace"), said[2].decode("utf-8", "replace")
 
     def is_over(self, limit_s: float = 0.0) -> bool:
