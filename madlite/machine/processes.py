@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path, PurePath
 from threading import Event
 
+from msgspec.structs import replace
+
 from madlite.machine.host import read_file
 from madlite.machine.sources.base import GpuProcess
 from madlite.model import Value
@@ -66,14 +68,7 @@ class OpenProcess:
         """
         found = _parsed(self._pid, self._read("stat"))
         line = next(line for line in self._read("status").splitlines() if line.startswith(b"Uid:"))
-        return Process(
-            pid=found.pid,
-            started=found.started,
-            parent=found.parent,
-            name=found.name,
-            lives=found.lives,
-            uids=tuple(map(int, line.split()[1:4])),
-        )
+        return replace(found, uids=tuple(map(int, line.split()[1:4])))
 
     def environment(self) -> Mapping[str, str]:
         """Return the environment it has in its memory; empty where it has none left or may not be queried."""

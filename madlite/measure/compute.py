@@ -109,7 +109,7 @@ def count_compute(plan: RunPlan, steps: Steps, window: Window) -> Compute | None
         tflops_per_gpu=each * tokens / 1e12,
         tokens_per_s_per_gpu=tokens,
         seq_len=variant.seq_len,
-        otherwise=_otherwise(model, variant.seq_len, attention, frozen),
+        otherwise=flops_per_token(model, variant.seq_len, "causal" if attention == "full" else "full", frozen=frozen),
         frozen=frozen,
     )
     reported = median_in(steps, Quantity.TFLOPS_PER_GPU, window, variant.warmup_steps)
@@ -144,10 +144,6 @@ def _tokens(plan: RunPlan, variant: Variant, steps: Steps, window: Window) -> fl
         if variant.global_batch and gpus and "pretrain" in variant.mode.casefold():
             return variant.global_batch * variant.seq_len / value / gpus
     return None
-
-
-def _otherwise(model: Architecture, seq_len: int, attention: Attention, frozen: bool) -> float:
-    return flops_per_token(model, seq_len, "causal" if attention == "full" else "full", frozen=frozen)
 
 
 def _with_framework_figure(counted: Compute, reported: float | None) -> Compute:

@@ -291,7 +291,7 @@ class LogMonitor:
         last, trained = -1, None  # the place of the block's last training step, and how many lines go up to it
         for place, line in enumerate(splitter.number(block)) if self._readers else ():
             before = self._trained
-            told = _unwrapped(line) if wraps else line
+            told = replace(line, text=unwrap_numbers(line.text)) if wraps and has_wrapped_number(line.text) else line
             for reader in self._readers:
                 self._call(reader, "feed", told, whole, line)
             if self._trained != before:
@@ -456,11 +456,6 @@ def _without_cut(step: Step) -> Step:
     return replace(
         step, values={item: value for item, value in step.values.items() if not math.isfinite(value)}, unread={}
     )
-
-
-def _unwrapped(line: Line) -> Line:
-    """Return a line with its numbers as readers know them."""
-    return replace(line, text=unwrap_numbers(line.text)) if has_wrapped_number(line.text) else line
 
 
 def _line_of(step: Step, text: str, otherwise: str) -> str:

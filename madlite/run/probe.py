@@ -26,16 +26,8 @@ PREFIXES = (
 )
 NAMES = (
     *("HF_HOME", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD"),
-    *(
-        "NVIDIA_VISIBLE_DEVICES",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "WORLD_SIZE",
-        "RANK",
-        "NODE_RANK",
-        "NNODES",
-        "NPROC_PER_NODE",
-    ),
+    *("NVIDIA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "NNODES"),
+    "NPROC_PER_NODE",
 )
 PACKAGES = (
     *("torch", "torchvision", "torchaudio", "torchtitan", "torchao", "torchtune", "torchdata", "torchcodec"),

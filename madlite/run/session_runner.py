@@ -180,7 +180,7 @@ class SessionRunner:
                     self.state.monitor.scan.earlier = earlier_lines(self.plan)
                 with self.stop.paused_limit():
                     self.instrumentation.probe(session, action)
-                    self.instrumentation.begin(self.stop, self.screen.phase)
+                    self.instrumentation.telemetry.begin(self.stop, self.screen.phase)
             self.state.begin(action.kind, self.clock())
             try:
                 with self._monitored(action, session, folder, log) as feed:

@@ -23,7 +23,7 @@ from madlite.errors import UsageProblem
 from madlite.files import NO_SPACE, Folder, kind_of, read_regular, write_all
 from madlite.model import RunPlan, Value
 from madlite.plan.inputs import RUNS
-from madlite.plan.make import secrets_of
+from madlite.plan.plan_file import secrets_in
 from madlite.secrets import collect, masked_json
 from madlite.store.events import EVENTS, EventLog, Started, append, is_own, now
 from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournal, add_entry, read_run
@@ -135,7 +135,8 @@ class RunFolder:
                 folder.note(begin or RunEntry(at=now()))
                 if reserve:
                     folder._reserve()
-                folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
+                secrets = collect({}, (item.secret for item in secrets_in(plan)))
+                folder.write(PLAN, masked_json(plan, (*known, *secrets)).encode())
             finally:
                 home.rename(_NEW_LOCK, LOCK)
             folder._fill(plan, files)

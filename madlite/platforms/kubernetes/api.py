@@ -247,31 +247,20 @@ class Api:
 
     def objects(self, kind: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the objects of a kind that have all of some labels."""
-        return self._items(kind, [("labelSelector", ",".join(f"{key}={value}" for key, value in query.items()))])
+        labels = ",".join(f"{key}={value}" for key, value in query.items())
+        return self._items(_KINDS[kind], [("labelSelector", labels)])
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return what happened to an object; nothing where one may not see it."""
-        return self._events(f"involvedObject.name={name}")
+        return self._visible(_KINDS["Event"], f"involvedObject.name={name}")
 
     def failed_creations(self) -> list[dict[str, Any]]:
         """Return the events of all objects whose pods could not be made; nothing where one may not see them."""
-        return self._events("reason=FailedCreate")
-
-    def _events(self, selector: str) -> list[dict[str, Any]]:
-        try:
-            return self._items("Event", [("fieldSelector", selector)])
-        except Refusal as refusal:
-            _LOG.debug("no events: %s", refusal.message)
-            return []
+        return self._visible(_KINDS["Event"], "reason=FailedCreate")
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the cluster's nodes; nothing where one may not see them."""
-        try:
-            found = self._call("GET", "/api/v1/nodes")
-        except Refusal as refusal:
-            _LOG.debug("no nodes: %s", refusal.message)
-            return []
-        return list(found.get("items") or [])
+        return self._visible("/api/v1/nodes")
 
     def log(self, pod: str, since: str) -> Any:
         """Return the open log of a pod, with a time before each line, of the lines from a time on; "" for all."""
@@ -292,8 +281,16 @@ class Api:
         """Return the version of the server."""
         return str(self._call("GET", "/version").get("gitVersion", ""))
 
-    def _items(self, kind: str, query: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-        return list(self._call("GET", _KINDS[kind], query=query).get("items") or [])
+    def _visible(self, path: str, fields: str = "") -> list[dict[str, Any]]:
+        """Return what a list has; nothing where one may not see it."""
+        try:
+            return self._items(path, [("fieldSelector", fields)] if fields else [])
+        except Refusal as refusal:
+            _LOG.debug("not listed: %s", refusal.message)
+            return []
+
+    def _items(self, path: str, query: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+        return list(self._call("GET", path, query=query).get("items") or [])
 
     def _call(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         """Return the answer of a call, tried again while the server is too busy, or does not answer."""

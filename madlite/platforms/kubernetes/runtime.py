@@ -6,7 +6,8 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -109,26 +110,20 @@ class KubernetesRuntime:
             Interrupted: a stop came before they had.
         """
         outage_limit_s = DAY_S if self._followed else LOST_S
-        api = interruptible(lambda: Api(self.settings, outage_limit_s, is_known=bool(self._followed)))
         run, name, kind = label_value(plan.id), job_name(plan.id), job_kind(self.settings)
-        session: KubernetesSession | None = None
-        pods: PodWatch | None = None
-        try:
+        make = partial(Api, self.settings, outage_limit_s, is_known=bool(self._followed))
+        with closing(interruptible(make)) as api, ExitStack() as made:
+            if not self._followed:
+                made.callback(_remove_logged, api, kind, name, run)
             interruptible(lambda: self._create(api, plan, kind, name))
-            pods = PodWatch(api, run, outage_limit_s=outage_limit_s)
-            nodes = interruptible(lambda: _wait(api, pods, plan, name, self.settings))
-            file, context = api.access.kubeconfig, api.access.context
-            handle = Handle(api.namespace, kind, name, run, file, context, bool(self._followed))
-            session = KubernetesSession(api, nodes, plan, pods, handle)
-            yield session
-        finally:
-            if session is not None:
-                session.close()
-            if pods is not None:
-                pods.close()
-            if not self._followed and (not plan.keep_alive or session is None):
-                _remove_logged(api, kind, name, run)
-            api.close()
+            with closing(PodWatch(api, run, outage_limit_s=outage_limit_s)) as pods:
+                nodes = interruptible(lambda: _wait(api, pods, plan, name, self.settings))
+                file, context = api.access.kubeconfig, api.access.context
+                handle = Handle(api.namespace, kind, name, run, file, context, bool(self._followed))
+                with closing(KubernetesSession(api, nodes, plan, pods, handle)) as session:
+                    if plan.keep_alive:
+                        made.pop_all()
+                    yield session
 
     def _create(self, api: Api, plan: RunPlan, kind: str, name: str) -> None:
         """Make the run's objects, or find the Job that it is.

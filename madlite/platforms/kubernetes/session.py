@@ -314,9 +314,9 @@ class KubernetesSession:
         if self._closed.is_set():
             return Exit(code=_STOPPED, duration_s=0.0)
         self._start_following()
-        times = _Times()
+        times: list[float] = []  # of its begin and end, by the nodes' logs: whoever follows them may have come late
         codes, first, expired = self._collect_output(number, out, times, began, action.timeout_s)
-        took_s = times.took_s if times.took_s is not None else time.monotonic() - began
+        took_s = max(times) - min(times) if times else time.monotonic() - began
         if len(self.nodes) > 1:
             return Exit.of_nodes(codes, first, took_s, timed_out=expired)
         return Exit(code=codes[0] if codes[0] is not None else _STOPPED, duration_s=took_s, timed_out=expired)
@@ -385,7 +385,7 @@ class KubernetesSession:
             raise _Left
 
     def _collect_output(
-        self, number: int, out: Sink, times: _Times, began: float, limit_s: float | None
+        self, number: int, out: Sink, times: list[float], began: float, limit_s: float | None
     ) -> tuple[list[int | None], int | None, bool]:
         """Pass output on until every node has ended the action; return codes, who failed first, whether it expired.
 
@@ -409,7 +409,7 @@ class KubernetesSession:
             raise RuntimeProblem(self._late.text, self._late.hint, cause=self._late.cause)
         return [codes.get(node) for node in range(len(self.nodes))], first, expired
 
-    def _take(self, said: NodeOutput, number: int, codes: dict[int, int | None], out: Sink, times: _Times) -> None:
+    def _take(self, said: NodeOutput, number: int, codes: dict[int, int | None], out: Sink, times: list[float]) -> None:
         """Take what a node said."""
         node, what = said.node, said.what
         if said.at_s is not None:
@@ -424,7 +424,7 @@ class KubernetesSession:
         elif isinstance(what, bytes):
             out(Chunk(data=what, node=node, t_s=self._since_first(said.at_s)))
         elif what.number == number:
-            times.note(said.at_s)
+            times += [] if said.at_s is None else [said.at_s]
             if what.kind == "end":
                 codes[node] = self._ended_code(said, what)
 
@@ -526,23 +526,6 @@ class KubernetesSession:
     def close(self) -> None:
         """Read no log any more."""
         self._left.set()
-
-
-class _Times:
-    """When an action began and ended, by the nodes' logs: whoever follows them may have come late."""
-
-    def __init__(self) -> None:
-        self._first_s, self._last_s = math.inf, -math.inf
-
-    def note(self, at_s: float | None) -> None:
-        """Take the time of a mark."""
-        if at_s is not None:
-            self._first_s, self._last_s = min(self._first_s, at_s), max(self._last_s, at_s)
-
-    @property
-    def took_s(self) -> float | None:
-        """How long it took; None where no time is known."""
-        return self._last_s - self._first_s if self._last_s >= self._first_s else None
 
 
 class _Left(Exception):

@@ -88,7 +88,7 @@ class EngineContainer(Container):
             *([f"--cpuset-mems={asked.cpuset_mems}"] if asked.cpuset_mems else []),
             *self._gpus(),
             *self._rdma(),
-            *_volumes("--volume", plan),
+            *(word for text in _mounts(plan) for word in ("--volume", text)),
             *split_words(asked.extra, self._environ),
             *self._options,
             *("--entrypoint", "sleep", image, "infinity"),
@@ -225,7 +225,3 @@ def _render_nodes(plan: RunPlan, gpu_ids: Iterable[int]) -> dict[int, str]:
 def _mounts(plan: RunPlan) -> Iterator[str]:
     for mount in container_mounts(plan):
         yield f"{mount.source}:{mount.target}" + (":ro" if mount.read_only else "")
-
-
-def _volumes(option: str, plan: RunPlan) -> list[str]:
-    return [word for text in _mounts(plan) for word in (option, text)]
