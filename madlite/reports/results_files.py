@@ -25,7 +25,7 @@ from madlite.reports.series import (
     Series,
     direction_of,
     group,
-    joined,
+    joined_by_key,
     matches,
     merged_facts,
     of_row,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SMALL_BYTES = 5 << 20
-RECORDED_BYTES = 64 << 20  # up to which rows are matched with the records of the runs beside a file
 _NUMBER = "performance"
 _NEEDED = {_NUMBER, "metric"}
 _LONGEST_ROW = 64  # lines that a row with line ends in its cells may have
@@ -57,8 +56,10 @@ class Read(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-Recorded = Callable[[Sequence[str]], Mapping[tuple[str, ...], list[Entry]]]
-"""The results that runs appended to a file with these columns, by row: records know more than rows."""
+RecordedRows = dict[tuple[str, ...], list[Entry | None]]
+"""The results that runs appended to a file, by row: records know more than rows.  None is a row that is left out."""
+Recorded = Callable[[Sequence[str]], RecordedRows]
+"""Returns those of a file with these columns."""
 
 
 def read_results(
@@ -84,7 +85,7 @@ def read_results(
                 raise _no_column(path, by, header)
             size = os.fstat(file.fileno()).st_size
             # rows that have records are matched one by one: records know sequence lengths, batches and doubts
-            large = size > SMALL_BYTES and (size > RECORDED_BYTES or not recorded(header))
+            large = size > SMALL_BYTES and not recorded(header)
             if large and (found := _read_large(path, header, where or {}, by, links=links)) is not None:
                 return found
             return _read_rows(path, _Rows(path, file, header), where or {}, by, recorded)
@@ -196,7 +197,10 @@ def _read_rows(path: Path, rows: _Rows, where: Mapping[str, str], by: str, recor
         cells = as_cells(rows.header, texts)
         entry = of_row(cells, f"{path}:{line}")
         if found := known.get(comparable(texts)):
-            entry = found.pop(0) if len(found) > 1 else found[0]
+            own = found.pop(0) if len(found) > 1 or found[0] is None else found[0]
+            if own is None:
+                continue
+            entry = own
         if matches(entry.dimensions, cells, where):
             entries.setdefault(cells.get(by, "").strip(), []).append(entry)
     notes = _notes(path, rows.skipped, len(rows.skipped))
@@ -336,7 +340,7 @@ def _as_reads(
     notes: tuple[str, ...],
 ) -> dict[str, Read]:
     """Return the parts of each value of `by` as series."""
-    sides: dict[str, dict[tuple[str, ...], Series]] = {}
+    sides: dict[str, list[Series]] = {}
     rows: dict[str, int] = {}
     for key, part in parts.items():
         cells = dict(zip(keys, key, strict=True))
@@ -346,10 +350,9 @@ def _as_reads(
         side = cells.get(by, "").strip()
         rows[side] = rows.get(side, 0) + part.rows
         found = _as_series(dimensions, cells.get("status", "").strip().upper(), part, bool(cells.get("suspect")))
-        before = sides.setdefault(side, {}).get(found.key)
-        sides[side][found.key] = joined(before, found) if before is not None else found
+        sides.setdefault(side, []).append(found)
     found_sides = {
-        name: Read(series=tuple(with_failures(each.values())), rows=rows[name], notes=notes)
+        name: Read(series=tuple(with_failures(joined_by_key(each))), rows=rows[name], notes=notes)
         for name, each in sides.items()
     }
     return found_sides or {"": Read(series=(), rows=0, notes=notes)}

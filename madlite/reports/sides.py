@@ -17,7 +17,7 @@ from madlite.perfcsv.header import recorded_row
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.results_files import Read, read_results
+from madlite.reports.results_files import Read, RecordedRows, read_results
 from madlite.reports.runs import (
     LAST,
     StoredRun,
@@ -28,7 +28,7 @@ from madlite.reports.runs import (
     open_run,
     run_names,
 )
-from madlite.reports.series import Entry, Series, group, joined, matches, merged_facts, of_record
+from madlite.reports.series import Entry, Failure, Series, group, joined_by_key, matches, merged_facts, of_record
 from madlite.reports.series_key import FACTS, as_dimensions, as_key, record_facts
 from madlite.store.folder import is_run
 
@@ -42,7 +42,7 @@ _RESULTS_NAME = re.compile(r"[^./\0][^/\0]*\.csv")
 class Side(Value, frozen=True):
     """One side of a comparison: how it is called, its series, the ids of its runs where they are known.
 
-    `stored` are those of the runs that lie in a folder of runs.
+    `stored` are those of the runs that lie in a folder of runs; `failures` are rows of a file whose cause it names.
     """
 
     label: str
@@ -50,6 +50,7 @@ class Side(Value, frozen=True):
     runs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     stored: tuple[StoredRun, ...] = ()
+    failures: tuple[Failure, ...] = ()
 
 
 def read_side(
@@ -268,9 +269,9 @@ def _of_file(path: Path, where: Mapping[str, str], *, links: bool = True) -> Sid
     return joined_reads(str(path), reads.values())
 
 
-def recorded_in(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], list[Entry]]:
+def recorded_in(path: Path, columns: Sequence[str]) -> RecordedRows:
     """Return the results that runs beside a file appended to it, by row."""
-    found: dict[tuple[str, ...], list[Entry]] = {}
+    found: RecordedRows = {}
     for folder, record, rows in appended_to(path):
         for cells, entry in zip(rows, of_record(record, str(folder)), strict=True):
             found.setdefault(recorded_row(cells, columns), []).append(entry)
@@ -292,14 +293,11 @@ def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Si
 
 def joined_reads(label: str, reads: Iterable[Read]) -> Side:
     """Return the results of several files, or parts of one, as one side."""
-    series: dict[tuple[str, ...], Series] = {}
-    notes: list[str] = []
-    for read in reads:
-        notes += read.notes
-        for one in read.series:
-            series[one.key] = joined(series.get(one.key), one)
-    ids = dict.fromkeys(sample.run for one in series.values() for sample in one.samples if sample.run)
-    return Side(label=label, series=tuple(series.values()), runs=tuple(ids), notes=tuple(notes))
+    reads = list(reads)
+    series = joined_by_key(one for read in reads for one in read.series)
+    ids = dict.fromkeys(sample.run for one in series for sample in one.samples if sample.run)
+    notes = dict.fromkeys(note for read in reads for note in read.notes)
+    return Side(label=label, series=series, runs=tuple(ids), notes=tuple(notes))
 
 
 def _of_baseline(runs: Path, name: str, where: Mapping[str, str]) -> Side:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from madlite.backends.loader import Plugins
 from madlite.errors import MadliteError, PluginError, UsageProblem, nearest_words, one_hint
@@ -203,30 +204,15 @@ class RowReader:
 
     def _row(self, key: str, entry: Entry, about: Sample, cause: str) -> ExportRow:
         dimensions = entry.dimensions
-        texts = {name: self._clean(dimensions.get(name, "")) for name in DIMENSIONS}
-        numbers = {name: whole_number(dimensions.get(name, "")) for name in _NUMBERS}
-        odd = {name: text for name in _NUMBERS if (text := dimensions.get(name, "")) and numbers[name] is None}
+        known: dict[str, Any] = {name: self._clean(dimensions.get(name, "")) for name in DIMENSIONS}
+        numbers = {name: whole_number(known[name]) for name in _NUMBERS}
+        odd = {name: known[name] for name in _NUMBERS if known[name] and numbers[name] is None}
+        known |= numbers
         metric = dimensions.get("metric", "")
         status, cause = _judged(entry, cause)
         return ExportRow(
             key=key,
-            model=texts["model"],
-            metric=texts["metric"],
-            backend=texts["backend"],
-            recipe=texts["recipe"],
-            mode=texts["mode"],
-            precision=texts["precision"],
-            device=texts["device"],
-            seq_len=numbers["seq_len"],
-            micro_batch=numbers["micro_batch"],
-            global_batch=numbers["global_batch"],
-            gpus=numbers["gpus"],
-            nodes=numbers["nodes"],
-            runtime=texts["runtime"],
-            args=texts["args"],
-            settings=texts["settings"],
-            env=texts["env"],
-            varied=texts["varied"],
+            **known,
             value=_finite(entry.sample.value if entry.sample is not None else None),
             unit=QUANTITIES[metric].unit if metric in QUANTITIES else "",
             direction=direction_of(metric),

@@ -23,7 +23,6 @@ from madlite.reports.page.values import (
     BarGroup,
     CauseGroup,
     Compared,
-    Failure,
     FailureView,
     Item,
     LevelChange,
@@ -38,7 +37,7 @@ from madlite.reports.page.values import (
     thinned,
 )
 from madlite.reports.runs import StoredRun
-from madlite.reports.series import Sample, Series
+from madlite.reports.series import Failure, Sample, Series
 from madlite.reports.series_key import as_dimensions, series_name, series_names
 from madlite.text import change, counted, figure, percent, shortened
 

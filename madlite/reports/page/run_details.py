@@ -12,9 +12,9 @@ import msgspec
 
 from madlite.files import open_regular
 from madlite.model import QUANTITIES, Status, Value
-from madlite.reports.page.values import Curve, CurvePanel, CurveRun, Failure, Machine, Quantity, rounded, thinned
+from madlite.reports.page.values import Curve, CurvePanel, CurveRun, Machine, Quantity, rounded, thinned
 from madlite.reports.runs import StoredRun
-from madlite.reports.series import Series
+from madlite.reports.series import Failure, Series
 from madlite.store.folder import STEPS
 from madlite.text import shortened
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from madlite.model import Value
 from madlite.reports.compare import Comparison, Report
-from madlite.reports.series import Direction, Series
+from madlite.reports.series import Direction, Failure, Series
 
 STATUSES = ("success", "failure", "skipped", "suspect", "regression", "improvement")
 """What the status filter knows; a series can be several of them."""
@@ -202,21 +202,6 @@ class CurvePanel(Value, frozen=True):
     metric: str
     runs: tuple[CurveRun, ...]
     quantities: tuple[Quantity, ...]
-
-
-class Failure(Value, frozen=True):
-    """Failed results with one cause: of a run its id, when and why; of rows without a run how many."""
-
-    cause: str
-    model: str
-    device: str = ""
-    precision: str = ""
-    when: str = ""
-    run: str = ""
-    reason: str = ""
-    evidence: str = ""
-    hint: str = ""
-    count: int = 1
 
 
 class FailureView(Value, frozen=True):

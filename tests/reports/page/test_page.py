@@ -45,7 +45,7 @@ def page(folder):
 
 def of_sources(names, folder=Path(), **where):
     found = collect(names, folder, where)
-    return page_data(found.series, found.runs, failures=found.failures, sources=found.sources, notes=found.notes)
+    return page_data(found.series, found.stored, failures=found.failures, sources=(found.label,), notes=found.notes)
 
 
 def series(values, metric="tokens_per_s_per_gpu", direction="higher", **dimensions):
@@ -224,9 +224,8 @@ def test_published_numbers_stand_beside_the_series_that_they_match(folder):
         value=10_000.0, micro_batch=3, source="a README", date="2026-05",
     )  # fmt: skip
     found = collect([], folder, {})
-    page = page_data(
-        found.series, found.runs, references=references_of([Published(reference=one, origin="mine.toml")], found.runs)
-    )
+    published = references_of([Published(reference=one, origin="mine.toml")], found.stored)
+    page = page_data(found.series, found.stored, references=published)
     (view,) = (view for view in page.series if view.references)
     assert view.model == "llama-3.1-8b" and view.references[0].label == "a README in mine.toml, 2026-05"
     assert view.references[0].differences == ("batch 3, here 4",)
