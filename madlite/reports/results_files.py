@@ -7,11 +7,12 @@ columns that a series needs are kept.
 from __future__ import annotations
 
 import csv
+import math
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import open_named, open_regular
@@ -36,8 +37,6 @@ from madlite.text import unlimited_fields
 
 if TYPE_CHECKING:
     import pandas
-    from numpy import int64
-    from numpy.typing import NDArray
 
 SMALL_BYTES = 5 << 20
 _NUMBER = "performance"
@@ -293,43 +292,21 @@ def _frames(path: Path, header: Sequence[str], names: Sequence[str], *, links: b
 
 def _add(parts: dict[tuple[str, ...], _Part], frame: pandas.DataFrame, keys: Sequence[str]) -> None:
     """Add the rows of a frame to the parts that they belong to."""
-    import numpy
     import pandas
 
-    numbers = pandas.to_numeric(frame[_NUMBER], errors="coerce").to_numpy(dtype=float)
-    labels = _labels(frame, keys)
-    order = numpy.argsort(labels, kind="stable")
-    texts = {name: frame[name].cat for name in frame.columns if name != _NUMBER}
-    codes = {name: texts[name].codes.to_numpy() for name in texts}
-    for rows in numpy.split(order, numpy.flatnonzero(numpy.diff(labels[order])) + 1):
-        key = tuple(_text(texts[name], codes[name][rows[0]]) for name in keys)
-        part = parts.setdefault(key, _Part())
-        own = numbers[rows]
-        part.rows += len(rows)
-        part.values.extend(own[numpy.isfinite(own)])
-        for name in (name for name in FACTS if name in texts):
-            found = (_text(texts[name], code) for code in numpy.unique(codes[name][rows]))
-            part.facts += [{FACTS[name]: text} for text in found if text]
+    frame[_NUMBER] = pandas.to_numeric(frame[_NUMBER], errors="coerce")
+    for cells, rows in frame.groupby(list(keys), observed=True, sort=False, dropna=False):
+        part = parts.setdefault(tuple(map(_text, cells)), _Part())
+        own = rows[_NUMBER]
+        part.rows += len(own)
+        part.values.extend(own[own.notna() & ~own.isin((math.inf, -math.inf))])
+        for name in (name for name in FACTS if name in rows):
+            part.facts += [{FACTS[name]: text} for text in map(_text, rows[name].unique()) if text]
 
 
-def _text(cells: Any, code: int) -> str:
-    """Return the text that a code of a column stands for; that of a row which ends before the column is blank."""
-    return str(cells.categories[code]).strip() if code >= 0 else ""
-
-
-def _labels(frame: pandas.DataFrame, keys: Sequence[str]) -> NDArray[int64]:
-    """Return a number for each row, the same for rows whose cells of these columns are the same."""
-    import numpy
-    import pandas
-
-    labels = numpy.zeros(len(frame), dtype=numpy.int64)
-    for name in keys:
-        categories = frame[name].cat
-        codes = categories.codes.to_numpy()
-        if codes.min(initial=0) != codes.max(initial=0):
-            combined = labels * (len(categories.categories) + 1) + codes
-            labels = pandas.factorize(combined)[0].astype(numpy.int64)
-    return labels
+def _text(cell: object) -> str:
+    """Return a cell as text; that of a row which ends before the column is blank."""
+    return "" if cell != cell else str(cell).strip()  # noqa: PLR0124 - NaN, which equals nothing
 
 
 def _as_reads(

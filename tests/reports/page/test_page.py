@@ -88,8 +88,9 @@ def test_failures_have_their_causes_and_what_to_do(page):
 def test_step_curves_are_of_the_newest_runs_and_keep_their_peaks(page):
     assert [one.name.split()[0] for one in page.panels] == ["flux", "llama-3.1-70b", "llama-3.1-8b"]
     panel = page.panels[-1]
-    assert [one.run[-2:] for one in panel.runs] == ["11", "12", "13"]  # hexadecimal, of 20 runs
-    assert panel.runs[-1].window == (11, 60) and panel.runs[-1].power_w == 702.0
+    assert [one.run.folder.name[-2:] for one in panel.runs] == ["11", "12", "13"]  # hexadecimal, of 20 runs
+    last = panel.runs[-1].run.record
+    assert (last.window.first_step, last.window.last_step, last.telemetry.power_w) == (11, 60, 702.0)
     assert [one.name for one in panel.quantities] == ["tokens/s/GPU", "loss", "GiB reserved"]
     newest = panel.quantities[0].curves[-1]
     lowest = min(newest.values[10:])
