@@ -23,7 +23,6 @@ from madlite.reports.runs import (
     StoredRun,
     appended_to,
     find_named,
-    list_runs,
     names_with,
     open_run,
     run_names,
@@ -77,16 +76,16 @@ def read_side(
 
 
 class Source(Value, frozen=True):
-    """What a name stands for: runs, results files, or a baseline; `where` is a filter that the name is.
+    """What a name stands for: runs, all runs of a folder, results files, or a baseline; `where` is a filter that it is.
 
-    Of a folder, which has both, the files count where its runs have no results.
+    Of a working folder, which has both, the files count where its runs have no results.
     """
 
     runs: tuple[StoredRun, ...] = ()
+    all_of: Path | None = None
     files: tuple[Path, ...] = ()
     baseline: str = ""
     where: dict[str, str] = {}
-    is_folder: bool = False
 
 
 def find_source(name: str, runs: Path, *, paths: bool = True, index: RunIndex | None = None) -> Source:
@@ -106,11 +105,11 @@ def find_source(name: str, runs: Path, *, paths: bool = True, index: RunIndex | 
         return Source(runs=(open_run(path),)) if _is_run_folder(path) else _folder(path)
     if name in baseline_names(runs):
         return Source(baseline=name)
-    if chosen := _chosen_runs(name, runs, index):
-        return Source(runs=tuple(chosen))
     key, _, text = name.partition("=")
     if text and key:
-        return Source(runs=list_runs(runs) if runs.is_dir() else (), where={key: text})
+        return Source(all_of=runs, where={key: text})
+    if chosen := _chosen_runs(name, runs, index):
+        return Source(runs=tuple(chosen))
     raise _unknown(name, runs)
 
 
@@ -131,31 +130,20 @@ def _is_run_folder(folder: Path) -> bool:
 
 def _folder(folder: Path) -> Source:
     """Return a folder's runs, and perf.csv or else every results file in it."""
-    runs = _runs_below(folder)
-    return Source(runs=list_runs(runs) if runs.is_dir() else (), files=_files_of(folder), is_folder=True)
-
-
-def _runs_below(folder: Path) -> Path:
-    return folder if folder.name == RUNS else folder / RUNS
-
-
-def _files_of(folder: Path) -> tuple[Path, ...]:
     perf = folder / "perf.csv"
-    return (perf,) if perf.is_file() else tuple(sorted(folder.glob("*.csv")))
+    files = (perf,) if perf.is_file() else tuple(sorted(folder.glob("*.csv")))
+    return Source(all_of=folder if folder.name == RUNS else folder / RUNS, files=files)
 
 
 def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, index: RunIndex | None) -> Side:
     """Return what a name stands for; all runs of a folder, or those with a value, by its index."""
     if not paths and _RESULTS_NAME.fullmatch(name) and os.path.lexists(runs.parent / name):
         return _of_file(runs.parent / name, where, links=False)
-    path, (key, _, text) = Path(name), name.partition("=")
-    at_path = paths and path.exists()
-    if at_path and path.is_dir() and not _is_run_folder(path):
-        found = _of_all_runs(str(path), _runs_below(path), where)
-        return found if found.series else _of_files(str(path), _files_of(path), where)
-    if key and text and not at_path and not name.startswith(BASELINE) and name not in baseline_names(runs):
-        return _of_all_runs(name, runs, {**where, key: text}, index)
     source = find_source(name, runs, paths=paths, index=index)
+    if source.all_of is not None:
+        known = index if source.all_of == runs else None
+        found = _of_all_runs(name, source.all_of, {**where, **source.where}, known)
+        return found if found.series or source.where else _of_files(name, source.files, where)
     if source.baseline:
         return _of_baseline(runs, source.baseline, where)
     return _of_file(source.files[0], where) if source.files else of_runs(name, source.runs, where)

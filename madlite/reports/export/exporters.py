@@ -17,7 +17,7 @@ from madlite.perfcsv.header import comparable, recorded_row
 from madlite.reports.baselines import load_baseline
 from madlite.reports.documents import ContentKeys
 from madlite.reports.results_files import as_cells, read_cells
-from madlite.reports.runs import StoredRun, appended_to
+from madlite.reports.runs import StoredRun, appended_to, list_runs
 from madlite.reports.series import Entry, Sample, direction_of, matches, of_record, of_row, record_sample, row_sample
 from madlite.reports.series_key import DIMENSIONS, as_dimensions, record_facts
 from madlite.reports.sides import Source, find_source, finished
@@ -158,7 +158,8 @@ class RowReader:
             yield from self._of_baseline(source.baseline, where)
             return
         found = False
-        for run in finished(source.runs, self.notes):
+        runs = source.runs if source.all_of is None else list_runs(source.all_of) if source.all_of.is_dir() else ()
+        for run in finished(runs, self.notes):
             for row in self._of_run(run, where):
                 found = True
                 yield row
@@ -166,7 +167,7 @@ class RowReader:
             try:
                 yield from self._of_file(file, where)
             except UsageProblem as problem:
-                if not source.is_folder:
+                if source.all_of is None:
                     raise
                 self.notes.append(problem.message)
 
