@@ -77,7 +77,7 @@ def one(path: Path) -> None:
     times = [time.process_time()]
     found = collect([str(path)], Path(), {})
     times.append(time.process_time())
-    page = page_data(found.series, found.runs, failures=found.failures, sources=found.sources, notes=found.notes)
+    page = page_data(found.series, found.stored, failures=found.failures, sources=(found.label,), notes=found.notes)
     text = render_page(page)
     times.append(time.process_time())
     render_markdown(page)

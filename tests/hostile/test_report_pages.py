@@ -77,7 +77,7 @@ def page_of(text, folder=None):
     found = collect([], folder, {}) if folder is not None else None
     return page_data(
         (one, *(found.series if found else ())),
-        found.runs if found else (),
+        found.stored if found else (),
         compare((base,), (one,), labels=(text, text), notes=(text,)),
         references=lambda series: (mark,),
         title=text,

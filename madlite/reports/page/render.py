@@ -174,9 +174,10 @@ def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
 
 
 def _panel(panel: CurvePanel) -> dict[str, object]:
+    window = panel.runs[-1].run.record.window
     return {
-        "runs": [shown(one.run) for one in panel.runs],
-        "window": panel.runs[-1].window,
+        "runs": [shown(one.run.folder.name) for one in panel.runs],
+        "window": (window.first_step, window.last_step) if window is not None else None,
         "quantities": [
             {"name": shown(one.name), "curves": [[curve.run, curve.steps, curve.values] for curve in one.curves]}
             for one in panel.quantities
@@ -226,9 +227,9 @@ def verdict_counts(page: Page) -> list[tuple[str, int]]:
     return [(verdict.value, report.count(verdict)) for verdict in Verdict] if report is not None else []
 
 
-def place(part: float) -> str:
-    """Return a part of 1 as a place in an SVG: `43.2%`."""
-    return f"{100 * part:.2f}%"
+def place(value: float, whole: float = 1.0) -> str:
+    """Return a part of a whole as a place in an SVG: `43.20%`."""
+    return f"{min(100.0, max(0.0, 100 * value / whole)) if whole > 0 else 0:.2f}%"
 
 
 def spark(trend: Trend) -> str:
