@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from madlite.errors import PluginError
+from madlite.errors import PluginError, did_you_mean
 from madlite.hookspecs import PROJECT, Hooks
 from madlite.model import Backend, Exporter, FailureRule, Finding, Problem, Reference, RunPlan, Runtime, Traits, Value
 
@@ -60,7 +60,8 @@ class Plugins:
             self._note(name, distribution, f"left out: {_first_line(error)}")
             return
         for misspelt in _unknown_hooks(module):
-            self._note(name, distribution, f"'{misspelt}' is no hook of madlite; {_close_hook(misspelt)}")
+            close = did_you_mean(misspelt, _spec_names(), most=1) or "see madlite plugins --hooks"
+            self._note(name, distribution, f"'{misspelt}' is no hook of madlite; {close}")
         self.loaded[name] = Plugin(
             name=name,
             distribution=distribution,
@@ -306,12 +307,6 @@ def _unknown_hooks(module: object) -> list[str]:
         name for name in dir(module) if name.startswith("madlite_") and hasattr(getattr(module, name), "madlite_impl")
     ]
     return [name for name in marked if name not in _spec_names()]
-
-
-def _close_hook(name: str) -> str:
-    from madlite.errors import did_you_mean
-
-    return did_you_mean(name, _spec_names(), most=1) or "see madlite plugins --hooks"
 
 
 def _folder(module: object) -> Path | None:

@@ -28,6 +28,7 @@ _BUILDKIT = re.compile(
 )
 _NO_BUILDX = re.compile(r"buildx component is missing|unknown flag: --progress|unknown command: docker buildx")
 _NO_CONTEXT = "unknown flag: --build-context"  # of a docker before 23 without buildx, which has a BuildKit of its own
+_NO_BASE = re.compile(r"failed to resolve source metadata|failed to do request|pull access denied")
 _WITHOUT = "docker's buildx plugin is not installed"
 
 
@@ -62,7 +63,7 @@ def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> s
     report_context_size(image, say)
     with without_own_files(image) as sent:
         problem = _build(image, build_command(sent), env, say)
-        if problem is not None and _lacks_base(problem.message):
+        if problem is not None and _NO_BASE.search(problem.message):
             stale = problem.message
             say(f"{stale}; trying the image that is here")
             problem = _build(image, build_command(sent, pull=False), env, say)
@@ -127,10 +128,6 @@ def _no_buildkit(image: Image, reason: str, line: str = "") -> RuntimeProblem:
         "install docker-buildx (https://docs.docker.com/go/buildx)",
         cause=Cause.BUILD,
     )
-
-
-def _lacks_base(message: str) -> bool:
-    return bool(re.search(r"failed to resolve source metadata|failed to do request|pull access denied", message))
 
 
 # docker's `Step 1/2 : FROM x`; podman's `STEP 1/2: FROM x`, with `[1/2] ` before it where there are stages
