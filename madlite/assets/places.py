@@ -139,7 +139,8 @@ def use_prepared(plan: RunPlan, assets: Sequence[Asset], environ: Mapping[str, s
         return plan
     if all(here[asset] for asset in hub):
         return _with_hub(plan, hub, cache, _missing(here, plan))
-    return _with_missing_note(plan if plan.traits.containerised else _with_cached(plan, hub, here), here)
+    plan = plan if plan.traits.containerised else _with_cached(plan, hub, here)
+    return replace(plan, notes=(*plan.notes, _missing(here, plan))) if any(here.values()) else plan
 
 
 def is_found(plan: RunPlan, asset: Asset) -> bool:
@@ -202,13 +203,6 @@ def _with_data(plan: RunPlan, name: str, places: Mapping[Asset, Path | None], da
     inside = data_inside(plan, folder, data)
     mounts = () if not plan.traits.containerised else (Mount(source=str(folder), target=inside, read_only=True),)
     return _with_env_and_mounts(plan, {name: inside}, mounts, f"{name}: prepared in {folder}")
-
-
-def _with_missing_note(plan: RunPlan, here: Mapping[Asset, Path | None]) -> RunPlan:
-    """Return the plan with a note on missing assets where some are here."""
-    if all(place is None for place in here.values()):
-        return plan
-    return replace(plan, notes=(*plan.notes, _missing(here, plan)))
 
 
 def _missing(here: Mapping[Asset, Path | None], plan: RunPlan) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from madlite.errors import PluginError
+from madlite.errors import PluginError, did_you_mean
 from madlite.hookspecs import PROJECT, Hooks
 from madlite.model import Backend, Exporter, FailureRule, Finding, Problem, Reference, RunPlan, Runtime, Traits, Value
 
@@ -60,7 +60,8 @@ class Plugins:
             self._note(name, distribution, f"left out: {_first_line(error)}")
             return
         for misspelt in _unknown_hooks(module):
-            self._note(name, distribution, f"'{misspelt}' is no hook of madlite; {_close_hook(misspelt)}")
+            close = did_you_mean(misspelt, _spec_names(), most=1) or "see madlite plugins --hooks"
+            self._note(name, distribution, f"'{misspelt}' is no hook of madlite; {close}")
         self.loaded[name] = Plugin(
             name=name,
             distribution=distribution,
@@ -109,21 +110,33 @@ class Plugins:
 
     def _collect_backends(self) -> dict[str, tuple[Backend, Plugin]]:
         found: dict[str, tuple[Backend, Plugin]] = {}
-        for plugin, backend in self.collect("madlite_backends"):
-            name = getattr(backend, "name", "")
-            missing = [member for member in _BACKEND_MEMBERS if not callable(getattr(backend, member, None))]
-            if not name or missing:
-                lacks = "a name" if not name else ", ".join(missing)
-                self._note(plugin.name, plugin.distribution, f"backend {backend!r} lacks {lacks}; left out")
-            elif name in found:
+        for plugin, backend in self._named("madlite_backends", "backend", _BACKEND_MEMBERS):
+            if backend.name in found:
                 raise PluginError(
-                    f"two plugins bring a backend named '{name}': {found[name][1].distribution} and "
+                    f"two plugins bring a backend named '{backend.name}': {found[backend.name][1].distribution} and "
                     f"{plugin.distribution}",
                     f"rename or uninstall one, or {SWITCH}={plugin.name}",
                 )
-            else:
-                found[name] = (backend, plugin)
+            found[backend.name] = (backend, plugin)
         return found
+
+    def _named(
+        self,
+        hook: str,
+        kind: str,
+        members: Iterable[str],
+        of: type = Callable,  # type: ignore[assignment]
+    ) -> Iterator[tuple[Plugin, Any]]:
+        """Yield each plugin's items of a hook that have a name, and members of a type; the others are noted."""
+        for plugin, item in self.collect(hook):
+            name = getattr(item, "name", "")
+            missing = [] if isinstance(name, str) and name else ["a name"]
+            missing += [member for member in members if not isinstance(getattr(item, member, None), of)]
+            if missing:
+                what = f"{kind} {item!r} lacks {', '.join(missing)}; left out"
+                self._note(plugin.name, plugin.distribution, what)
+            else:
+                yield plugin, item
 
     def runtimes(self) -> dict[str, Runtime]:
         """Return the runtimes that plugins bring, by name."""
@@ -131,28 +144,19 @@ class Plugins:
 
     def runtimes_of_plugins(self) -> dict[str, tuple[Runtime, Plugin]]:
         """Return the runtimes that plugins bring, by name, each with its plugin."""
-        found: dict[str, tuple[Runtime, Plugin]] = {}
-        for plugin, runtime in self.collect("madlite_runtimes"):
-            if not (isinstance(getattr(runtime, "name", None), str) and runtime.name):
-                self._note(plugin.name, plugin.distribution, f"runtime {runtime!r} has no name; left out")
-            elif not isinstance(getattr(runtime, "traits", None), Traits):
-                self._note(plugin.name, plugin.distribution, f"runtime {runtime.name} has no traits; left out")
-            else:
-                found[runtime.name] = (runtime, plugin)
-        return found
+        named = self._named("madlite_runtimes", "runtime", ("traits",), Traits)
+        return {runtime.name: (runtime, plugin) for plugin, runtime in named}
 
     def exporters(self) -> dict[str, tuple[Exporter, Plugin]]:
         """Return what writes results to other programs, by name, each with its plugin."""
         found: dict[str, tuple[Exporter, Plugin]] = {}
-        for plugin, exporter in self.collect("madlite_exporters"):
-            name = getattr(exporter, "name", "")
-            if not (isinstance(name, str) and name and callable(getattr(exporter, "write", None))):
-                self._note(plugin.name, plugin.distribution, f"exporter {exporter!r} lacks a name or write; left out")
-            elif name in found:
-                where = found[name][1].distribution
-                self._note(plugin.name, plugin.distribution, f"exporter {name}: {where} brings one; left out")
+        for plugin, exporter in self._named("madlite_exporters", "exporter", ("write",)):
+            if exporter.name in found:
+                where = found[exporter.name][1].distribution
+                what = f"exporter {exporter.name}: {where} brings one; left out"
+                self._note(plugin.name, plugin.distribution, what)
             else:
-                found[name] = (exporter, plugin)
+                found[exporter.name] = (exporter, plugin)
         return found
 
     def failure_rules(self) -> tuple[FailureRule, ...]:
@@ -306,12 +310,6 @@ def _unknown_hooks(module: object) -> list[str]:
         name for name in dir(module) if name.startswith("madlite_") and hasattr(getattr(module, name), "madlite_impl")
     ]
     return [name for name in marked if name not in _spec_names()]
-
-
-def _close_hook(name: str) -> str:
-    from madlite.errors import did_you_mean
-
-    return did_you_mean(name, _spec_names(), most=1) or "see madlite plugins --hooks"
 
 
 def _folder(module: object) -> Path | None:

@@ -229,7 +229,10 @@ def _read_recipe_book(path: Path) -> RecipeBook:
         return msgspec.convert(
             {
                 "defaults": table.get("defaults", {}),
-                "recipes": {name: _recipe(values) for name, values in table.get("recipe", {}).items()},
+                "recipes": {
+                    name: {"on": values.pop("on", {}), "values": values}
+                    for name, values in table.get("recipe", {}).items()
+                },
                 "env": table.get("env", {}),
                 "releases": table.get("release", {}),
                 "stand_in": table.get("stand_in", {}),
@@ -243,10 +246,6 @@ def _read_recipe_book(path: Path) -> RecipeBook:
         )
     except (ValueError, KeyError, AttributeError, TypeError, msgspec.ValidationError) as error:
         raise PluginError(f"recipes {path}: {error or type(error).__name__}") from None
-
-
-def _recipe(values: Mapping[str, object]) -> dict[str, object]:
-    return {"values": {key: value for key, value in values.items() if key != "on"}, "on": values.get("on", {})}
 
 
 def _run(values: Mapping[str, object]) -> dict[str, object]:

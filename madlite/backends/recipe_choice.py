@@ -98,8 +98,9 @@ def choose_runs(book: RecipeBook, card: str, requested: Mapping[str, str], machi
     found = _with_seq_len([run for run in fitting if _in(release, run.releases)], book, device, requested)
     if not found or (book.releases and release not in book.releases):
         raise _unknown(book, card, rows, requested, device)
+    newest = f"image release {release}: the newest with a recipe (--image-release chooses another)"
     notes = (
-        *_release_notes(release, requested),
+        *([newest] if release and not requested["release"] else []),
         *_device_notes(found[0], machine, device, book),
     )
     left_out = _left_out(book, rows, found, requested, device)
@@ -194,11 +195,6 @@ def _with_seq_len(
         return rows
     exact = [run for run in rows if str(_values(book, run, device).get("seq_len")) == wanted]
     return exact or list({_word(book, run): run for run in reversed(rows)}.values())[::-1]
-
-
-def _release_notes(release: str, requested: Mapping[str, str]) -> Iterable[str]:
-    if release and not requested.get("release"):
-        yield f"image release {release}: the newest with a recipe (--image-release chooses another)"
 
 
 def _left_out(

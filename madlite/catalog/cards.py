@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from madlite.errors import CatalogError, did_you_mean
-from madlite.files import NotJson, decode_json, texts
+from madlite.files import NotJson, decode_json, texts, wrong_key
 from madlite.model import Card, Json, Problem, Scalar, Value
 
 # madengine takes the first of these that a card has.
@@ -104,9 +105,12 @@ def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> 
     """
     if not isinstance(entry, dict):
         raise CatalogError(f"{where}: {at} must be an object, found {_json_excerpt(entry)}")
-    _refuse_nul(entry, where, at)
+    for place, text in texts(entry, at):
+        if "\0" in text:  # which no command, variable or path can contain
+            raise CatalogError(f"{where}: {place} must be text without a NUL character, found {_json_excerpt(text)}")
     written = _checked({field: value for field, value in entry.items() if value is not None}, where, at)
     folder, _, bare = written.name.partition("/")
+    counts = (getattr(written, field) for field in _GPU_COUNTS)
     return Card(
         name=f"{scope}/{written.name}" if scope else written.name,
         root=root,
@@ -114,7 +118,7 @@ def make_card(entry: Json, where: str, at: str, root: Path, scope: str = "") -> 
         scope=scope or (folder if bare else ""),
         dockerfile=_from_root(written.dockerfile, scope),
         scripts=_from_root(written.scripts, scope),
-        n_gpus=_gpu_count(written),
+        n_gpus=next((str(count).strip() for count in counts if count is not UNSET), "1"),
         tags=_split(written.tags),
         timeout_s=None if written.timeout == -1 else written.timeout,
         data=_split(written.data),
@@ -166,33 +170,10 @@ def _checked(entry: dict[str, Json], where: str, at: str) -> _Entry:
         if written.name.isprintable():
             return written
         field = "name"
-    except msgspec.ValidationError:
-        field = _bad_field(entry)
+    except msgspec.ValidationError as error:
+        field = re.split(r"[.\[]", wrong_key(error)[0])[0]
     expected = _EXPECTED.get(field, "text")
     raise CatalogError(f"{where}: {at}.{field} must be {expected}, found {_json_excerpt(entry[field])}")
-
-
-def _refuse_nul(entry: Json, where: str, at: str) -> None:
-    """Refuse a NUL in any text: no command, variable or path can contain it.
-
-    Raises:
-        CatalogError: one does; the message holds its place.
-    """
-    for place, text in texts(entry, at):
-        if "\0" in text:
-            raise CatalogError(f"{where}: {place} must be text without a NUL character, found {_json_excerpt(text)}")
-
-
-def _bad_field(entry: dict[str, Json]) -> str:
-    return next(field for field, value in entry.items() if not _fits({"name": "any", field: value}))
-
-
-def _fits(entry: dict[str, Json]) -> bool:
-    try:
-        msgspec.convert(entry, _Entry)
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 def _json_excerpt(value: Json) -> str:
@@ -203,11 +184,6 @@ def _json_excerpt(value: Json) -> str:
     except ValueError:  # more digits than Python writes
         shown = f"a {type(value).__name__} too long to be shown"
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
-
-
-def _gpu_count(written: _Entry) -> str:
-    counts = (getattr(written, field) for field in _GPU_COUNTS)
-    return next((str(count).strip() for count in counts if count is not UNSET), "1")
 
 
 def _split(names: _Names) -> tuple[str, ...]:

@@ -75,11 +75,8 @@ def unmatched(catalog: Catalog, tags: Sequence[str]) -> tuple[str, ...]:
 
 def args_of(request: Request) -> str:
     """Return the card's args with the tag's additions: each ` --name value` or ` --flag`, every `=` a blank."""
-    return request.card.args + "".join(_addition(*override) for override in request.overrides)
-
-
-def _addition(name: str, value: str | None) -> str:
-    return f" --{name}" if value is None else f" --{name} {value.replace('=', ' ')}"
+    values = ((name, "" if value is None else f" {value.replace('=', ' ')}") for name, value in request.overrides)
+    return request.card.args + "".join(f" --{name}{value}" for name, value in values)
 
 
 def _request(found: FoundCard, tag: str) -> Request:
@@ -147,7 +144,10 @@ def unknown_tags(catalog: Catalog, tags: Sequence[str]) -> CatalogError:
     """Return the error for tags that match nothing: the tags, the searched sources, and near matches."""
     named = ", ".join(repr(tag) for tag in tags)
     message = f"no model matches tag{'s' * (len(tags) > 1)} {named} ({_sources(catalog)}{_left_out(catalog)})"
-    hints = [_did_you_mean(catalog, tag, several=len(tags) > 1) for tag in tags]
+    after = [f" for {tag!r}" if len(tags) > 1 else "" for tag in tags]
+    hints = [
+        did_you_mean(_head(tag), _words(catalog), most=_MOST, after=end) for tag, end in zip(tags, after, strict=True)
+    ]
     hints.append(next(filter(None, (_listing(catalog, tag) for tag in tags)), "madlite discover"))
     if any("/" in tag for tag in tags):
         hints.append("cards of a framework's tree need --cards-from DIR")
@@ -166,10 +166,6 @@ def _left_out(catalog: Catalog) -> str:
     return "".join(f"; left out: {place}" for place in places[:_MOST]) + more
 
 
-def _did_you_mean(catalog: Catalog, tag: str, *, several: bool) -> str:
-    return did_you_mean(_head(tag), _words(catalog), most=_MOST, after=f" for {tag!r}" if several else "")
-
-
 def _words(catalog: Catalog) -> Collection[str]:
     return {text.lower(): text for card in catalog.cards for text in (*card.tags, card.name)}.values()
 
@@ -182,18 +178,14 @@ def _listing(catalog: Catalog, tag: str) -> str:
     close = nearest_words(_head(tag), _words(catalog), most=1)
     cards = [card for card in catalog.cards if not close or close[0] in (card.name, *card.tags)]
     known = {name for card in catalog.cards for name in card.tags if name.lower() in _head(tag)}
-    shared = {name: near for name in known if (near := [card for card in cards if _shows(card, name)])}
+    lines = [(card, " ".join((card.name, *card.tags))) for card in cards]  # what the list has of each
+    shared = {name: near for name in known if (near := [card for card, line in lines if name in line])}
     if not shared:
         return ""
     word = max(sorted(shared), key=len)
     here = {found.card.name for found in catalog.checkout}
     every = " --all" if here and not any(card.name in here for card in shared[word]) else ""
     return f"madlite discover{every} | grep {shlex.quote(word)}"
-
-
-def _shows(card: Card, word: str) -> bool:
-    """Return whether the line of a card in the list has a word."""
-    return word in card.name or any(word in tag for tag in card.tags)
 
 
 def _head(tag: str) -> str:

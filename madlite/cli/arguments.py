@@ -60,7 +60,7 @@ def complete(
             continue
         if many in option.opts:
             done += _repeat_option(many, left, ctx, has_first=has_value)
-        elif left and not has_value and not (_has_optional_value(option) and _is_option(left[0])):
+        elif left and not has_value and not (isinstance(vars(option).get("flag_value"), str) and _is_option(left[0])):
             done.append(left.popleft())
     return done
 
@@ -106,10 +106,6 @@ def _option_of(word: str, names: _Names) -> tuple[click.Parameter | None, bool]:
 
 def _takes_value(param: click.Parameter) -> bool:
     return isinstance(param, click.Option) and not param.is_flag and not param.count
-
-
-def _has_optional_value(param: click.Parameter) -> bool:
-    return isinstance(param, click.Option) and isinstance(param.flag_value, str)
 
 
 def _repeat_option(name: str, left: deque[str], ctx: click.Context, *, has_first: bool) -> list[str]:

@@ -9,7 +9,7 @@ import csv
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -56,27 +56,11 @@ class BatchStart(NamedTuple):
     resumed: Resumption | None = None
 
 
-class StudyBatch(Protocol):
-    """The runs of a command, and after `run` what they came to together: data, problems and lines to print."""
+class Batch:
+    """The runs of a command; after `run` also what they came to together: data, problems and lines to print.
 
-    planned: Sequence[PlannedRun]
-    study: Json
-    problems: tuple[str, ...]
-    lines: list[str]
-
-    def run(self, start: BatchStart) -> RunOutcome:
-        """Run all of them, of an earlier batch those that are not finished."""
-
-
-class OwnBatch(StudyBatch, Protocol):
-    """The runs of `madlite run`, which can be resumed: `every` one with its warm-ups, and the id of their study."""
-
-    every: Sequence[PlannedRun]
-    study_id: str
-
-
-class _PlainBatch:
-    """The runs of a command that makes no study of them."""
+    `every` has the warm-ups too; `study_id` is that of the study that they are, if they are one.
+    """
 
     study_id = ""
 
@@ -88,14 +72,14 @@ class _PlainBatch:
         self.lines: list[str] = []
 
     def run(self, start: BatchStart) -> RunOutcome:
-
+        """Run all of them, of an earlier batch those that are not finished."""
         options, plugins, screen, settings, resumed = start
         left = resumed.left(self.planned) if resumed is not None else self.planned
         outcome = run_batch(left, options, plugins, screen, journal=self._journal, settings=settings)
         return resumed.whole(self.planned, outcome) if resumed is not None else outcome
 
 
-class _SweepBatch(_PlainBatch):
+class _SweepBatch(Batch):
     """The runs of a sweep whose points are not repeated."""
 
     def __init__(self, planned: Sequence[PlannedRun], journal: BatchLog, study_id: str = "") -> None:
@@ -117,7 +101,7 @@ class _SweepBatch(_PlainBatch):
         return outcome
 
 
-class _RepeatBatch(_PlainBatch):
+class _RepeatBatch(Batch):
     """The runs of a repeat."""
 
     def __init__(
@@ -146,12 +130,12 @@ def make_batch(
     params: dict[str, Any],
     journal: BatchLog,
     before: LoggedBatch | None = None,
-) -> OwnBatch:
+) -> Batch:
     """Return the runs as the options have them, of the study of an earlier batch where that is resumed."""
     study_id = before.study if before is not None else ""
     if params["repeat"] is not None:
         return _RepeatBatch(planned, params, journal, study_id)
-    return _SweepBatch(planned, journal, study_id) if params["sweep"] else _PlainBatch(planned, journal)
+    return _SweepBatch(planned, journal, study_id) if params["sweep"] else Batch(planned, journal)
 
 
 def is_alone(name: str) -> bool:
@@ -261,7 +245,7 @@ def note_fallback(planned: Sequence[PlannedRun], params: dict[str, Any]) -> Iter
 
 def resumed(
     before: LoggedBatch,
-    runs: OwnBatch,
+    runs: Batch,
     options: Options,
     journal: BatchLog,
     screen: PlainScreen,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import check_together, no_cluster, retry_options, settle_options
-from madlite.cli.batches import BatchStart
+from madlite.cli.batches import Batch, BatchStart
 from madlite.cli.compare import Percent
 from madlite.cli.options import (
     TagsCommand,
@@ -150,8 +150,6 @@ def command(**params: Any) -> int:
     madlite bisect my_model --between a.toml,b.toml,c.toml
     madlite bisect my_model --repository /workspace/torchtitan --good v0.2.0 --bad main
     """
-    from madlite.store.batches import BatchLog
-
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     _refuse(params)
     touch = not params["dry_run"]
@@ -167,11 +165,8 @@ def command(**params: Any) -> int:
         request = _request(items, options, params)
         folder = _open_folder(options, params, journal.id, request)
         opened.callback(folder.close)
-
-        def make_batch(planned: Sequence[PlannedRun], params: dict[str, Any], journal: BatchLog) -> BisectBatch:
-            return BisectBatch(items, judge, folder, params, journal)
-
-        return run_planned([items[0].planned], options, plugins, params, journal, make_batch)
+        batch = BisectBatch(items, judge, folder, params, journal)
+        return run_planned([items[0].planned], options, plugins, params, journal, lambda planned: batch)
 
 
 def _refuse(params: dict[str, Any]) -> None:
@@ -398,7 +393,7 @@ def _open_folder(options: Options, params: dict[str, Any], new_id: str, request:
     return BisectFolder.resume(options.workspace, "" if name == "last" else name, request)
 
 
-class BisectBatch:
+class BisectBatch(Batch):
     """The runs of a bisect, which decide each other; after `run`, what they came to."""
 
     def __init__(
@@ -409,14 +404,11 @@ class BisectBatch:
         params: dict[str, Any],
         journal: BatchLog,
     ) -> None:
-        self._items, self._folder, self._params, self._journal = items, folder, params, journal
+        self._items, self._folder, self._params = items, folder, params
         self._bisection = Bisection(len(items), judge)
         self._told: tuple[int, str] | None = None
         self._planned: list[PlannedRun] = []
-        self.planned: Sequence[PlannedRun] = self._planned  # which grows with each run
-        self.study: Json = None
-        self.problems: tuple[str, ...] = ()
-        self.lines: list[str] = []
+        super().__init__(self._planned, journal)  # which grows with each run
 
     def run(self, start: BatchStart) -> RunOutcome:
         """Run until the search has ended, or a signal came."""

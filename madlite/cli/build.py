@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,8 +28,8 @@ from madlite.cli.options import (
     tags_option,
     vendor_option,
 )
-from madlite.cli.planning import is_manifest, read_credentials
-from madlite.cli.screens import PlainScreen, Sink
+from madlite.cli.planning import is_manifest, plan_all, read_credentials
+from madlite.cli.screens import PlainScreen, open_screen
 from madlite.cli.setup import cards_option
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import check_writable, write_named
@@ -46,7 +45,6 @@ from madlite.text import align, duration, printable, size_text
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.plan.context import Context
 
 
 _FILE = click.Path(path_type=Path)
@@ -122,11 +120,11 @@ def command(**params: Any) -> int:
 
 
 def _inputs(plugins: Plugins, params: dict[str, Any]) -> BuildInputs:
-    from madlite.run.build import BuildInputs
-
     context = setup.make_context({**params, "gpus": ""})
     options = _options(params)
-    machine = setup.find_machine(_without_gpus(context) if context.typed.gpu_vendor else context, "")
+    # where the vendor is given no GPU is looked for: they may be on another machine
+    described = replace(context, values={"gpu_vendor": "CPU"}) if context.typed.gpu_vendor else context
+    machine = setup.find_machine(described, "")
     setup.print_problems(machine.problems)
     target = find_target(context, machine, params["target_archs"])
     for note in target.notes if not params["use_image"] else ():
@@ -155,11 +153,6 @@ def _options(params: dict[str, Any]) -> Options:
     )
 
 
-def _without_gpus(context: Context) -> Context:
-    """Return a context that skips GPU detection: the vendor is given, and its GPUs may be on another machine."""
-    return replace(context, values={"gpu_vendor": "CPU"})
-
-
 def _jobs(plugins: Plugins, params: dict[str, Any], inputs: BuildInputs) -> list[BuildJob]:
 
     workspace, trees = inputs.options.workspace, params["cards_from"]
@@ -182,21 +175,14 @@ def _outside(jobs: Sequence[BuildJob]) -> Iterator[str]:
 
 
 def _build(jobs: Sequence[BuildJob], inputs: BuildInputs, params: dict[str, Any]) -> int:
-    from madlite.cli.screens import make_screen
-
-    sink = Sink(sys.stdout.fileno())
-    screen = make_screen(sink, live=params["live_output"])
-    lines = BuildLines(screen)
-    try:
+    with open_screen(live=params["live_output"]) as screen:
+        lines = BuildLines(screen)
         built = build_all(jobs, inputs.options.workspace, inputs.options.environ, lines)
         lines.total(built)
         if built.interrupted:
             screen.warn(f"interrupted: {params['manifest_output']} was not written")
             return int(built.exit_code)
         return _write(_texts(built, jobs, inputs, params), built, screen)
-    finally:
-        screen.close()
-        sink.close()
 
 
 def _write(texts: Mapping[Path, tuple[str, str]], built: Built, screen: PlainScreen) -> int:
@@ -305,8 +291,6 @@ def prepare(**params: Any) -> int:
     Access to every repository is checked, and room on the disk, before anything is fetched. A run of the same tag and
     options then uses what is here and fetches nothing.
     """
-    from madlite.cli.planning import plan_all
-
     plugins = setup.load(params["no_plugins"], params["verbose"])
     options = setup.make_options(params)
     planned = plan_all(plugins, options, params)
@@ -319,21 +303,10 @@ def prepare(**params: Any) -> int:
     found.check()
     if params["dry_run"]:
         return 0
-    return _prepare(found, options, mask)
-
-
-def _prepare(found: Resolution, options: Options, mask: Any) -> int:
-    from madlite.cli.screens import make_screen
-
-    sink = Sink(sys.stdout.fileno())
-    screen = make_screen(sink, live=options.live_output)
-    try:
+    with open_screen(live=options.live_output) as screen:
         lines = PrepareLines(screen, mask)
         done = prepare_all(found, options, lines, mask)
         lines.total(done)
-    finally:
-        screen.close()
-        sink.close()
     return int(done.exit_code)
 
 

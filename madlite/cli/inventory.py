@@ -24,7 +24,7 @@ from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.files import exists, shown
 from madlite.hookspecs import Hooks
 from madlite.model import Card, Json, Reference, Result, RunPlan
-from madlite.references import FILE
+from madlite.references import FILE, read_references
 from madlite.text import align
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def discover(
     workspace = setup.find_workspace(touch=False)
     wanted = split_tags(tags)
     catalog = setup.load_cards(plugins, workspace, cards_from, wanted if tags else None)
+    print_problems(catalog.problems)
     if tags:
         requests = select(catalog, wanted)
         cards = [(request.card, args_of(request)) for request in requests]
@@ -158,51 +159,45 @@ def plugins_command(hooks: bool, as_json: bool, no_plugins: bool, verbose: bool)
         click.echo(_hook_page())
         return 0
     plugins = setup.load(no_plugins, verbose)
-    backends = {name: plugin.name for name, (_, plugin) in plugins.backends().items()}
-    list(plugins.collect("madlite_cards", trees=()))
-    runtimes = {name: plugin.name for name, (_, plugin) in plugins.runtimes_of_plugins().items()}
-    exporters = {name: plugin.name for name, (_, plugin) in plugins.exporters().items()}
-    references = {name: len(found) for name, found in plugins.references().items()}
+    listed = _plugin_facts(plugins)
     if as_json:
-        click.echo(json.dumps(_as_json(plugins, backends, runtimes, exporters, references), indent=2))
+        problems = [{"where": problem.where, "what": problem.what} for problem in plugins.problems]
+        click.echo(json.dumps({"plugins": listed, "problems": problems}, indent=2))
         return 0
-    for plugin in plugins.loaded.values():
+    for facts, plugin in zip(listed, plugins.loaded.values(), strict=True):
         origin = "built in" if plugin.built_in else f"{plugin.distribution} {plugin.version}"
         echo(f"{plugin.name}  ({origin})")
         echo(f"    hooks     {', '.join(plugin.hooks) or 'none'}")
-        for word, found in (("backends", backends), ("runtimes", runtimes), ("exports to", exporters)):
-            if brought := [name for name, owner in found.items() if owner == plugin.name]:
+        for word, names in (("backends", "backends"), ("runtimes", "runtimes"), ("exports to", "exporters")):
+            if brought := [*facts[names]]:
                 echo(f"    {word}  {', '.join(brought)}")
-        if plugin.name in references:
-            echo(f"    references  {references[plugin.name]}")
+        if facts["references"]:
+            echo(f"    references  {facts['references']}")
     for problem in plugins.problems:
         echo(f"problem: {problem.where}: {problem.what}")
     return 0
 
 
-def _as_json(
-    plugins: Plugins,
-    backends: dict[str, str],
-    runtimes: dict[str, str],
-    exporters: dict[str, str],
-    references: dict[str, int],
-) -> dict[str, object]:
-    return {
-        "plugins": [
-            {
-                "name": plugin.name,
-                "distribution": plugin.distribution,
-                "version": plugin.version,
-                "hooks": list(plugin.hooks),
-                "backends": [name for name, owner in backends.items() if owner == plugin.name],
-                "runtimes": [name for name, owner in runtimes.items() if owner == plugin.name],
-                "exporters": [name for name, owner in exporters.items() if owner == plugin.name],
-                "references": references.get(plugin.name, 0),
-            }
-            for plugin in plugins.loaded.values()
-        ],
-        "problems": [{"where": problem.where, "what": problem.what} for problem in plugins.problems],
-    }
+def _plugin_facts(plugins: Plugins) -> list[dict[str, Json]]:
+    """Return what each plugin brings; cards and all else are collected, which finds what is wrong with them."""
+    backends = [(name, owner.name) for name, (_, owner) in plugins.backends().items()]
+    list(plugins.collect("madlite_cards", trees=()))
+    runtimes = [(name, owner.name) for name, (_, owner) in plugins.runtimes_of_plugins().items()]
+    exporters = [(name, owner.name) for name, (_, owner) in plugins.exporters().items()]
+    references = plugins.references()
+    return [
+        {
+            "name": plugin.name,
+            "distribution": plugin.distribution,
+            "version": plugin.version,
+            "hooks": list(plugin.hooks),
+            "backends": [name for name, owner in backends if owner == plugin.name],
+            "runtimes": [name for name, owner in runtimes if owner == plugin.name],
+            "exporters": [name for name, owner in exporters if owner == plugin.name],
+            "references": len(references.get(plugin.name, ())),
+        }
+        for plugin in plugins.loaded.values()
+    ]
 
 
 def _hook_page() -> str:
@@ -362,7 +357,6 @@ def load_references(plugins: Plugins, folder: Path) -> list[Published]:
     Raises:
         UsageProblem: one of the user's files cannot be used.
     """
-    from madlite.references import read_references
     from madlite.reports.references import Published
 
     found = [

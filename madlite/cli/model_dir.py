@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import filecmp
 import logging
 import os
 import stat
@@ -17,7 +18,6 @@ from madlite.store.locks import acquire
 
 COPIED = ("docker", "scripts", "models.json", "credential.json", "data.json")  # madengine 2's list
 _LOCK = ".bringing.lock"
-_CHUNK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -117,7 +117,7 @@ class _Copier:
     def _replace(self, path: Path, folder: Folder, name: str) -> bool:
         fd = open_named(self._source / path)
         try:
-            if _same_content(folder.path / name, fd):
+            if _same_content(folder.path / name, self._source / path):
                 return False
             disk, size = os.fstatvfs(folder.fd), os.fstat(fd).st_size
             if size > disk.f_bavail * disk.f_frsize:
@@ -159,17 +159,8 @@ def _link_or_copy(folder: Folder, name: str, into: Folder, last: str) -> None:
             os.close(fd)
 
 
-def _same_content(place: Path, fd: int) -> bool:
-    """Return whether a file, links followed, has the content of an open one."""
-    try:
-        old = open_named(place)
-    except OSError:
-        return False
-    try:
-        at, same = 0, os.fstat(old).st_size == os.fstat(fd).st_size
-        while same and (data := os.pread(fd, _CHUNK_BYTES, at)):
-            same = os.pread(old, _CHUNK_BYTES, at) == data
-            at += len(data)
-        return same
-    finally:
-        os.close(old)
+def _same_content(place: Path, source: Path) -> bool:
+    """Return whether two files, links followed, have the same content."""
+    with suppress(OSError):
+        return filecmp.cmp(place, source, shallow=False)
+    return False

@@ -271,7 +271,7 @@ _DECIDING = group(
     vendor_option,
     click.option(
         "--timeout",
-        type=whole_number(),
+        type=whole_number(-1),
         metavar="SECONDS",
         help="Wall clock of a run; 0 none, -1 the card's own (default).",
     ),

@@ -20,10 +20,10 @@ from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
 from madlite.cli.completion import complete_runs
 from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, suspect_lines
 from madlite.cli.options import Command, common_options, dir_option
-from madlite.cli.terminal import coloured, has_colour
+from madlite.cli.terminal import coloured, has_colour, mask
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.files import shown
-from madlite.measure.parse_log import LogReading
+from madlite.measure.parse_log import LogReading, open_log, read_chunks, read_log
 from madlite.model import (
     Backend,
     Json,
@@ -38,6 +38,7 @@ from madlite.model import (
     Window,
     to_json,
 )
+from madlite.reports.log import read_log as log_of_run
 from madlite.reports.runs import open_run
 from madlite.run.backend_choice import find_backend
 from madlite.secrets import Redactor, assigned, collect, masked_json
@@ -127,8 +128,6 @@ def _given(plugins: Plugins, backend: str, step: str) -> Backend | None:
 
 
 def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | MadliteError:
-    from madlite.measure.parse_log import open_log, read_chunks, read_log
-
     warmup = _WARMUP_STEPS if options.warmup is None else options.warmup
     try:
         if name == _STDIN:
@@ -144,9 +143,6 @@ def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | Ma
 
 def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReading:
     """Return what a run's log shows, by its own backend and warm-up where the command line names no others."""
-    from madlite.measure.parse_log import read_log as read
-    from madlite.reports.log import read_log
-
     run = open_run(folder)
     record = run.record
     own = plugins.backends().get(record.backend) if record.rendered else None
@@ -157,7 +153,7 @@ def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReadi
     own_plan = plan if plan is not None and plan.backend == record.backend else None
 
     def read_it() -> LogReading:
-        return read(f"run {folder.name}", _output(read_log(folder)), plugins, backend, steps, own_plan)
+        return read_log(f"run {folder.name}", _output(log_of_run(folder)), plugins, backend, steps, own_plan)
 
     found = limited(folder, read_it) if own_plan is not None and run.from_elsewhere else read_it()
     known, there = record.diagnosis, found.diagnosis
@@ -194,7 +190,8 @@ def _show(name: str, found: LogReading | MadliteError, place: int, count: int, a
     """Print one of several logs."""
     pieces: Iterable[str]
     if isinstance(found, MadliteError):
-        pieces = [problem_json(name, found)] if as_json else []
+        facts: Json = {"log": mask(name), "error": mask(found.message), "hint": mask(found.hint)}
+        pieces = [to_json(facts)] if as_json else []
     else:
         pieces = json_pieces(found) if as_json else _in_colour(page(found))
     if as_json and count > 1:
@@ -337,13 +334,6 @@ def json_pieces(reading: LogReading) -> Iterator[str]:
         yield before + ",\n".join(map(_step, some))
         before = ",\n"
     yield ("\n  ]" if before == ",\n" else "]") + "\n}\n"
-
-
-def problem_json(name: str, problem: MadliteError) -> str:
-    """Return the object of a log that could not be read."""
-    from madlite.cli.terminal import mask
-
-    return to_json({"log": mask(name), "error": mask(problem.message), "hint": mask(problem.hint)})
 
 
 def _facts(reading: LogReading) -> dict[str, Json]:

@@ -25,7 +25,7 @@ from madlite.cli.options import (
     tag_words,
     tags_option,
 )
-from madlite.cli.planning import check_option
+from madlite.cli.planning import check, check_option, local_secret_sources, plan_all
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines, mask
 from madlite.errors import UsageProblem, one_hint
@@ -79,8 +79,6 @@ def command(**params: Any) -> int:
     A plan has everything that is decided, the rendered script too, and no secret: names of variables alone, which are
     read at the run.
     """
-    from madlite.cli.planning import local_secret_sources, plan_all
-
     plugins = setup.load(params["no_plugins"], params["verbose"])
     options = setup.make_options({**params, **_RESULTS})
     planned = plan_all(plugins, options, params, probe=not params["machine"])
@@ -111,10 +109,6 @@ def _without_output(words: Sequence[str]) -> tuple[str, ...]:
 
 def _write(planned: Sequence[PlannedRun], texts: Sequence[str], output: str) -> None:
     """Write the files, once it is known that all of them can be written, and name them."""
-    from madlite.errors import UsageProblem
-    from madlite.files import is_file
-    from madlite.plan.plan_file import is_plan_file
-
     if not texts:
         raise UsageProblem("there is nothing to plan")
     in_folder = output.endswith("/") or is_folder(Path(output))
@@ -178,7 +172,6 @@ def explain(tag: tuple[str, ...], everything: bool, as_json: bool, **params: Any
     madlite explain my_model --check && madlite run --tags my_model
     madlite explain my_model --cluster mi300 --nodes 4
     """
-    from madlite.cli.planning import check, plan_all
     from madlite.cli.submit import planning_options
 
     check_together((MACHINE_OR_CLUSTER,))

@@ -17,7 +17,7 @@ from madlite.backends.loader import Plugins
 from madlite.batch.resume import follow_cut_off
 from madlite.batch.runner import exit_code
 from madlite.bundled import template_root
-from madlite.catalog.datasets import DataSets, read_data_sets
+from madlite.catalog.datasets import read_data_sets
 from madlite.catalog.select import split_tags, tag_additions
 from madlite.cli import setup
 from madlite.cli.arguments import named_values
@@ -86,11 +86,10 @@ def save_manifest(
     `results` are those of the runs that ended.  A run from a manifest leaves that one as it is, and runs that had
     no image (on the host, not started, not built) leave one that names images.
     """
-    from madlite.run.executor import secrets_for
-
     file = options.workspace / params["manifest_output"]
     secrets = [text for one in planned for text in secrets_for(one, options.environ)]
-    if not builds_of(planned, results)[0] and _names_images(file, options):
+    before = _read(file, options.workspace)
+    if before is not None and before.images and not builds_of(planned, results)[0]:
         return ""
     text = manifest_of_runs(planned, results, setup.context_of(params), secrets)
     try:
@@ -98,11 +97,6 @@ def save_manifest(
     except UsageProblem as problem:
         return problem.message
     return ""
-
-
-def _names_images(file: Path, options: Options) -> bool:
-    found = _read(file, options.workspace)
-    return found is not None and bool(found.images)
 
 
 def is_manifest(file: Path) -> bool:
@@ -151,11 +145,6 @@ def check_local_target(context: Context) -> None:
             f"{context.origins.get(sent[0], 'context')}: key '{sent[0]}' asks for other machines",
             "--cluster NAME sends runs to those of a cluster file; leave the key out to run on this machine alone",
         )
-
-
-def _data_sets(options: Options, context: Context, params: dict[str, Any]) -> DataSets | None:
-    named, origin = params.get("data_config") is not None, context.origins.get("data", "context")
-    return read_data_sets(options.data_file, context.typed.data, origin, options.mirror, given=named)
 
 
 def local_secret_sources(options: Options) -> dict[str, str]:
@@ -306,7 +295,8 @@ def planner(
     requests = () if manifest is not None else setup.select_requests(plugins, tags, options.workspace, trees)
     if recipe is not None:
         refuse_other_cards(recipe, requests)
-    credentials = read_credentials(options.workspace)
+    named, origin = params.get("data_config") is not None, context.origins.get("data", "context")
+    data_sets = read_data_sets(options.data_file, context.typed.data, origin, options.mirror, given=named)
     inputs = BatchInputs(
         options=options,
         context=context,
@@ -315,9 +305,9 @@ def planner(
         runtimes=setup.make_runtimes(plugins, kubernetes, options.environ),
         template_root=root,
         new_run_id=new_run_id,
-        credentials=credentials,
+        credentials=read_credentials(options.workspace),
         services=read_services(options.workspace),
-        data_sets=_data_sets(options, context, params),
+        data_sets=data_sets,
         tools=make_toolset(context, options, root / TOOLS),
         tool_files=list_tools(root / TOOLS),
         fabric=None if machine.pretended else find_fabric(),

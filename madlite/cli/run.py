@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,14 +28,18 @@ from madlite.cli.batch_options import (
     sweep_options,
 )
 from madlite.cli.batches import (
+    Batch,
+    BatchFiles,
     BatchStart,
-    StudyBatch,
+    against_baseline,
     check_recovery,
+    compare_run,
     is_alone,
     left_by,
     make_batch,
     make_retry,
     note_fallback,
+    print_totals,
     resume_last,
     resumed,
     unfinished,
@@ -52,8 +55,8 @@ from madlite.cli.options import (
     tag_words,
     tags_option,
 )
-from madlite.cli.planning import check, check_option, check_start, preview
-from madlite.cli.screens import Sink
+from madlite.cli.planning import check, check_option, check_start, plan_of_file, plan_points, preview
+from madlite.cli.screens import open_screen
 from madlite.cli.setup import cards_option
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
@@ -61,6 +64,7 @@ from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
 from madlite.run.checks import check_plans, in_one_line, run_checks
 from madlite.run.screen import PlannedRun
+from madlite.store.batches import BatchLog
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -72,7 +76,7 @@ if TYPE_CHECKING:
     from madlite.model import Runtime
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.store.batches import BatchLog, LoggedBatch
+    from madlite.store.batches import LoggedBatch
 
 
 @click.command("run", cls=TagsCommand)
@@ -131,8 +135,6 @@ def command(**params: Any) -> int:
         return run_on_cluster(to, plugins, params)
     if params["plan_file"] is not None:
         _check_frozen()
-    from madlite.store.batches import BatchLog
-
     touch = not params["dry_run"]
     options = setup.make_options(params, touch)
     with ExitStack() as opened:
@@ -156,8 +158,6 @@ def _plans(
     plugins: Plugins, options: Options, params: dict[str, Any]
 ) -> Iterator[tuple[Sequence[PlannedRun], Options]]:
     """Yield the plans to run, of tags, a manifest or a plan file, and the options that they run with."""
-    from madlite.cli.planning import plan_of_file, plan_points
-
     touch, file = not params["dry_run"], params["plan_file"]
     if file is None:
         yield plan_points(plugins, options, params, touch), options
@@ -187,8 +187,6 @@ def _check_frozen() -> None:
 
 
 def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, params: dict[str, Any]) -> int:
-    from madlite.cli.batches import BatchFiles
-
     refused, warnings = run_checks(planned, plugins, options.lint)
     shown: Sequence[PlannedRun] = planned
     order: list[str] = []
@@ -215,39 +213,40 @@ def run_planned(
     plugins: Plugins,
     params: dict[str, Any],
     journal: BatchLog,
-    make: _MakeBatch | None = None,
+    make: Callable[[Sequence[PlannedRun]], Batch] | None = None,
 ) -> int:
     """Run plans to their rows with all that is printed meanwhile, and return the exit code.
 
     `make` makes the batch of them once they were checked, else the options decide.
     """
-    from madlite.cli.batches import BatchFiles, against_baseline, print_totals
-
     batch_before = unfinished(options.workspace) if params.get("resume") else None
     against = against_baseline(params, options)
     notes = len(plugins.problems)
     planned, warnings = _checked(planned, options, plugins, params)
-    own = make_batch(planned, params, journal, batch_before) if make is None else None
-    if batch_before is not None and own is not None:
-        refuse_other_study(batch_before, own.planned)
-    runs = own or cast("_MakeBatch", make)(planned, params, journal)
+    runs = (make or partial(make_batch, params=params, journal=journal, before=batch_before))(planned)
+    if batch_before is not None:
+        refuse_other_study(batch_before, runs.planned)
     batch = BatchFiles(runs.planned, options, params)
-    with _shown(options, plugins) as screen:
+    compare, as_madengine = partial(compare_run, plugins), bool(options.contract)
+    with open_screen(live=options.live_output, as_madengine=as_madengine, compare=compare) as screen:
         recovered = tuple(_recover(options, plugins.runtimes(), batch_before))
         for text in (*warnings, *recovered):
             screen.warn(text)
-        before = resumed(batch_before, own, options, journal, screen) if batch_before is not None and own else None
+        before = resumed(batch_before, runs, options, journal, screen) if batch_before is not None else None
         planned = before.with_ids(runs.planned) if before is not None else runs.planned
         batch = BatchFiles(planned, options, params) if before is not None else batch
         for text in _recovery_report(options, recovered, batch_before.study if batch_before is not None else ""):
             screen.warn(text)
         journal.note(
-            study=own.study_id if own is not None else "",
-            series=series_of(own.planned) if own is not None else (),
+            study=runs.study_id,
+            series=series_of(runs.planned) if make is None else (),
             inputs=inputs_of_all(planned, options.workspace),
         )
         batch.begin()
-        settings = _make_settings(params, against, _standing(params, planned, options, before), before)
+        standing = before.standing if before is not None else {}
+        if params.get("attempt"):
+            standing = standing_before(planned[0].plan, options.output, new_columns(options.contract))
+        settings = _make_settings(params, against, standing, before)
         outcome = runs.run(BatchStart(options, plugins, screen, settings, before))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
         _print_outcome(screen, outcome, (*(f"{one.where}: {one.what}" for one in plugins.problems[notes:]), *problems))
@@ -272,29 +271,8 @@ def _checked(
     return planned, warnings
 
 
-@contextmanager
-def _shown(options: Options, plugins: Plugins) -> Iterator[PlainScreen]:
-    """Yield the screen of the runs, closed after the block; at its end it says what nobody read."""
-    from madlite.cli.batches import compare_run
-    from madlite.cli.screens import make_screen
-
-    sink = Sink(sys.stdout.fileno())
-    compare = partial(compare_run, plugins)
-    screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract), compare=compare)
-    try:
-        yield screen
-        if sink.dropped_bytes:
-            screen.warn(f"{sink.dropped_bytes} bytes were not shown: the output was not read; the log has them")
-    finally:
-        screen.close()
-        sink.close()
-
-
 _GOES_ON = "madlite run --resume goes on with what was interrupted or never started"
 _BY_SIGNAL = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP)
-
-
-_MakeBatch: TypeAlias = Callable[[Sequence[PlannedRun], dict[str, Any], "BatchLog"], StudyBatch]
 
 
 def _make_settings(
@@ -316,16 +294,6 @@ def _make_settings(
         earlier=resumed.earlier if resumed is not None else {},
         recoverable=bool(params.get("resume")),
     )
-
-
-def _standing(
-    params: dict[str, Any], planned: Sequence[PlannedRun], options: Options, resumed: Resumption | None
-) -> Mapping[str, Standing]:
-    """Return the failed attempts that are followed by one of these runs."""
-    if not params.get("attempt"):
-        return resumed.standing if resumed is not None else {}
-
-    return standing_before(planned[0].plan, options.output, new_columns(options.contract))
 
 
 def _make_settle(params: dict[str, Any]) -> Settle | None:

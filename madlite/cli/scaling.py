@@ -19,7 +19,7 @@ from madlite.cli.batch_options import (
     pretend_options,
     turn_options,
 )
-from madlite.cli.batches import BatchStart
+from madlite.cli.batches import Batch, BatchStart
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -37,7 +37,7 @@ from madlite.cli.setup import cards_option
 from madlite.cli.studies import scaling_study_lines
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
-from madlite.model import Json, Scalar
+from madlite.model import Scalar
 from madlite.run.screen import PlannedRun
 from madlite.study.efficiency import GPUS, NODES
 from madlite.study.scaling import (
@@ -52,7 +52,6 @@ from madlite.study.scaling import (
 if TYPE_CHECKING:
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.store.batches import BatchLog
 
 
 def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) -> str:
@@ -113,7 +112,7 @@ def command(**params: Any) -> int:
         if journal is None:
             return _preview(points, options, params)
         planned = order_runs(points, journal.id, params["repeat"] or 1)
-        return run_planned(planned, options, plugins, params, journal, ScalingBatch)
+        return run_planned(planned, options, plugins, params, journal, partial(ScalingBatch, journal=journal))
 
 
 def _wanted(params: dict[str, Any]) -> tuple[Axis, list[int]]:
@@ -165,15 +164,8 @@ def _preview(points: Sequence[PlannedPoint], options: Options, params: dict[str,
     return 0
 
 
-class ScalingBatch:
+class ScalingBatch(Batch):
     """The runs of a scaling study; after `run`, what they came to."""
-
-    def __init__(self, planned: Sequence[PlannedRun], params: dict[str, Any], journal: BatchLog) -> None:
-        self._journal = journal
-        self.planned = planned
-        self.study: Json = None
-        self.problems: tuple[str, ...] = ()
-        self.lines: list[str] = []
 
     def run(self, start: BatchStart) -> RunOutcome:
         """Run all of them, as `run_scaling` does."""

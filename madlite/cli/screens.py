@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -456,16 +458,27 @@ def overall_text(ended: int, count: int, left_s: float | None) -> str:
     return f"{text}, about {duration(left_s)} left, until {until:%H:%M}"
 
 
-def make_screen(
-    sink: Sink, *, live: bool, as_madengine: bool = False, compare: Comparison = no_comparison
-) -> PlainScreen:
-    """Return the screen for a sink: a terminal gets a progress line, unless it shows the output itself.
+@contextmanager
+def open_screen(
+    *, live: bool, as_madengine: bool = False, compare: Comparison = no_comparison
+) -> Iterator[PlainScreen]:
+    """Yield the screen of standard output: a terminal gets a progress line, unless it shows the output itself.
 
     `as_madengine`: madengine's own lines are printed too.  `compare` as for `PlainScreen`.
     """
+    sink = Sink(sys.stdout.fileno())
+    screen: PlainScreen
     if sink.isatty() and not live:
-        return LiveScreen(sink, as_madengine=as_madengine, compare=compare)
-    return PlainScreen(sink, live=live, as_madengine=as_madengine, compare=compare)
+        screen = LiveScreen(sink, as_madengine=as_madengine, compare=compare)
+    else:
+        screen = PlainScreen(sink, live=live, as_madengine=as_madengine, compare=compare)
+    try:
+        yield screen
+        if sink.dropped_bytes:
+            screen.warn(f"{sink.dropped_bytes} bytes were not shown: the output was not read; the log has them")
+    finally:
+        screen.close()
+        sink.close()
 
 
 def closing_report(plan: RunPlan, result: Result, compared: str = "") -> list[str]:

@@ -60,45 +60,34 @@ cards_option = group(
 """Add --cards-from, which $MADLITE_CARDS_FROM stands in for."""
 
 
-def make_catalog(
-    plugins: Plugins, workspace: Path, bundled: Path, trees: Sequence[Path], tags: Sequence[str] | None = None
+def load_cards(
+    plugins: Plugins, workspace: Path, trees: Sequence[Path] = (), tags: Sequence[str] | None = None
 ) -> Catalog:
-    """Return every card there is; `trees` are the folders of `--cards-from`.
+    """Return every card of this folder, plugins and madlite itself; `trees` are the folders of `--cards-from`.
 
     With `tags`, programs that list cards are executed only where they may list one that is selected.
 
     Raises:
-        UsageProblem: one of them is no folder, or none that a plugin knows.
+        UsageProblem: one of the trees is no folder, or none that a plugin knows.
         CatalogError: as `load_catalog`.
     """
     from madlite.catalog.sources import load_catalog
 
     trees = tuple(dict.fromkeys(trees))
-    for tree in trees:
-        _check_folder(tree)
+    if missing := [tree for tree in trees if not is_folder(tree)]:
+        raise UsageProblem(f"cards from {shown(missing[0])}: there is no such folder", "--cards-from DIR")
     shipped: dict[str, tuple[Path, list[CardItem]]] = {}
     for plugin, item in plugins.collect("madlite_cards", trees=trees):
         shipped.setdefault(plugin.name, (plugin.folder or workspace, []))[1].append(item)
-    items = [item for _, items in shipped.values() for item in items]
-    _refuse_unknown(trees, {item.tree for item in items if isinstance(item, TreeCards)}, plugins)
-    wanted = tag_names(tags) if tags is not None else None
-    return load_catalog(workspace, bundled, [(name, *rest) for name, rest in shipped.items()], wanted)
-
-
-def _check_folder(tree: Path) -> None:
-
-    if not is_folder(tree):
-        raise UsageProblem(f"cards from {shown(tree)}: there is no such folder", "--cards-from DIR")
-
-
-def _refuse_unknown(trees: Sequence[Path], read: set[Path], plugins: Plugins) -> None:
-
+    read = {item.tree for _, items in shipped.values() for item in items if isinstance(item, TreeCards)}
     if unknown := [tree for tree in trees if tree not in read]:
         broken = "".join(f"; {problem.where}: {problem.what}" for problem in plugins.problems)
         raise UsageProblem(
             f"cards from {shown(unknown[0])}: no plugin makes cards of this folder{broken}",
             "name the folder itself that a plugin reads, such as a clone of https://github.com/AMD-AGI/Primus",
         )
+    wanted = tag_names(tags) if tags is not None else None
+    return load_catalog(workspace, bundled_models(home()), [(name, *rest) for name, rest in shipped.items()], wanted)
 
 
 def load(no_plugins: bool, verbose: bool) -> Plugins:
@@ -155,10 +144,8 @@ def find_workspace(touch: bool) -> Path:
     Raises:
         UsageProblem: MODEL_DIR names no folder.
     """
-    from madlite.cli.model_dir import find_model_dir
-
     here = Path.cwd()
-    return here if touch else find_model_dir(os.environ, here) or here
+    return here if touch else model_dir.find_model_dir(os.environ, here) or here
 
 
 def copy_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequence[Path] = ()) -> None:
@@ -183,9 +170,9 @@ def copy_model_dir(plugins: Plugins, tags: Sequence[str] | None, trees: Sequence
 def _check_tags(plugins: Plugins, values: Sequence[str], source: Path, here: Path, trees: Sequence[Path]) -> None:
     """Refuse a tag that has a card neither where files come from nor where they go."""
     tags = split_tags(values)
-    catalog = _catalog(plugins, source, trees, tags)
+    catalog = load_cards(plugins, source, trees, tags)
     left = unmatched(catalog, tags)
-    if not tags or (left and unmatched(_catalog(plugins, here, trees, left), left)):
+    if not tags or (left and unmatched(load_cards(plugins, here, trees, left), left)):
         select(catalog, tags)
 
 
@@ -205,7 +192,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
     workspace, output = find_workspace(touch), Path.cwd() / params["output"]
     recipe = params.get("recipe_file")
     runtime, nodes, note = allocated(params, os.environ, partial(context_of, params))
-    if runtime == SLURM and params.get("parallel") not in (None, 1):
+    if runtime == SLURM and params.get("parallel") is not None:
         what = (
             f"--parallel {params['parallel'] or 'auto'} on the nodes of an allocation: each run has all of their GPUs"
         )
@@ -216,7 +203,7 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         workspace=workspace,
         output=output,
         output_target=Path(os.path.realpath(output)),
-        timeout_s=_timeout_s(params["timeout"]),
+        timeout_s=None if params["timeout"] == -1 else params["timeout"],
         named=(*(recipe.named if recipe is not None else ()), *named_values(params)),
         sets=tuple(map(_key_value, params["sets"])),
         live_output=bool(params.get("live_output")),
@@ -240,13 +227,6 @@ def make_options(params: dict[str, Any], touch: bool = False) -> Options:
         allocation=note,
         **{name: params[name] for name in _SAME_NAME},
     )
-
-
-def _timeout_s(params: int | None) -> int | None:
-    """Return the limit in seconds, 0 for none; None for the card's own."""
-    if params is not None and params < -1:
-        raise UsageProblem(f"--timeout {params} is less than -1", "seconds, 0 for none, -1 for the card's own")
-    return None if params == -1 else params
 
 
 def command_words() -> tuple[str, ...]:
@@ -278,12 +258,10 @@ def _backend(named: str, recipe: RecipeFile | None) -> str:
 
 def _named_file(option: str, named: Path | None, workspace: Path) -> Path | None:
     """Return a file that an option names, or where MODEL_DIR copies it; None where it names none."""
-    from madlite.cli.model_dir import find_model_dir, is_copied
-
     if named is None:
         return None
     here = Path.cwd()
-    if is_copied(find_model_dir(os.environ, here), named):
+    if model_dir.is_copied(model_dir.find_model_dir(os.environ, here), named):
         return workspace / named
     if not exists(here / named):
         raise UsageProblem(f"{option} {named}: there is no such file", f"in {here}")
@@ -329,27 +307,12 @@ def select_requests(
     `trees` as in `load_cards`.  What is odd about the cards themselves is named too.
     """
     wanted = split_tags(tags)
-    requests, repeated = without_repeats(select(load_cards(plugins, workspace, trees, wanted), wanted))
+    catalog = load_cards(plugins, workspace, trees, wanted)
+    print_problems(catalog.problems)
+    requests, repeated = without_repeats(select(catalog, wanted))
     for text in (*repeated, *odd_fields(request.card for request in requests)):
         warn(text)
     return requests
-
-
-def load_cards(
-    plugins: Plugins, workspace: Path, trees: Sequence[Path] = (), tags: Sequence[str] | None = None
-) -> Catalog:
-    """Return the catalogue of this folder, plugins and madlite itself; broken files are named.
-
-    `trees` are the folders of `--cards-from`; with `tags` programs run as `make_catalog` has it.
-    """
-    catalog = _catalog(plugins, workspace, trees, tags)
-    print_problems(catalog.problems)
-    return catalog
-
-
-def _catalog(plugins: Plugins, workspace: Path, trees: Sequence[Path], tags: Sequence[str] | None) -> Catalog:
-
-    return make_catalog(plugins, workspace, bundled_models(home()), trees, tags)
 
 
 def find_card(name: str, workspace: Path) -> Card | None:

@@ -306,21 +306,14 @@ def _whole(blocked: RunOutcome, ended: RunOutcome) -> RunOutcome:
 
 def _write_blocked(blocked: Sequence[PlannedRun], options: Options, plugins: Plugins) -> RunOutcome:
     """Write the rows of plans that something keeps from starting; no job is needed for them."""
-    import sys
-
     from madlite.batch.runner import run_batch
-    from madlite.cli.screens import Sink, make_screen
+    from madlite.cli.screens import open_screen
     from madlite.run.screen import RunOutcome
 
     if not blocked:
         return RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
-    sink = Sink(sys.stdout.fileno())
-    screen = make_screen(sink, live=False)
-    try:
+    with open_screen(live=False) as screen:
         return run_batch(blocked, options, plugins, screen)
-    finally:
-        screen.close()
-        sink.close()
 
 
 _POLL_S = 2.0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from madlite.cli.options import TagsCommand, common_options, live_option, study_
 from madlite.cli.planning import check_start, planner, preview
 from madlite.cli.run import command as run_command
 from madlite.cli.run import recovery_warnings
+from madlite.cli.screens import open_screen
 from madlite.cli.setup import cards_option
 from madlite.cli.studies import runs_of_text
 from madlite.cli.terminal import echo, echo_lines
@@ -103,8 +103,6 @@ def command(**params: Any) -> int:
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --keep-global-batch --runs 12
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --resume --minutes 40
     """
-    from madlite.store.batches import BatchLog
-
     given = params
     params = {**run_command.make_context("run", [], resilient_parsing=True).params, **params}
     check_together()
@@ -186,8 +184,6 @@ class _Study:
 
     def run(self, journal: BatchLog) -> int:
         """Run the study and return the exit code."""
-        from madlite.cli.screens import Sink, make_screen
-
         options = self._options
         check_start([self._tuning.default], options)
         self._planner.make(self._tuning.space.default, full=True)  # which raises where it must not start
@@ -195,9 +191,8 @@ class _Study:
         if options.rows:
             make_folder(options.output_target or options.output)
         folder = open_folder(options.workspace, state, resume=self._params["resume"] is not None)
-        sink = Sink(sys.stdout.fileno())
-        screen = make_screen(sink, live=options.live_output, as_madengine=bool(options.contract))
-        try:
+        as_madengine = bool(options.contract)
+        with closing(folder), open_screen(live=options.live_output, as_madengine=as_madengine) as screen:
             for text in recovery_warnings(options, self._plugins.runtimes()):
                 screen.warn(text)
             lost = lost_s(options.workspace, state.id) if self._params["resume"] is not None else 0.0
@@ -209,10 +204,6 @@ class _Study:
             journal.close()
             if outcome.bug is not None:
                 raise outcome.bug
-        finally:
-            folder.close()
-            screen.close()
-            sink.close()
         return int(outcome.exit_code)
 
     def _run(self, runner: TuneRunner, journal: BatchLog, screen: PlainScreen, known: int) -> TuneOutcome:

@@ -6,7 +6,7 @@ import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ _BUILDKIT = re.compile(
 )
 _NO_BUILDX = re.compile(r"buildx component is missing|unknown flag: --progress|unknown command: docker buildx")
 _NO_CONTEXT = "unknown flag: --build-context"  # of a docker before 23 without buildx, which has a BuildKit of its own
+_NO_BASE = re.compile(r"failed to resolve source metadata|failed to do request|pull access denied")
 _WITHOUT = "docker's buildx plugin is not installed"
 
 
@@ -58,17 +59,35 @@ def build_with_buildkit(image: Image, environ: Mapping[str, str], say: Say) -> s
     """
     secrets = {name: value for name, value in image.build_args.items() if isinstance(value, Secret)}
     env = {**environ, **reveal(secrets), "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"}
-    stale = ""
     report_context_size(image, say)
     with without_own_files(image) as sent:
-        problem = _build(image, build_command(sent), env, say)
-        if problem is not None and _lacks_base(problem.message):
-            stale = problem.message
-            say(f"{stale}; trying the image that is here")
-            problem = _build(image, build_command(sent, pull=False), env, say)
-    if problem is not None:
+
+        def attempt(pull: bool) -> tuple[RuntimeProblem | None, bool]:
+            problem = _build(image, build_command(sent, pull=pull), env, say)
+            return problem, problem is not None and _NO_BASE.search(problem.message) is not None
+
+        return _with_base(attempt, say)
+
+
+def _with_base(attempt: Callable[[bool], tuple[RuntimeProblem | None, bool]], say: Say) -> str:
+    """Build with a fresh base, or with the local one where it cannot be pulled; return a note if so.
+
+    `attempt` returns the problem of a build that pulls or not, and whether it is the base's.
+
+    Raises:
+        RuntimeProblem: the image does not build.
+    """
+    problem, of_base = attempt(True)
+    if problem is None:
+        return ""
+    if not of_base:
         raise problem
-    return f"the base image was not refreshed: {stale}" if stale else ""
+    stale = problem.message.splitlines()[0]
+    say(f"{stale}; trying the one that is here")
+    again, of_base = attempt(False)
+    if again is None:
+        return f"the base image was not refreshed: {stale}"
+    raise problem if of_base else again
 
 
 def build_command(image: Image, *, pull: bool = True, buildkit: bool = True) -> list[str]:
@@ -129,10 +148,6 @@ def _no_buildkit(image: Image, reason: str, line: str = "") -> RuntimeProblem:
     )
 
 
-def _lacks_base(message: str) -> bool:
-    return bool(re.search(r"failed to resolve source metadata|failed to do request|pull access denied", message))
-
-
 # docker's `Step 1/2 : FROM x`; podman's `STEP 1/2: FROM x`, with `[1/2] ` before it where there are stages
 _STEP = re.compile(r"^(?:\[\d+/\d+\] )?step \d+/\d+ ?: (?P<instruction>.+)$", re.IGNORECASE)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the builder prints a step's stderr in red
@@ -147,18 +162,12 @@ def build(client: Client, image: Image, say: Say) -> str:
         RuntimeProblem: the context cannot be packed, or a step failed; the message holds the step and its last line.
     """
     with packed_context(image, say) as context:
-        attempt = _Attempt(client, image, context, say)
-        problem = attempt.build(pull=True)
-        if problem is not None and attempt.failed_at_base:
-            stale = _first_line(problem.message)
-            say(f"{stale}; trying the one that is here")
-            again = _Attempt(client, image, context, say)
-            if (problem_again := again.build(pull=False)) is None:
-                return f"the base image was not refreshed: {stale}"
-            problem = problem if again.failed_at_base else problem_again
-    if problem is not None:
-        raise problem
-    return ""
+
+        def attempt(pull: bool) -> tuple[RuntimeProblem | None, bool]:
+            begun = _Attempt(client, image, context, say)
+            return begun.build(pull=pull), begun.failed_at_base
+
+        return _with_base(attempt, say)
 
 
 class _Attempt:
@@ -248,7 +257,3 @@ def by_hand(image: Image) -> str:
     dockerfile = Path(image.dockerfile or "Dockerfile")
     contexts = [f"--build-context={name}={path}" for name, path in image.contexts.items()]
     return shlex.join(["docker", "build", *contexts, "-f", str(dockerfile), str(image.context or dockerfile.parent)])
-
-
-def _first_line(text: str) -> str:
-    return text.splitlines()[0]

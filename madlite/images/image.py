@@ -212,13 +212,9 @@ def pinned(found: Mapping[str, Any], ref: str = "") -> str:
     Empty for one that came from no repository.
     """
     names = [name for name in found.get("RepoDigests") or [] if "@" in name]
-    own = [name for name in names if name.partition("@")[0] == _repository(ref)]
+    repository = re.sub(r":[^:/]+$", "", ref.split("@", 1)[0])
+    own = [name for name in names if name.partition("@")[0] == repository]
     return str((own or names or [""])[0])
-
-
-def _repository(ref: str) -> str:
-    """Return a reference without its tag or digest."""
-    return re.sub(r":[^:/]+$", "", ref.split("@", 1)[0])
 
 
 # Log in to a registry for the time of one connection to the engine: nothing of it is written to a file.

@@ -55,7 +55,7 @@ def test_the_list_of_commands_tells_what_the_commands_say():
         (["report", "to-htm"], "Did you mean 'to-html'?"),
         (["validate"], "no such command 'validate'"),
         (["run", "--timeout", "soon"], "--timeout"),
-        (["run", "--tags", "demo", "--timeout", "-2"], "less than -1"),
+        (["run", "--tags", "demo", "--timeout", "-2"], "-2 is not in the range"),
         (["run", "--tags", "demo", "--set", "steps"], "--set key=value"),
         (["run", "--tags", "demo", "--set", "stepps=3"], "did you mean steps"),
         (["run", "--tags", "demo_hf_lora_tiny:stepps=3"], "did you mean steps"),

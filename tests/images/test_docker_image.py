@@ -287,7 +287,7 @@ def test_a_machine_without_dockers_command_line_is_told(tmp_path):
 
 def test_buildkit_takes_the_base_that_is_here_where_it_cannot_be_refreshed(buildkit):
     said = buildkit(NO_BASE="yes")
-    assert "trying the image that is here" in said and said.count("argv: build") == 2
+    assert "trying the one that is here" in said and said.count("argv: build") == 2
     assert said.splitlines()[-1].startswith("the base image was not refreshed: ") and "docker.io/x" in said
 
 
