@@ -208,6 +208,10 @@ def test_a_result_gets_what_was_noted(tmp_path: Path, monkeypatch: pytest.Monkey
     with senses.sampling(FakeSession(), Folder.open(tmp_path)):  # type: ignore[arg-type]
         pass
     told = senses.annotate(before)
-    assert told.telemetry is not None and told.telemetry.power_w == 502.0 and senses.foreign_processes == ("pid 1 x",)
+    assert (
+        told.telemetry is not None
+        and told.telemetry.power_w == 502.0
+        and senses.telemetry.foreign_processes == ("pid 1 x",)
+    )
     assert told.provenance.packages == {"torch": "2.9"} and told.provenance.labels == {"release": "v1"}
     assert told.provenance.gpu["vbios"] == "1" and told.image.labels == {} and told.image.id == "sha256:2"
