@@ -7,9 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
 from contextlib import contextmanager
-from functools import partial
 from statistics import fmean
 from threading import Event
 from typing import TYPE_CHECKING, cast
@@ -17,7 +15,6 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.cancellation import in_thread
 from madlite.errors import MadliteError
 from madlite.files import Folder
 from madlite.machine.host import Host, ToolOutput
@@ -45,7 +42,7 @@ from madlite.model import (
     Window,
 )
 from madlite.model.protocols import GpuSession
-from madlite.run.probe import ProbedFacts, probe
+from madlite.run.probe import JoinedAnswer, ProbedFacts, joined_probe, probe
 from madlite.run.provenance import make_provenance
 from madlite.run.screen import PlannedRun
 
@@ -132,7 +129,11 @@ class NodeSampler:
             sample = item.read(self._now)
             self._samples[item.number] += [] if sample is None else [sample]
 
-        wait([in_thread(partial(read, node), "madlite-node-telemetry") for node in nodes])
+        threads = [threading.Thread(target=read, args=(node,), daemon=True) for node in nodes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 class _Node:
@@ -324,9 +325,19 @@ class Instrumentation:
         self._nodes = NodeSampler(planned.plan, now)
         self._inside: ProbedFacts | None = None
 
+    def joined(self, preparation: Action, action: Action) -> Action | None:
+        """Return a preparation that asks as well what is there; None where that is to be asked by itself."""
+        return joined_probe(self._planned.plan, preparation, action)
+
+    def take(self, answer: JoinedAnswer) -> None:
+        """Take what a joined preparation's probe answered."""
+        self._inside = answer.facts()
+
     def probe(self, session: Session, action: Action) -> None:
-        """Ask what is there, before the model's own step, unless that is switched off."""
+        """Ask what is there, before the model's own step, unless it is known or that is switched off."""
         plan = self._planned.plan
+        if self._inside is not None:
+            return
         self._inside = probe(session, plan, action) if plan.probe else ProbedFacts(notes=(NOT_PROBED,))
 
     @contextmanager
