@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import click
 from click.core import ParameterSource
 
-from madlite.batch.collect import collect_recoverable, recover_cut_off
+from madlite.batch.collect import append_pending, collect_recoverable, recover_cut_off
 from madlite.batch.recovery.leftovers import end_orphans, still_running
-from madlite.batch.recovery.unfinished import append_pending, complete_side_files, recovery_report
+from madlite.batch.recovery.unfinished import recovery_report
 from madlite.batch.resume import inputs_of_all, refuse_other_study, series_of, standing_before
 from madlite.batch.runner import BatchSettings
 from madlite.cli import setup
@@ -415,7 +415,6 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: LoggedBa
     if options.rows:
         begin = new_columns(options.contract)
         yield from append_pending(workspace, output, begin)
-        yield from complete_side_files(workspace)
         yield from recover_cut_off(workspace, output, begin, still_running(workspace))
         yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
 
