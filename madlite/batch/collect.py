@@ -269,8 +269,10 @@ def collect_open(
     """Collect one run whose folder is open; its rows go to the results file that it names, else to `output`.
 
     Raises:
-        RecordError, OSError: its rows are not there.
+        RecordError, OSError: its rows are not there, or another command has them.
     """
+    if run_folder.is_taken():
+        raise RecordError("another command took the run for cut off, and has its row")
     return _write(result, run_folder, workspace, named_file(run_folder.path, workspace, output) or output, begin)
 
 

@@ -337,6 +337,7 @@ def _make_settings(
         settle=_make_settle(params),
         relative_change=against.cell if against else None,
         retry=make_retry(params),
+        micro_batches={} if params["oom_fallback"] else None,
         standing=standing,
         earlier=resumed.earlier if resumed is not None else {},
         recoverable=bool(params.get("resume")),
@@ -350,7 +351,7 @@ def _standing(
     if not params.get("attempt"):
         return resumed.standing if resumed is not None else {}
 
-    return standing_before(planned[0].plan, options.output, new_columns(options.contract))
+    return standing_before(planned[0].plan)
 
 
 def _check_repeat(params: dict[str, Any]) -> None:

@@ -399,7 +399,8 @@ def _other_folder(runs: Path, folder: str) -> str:
 
 
 def _is_own_folder(folder: Path) -> bool:
-    return exists(folder) and owner_of(str(folder)) == os.geteuid()
+    owner = owner_of(str(folder))
+    return owner is not None and owner[1] is not None and owner[0] == os.geteuid()
 
 
 def _runs(workspace: Path) -> Iterator[Leftover]:
