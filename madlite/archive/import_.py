@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from madlite.archive.manifest import LIMIT_BYTES as MANIFEST_BYTES
 from madlite.archive.manifest import MANIFEST, MAX_FILES, Manifest, PackedRun, read_manifest
 from madlite.archive.pack import rendered_files, why_no_file
-from madlite.batch.collect import append_rows_of
+from madlite.batch.collect import append_once
 from madlite.batch.recovery.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, open_given, shown, write_all
@@ -327,7 +327,7 @@ def _appended(one: TakenIn, workspace: Path, output: Path, begin: Sequence[str],
     try:
         if earlier and read_run(folder).rows is None:  # its journal went with its folder when that was pruned
             _note_attempt(replace(rows, path=earlier), run_folder)
-        _, words = append_rows_of(rows, run_folder, workspace, output, begin)
+        _, words = append_once(rows, run_folder, workspace, output, begin)
     finally:
         run_folder.close()
     return replace(one, words=f"{one.words}, {words}")

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
 from madlite.errors import MadliteError
-from madlite.measure.steps import Steps
 from madlite.model import Cause, Result, RunPlan, Status, Value, Variant
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.plan.caches import with_caches_of
@@ -53,7 +52,7 @@ def _sizes_of(plan: RunPlan) -> tuple[object, ...]:
 
 
 class RetryPolicy(Value, frozen=True):
-    """Which failures are followed by another attempt.
+    """Which failures of a run or a job are followed by another attempt.
 
     `retries` attempts follow a failure that passes, the first after `wait_s`, each later one after twice as long.
     With `oom_fallback` the next smaller micro batch follows a GPU's memory that ran out.  `elsewhere` where who started
@@ -64,7 +63,6 @@ class RetryPolicy(Value, frozen=True):
     wait_s: float = 10.0
     elsewhere: bool = False
     oom_fallback: bool = False
-    micro_batches: MicroBatches | None = None
 
     @property
     def is_active(self) -> bool:
@@ -150,25 +148,16 @@ def _planned_with(one: PlannedRun, micro_batch: int, plugins: Plugins) -> Planne
         return None
 
 
-class SetAside(Protocol):
-    """What can still be done with a result that is set aside: its writer's part of that."""
-
-    saved: bool
-
-    def write(self, result: Result, steps: Steps, folder: RunFolder | None) -> Result:
-        """Write its rows and the rest."""
-
-    def write_replaced(self, result: Result, folder: RunFolder) -> None:
-        """Write its record without rows."""
-
-
 class Standing(NamedTuple):
-    """A failed attempt while another one is under way: all that its row still needs, and its locked folder."""
+    """A failed attempt while another one is under way: its result, which is on the disk, and its locked folder."""
 
     result: Result
     variant: Variant | None
-    writer: SetAside
     folder: RunFolder
+
+
+Finish: TypeAlias = Callable[[RunFolder, Attempt, tuple[str, ...]], bool]
+"""Writes what is left of a failed attempt, with what followed it and further findings; returns whether that is done."""
 
 
 class Attempts:
@@ -179,13 +168,15 @@ class Attempts:
         run_id: str,
         policy: RetryPolicy,
         plugins: Plugins,
+        finish: Finish,
         before: Standing | None = None,
         earlier: tuple[FailedAttempt, ...] = (),
+        micro_batches: MicroBatches | None = None,
     ) -> None:
         """Begin after attempts of earlier commands: one that is `before` the first one, or `earlier` ones with rows."""
-        self.run_id, self._policy, self._plugins = run_id, policy, plugins
+        self.run_id, self._policy, self._plugins, self._finish = run_id, policy, plugins, finish
         self._earlier = earlier if before is None else attempts_with(before.result, before.variant)
-        self._failed = before
+        self._failed, self._known = before, micro_batches
         self._planned: RunPlan | None = None  # as the run was planned
         self._of_another: FailedAttempt | None = None  # a run like this one, whose micro batch did not fit
 
@@ -196,8 +187,7 @@ class Attempts:
             self._failed.folder.note(RunEntry(at=now(), next=one.plan.id))
         if self._earlier:
             return self._after_earlier(one)
-        known = self._policy.micro_batches
-        found = known.get(_sizes_of(one.plan)) if known is not None else None
+        found = self._known.get(_sizes_of(one.plan)) if self._known is not None else None
         again = _planned_with(one, found[0], self._plugins) if found is not None else None
         if found is None or again is None:
             return one
@@ -265,18 +255,16 @@ class Attempts:
             micro_batch //= 2
         return None
 
-    def set_aside(
-        self, one: PlannedRun, result: Result, writer: SetAside, folder: RunFolder, following: PlannedRun
-    ) -> None:
+    def set_aside(self, one: PlannedRun, result: Result, folder: RunFolder, following: PlannedRun) -> None:
         """Keep a failed attempt whose result file is written, in the place of the one before it."""
         self.replaced_by(one.plan.id)
         plan = one.plan
         failed = _failed_attempt(result, plan.variant)
         self._earlier = (*self._earlier, failed)
-        self._failed = Standing(result, plan.variant, writer, folder)
+        self._failed = Standing(result, plan.variant, folder)
         folder.note(RunEntry(at=now(), next=following.plan.id))
         other = following.plan.variant
-        known = self._policy.micro_batches
+        known = self._known
         if known is not None and other is not None and other.micro_batch and other.micro_batch != failed.micro_batch:
             known[_sizes_of(self._planned or plan)] = (other.micro_batch, failed)
 
@@ -285,9 +273,8 @@ class Attempts:
         if (failed := self._failed) is None:
             return
         self._failed = None
-        attempt = replace(failed.result.attempt or Attempt(), next=run_id)
         try:
-            failed.writer.write_replaced(replace(failed.result, attempt=attempt), failed.folder)
+            self._finish(failed.folder, replace(failed.result.attempt or Attempt(), next=run_id), ())
         finally:
             failed.folder.close()
 
@@ -300,11 +287,11 @@ class Attempts:
         failed, self._failed = self._failed, None
         assert failed is not None  # noqa: S101 - who waits for the next attempt has set one aside
         attempt = replace(failed.result.attempt or Attempt(), given_up=True)
-        result = replace(failed.result, attempt=attempt, findings=(*failed.result.findings, why))
         try:
-            return failed.writer.write(result, Steps(), failed.folder), failed.writer.saved
+            saved = self._finish(failed.folder, attempt, (why,))
         finally:
             failed.folder.close()
+        return replace(failed.result, attempt=attempt, findings=(*failed.result.findings, why)), saved
 
 
 def attempts_with(result: Result, variant: Variant | None) -> tuple[FailedAttempt, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -18,14 +18,15 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from madlite.batch.recovery.leftovers import remove_run_files
-from madlite.batch.recovery.unfinished import append_once, appended_rows, target_of
-from madlite.errors import RecordError
-from madlite.model import Cause, Diagnosis, Metric, Result, RunPlan, Status, Value
+from madlite.batch.recovery.unfinished import appended_rows, runs_with_pending_rows, target_of
+from madlite.errors import RecordError, inline_hint
+from madlite.model import Cause, Diagnosis, Metric, Result, Row, RunPlan, Status, Value
 from madlite.model.results import Attempt
+from madlite.perfcsv.append import append_rows, cut_torn, left_out_text
 from madlite.perfcsv.entries import RunOutput, make_output, read_entries
 from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, plain_cells
 from madlite.perfcsv.locked import make_folder
-from madlite.perfcsv.pending import are_in_file, rows_path
+from madlite.perfcsv.pending import are_in_file, count_written, rows_path
 from madlite.perfcsv.side_files import leave_entries, write_entries, write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.secrets import Redactor
@@ -45,7 +46,7 @@ from madlite.store.folder import (
     unfinished,
 )
 from madlite.store.journal import RunEntry, RunRows, RunStart, other_host, read_run
-from madlite.store.record import Record, make_record, record_json, result_of
+from madlite.store.record import VERSION, Record, make_record, record_json, result_of
 from madlite.store.stored import RunResult, load_result, read_record, read_run_plan
 
 
@@ -268,8 +269,10 @@ def collect_open(
     """Collect one run whose folder is open; its rows go to the results file that it names, else to `output`.
 
     Raises:
-        RecordError, OSError: its rows or its record are not there.
+        RecordError, OSError: its rows are not there, or another command has them.
     """
+    if run_folder.is_taken():
+        raise RecordError("another command took the run for cut off, and has its row")
     return _write(result, run_folder, workspace, named_file(run_folder.path, workspace, output) or output, begin)
 
 
@@ -315,7 +318,7 @@ def _write(
     With `keep_journal` the run may have something running, which `clean` looks for by that.
 
     Raises:
-        RecordError, OSError: its rows or its record are not there.
+        RecordError, OSError: its rows are not there.
     """
     record, message = result.record, "it has no row"
     warnings: list[str] = []
@@ -326,56 +329,120 @@ def _write(
         record = replace(record, attempt=replace(record.attempt or Attempt(), given_up=True))
     if record.rows is not None:
         is_first = read_run(run_folder.path).rows is None
-        rows, message = append_rows_of(record.rows, run_folder, workspace, output, begin)
+        rows, message = append_once(record.rows, run_folder, workspace, output, begin)
         record = replace(record, rows=rows)
         if result.entries is not None:
             entries = result.entries
             warnings += leave_entries(workspace, entries) if is_first else write_entries(workspace, entries, again=True)
     if problem := run_folder.write_record(record_json(record)):
-        raise RecordError(f"{message}, but {problem}")
+        return Collected(run_id=record.id, message=f"{message}, but {problem}", failed=True)
     if not keep_journal:
         run_folder.end_journal()
     return Collected(run_id=record.id, message=message, result=result_of(record), warnings=tuple(warnings))
 
 
-def append_rows_of(
+def append_once(
     rows: RunRows, run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]
 ) -> tuple[RunRows, str]:
-    """Append the rows of an open run folder and record that; return them and a message.
+    """Append rows of an open run folder unless a file has them, and return them and a message; a new file gets `begin`.
 
-    An earlier attempt may have appended them, perhaps to another file.
+    They can be there: an earlier attempt, perhaps for another file, was killed before it wrote its record, or the file
+    was rebuilt.
 
     Raises:
-        RecordError, OSError: they are not in the file.
+        RecordError, OSError: they are not in the file, or that cannot be seen.
     """
     earlier = read_run(run_folder.path).rows
-    if earlier is not None and (done := _earlier(earlier, rows, workspace)) is not None:
+    others = appended_rows(workspace) if earlier is not None and not earlier.appended else []
+    if earlier is not None and _are_there(earlier, workspace, others):
+        done = replace(earlier, appended=True, kept="")
         if not earlier.appended:
             run_folder.note(RunEntry(at=now(), rows=done))
-        return done, f"its rows are in {done.path}"
+        return done, f"its {'row is' if len(rows.cells) == 1 else 'rows are'} in {done.path}"
     named = replace(rows, path=rows_path(output, workspace))
+    begun = earlier if earlier is not None and earlier.path == named.path else None
+    # a kill amid the write left the first ones: the others join them
+    written = count_written(begun, workspace, others) if begun is not None else 0
+    if begun is not None and output.exists():
+        cut_torn(output, [Row(cells=cells) for cells in begun.cells], begun.offset)
+    attempts = [named]
+    messages = [f"its {'row was' if len(rows.cells) == 1 else 'rows were'} added to {named.path}"]
+
+    def leave_out(columns: tuple[str, ...]) -> None:
+        attempts.append(attempts[-1].without(columns))
+        messages.append(left_out_text(named.path, columns))
+
+    def before_write(size: int, columns: tuple[str, ...]) -> None:
+        begin_at = begun.offset if begun is not None and written else size
+        attempts.append(replace(attempts[-1], at=now(), offset=begin_at, columns=columns, kept=""))
+        # a row without an entry could be appended twice
+        if problem := run_folder.note(RunEntry(at=attempts[-1].at, rows=attempts[-1])):
+            place = f"{RUNS}/{run_folder.path.name}"
+            raise RecordError(f"{place}: {problem}", f"df -h {place}; ls -l {place}")
+
     make_folder(output)  # that of a file that the run named can be gone
-    done, message = append_once(named, run_folder, workspace, output, begin)
+    append_rows(
+        output,
+        [Row(cells=cells) for cells in rows.cells[written:]],
+        strict_header=rows.strict_header,
+        before_write=before_write,
+        leave_out=leave_out,
+        target=Path(os.path.realpath(output)),
+        begin=begin,
+    )
+    done = replace(attempts[-1], appended=True)
     run_folder.note(RunEntry(at=now(), rows=done))
-    return done, message
+    return done, "; ".join(messages)
 
 
-def _earlier(tried: RunRows, rows: RunRows, workspace: Path) -> RunRows | None:
-    """Return the rows as an earlier attempt has appended them, perhaps to another file; None where it has not.
+def _are_there(rows: RunRows, workspace: Path, others: Sequence[RunRows]) -> bool:
+    """Return whether rows that were tried are in their file.
 
     Raises:
-        RecordError: its file cannot be read.
+        RecordError: that cannot be seen.
     """
-    if len(tried.cells) != len(rows.cells):
-        return None
-    if not all(one.items() <= other.items() for one, other in zip(tried.cells, rows.cells, strict=True)):
-        return None  # not an attempt of this run: it could only have omitted columns
-    if tried.appended:
-        return tried
-    there = are_in_file(tried, workspace, appended_rows(workspace))
-    if there is None:
-        raise RecordError(f"whether its rows are in {tried.path} cannot be seen")
-    return replace(tried, appended=True) if there else None
+    found = rows.appended or are_in_file(rows, workspace, others)
+    if found is None:
+        raise RecordError(f"whether its rows are in {rows.path} cannot be seen", "")
+    return found
+
+
+def append_pending(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
+    """Append pending rows of earlier runs and return messages; rows that still cannot be appended stay pending.
+
+    Rows go to `output`, the results file of the command at hand, or to a results file of the working folder; a new one
+    gets the columns `begin`.
+    """
+    messages = []
+    for folder in list(runs_with_pending_rows(workspace)):
+        if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: it is theirs to do
+            continue
+        try:
+            with closing(RunFolder.reopen(folder)) as run_folder:
+                message = _append_pending(run_folder, workspace, output, begin)
+        except BlockingIOError:  # another command does it
+            continue
+        except RecordError as problem:
+            hint = f" ({inline_hint(problem.hint)})" if problem.hint else ""
+            message = f"no row was added: {problem.message}{hint}"
+        except OSError as error:
+            message = f"no row was added: {error.strerror or error}"
+        messages += [f"{folder.name}: {message}"] if message else []
+    return messages
+
+
+def _append_pending(run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]) -> str:
+    record, name = read_record(run_folder.path), run_folder.path.name
+    if record is None or record.rows is None or record.rows.appended or record.version != VERSION:  # by now
+        return ""
+    path = target_of(record.rows, workspace, output)
+    if path is not None:
+        return _write(RunResult(record=record), run_folder, workspace, path, begin).message
+    rows_are, they = ("rows are", "they stay") if len(record.rows.cells) != 1 else ("row is", "it stays")
+    return (
+        f"its {rows_are} for {record.rows.path}, which is neither this command's results file nor one of this folder: "
+        f"{they} in {RUNS}/{name}; madlite run -o {shlex.quote(record.rows.path)} … takes what is for that file"
+    )
 
 
 _HINT = "madlite run --resume runs it again"

@@ -216,6 +216,7 @@ class GpuPool:
         self.waiting: Waiting | None = None  # of the last attempt
         self._names = lease_names(gpus)
         self._leases = leases
+        self.problem = leases.problem  # why other users may not see its leases
         self._remains = remains
         self._in_use, self._foreign, self._foreign_at_s = in_use, dict[int, str](), -_POLL_DEAD_S
         self._taken: set[int] = set()
@@ -327,10 +328,6 @@ class GpuPool:
         for index in gpu_ids:
             self._noted[index] = holder
             self._mine[index].note(holder)
-
-    def unshared(self, gpu_ids: Iterable[int]) -> str:
-        """Return why another process may use GPUs of a run, though it has their leases; "" where none should."""
-        return next((lease.problem for index in gpu_ids if (lease := self._mine.get(index)) is not None), "")
 
     def beside(self) -> set[str]:
         """Return the ids of the runs that other processes have on GPUs of this machine."""

@@ -8,19 +8,18 @@ by their plans: of equal ones as many are finished as there were.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from madlite.batch.attempts import Standing, attempts_with
-from madlite.batch.collect import attempts_of, collect_open, replaced_by
+from madlite.batch.collect import attempts_of, replaced_by
 from madlite.batch.recovery.leftovers import Leftover, remove
 from madlite.batch.recovery.unfinished import appended_rows, find_incomplete
 from madlite.batch.runner import exit_code
 from madlite.errors import ExitCode, RecordError, UsageProblem
 from madlite.files import digest_of
-from madlite.measure.steps import Steps
 from madlite.model import Cause, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.perfcsv.pending import are_in_file, rows_path
@@ -32,8 +31,8 @@ from madlite.store.batches import LoggedBatch
 from madlite.store.events import RequestedRun, is_own, now
 from madlite.store.folder import RECORD, RESULT, RunFolder, exists, is_uncollected, uncollected
 from madlite.store.journal import RunEntry, RunRows, read_run
-from madlite.store.record import record_json, result_of
-from madlite.store.stored import RunResult, load_result, read_record
+from madlite.store.record import result_of
+from madlite.store.stored import load_result, read_record
 
 
 class Resumption(Value, frozen=True):
@@ -91,14 +90,11 @@ def find_standing(batch: LoggedBatch, workspace: Path) -> dict[str, Path]:
     return found
 
 
-def standing_before(plan: RunPlan, output: Path, begin: Sequence[str]) -> dict[str, Standing]:
-    """Return the failed attempt that a run takes the place of, by the run's id; none where this is the first one.
-
-    `output` and `begin` are the results file and the columns of a new one.
-    """
+def standing_before(plan: RunPlan) -> dict[str, Standing]:
+    """Return the failed attempt that a run takes the place of, by the run's id; none where this is the first one."""
     for folder in uncollected(plan.workspace):
         if read_run(folder).next == plan.id:
-            found = _adopt(folder, plan, plan.workspace, output, begin)
+            found = _adopt(folder)
             return {plan.id: found} if found is not None else {}
     return {}
 
@@ -109,12 +105,8 @@ def resume(
     workspace: Path,
     output: Path,
     environ: Mapping[str, str],
-    begin: Sequence[str],
 ) -> Resumption:
-    """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned.
-
-    `output` and `begin` are the results file and the columns of a new one.
-    """
+    """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned."""
     standing = find_standing(batch, workspace)
     results = {one.id: _result(one, batch, workspace) for one in batch.requested}
     done, open_runs = _by_digest(batch, results, finished=True), _by_digest(batch, results, finished=False)
@@ -133,7 +125,7 @@ def resume(
             asked = again.popleft()
             folder = standing.get(asked.id)
             earlier[one.plan.id] = _interrupted_attempts(workspace / RUNS / asked.id)
-            if folder is not None and (taken := _adopt(folder, one.plan, workspace, output, begin)) is not None:
+            if folder is not None and (taken := _adopt(folder)) is not None:
                 adopted[one.plan.id] = taken
     cut_off = {one.id for one in batch.requested if results[one.id] is None}
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
@@ -313,34 +305,15 @@ def _rows_elsewhere(finished: Mapping[str, Result], workspace: Path, output: Pat
             yield f"the rows of {runs} are in {name}, and are not added to {here}"
 
 
-def _adopt(folder: Path, plan: RunPlan, workspace: Path, output: Path, begin: Sequence[str]) -> Standing | None:
+def _adopt(folder: Path) -> Standing | None:
     """Take a failed attempt over, for the run that follows it; None where another command has it."""
     try:
         run_folder = RunFolder.reopen(folder)
     except OSError:
         return None
     try:
-        found = load_result(folder)
+        record = load_result(folder).record
     except RecordError:
         run_folder.close()
         return None
-    writer = _Adopted(found, lambda changed: collect_open(changed, run_folder, workspace, output, begin))
-    return Standing(result=result_of(found.record), variant=found.record.variant, writer=writer, folder=run_folder)
-
-
-class _Adopted:
-    """What can still be done with the result of an attempt of an earlier command."""
-
-    def __init__(self, found: RunResult, collect: Callable[[RunResult], object]) -> None:
-        self._found, self._collect = found, collect
-        self.saved = True
-
-    def write(self, result: Result, steps: Steps, folder: RunFolder | None) -> Result:
-        """Write its rows and the rest."""
-        self._collect(replace(self._found, record=replace(self._found.record, findings=result.findings)))
-        return result
-
-    def write_replaced(self, result: Result, folder: RunFolder) -> None:
-        """Write its record without rows."""
-        if not folder.write_record(record_json(replace(self._found.record, rows=None, attempt=result.attempt))):
-            folder.end_journal()
+    return Standing(result=result_of(record), variant=record.variant, folder=run_folder)

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.batch.attempts import Attempts, NextAttempt, RetryPolicy, Standing
+from madlite.batch.attempts import Attempts, MicroBatches, NextAttempt, RetryPolicy, Standing
+from madlite.batch.collect import collect_open
 from madlite.batch.gpu_pool import Start
 from madlite.batch.jobs import bound_plan, cpu_slots, make_jobs, open_pool, with_own_port
 from madlite.batch.scheduler import Scheduler
-from madlite.errors import ExitCode
+from madlite.errors import ExitCode, RecordError
 from madlite.model import Cause, Result, RunPlan, Status, Value
-from madlite.model.results import FailedAttempt
+from madlite.model.results import Attempt, FailedAttempt
+from madlite.perfcsv.header import new_columns
+from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.plan_file import plan_digest
 from madlite.run.executor import RunExecutor, secrets_for
@@ -28,6 +31,8 @@ from madlite.run.stop import Signals, StopControl
 from madlite.run.watchdog import StopReason
 from madlite.store.batches import BatchLog
 from madlite.store.events import RequestedRun
+from madlite.store.folder import RunFolder
+from madlite.store.stored import load_result
 
 if TYPE_CHECKING:
     from madlite.machine.telemetry.sampler import Settle
@@ -41,9 +46,9 @@ STOPPED = StopReason(cause=Cause.INTERRUPTED, text="stopped")
 class BatchSettings(Value, frozen=True):
     """How the runs of a batch go: `at_once` of them at the same time, `settle` waits before each of them.
 
-    `retry` says after which failures a run is tried again; `standing` are failed attempts of an earlier command, by the
-    ids of the runs that follow them, and `earlier` those that have their rows.  What a `recoverable` run came to is
-    written by the next command after a kill.
+    `retry` says after which failures a run is tried again, `micro_batches` what fitted before.  `standing` are failed
+    attempts of an earlier command, by the ids of the runs that follow them, and `earlier` those that have their rows.
+    What a `recoverable` run came to is written by the next command after a kill.
 
     No run starts any more once `max_failures` have failed.  An `exclusive` run has all GPUs of the machine to itself.
     `bind` keeps a run to the CPUs and the memory that are near its GPUs.
@@ -56,6 +61,7 @@ class BatchSettings(Value, frozen=True):
     settle: Settle | None = None
     relative_change: RelativeChange | None = None
     retry: RetryPolicy = RetryPolicy()
+    micro_batches: MicroBatches | None = None
     standing: Mapping[str, Standing] = {}
     earlier: Mapping[str, tuple[FailedAttempt, ...]] = {}
     recoverable: bool = False
@@ -99,7 +105,7 @@ class Batch:
         self._lock = threading.Lock()  # guards all below
         self._between: dict[int, _Between] = {}
         self._ports: set[str] = set()  # of the running runs
-        self._warned: set[str] = set()  # of leases
+        self._unshared_lease = ""  # why others may share its GPUs
         self._stop: StopReason | None = None  # of the whole batch
         self._stopped = threading.Event()  # the same, to wait for
         self._stops: dict[str, StopControl] = {}  # of the running runs
@@ -163,6 +169,9 @@ class Batch:
         jobs = make_jobs(planned, self._plugins, environ, settings.at_once, settings.exclusive)
         with open_pool(jobs, planned, environ, settings.at_once, self._stopped) as pool:
             del planned
+            if pool is not None and pool.problem:
+                self._unshared_lease = pool.problem
+                self._screen.warn(f"another user may share the GPUs, and numbers are suspect: {pool.problem}")
             for gpu, text in (pool.foreign() if pool is not None else {}).items():
                 self._screen.warn(f"GPU {gpu} is left alone: {text}")
             slots = settings.at_once or cpu_slots()
@@ -194,7 +203,9 @@ class Batch:
         run_id = start.job.run_id
         settings = self._settings
         before, earlier = settings.standing.get(run_id), settings.earlier.get(run_id, ())
-        attempts = Attempts(run_id, settings.retry, self._plugins, before, earlier)
+        attempts = Attempts(
+            run_id, settings.retry, self._plugins, self._finish_failed, before, earlier, settings.micro_batches
+        )
         one = attempts.first(self._planned.pop(start.job.position))
         self._journal.begin(run_id)
         return one, attempts
@@ -244,6 +255,24 @@ class Batch:
         self._finish(plan, attempts, result, saved=saved)
         self._plugins.notify("madlite_run_finished", plan=plan, result=result)
         self._note(scheduler, position, result, saved, None)
+
+    def _finish_failed(self, folder: RunFolder, attempt: Attempt, findings: tuple[str, ...]) -> bool:
+        """Write what is left to write of a failed attempt: its record, and rows where no other one took its place."""
+        options = self._options
+        if not (attempt.next or options.rows):  # `collect` does
+            return True
+        try:
+            found = load_result(folder.path)
+            record = replace(found.record, attempt=attempt, findings=(*found.record.findings, *findings))
+            record = replace(record, rows=None) if attempt.next else record
+            output, begin = options.output_target or options.output, new_columns(options.contract)
+            done = collect_open(replace(found, record=record), folder, options.workspace, output, begin)
+        except (RecordError, OSError) as problem:
+            self._screen.warn(f"{folder.path.name}: {problem}")
+            return False
+        for text in (*([done.message] if done.failed else []), *done.warnings, *write_waiting(options.workspace)):
+            self._screen.warn(text)
+        return not done.failed
 
     def _finish(self, plan: RunPlan, attempts: Attempts, result: Result, *, saved: bool) -> None:
         """Say that a run has ended, of which `attempts` were made."""
@@ -307,9 +336,8 @@ class Batch:
             self._stoppable(run),
         ):
             scheduler.note(start, one.plan.id, str(one.plan.folder))
-            self._unshared_lease(scheduler, start)
             run.on_open = partial(scheduler.note, start, one.plan.id, str(one.plan.folder))
-            run.unshared_lease = partial(self._unshared_lease, scheduler, start)
+            run.unshared_lease = self._unshared_lease if start.leased else ""
             run.on_end = (lambda _: scheduler.beside(start)) if retries else partial(self._ended, scheduler, start)
             writer = ResultWriter(
                 one,
@@ -335,16 +363,6 @@ class Batch:
             attempts.replaced_by(one.plan.id)
             return result, writer.saved, bug, None
 
-    def _unshared_lease(self, scheduler: Scheduler, start: Start) -> str:
-        """Return why others may share the GPUs of a run, and say each reason once."""
-        why = scheduler.unshared_lease(start)
-        with self._lock:
-            is_new = bool(why) and why not in self._warned
-            self._warned.add(why)
-        if is_new:
-            self._screen.warn(f"another user may share the GPUs, and numbers are suspect: {why}")
-        return why
-
     def _set_aside(
         self, one: PlannedRun, result: Result, attempts: Attempts, run: RunExecutor, writer: ResultWriter
     ) -> tuple[PlannedRun, NextAttempt] | None:
@@ -356,7 +374,7 @@ class Batch:
             self._screen.warn(f"{one.plan.card.name} is not tried again: {problem}")
             return None
         run.progress.ended(result, "tried again")
-        attempts.set_aside(one, result, writer, run.release_folder(), following[0])
+        attempts.set_aside(one, result, run.release_folder(), following[0])
         return following
 
     def _ended(self, scheduler: Scheduler, start: Start, status: Status) -> tuple[str, ...]:

@@ -80,11 +80,6 @@ class Scheduler:
             if self._pool is not None and self._goes_on(start):
                 self._pool.note(start.leased, run_id, folder, handle)
 
-    def unshared_lease(self, start: Start) -> str:
-        """Return why another process may use the GPUs of a run, though it has their leases; "" where none should."""
-        with self._condition:
-            return self._pool.unshared(start.leased) if self._pool is not None else ""
-
     def beside(self, start: Start) -> tuple[str, ...]:
         """Return the runs that went on beside one so far."""
         with self._condition:

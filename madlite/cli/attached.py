@@ -408,56 +408,32 @@ def _print_jobs(stored: Stored) -> None:
         echo_on(f"submission {stored.submission.id}: {runs}, job{'s' if len(jobs) > 1 else ''} {' '.join(jobs)}")
 
 
-class _Course:
-    """Looks at results often and asks the schedulers seldom; after `cancel` for a limited time."""
-
-    def __init__(self, attached: Attached) -> None:
-        self._attached = attached
-        self._asked_s, self._deadline_s = float("-inf"), float("inf")
-        self._ends = False  # whether the jobs are to be ended, and not all clusters have taken that
-
-    @property
-    def is_late(self) -> bool:
-        """Whether what was cancelled takes too long."""
-        return time.monotonic() > self._deadline_s
-
-    def cancel(self) -> None:
-        """End the jobs."""
-        self._deadline_s = time.monotonic() + _CANCEL_S
-        self._ends = True
-        self._ask()
-
-    def turn(self) -> None:
-        """Ask where it is time, write the rows of what is over, and tell what has changed."""
-        if time.monotonic() - self._asked_s >= POLL_S:
-            self._ask()
-        self._attached.settle()
-        self._attached.show()
-
-    def _ask(self) -> None:
-        self._asked_s = time.monotonic()
-        if self._ends:
-            self._ends = not _cancel(self._attached)
-        else:
-            self._attached.poll()
-
-
 def _follow(attached: Attached, stop: _Stop, *, cancel: bool = False) -> int:
-    """Follow runs to their rows, with `cancel` after their jobs were ended; return the exit code."""
+    """Follow runs to their rows, with `cancel` after their jobs were ended; return the exit code.
+
+    Results are looked at often, and the schedulers asked seldom; what was cancelled is followed for a limited time.
+    """
     attached.follows = not cancel
-    course = _Course(attached)
-    if cancel:
-        course.cancel()
+    begun_s = time.monotonic()
+    asked_s, deadline_s = (begun_s, begun_s + _CANCEL_S) if cancel else (float("-inf"), float("inf"))
+    ends = cancel and not _cancel(attached)  # whether not all clusters have taken that the jobs are to be ended
     first: int | None = None
     while attached.is_open or (stop.received and first is None):
         if stop.received and first is None:
             first = stop.received[0]
             if cancel or not _cancels(attached.on_interrupt, first, stop):
                 break
-            course.cancel()
-        elif len(stop.received) > 1 or course.is_late:
+            ends, asked_s, deadline_s = True, float("-inf"), time.monotonic() + _CANCEL_S
+        elif len(stop.received) > 1 or time.monotonic() > deadline_s:
             break
-        course.turn()
+        if time.monotonic() - asked_s >= POLL_S:
+            asked_s = time.monotonic()
+            if ends:
+                ends = not _cancel(attached)
+            else:
+                attached.poll()
+        attached.settle()
+        attached.show()
         if attached.is_open:
             stop.wait(_TICK_S)
     return _end(attached, first, cancelled=cancel)

@@ -25,7 +25,6 @@ from madlite.cli.planning import is_manifest, save_manifest
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.files import check_writable, exists, open_named, write_named
 from madlite.model import Json, Result, RunPlan, Status
-from madlite.perfcsv.header import new_columns
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
 from madlite.run.executor import secrets_for
@@ -199,7 +198,6 @@ def make_retry(params: dict[str, Any]) -> RetryPolicy:
         wait_s=params["retry_wait"],
         elsewhere=bool(params.get("attempt")),
         oom_fallback=params["oom_fallback"] or bool(params.get("smaller_plans")),
-        micro_batches={} if params["oom_fallback"] else None,
     )
 
 
@@ -253,8 +251,8 @@ def resumed(
     """Return what of an earlier batch is finished, and say so."""
     from madlite.cli.terminal import shell_line
 
-    output, begin = options.output_target or options.output, new_columns(options.contract)
-    found = resume(before, runs.every, options.workspace, output, options.environ, begin)
+    output = options.output_target or options.output
+    found = resume(before, runs.every, options.workspace, output, options.environ)
     journal.carry(before, found.requested.values())
     when, count = before.started[:19].replace("T", " "), len(runs.planned)
     done = count - len(found.left(runs.planned))

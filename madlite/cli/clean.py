@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import click
 
 from madlite.batch.collect import collect_cut_off, cut_off_runs, cut_off_text, of_other_hosts, row_elsewhere
 from madlite.batch.recovery.leftovers import NO_RUN, RUNNING, end_journals, remove, still_running
-from madlite.batch.recovery.unfinished import complete_side_files, find_all
+from madlite.batch.recovery.unfinished import find_all
 from madlite.cli.options import Command, common_options
 from madlite.cli.setup import load, warn_of
 from madlite.cli.terminal import echo
@@ -48,7 +48,6 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     """
     environ = dict(os.environ)
     runtimes = {**load(no_plugins, verbose).runtimes(), **outliving_runtimes(environ)}
-    warn_of(_completed(yes))
     found = find_all(Path.cwd(), environ, runtimes)
     for note in found.notes:
         echo(f"warning: {note}", err=True)
@@ -69,12 +68,6 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool, verbose: 
     elif waiting:
         echo(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this")
     return int(ExitCode.RUN_FAILED if failed else ExitCode.OK)
-
-
-def _completed(acknowledged: bool) -> Iterator[str]:
-    """Complete the side files before runs are acknowledged, which no command looks at again; yield messages."""
-    if acknowledged:
-        yield from complete_side_files(Path.cwd())
 
 
 def _end_journals(found: Leftovers, yes: bool) -> None:

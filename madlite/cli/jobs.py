@@ -13,7 +13,6 @@ from click.core import ParameterSource
 
 from madlite.batch.collect import attempts_of, collect_all, collect_cut_off, cut_off_runs, of_other_hosts, without_row
 from madlite.batch.recovery.leftovers import left_running
-from madlite.batch.recovery.unfinished import complete_side_files
 from madlite.batch.runner import exit_code
 from madlite.cli import setup
 from madlite.cli.arguments import OUTPUT, contract, contract_option
@@ -193,7 +192,6 @@ def collect(run: tuple[str, ...], output: Path) -> int:
     if folders or cut_off:
         check_appendable(file, here)
         make_folder(Path(os.path.realpath(file)))
-    setup.warn_of(complete_side_files(here))
     if not run:
         setup.warn_of(
             f"{name}: {text}" for name, text in of_other_hosts(here).items() if here / RUNS / name not in going_on

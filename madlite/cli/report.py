@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from madlite.batch.recovery.unfinished import complete_side_files
 from madlite.cli import setup
 from madlite.cli.arguments import contract, contract_option
 from madlite.cli.completion import complete_runs
@@ -240,9 +239,10 @@ def _published(directory: Path) -> tuple[list[Published], tuple[str, ...]]:
 def rebuild(output: Path, runs: Path, of: Path | None, force: bool) -> int:
     """Make perf.csv again, from what the records of its runs say was appended, in that order."""
     from madlite.perfcsv.rebuild import rebuild
+    from madlite.perfcsv.side_files import write_waiting
 
     done = rebuild(output, runs, of=of, force=force, contract=contract())
-    completed = complete_side_files(runs.parent) if runs.name == RUNS else ()
+    completed = write_waiting(runs.parent) if runs.name == RUNS else ()
     setup.warn_of((*done.notes, *completed))
     echo(f"wrote {output}: {counted(done.rows, 'row')} of {counted(done.runs, 'run')}")
     return int(ExitCode.OK)

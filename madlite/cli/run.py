@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from madlite.batch.collect import collect_recoverable, recover_cut_off
+from madlite.batch.collect import append_pending, collect_recoverable, recover_cut_off
 from madlite.batch.recovery.leftovers import end_orphans, still_running
-from madlite.batch.recovery.unfinished import append_pending, complete_side_files, recovery_report
+from madlite.batch.recovery.unfinished import recovery_report
 from madlite.batch.resume import inputs_of_all, refuse_other_study, series_of, standing_before
 from madlite.batch.runner import BatchSettings
 from madlite.cli import setup
@@ -245,7 +245,7 @@ def run_planned(
         batch.begin()
         standing = before.standing if before is not None else {}
         if params.get("attempt"):
-            standing = standing_before(planned[0].plan, options.output, new_columns(options.contract))
+            standing = standing_before(planned[0].plan)
         settings = _make_settings(params, against, standing, before)
         outcome = runs.run(BatchStart(options, plugins, screen, settings, before))
         problems = (*batch.close(outcome, runs.study), *runs.problems)
@@ -290,6 +290,7 @@ def _make_settings(
         settle=_make_settle(params),
         relative_change=against.cell if against else None,
         retry=make_retry(params),
+        micro_batches={} if params["oom_fallback"] else None,
         standing=standing,
         earlier=resumed.earlier if resumed is not None else {},
         recoverable=bool(params.get("resume")),
@@ -323,7 +324,6 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: LoggedBa
     if options.rows:
         begin = new_columns(options.contract)
         yield from append_pending(workspace, output, begin)
-        yield from complete_side_files(workspace)
         yield from recover_cut_off(workspace, output, begin, still_running(workspace))
         yield from collect_recoverable(workspace, output, begin, left_by(before, workspace))
 

@@ -213,8 +213,8 @@ def _prepare(
     options: Options,
     params: dict[str, Any],
 ) -> Prepared:
+    from madlite.batch.attempts import RetryPolicy
     from madlite.cli.planning import local_secret_sources
-    from madlite.jobs.submission import Retries
 
     if params["oom_fallback"] and not scheduler.retries_inside:
         what = f"--oom-fallback beside --cluster {cluster.name}: on {cluster.scheduler} a job keeps its plan"
@@ -224,9 +224,9 @@ def _prepare(
 
     search = [options.workspace / "templates", template_root(setup.home())]
     sources = local_secret_sources(options)
-    retries = Retries(count=params["retry"], wait_s=params["retry_wait"], oom_fallback=params["oom_fallback"])
+    retry = RetryPolicy(retries=params["retry"], wait_s=params["retry_wait"], oom_fallback=params["oom_fallback"])
     most = 1 if params["fail_fast"] else params["max_failures"] or 0
-    return prepare(planned, submission_id, cluster, scheduler, options, search, sources, retries, most)
+    return prepare(planned, submission_id, cluster, scheduler, options, search, sources, retry, most)
 
 
 def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], options: Options) -> int:

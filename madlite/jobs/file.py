@@ -118,8 +118,7 @@ def read_clusters(file: Path, schedulers: Sequence[str]) -> dict[str, Cluster]:
     import tomli
 
     try:
-        text = read_text(file)
-        tree = tomli.loads(text)
+        tree = tomli.loads(read_text(file))
     except tomli.TOMLDecodeError as error:
         raise UsageProblem(f"{file} is no TOML: {error}", _HINT) from None
     if unknown := [key for key in tree if key != "clusters"]:
@@ -127,22 +126,22 @@ def read_clusters(file: Path, schedulers: Sequence[str]) -> dict[str, Cluster]:
     tables = tree.get("clusters", {})
     if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
         raise UsageProblem(f"{file}: 'clusters' is no table of clusters", "a cluster is a table [clusters.NAME]")
-    return {name: _cluster(name, table, file, text, schedulers) for name, table in tables.items()}
+    return {name: _cluster(name, table, file, schedulers) for name, table in tables.items()}
 
 
-def _cluster(name: str, table: Mapping[str, Json], file: Path, text: str, schedulers: Sequence[str]) -> Cluster:
+def _cluster(name: str, table: Mapping[str, Json], file: Path, schedulers: Sequence[str]) -> Cluster:
     where = f"{file}: [clusters.{name}]"
     if not _CLUSTER_NAME.fullmatch(name):
         raise UsageProblem(f"{where}: {name!r} is no name of a cluster", "letters, digits, '.', '_' and '-'")
     for place, key, known in _unknown(table, Cluster, ""):
         near = did_you_mean(key, known, most=1)
-        what = f"{file}{_line_of(text, name, place)}: [clusters.{name}]: key '{place}' is unknown"
+        what = f"{where}: key '{place}' is unknown"
         raise UsageProblem(what, near or f"accepted: {', '.join(known)}")
     try:
         cluster = msgspec.convert({**_with_lines(table), "name": name, "source": str(file)}, Cluster)
     except msgspec.ValidationError as error:
-        key, what, hint = _wrong_value(error)
-        raise UsageProblem(f"{file}{_line_of(text, name, key)}: [clusters.{name}]: {what}", hint) from None
+        what, hint = _wrong_value(error)
+        raise UsageProblem(f"{where}: {what}", hint) from None
     _check(cluster, where, schedulers)
     for other in schedulers:
         if table.get(other) and other != cluster.scheduler:
@@ -185,29 +184,17 @@ _EXAMPLES = {
 }
 
 
-def _wrong_value(error: msgspec.ValidationError) -> tuple[str, str, str]:
-    """Return the key whose value is wrong, a sentence without the value, which may be a secret, and an example."""
+def _wrong_value(error: msgspec.ValidationError) -> tuple[str, str]:
+    """Return a sentence about a wrong value without the value, which may be a secret, and an example."""
     place, what = wrong_key(error)
     for pattern, words in _PATTERNS.items():
         if repr(pattern) in what:
             what = f"key '{place}' is wrong: it is not {words}"
     key = place.partition("[")[0]
     if key == "container" and "enum" in what:
-        return key, what, f"accepted: {', '.join(map(repr, filter(None, get_args(Flavour))))}"
+        return what, f"accepted: {', '.join(map(repr, filter(None, get_args(Flavour))))}"
     example = _EXAMPLES.get(key)
-    return key, what, f"{key.rpartition('.')[2]} = {example}" if example is not None else _HINT
-
-
-def _line_of(text: str, name: str, key: str) -> str:
-    """Return where a file has a key of a cluster: `, line 4`; "" where it is written in another way."""
-    table = ".".join(("clusters", name, *key.split(".")[:-1]))
-    header = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if found := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line):
-            header = found[1].replace('"', "").replace(" ", "")
-        elif header == table and re.match(rf"\s*\"?{re.escape(key.rpartition('.')[2])}\"?\s*=", line):
-            return f", line {number}"
-    return ""
+    return what, f"{key.rpartition('.')[2]} = {example}" if example is not None else _HINT
 
 
 def _check(cluster: Cluster, where: str, schedulers: Sequence[str]) -> None:

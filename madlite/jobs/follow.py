@@ -373,12 +373,12 @@ class Settling:
     def _attempts(self, run: JobRun) -> tuple[Path, ...]:
         """Return the folders of a run's attempts; the first one's also where it is not there yet."""
         folder = self.workspace / RUNS / run.id
-        return (attempts_of(folder) if self.stored.submission.retries.any else ()) or (folder,)
+        return (attempts_of(folder) if self.stored.submission.retry.is_active else ()) or (folder,)
 
     @property
     def _has_jobs_of_attempts(self) -> bool:
         """Whether a run that is tried again gets another job."""
-        return bool(self.stored.submission.retries.count) and not self.scheduler.retries_inside
+        return bool(self.stored.submission.retry.retries) and not self.scheduler.retries_inside
 
     def _latest(self, run: JobRun) -> JobRun:
         """Return a run under the id of the attempt whose job is the last one."""
@@ -476,7 +476,7 @@ class Settling:
         A run may have begun, and ended, since the scheduler was asked: what waits still at the next time is meant.
         """
         job = self.stored.job_of(run)
-        if not self.scheduler.queues_again or self.stored.submission.retries.count:
+        if not self.scheduler.queues_again or self.stored.submission.retry.retries:
             return False
         if self.queue.get(job, JobState()).state != "PENDING":
             return False

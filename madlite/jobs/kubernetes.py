@@ -465,7 +465,7 @@ def _start(folder: Path, run: JobRun, environ: Mapping[str, str], lock: int) -> 
             runs.remove_tree(run.id)
     plan = folder / PLANS / f"{run.number}.json"
     stored = read_stored(folder)
-    retries = stored.submission.retries.count if stored is not None else 0
+    retries = stored.submission.retry.retries if stored is not None else 0
     again = ["--retry", str(retries)] if retries else []  # for the record: who settles the runs starts an attempt
     with (folder / OUTPUT / f"{run.number}.out").open("ab") as output:
         return start(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from madlite.batch.attempts import RetryPolicy, next_attempt
+from madlite.batch.attempts import next_attempt
 from madlite.errors import RecordError
 from madlite.files import read_regular, tells_no_space
 from madlite.jobs.schedulers import JobState, Scheduler, Unreachable
@@ -355,8 +355,7 @@ class Retrying:
         record = load_result(folder).record
         result = result_of(record)
         plan = read_plan(stored.folder / PLANS / f"{run.number}.json")
-        retries = stored.submission.retries
-        policy = RetryPolicy(retries=retries.count, wait_s=retries.wait_s)
+        policy = replace(stored.submission.retry, oom_fallback=False)  # its plan stays
         earlier = result.attempt.earlier if result.attempt is not None else ()
         found = next_attempt(policy, plan, result, earlier)
         if found is None:

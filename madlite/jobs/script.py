@@ -40,7 +40,7 @@ def slurm_script(
     Raises:
         UsageProblem: a path cannot stand in a directive, or the template has a mistake.
     """
-    folder = folder_of(workspace, submission.id)
+    folder, retry = folder_of(workspace, submission.id), submission.retry
     output = folder / OUTPUT / (f"{script.number}-%a.out" if script.count > 1 else f"{script.number}.out")
     options = [*_options(cluster, script, output, exclude)]
     cards = list(dict.fromkeys(run.card for run in submission.runs if 0 <= run.number - script.first < script.count))
@@ -61,7 +61,7 @@ def slurm_script(
             "first": script.first,
             "count": script.count,
             "madlite": madlite_on(cluster),
-            "retries": submission.retries,
+            "retries": {"count": retry.retries, "wait_s": retry.wait_s, "oom_fallback": retry.oom_fallback},
         },
     )
 

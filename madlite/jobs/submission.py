@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from madlite.batch.attempts import RetryPolicy
 from madlite.errors import UsageProblem
 from madlite.files import Folder, read_regular, shown, write_all, wrong_key
 from madlite.jobs.file import Cluster
@@ -71,28 +72,12 @@ class JobScript(Value, frozen=True):
         return f"{SCRIPTS}/{self.number}.{self.ending}"
 
 
-class Retries(Value, frozen=True):
-    """How often a job tries its run again after a failure that passes, the first time after `wait_s`.
-
-    With `oom_fallback` a plan with a smaller micro batch follows where a GPU's memory ran out: they are beside the
-    run's own, `plans/<number>-<micro batch>.json`.
-    """
-
-    count: int = 0
-    wait_s: float = 0.0
-    oom_fallback: bool = False
-
-    @property
-    def any(self) -> bool:
-        """Whether a run may have several attempts."""
-        return bool(self.count) or self.oom_fallback
-
-
 class Submission(Value, frozen=True):
     """The runs that one command gave to a cluster, and the scripts of their jobs; `output` is the results file.
 
     `study` is the kind of the study that the runs are, which has the submission's id; "" where they are none.
-    `description` is the cluster as its file had it then, but for the variables of runs.  Once `max_failures` runs have
+    `description` is the cluster as its file had it then, but for the variables of runs.  Of a run whose micro batch may
+    become smaller the plans are beside its own, `plans/<number>-<micro batch>.json`.  Once `max_failures` runs have
     failed no other is started.
     """
 
@@ -107,7 +92,7 @@ class Submission(Value, frozen=True):
     columns: tuple[str, ...] = ()
     strict_header: bool = False
     study: str = ""
-    retries: Retries = Retries()
+    retry: RetryPolicy = RetryPolicy()
     max_failures: int = 0  # 0: all are started
     description: Cluster = Cluster()
     version: int = VERSION

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
-from madlite.batch.attempts import smaller_plans
+from madlite.batch.attempts import RetryPolicy, smaller_plans
 from madlite.jobs.file import Cluster
 from madlite.jobs.schedulers import Refused, Scheduler, Unreachable
 from madlite.jobs.submission import (
@@ -22,7 +22,6 @@ from madlite.jobs.submission import (
     JobRun,
     JobScript,
     OpenSubmission,
-    Retries,
     Stored,
     Submission,
     job_name,
@@ -75,7 +74,7 @@ def prepare(
     options: Options,
     search: Sequence[Path],
     sources: Mapping[str, str],
-    retries: Retries = Retries(),  # noqa: B008 - frozen
+    retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     max_failures: int = 0,
 ) -> Prepared:
     """Return the submission of plans, those with equal requests in arrays; nothing is written yet.
@@ -99,7 +98,7 @@ def prepare(
         columns=options.columns,
         strict_header=options.strict_header,
         study=next((one.plan.study.kind for one in ordered if one.plan.study is not None), ""),
-        retries=retries,
+        retry=retry,
         max_failures=max_failures,
         description=replace(cluster, env={}),  # which the plans have, secrets by their names
     )
@@ -155,7 +154,7 @@ def write(prepared: Prepared, options: Options, plugins: Plugins, sources: Mappi
     def files() -> Iterator[tuple[str, bytes]]:
         for run, one in zip(submission.runs, prepared.planned, strict=True):
             yield f"{PLANS}/{run.number}.json", saved_text(one, options, plugins, named).encode()
-            for other in smaller_plans(one, plugins) if submission.retries.oom_fallback else ():
+            for other in smaller_plans(one, plugins) if submission.retry.oom_fallback else ():
                 micro_batch = other.plan.variant.micro_batch if other.plan.variant is not None else 0
                 yield f"{PLANS}/{run.number}-{micro_batch}.json", saved_text(other, options, plugins, named).encode()
         for script in submission.scripts:

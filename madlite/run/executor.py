@@ -217,7 +217,7 @@ class RunExecutor:
         self.session_runner: SessionRunner | None = None  # once its session can be opened
         self._claims = ExitStack()
         self.on_open: Callable[[str], None] = lambda handle: None  # gets the handle of its session
-        self.unshared_lease: Callable[[], str] = lambda: ""  # why others may not see the lease of its GPUs
+        self.unshared_lease = ""  # why others may not see the lease of its GPUs
         # gets how it ended, once its session is closed; returns the runs that were beside it
         self.on_end: Callable[[Status], tuple[str, ...]] = lambda status: ()
 
@@ -322,7 +322,7 @@ class RunExecutor:
             )
             seen = self.session_runner.act(folder, log)
             foreign = self.instrumentation.telemetry.foreign_processes
-            seen = replace(seen, foreign_processes=foreign, unshared_lease=self.unshared_lease())
+            seen = replace(seen, foreign_processes=foreign, unshared_lease=self.unshared_lease)
         except Interrupted:
             return self._interrupted()
         except RuntimeProblem as problem:

@@ -171,13 +171,6 @@ class ResultWriter:
         problem = folder.stream(STEPS, step_lines(steps)) if len(steps) else ""
         return problem or self._write_result_file(result, self._output(result), folder)
 
-    def write_replaced(self, result: Result, folder: RunFolder) -> None:
-        """Write the record of a run that was set aside, without rows: another attempt has taken its place."""
-        if folder.is_taken():
-            self._screen.warn(f"{self._plan.id}: {_TAKEN}")
-        elif problem := self._write_record(result, folder):
-            self._screen.warn(f"{self._plan.id}: {problem}")
-
     def _save_result(self, result: Result, output: RunOutput, problems: Iterable[str], folder: RunFolder | None) -> str:
         """Write the result file; it is said where it is the only output and cannot be written."""
         if self._has_result_file:

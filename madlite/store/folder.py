@@ -383,9 +383,9 @@ class LeftRun(NamedTuple):
 def left_runs(workspace: Path) -> tuple[LeftRun, ...]:
     """Return the runs of a folder that have something left to do, the oldest first."""
     runs = workspace / RUNS
-    log = EventLog.read(runs)
-    found = [left for one in real_folders(runs, log.settled_runs()) if (left := left_run(one)) is not None]
-    own = log.own_runs() if found else frozenset()
+    unsettled = real_folders(runs, EventLog.read(runs).settled_runs())
+    found = [left for one in unsettled if (left := left_run(one)) is not None]
+    own = EventLog.read(runs).own_runs() if found else frozenset()  # by now: a run is there before its folder
     return tuple(one._replace(is_own=one.folder.name in own) for one in found)
 
 

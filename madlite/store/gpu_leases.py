@@ -129,13 +129,10 @@ def _key(gpu: Gpu) -> str:
 
 
 class GpuLease:
-    """The lease of one GPU, held until `release` or the end of the process.
+    """The lease of one GPU, held until `release` or the end of the process."""
 
-    `problem` is why other users may not see it, "" where they do.
-    """
-
-    def __init__(self, folder: Folder, name: str, fd: int, problem: str = "") -> None:
-        self.name, self.problem = name, problem
+    def __init__(self, folder: Folder, name: str, fd: int) -> None:
+        self.name = name
         self._folder, self._fd = folder, fd
 
     @property
@@ -195,7 +192,7 @@ class LeaseFolder:
             UsageProblem: its file cannot be used.
         """
         try:
-            return _taken(self._folder, name, self.problem)
+            return _taken(self._folder, name)
         except OSError as error:
             raise _unusable(self._folder.path / name, error) from error
 
@@ -234,7 +231,7 @@ class LeaseFolder:
         self._folder.close()
 
 
-def _taken(folder: Folder, name: str, problem: str) -> tuple[GpuLease, LeaseHolder | None] | None:
+def _taken(folder: Folder, name: str) -> tuple[GpuLease, LeaseHolder | None] | None:
     """Lock a file that has its name also once it is locked; None where another process has it.
 
     Raises:
@@ -248,7 +245,7 @@ def _taken(folder: Folder, name: str, problem: str) -> tuple[GpuLease, LeaseHold
         try:
             acquire(fd, 0)
             if _is_named(folder, name, fd):
-                return GpuLease(folder, name, fd, problem), _read(fd)
+                return GpuLease(folder, name, fd), _read(fd)
         except BlockingIOError:
             os.close(fd)
             return None

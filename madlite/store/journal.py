@@ -69,8 +69,8 @@ class RunEntry(Value, frozen=True, omit_defaults=True):
 
     The first line has its `start`, and the results `file` that its rows go to, as `RunRows.path`; none with --no-rows.
     Later ones have the id of the attempt that comes `next`, of a run that is tried again; or before its rows its part
-    of the side files, `entries`, as text, and `listed` once the next command has written that.  `interrupted`: its
-    madlite was killed, and the rows that follow are a later command's.
+    of the side files, `entries`, as text.  `interrupted`: its madlite was killed, and the rows that follow are a later
+    command's.
     """
 
     at: str
@@ -80,7 +80,6 @@ class RunEntry(Value, frozen=True, omit_defaults=True):
     file: str = ""
     next: FileName = ""
     entries: str = ""
-    listed: bool = False
     interrupted: bool = False
 
 
@@ -100,7 +99,6 @@ class RunJournal(Value, frozen=True):
     file: str = ""
     next: FileName = ""
     entries: str = ""
-    listed: bool = False
     interrupted: bool = False
 
 
@@ -167,7 +165,6 @@ def _content(data: bytes) -> RunJournal:
         file=next((entry.file for entry in reversed(entries) if entry.file), ""),
         next=next((entry.next for entry in reversed(entries) if entry.next), ""),
         entries=next((entry.entries for entry in reversed(entries) if entry.entries), ""),
-        listed=any(entry.listed for entry in entries),
         interrupted=any(entry.interrupted for entry in entries),
     )
 

@@ -27,7 +27,6 @@ from madlite.model import (
     FileName,
     ImageUsed,
     JobOutcome,
-    Json,
     Metric,
     PathBelow,
     Place,
@@ -185,17 +184,6 @@ def result_of(record: Record) -> Result:
 def record_json(record: Record) -> str:
     """Return a record as JSON, without NaN and infinities, as its schema has it."""
     return to_json(record)
-
-
-def record_schema() -> dict[str, Json]:
-    """Return the JSON Schema of a record of this version: all its fields are there, and others may be."""
-    schema: dict[str, Any] = msgspec.json.schema(Record)
-    for kind in schema["$defs"].values():
-        if "properties" in kind:
-            kind["required"] = list(kind["properties"])
-    schema["$defs"]["Record"]["properties"]["version"] = {"const": VERSION}
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"madlite run record {VERSION}"}
-    return {**head, **schema}
 
 
 # A plan, its result and what became of its rows → the record.

@@ -64,6 +64,9 @@ class PlanFile(Value, frozen=True):
     timeout_s: float | None = None
     batch: str = ""
     study: Study | None = None
+    keep_alive: bool = False
+    model_dir: str = ""
+    keep_model_dir: bool = False
 
 
 class _Versioned(Value, frozen=True):

@@ -158,7 +158,10 @@ def run_repeat(
                 screen,
                 journal=journal,
                 settings=BatchSettings(
-                    retry=settings.retry, recoverable=settings.recoverable, earlier=settings.earlier
+                    retry=settings.retry,
+                    micro_batches=settings.micro_batches,
+                    recoverable=settings.recoverable,
+                    earlier=settings.earlier,
                 ),
                 later=runs,
             ).run(signals)

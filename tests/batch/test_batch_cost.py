@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from madlite.batch.recovery.unfinished import complete_side_files
 from madlite.perfcsv import side_files
 from madlite.perfcsv.entries import make_entries
+from madlite.perfcsv.side_files import write_waiting
 from madlite.run.result_writer import SideFiles
 from madlite.store.folder import RECORD
 from tests.batch.nothing import batch_of
@@ -65,7 +65,7 @@ import os, signal, sys
 from pathlib import Path
 from madlite.perfcsv import side_files
 from madlite.perfcsv.entries import make_entries
-from madlite.batch.recovery.unfinished import complete_side_files
+from madlite.perfcsv.side_files import write_waiting
 from madlite.run.result_writer import SideFiles
 from tests.batch.nothing import batch_of
 side_files._EVERY_S = 1e9
@@ -86,7 +86,7 @@ def test_entries_that_wait_when_madlite_is_killed_are_written_by_the_next_comman
     assert [row["model"] for row in perf_rows(tmp_path)] == names
     assert len(json.loads((tmp_path / "perf_super.json").read_text())) == 1
     for _ in range(2):
-        assert [*complete_side_files(tmp_path)] == []
+        assert write_waiting(tmp_path) == ()
         assert [one["model"] for one in json.loads((tmp_path / "perf_super.json").read_text())] == names
         assert [row["model"] for row in csv_rows(tmp_path / "perf_super.csv")] == names
 

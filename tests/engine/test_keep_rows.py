@@ -7,7 +7,8 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from madlite.batch.recovery.unfinished import append_pending, find_incomplete, recovery_report
+from madlite.batch.collect import append_pending
+from madlite.batch.recovery.unfinished import find_incomplete, recovery_report
 from madlite.batch.runner import run_batch
 from madlite.perfcsv.header import STANDARD_COLUMNS, Header
 from madlite.perfcsv.rebuild import rebuild

@@ -10,8 +10,9 @@ from pkgutil import resolve_name
 import pytest
 from msgspec.structs import replace
 
+from madlite.batch.collect import append_pending
 from madlite.batch.recovery.leftovers import Leftover, remove
-from madlite.batch.recovery.unfinished import append_pending, find_all, find_incomplete, recovery_report
+from madlite.batch.recovery.unfinished import find_all, find_incomplete, recovery_report
 from madlite.batch.runner import run_batch
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.rebuild import rebuild
@@ -179,7 +180,7 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned,
     workspace = options.workspace
     (not_added,) = append_pending(workspace, workspace / "perf.csv")
     assert (
-        "no row was added: perf.csv cannot be read" in not_added
+        "no row was added: whether its rows are in perf.csv cannot be seen" in not_added
         and "the next madlite run adds it" in recovery_report(workspace)[0]
     )
     options.output.rmdir()
@@ -206,7 +207,7 @@ def test_a_kill_while_a_kept_row_is_added_does_not_add_it_twice(planned, monkeyp
     run_batch(plans, options, plugins, Quiet())
     options.output.rmdir()
     with monkeypatch.context() as patch:
-        kill_at(patch, "madlite.batch.recovery.unfinished._update_record")
+        kill_at(patch, "madlite.store.folder.RunFolder.write_record")
         with pytest.raises(Killed):
             append_pending(options.workspace, options.output)
     assert rows_of(options.output) == ["m"]

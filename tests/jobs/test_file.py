@@ -81,12 +81,12 @@ def test_a_prologue_may_be_a_text_of_several_lines(tmp_path):
         ("[clusters.lab]\nmounts=['data:/data']", "mount 'data:/data' is none", "/data:/data"),
         (
             "[clusters.lab.slurm]\nqos='q'\ntime='four hours'",
-            ", line 3: [clusters.lab]: key 'slurm.time' is wrong: it is not a time as Slurm has it",
+            ": [clusters.lab]: key 'slurm.time' is wrong: it is not a time as Slurm has it",
             'time = "04:00:00"',
         ),
         (
             '[clusters.lab]\nprologue=["ok", "a\\nb"]',
-            "line 2: [clusters.lab]: key 'prologue[1]' is wrong: it is not text on one line",
+            "[clusters.lab]: key 'prologue[1]' is wrong: it is not text on one line",
             'prologue = ["module load rocm"]',
         ),
         ("[clusters.lab]\nshared='/s'", "key 'shared' is wrong: expected `array`, got `str`", 'shared = ["/shared"]'),

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from madlite.batch.collect import append_pending
 from madlite.batch.recovery.leftovers import end_orphans
-from madlite.batch.recovery.unfinished import append_pending, find_all, recovery_report
+from madlite.batch.recovery.unfinished import find_all, recovery_report
 from madlite.errors import UsageProblem
 from madlite.files import Folder
 from madlite.model import Status

@@ -198,7 +198,7 @@ def test_a_folder_that_another_user_keeps_for_himself_is_replaced_by_one_s_own(f
     def have_own() -> None:
         with closing(LeaseFolder(folder, own)) as leases, closing(LeaseFolder(folder, own)) as other:
             lease, _ = leases.take(NAME)
-            assert lease.path == own / NAME and f"cannot be used: {folder}: " in lease.problem
+            assert lease.path == own / NAME and f"cannot be used: {folder}: " in leases.problem
             lease.note(ME)
             (state,) = other.states([NAME])
             assert state.locked and state.holder == ME and not state.problem and other.take(NAME) is None

@@ -23,13 +23,13 @@ from madlite.store.record import (
     Record,
     make_record,
     record_json,
-    record_schema,
     result_of,
     sanitized,
     step_lines,
 )
 from madlite.store.stored import _read as read_result
 from madlite.store.stored import load_record, read_plan, read_record
+from scripts.record_schema import record_schema
 from tests.factories import WINDOW, make_plan
 
 SHIPPED = Path(module.__file__).with_name(SCHEMA)

@@ -55,6 +55,7 @@ class DeadRun(Value, frozen=True):
     run_id: str
     folder: str
     uid: int  # of who owns the folder
+    inode: tuple[int, int] | None = None  # of the folder with its device; None where it is gone
     members: tuple[Member, ...] = ()
     kept: bool = False
 
@@ -83,15 +84,15 @@ def may_be_alive(folder: str) -> bool:
     return Path(folder).is_absolute() and is_locked(Path(folder, LOCK), unknown=True)
 
 
-def owner_of(folder: str) -> int | None:
-    """Return the user of the folder that marks name, our own where it is gone; None where it is no folder."""
+def owner_of(folder: str) -> tuple[int, tuple[int, int] | None] | None:
+    """Return the user and the inode of the folder that marks name, our own user where it is gone; None of no folder."""
     try:
         facts = os.lstat(folder)
     except (FileNotFoundError, NotADirectoryError):
-        return os.geteuid()
+        return os.geteuid(), None
     except (OSError, ValueError):
         return None
-    return facts.st_uid if stat.S_ISDIR(facts.st_mode) else None
+    return (facts.st_uid, (facts.st_dev, facts.st_ino)) if stat.S_ISDIR(facts.st_mode) else None
 
 
 def find_dead_runs() -> Found:
@@ -173,20 +174,21 @@ def _marked(one: RunProcess) -> Member:
 
 def _listed(run_id: str, folder: str, members: tuple[Member, ...]) -> tuple[DeadRun, str]:
     """Return a run with those of its processes that are the folder's user's, and a note on the others."""
-    uid = owner_of(folder)
-    if uid is None:
+    owner = owner_of(folder)
+    if owner is None:
         text = f"{describe_members(members)} with the marks of run {run_id}: left alone, {folder} is no folder"
         return DeadRun(run_id=run_id, folder=folder, uid=-1), text
+    uid, inode = owner
     may = os.geteuid() in (0, uid)
     ours = tuple(one for one in members if may and belongs_to(one.process, uid))
     others = [one for one in members if one not in ours and one.process.uids]
-    whose = f"is of user {user_name(uid)}" if os.path.lexists(folder) else "is gone"
+    whose = f"is of user {user_name(uid)}" if inode is not None else "is gone"
     text = f"{describe_members(others)} with the marks of run {run_id}: left alone, {folder} {whose}" if others else ""
-    return DeadRun(run_id=run_id, folder=folder, uid=uid, members=ours), text
+    return DeadRun(run_id=run_id, folder=folder, uid=uid, inode=inode, members=ours), text
 
 
 def _is_dead(run: DeadRun) -> bool:
-    return owner_of(run.folder) == run.uid and not may_be_alive(run.folder)
+    return owner_of(run.folder) == (run.uid, run.inode) and not may_be_alive(run.folder)
 
 
 def _is_its(run: DeadRun, member: Member, now: OpenProcess, facts: Process) -> bool:

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-import msgspec
-
 from madlite.batch.gpu_pool import clear_leases
 from madlite.batch.recovery.dead_processes import (
     LOCKED,
@@ -36,7 +34,6 @@ from madlite.store.folder import (
     CHECK_PREFIX,
     CHECK_REQUEST,
     HANDLE,
-    PLAN,
     RECORD,
     RunFolder,
     exists,
@@ -48,7 +45,7 @@ from madlite.store.folder import (
 from madlite.store.gpu_leases import lease_folder
 from madlite.store.journal import RUN_JOURNAL, RunEntry, read_run
 from madlite.store.locks import is_locked
-from madlite.store.stored import UNREADABLE, read_record
+from madlite.store.stored import PlanFile, read_plan, read_record
 from madlite.store.study import cut_off_studies, has_caches, remove_study
 
 # Files that a killed run left: the folder its script ran in, and temporary files.
@@ -124,7 +121,7 @@ def _may_write(pid: int, path: Path) -> bool:
 
 def _model_dir(folder: Path) -> str:
     """Return the folder of the run's script as its plan has it, a plain name; "" where it had none, or must stay."""
-    plan = _plan_of(folder)
+    plan = read_plan(folder) or PlanFile()
     stays = plan.keep_alive or plan.keep_model_dir or "/" in plan.model_dir or plan.model_dir in (".", "..")
     return "" if stays else plan.model_dir
 
@@ -362,7 +359,7 @@ def _sessions(
     """Return the sessions of plugins' runtimes that run without a madlite, and notes on those not inspected."""
     found, problems = [], []
     for name in sorted(EventLog.read(runs).own_runs()) if runtimes else ():
-        plan = _plan_of(runs / name)
+        plan = read_plan(runs / name) or PlanFile()
         if name in seen or plan.runtime not in runtimes or not _may_be_running(runs / name, plan):
             continue
         try:
@@ -374,12 +371,12 @@ def _sessions(
     return found, tuple(problems)
 
 
-def _may_be_running(folder: Path, plan: _Planned) -> bool:
+def _may_be_running(folder: Path, plan: PlanFile) -> bool:
     over = exists(folder / RECORD) and not exists(folder / RUN_JOURNAL) and not plan.keep_alive
     return not over and exists(folder / HANDLE) and not is_alive(folder)
 
 
-def _session(folder: Path, plan: _Planned, runtime: Runtime) -> Leftover | None:
+def _session(folder: Path, plan: PlanFile, runtime: Runtime) -> Leftover | None:
     handle = read_inside(folder / HANDLE, folder).decode(errors="surrogateescape")
     with guard_plugin(runtime):
         outcome = runtime.outcome(handle)
@@ -396,29 +393,14 @@ def _session(folder: Path, plan: _Planned, runtime: Runtime) -> Leftover | None:
     )
 
 
-class _Planned(Value, frozen=True):
-    """Fields that are read from a run's plan."""
-
-    runtime: str = ""
-    keep_alive: bool = False
-    model_dir: str = ""
-    keep_model_dir: bool = False
-
-
-def _plan_of(folder: Path) -> _Planned:
-    try:
-        return msgspec.json.decode(read_inside(folder / PLAN, folder), type=_Planned)
-    except (OSError, *UNREADABLE):
-        return _Planned()
-
-
 def _other_folder(runs: Path, folder: str) -> str:
     """Return the folder that a mark names, as text, where it is no run's of this workspace."""
     return "" if Path(os.path.realpath(folder)).parent == runs else folder or "no folder"
 
 
 def _is_own_folder(folder: Path) -> bool:
-    return exists(folder) and owner_of(str(folder)) == os.geteuid()
+    owner = owner_of(str(folder))
+    return owner is not None and owner[1] is not None and owner[0] == os.geteuid()
 
 
 def _runs(workspace: Path) -> Iterator[Leftover]:

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from msgspec.structs import replace
 
 from madlite.batch.recovery.leftovers import Leftover, Leftovers, find_leftovers, still_running
-from madlite.errors import RecordError, inline_hint
-from madlite.model import Row, Runtime, Value
-from madlite.perfcsv.append import append_rows, cut_torn, is_results_file, left_out_text
-from madlite.perfcsv.entries import read_entries
-from madlite.perfcsv.header import STANDARD_COLUMNS
-from madlite.perfcsv.pending import are_in_file, count_written, rows_path
+from madlite.errors import RecordError
+from madlite.model import Runtime, Value
+from madlite.perfcsv.append import is_results_file
+from madlite.perfcsv.pending import are_in_file, rows_path
 from madlite.perfcsv.rebuild import NO_ROW
-from madlite.perfcsv.side_files import write_entries, write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.store.batches import interrupted_batches
-from madlite.store.events import EventLog, RunImported, Started, now
-from madlite.store.folder import RunFolder, left_runs, real_folders, uncollected, unfinished
+from madlite.store.events import EventLog, RunImported, Started
+from madlite.store.folder import left_runs, real_folders, uncollected, unfinished
 from madlite.store.journal import (
-    RunEntry,
     RunJournal,
     RunRows,
     read_run,
 )
-from madlite.store.record import VERSION, Record, record_json
+from madlite.store.record import Record
 from madlite.store.stored import NotedRuns, load_result, read_record, rows_here
 from madlite.store.study import cut_off_studies, has_caches
 
@@ -60,49 +55,6 @@ def appended_rows(workspace: Path) -> list[RunRows]:
     return [rows for rows in found if rows is not None and rows.appended]
 
 
-def append_pending(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
-    """Append pending rows of earlier runs and return messages; rows that still cannot be appended stay pending.
-
-    Rows go to `output`, the results file of the command at hand, or to a results file of the working folder; a new one
-    gets the columns `begin`.
-    """
-    return [
-        message
-        for folder in list(runs_with_pending_rows(workspace))
-        for message in _add(folder, workspace, output, begin)
-    ]
-
-
-def _add(folder: Path, workspace: Path, output: Path, begin: Sequence[str]) -> Iterator[str]:
-    if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: the rows are theirs to add
-        return
-    try:
-        with closing(RunFolder.reopen(folder)) as run_folder:
-            yield from _add_locked(run_folder, workspace, output, begin)
-    except BlockingIOError:  # another command does it
-        return
-    except OSError as error:
-        yield f"{folder.name}: no row was added: {error.strerror or error}"
-
-
-def _add_locked(run_folder: RunFolder, workspace: Path, output: Path, begin: Sequence[str]) -> Iterator[str]:
-    folder = run_folder.path
-    record = read_record(folder)
-    if record is None or record.rows is None or record.rows.appended or record.version != VERSION:
-        return
-    path = target_of(record.rows, workspace, output)
-    if path is None:
-        yield _other_file_text(folder, record.rows)
-        return
-    try:
-        rows, message = append_once(record.rows, run_folder, workspace, path, begin)
-        _update_record(run_folder, replace(record, rows=rows))
-        yield f"{folder.name}: {message}"
-    except RecordError as problem:
-        hint = f" ({inline_hint(problem.hint)})" if problem.hint else ""
-        yield f"{folder.name}: no row was added: {problem.message}{hint}"
-
-
 def target_of(rows: RunRows, workspace: Path, output: Path) -> Path | None:
     """Return the file that rows may go to; None where a command may not write to it."""
     if rows.path == rows_path(output, workspace):
@@ -110,102 +62,6 @@ def target_of(rows: RunRows, workspace: Path, output: Path) -> Path | None:
     path = workspace / rows.path
     inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(workspace))
     return path if inside and is_results_file(path) else None
-
-
-def _other_file_text(folder: Path, rows: RunRows) -> str:
-    rows_are, they = ("rows are", "they stay") if len(rows.cells) != 1 else ("row is", "it stays")
-    return (
-        f"{folder.name}: its {rows_are} for {rows.path}, which is neither this command's results file nor one of this "
-        f"folder: {they} in {RUNS}/{folder.name}; madlite run -o {shlex.quote(rows.path)} … takes what is for that file"
-    )
-
-
-def append_once(
-    rows: RunRows, run_folder: RunFolder, workspace: Path, path: Path, begin: Sequence[str]
-) -> tuple[RunRows, str]:
-    """Append rows of an open run folder unless their file has them, and return a message; a new file gets `begin`.
-
-    They can be there: an earlier attempt was killed before it wrote its record, or the file was rebuilt.
-
-    Raises:
-        RecordError, OSError: they are not in the file.
-    """
-    earlier = read_run(run_folder.path).rows
-    earlier = earlier if earlier is not None and earlier.path == rows.path else None
-    others = appended_rows(workspace) if earlier is not None else ()
-    in_file = are_in_file(earlier, workspace, others) if earlier is not None else False
-    if in_file is None:
-        raise RecordError(f"{rows.path} cannot be read", "")
-    # a kill amid the write left the first ones: the others join them
-    written = count_written(earlier, workspace, others) if earlier is not None and not in_file else 0
-    is_in, was_added = ("row is", "row was") if len(rows.cells) == 1 else ("rows are", "rows were")
-    if in_file and earlier is not None:
-        return replace(earlier, appended=True, kept=""), f"its {is_in} in {rows.path}"
-    if earlier is not None and path.exists():
-        cut_torn(path, [Row(cells=cells) for cells in earlier.cells], earlier.offset)
-    attempts, messages = [rows], [f"its {was_added} added to {rows.path}"]
-
-    def leave_out(columns: tuple[str, ...]) -> None:
-        attempts.append(rows.without(columns))
-        messages.append(left_out_text(rows.path, columns))
-
-    def before_write(size: int, columns: tuple[str, ...]) -> None:
-        begin_at = earlier.offset if earlier is not None and written else size
-        attempts.append(replace(attempts[-1], at=now(), offset=begin_at, columns=columns, kept=""))
-        # a row without an entry could be appended twice
-        if problem := run_folder.note(RunEntry(at=attempts[-1].at, rows=attempts[-1])):
-            place = f"{RUNS}/{run_folder.path.name}"
-            raise RecordError(f"{place}: {problem}", f"df -h {place}; ls -l {place}")
-
-    append_rows(
-        path,
-        [Row(cells=cells) for cells in rows.cells[written:]],
-        strict_header=rows.strict_header,
-        before_write=before_write,
-        leave_out=leave_out,
-        target=Path(os.path.realpath(path)),
-        begin=begin,
-    )
-    return replace(attempts[-1], appended=True), "; ".join(messages)
-
-
-def _update_record(run_folder: RunFolder, record: Record) -> None:
-    """Write where the rows are into the record; until then the run's journal stays."""
-    if not run_folder.write_record(record_json(record)):
-        run_folder.end_journal()
-
-
-# Entries of perf_super, whose run was killed after its rows and before the side files.
-
-
-def complete_side_files(workspace: Path) -> Iterator[str]:
-    """Write what the side files lack of runs that were cut off after their rows, each once; yield messages."""
-    yield from write_waiting(workspace)
-    for folder in unfinished(workspace):
-        noted = read_run(folder)
-        if not noted.entries or noted.rows is None or noted.listed:
-            continue
-        try:
-            if folder.lstat().st_uid == os.geteuid():  # an owner can write anything into a folder
-                with closing(RunFolder.reopen(folder)) as run_folder:
-                    yield from _add_entries(run_folder, workspace)
-        except BlockingIOError:  # another command does it
-            continue
-        except OSError as error:
-            yield f"{folder.name}: no entry was added: {error.strerror or error}"
-
-
-def _add_entries(run_folder: RunFolder, workspace: Path) -> Iterator[str]:
-    noted = read_run(run_folder.path)
-    entries = read_entries(noted.entries.encode())
-    if entries is None or noted.rows is None or noted.listed:
-        return
-    if are_in_file(noted.rows, workspace, appended_rows(workspace)):
-        if problems := write_entries(workspace, entries, again=True):
-            yield from problems
-            return
-        run_folder.note(RunEntry(at=now(), listed=True))
-        yield f"{run_folder.path.name}: perf_super.json has its entry now"
 
 
 IN_FILE, UNKNOWN = "its row is in {path}", "whether its row is in {path} cannot be seen"
