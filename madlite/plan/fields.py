@@ -156,9 +156,8 @@ FIELDS = (
         str,
         option=PlanOption("--image-release", "Recipes and image of this release, e.g. v25.10.", "NAME"),
     ),
-    PlanField(
-        "mock_data", bool, option=PlanOption("--mock-data", "Train on made-up data, or on the recipe's.")
-    ),  # a setting of the backends that can
+    # a setting of the backends that can
+    PlanField("mock_data", bool, option=PlanOption("--mock-data", "Train on made-up data, or on the recipe's.")),
     PlanField("timeout_s", float, 0, ("timeout",)),
     PlanField(
         "silence_s",
