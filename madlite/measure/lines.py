@@ -33,9 +33,8 @@ _HEAD = 200  # characters in which what a launcher puts before a line is looked 
 
 _LOGGED = re.compile(r"^.*?\[rank-\d+/\d+\]\s*\[\w+\s*\]\s+\[[^\]]*:\d+\]\s?: ?")  # Primus's logger
 _TIME = re.compile(CLOCK)
-_EXIT_REPORT = re.compile(
-    r"\bsrun: error: \S+: task (\d{1,9}): |\bprocess rank (\d{1,9}) with PID\b"
-)  # Slurm's, Open MPI's
+# Slurm's, Open MPI's
+_EXIT_REPORT = re.compile(r"\bsrun: error: \S+: task (\d{1,9}): |\bprocess rank (\d{1,9}) with PID\b")
 _TASK = re.compile(rf"^(?:{CLOCK}\s+)?(\d{{1,5}}): ")
 
 _WARNING = re.compile(

@@ -70,11 +70,13 @@ def _last(block: Block, patterns: _Patterns) -> str:
 
 # PyTorch's message, of 2.1 and later and of 1.x in brackets
 _SIZE = r"(?<![\d.])([\d.]{1,30}) ([KMGT]i?B|bytes)"
-_TOTAL = re.compile(rf"(?:total capacity of {_SIZE}|{_SIZE} total capacity)")
-_FREE = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free")
-_WANTED = re.compile(rf"Tried to allocate {_SIZE}")
-_OWN = re.compile(rf"this process has {_SIZE} memory in use")
-_SPLIT = re.compile(rf"and {_SIZE} is reserved by PyTorch but unallocated")
+_REPORTED = {
+    "total": re.compile(rf"(?:total capacity of {_SIZE}|{_SIZE} total capacity)"),
+    "free": re.compile(rf"of which {_SIZE} is free|; {_SIZE} free"),
+    "wanted": re.compile(rf"Tried to allocate {_SIZE}"),
+    "own": re.compile(rf"this process has {_SIZE} memory in use"),
+    "split": re.compile(rf"and {_SIZE} is reserved by PyTorch but unallocated"),
+}
 _VARIABLE = re.compile(r"\bPYTORCH_\w*ALLOC_CONF\b")
 _GIB = {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2**10, "KB": 2**-20, "MB": 2**-10, "GB": 1.0}
 _MUCH = 0.05  # of a GPU's memory
@@ -92,13 +94,7 @@ class _OomReport(Value, frozen=True):
 
 def gpu_memory_hint(line: str, plan: RunPlan | None, steps: Steps, config: Mapping[str, str]) -> str:
     """Return what to try; `plan` None for a log that madlite's run did not make."""
-    report = _OomReport(
-        total=_gib(_TOTAL, line),
-        free=_gib(_FREE, line),
-        wanted=_gib(_WANTED, line),
-        own=_gib(_OWN, line),
-        split=_gib(_SPLIT, line),
-    )
+    report = _OomReport(**{name: _gib(pattern, line) for name, pattern in _REPORTED.items()})
     used = _peak_usage(steps, report)
     first = _smaller(plan, config, report, completed=bool(steps))
     return "; ".join([f"{first}: {used}" if used else first, *_other_hints(report, line, plan is not None)])

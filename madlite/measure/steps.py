@@ -40,9 +40,8 @@ class Steps:
         self._series: dict[tuple[str, int | None], _StepSeries] = {}
         self._first: tuple[int, int] | None = None  # of the lowest training line: its step, and how many it covers
         self._latest: dict[Quantity, float] = {}
-        self._restarts: dict[
-            int, int
-        ] = {}  # lines at which a rank's training went back: their step → how many it covers
+        # lines at which a rank's training went back: their step → how many it covers
+        self._restarts: dict[int, int] = {}
         for step in steps:
             self.add(step)
 

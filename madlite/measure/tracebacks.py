@@ -145,9 +145,8 @@ class TracebackScan:
         self.begun = ""  # the first line by which a traceback begins
         self._keys: list[str] = []  # of each that was raised, the shape of its label
         self._open: dict[str, _Open] = {}
-        self._unfinished: dict[
-            int, _Open
-        ] = {}  # place of an exception → its traceback, until the next line of its message
+        # place of an exception → its traceback, until the next line of its message
+        self._unfinished: dict[int, _Open] = {}
         self._survived: set[str] = set()  # shapes of labels whose last traceback ended nothing
         self._spawned: dict[str, int] = {}  # shape of a label → the process whose traceback comes next
         self._aside: dict[str, int] = {}  # of how many lines the next may begin a traceback that ends nothing

@@ -128,13 +128,7 @@ FIELDS = (
     PlanField(
         "precision", str, option=PlanOption("--precision", "Run only this precision: BF16, FP8, MXFP8, …", "NAME")
     ),
-    PlanField(
-        "seq_len",
-        int,
-        1,
-        ("seq_length",),
-        PlanOption("--seq-len", "Sequence length in tokens.", "N"),
-    ),
+    PlanField("seq_len", int, 1, ("seq_length",), PlanOption("--seq-len", "Sequence length in tokens.", "N")),
     PlanField(
         "micro_batch",
         int,
@@ -143,22 +137,15 @@ FIELDS = (
         PlanOption("--batch-size", "Micro batch: sequences per GPU and pass.", "N"),
     ),
     PlanField("global_batch", int, 1, ("global_batch_size", "bs", "gbs")),
-    PlanField(
-        "steps",
-        int,
-        1,
-        ("train_iters", "total_iters"),
-        PlanOption("--steps", "Training steps.", "N"),
-    ),
+    PlanField("steps", int, 1, ("train_iters", "total_iters"), PlanOption("--steps", "Training steps.", "N")),
     PlanField("warmup_steps", int, 0),
     PlanField(
         "release",
         str,
         option=PlanOption("--image-release", "Recipes and image of this release, e.g. v25.10.", "NAME"),
     ),
-    PlanField(
-        "mock_data", bool, option=PlanOption("--mock-data", "Train on made-up data, or on the recipe's.")
-    ),  # a setting of the backends that can
+    # a setting of the backends that can
+    PlanField("mock_data", bool, option=PlanOption("--mock-data", "Train on made-up data, or on the recipe's.")),
     PlanField("timeout_s", float, 0, ("timeout",)),
     PlanField(
         "silence_s",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Protocol
@@ -41,8 +40,6 @@ from madlite.run.stop import Signals
 from madlite.secrets import Redactor, collect, spelled_out
 
 # Build images one after another and push them where asked; a failed one does not stop the others.
-
-_log = logging.getLogger(__name__)
 
 
 class Builder(Protocol):
@@ -153,7 +150,7 @@ class _Batch:
         self.mask = Redactor(secrets).text
         self._by_image: list[tuple[Image, Done]] = []
         self._done: list[tuple[BuildJob, Done]] = []
-        self._logs: set[str] = set()
+        self._logs: set[Path] = set()
 
     def build(self, job: BuildJob, builder: Builder | None) -> Done:
         """Have one image, and return how it came out."""
@@ -187,26 +184,28 @@ class _Batch:
         return Built(images=images, failed=failed, took_s=took_s, exit_code=code, interrupted=signal is not None)
 
     def _build(self, job: BuildJob, image: Image, builder: Builder) -> Done:
-        log = self._open_log(job.entry.log_file)
-        entry = job.entry if log is not None else replace(job.entry, log_file="")
+        path = self._workspace / job.entry.log_file
+        if path not in self._logs:  # images of one Dockerfile share it, what an earlier command left of it goes
+            with suppress(OSError):
+                path.unlink()
+        self._logs.add(path)
+        log = RunLog(path, self._secrets, ())
+        entry = replace(job.entry, log_file="") if log.problem else job.entry
 
         def say(text: str) -> None:
             check()  # a call that was left prints nothing any more
-            if log is not None:
-                log.say(text)
+            log.say(text)
             self._screen.build_line(self.mask(text))
 
         try:
             used = builder.build(image, say)
-            if log is not None:
-                log.say("\n".join(image_lines(image, used)))
+            log.say("\n".join(image_lines(image, used)))
             return self._finished(entry, image, used)
         except RuntimeProblem as problem:
             say(problem.message)
             return Done(error=self.mask(problem.message), hint=self.mask(problem.hint))
         finally:
-            if log is not None:
-                log.close()
+            log.close()
 
     def _finished(self, entry: BuiltImage, image: Image, used: ImageUsed) -> Done:
         notes, unpushed = tuple(map(self.mask, used.notes)), ""
@@ -220,21 +219,6 @@ class _Batch:
             push_error=unpushed,
         )
         return Done(entry=done, notes=notes)
-
-    def _open_log(self, name: str) -> RunLog | None:
-        """Open a build's log; images of one Dockerfile share it, what an earlier command left of it goes.
-
-        What keeps it from being written is reported and costs no build.
-        """
-        path = self._workspace / name
-        try:
-            if name not in self._logs:
-                path.unlink(missing_ok=True)
-            self._logs.add(name)
-            return RunLog(path, self._secrets, ())
-        except OSError as error:
-            _log.warning("no %s: %s", name, error.strerror)
-            return None
 
 
 def _shared(job: BuildJob, before: Done) -> Done:

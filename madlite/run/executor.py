@@ -234,7 +234,7 @@ class RunExecutor:
             verdict = self._interrupted()
         except RuntimeProblem as problem:
             self.state.hint = problem.hint
-            verdict = _failed(_cause(problem.cause), problem.message)
+            verdict = _failed(_KNOWN.get(problem.cause, Cause.PREPARE), problem.message)
         except UsageProblem as problem:  # the disk is full, say, since the batch began
             verdict = _failed(_disk_or(Cause.PREPARE, problem.__cause__), problem.message)
         self._find_folder()
@@ -328,7 +328,7 @@ class RunExecutor:
         except RuntimeProblem as problem:
             self.state.hint = problem.hint
             reason = problem.message + (f"; {inline_hint(problem.hint)}" if problem.hint else "")
-            return _failed(_cause(problem.cause), reason)
+            return _failed(_KNOWN.get(problem.cause, Cause.PREPARE), reason)
         except MadliteError as problem:
             return _failed(Cause.PREPARE, problem.message)
         verdict = judge(self.plan, seen, self.state.monitor)
@@ -432,7 +432,3 @@ def secrets_for(run: PlannedRun, environ: dict[str, str]) -> tuple[str, ...]:
 
 def _failed(cause: Cause, reason: str) -> Verdict:
     return Verdict(status=Status.FAILURE, cause=cause, reason=reason)
-
-
-def _cause(name: str) -> Cause:
-    return Cause(name) if name in {cause.value for cause in Cause} else Cause.PREPARE

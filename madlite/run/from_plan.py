@@ -147,7 +147,10 @@ def bind_plan(
         UsageProblem: it cannot run here: other GPUs, a file, mount, backend or runtime that is not here.
     """
     plan = _moved_plan(_mark_past_block(saved.plan), options.workspace, run_id)
-    runtime = _runtime(plan, runtimes)
+    if plan.runtime not in runtimes:
+        names = f"runtimes: {', '.join(sorted(runtimes))}"
+        raise UsageProblem(f"the plan needs runtime '{plan.runtime}', which is not here", names)
+    runtime = runtimes[plan.runtime]
     here = _on_machine(replace(plan, traits=runtime.traits), machine, options)
     plan = placed(_on_visible(here, saved, options.environ), runtime)
     if plan.blocked is None:
@@ -249,14 +252,6 @@ def _mark_past_block(plan: RunPlan) -> RunPlan:
         return plan
     hint = f"{why.hint}; then plan it again: madlite plan" if why.hint else "plan it again: madlite plan"
     return replace(plan, blocked=replace(why, reason=f"when it was planned, {why.reason}", hint=hint))
-
-
-def _runtime(plan: RunPlan, runtimes: Mapping[str, Runtime]) -> Runtime:
-    if plan.runtime not in runtimes:
-        raise UsageProblem(
-            f"the plan needs runtime '{plan.runtime}', which is not here", f"runtimes: {', '.join(sorted(runtimes))}"
-        )
-    return runtimes[plan.runtime]
 
 
 def _on_machine(plan: RunPlan, machine: Machine, options: Options) -> RunPlan:

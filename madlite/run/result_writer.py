@@ -156,7 +156,6 @@ class ResultWriter:
                 self._append_rows(output.rows, folder)
                 self._write_side_files(output)
             problems.append(output.truncated)
-        problems.append(self._check_moved(folder) if folder is not None else "")
         if folder is not None and self._options.rows:
             findings = (*result.findings, *filter(None, problems))
             problems.append(self._write_record(replace(result, findings=findings), folder))
@@ -199,16 +198,6 @@ class ResultWriter:
         cells = tuple(plain_cells(row) for row in output.rows)
         rows = RunRows(path="", cells=cells, strict_header=self._options.strict_header) if cells else None
         return RunResult(record=self._make_record(result, rows), entries=output.entries)
-
-    def _check_moved(self, folder: RunFolder) -> str:
-        """Warn where the run's folder was moved or replaced, and return the message."""
-        if folder.is_in_place():
-            return ""
-        link = next((place for place in (folder.path.parent, folder.path) if place.is_symlink()), None)
-        what = f"a link is in the place of {link}: it is not followed" if link else f"{folder.path} was moved away"
-        message = f"{what}; the run's files are in the folder that was made for them, wherever it is now"
-        self._screen.warn(message)
-        return message
 
     def _append_rows(self, rows: Sequence[Row], folder: RunFolder | None) -> None:
         """Append the run's rows; if that is not possible, save them in the run's folder."""

@@ -200,10 +200,6 @@ class RunFolder:
         """The folder by its descriptor, for files that are written piece by piece."""
         return self._home
 
-    def is_in_place(self) -> bool:
-        """Return whether the folder still is where it was made."""
-        return self._home.is_in_place()
-
     def _fill(self, plan: RunPlan, files: Iterable[tuple[str, bytes]]) -> None:
         """Write the rendered files; a container gets its own copy, and sees nothing else of the folder of runs."""
         if plan.traits.containerised and plan.blocked is None:

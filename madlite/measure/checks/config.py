@@ -209,9 +209,8 @@ def _without_end(run: CheckInput) -> CheckResult | None:
     """Return that the last of several trainings stopped early; a script whose own line has the number is trusted."""
     log = run.log
     own = not run.by_steps and (run.expected.rule.kind == "multiple_results" or log.scan.first is not None)
-    has_step_count = run.by_steps and (
-        run.expected.steps is not None or not log.steps
-    )  # with how many there were to be, and are
+    # with how many there were to be, and are
+    has_step_count = run.by_steps and (run.expected.steps is not None or not log.steps)
     if own or has_step_count or not has_no_end(run.expected, log):
         return None
     text = f"the last of {log.trainings} trainings has no end mark, and the one before has"
@@ -233,9 +232,8 @@ def _short_of(run: CheckInput, last: int, expected: int) -> CheckResult:
     log = run.log
     text = f"step {last} was the last of {expected} asked for"
     if not run.by_steps:
-        return check_result(
-            table.STEPS_UNKNOWN if log.ended else table.CUT_SHORT_SCRIPT, text
-        )  # not each step may have a line
+        # not each step may have a line
+        return check_result(table.STEPS_UNKNOWN if log.ended else table.CUT_SHORT_SCRIPT, text)
     every = log.steps.interval(last) or last  # one line is for all the steps up to its own
     if expected - last - log.steps.from_zero >= every or (_prints_mark(run) and not log.ended):
         return check_result(table.CUT_SHORT, text, log.cut_line)

@@ -277,9 +277,8 @@ class Observation(Value, frozen=True):
     results: FileResults | None = None
     skipped: bool = False  # the model's step was left out on request
     unshared_lease: str = ""  # why others may not see the lease of the run's GPUs
-    foreign_processes: tuple[str, ...] | None = (
-        None  # processes on the run's GPUs that are not its own; None: not sampled
-    )
+    # processes on the run's GPUs that are not its own; None: not sampled
+    foreign_processes: tuple[str, ...] | None = None
 
 
 class Expected(Value, frozen=True):

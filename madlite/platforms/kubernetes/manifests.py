@@ -310,9 +310,8 @@ def _pod_template(
         "automountServiceAccountToken": False,
         **_placement(settings),
     }
-    labels = {
-        key: value for key, value in _labels(plan, settings).items() if key != QUEUE
-    }  # the Job queues, not its pods
+    # the Job queues, not its pods
+    labels = {key: value for key, value in _labels(plan, settings).items() if key != QUEUE}
     return {"metadata": {"labels": labels}, "spec": spec}
 
 
