@@ -36,7 +36,7 @@ from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EventLog, RunImported, RunPruned, append, now
 from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, new_run_id, open_runs
-from madlite.store.journal import RunEntry, RunRows, read_run
+from madlite.store.journal import RunEntry, read_run
 from madlite.store.locks import is_locked, locked_file
 from madlite.store.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
 from madlite.text import size_text
@@ -174,10 +174,9 @@ class _Ids:
         Raises:
             ValueError: it is no JSON.
         """
-        return _with_ids(data, lambda name: self.here.get(name) or _abroad(name), _abroad, self._known)
-
-    def _known(self, text: str) -> str:
-        return self.here.get(text, text)
+        return _with_ids(
+            data, lambda name: self.here.get(name) or _abroad(name), _abroad, lambda text: self.here.get(text, text)
+        )
 
 
 def _abroad(name: str) -> str:
@@ -325,18 +324,16 @@ def _appended(one: TakenIn, workspace: Path, output: Path, begin: Sequence[str],
     if run_folder is None:
         raise RecordError("another command has locked the run, or its folder is another user's")
     try:
+        problem = ""
         if earlier and read_run(folder).rows is None:  # its journal went with its folder when that was pruned
-            _note_attempt(replace(rows, path=earlier), run_folder)
+            # the file had them, and has unless they were removed: they are looked for before they are appended
+            problem = run_folder.note(RunEntry(at=now(), rows=replace(rows, path=earlier)))
+        if problem:
+            raise RecordError(problem)
         _, words = append_rows_of(rows, run_folder, workspace, output, begin)
     finally:
         run_folder.close()
     return replace(one, words=f"{one.words}, {words}")
-
-
-def _note_attempt(rows: RunRows, run_folder: RunFolder) -> None:
-    """Note rows that their file had, and has unless they were removed: they are looked for before they are appended."""
-    if problem := run_folder.note(RunEntry(at=now(), rows=rows)):
-        raise RecordError(problem)
 
 
 MAX_BYTES = 16 << 30
@@ -430,14 +427,11 @@ def _check_size(manifest: Manifest, into: Folder, limits: Limits, where: str) ->
     """Refuse an archive that is too large by what its manifest says, before anything is written."""
     size = sum(run.bytes for run in manifest.runs)
     if size > limits.bytes:
-        raise UsageProblem(f"{where} unpacks to {size_text(size)}, above {size_text(limits.bytes)}", _larger(size))
+        hint = f"--max-size {(size >> 30) + 1}G where you trust who packed it"
+        raise UsageProblem(f"{where} unpacks to {size_text(size)}, above {size_text(limits.bytes)}", hint)
     if size > (free := shutil.disk_usage(into.path).free):
         what = f"{where} unpacks to {size_text(size)}, and {into.path} has room for {size_text(free)}"
         raise UsageProblem(what, "madlite prune makes room")
-
-
-def _larger(size: int) -> str:
-    return f"--max-size {(size >> 30) + 1}G where you trust who packed it"
 
 
 @contextmanager

@@ -258,7 +258,7 @@ def _of_run(run: StoredRun, plugins: Plugins) -> Verified:
             card=run.record.card,
             items=(Item(what="record", outcome="unchecked", why=why),),
         )
-    place = Place(folder=run.folder, pruned=run.pruned, imported=run.from_elsewhere)
+    place = Place(folder=run.folder, pruned=run.pruned, imported=bool(run.origin))
     return verify(run.record, place, plugins, RowsInFile(run.folder.parent.parent))
 
 

@@ -41,7 +41,7 @@ class StoredRun(Value, frozen=True):
     record: Record
     problem: str = ""
     doubt: str = ""  # what was wrong with the record of an imported run before it was packed
-    origin: str = ""  # the archive that it was imported from
+    origin: str = ""  # the archive that it was imported from: its files are not this folder's own
     archived_id: str = ""  # the id that it had there
     pruned: bool = False  # whether `madlite prune` removed its files, all but the record and the plan
     collected: bool = True  # False where its result waits for `madlite collect`; then the record is the one it gets
@@ -51,11 +51,6 @@ class StoredRun(Value, frozen=True):
         """The number of a success."""
         record = self.record
         return headline_of(record.metrics, record.window) if self.state == Status.SUCCESS.value else None
-
-    @property
-    def from_elsewhere(self) -> bool:
-        """Whether its files are not this folder's own: it was imported."""
-        return bool(self.origin)
 
     @property
     def is_suspect(self) -> bool:

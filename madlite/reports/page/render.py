@@ -34,6 +34,7 @@ HOME = Path(__file__).parent
 STYLES = ("vendor/uPlot.min.css", "page.css")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js")
 _FIRST_SCRIPT = "theme.js"  # in the head, before anything is drawn
+_REDACTOR = Redactor()
 _SPARKS = 32  # points of the small curve in a table
 _MARKUP = re.compile(r"[\\`*\[\]|<>~&$]|(?<![^\W_])_|_(?![^\W_])|^[-+=#]")
 _LINK = re.compile(r"(?<=:)(?=//)|(?<=ww)(?=w)|(?<=[@#])(?=\w)", re.IGNORECASE)
@@ -196,12 +197,7 @@ def shown(text: str) -> str:
 
 def masked(text: str) -> str:
     """Return a text without what is a secret by its shape: a results file may come from anywhere."""
-    return _redactor().text(text)
-
-
-@lru_cache(maxsize=1)
-def _redactor() -> Redactor:
-    return Redactor()
+    return _REDACTOR.text(text)
 
 
 def escaped(text: str, most: int = 120) -> str:
