@@ -15,11 +15,11 @@ import secrets
 import shutil
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 from msgspec.structs import replace
@@ -195,34 +195,33 @@ def _began(run: PackedRun) -> datetime | None:
 def _with_ids(
     data: bytes, run: Callable[[str], str], group: Callable[[str], str], known: Callable[[str], str]
 ) -> bytes:
-    """Return a record or a plan as JSON with other ids of runs, and of batches and studies; all else as it is spelled.
+    """Return a record or a plan as JSON with other ids of runs, and of batches and studies.
 
     Raises:
         ValueError: it is no JSON.
     """
-    value = msgspec.Raw(data)
     try:
+        value = msgspec.json.decode(data)
         for paths, change in ((_OF_RUNS, run), (_OF_GROUPS, group), (_NAMING_RUNS, known)):
             for path in paths:
-                value = _changed(value, path, change)
-        return msgspec.json.format(bytes(value), indent=2) + b"\n"
-    except (msgspec.MsgspecError, RecursionError) as error:
+                _change(value, path, change)
+        return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    except (msgspec.MsgspecError, RecursionError, OverflowError) as error:
         raise ValueError(str(error)) from None
 
 
-def _changed(value: msgspec.Raw, path: _Path, change: Callable[[str], str]) -> msgspec.Raw:
-    """Return a JSON value with the texts changed to which a path leads; an empty one names nothing."""
-    first = bytes(value).lstrip()[:1]
-    if not path:
-        text = msgspec.json.decode(value, type=str) if first == b'"' else ""
-        return msgspec.Raw(msgspec.json.encode(change(text))) if text else value
-    if path[0] == "*" and first == b"[":
-        items = msgspec.json.decode(value, type=list[msgspec.Raw])
-        return msgspec.Raw(msgspec.json.encode([_changed(item, path[1:], change) for item in items]))
-    fields = msgspec.json.decode(value, type=dict[str, msgspec.Raw]) if first == b"{" else {}
-    if path[0] not in fields:
-        return value
-    return msgspec.Raw(msgspec.json.encode({**fields, path[0]: _changed(fields[path[0]], path[1:], change)}))
+def _change(value: Any, path: _Path, change: Callable[[str], str]) -> None:
+    """Change the texts in a JSON value to which a path leads; an empty one names nothing."""
+    first, rest = path[0], path[1:]
+    if first == "*":
+        places: Iterable[Any] = range(len(value)) if isinstance(value, list) else ()
+    else:
+        places = (first,) if isinstance(value, dict) and first in value else ()
+    for place in places:
+        if rest:
+            _change(value[place], rest, change)
+        elif value[place] and isinstance(value[place], str):
+            value[place] = change(value[place])
 
 
 def _other_files(run: PackedRun, here: str, beside: Folder, runs: Folder) -> Iterator[str]:
