@@ -9,6 +9,7 @@ import sys
 import unicodedata
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 
 # CSV as programs write it, with fields longer than the csv module reads by itself.
 
@@ -180,6 +181,15 @@ def _names(found: re.Match[str], name: str, at: int, *, within: bool = True) -> 
     if again is None:
         return True
     return within and (again.end(), again.span(name)) != (found.end(), found.span(name))
+
+
+def utc_time(text: str) -> datetime | None:
+    """Return a time in UTC, of which one without a zone is; None of other text."""
+    try:
+        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return found.replace(tzinfo=found.tzinfo or timezone.utc).astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        return None
 
 
 # Text of workloads, cards and processes for one line of a terminal.

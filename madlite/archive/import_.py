@@ -17,7 +17,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,7 +39,7 @@ from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folde
 from madlite.store.journal import RunEntry, read_run
 from madlite.store.locks import is_locked, locked_file
 from madlite.store.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
-from madlite.text import size_text
+from madlite.text import size_text, utc_time
 
 _CHUNK_BYTES = 1 << 20
 
@@ -185,11 +185,8 @@ def _abroad(name: str) -> str:
 
 def _began(run: PackedRun) -> datetime | None:
     """Return when a run started, as it says: its id begins with that, and so has its place among the others."""
-    try:
-        began = datetime.fromisoformat(run.started).astimezone(timezone.utc)
-    except (ValueError, OverflowError):
-        return None
-    return began if 2000 <= began.year < 9999 else None
+    began = utc_time(run.started)
+    return began if began is not None and 2000 <= began.year < 9999 else None
 
 
 def _with_ids(

@@ -22,6 +22,7 @@ from madlite.store.folder import CONTEXT, LOCK, LOG, PLAN, RECORD, RESULT, STEPS
 from madlite.store.journal import RUN_JOURNAL, RunRows, read_run
 from madlite.store.record import Record
 from madlite.store.stored import NotedRuns, rows_here
+from madlite.text import utc_time
 
 _STAY = frozenset((RECORD, PLAN, CONTEXT, LOCK, RUN_JOURNAL, RESULT, ROWS))
 _LOGS = frozenset((LOG, STEPS))
@@ -91,11 +92,8 @@ def _is_meant(run: StoredRun, rules: Rules, now: datetime) -> bool:
 
 def _age_s(run: StoredRun, now: datetime) -> float:
     """Return how long ago a run ended, or where that is unknown, began."""
-    for text in (run.record.ended, f"{run.when}+00:00"):
-        with suppress(ValueError):
-            then = datetime.fromisoformat(text)
-            return (now - (then if then.tzinfo else then.replace(tzinfo=timezone.utc))).total_seconds()
-    return 0.0
+    then = utc_time(run.record.ended) or utc_time(run.when)
+    return (now - then).total_seconds() if then is not None else 0.0
 
 
 def _until_small_enough(meant: Sequence[Prunable], everything: int, most: int) -> Iterator[Prunable]:

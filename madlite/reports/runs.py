@@ -301,7 +301,12 @@ def began(folder: Path) -> int:
     """Return when a run's plan was written, in nanoseconds; without a plan the time in its name, else 0."""
     with suppress(OSError):
         return os.lstat(f"{folder}/{PLAN}").st_mtime_ns
+    named = named_time(folder.name)
+    return int(named.timestamp()) * 10**9 if named is not None else 0
+
+
+def named_time(run: str) -> datetime | None:
+    """Return the time with which a run's id begins, UTC; None where it begins otherwise."""
     with suppress(ValueError):
-        named = datetime.strptime(folder.name[:15], "%Y%m%dT%H%M%S").replace(tzinfo=timezone.utc)
-        return int(named.timestamp()) * 10**9
-    return 0
+        return datetime.strptime(run[:15], "%Y%m%dT%H%M%S").replace(tzinfo=timezone.utc)
+    return None

@@ -249,11 +249,6 @@ class Problem(Value, frozen=True):
     hint: str = ""
 
 
-def step_curves(run: StoredRun) -> tuple[StepCurve, ...]:
-    """Return the curves of a run that has ended."""
-    return tuple(StepCurve(name, *curve_of(found, _MOST_POINTS)) for name, found in read_steps(run.folder).items())
-
-
 FIRST_LOOK_S = 3.0  # that a request waits for an index that is read for the first time
 NO_SUCH = 404
 
@@ -328,7 +323,8 @@ class Answers:
 
     def steps(self, query: NoQuery, id: str) -> tuple[StepCurve, ...]:
         """Return the step curves of a run that has ended."""
-        return step_curves(self.run(id))
+        curves = read_steps(self.run(id).folder).items()
+        return tuple(StepCurve(name, *curve_of(found, _MOST_POINTS)) for name, found in curves)
 
     def summaries(self, query: SeriesQuery) -> tuple[int, list[SeriesSummary]]:
         """Return how many series have the words, and those of a page."""
