@@ -53,17 +53,12 @@ class Prunable(Value, frozen=True):
     why: str = ""
 
 
-class Pruned(Value, frozen=True):
-    """What the rules mean, the oldest first, and notes on what could not be inspected."""
-
-    runs: tuple[Prunable, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def find_prunable(
     runs: Path, rules: Rules, environ: Mapping[str, str], runtimes: Mapping[str, Runtime], now: datetime | None = None
-) -> Pruned:
-    """Return the runs of a folder of runs that the rules mean; nothing is removed.
+) -> tuple[list[Prunable], tuple[str, ...]]:
+    """Return the runs that the rules mean, the oldest first, and notes on what could not be inspected.
+
+    Nothing is removed.
 
     Raises:
         UsageProblem: a baseline cannot be read: it may name a run.
@@ -72,7 +67,7 @@ def find_prunable(
     at = now or datetime.now(timezone.utc)
     chosen = [run for run in every[: len(every) - (rules.keep_last or 0)] if _is_meant(run, rules, at)]
     if not chosen:
-        return Pruned()
+        return [], ()
     found = find_leftovers(runs.parent, environ, runtimes)
     busy = {os.path.realpath(one.folder): one.kind for one in found.leftovers if one.folder}
     why = _Reasons(runs, rules, busy).why
@@ -81,7 +76,7 @@ def find_prunable(
         everything = sum(_size(run.folder, lambda name: True) for run in every)
         meant = list(_until_small_enough(meant, everything, rules.max_size_bytes))
     notes = found.notes if any(run.record.containerised for run in chosen) else ()
-    return Pruned(runs=tuple(one for one in meant if one.bytes or rules.folders), notes=notes)
+    return [one for one in meant if one.bytes or rules.folders], notes
 
 
 def _is_meant(run: StoredRun, rules: Rules, now: datetime) -> bool:

@@ -367,11 +367,11 @@ def prune(
     if folders and keep_log:
         raise UsageProblem("--all removes logs too", "leave out --all or --keep-log")
     environ = dict(os.environ)
-    found = find_prunable(runs_folder(directory), rules, environ, setup.load(no_plugins, verbose).runtimes())
-    for note in found.notes:
+    found, notes = find_prunable(runs_folder(directory), rules, environ, setup.load(no_plugins, verbose).runtimes())
+    for note in notes:
         setup.warn(note)
-    going = [one for one in found.runs if not one.why]
-    for one in found.runs:
+    going = [one for one in found if not one.why]
+    for one in found:
         if one.why:
             echo(f"stays    {_line(one)}: {one.why}")
     failed = _remove(going, rules) if yes else _list(going, rules)
