@@ -6,10 +6,8 @@ import csv
 import math
 import re
 import sys
-import unicodedata
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 
 # CSV as programs write it, with fields longer than the csv module reads by itself.
 
@@ -183,15 +181,6 @@ def _names(found: re.Match[str], name: str, at: int, *, within: bool = True) -> 
     return within and (again.end(), again.span(name)) != (found.end(), found.span(name))
 
 
-def utc_time(text: str) -> datetime | None:
-    """Return a time in UTC, of which one without a zone is; None of other text."""
-    try:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        return found.replace(tzinfo=found.tzinfo or timezone.utc).astimezone(timezone.utc)
-    except (ValueError, OverflowError):
-        return None
-
-
 # Text of workloads, cards and processes for one line of a terminal.
 
 
@@ -226,20 +215,6 @@ def shortened_middle(text: str, most: int) -> str:
 def printable(text: str) -> str:
     """Return the text with a blank for each character that is not shown, the ends of lines among them."""
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
-
-
-_BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-
-
-def visible(text: str) -> str:
-    """Return the text with control characters, but for tabs and the ends of lines, and bidirectional ones escaped."""
-    if text.isprintable():
-        return text
-    return "".join(char.encode("unicode_escape").decode() if _is_control(char) else char for char in text)
-
-
-def _is_control(char: str) -> bool:
-    return char in _BIDI or (unicodedata.category(char) == "Cc" and char not in "\t\n\r")
 
 
 # Numbers as screens, pages and messages have them.

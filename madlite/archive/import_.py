@@ -34,12 +34,13 @@ from madlite.files import Folder, open_given, shown, write_all
 from madlite.model import Value
 from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.plan.inputs import RUNS
+from madlite.reports.runs import utc_time
 from madlite.store.events import EventLog, RunImported, RunPruned, append, now
 from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, new_run_id, open_runs
 from madlite.store.journal import RunEntry, read_run
 from madlite.store.locks import is_locked, locked_file
 from madlite.store.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
-from madlite.text import size_text, utc_time
+from madlite.text import size_text
 
 _CHUNK_BYTES = 1 << 20
 

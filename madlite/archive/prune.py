@@ -16,13 +16,12 @@ from madlite.batch.recovery.leftovers import find_leftovers
 from madlite.files import REMOVED, Folder
 from madlite.model import Runtime, Value
 from madlite.reports.baselines import baseline_runs
-from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun, list_runs
+from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun, list_runs, utc_time
 from madlite.store.events import RunPruned, append
 from madlite.store.folder import CONTEXT, LOCK, LOG, PLAN, RECORD, RESULT, STEPS, RunFolder, open_runs
 from madlite.store.journal import RUN_JOURNAL, RunRows, read_run
 from madlite.store.record import Record
 from madlite.store.stored import NotedRuns, rows_here
-from madlite.text import utc_time
 
 _STAY = frozenset((RECORD, PLAN, CONTEXT, LOCK, RUN_JOURNAL, RESULT, ROWS))
 _LOGS = frozenset((LOG, STEPS))

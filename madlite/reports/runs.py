@@ -310,3 +310,12 @@ def named_time(run: str) -> datetime | None:
     with suppress(ValueError):
         return datetime.strptime(run[:15], "%Y%m%dT%H%M%S").replace(tzinfo=timezone.utc)
     return None
+
+
+def utc_time(text: str) -> datetime | None:
+    """Return a time in UTC, of which one without a zone is; None of other text."""
+    try:
+        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return found.replace(tzinfo=found.tzinfo or timezone.utc).astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        return None

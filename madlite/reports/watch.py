@@ -9,11 +9,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.model import Status, Study, Value
-from madlite.reports.runs import RUNNING, StoredRun, open_run
+from madlite.reports.runs import RUNNING, StoredRun, open_run, utc_time
 from madlite.store.batches import is_batch_running
 from madlite.store.folder import Progress, is_alive, is_run, read_progress, real_folders
 from madlite.store.stored import NotedRuns, read_plan
-from madlite.text import utc_time
 
 _MOST_LAST = 50  # runs of the last batch that are shown where none is running
 

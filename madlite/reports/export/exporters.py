@@ -16,12 +16,12 @@ from madlite.perfcsv.header import comparable, recorded_row
 from madlite.reports.baselines import load_baseline
 from madlite.reports.documents import ContentKeys
 from madlite.reports.results_files import as_cells, read_cells
-from madlite.reports.runs import StoredRun, appended_to, list_runs, named_time
+from madlite.reports.runs import StoredRun, appended_to, list_runs, named_time, utc_time
 from madlite.reports.series import Entry, Sample, direction_of, matches, of_record, of_row, record_sample, row_sample
 from madlite.reports.series_key import DIMENSIONS, as_dimensions, record_facts
 from madlite.reports.sides import Source, find_source, finished
 from madlite.store.record import Record
-from madlite.text import printable, utc_time, whole_number
+from madlite.text import printable, whole_number
 
 _OWN = {
     "csv": "files:CsvExporter",
