@@ -6,7 +6,6 @@ import csv
 import math
 import re
 import sys
-import unicodedata
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -216,20 +215,6 @@ def shortened_middle(text: str, most: int) -> str:
 def printable(text: str) -> str:
     """Return the text with a blank for each character that is not shown, the ends of lines among them."""
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
-
-
-_BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-
-
-def visible(text: str) -> str:
-    """Return the text with control characters, but for tabs and the ends of lines, and bidirectional ones escaped."""
-    if text.isprintable():
-        return text
-    return "".join(char.encode("unicode_escape").decode() if _is_control(char) else char for char in text)
-
-
-def _is_control(char: str) -> bool:
-    return char in _BIDI or (unicodedata.category(char) == "Cc" and char not in "\t\n\r")
 
 
 # Numbers as screens, pages and messages have them.

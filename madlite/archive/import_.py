@@ -15,11 +15,11 @@ import secrets
 import shutil
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 from msgspec.structs import replace
@@ -34,9 +34,10 @@ from madlite.files import Folder, open_given, shown, write_all
 from madlite.model import Value
 from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.plan.inputs import RUNS
+from madlite.reports.runs import utc_time
 from madlite.store.events import EventLog, RunImported, RunPruned, append, now
 from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, check_runs_folder, new_run_id, open_runs
-from madlite.store.journal import RunEntry, RunRows, read_run
+from madlite.store.journal import RunEntry, read_run
 from madlite.store.locks import is_locked, locked_file
 from madlite.store.stored import LIMIT_BYTES, NotedRuns, load_record, read_record
 from madlite.text import size_text
@@ -174,10 +175,9 @@ class _Ids:
         Raises:
             ValueError: it is no JSON.
         """
-        return _with_ids(data, lambda name: self.here.get(name) or _abroad(name), _abroad, self._known)
-
-    def _known(self, text: str) -> str:
-        return self.here.get(text, text)
+        return _with_ids(
+            data, lambda name: self.here.get(name) or _abroad(name), _abroad, lambda text: self.here.get(text, text)
+        )
 
 
 def _abroad(name: str) -> str:
@@ -186,44 +186,40 @@ def _abroad(name: str) -> str:
 
 def _began(run: PackedRun) -> datetime | None:
     """Return when a run started, as it says: its id begins with that, and so has its place among the others."""
-    try:
-        began = datetime.fromisoformat(run.started).astimezone(timezone.utc)
-    except (ValueError, OverflowError):
-        return None
-    return began if 2000 <= began.year < 9999 else None
+    began = utc_time(run.started)
+    return began if began is not None and 2000 <= began.year < 9999 else None
 
 
 def _with_ids(
     data: bytes, run: Callable[[str], str], group: Callable[[str], str], known: Callable[[str], str]
 ) -> bytes:
-    """Return a record or a plan as JSON with other ids of runs, and of batches and studies; all else as it is spelled.
+    """Return a record or a plan as JSON with other ids of runs, and of batches and studies.
 
     Raises:
         ValueError: it is no JSON.
     """
-    value = msgspec.Raw(data)
     try:
+        value = msgspec.json.decode(data)
         for paths, change in ((_OF_RUNS, run), (_OF_GROUPS, group), (_NAMING_RUNS, known)):
             for path in paths:
-                value = _changed(value, path, change)
-        return msgspec.json.format(bytes(value), indent=2) + b"\n"
-    except (msgspec.MsgspecError, RecursionError) as error:
+                _change(value, path, change)
+        return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    except (msgspec.MsgspecError, RecursionError, OverflowError) as error:
         raise ValueError(str(error)) from None
 
 
-def _changed(value: msgspec.Raw, path: _Path, change: Callable[[str], str]) -> msgspec.Raw:
-    """Return a JSON value with the texts changed to which a path leads; an empty one names nothing."""
-    first = bytes(value).lstrip()[:1]
-    if not path:
-        text = msgspec.json.decode(value, type=str) if first == b'"' else ""
-        return msgspec.Raw(msgspec.json.encode(change(text))) if text else value
-    if path[0] == "*" and first == b"[":
-        items = msgspec.json.decode(value, type=list[msgspec.Raw])
-        return msgspec.Raw(msgspec.json.encode([_changed(item, path[1:], change) for item in items]))
-    fields = msgspec.json.decode(value, type=dict[str, msgspec.Raw]) if first == b"{" else {}
-    if path[0] not in fields:
-        return value
-    return msgspec.Raw(msgspec.json.encode({**fields, path[0]: _changed(fields[path[0]], path[1:], change)}))
+def _change(value: Any, path: _Path, change: Callable[[str], str]) -> None:
+    """Change the texts in a JSON value to which a path leads; an empty one names nothing."""
+    first, rest = path[0], path[1:]
+    if first == "*":
+        places: Iterable[Any] = range(len(value)) if isinstance(value, list) else ()
+    else:
+        places = (first,) if isinstance(value, dict) and first in value else ()
+    for place in places:
+        if rest:
+            _change(value[place], rest, change)
+        elif value[place] and isinstance(value[place], str):
+            value[place] = change(value[place])
 
 
 def _other_files(run: PackedRun, here: str, beside: Folder, runs: Folder) -> Iterator[str]:
@@ -325,18 +321,16 @@ def _appended(one: TakenIn, workspace: Path, output: Path, begin: Sequence[str],
     if run_folder is None:
         raise RecordError("another command has locked the run, or its folder is another user's")
     try:
+        problem = ""
         if earlier and read_run(folder).rows is None:  # its journal went with its folder when that was pruned
-            _note_attempt(replace(rows, path=earlier), run_folder)
+            # the file had them, and has unless they were removed: they are looked for before they are appended
+            problem = run_folder.note(RunEntry(at=now(), rows=replace(rows, path=earlier)))
+        if problem:
+            raise RecordError(problem)
         _, words = append_once(rows, run_folder, workspace, output, begin)
     finally:
         run_folder.close()
     return replace(one, words=f"{one.words}, {words}")
-
-
-def _note_attempt(rows: RunRows, run_folder: RunFolder) -> None:
-    """Note rows that their file had, and has unless they were removed: they are looked for before they are appended."""
-    if problem := run_folder.note(RunEntry(at=now(), rows=rows)):
-        raise RecordError(problem)
 
 
 MAX_BYTES = 16 << 30
@@ -430,14 +424,11 @@ def _check_size(manifest: Manifest, into: Folder, limits: Limits, where: str) ->
     """Refuse an archive that is too large by what its manifest says, before anything is written."""
     size = sum(run.bytes for run in manifest.runs)
     if size > limits.bytes:
-        raise UsageProblem(f"{where} unpacks to {size_text(size)}, above {size_text(limits.bytes)}", _larger(size))
+        hint = f"--max-size {(size >> 30) + 1}G where you trust who packed it"
+        raise UsageProblem(f"{where} unpacks to {size_text(size)}, above {size_text(limits.bytes)}", hint)
     if size > (free := shutil.disk_usage(into.path).free):
         what = f"{where} unpacks to {size_text(size)}, and {into.path} has room for {size_text(free)}"
         raise UsageProblem(what, "madlite prune makes room")
-
-
-def _larger(size: int) -> str:
-    return f"--max-size {(size >> 30) + 1}G where you trust who packed it"
 
 
 @contextmanager

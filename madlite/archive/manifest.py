@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 from madlite.errors import UsageProblem
-from madlite.model import RUN_ID, Value, to_json
+from madlite.model import RUN_ID, Value
 from madlite.store.folder import HANDLE, LOCK, PROGRESS, RECORD, RESULT
 from madlite.store.journal import RUN_JOURNAL
 
@@ -85,11 +85,6 @@ class Manifest(Value, frozen=True):
 class _Versioned(Value, frozen=True):
     format: int = 0
     madlite: str = ""
-
-
-def manifest_text(manifest: Manifest) -> str:
-    """Return the text of a manifest."""
-    return to_json(manifest)
 
 
 def read_manifest(data: bytes, where: str, max_files: int = MAX_FILES) -> Manifest:

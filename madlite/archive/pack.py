@@ -10,7 +10,7 @@ import os
 import stat
 import tarfile
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from io import BytesIO
 from itertools import islice
@@ -29,12 +29,11 @@ from madlite.archive.manifest import (
     PackedRun,
     check_number,
     is_run_id,
-    manifest_text,
     why_not_a_name,
 )
 from madlite.errors import UsageProblem
 from madlite.files import Folder, NotJson, decode_json, folder_of, kind_of
-from madlite.model import Value
+from madlite.model import Value, to_json
 from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun
 from madlite.secrets import MASK, Redactor, is_secret_name, masked_json
 from madlite.store.folder import CONTEXT, LOG, PLAN, RECORD, STEPS, WORK
@@ -51,7 +50,6 @@ _LEVEL = 6  # of gzip: another one would give other bytes
 class Packed(Value, frozen=True):
     """What was written: the archive's size, and its manifest."""
 
-    file: Path
     bytes: int
     manifest: Manifest
 
@@ -106,7 +104,7 @@ def pack(
                 size = out.tell()
     except OSError as error:
         raise UsageProblem(f"{file} cannot be written: {error.strerror or error}", f"ls -ld {file.parent}") from error
-    return Packed(file=file, bytes=size, manifest=manifest)
+    return Packed(bytes=size, manifest=manifest)
 
 
 def _check_name(file: Path) -> None:
@@ -175,9 +173,10 @@ class _Spool:
 
     def _copy(self, fd: int, one: LeftOut) -> PackedFile:
         before, after, size, masks = hashlib.sha256(), hashlib.sha256(), 0, 0
-        check = _no_check if self._binary or one.path in WRITTEN else _TextCheck(one.path)
+        check = None if self._binary or one.path in WRITTEN else _text_check(one.path)
         for original, masked in self._pieces(fd, one):
-            check(original)
+            if check is not None:
+                check(original)
             before.update(original)
             after.update(masked)
             size += self._file.write(masked)
@@ -218,23 +217,19 @@ def _whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     yield rest
 
 
-class _TextCheck:
-    """Refuses a file that is not UTF-8, piece by piece: of another encoding no secret would be found."""
+def _text_check(path: str) -> Callable[[bytes], None]:
+    """Return what refuses a file that is not UTF-8, piece by piece: of another encoding no secret would be found."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
 
-    def __init__(self, path: str) -> None:
-        self._path, self._decoder = path, codecs.getincrementaldecoder("utf-8")()
-
-    def __call__(self, piece: bytes) -> None:
+    def check(piece: bytes) -> None:
         try:
-            is_text = b"\0" not in piece and self._decoder.decode(piece, final=not piece) is not None
+            is_text = b"\0" not in piece and decoder.decode(piece, final=not piece) is not None
         except UnicodeDecodeError:
             is_text = False
         if not is_text:
-            raise OSError(errno.EILSEQ, "it cannot be read as text: --binary", self._path)
+            raise OSError(errno.EILSEQ, "it cannot be read as text: --binary", path)
 
-
-def _no_check(piece: bytes) -> None:
-    pass
+    return check
 
 
 def _masked_document(data: bytes, redactor: Redactor, secrets: Sequence[str]) -> bytes:
@@ -259,7 +254,7 @@ def _is_json(data: bytes) -> bool:
 
 def _write(out: BinaryIO, manifest: Manifest, spool: BinaryIO) -> None:
     """Write the archive: no time, user or right of a file is in it."""
-    text = manifest_text(manifest).encode()
+    text = to_json(manifest).encode()
     spool.seek(0)
     with (
         gzip.GzipFile(filename="", mode="wb", compresslevel=_LEVEL, fileobj=out, mtime=0) as stream,

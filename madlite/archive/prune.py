@@ -16,7 +16,7 @@ from madlite.batch.recovery.leftovers import find_leftovers
 from madlite.files import REMOVED, Folder
 from madlite.model import Runtime, Value
 from madlite.reports.baselines import baseline_runs
-from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun, list_runs
+from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, StoredRun, list_runs, utc_time
 from madlite.store.events import RunPruned, append
 from madlite.store.folder import CONTEXT, LOCK, LOG, PLAN, RECORD, RESULT, STEPS, RunFolder, open_runs
 from madlite.store.journal import RUN_JOURNAL, RunRows, read_run
@@ -52,17 +52,12 @@ class Prunable(Value, frozen=True):
     why: str = ""
 
 
-class Pruned(Value, frozen=True):
-    """What the rules mean, the oldest first, and notes on what could not be inspected."""
-
-    runs: tuple[Prunable, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def find_prunable(
     runs: Path, rules: Rules, environ: Mapping[str, str], runtimes: Mapping[str, Runtime], now: datetime | None = None
-) -> Pruned:
-    """Return the runs of a folder of runs that the rules mean; nothing is removed.
+) -> tuple[list[Prunable], tuple[str, ...]]:
+    """Return the runs that the rules mean, the oldest first, and notes on what could not be inspected.
+
+    Nothing is removed.
 
     Raises:
         UsageProblem: a baseline cannot be read: it may name a run.
@@ -71,7 +66,7 @@ def find_prunable(
     at = now or datetime.now(timezone.utc)
     chosen = [run for run in every[: len(every) - (rules.keep_last or 0)] if _is_meant(run, rules, at)]
     if not chosen:
-        return Pruned()
+        return [], ()
     found = find_leftovers(runs.parent, environ, runtimes)
     busy = {os.path.realpath(one.folder): one.kind for one in found.leftovers if one.folder}
     why = _Reasons(runs, rules, busy).why
@@ -80,7 +75,7 @@ def find_prunable(
         everything = sum(_size(run.folder, lambda name: True) for run in every)
         meant = list(_until_small_enough(meant, everything, rules.max_size_bytes))
     notes = found.notes if any(run.record.containerised for run in chosen) else ()
-    return Pruned(runs=tuple(one for one in meant if one.bytes or rules.folders), notes=notes)
+    return [one for one in meant if one.bytes or rules.folders], notes
 
 
 def _is_meant(run: StoredRun, rules: Rules, now: datetime) -> bool:
@@ -91,11 +86,8 @@ def _is_meant(run: StoredRun, rules: Rules, now: datetime) -> bool:
 
 def _age_s(run: StoredRun, now: datetime) -> float:
     """Return how long ago a run ended, or where that is unknown, began."""
-    for text in (run.record.ended, f"{run.when}+00:00"):
-        with suppress(ValueError):
-            then = datetime.fromisoformat(text)
-            return (now - (then if then.tzinfo else then.replace(tzinfo=timezone.utc))).total_seconds()
-    return 0.0
+    then = utc_time(run.record.ended) or utc_time(run.when)
+    return (now - then).total_seconds() if then is not None else 0.0
 
 
 def _until_small_enough(meant: Sequence[Prunable], everything: int, most: int) -> Iterator[Prunable]:

@@ -10,11 +10,9 @@ from pathlib import Path
 from madlite.errors import RecordError
 from madlite.files import open_regular
 from madlite.model import Row
-from madlite.perfcsv.header import Header, comparable, plain_cells, read_header, text_of
+from madlite.perfcsv.header import Header, comparable, plain_cells
+from madlite.perfcsv.rebuild import read_rows
 from madlite.store.journal import RunRows
-from madlite.text import unlimited_fields
-
-_NO_FILE = "there is no such file"
 
 
 class _Table:
@@ -27,7 +25,7 @@ class _Table:
         try:
             self._read(path)
         except FileNotFoundError:
-            self.problem = _NO_FILE
+            self.problem = "there is no such file"
         except (OSError, RecordError, csv.Error) as error:
             self.problem = getattr(error, "strerror", "") or getattr(error, "message", "") or str(error)
 
@@ -35,10 +33,7 @@ class _Table:
         fd = open_regular(Path(os.path.realpath(path)))
         try:
             self.size = os.fstat(fd).st_size
-            with text_of(fd) as text, unlimited_fields():
-                self.header = read_header(path, text)
-                lines = (line.replace("\0", "\\x00") for line in text)  # which Python 3.10 does not read
-                self.rows.update(comparable(cells) for cells in csv.reader(lines) if cells)
+            self.header, self.rows = read_rows(path, fd)
         finally:
             os.close(fd)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from madlite.archive.pack import why_no_result
 from madlite.archive.rows_in_file import RowsInFile
 from madlite.backends.loader import Plugins
 from madlite.errors import UsageProblem
-from madlite.files import open_inside, read_inside, read_regular
+from madlite.files import open_inside, read_inside
 from madlite.measure.checks.table import Observation
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import FileResults, parse_results
@@ -34,7 +34,7 @@ from madlite.secrets import MASK
 from madlite.store.folder import LOG, PLAN, STEPS, WORK
 from madlite.store.log_file import LEFT_OUT
 from madlite.store.record import VERSION, Record, result_of, step_lines
-from madlite.store.stored import NotedRuns, rows_here
+from madlite.store.stored import NotedRuns, read_run_plan, rows_here
 
 Outcome = Literal["ok", "differs", "unchecked"]
 _FROM_LOG = (Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.ERROR_PATTERN, Cause.NAN_LOSS, Cause.INCOMPLETE, Cause.CONFIG)
@@ -453,7 +453,6 @@ def as_json(found: Iterable[Verified]) -> list[Mapping[str, Json]]:
     ]
 
 
-_LIMIT_PLAN_BYTES = 64 << 20
 _LIMIT_S, _SLOWEST_BYTES_PER_S = 60, 2 << 20  # of a log that is read by patterns of elsewhere
 _Found = TypeVar("_Found")
 STOPS = (Cause.TIMEOUT, Cause.HANG, Cause.INTERRUPTED)
@@ -474,18 +473,9 @@ def load_plan(folder: Path) -> RunPlan:
     Raises:
         UsageProblem: it has none that this madlite reads.
     """
-    try:
-        return msgspec.json.decode(read_regular(folder / PLAN, _LIMIT_PLAN_BYTES), type=RunPlan, dec_hook=_decode)
-    except OSError as error:
-        raise UsageProblem(f"{PLAN}: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise UsageProblem(f"{PLAN}: {error}") from error
-
-
-def _decode(kind: type, value: Any) -> Any:
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    raise NotImplementedError(kind)
+    if (plan := read_run_plan(folder)) is None:
+        raise UsageProblem(f"{PLAN} is not there, cannot be read, or is of another madlite")
+    return plan
 
 
 @cache

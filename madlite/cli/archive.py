@@ -258,7 +258,7 @@ def _of_run(run: StoredRun, plugins: Plugins) -> Verified:
             card=run.record.card,
             items=(Item(what="record", outcome="unchecked", why=why),),
         )
-    place = Place(folder=run.folder, pruned=run.pruned, imported=run.from_elsewhere)
+    place = Place(folder=run.folder, pruned=run.pruned, imported=bool(run.origin))
     return verify(run.record, place, plugins, RowsInFile(run.folder.parent.parent))
 
 
@@ -367,11 +367,11 @@ def prune(
     if folders and keep_log:
         raise UsageProblem("--all removes logs too", "leave out --all or --keep-log")
     environ = dict(os.environ)
-    found = find_prunable(runs_folder(directory), rules, environ, setup.load(no_plugins, verbose).runtimes())
-    for note in found.notes:
+    found, notes = find_prunable(runs_folder(directory), rules, environ, setup.load(no_plugins, verbose).runtimes())
+    for note in notes:
         setup.warn(note)
-    going = [one for one in found.runs if not one.why]
-    for one in found.runs:
+    going = [one for one in found if not one.why]
+    for one in found:
         if one.why:
             echo(f"stays    {_line(one)}: {one.why}")
     failed = _remove(going, rules) if yes else _list(going, rules)

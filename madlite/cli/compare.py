@@ -161,15 +161,14 @@ def command(
     madlite compare perf.csv --by docker_image --markdown
     madlite compare published last
     """
-    from madlite.reports.gates import read_gates, trips
-
     gates = read_gates(fail_on)
     settings = make_settings(effect=effect, noise=noise, alpha=alpha, better=better)
     filters = read_where(where)
     if is_published_base(base, directory) and not by:
         if across:
             raise UsageProblem(f"--across {across!r} has no published figures", "docs/compare.md: which figures apply")
-        report = _against_published(base, new, filters, settings, directory)
+        side = read_side(new or LAST, runs_folder(directory), filters)
+        report = compare_with_published(base, side, settings, directory)
     else:
         sides = _sides(base, new, by, filters, directory)
         report = compare_sides(*sides, settings, directory, across=_dimensions(across))
@@ -230,13 +229,6 @@ def is_published_base(name: str, directory: Path) -> bool:
     return not Path(name).exists() and name not in baseline_names(runs_folder(directory))
 
 
-def _against_published(
-    base: str, new: str | None, where: dict[str, str], settings: Settings, directory: Path
-) -> Report:
-
-    return compare_with_published(base, read_side(new or LAST, runs_folder(directory), where), settings, directory)
-
-
 def compare_with_published(base: str, side: Side, settings: Settings, directory: Path) -> Report:
     """Return the comparison of published figures, of plugins and of the user's own files, with one side."""
     from madlite.cli.inventory import named_references
@@ -279,8 +271,8 @@ def compare_sides(base: Side, new: Side, settings: Settings, directory: Path, ac
 def show(report: Report, found: Sequence[Trip], most: int) -> None:
     """Print a comparison: the table, what differs, notes, and which gates tripped."""
     shown = report.comparisons[:most] if most else report.comparisons
-    common = _common(shown)
-    echo(f"{report.base} → {report.new}" + (f"   {common}" if common else ""))
+    common = series_name(_shared(shown)) if len(shown) > 1 else ""  # the dimensions that all rows share
+    echo(f"{report.base} → {report.new}   {common}".rstrip())
     if shown:
         _table(shown)
     echo(
@@ -295,11 +287,6 @@ def show(report: Report, found: Sequence[Trip], most: int) -> None:
         _echo_coloured(f"failed {trip.gate}: {trip.series}: {trip.reason}", "failed", "red")
     if len(found) > _MOST_TRIPS:
         echo(f"failed for {len(found) - _MOST_TRIPS} series more: --json")
-
-
-def _common(shown: Sequence[Comparison]) -> str:
-    """Return the dimensions that all rows share, where there are several rows."""
-    return series_name(_shared(shown)) if len(shown) > 1 else ""
 
 
 def _shared(shown: Sequence[Comparison]) -> dict[str, str]:
@@ -462,8 +449,6 @@ def set_(name: str, source: str, where: tuple[str, ...], force: bool, directory:
 @verbose_option
 def list_(as_json: bool, directory: Path) -> int:
     """List the baselines of this folder: name, when, how many series and results, of what."""
-    from madlite.cli.terminal import without_secrets
-
     runs, found = runs_folder(directory), []
     for name in baseline_names(runs):
         try:

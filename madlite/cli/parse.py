@@ -155,7 +155,7 @@ def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReadi
     def read_it() -> LogReading:
         return read_log(f"run {folder.name}", _output(log_of_run(folder)), plugins, backend, steps, own_plan)
 
-    found = limited(folder, read_it) if own_plan is not None and run.from_elsewhere else read_it()
+    found = limited(folder, read_it) if own_plan is not None and run.origin else read_it()
     known, there = record.diagnosis, found.diagnosis
     if found.verdict.status is Status.FAILURE and known is not None and (there is None or not there.hint):
         return replace(found, diagnosis=known)  # of which the run's end says more than its log

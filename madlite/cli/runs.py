@@ -220,8 +220,7 @@ def _csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
 def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
 
     runs = [run for one in groups for run in one.runs]
-    table = run_fields.as_table(runs, columns) if columns else listing.as_table(runs, map(_words, runs))
-    (head, _), *lines = table
+    (head, _), *lines = run_fields.as_table(runs, columns) if columns else _default_table(runs)
     echo(head)
     rest = iter(lines)
     for one in groups:
@@ -250,8 +249,9 @@ def _unknown_id(folder: Path, of: str) -> Iterator[str]:
         yield from filter(None, [unknown_id(index, of)])
 
 
-def _words(run: StoredRun) -> tuple[str, ...]:
-    return tuple(shortened(printable(text), _LONGEST) for text in _cells(run))
+def _default_table(runs: Sequence[StoredRun]) -> list[tuple[str, int | None]]:
+    texts = ((run.folder.name, *(shortened(printable(text), _LONGEST) for text in _cells(run))) for run in runs)
+    return listing.table([listing.HEAD, *texts], listing.HEAD.index("STATUS"))
 
 
 def _cells(run: StoredRun) -> Iterator[str]:

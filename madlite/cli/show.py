@@ -35,7 +35,7 @@ from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.model import Status
 from madlite.reports import side_by_side
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.log import plain_text, read_log
+from madlite.reports.log import masked, plain_text, read_log
 from madlite.reports.reproduce import CommandOptions, dotted_values
 from madlite.reports.runs import (
     CUT_OFF,
@@ -48,7 +48,6 @@ from madlite.reports.runs import (
     open_run,
     runs_folder,
 )
-from madlite.secrets import Redactor
 from madlite.store.journal import read_run
 from madlite.store.record import Record, result_of
 from madlite.text import change, counted, duration, printable, scalar_text, status_text
@@ -317,19 +316,12 @@ def log(run: str, follow: bool, tail: int | None, raw: bool, directory: Path) ->
     madlite log 3fa91c --tail 50
     """
     folder = find_run(runs_folder(directory), run)
-    chunks = _without_secrets(read_log(folder, follow=follow, tail=tail))
+    chunks = masked(read_log(folder, follow=follow, tail=tail))
     stream = sys.stdout.buffer
     for piece in chunks if raw else plain_text(chunks):
         stream.write(piece)
         stream.flush()
     return int(ExitCode.OK)
-
-
-def _without_secrets(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield a log without what is a secret by its shape: an earlier madlite may have written it."""
-    redactor = Redactor()
-    yield from map(redactor.feed, chunks)
-    yield redactor.flush()
 
 
 # options of `run` whose values are pinned otherwise, or that concern the source or the display of the original run

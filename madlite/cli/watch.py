@@ -109,15 +109,10 @@ def _poll(
     """Yield the runs at each poll, until none is running."""
     while True:
         yield runs
-        if not follow and not any(_is_running(one) for one in runs) and not watch.is_batch_running:
+        if not follow and not any(one.state == RUNNING for one in runs) and not watch.is_batch_running:
             return
         time.sleep(interval_s)
         runs = watch.read()
-
-
-def _is_running(one: WatchedRun) -> bool:
-
-    return one.state == RUNNING
 
 
 def _print(runs: Iterable[WatchedRun], as_json: bool) -> None:
@@ -162,7 +157,7 @@ def _table(runs: Iterable[WatchedRun]) -> Table:
 
 
 def _style(one: WatchedRun) -> str:
-    if _is_running(one):
+    if one.state == RUNNING:
         return ""
     return "yellow" if one.suspect else {"SUCCESS": "green", "SKIPPED": ""}.get(one.state, "red")
 
@@ -176,18 +171,13 @@ def _cells(one: WatchedRun) -> tuple[str, ...]:
     speed = "-" if progress.speed is None else f"{figure(progress.speed)} {progress.unit}"
     loss = figure(progress.loss, "-")
     elapsed = "-" if one.elapsed_s is None else duration(one.elapsed_s)
-    left = duration(progress.left_s) if _is_running(one) and progress.left_s is not None else "-"
-    cells = (_short_id(one.id), card or "-", _state(one), step, one.number or speed, loss, elapsed, left)
+    left = duration(progress.left_s) if one.state == RUNNING and progress.left_s is not None else "-"
+    cells = (one.id.rpartition("-")[2], card or "-", _state(one), step, one.number or speed, loss, elapsed, left)
     return tuple(shortened(printable(without_secrets(cell)), _LONGEST) for cell in cells)
 
 
-def _short_id(run_id: str) -> str:
-    """Return the part of a run's id that no other run is likely to have: every command takes it for the run."""
-    return run_id.rpartition("-")[2]
-
-
 def _state(one: WatchedRun) -> str:
-    if not _is_running(one):
+    if one.state != RUNNING:
         return status_text(one.state, ("suspect",) if one.suspect else ()) + (f" [{one.cause}]" if one.cause else "")
     progress = one.progress
     return progress.state + (f": {progress.doing}" if progress.doing and progress.doing != progress.state else "")

@@ -13,7 +13,6 @@ from madlite.machine.products import find_peak
 from madlite.measure.steps import Steps
 from madlite.measure.window import median_in
 from madlite.model import Architecture, Attention, Compute, Quantity, RunPlan, Variant, Window
-from madlite.text import percent
 
 # The floating-point operations that training a model takes for a token (docs/measurement.md).
 #
@@ -173,7 +172,7 @@ def _findings(compute: Compute) -> Iterator[str]:
     if apart is not None and reported is not None and abs(apart) > MOST_APART:
         yield (
             f"the framework reports {reported:.4g} TFLOP/s/GPU, "
-            f"{percent(abs(apart))} {'more' if apart > 0 else 'less'} "
+            f"{100 * abs(apart):.1f} % {'more' if apart > 0 else 'less'} "
             f"than the {compute.tflops_per_gpu:.4g} that its tokens come to: {_reasons(compute, reported)}"
         )
     if compute.mfu is None and compute.peak_tflops is not None:

@@ -46,7 +46,7 @@ def lost_rows_text(file: LockedFile, coming: Iterable[Mapping[str, str]]) -> str
     if file.is_new:
         return ""
     try:
-        header, rows = _read(file)
+        header, rows = read_rows(file.target, file.fd)
     except (RecordError, csv.Error):
         return "was no table of results"
     here = Counter(comparable(header.arrange(cells)) for cells in coming) if header else Counter[tuple[str, ...]]()
@@ -56,9 +56,10 @@ def lost_rows_text(file: LockedFile, coming: Iterable[Mapping[str, str]]) -> str
     return "had 1 row that no record has" if lost == 1 else f"had {lost} rows that no record has"
 
 
-def _read(file: LockedFile) -> tuple[Header | None, Counter[tuple[str, ...]]]:
-    with unlimited_fields(), text_of(file.fd) as text:
-        header = read_header(file.target, text)
+def read_rows(path: Path, fd: int) -> tuple[Header | None, Counter[tuple[str, ...]]]:
+    """Return the header of an open results file, and how often it has each row, as rows are compared."""
+    with unlimited_fields(), text_of(fd) as text:
+        header = read_header(path, text)
         if header is None:
             return None, Counter()
         lines = (line.replace("\0", "\\x00") for line in text)  # which Python 3.10 does not read

@@ -142,12 +142,9 @@ def _of_run(series: Series, record: Record) -> Measured:
     run, result = of_record(record)
     if record.variant is not None:
         return run
-    own = [one for one in record.metrics if _row_name(record, one.label) == series["model"]]
+    names = ((f"{record.card}_{one.label}" if one.label else record.card, one) for one in record.metrics)
+    own = [one for name, one in names if name == series["model"]]
     return run if own and all(one in result.metrics for one in own) else replace(run, model="")
-
-
-def _row_name(record: Record, label: str) -> str:
-    return f"{record.card}_{label}" if label else record.card
 
 
 def _matches(known: _Known, references: Iterable[Reference]) -> Iterator[Match]:

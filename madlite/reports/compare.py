@@ -158,7 +158,7 @@ def report_of(
     settings: Settings,
 ) -> Report:
     """Return comparisons as a report, the worst change first."""
-    ordered = sorted(found, key=_badness, reverse=True)
+    ordered = sorted(found, key=lambda one: (one.change is None, -(one.change or 0.0)), reverse=True)
     names = series_names([one.pair.known for one in ordered])
     return Report(
         base=labels[0],
@@ -169,10 +169,6 @@ def report_of(
         notes=tuple(notes),
         alpha=settings.alpha,
     )
-
-
-def _badness(one: Comparison) -> tuple[bool, float]:
-    return one.change is None, -(one.change or 0.0)
 
 
 def compare_pair(found: Pair, settings: Settings, history: History, untested: str = "") -> Comparison:

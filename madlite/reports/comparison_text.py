@@ -26,12 +26,8 @@ def interval_text(one: Comparison) -> str:
 
 def difference_text(one: Difference) -> str:
     """Return what differs: `image digest: sha256:1 → sha256:2`."""
-    sides = (", ".join(_short(text) for text in side) or "(not there)" for side in (one.base, one.new))
-    return f"{one.name}: {' → '.join(sides)}"
-
-
-def _short(text: str) -> str:
-    return shortened_middle(printable(text), _LONGEST)
+    sides = ([shortened_middle(printable(text), _LONGEST) for text in side] for side in (one.base, one.new))
+    return f"{one.name}: {' → '.join(', '.join(side) or '(not there)' for side in sides)}"
 
 
 def summary(report: Report) -> str:

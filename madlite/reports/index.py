@@ -240,12 +240,8 @@ class RunIndex:
 
         The ids of the runs are in the order of time, the newest last.
         """
-        found = list(self._entries(where, filters))
+        found = list(self.entries(where, filters))
         return group(entry for _, entry in found), tuple(dict.fromkeys(name for name, _ in found))
-
-    def entries(self, where: Mapping[str, str]) -> Iterator[tuple[str, Entry]]:
-        """Yield the results with these dimensions or facts and the runs that they are of, the oldest first."""
-        return self._entries(where, EVERY)
 
     def summaries(self) -> list[SeriesSummary]:
         """Return a line about every series, those with the newest numbers first; runs in doubt do not count."""
@@ -261,7 +257,7 @@ class RunIndex:
 
     def series_of(self, numbers: Sequence[int]) -> list[Series]:
         """Return the series of these numbers; what failed before it had a metric is not counted with them."""
-        found = self._entries({}, EVERY, numbers)
+        found = self.entries({}, EVERY, numbers)
         by_key = {series.key: series for series in group(entry for _, entry in found)}
         keys = (self.series_key(number) for number in numbers)
         return [by_key[key] for key in keys if key is not None and key in by_key]
@@ -271,8 +267,8 @@ class RunIndex:
         found = self._all("SELECT text FROM series WHERE n = ?", (number,))
         return _decode_key(found[0][0]) if found else None
 
-    def _entries(
-        self, where: Mapping[str, str], filters: RunFilter, numbers: Sequence[int] | None = None
+    def entries(
+        self, where: Mapping[str, str], filters: RunFilter = EVERY, numbers: Sequence[int] | None = None
     ) -> Iterator[tuple[str, Entry]]:
         """Yield results and the runs that they are of, in the order of the runs; of runs in doubt none.
 

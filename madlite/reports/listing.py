@@ -13,7 +13,7 @@ COLUMNS = (
     *("id", "when", "card", "status", "cause", "performance", "metric", "suspect", "duration_s", "doubt"),
     *("backend", "mode", "precision", "gpu", "n_gpus", "batch", "study"),
 )
-_HEAD = ("ID", "WHEN (UTC)", "CARD", "BACKEND", "MODE", "PRECISION", "GPU", "STATUS", "NUMBER", "TOOK")
+HEAD = ("ID", "WHEN (UTC)", "CARD", "BACKEND", "MODE", "PRECISION", "GPU", "STATUS", "NUMBER", "TOOK")
 SUSPECT = "suspect"  # `--status` of a success whose number is suspect
 NOT_COLLECTED = "not collected"  # and of a run whose result waits for `madlite collect`
 TRIED_AGAIN = "tried again"  # of a failed attempt whose place another one took
@@ -56,12 +56,10 @@ def as_json(run: StoredRun) -> dict[str, Json]:
     }
 
 
-def as_table(runs: Sequence[StoredRun], words: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, int]]:
-    """Yield the lines of a table, and where in them the status stands: of each run what the words say after its id."""
-    rows = [_HEAD, *((run.folder.name, *more) for run, more in zip(runs, words, strict=True))]
-    head, *lines = align(rows)
-    place = head.index("STATUS")
-    yield from ((line, place) for line in (head, *lines))
+def table(rows: Sequence[Sequence[str]], status_at: int) -> list[tuple[str, int | None]]:
+    """Return the lines of a table, its head first, and where in them the status stands; -1 is that it is no column."""
+    before = [max(len(row[at]) for row in rows) + 2 for at in range(status_at)]
+    return [(line, sum(before) if status_at >= 0 else None) for line in align(rows)]
 
 
 def problems(runs: Iterable[StoredRun]) -> Iterator[str]:

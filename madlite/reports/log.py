@@ -13,6 +13,7 @@ from pathlib import Path
 from madlite.errors import UsageProblem
 from madlite.files import open_regular
 from madlite.model import Value
+from madlite.secrets import Redactor
 from madlite.store.folder import LOG, is_alive
 from madlite.store.log_file import LEFT_OUT, left_out_line
 
@@ -165,6 +166,13 @@ def read_log(
             wait(POLL_S)
     finally:
         os.close(fd)
+
+
+def masked(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a log without what is a secret by its shape: an earlier madlite may have written it."""
+    redactor = Redactor()
+    yield from map(redactor.feed, chunks)
+    yield redactor.flush()
 
 
 def plain_text(chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -54,7 +54,7 @@ def reproduce(record: Record, options: CommandOptions, environ: Mapping[str, str
         *("--tags", _tag(record)),
         *_option("--backend", record.backend),
         *_option("--runtime", record.runtime),
-        *_option("--image", _image(record)),
+        *_option("--image", record.image.pinned or record.image.id),
         *_timeout(record),
         *(word for key, value in sets.items() for word in ("--set", f"{key}={value}")),
         *_context(record, folder),
@@ -126,10 +126,6 @@ def _timeout(record: Record) -> tuple[str, ...]:
     return ("--timeout", f"{limit_s:.0f}") if limit_s == int(limit_s) else ("--set", f"timeout_s={limit_s!r}")
 
 
-def _image(record: Record) -> str:
-    return record.image.pinned or record.image.id
-
-
 def _context(record: Record, folder: Path) -> Iterator[str]:
     """Yield the context that the run's folder keeps, and the args that its script was called with, or rendered with."""
     if (folder / CONTEXT).is_file():
@@ -196,10 +192,7 @@ def _environment_notes(record: Record, environ: Mapping[str, str]) -> Iterator[s
     """Yield the variables of the caller's environment that can change the speed and differ now."""
     for name, value in sorted(record.provenance.environment.items()):
         now = environ.get(name)
-        if _MASK not in value and _inherited(record, name) and (now is None or now[:_LONGEST] != value):
+        # on the host all came from the caller that the plan does not set
+        origin = record.origins.get(f"env.{name}", "" if record.containerised else "environment")
+        if _MASK not in value and origin == "environment" and (now is None or now[:_LONGEST] != value):
             yield f"environment: {name} was {value!r}, and is {'not set' if now is None else repr(now)} now"
-
-
-def _inherited(record: Record, name: str) -> bool:
-    """Return whether a variable came from the caller: on the host all that the plan does not set."""
-    return record.origins.get(f"env.{name}", "" if record.containerised else "environment") == "environment"

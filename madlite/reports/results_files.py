@@ -81,7 +81,8 @@ def read_results(
         with _opened(path, links=links) as file:
             header = _header(path, file)
             if by and by not in header:
-                raise _no_column(path, by, header)
+                hint = one_hint(did_you_mean(by, header, most=1), f"it has {', '.join(header)}")
+                raise UsageProblem(f"{path} has no column {by!r}", hint)
             size = os.fstat(file.fileno()).st_size
             # rows that have records are matched one by one: records know sequence lengths, batches and doubts
             large = size > SMALL_BYTES and not recorded(header)
@@ -115,13 +116,6 @@ def _header(path: Path, file: TextIO) -> tuple[str, ...]:
             "name a perf.csv, a run's id, a folder, or a baseline",
         )
     return columns
-
-
-def _no_column(path: Path, name: str, header: Sequence[str]) -> UsageProblem:
-
-    return UsageProblem(
-        f"{path} has no column {name!r}", one_hint(did_you_mean(name, header, most=1), f"it has {', '.join(header)}")
-    )
 
 
 # Row by row: what is damaged costs its row, not those after it.

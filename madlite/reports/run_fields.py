@@ -28,7 +28,7 @@ from madlite.reports.series_key import (
     record_facts,
     series_names,
 )
-from madlite.text import align, figure, percent, printable, scalar_text, shortened_middle, without_groups
+from madlite.text import figure, percent, printable, scalar_text, shortened_middle, without_groups
 
 COLUMNS = (
     *listing.COLUMNS,
@@ -209,11 +209,7 @@ def as_table(runs: Sequence[StoredRun], columns: Sequence[str]) -> list[tuple[st
     rows += [
         [shortened_middle(printable(text_of(value_of(run, name))), _LONGEST) or "-" for name in columns] for run in runs
     ]
-    place = None
-    if "status" in columns:
-        before = columns[: columns.index("status")]
-        place = sum(max(len(row[at]) for row in rows) + 2 for at in range(len(before)))
-    return [(line, place) for line in align(rows)]
+    return listing.table(rows, columns.index("status") if "status" in columns else -1)
 
 
 class RunGroup(Value, frozen=True):

@@ -41,7 +41,7 @@ class StoredRun(Value, frozen=True):
     record: Record
     problem: str = ""
     doubt: str = ""  # what was wrong with the record of an imported run before it was packed
-    origin: str = ""  # the archive that it was imported from
+    origin: str = ""  # the archive that it was imported from: its files are not this folder's own
     archived_id: str = ""  # the id that it had there
     pruned: bool = False  # whether `madlite prune` removed its files, all but the record and the plan
     collected: bool = True  # False where its result waits for `madlite collect`; then the record is the one it gets
@@ -51,11 +51,6 @@ class StoredRun(Value, frozen=True):
         """The number of a success."""
         record = self.record
         return headline_of(record.metrics, record.window) if self.state == Status.SUCCESS.value else None
-
-    @property
-    def from_elsewhere(self) -> bool:
-        """Whether its files are not this folder's own: it was imported."""
-        return bool(self.origin)
 
     @property
     def is_suspect(self) -> bool:
@@ -306,7 +301,21 @@ def began(folder: Path) -> int:
     """Return when a run's plan was written, in nanoseconds; without a plan the time in its name, else 0."""
     with suppress(OSError):
         return os.lstat(f"{folder}/{PLAN}").st_mtime_ns
+    named = named_time(folder.name)
+    return int(named.timestamp()) * 10**9 if named is not None else 0
+
+
+def named_time(run: str) -> datetime | None:
+    """Return the time with which a run's id begins, UTC; None where it begins otherwise."""
     with suppress(ValueError):
-        named = datetime.strptime(folder.name[:15], "%Y%m%dT%H%M%S").replace(tzinfo=timezone.utc)
-        return int(named.timestamp()) * 10**9
-    return 0
+        return datetime.strptime(run[:15], "%Y%m%dT%H%M%S").replace(tzinfo=timezone.utc)
+    return None
+
+
+def utc_time(text: str) -> datetime | None:
+    """Return a time in UTC, of which one without a zone is; None of other text."""
+    try:
+        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return found.replace(tzinfo=found.tzinfo or timezone.utc).astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        return None

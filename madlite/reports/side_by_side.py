@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
-from madlite.model import GpuUse, Value
+from madlite.model import Value
 from madlite.reports.runs import StoredRun
 from madlite.reports.series_key import (
     as_key,
@@ -15,7 +16,6 @@ from madlite.reports.series_key import (
     series_name,
     unknown_inputs,
 )
-from madlite.store.record import Record
 from madlite.text import align, change, figure, percent, printable, shortened_middle
 
 _GAP = 2  # blanks between columns
@@ -46,11 +46,12 @@ def sections(runs: Sequence[StoredRun], *, every: bool = False) -> list[Section]
 
     What no run has is left out.
     """
+    checks = [{one.name: f"{one.status}  {one.text}".rstrip() for one in run.record.checks} for run in runs]
     found = [
         Section(title="what differs" if not every else "what ran", fields=tuple(_ran(runs))),
         Section(title="number", fields=tuple(_fields(runs, _number(runs)))),
         Section(title="GPUs", fields=tuple(_fields(runs, _GPUS))),
-        Section(title="checks", fields=tuple(_of_mappings([_checks(run.record) for run in runs]))),
+        Section(title="checks", fields=tuple(_of_mappings(checks))),
         Section(title="versions", fields=tuple(_of_mappings([run.record.provenance.versions for run in runs]))),
     ]
     chosen = [
@@ -117,13 +118,11 @@ def _number(runs: Sequence[StoredRun]) -> dict[str, Read]:
         "number": lambda run: f"{run.headline.text} {run.headline.metric}" if run.headline else "",
         "against the first": lambda run: _change(runs[0], run),
         "started": lambda run: run.when,
-        **{name: _of_window(name) for name in ("steps", "mean", "CV", "min", "max", "drift", "outliers", "dropped")},
-        "TFLOP/s/GPU": lambda run: _digits(run.record.compute.tflops_per_gpu if run.record.compute else None),
-        "MFU": lambda run: _part(run.record.compute.mfu if run.record.compute else None),
+        **_OF_RECORD,
         "suspect": lambda run: "; ".join(run.record.suspect),
         "reason": lambda run: run.problem or run.record.reason,
         **{
-            f"{name} s": lambda run, name=name: _digits(run.record.durations_s.get(name))  # type: ignore[misc]
+            f"{name} s": lambda run, name=name: figure(run.record.durations_s.get(name), "")  # type: ignore[misc]
             for name in dict.fromkeys(name for run in runs for name in run.record.durations_s)
         },
     }
@@ -137,64 +136,52 @@ def _change(first: StoredRun, run: StoredRun) -> str:
     return "" if run is first else change(other.value / one.value - 1)
 
 
-def _of_window(name: str) -> Read:
+def _at(place: str, text: Callable[[float | None, str], str] = figure) -> Read:
+    """Return what reads a number by its place in a record, "" where there is none."""
+
     def read(run: StoredRun) -> str:
-        window = run.record.window
-        if window is None:
-            return ""
-        texts = {
-            "steps": f"{window.n}, {window.first_step} to {window.last_step}",
-            "CV": _part(window.cv),
-            "drift": change(window.drift, ""),
-        }
-        return texts[name] if name in texts else _digits(getattr(window, name))
+        value: Any = run.record
+        for name in place.split("."):
+            value = getattr(value, name, None)
+        return text(value, "")
 
     return read
 
 
-def _of_telemetry(name: str, text: Callable[[float | None], str]) -> Read:
-    return lambda run: text(getattr(run.record.telemetry, name, None))
+def _over_gpus(name: str, over: Callable[[list[float]], float]) -> Read:
+    def read(run: StoredRun) -> str:
+        gpus = run.record.telemetry.gpus if run.record.telemetry is not None else ()
+        values = [value for gpu in gpus if (value := getattr(gpu, name)) is not None]
+        return figure(over(values), "") if values else ""
+
+    return read
 
 
-def _mean_of_gpus(name: str) -> Read:
-    return lambda run: _digits(_over_gpus(run.record, name, fmean))
-
-
-def _highest_of_gpus(name: str) -> Read:
-    return lambda run: _digits(_over_gpus(run.record, name, max))
-
-
-def _over_gpus(record: Record, name: str, over: Callable[[list[float]], float]) -> float | None:
-    gpus: Iterable[GpuUse] = record.telemetry.gpus if record.telemetry is not None else ()
-    values = [value for gpu in gpus if (value := getattr(gpu, name)) is not None]
-    return over(values) if values else None
-
-
-def _digits(value: float | None) -> str:
-    return figure(value, "")
-
-
-def _part(value: float | None) -> str:
-    return percent(value, "")
-
-
+_OF_RECORD: dict[str, Read] = {
+    "steps": lambda run: f"{found.n}, {found.first_step} to {found.last_step}" if (found := run.record.window) else "",
+    "mean": _at("window.mean"),
+    "CV": _at("window.cv", percent),
+    "min": _at("window.min"),
+    "max": _at("window.max"),
+    "drift": _at("window.drift", change),
+    "outliers": _at("window.outliers"),
+    "dropped": _at("window.dropped"),
+    "TFLOP/s/GPU": _at("compute.tflops_per_gpu"),
+    "MFU": _at("compute.mfu", percent),
+}
 _GPUS: dict[str, Read] = {
-    "power W/GPU": _of_telemetry("power_w", _digits),
-    "tokens/J": _of_telemetry("tokens_per_joule", _digits),
-    "throttled": _of_telemetry("throttled", _part),
-    "at power limit": _of_telemetry("power_cap", _part),
-    "clock MHz": _mean_of_gpus("clock_mhz"),
-    "memory clock MHz": _mean_of_gpus("memory_clock_mhz"),
-    "utilization %": _mean_of_gpus("utilization_percent"),
-    "temperature °C": _highest_of_gpus("temperature_c"),
-    "memory GiB": _highest_of_gpus("memory_used_gib"),
+    "power W/GPU": _at("telemetry.power_w"),
+    "tokens/J": _at("telemetry.tokens_per_joule"),
+    "throttled": _at("telemetry.throttled", percent),
+    "at power limit": _at("telemetry.power_cap", percent),
+    "clock MHz": _over_gpus("clock_mhz", fmean),
+    "memory clock MHz": _over_gpus("memory_clock_mhz", fmean),
+    "utilization %": _over_gpus("utilization_percent", fmean),
+    "temperature °C": _over_gpus("temperature_c", max),
+    "memory GiB": _over_gpus("memory_used_gib", max),
     "other processes": lambda run: ", ".join(run.record.telemetry.foreign_processes if run.record.telemetry else ()),
     "measured": lambda run: f"by {found.source}, over the {found.over}" if (found := run.record.telemetry) else "",
 }
-
-
-def _checks(record: Record) -> dict[str, str]:
-    return {one.name: f"{one.status}  {one.text}".rstrip() for one in record.checks}
 
 
 # Lines that fit a terminal.

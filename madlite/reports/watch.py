@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.model import Status, Study, Value
-from madlite.reports.runs import RUNNING, StoredRun, open_run
+from madlite.reports.runs import RUNNING, StoredRun, open_run, utc_time
 from madlite.store.batches import is_batch_running
 from madlite.store.folder import Progress, is_alive, is_run, read_progress, real_folders
 from madlite.store.stored import NotedRuns, read_plan
@@ -121,8 +121,6 @@ def _ended(run: StoredRun) -> WatchedRun:
 
 
 def _since(started: str, ended: str = "") -> float | None:
-    try:
-        until = datetime.fromisoformat(ended) if ended else datetime.now(timezone.utc)
-        return max(0.0, (until - datetime.fromisoformat(started)).total_seconds())
-    except (ValueError, TypeError):
-        return None
+    begun = utc_time(started)
+    until = utc_time(ended) if ended else datetime.now(timezone.utc)
+    return max(0.0, (until - begun).total_seconds()) if until is not None and begun is not None else None

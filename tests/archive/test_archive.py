@@ -458,6 +458,23 @@ def test_headers_that_no_archive_of_runs_has_are_refused_in_a_sentence(tmp_path,
     assert [*tmp_path.iterdir()] == [archive]
 
 
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE])
+def test_a_size_below_zero_leads_nowhere(tmp_path, capsys, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    one = tarfile.TarInfo("manifest.json")
+    one.type, one.size = kind, -1024
+    with gzip.open("x.tar.gz", "wb") as file:
+        file.write(one.tobuf(tarfile.GNU_FORMAT) * 3)
+    assert STRANGE in said(capsys, "import", "x.tar.gz", code=4)
+
+
+@pytest.mark.parametrize("record", [b"-9 path=x\n", b"+9 path=x\n", b"1_0 path=x\n", b"11 size=-5\n"])
+def test_numbers_that_python_reads_and_a_header_does_not_have_are_refused(tmp_path, capsys, monkeypatch, record):
+    monkeypatch.chdir(tmp_path)
+    headers(tmp_path / "x.tar.gz", (tarfile.XHDTYPE, record), (tarfile.REGTYPE, b""))
+    assert "no number in the place of one" in said(capsys, "import", "x.tar.gz", code=4)
+
+
 def test_names_that_need_a_header_of_their_own_are_read(place, capsys):
     name = f"outputs/{'é' * 90}/{'long' * 20}.csv"
     (folder(place) / name).parent.mkdir(parents=True)

@@ -182,17 +182,8 @@ class SeriesLine(Value, frozen=True):
     @classmethod
     def of(cls, found: SeriesSummary, name: str) -> SeriesLine:
         """Return a series of the index; of a list that has others of its name, with what tells them apart."""
-        dimensions = as_dimensions(found.key)
-        return cls(
-            id=found.id,
-            name=name,
-            dimensions=dimensions,
-            runs=found.runs,
-            failed=found.failed,
-            skipped=found.skipped,
-            last=found.last,
-            last_at=found.last_at,
-        )
+        same = {one: getattr(found, one) for one in cls.__struct_fields__ if one in found.__struct_fields__}
+        return cls(name=name, dimensions=as_dimensions(found.key), **same)
 
 
 class SeriesPage(Value, frozen=True):
@@ -256,11 +247,6 @@ class Problem(Value, frozen=True):
 
     error: str
     hint: str = ""
-
-
-def step_curves(run: StoredRun) -> tuple[StepCurve, ...]:
-    """Return the curves of a run that has ended."""
-    return tuple(StepCurve(name, *curve_of(found, _MOST_POINTS)) for name, found in read_steps(run.folder).items())
 
 
 FIRST_LOOK_S = 3.0  # that a request waits for an index that is read for the first time
@@ -337,12 +323,13 @@ class Answers:
 
     def steps(self, query: NoQuery, id: str) -> tuple[StepCurve, ...]:
         """Return the step curves of a run that has ended."""
-        return step_curves(self.run(id))
+        curves = read_steps(self.run(id).folder).items()
+        return tuple(StepCurve(name, *curve_of(found, _MOST_POINTS)) for name, found in curves)
 
     def summaries(self, query: SeriesQuery) -> tuple[int, list[SeriesSummary]]:
         """Return how many series have the words, and those of a page."""
         words = query.q.casefold().split()
-        found = [one for one in self.index.summaries() if all(word in _searched(one) for word in words)]
+        found = [one for one in self.index.summaries() if all(word in " ".join(one.key).casefold() for word in words)]
         return len(found), found[query.offset : query.offset + query.limit]
 
     def series(self, query: SeriesQuery) -> SeriesPage:
@@ -385,7 +372,11 @@ class Answers:
             raise UsageProblem("a comparison needs two sides", "/compare?base=last~1&new=last")
         name, _, text = query.where.partition("=")
         where = {name: text} if name else {}
-        base, new = (self._side(one, where) for one in (query.base, query.new))
+        folder = self.index.folder
+        base, new = (
+            read_side(one, folder, where, paths=False, index=self.index)  # of files those of the working folder
+            for one in (query.base, query.new)
+        )
         report = compare(
             base.series,
             new.series,
@@ -395,14 +386,6 @@ class Answers:
             notes=(*base.notes, *new.notes),
         )
         return report, new
-
-    def _side(self, name: str, where: Mapping[str, str]) -> Side:
-        """Return what a name stands for; of files only the results files of the working folder."""
-        return read_side(name, self.index.folder, where, paths=False, index=self.index)
-
-
-def _searched(one: SeriesSummary) -> str:
-    return " ".join(one.key).casefold()
 
 
 class Endpoint(Value, frozen=True):

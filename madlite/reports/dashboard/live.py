@@ -10,7 +10,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,10 +17,10 @@ import msgspec
 
 from madlite.errors import MadliteError
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.log import plain_text, read_log
+from madlite.reports.log import masked, plain_text, read_log
 from madlite.reports.runs import RUNNING
 from madlite.reports.watch import Watch, WatchedRun, changes
-from madlite.secrets import Redactor, masked_json
+from madlite.secrets import masked_json
 from madlite.store.events import EVENTS
 
 MOST_TABS, MOST_OF_A_CLIENT = 200, 50
@@ -224,14 +223,8 @@ class Live:
 
 def log_end(folder: Path, lines: int = LOG_LINES) -> str:
     """Return the last lines of a run's log, masked and without what steers a terminal; "" where there is none."""
-    redactor = Redactor()
-
-    def masked() -> Iterable[bytes]:
-        yield from map(redactor.feed, read_log(folder, tail=lines))
-        yield redactor.flush()
-
     try:
-        data = b"".join(plain_text(masked()))
+        data = b"".join(plain_text(masked(read_log(folder, tail=lines))))
     except (MadliteError, OSError):
         return ""
     return data[-LOG_BYTES:].decode("utf-8", "replace")

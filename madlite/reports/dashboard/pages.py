@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote, urlencode
 
-import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
@@ -22,9 +21,8 @@ from madlite.reports.listing import STATES
 from madlite.reports.page import Page, environment, page_data, payload
 from madlite.reports.page.render import HOME
 from madlite.reports.runs import LAST, RUNNING, StoredRun
-from madlite.reports.series import Series
 from madlite.reports.sides import of_runs
-from madlite.text import duration, status_text
+from madlite.text import duration, scalar_text, status_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -130,8 +128,12 @@ class Pages:
         """Return the list of series."""
         query = parsed(SeriesQuery, parameters)
         total, found = self._answers.summaries(query)
-        full = {one.key: _newest(one) for one in self._answers.index.series_of([each.id for each in found])}
-        page = page_data([full[one.key] for one in found if one.key in full], failures=())
+        # as much as a line of the list shows
+        newest = [
+            replace(one, values=one.values[-_LISTED:], samples=one.samples[-_LISTED:])
+            for one in self._answers.index.series_of([each.id for each in found])
+        ]
+        page = page_data(newest, failures=())
         views = {view.key: view for view in page.series}
         rows = [(one, views.get(one.key)) for one in found]
         return self._drawn(
@@ -215,11 +217,7 @@ def asset_url(name: str) -> str:
 def link(path: str, given: Mapping[str, str], **changes: object) -> str:
     """Return an address with the parameters of this one, some of them changed; blank ones are left out."""
     own = {name: text for name, text in {**given, **changes}.items() if text not in ("", None)}
-    return f"{path}?{urlencode({name: _parameter(text) for name, text in own.items()})}" if own else path
-
-
-def _parameter(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{path}?{urlencode({name: scalar_text(text) for name, text in own.items()})}" if own else path
 
 
 def kind_of(run: StoredRun) -> str:
@@ -230,11 +228,6 @@ def kind_of(run: StoredRun) -> str:
     return kinds.get(run.state, "bad")
 
 
-def _newest(series: Series) -> Series:
-    """Return a series with its newest results alone: as much as a line of the list shows."""
-    return replace(series, values=series.values[-_LISTED:], samples=series.samples[-_LISTED:])
-
-
 def _tiles(states: Mapping[str, int], suspects: int) -> list[tuple[str, int, str]]:
     """Return the counts above the list: word, count, `--status` of it."""
     tiles = [("runs", sum(states.values()), "")]
@@ -243,22 +236,15 @@ def _tiles(states: Mapping[str, int], suspects: int) -> list[tuple[str, int, str
     return [*tiles, ("suspect", suspects, "suspect")] if suspects else tiles
 
 
-class _Pages(msgspec.Struct, frozen=True):
-    first: int
-    last: int
-    before: int | None
-    after: int | None
-
-
-def _pages(offset: int, limit: int, total: int) -> _Pages:
+def _pages(offset: int, limit: int, total: int) -> dict[str, int | None]:
     """Return which of so many are shown, and where the pages before and after begin."""
     after = offset + limit
-    return _Pages(
-        first=min(offset + 1, total),
-        last=min(after, total),
-        before=max(0, offset - limit) if offset else None,
-        after=after if after < total else None,
-    )
+    return {
+        "first": min(offset + 1, total),
+        "last": min(after, total),
+        "before": max(0, offset - limit) if offset else None,
+        "after": after if after < total else None,
+    }
 
 
 __all__: Sequence[str] = ("STATIC", "Pages", "asset_url", "kind_of", "link", "templates")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from madlite.perfcsv.header import comparable, recorded_row
 from madlite.reports.baselines import load_baseline
 from madlite.reports.documents import ContentKeys
 from madlite.reports.results_files import as_cells, read_cells
-from madlite.reports.runs import StoredRun, appended_to, list_runs
+from madlite.reports.runs import StoredRun, appended_to, list_runs, named_time, utc_time
 from madlite.reports.series import Entry, Sample, direction_of, matches, of_record, of_row, record_sample, row_sample
 from madlite.reports.series_key import DIMENSIONS, as_dimensions, record_facts
 from madlite.reports.sides import Source, find_source, finished
@@ -221,7 +220,7 @@ class RowReader:
             cause=self._clean(cause),
             suspect=self._clean(about.suspect),
             run=self._clean(about.run),
-            started=_started(about),
+            started=utc_time(about.when) or named_time(about.run),  # an id begins with the time
             steady_cv=_finite(about.steady_cv),
             source=self._clean(about.place),
             facts={self._clean(name): self._clean(text) for name, text in {**about.facts, **odd}.items()},
@@ -263,16 +262,3 @@ def _judged(entry: Entry, cause: str) -> tuple[str, str]:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _started(about: Sample) -> datetime | None:
-    """Return when a run began, in UTC: as it says, or by its id, which begins with the time."""
-    for text, form in ((about.when, ""), (about.run[:15], "%Y%m%dT%H%M%S")):
-        if not text:
-            continue
-        try:
-            found = datetime.strptime(text, form) if form else datetime.fromisoformat(text.replace("Z", "+00:00"))
-            return found.replace(tzinfo=found.tzinfo or timezone.utc).astimezone(timezone.utc)
-        except (ValueError, OverflowError):
-            continue
-    return None

@@ -55,6 +55,22 @@ def growing(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         raise UsageProblem(f"{path} cannot be written: {error.strerror or error}", f"ls -ld {path.parent}") from error
 
 
+class NewRows:
+    """Rows without those whose keys a file has; counts both."""
+
+    def __init__(self, rows: Iterable[ExportRow], keys: Iterable[str]) -> None:
+        self._rows, self._keys = rows, frozenset(keys)
+        self.new = self.present = 0
+
+    def __iter__(self) -> Iterator[ExportRow]:
+        for row in self._rows:
+            if row.key in self._keys:
+                self.present += 1
+            else:
+                self.new += 1
+                yield row
+
+
 class _TextFile:
     """A format of one line a row; `head` comes before them."""
 
@@ -70,24 +86,20 @@ class _TextFile:
             return self._append(rows, path)
         with writing_named(path) as stream:
             stream.write(self.head)
-            new = sum(bool(stream.write(self.line(row))) for row in rows)
-        return Exported(new=new, target=shown_target(path))
+            coming = NewRows(rows, ())
+            stream.writelines(map(self.line, coming))
+        return Exported(new=coming.new, target=shown_target(path))
 
     def _append(self, rows: Iterable[ExportRow], path: Path) -> Exported:
-        new = present = 0
         with growing(path) as (old, stream):
-            keys = set(self.keys(old, path))
+            coming = NewRows(rows, self.keys(old, path))
             size = old.seek(0, os.SEEK_END)
             old.seek(0)
             shutil.copyfileobj(old, stream)
             stream.write(b"" if size else self.head)
             stream.write(b"\n" if size and os.pread(old.fileno(), 1, size - 1) != b"\n" else b"")
-            for row in rows:
-                if row.key in keys:
-                    present += 1
-                else:
-                    new += bool(stream.write(self.line(row)))
-        return Exported(new=new, present=present, target=str(path))
+            stream.writelines(map(self.line, coming))
+        return Exported(new=coming.new, present=coming.present, target=str(path))
 
     def line(self, row: ExportRow) -> bytes:
         """Return a row as its line."""

@@ -11,7 +11,7 @@ from madlite.errors import UsageProblem
 from madlite.files import writing_named
 from madlite.model import Exported, ExportOptions, ExportRow
 from madlite.reports.export.columns import COLUMNS, cells_of
-from madlite.reports.export.files import growing
+from madlite.reports.export.files import NewRows, growing
 
 if TYPE_CHECKING:
     import pyarrow
@@ -82,19 +82,9 @@ def _parts(rows: Iterable[ExportRow]) -> Iterator[list[ExportRow]]:
 
 def _append(rows: Iterable[ExportRow], path: Path, old: IO[bytes], stream: IO[bytes]) -> Exported:
     before = _read(path, old)
-    keys = set(before["key"].to_pylist()) if before is not None else set()
-    present = 0
-
-    def coming() -> Iterator[ExportRow]:
-        nonlocal present
-        for row in rows:
-            if row.key in keys:
-                present += 1
-            else:
-                yield row
-
-    new = _write(coming(), stream, before)
-    return Exported(new=new, present=present, target=str(path))
+    coming = NewRows(rows, before["key"].to_pylist() if before is not None else ())
+    new = _write(coming, stream, before)
+    return Exported(new=new, present=coming.present, target=str(path))
 
 
 def _read(path: Path, old: IO[bytes]) -> Any:

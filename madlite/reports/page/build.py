@@ -276,10 +276,12 @@ _FAR_BELOW = 0.9  # of a published number
 
 
 def _attention(views: Iterable[SeriesView]) -> Iterator[Attention]:
-    for one in views:
-        for kind, weight, text in _marks(one):
-            target = f"{'s' if one.is_detailed else 'r'}-{one.item}"
-            yield Attention(item=one.item, kind=kind, target=target, name=one.name, text=text, weight=weight)
+    return (_mark(one, *mark) for one in views for mark in _marks(one))
+
+
+def _mark(one: SeriesView, kind: str, weight: float, text: str) -> Attention:
+    target = f"{'s' if one.is_detailed else 'r'}-{one.item}"
+    return Attention(item=one.item, kind=kind, target=target, name=one.name, text=text, weight=weight)
 
 
 _SCATTER = 0.1  # coefficient of variation, of runs or of one run's steps, from which a number is not to be trusted
@@ -299,11 +301,7 @@ def _unsteady(views: Sequence[SeriesView], order: Sequence[Series], runs: Sequen
                 continue
             parts = [f"drifts {change(drift)} over its steady steps"] if abs(drift) >= _DRIFT else []
             text = f"run {sample.run}: {', '.join([*parts, *([f'CV {percent(cv)} of its steps'] if cv else [])])}"
-            target = f"{'s' if view.is_detailed else 'r'}-{view.item}"
-            kind = "drift" if parts else "scatter"
-            yield Attention(
-                item=view.item, kind=kind, target=target, name=view.name, text=text, weight=1.4 + abs(drift)
-            )
+            yield _mark(view, "drift" if parts else "scatter", 1.4 + abs(drift), text)
             break
 
 
@@ -396,7 +394,7 @@ def _uncaused(series: Iterable[Series], named: Iterable[Failure]) -> Iterator[Fa
 
 def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...]:
     groups: dict[str, list[Failure]] = {}
-    for one in failures:
+    for one in sorted(failures, key=lambda one: (one.when, one.count), reverse=True):
         groups.setdefault(one.cause, []).append(one)
     counts = {cause: sum(one.count for one in members) for cause, members in groups.items()}
     most = max(counts.values(), default=1)
@@ -405,15 +403,11 @@ def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...
             cause=cause,
             count=counts[cause],
             part=counts[cause] / most,
-            failures=tuple(_failure_view(one, items) for one in _newest(groups[cause])[:_MOST_FAILURES]),
+            failures=tuple(_failure_view(one, items) for one in groups[cause][:_MOST_FAILURES]),
             left_out=max(0, len(groups[cause]) - _MOST_FAILURES),
         )
         for cause in sorted(groups, key=lambda cause: (-counts[cause], cause))
     )
-
-
-def _newest(failures: Iterable[Failure]) -> list[Failure]:
-    return sorted(failures, key=lambda one: (one.when, one.count), reverse=True)
 
 
 def _failure_view(one: Failure, items: _Items) -> FailureView:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from base64 import b64encode
 from collections.abc import Iterable
 from functools import lru_cache
@@ -22,7 +23,7 @@ from madlite.reports.documents import escape_formula
 from madlite.reports.page.build import change_text
 from madlite.reports.page.values import MARKS, STATUSES, CurvePanel, Item, Page, SeriesView, Trend, thinned
 from madlite.secrets import Redactor
-from madlite.text import change, counted, figure, percent, printable, shortened, visible
+from madlite.text import change, counted, figure, percent, printable, shortened
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -34,6 +35,8 @@ HOME = Path(__file__).parent
 STYLES = ("vendor/uPlot.min.css", "page.css")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js")
 _FIRST_SCRIPT = "theme.js"  # in the head, before anything is drawn
+_REDACTOR = Redactor()
+_BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _SPARKS = 32  # points of the small curve in a table
 _MARKUP = re.compile(r"[\\`*\[\]|<>~&$]|(?<![^\W_])_|_(?![^\W_])|^[-+=#]")
 _LINK = re.compile(r"(?<=:)(?=//)|(?<=ww)(?=w)|(?<=[@#])(?=\w)", re.IGNORECASE)
@@ -194,14 +197,20 @@ def shown(text: str) -> str:
     return visible(masked(text))
 
 
+def visible(text: str) -> str:
+    """Return the text with control characters, but for tabs and the ends of lines, and bidirectional ones escaped."""
+    if text.isprintable():
+        return text
+    return "".join(char.encode("unicode_escape").decode() if _is_control(char) else char for char in text)
+
+
+def _is_control(char: str) -> bool:
+    return char in _BIDI or (unicodedata.category(char) == "Cc" and char not in "\t\n\r")
+
+
 def masked(text: str) -> str:
     """Return a text without what is a secret by its shape: a results file may come from anywhere."""
-    return _redactor().text(text)
-
-
-@lru_cache(maxsize=1)
-def _redactor() -> Redactor:
-    return Redactor()
+    return _REDACTOR.text(text)
 
 
 def escaped(text: str, most: int = 120) -> str:

@@ -114,15 +114,14 @@ def _drawn(names: Iterable[str], headline: str) -> list[str]:
     """Return which quantities are drawn: the speed, loss, power, and then what else there is."""
     speeds = [one.label for one in QUANTITIES.values() if one.is_speed or one.unit == "s/step"]
 
-    def rank(name: str) -> tuple[int, int]:
+    def rank(name: str) -> int:
         is_power = name.casefold().startswith("power") or name in ("W", "watts", "W/GPU")
         kinds = (name == headline, name in speeds, name == "loss", is_power, "GiB" in name or "memory" in name)
-        return next((place for place, applies in enumerate(kinds) if applies), len(kinds)), 0
+        return next((place for place, applies in enumerate(kinds) if applies), len(kinds))
 
     chosen: dict[int, str] = {}
     for name in sorted(names, key=rank):
-        kind = min(rank(name)[0], 5)
-        chosen.setdefault(0 if kind == 1 else kind, name)
+        chosen.setdefault(max(0, rank(name) - 1), name)  # of the headline and other speeds one
     return [chosen[kind] for kind in sorted(chosen)][:_MOST_QUANTITIES]
 
 
