@@ -61,6 +61,7 @@ def main(count: int, folder: Path, *, index_only: bool = False) -> None:
 
 def index(runs: Path, count: int) -> None:
     from madlite.reports.index import RunFilter, RunIndex
+    from madlite.reports.series_key import as_dimensions
 
     (runs / FILE).unlink(missing_ok=True)
     with RunIndex.open(runs) as opened:
@@ -73,7 +74,7 @@ def index(runs: Path, count: int) -> None:
         "nothing": lambda _: None,
         "the newest 50": lambda index: index.newest(limit=50),
         "how many are in each state": lambda index: index.states(),
-        "one series": lambda index: index.history(series.key),
+        "one series": lambda index: index.results(as_dimensions(series.key)),
         "runs that were interrupted": lambda index: index.newest(RunFilter(status="cut-off")),
         "the newest 20 failures": lambda index: index.newest(RunFilter(status="failure"), 20),
     }

@@ -71,14 +71,13 @@ def measured(path: Path) -> dict[str, float]:
 
 
 def one(path: Path) -> None:
-    from madlite.reports.page import page_data, render_page
-    from madlite.reports.page.markdown import render_markdown
+    from madlite.reports.page import page_data, render_markdown, render_page
     from madlite.reports.page.sources import collect
 
     times = [time.process_time()]
     found = collect([str(path)], Path(), {})
     times.append(time.process_time())
-    page = page_data(found.series, found.runs, failures=found.failures, sources=found.sources, notes=found.notes)
+    page = page_data(found.series, found.stored, failures=found.failures, sources=(found.label,), notes=found.notes)
     text = render_page(page)
     times.append(time.process_time())
     render_markdown(page)

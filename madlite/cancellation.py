@@ -7,6 +7,7 @@ leaves it when the stop comes.  What is left behind ends at its next `check`, or
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext, suppress
@@ -194,6 +195,12 @@ class ActionGate:
             if self._runner == threading.get_ident() or self._over.wait(wait_s):
                 return True
         return False
+
+    def wait_while(self, runs: Callable[[], bool], limit_s: float) -> None:
+        """Wait for what was asked to end, for its grace; hurried no longer."""
+        deadline = time.monotonic() + limit_s
+        while runs() and time.monotonic() < deadline and not self.hurried.is_set():
+            time.sleep(_POLL_S)
 
     def wait_over(self, limit_s: float) -> bool:
         """Wait until nothing runs; False if something still does."""

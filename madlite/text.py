@@ -6,6 +6,7 @@ import csv
 import math
 import re
 import sys
+import unicodedata
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -217,13 +218,27 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
+_BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+def visible(text: str) -> str:
+    """Return the text with control characters, but for tabs and the ends of lines, and bidirectional ones escaped."""
+    if text.isprintable():
+        return text
+    return "".join(char.encode("unicode_escape").decode() if _is_control(char) else char for char in text)
+
+
+def _is_control(char: str) -> bool:
+    return char in _BIDI or (unicodedata.category(char) == "Cc" and char not in "\t\n\r")
+
+
 # Numbers as screens, pages and messages have them.
 
 
-def figure(value: float | None) -> str:
+def figure(value: float | None, unknown: str = "–") -> str:
     """Return a number with four significant digits, five where it is 10,000 or more: `9,210`, `542.9`, `0.0123`."""
     if value is None or not math.isfinite(value):
-        return "–"
+        return unknown
     size = abs(value)
     if size >= 1e9 or 0 < size < 1e-4:
         return f"{value:.3e}"
@@ -236,14 +251,18 @@ def percent(part: float | None, unknown: str = "–") -> str:
     """Return a part of 1 in percent: `0.42 %`, `98.4 %`."""
     if part is None or not math.isfinite(part):
         return unknown
-    return f"{100 * part:.2f} %" if abs(part) < 0.1 else f"{100 * part:.1f} %"
+    return f"{100 * part:.{_decimals(part)}f} %"
 
 
-def change(part: float | None) -> str:
-    """Return a change in percent with its sign: `+1.3 %`, `−4.2 %`."""
+def _decimals(part: float) -> int:
+    return 2 if abs(part) < 0.09995 else 1
+
+
+def change(part: float | None, unknown: str = "–") -> str:
+    """Return a change in percent with its sign: `+1.31 %`, `-25.0 %`."""
     if part is None or not math.isfinite(part):
-        return "–"
-    return f"{100 * part:+.1f} %".replace("-", "−")
+        return unknown
+    return f"{100 * part:+.{_decimals(part)}f} %"
 
 
 def counted(n: int, one: str, many: str = "") -> str:

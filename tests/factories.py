@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 from madlite.files import Folder
 from madlite.model import Card, Image, Machine, Place, Quantity, RunPlan, Traits, Window
 from madlite.store.events import Started, append
-from madlite.store.journal import RunEntry, RunJournalWriter, RunRows
+from madlite.store.journal import RunEntry, RunRows, add_entry
 
 BASE_IMAGE = "madlite-test/base:latest"
 WINDOW = Window(
@@ -65,16 +63,9 @@ def write_journal(folder: Path, rows: RunRows | None = None, cleaned: str | None
         RunEntry(at="t"),
         *([RunEntry(at="t", rows=rows, cleaned=cleaned)] if rows or cleaned is not None else []),
     ]
-    with open_journal(folder) as writer:
-        assert "".join(writer.add(entry) for entry in entries) == ""
+    with Folder.open(folder) as home:
+        assert "".join(add_entry(home, entry) for entry in entries) == ""
     return folder
-
-
-@contextmanager
-def open_journal(folder: Path) -> Iterator[RunJournalWriter]:
-    """Yield a writer of the journal of a run's folder."""
-    with Folder.open(folder) as home, closing(RunJournalWriter(home)) as writer:
-        yield writer
 
 
 def note_made(folder: Path) -> Path:

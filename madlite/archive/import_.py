@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,7 +25,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.archive.manifest import LIMIT_BYTES as MANIFEST_BYTES
-from madlite.archive.manifest import MANIFEST, MAX_FILES, Manifest, PackedFile, PackedRun, read_manifest
+from madlite.archive.manifest import MANIFEST, MAX_FILES, Manifest, PackedRun, read_manifest
 from madlite.archive.pack import rendered_files, why_no_file
 from madlite.batch.collect import append_rows_of
 from madlite.batch.recovery.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
@@ -66,7 +67,7 @@ def take_in(file: Path, workspace: Path, limits: Limits) -> tuple[TakenIn, ...]:
     try:
         with open_runs(workspace, make=True) as runs, _folder_beside(runs) as beside:
             manifest = _unpacked(file, beside, limits)
-            with _alone(runs):
+            with locked_file(runs, IMPORT_LOCK):
                 ids = _Ids(manifest, runs)
                 for run in manifest.runs:
                     if not runs.holds(ids.here[run.id]):
@@ -259,18 +260,11 @@ def _digest(runs: Folder, name: str, *, has_ids: bool = False) -> str | None:
 
 
 @contextmanager
-def _alone(runs: Folder) -> Iterator[None]:
-    """Hold the lock of imports: for as long as something is written among the runs."""
-    with locked_file(runs, IMPORT_LOCK):
-        yield
-
-
-@contextmanager
 def _folder_beside(runs: Folder) -> Iterator[Folder]:
     """Make a folder for what is extracted, locked until it is removed; those that a killed import left go first."""
     name = f"{IMPORTED}{secrets.token_hex(8)}"
     with ExitStack() as opened:
-        with _alone(runs):
+        with locked_file(runs, IMPORT_LOCK):
             for left in os.listdir(runs.fd):  # noqa: PTH208 - of the open folder
                 if left.startswith(IMPORTED) and not is_locked(runs.path / left / IMPORTED_LOCK):
                     runs.remove_tree(left)
@@ -346,17 +340,14 @@ def _note_attempt(rows: RunRows, run_folder: RunFolder) -> None:
 
 
 MAX_BYTES = 16 << 30
-_CHUNK_BYTES_unpack = 1 << 20
 _BLOCK_BYTES = 512  # of a tar file
 _LONGEST_RECORDS_BYTES = 8 << 10  # of PAX: a path, of 1000 characters at most, and a size
 _PADDING_BYTES = 64 << 10  # after the end of an archive
 _MOST_DIGITS = 20  # of a size
-_KIND = slice(156, 157)  # of a header: what its member is
-_PLAIN, _RECORDS = (b"0", b"\0"), b"x"
 _KINDS = {
-    **dict.fromkeys((b"1", b"2"), "a link"),
-    **dict.fromkeys((b"3", b"4", b"6"), "a device, a pipe or the like"),
-    **{b"5": "a folder", b"S": "sparse"},
+    **dict.fromkeys((tarfile.LNKTYPE, tarfile.SYMTYPE), "a link"),
+    **dict.fromkeys((tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE), "a device, a pipe or the like"),
+    **{tarfile.DIRTYPE: "a folder", tarfile.GNUTYPE_SPARSE: "sparse"},
 }
 _HINT = "madlite archive writes archives of runs; nothing was taken in"
 
@@ -394,7 +385,7 @@ def unpack(file: Path, into: Folder, limits: Limits) -> Unpacked:
     with _opened(file) as source, _as_problem(where):
         tar = _Tar(source, where)
         first = tar.next()
-        if first is None or first.name != MANIFEST or first.bytes > MANIFEST_BYTES:
+        if first is None or first.name != MANIFEST or first.size > MANIFEST_BYTES:
             raise UsageProblem(f"{where} is no archive of runs: it does not begin with {MANIFEST}", _HINT)
         manifest = read_manifest(b"".join(tar.content()), where, limits.files)
         _check_size(manifest, into, limits, where)
@@ -413,17 +404,12 @@ def _extract(tar: _Tar, manifest: Manifest, into: Folder) -> Iterator[Mismatch]:
         seen.add(member.name)
         named = left.pop(member.name, None)
         if named is None:
-            yield Mismatch(name=member.name, recorded="no such file", found=f"{member.bytes} bytes")
-        elif member.bytes > named.bytes:  # as much as it claims is not written
-            yield Mismatch(name=member.name, recorded=f"{named.bytes} bytes", found=f"{member.bytes} bytes")
-        else:
-            yield from _compare(named, member, _write(tar, member.name, into))
+            yield Mismatch(name=member.name, recorded="no such file", found=f"{member.size} bytes")
+        elif member.size > named.bytes:  # as much as it claims is not written
+            yield Mismatch(name=member.name, recorded=f"{named.bytes} bytes", found=f"{member.size} bytes")
+        elif (digest := _write(tar, member.name, into)) != named.sha256:
+            yield Mismatch(name=member.name, recorded=f"sha256 {named.sha256}", found=f"sha256 {digest}")
     yield from (Mismatch(name=name, recorded=f"{one.bytes} bytes", found="no such file") for name, one in left.items())
-
-
-def _compare(named: PackedFile, member: _Member, digest: str) -> Iterator[Mismatch]:
-    if digest != named.sha256:
-        yield Mismatch(name=member.name, recorded=f"sha256 {named.sha256}", found=f"sha256 {digest}")
 
 
 def _write(tar: _Tar, name: str, into: Folder) -> str:
@@ -470,15 +456,8 @@ def _as_problem(where: str) -> Iterator[None]:
     """Turn what reading a broken archive raises into a sentence."""
     try:
         yield
-    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, ValueError) as error:
         raise UsageProblem(f"{where} is no whole archive of runs: {error}", _HINT) from None
-
-
-class _Member(Value, frozen=True):
-    """A plain file of a tar file; its owner, mode and times are not looked at."""
-
-    name: str
-    bytes: int
 
 
 class _Tar:
@@ -495,34 +474,41 @@ class _Tar:
         files = manifest.sizes()
         self._left = sum(one.bytes for one in files.values()) + 8 * _BLOCK_BYTES * (len(files) + 2) + MANIFEST_BYTES
 
-    def next(self) -> _Member | None:
-        """Return the next member, None at the end; what was not read of the one before is passed over."""
+    def next(self) -> tarfile.TarInfo | None:
+        """Return the next member, a plain file, None at the end; what was not read of the one before is passed over.
+
+        Its owner, mode and times are not looked at.
+        """
         for _ in self.content():
             pass
         self._exactly(self._padding)
-        header, records = self._exactly(_BLOCK_BYTES), {}
-        if not any(header):
+        if not any(header := self._exactly(_BLOCK_BYTES)):
             return None
-        if header[_KIND] == _RECORDS:
-            size = _size_in(header)
-            if size > _LONGEST_RECORDS_BYTES:
+        member, records = self._header(header), {}
+        if member.type == tarfile.XHDTYPE:
+            if member.size > _LONGEST_RECORDS_BYTES:
                 raise self._strange()
-            records = self._records(self._exactly(size + -size % _BLOCK_BYTES)[:size])
-            header = self._exactly(_BLOCK_BYTES)
-        size = _size_in(header)
-        name = records.get(b"path", header[:100].partition(b"\0")[0]).decode()
-        if header[_KIND] in _KINDS:
-            raise UsageProblem(f"{self.where}: {name[:200]!r} is {_KINDS[header[_KIND]]}, no plain file", _HINT)
-        if header[_KIND] not in _PLAIN:
+            records = self._records(self._exactly(member.size + -member.size % _BLOCK_BYTES)[: member.size])
+            member = self._header(self._exactly(_BLOCK_BYTES))
+        member.name = records[b"path"].decode() if b"path" in records else member.name
+        if member.type in _KINDS:
+            raise UsageProblem(f"{self.where}: {member.name[:200]!r} is {_KINDS[member.type]}, no plain file", _HINT)
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
             raise self._strange()
-        size = _number(records[b"size"], 10) if b"size" in records else size
-        self._content, self._padding = size, -size % _BLOCK_BYTES
-        return _Member(name=name, bytes=size)
+        member.size = _number(records[b"size"]) if b"size" in records else member.size
+        self._content, self._padding = member.size, -member.size % _BLOCK_BYTES
+        return member
+
+    def _header(self, block: bytes) -> tarfile.TarInfo:
+        member = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        if member.size < 0:
+            raise self._strange()
+        return member
 
     def content(self) -> Iterator[bytes]:
         """Yield what is left of the member's content."""
         while self._content:
-            piece = self._read(min(self._content, _CHUNK_BYTES_unpack))
+            piece = self._read(min(self._content, _CHUNK_BYTES))
             self._content -= len(piece)
             yield piece
 
@@ -536,7 +522,7 @@ class _Tar:
         found = {}
         while data:
             digits = data.partition(b" ")[0]
-            length = _number(digits, 10)
+            length = _number(digits)
             record, data = data[:length], data[length:]
             key, _, value = record[len(digits) + 1 : -1].partition(b"=")
             if key not in (b"path", b"size") or record[-1:] != b"\n":
@@ -564,15 +550,7 @@ class _Tar:
         return UsageProblem(f"{self.where} has a header that none of an archive of runs has", _HINT)
 
 
-def _size_in(header: bytes) -> int:
-    """Return the size that a header has, once its checksum was found to be right."""
-    if _number(header[148:156], 8) != sum(header[:148]) + sum(b" " * 8) + sum(header[156:]):
-        raise ValueError("a header has a wrong checksum")
-    return _number(header[124:136], 8)
-
-
-def _number(text: bytes, base: int) -> int:
-    digits = text.strip(b" \0")
+def _number(digits: bytes) -> int:
     if not digits.isdigit() or len(digits) > _MOST_DIGITS:
         raise ValueError("a header has no number in the place of one")
-    return int(digits, base)
+    return int(digits)

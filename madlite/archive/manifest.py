@@ -38,11 +38,11 @@ class PackedFile(Value, frozen=True):
 
 
 class LeftOut(Value, frozen=True):
-    """A file of a run that the archive does not have, and why."""
+    """A file of a run's folder, and why the archive does not have it; "" for one that it is to have."""
 
     path: str
     bytes: int
-    why: str
+    why: str = ""
 
 
 class PackedRun(Value, frozen=True):
@@ -109,15 +109,20 @@ def read_manifest(data: bytes, where: str, max_files: int = MAX_FILES) -> Manife
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageProblem(f"{where}: its {MANIFEST} cannot be read: {error}", _HINT) from None
+    check_number(manifest, where, max_files)
+    if problem := next(_problems(manifest), ""):
+        raise UsageProblem(f"{where}: {problem}", _HINT)
+    return manifest
+
+
+def check_number(manifest: Manifest, where: str, max_files: int = MAX_FILES) -> None:
+    """Refuse more runs and files than one archive may have."""
     files = sum(len(run.files) for run in manifest.runs)
     for found, most, what in ((len(manifest.runs), MAX_RUNS, "runs"), (files, max_files, "files")):
         if found > most:
             raise UsageProblem(
                 f"{where} has {found} {what}, more than {most} {what}", "pack fewer runs into one archive"
             )
-    if problem := next(_problems(manifest), ""):
-        raise UsageProblem(f"{where}: {problem}", _HINT)
-    return manifest
 
 
 _HINT = "madlite archive writes archives of runs; nothing was taken in"

@@ -22,13 +22,12 @@ from msgspec.structs import replace
 from madlite.archive.manifest import (
     FORMAT,
     MANIFEST,
-    MAX_FILES,
-    MAX_RUNS,
     OF_ONE_FOLDER,
     LeftOut,
     Manifest,
     PackedFile,
     PackedRun,
+    check_number,
     is_run_id,
     manifest_text,
     why_not_a_name,
@@ -97,7 +96,7 @@ def pack(
             in_order = sorted(runs, key=lambda run: run.folder.name)
             packed = tuple(_pack_run(run, files, max_file_bytes) for run in in_order)
             manifest = Manifest(format=FORMAT, madlite=__version__, runs=packed)
-            _check_number(manifest)
+            check_number(manifest, str(file))
             with (
                 folder_of(file) as (folder, name),
                 folder.atomic(name) as beside,
@@ -117,13 +116,6 @@ def _check_name(file: Path) -> None:
         raise UsageProblem(f"{file} is there already", f"rm {file}   or name another file: -o")
 
 
-def _check_number(manifest: Manifest) -> None:
-    """Refuse more than `import` takes from one archive."""
-    for found, most, what in ((len(manifest.runs), MAX_RUNS, "runs"), (len(manifest.sizes()), MAX_FILES, "files")):
-        if found > most:
-            raise UsageProblem(f"{found} {what} are more than the {most} of one archive", "name fewer runs")
-
-
 def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
     record = run.record
     with Folder.open(run.folder.parent) as parent, parent.below(run.folder.name) as home:
@@ -133,7 +125,7 @@ def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
             try:
                 packed += [] if one.why else [files.add(home, one)]
             except OSError as error:  # it was replaced meanwhile, or is not ours to read
-                out.append(Candidate(path=one.path, bytes=one.bytes, why=error.strerror or str(error)))
+                out.append(LeftOut(path=one.path, bytes=one.bytes, why=error.strerror or str(error)))
     out += [one for one in candidates if one.why]
     if RECORD not in (file.path for file in packed):
         raise UsageProblem(f"run {run.folder.name} cannot be packed: its {RECORD} cannot be read", "madlite runs")
@@ -145,7 +137,7 @@ def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
         started=record.started,
         doubt=files.text(run.doubt),
         files=tuple(packed),
-        left_out=tuple(LeftOut(path=files.text(one.path), bytes=one.bytes, why=one.why) for one in left_out(out)),
+        left_out=tuple(replace(one, path=files.text(one.path)) for one in left_out(out)),
         left_out_files=len(out),
         left_out_bytes=sum(one.bytes for one in out),
     )
@@ -158,12 +150,12 @@ class _Spool:
         self._file, self._secrets, self._binary = file, tuple(secrets), binary
         self.text = Redactor(self._secrets).text
 
-    def checked(self, one: Candidate) -> Candidate:
+    def checked(self, one: LeftOut) -> LeftOut:
         """Return a file, left out where its path has a secret: under a masked one it would be another file."""
         hidden = not one.why and one.path not in WRITTEN and self.text(one.path) != one.path
         return replace(one, why="its path has a secret") if hidden else one
 
-    def add(self, home: Folder, one: Candidate) -> PackedFile:
+    def add(self, home: Folder, one: LeftOut) -> PackedFile:
         """Append a plain file of an open folder.
 
         Raises:
@@ -181,7 +173,7 @@ class _Spool:
         finally:
             os.close(fd)
 
-    def _copy(self, fd: int, one: Candidate) -> PackedFile:
+    def _copy(self, fd: int, one: LeftOut) -> PackedFile:
         before, after, size, masks = hashlib.sha256(), hashlib.sha256(), 0, 0
         check = _no_check if self._binary or one.path in WRITTEN else _TextCheck(one.path)
         for original, masked in self._pieces(fd, one):
@@ -196,7 +188,7 @@ class _Spool:
             path=one.path, bytes=size, sha256=digest, masked=is_masked, masks=max(1, masks) if is_masked else 0
         )
 
-    def _pieces(self, fd: int, one: Candidate) -> Iterator[tuple[bytes, bytes]]:
+    def _pieces(self, fd: int, one: LeftOut) -> Iterator[tuple[bytes, bytes]]:
         """Yield what a file holds, each piece with what is written of it."""
         redactor = Redactor(self._secrets, named=True)
         if one.path.endswith(".json") and one.bytes <= _DOCUMENT_BYTES:
@@ -296,15 +288,7 @@ _MOST_ENTRIES = 50_000  # of a folder, a workload may leave any number
 SHOWN = 200  # files that are left out, each by its name
 
 
-class Candidate(Value, frozen=True):
-    """A file of a run's folder: its path there, its size, and why it is left out, "" where it is packed."""
-
-    path: str
-    bytes: int
-    why: str = ""
-
-
-def list_files(home: Folder, record: Record, most_bytes: int) -> Iterator[Candidate]:
+def list_files(home: Folder, record: Record, most_bytes: int) -> Iterator[LeftOut]:
     """Yield the files of a run's open folder in order, `most_bytes` being the limit of one.
 
     What another run or program has no use for, as a lock, is not named.
@@ -312,20 +296,19 @@ def list_files(home: Folder, record: Record, most_bytes: int) -> Iterator[Candid
     rendered = rendered_files(record)
     for count, (path, facts) in enumerate(_walk(home)):
         if count == _MOST_ENTRIES:
-            yield Candidate(path=path, bytes=0, why=f"more than {_MOST_ENTRIES} files: this one and those after it")
+            yield LeftOut(path=path, bytes=0, why=f"more than {_MOST_ENTRIES} files: this one and those after it")
             return
         if path not in OF_ONE_FOLDER:
             why = _why(path, facts, rendered) or why_not_a_name(path)
             size = facts.st_size if stat.S_ISREG(facts.st_mode) else 0
             if not why and size > most_bytes:
                 why = "larger than --max-file"
-            yield Candidate(path=path, bytes=size, why=why)
+            yield LeftOut(path=path, bytes=size, why=why)
 
 
-def left_out(candidates: list[Candidate]) -> tuple[LeftOut, ...]:
+def left_out(candidates: Iterable[LeftOut]) -> Iterator[LeftOut]:
     """Return the first files that are left out, those of which the path can be named."""
-    out = (one for one in candidates if one.why and one.path.isprintable())
-    return tuple(LeftOut(path=one.path, bytes=one.bytes, why=one.why) for one in islice(out, SHOWN))
+    return islice((one for one in candidates if one.why and one.path.isprintable()), SHOWN)
 
 
 def _walk(home: Folder) -> Iterator[tuple[str, os.stat_result]]:

@@ -139,8 +139,7 @@ class _Reasons:
     def _of_rows(self, run: StoredRun) -> str:
         rows = _rows_of(run, self._noted)
         if rows is None:
-            old = self._rules.folders and not run.record.version and run.state not in (CUT_OFF,)
-            return "its record is of an older madlite, and does not say where its rows are" if old else ""
+            return ""
         if not rows.appended and run.state != CUT_OFF:
             return f"its rows are not in {rows.path}: the next madlite run adds them"
         if not self._rules.folders:

@@ -41,11 +41,12 @@ from madlite.store.folder import (
     has_result,
     is_alive,
     read_progress,
+    uncollected,
     unfinished,
 )
 from madlite.store.journal import RunEntry, RunRows, RunStart, other_host, read_run
 from madlite.store.record import Record, make_record, record_json, result_of
-from madlite.store.stored import RunResult, load_result, read_record, read_run_plan, uncollected
+from madlite.store.stored import RunResult, load_result, read_record, read_run_plan
 
 
 class Collected(Value, frozen=True):

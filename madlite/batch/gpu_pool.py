@@ -157,7 +157,8 @@ class Job(Value, frozen=True):
 
     Runs that have one of their `keys` in common do not run at the same time.  An `exclusive` one gets all GPUs of the
     machine to itself, and uses some of them.  What a run that `keeps` leaves running is meant to stay, and has no GPU.
-    A `blocked` one has its row and executes nothing: no other run is beside it.
+    A `blocked` one has its row and executes nothing: no other run is beside it.  One that is tried again starts at
+    `due_s` by the scheduler's clock.
     """
 
     position: int
@@ -170,6 +171,7 @@ class Job(Value, frozen=True):
     exclusive: bool = False
     keeps: bool = False
     blocked: bool = False
+    due_s: float = 0.0
 
 
 class Start(Value, frozen=True):
@@ -183,17 +185,6 @@ class Start(Value, frozen=True):
     def gpu_ids(self) -> tuple[int, ...]:
         """The GPUs that it uses."""
         return tuple(index for index in self.job.allowed if index in self.leased)[: self.job.gpus]
-
-
-class Outlook(Value, frozen=True):
-    """The GPUs that a waiting run can count on: those of its batch, and those that nobody has.
-
-    `is_blocked` says that what may be there for long keeps so many of the others that it cannot start before that goes:
-    what a run left running, foreign processes that are left alone, or a lease that cannot be used.
-    """
-
-    usable: frozenset[int]
-    is_blocked: bool
 
 
 class Waiting(Value, frozen=True):
@@ -238,10 +229,6 @@ class GpuPool:
         """All GPUs of the machine."""
         return tuple(self._names)
 
-    def free(self, allowed: Iterable[int]) -> list[int]:
-        """Return the GPUs that no run of this batch has."""
-        return [index for index in allowed if index not in self._taken]
-
     def foreign(self) -> dict[int, str]:
         """Return the GPUs that are left alone, for foreign processes are on them, and those processes as text.
 
@@ -266,16 +253,21 @@ class GpuPool:
         """Return whether a lease that nobody holds keeps its GPU from everybody: for what a run left, or a bad file."""
         return bool(state.problem) or (state.holder is not None and bool(self._remains(state.holder)))
 
-    def outlook(self, job: Job) -> Outlook:
-        """Return what a run that waits can count on, so that others pass it without being what it waits for."""
+    def usable(self, job: Job) -> frozenset[int] | None:
+        """Return the GPUs that a run that waits can count on: those of its batch, and those that nobody has.
+
+        None where what may be there for long keeps it from starting before that goes: what a run left running, foreign
+        processes that are left alone, or a lease that cannot be used.
+        """
         others = [index for index in job.allowed if index not in self._mine]
         states = dict(zip(others, self._leases.states([self._names[index] for index in others]), strict=True))
         held = {index for index, state in states.items() if state.locked}
-        not_held = {index: state for index, state in states.items() if index not in held}
-        stays = {index for index, state in not_held.items() if index in self._foreign or self._stays(state)}
-        return Outlook(
-            usable=frozenset(job.allowed) - held - stays, is_blocked=len(job.allowed) - len(stays) < job.gpus
-        )
+        stays = {
+            index
+            for index, state in states.items()
+            if index not in held and (index in self._foreign or self._stays(state))
+        }
+        return frozenset(job.allowed) - held - stays if len(job.allowed) - len(stays) >= job.gpus else None
 
     def take(self, job: Job, *, passes: bool, spared: Collection[int] = ()) -> tuple[int, ...] | None:
         """Return GPUs for a run, leased; None where there are not enough.
@@ -289,7 +281,8 @@ class GpuPool:
         self.waiting = None
         allowed = self.every if job.exclusive else job.allowed
         wanted = len(allowed) if job.exclusive else job.gpus
-        free = [index for index in self.free(allowed) if index not in spared or index not in self._mine]
+        kept = set(self._mine).intersection(spared)
+        free = [index for index in allowed if index not in self._taken and index not in kept]
         had_turn = self._turn is not None
         if len(free) < wanted or len(free := self._without_foreign(free, wanted)) < wanted or not self._have_turn():
             return None

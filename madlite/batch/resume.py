@@ -28,12 +28,12 @@ from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
 from madlite.run.from_plan import input_names, local_digest
 from madlite.run.screen import PlannedRun, RunOutcome, pair
-from madlite.store.batches import UnfinishedBatch
+from madlite.store.batches import LoggedBatch
 from madlite.store.events import RequestedRun, is_own, now
-from madlite.store.folder import RECORD, RESULT, RunFolder, exists, is_uncollected
+from madlite.store.folder import RECORD, RESULT, RunFolder, exists, is_uncollected, uncollected
 from madlite.store.journal import RunEntry, RunRows, read_run
 from madlite.store.record import record_json, result_of
-from madlite.store.stored import RunResult, load_result, read_record, uncollected
+from madlite.store.stored import RunResult, load_result, read_record
 
 
 class Resumption(Value, frozen=True):
@@ -74,7 +74,7 @@ def _as_run(one: PlannedRun, result: Result | None) -> PlannedRun:
     return replace(one, plan=replace(one.plan, id=result.plan_id, folder=folder))
 
 
-def find_standing(batch: UnfinishedBatch, workspace: Path) -> dict[str, Path]:
+def find_standing(batch: LoggedBatch, workspace: Path) -> dict[str, Path]:
     """Return the failed attempts of a batch that were to be followed by another one, by the run that they are of."""
     asked = {one.id for one in batch.requested}
     found: dict[str, Path] = {}
@@ -104,7 +104,7 @@ def standing_before(plan: RunPlan, output: Path, begin: Sequence[str]) -> dict[s
 
 
 def resume(
-    batch: UnfinishedBatch,
+    batch: LoggedBatch,
     planned: Sequence[PlannedRun],
     workspace: Path,
     output: Path,
@@ -160,7 +160,7 @@ def series_of(planned: Sequence[PlannedRun]) -> tuple[str, ...]:
     return tuple(firsts[number] for number in sorted(firsts))
 
 
-def refuse_other_study(batch: UnfinishedBatch, planned: Sequence[PlannedRun]) -> None:
+def refuse_other_study(batch: LoggedBatch, planned: Sequence[PlannedRun]) -> None:
     """Keep runs of another configuration out of the series of the study that a batch is of; more series may follow.
 
     Raises:
@@ -184,7 +184,7 @@ def inputs_of_all(planned: Iterable[PlannedRun], workspace: Path) -> dict[str, s
 
 
 def _by_digest(
-    batch: UnfinishedBatch, results: Mapping[str, Result | None], *, finished: bool
+    batch: LoggedBatch, results: Mapping[str, Result | None], *, finished: bool
 ) -> dict[str, deque[RequestedRun]]:
     found: dict[str, deque[RequestedRun]] = defaultdict(deque)
     for one in batch.requested:
@@ -193,7 +193,7 @@ def _by_digest(
     return found
 
 
-def _result(asked: RequestedRun, batch: UnfinishedBatch, workspace: Path) -> Result | None:
+def _result(asked: RequestedRun, batch: LoggedBatch, workspace: Path) -> Result | None:
     """Return what a run of a batch came to, of its last attempt; None where it is not finished."""
     runs, name, seen = workspace / RUNS, asked.id, set[str]()
     while name and name not in seen and "/" not in name:
@@ -268,7 +268,7 @@ def follow_cut_off(first: Path, run_id: str) -> None:
 
 
 def _changes(
-    batch: UnfinishedBatch,
+    batch: LoggedBatch,
     planned: Sequence[PlannedRun],
     finished: Mapping[str, Result],
     workspace: Path,

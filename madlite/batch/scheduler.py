@@ -1,21 +1,19 @@
 """Which run of a batch starts when, and on which GPUs: the longest first, none of them shared.
 
-A run that needs more GPUs than are free is not passed for ever: a later one may start before it only where it ends
-before the first could begin, as far as their durations are known, or where the first has enough GPUs without it.
-(EASY backfilling: D. Lifka, The ANL/IBM SP Scheduling System, 1995.)
+A run that needs more GPUs than are free has a reservation: a later one may start before it only where enough GPUs are
+left for it in the end.  A run that is tried again comes right behind the one that waits with a reservation.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import cached_property
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, takewhile
 
 from msgspec.structs import replace
 
-from madlite.batch.gpu_pool import GpuPool, Job, Outlook, Start, Waiting
+from madlite.batch.gpu_pool import GpuPool, Job, Start
 from madlite.errors import UsageProblem
 
 _LOOK_AHEAD = 64  # of the waiting runs: with ten thousand of them not each is tried each time
@@ -31,17 +29,6 @@ class _Running:
         self.passed = passed  # the position of the run before it that was waiting for GPUs
         self.beside: dict[str, None] = {}  # runs at the same time, in the order in which they met
         self.is_blocked = start.job.blocked or start.problem is not None  # then it executes nothing
-
-
-class _First:
-    """The first of the runs that wait for GPUs, and what it can count on, looked at once others may pass it."""
-
-    def __init__(self, job: Job, pool: GpuPool | None) -> None:
-        self.job, self._pool = job, pool
-
-    @cached_property
-    def outlook(self) -> Outlook:
-        return self._pool.outlook(self.job) if self._pool is not None else Outlook(usable=frozenset(), is_blocked=False)
 
 
 class Scheduler:
@@ -62,9 +49,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._waiting = list(jobs) if in_order else _longest_first(jobs)
-        self._resting: list[tuple[float, Job]] = []  # that are tried again, and when
-        self._due: set[int] = set()  # positions of waiting ones that are tried again now
-        self._turn: int | None = None  # the position of the first that waits for GPUs
+        self._head: int | None = None  # the position of the first that waits for GPUs
         self._pool, self._cpu_slots = pool, cpu_slots
         self._on_wait, self._clock = on_wait, clock
         self._condition = threading.Condition()
@@ -80,7 +65,7 @@ class Scheduler:
             UsageProblem: the leases cannot be used, and no run has started yet; later it is that of a `Start`.
         """
         with self._condition:
-            while (self._waiting or self._resting) and not self.is_over:
+            while self._waiting and not self.is_over:
                 if (start := self._next()) is not None:
                     self._show("")
                     self._condition.notify_all()  # another one of them may have waited for other processes
@@ -123,20 +108,18 @@ class Scheduler:
         return following
 
     def rest(self, start: Start, run_id: str, folder: str, wait_s: float) -> None:
-        """Take back what an attempt of a run had; the next one, `run_id`, can start after `wait_s`.
+        """Take back what an attempt of a run had; the next one, `run_id`, can start after `wait_s`."""
+        self._end(start, replace(start.job, run_id=run_id, folder=folder, due_s=self._clock() + wait_s))
 
-        It comes before all others then, but for the one that waits for GPUs longest, and for those that are due longer.
-        """
-        following = replace(start.job, run_id=run_id, folder=folder)
-        self._end(start, (self._clock() + wait_s, following))
-
-    def _end(self, start: Start, following: tuple[float, Job] | None) -> tuple[str, ...]:
+    def _end(self, start: Start, following: Job | None) -> tuple[str, ...]:
         with self._condition:
             if not self._goes_on(start):
                 return ()
         left = self._pool.left_on(start.leased) if self._pool is not None and not start.job.keeps else ""
         with self._condition:
-            self._resting += [] if following is None else [following]
+            if following is not None:  # behind those that are due before it
+                before = sum(1 for job in self._retried() if job.due_s <= following.due_s)
+                self._waiting.insert(before, following)
             ended = self._running.pop(start.job.position)
             if self._pool is not None:
                 ended.beside.update(dict.fromkeys(self._pool.beside()))
@@ -147,14 +130,18 @@ class Scheduler:
     def give_up(self) -> int | None:
         """Return the position of a run that was to be tried again and is not any more, each once; None without one."""
         with self._condition:
-            left = [*self._due, *(job.position for _, job in self._resting)] if self.is_over else []
-            if not left:
-                return None
-            position = min(left)
-            self._due.discard(position)
-            self._resting = [one for one in self._resting if one[1].position != position]
-            self._waiting = [job for job in self._waiting if job.position != position]
-            return position
+            left = min((job.position for job in self._retried()), default=None) if self.is_over else None
+            self._waiting = [job for job in self._waiting if job.position != left]
+            return left
+
+    def _retried(self) -> Iterator[Job]:
+        """Yield the runs that are to be tried again: they are the first of the waiting ones."""
+        return takewhile(lambda job: job.due_s > 0, self._waiting)
+
+    def _resting(self) -> list[Job]:
+        """Return those that are tried again later."""
+        now_s = self._clock()
+        return [job for job in self._retried() if job.due_s > now_s]
 
     def _goes_on(self, start: Start) -> bool:
         """Return whether a run was not ended yet: another attempt of it has a start of its own."""
@@ -177,8 +164,7 @@ class Scheduler:
         with self._condition:
             now_s = self._clock()
             jobs = [(one.start.job, now_s - one.began_s, 0.0) for one in self._running.values()]
-            jobs += [(job, 0.0, max(0.0, due_s - now_s)) for due_s, job in self._resting]
-            jobs += [(job, 0.0, 0.0) for job in self._waiting]
+            jobs += [(job, 0.0, max(0.0, job.due_s - now_s)) for job in self._waiting]
         if any(job.expected_s is None for job, _, _ in jobs) and typical_s is None:
             return None
         needs_s = [max(0.0, (job.expected_s or typical_s or 0.0) - done_s) for job, done_s, _ in jobs]
@@ -191,7 +177,7 @@ class Scheduler:
     def _wait(self) -> None:
         """Wait for a change: of our own runs, and one of the threads also for other processes."""
         waiting = self._pool.waiting if self._pool is not None else None
-        rest_s = min((max(0.0, due_s - self._clock()) for due_s, _ in self._resting), default=None)
+        rest_s = min((max(0.0, job.due_s - self._clock()) for job in self._resting()), default=None)
         if waiting is None or self._is_polling:
             self._condition.wait(rest_s)
             return
@@ -220,79 +206,66 @@ class Scheduler:
 
     def _next(self) -> Start | None:
         """Start the first of the waiting runs that can; None where none can now."""
-        self._wake()
-        only_due = len(self._resting) >= (1 if self._in_order else _MOST_RESTING)
-        if only_due and not self._due:
-            self._pause()
-            return None
-        first: _First | None = None  # that waits for GPUs
-        waited: Waiting | None = None
+        now_s, resting = self._clock(), len(self._resting())
+        only_retried = resting >= (1 if self._in_order else _MOST_RESTING)
         keys = {key for one in self._running.values() for key in one.start.job.keys}
-        for at, job in enumerate(self._waiting[: 1 if self._in_order else _LOOK_AHEAD]):
-            if only_due and job.position not in self._due:
+        head, waited = None, None  # the first that waits for GPUs, and what for
+        for job in self._in_turn(resting):
+            if job.due_s > now_s or (only_retried and not job.due_s):
                 continue
             if keys & job.keys:
                 keys |= job.keys  # nobody gets past it with one of them
-            elif (start := self._start_of(job, first)) is not None:
-                return self._begin(at, start, first)
-            elif self._needs_gpus(job):
-                waited = waited or (self._pool.waiting if self._pool is not None else None)
-                first = first or _First(job, self._pool)
-        self._turn = first.job.position if first is not None else None
+            elif (start := self._start_of(job, head)) is not None:
+                return self._begin(start, head)
+            elif head is None and self._needs_gpus(job):
+                head, waited = job, self._pool.waiting if self._pool is not None else None
+        self._head = head.position if head is not None else None
         if self._pool is not None:
             self._pool.waiting = waited
+            if only_retried and head is None:  # no GPU is kept for a run that does not start before others
+                self._pool.let_go()
         return None
 
-    def _wake(self) -> None:
-        """Put the runs that are to be tried again now behind those that come before them, and before all others."""
-        now_s = self._clock()
-        self._resting.sort(key=lambda one: one[0])
-        due = [job for due_s, job in self._resting if due_s <= now_s]
-        self._resting = self._resting[len(due) :]
-        before = set() if self._in_order else {*self._due, self._turn}
-        looked_at = enumerate(self._waiting[:_LOOK_AHEAD], 1)
-        place = max((after for after, job in looked_at if job.position in before), default=0)
-        self._waiting[place:place] = due
-        self._due.update(job.position for job in due)
-
-    def _pause(self) -> None:
-        """Keep no GPU for a run that does not start before others were tried again."""
-        if self._pool is not None:
-            self._pool.waiting = None
-            self._pool.let_go()
+    def _in_turn(self, resting: int) -> list[Job]:
+        """Return the waiting runs that may start now in their order; the one with a reservation is the first."""
+        looked_at = self._waiting[: resting + (1 if self._in_order else _LOOK_AHEAD)]
+        return sorted(looked_at, key=lambda job: job.position != self._head)
 
     def _needs_gpus(self, job: Job) -> bool:
         return self._pool is not None and (job.gpus > 0 or job.exclusive)
 
-    def _room_for(self, job: Job, first: _First | None) -> tuple[int, ...] | None:
+    def _room_for(self, job: Job, head: Job | None) -> tuple[int, ...] | None:
         """Return the GPUs that a run can start with now, none for one that needs none; None where it cannot."""
         if self._pool is None or not self._needs_gpus(job):
             without = sum(not one.start.leased for one in self._running.values())
             return () if without < self._cpu_slots else None
-        if first is None:
+        if head is None:
             return self._pool.take(job, passes=False)
-        if first.outlook.is_blocked or self._ends_before(first, job):
+        usable = self._pool.usable(head)
+        if usable is None:
             return self._pool.take(job, passes=True)
-        if self._leaves_enough(first, job):  # in the end: what the first keeps would be missed meanwhile
-            return self._pool.take(job, passes=True, spared=first.job.allowed)
-        return None
+        passing = [one for one in self._running.values() if one.passed == head.position]
+        used = sum(len(usable.intersection(one.start.leased)) for one in passing)
+        if len(usable) - used - job.gpus < head.gpus:
+            return None
+        return self._pool.take(job, passes=True, spared=head.allowed)  # what it keeps would be missed meanwhile
 
-    def _start_of(self, job: Job, first: _First | None) -> Start | None:
+    def _start_of(self, job: Job, head: Job | None) -> Start | None:
         """Return the start of a run, also of one that cannot have GPUs any more; None where it waits."""
         try:
-            leased = self._room_for(job, first)
+            leased = self._room_for(job, head)
         except UsageProblem as problem:
             if not self._has_begun:
                 raise
             return Start(job=job, problem=problem)
         return Start(job=job, leased=leased) if leased is not None else None
 
-    def _begin(self, at: int, start: Start, first: _First | None) -> Start:
-        job = self._waiting.pop(at)
-        self._due.discard(job.position)
-        self._turn = first.job.position if first is not None else None
+    def _begin(self, start: Start, head: Job | None) -> Start:
+        job = start.job
+        self._waiting.remove(job)
+        self._head = head.position if head is not None else None
         self._has_begun = True
-        begun = _Running(start, self._clock(), first.job.position if first is not None and start.leased else None)
+        begun = _Running(start, self._clock(), self._head if start.leased else None)
         self._meet(begun)
         self._running[job.position] = begun
         return start
@@ -307,33 +280,6 @@ class Scheduler:
             begun.beside[one.start.job.run_id] = None
             if len(one.beside) < MOST_BESIDE:
                 one.beside[begun.start.job.run_id] = None
-
-    def _leaves_enough(self, first: _First, job: Job) -> bool:
-        """Return whether the first that waits will have enough GPUs of those it can count on without a run's."""
-        passing = [one for one in self._running.values() if one.passed == first.job.position]
-        used = sum(len(first.outlook.usable.intersection(one.start.leased)) for one in passing)
-        return len(first.outlook.usable) - used - job.gpus >= first.job.gpus
-
-    def _ends_before(self, first: _First, job: Job) -> bool:
-        """Return whether a run will have ended when the first that waits has its GPUs, as far as that is known."""
-        begins_s = self._begins_s(first)
-        return begins_s is not None and job.expected_s is not None and job.expected_s <= begins_s
-
-    def _begins_s(self, first: _First) -> float | None:
-        """Return in how many seconds a run will have its GPUs; None where that is not known."""
-        free = len(self._pool.free(first.outlook.usable)) if self._pool is not None else 0
-        ends: list[tuple[float, int]] = []
-        for one in self._running.values():
-            if not (count := len(first.outlook.usable.intersection(one.start.leased))):
-                continue
-            if one.start.job.expected_s is None:
-                return None
-            ends.append((one.began_s + one.start.job.expected_s - self._clock(), count))
-        for left_s, count in sorted(ends):
-            free += count
-            if free >= first.job.gpus:
-                return left_s
-        return None
 
 
 def _longest_first(jobs: Sequence[Job]) -> list[Job]:

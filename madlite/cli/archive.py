@@ -27,8 +27,8 @@ from madlite.files import Folder, exists
 from madlite.perfcsv.append import check_appendable
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.locked import make_folder
-from madlite.reports.listing import select_runs
-from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, list_runs, match_runs, open_run, runs_folder
+from madlite.reports.index import RunFilter, RunIndex
+from madlite.reports.runs import CUT_OFF, RUNNING, UNREADABLE, match_runs, open_run, runs_folder
 from madlite.secrets import collect, is_secret
 from madlite.store.stored import load_record
 from madlite.text import counted, size_text
@@ -76,9 +76,6 @@ def command(
     madlite archive --of 20261121T1436 -o sweep.tar.gz
     madlite archive '*' --status success -o all.tar.gz
     """
-    from madlite.reports.runs import runs_folder
-    from madlite.text import size_text
-
     runs = runs_folder(directory)
     chosen = _choose(runs, run, of, status, force)
     packed = pack(chosen, output, _secrets(runs.parent), max_file, binary=binary)
@@ -92,8 +89,6 @@ def command(
 
 
 def _lines(one: PackedRun) -> Iterator[str]:
-    from madlite.text import size_text
-
     yield f"{one.id}  {one.card}  {counted(len(one.files), 'file')}, {size_text(one.bytes)}"
     masked = [file for file in one.files if file.masked]
     if masked:
@@ -118,8 +113,10 @@ def _choose(runs: Path, names: Sequence[str], of: str, status: str, force: bool)
     if not (names or of or status):
         raise UsageProblem("no run is named", "madlite archive last -o run.tar.gz   ('*' are all)")
     ids = {folder.name for name in names for folder in match_runs(runs, name)}
-    every = [one for one in list_runs(runs) if not names or one.folder.name in ids]
-    chosen, good = select_runs(every, status=status, of=of), []
+    with RunIndex.open(runs) as index:
+        index.refresh()
+        chosen = index.opened([id for id in index.ids(RunFilter(status=status, of=of)) if not names or id in ids])
+    good = []
     for one in chosen:
         why = why_not_packed(one, force=force)
         if why and len(chosen) == len(names):

@@ -340,7 +340,6 @@ def _broken(text: str, width: int | None) -> Iterator[str]:
 
 
 _TICK_S = 1.0  # between two looks at the folders of runs
-_READ_S = 0.5  # of waiting for an answer, before signals are looked for
 _CANCEL_S = 300.0  # how long the ends of cancelled jobs are waited for
 _CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.HANGUP}
 
@@ -491,29 +490,13 @@ def _is_asked_to_cancel(stop: _Stop) -> bool:
     """Ask whether to end the jobs; another signal and an end of the input leave them running."""
     stop.asks = True
     try:
-        with _interrupted_reads():
-            answer = click.prompt(
-                "\nthe jobs go on: leave them running, or cancel them",
-                type=click.Choice(["leave", "cancel"]),
-                default="leave",
-            )
+        question = "\nthe jobs go on: leave them running, or cancel them"
+        answer = click.prompt(question, type=click.Choice(["leave", "cancel"]), default="leave")
     except (KeyboardInterrupt, click.Abort):
         return False
     finally:
         stop.asks = False
     return bool(answer == "cancel")
-
-
-@contextmanager
-def _interrupted_reads() -> Iterator[None]:
-    """Interrupt what reads the terminal now and then: a signal that came just before the read is handled then."""
-    before = signal.signal(signal.SIGALRM, lambda number, frame: None)
-    signal.setitimer(signal.ITIMER_REAL, _READ_S, _READ_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _cancel(attached: Attached) -> bool:

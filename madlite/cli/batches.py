@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from madlite.cli.screens import PlainScreen
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.store.batches import BatchLog, UnfinishedBatch
+    from madlite.store.batches import BatchLog, LoggedBatch
 
 
 class BatchStart(NamedTuple):
@@ -129,7 +129,7 @@ def make_batch(
     planned: Sequence[PlannedRun],
     params: dict[str, Any],
     journal: BatchLog,
-    before: UnfinishedBatch | None = None,
+    before: LoggedBatch | None = None,
 ) -> Batch:
     """Return the runs as the options have them, of the study of an earlier batch where that is resumed."""
     study_id = before.study if before is not None else ""
@@ -169,7 +169,7 @@ def resume_last() -> int:
     return int(main.main(args=list(words), prog_name="madlite", standalone_mode=False, obj=words) or 0)
 
 
-def unfinished(workspace: Path) -> UnfinishedBatch:
+def unfinished(workspace: Path) -> LoggedBatch:
     """Return the last unfinished batch of a folder.
 
     Raises:
@@ -244,7 +244,7 @@ def note_fallback(planned: Sequence[PlannedRun], params: dict[str, Any]) -> Iter
 
 
 def resumed(
-    before: UnfinishedBatch,
+    before: LoggedBatch,
     runs: Batch,
     options: Options,
     journal: BatchLog,
@@ -270,7 +270,7 @@ def resumed(
     return found
 
 
-def left_by(before: UnfinishedBatch | None, workspace: Path) -> Collection[Path]:
+def left_by(before: LoggedBatch | None, workspace: Path) -> Collection[Path]:
     """Return the folders of the attempts of a batch that are followed by another one, where it is resumed."""
     return find_standing(before, workspace).values() if before is not None else ()
 

@@ -27,11 +27,9 @@ from madlite.reports.comparison_text import (
     MOST_DIFFERENCES,
     as_junit,
     as_markdown,
-    change_text,
     closing_notes,
     difference_text,
     interval_text,
-    number_text,
     summary,
 )
 from madlite.reports.comparison_text import as_json as json_of
@@ -49,7 +47,7 @@ from madlite.reports.sides import (
     read_side,
     without_shared,
 )
-from madlite.text import align, counted, printable
+from madlite.text import align, change, counted, figure, printable
 
 if TYPE_CHECKING:
     from madlite.reports.compare import Comparison, Report
@@ -328,9 +326,9 @@ def _cells(one: Comparison, name: str) -> Iterator[str]:
 
     base, new = one.pair.base, one.pair.new
     yield f"{name} to {one.source}" if one.source else name
-    yield number_text(one.base)
-    yield number_text(one.new)
-    yield change_text(one)
+    yield figure(one.base, "-")
+    yield figure(one.new, "-")
+    yield change(one.change, "-")
     yield interval_text(one) or "-"
     yield f"{len(base.values)}/{len(new.values)}"
     p = f" ({p_text(one.p)})" if one.p is not None else ""

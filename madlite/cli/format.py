@@ -21,7 +21,7 @@ from madlite.model import (
 )
 from madlite.model.results import Attempt
 from madlite.secrets import masked_value
-from madlite.text import counted, status_text
+from madlite.text import counted, figure, percent, status_text
 
 # Runs on the screen: one line each, with the reason of a failure.
 
@@ -72,15 +72,10 @@ def step_line(plan: RunPlan, step: Step) -> str:
     parts = [f"step {step.n}/{total}" if total else f"step {step.n}"]
     if step.speed is not None:
         quantity, value = step.speed
-        parts.append(speed_text(value, quantity.label))
+        parts.append(f"{figure(value)} {quantity.label}")
     if Quantity.LOSS in step.values:
-        parts.append(f"loss {step.values[Quantity.LOSS]:.4g}")
+        parts.append(f"loss {figure(step.values[Quantity.LOSS])}")
     return "  ".join(parts)
-
-
-def speed_text(value: float, unit: str) -> str:
-    """Return a speed with its unit."""
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:,.2f} {unit}"
 
 
 def verdict_line(plan: RunPlan, result: Result) -> str:
@@ -136,7 +131,7 @@ def window_text(window: Window) -> str:
     """Return which steps a median covers, with their spread where there is more than one."""
     if window.n == 1:
         return f"of step {window.first_step} alone"
-    return f"median of {window.n} steps, {window.first_step} to {window.last_step}, CV {100 * window.cv:.1f} %"
+    return f"median of {window.n} steps, {window.first_step} to {window.last_step}, CV {percent(window.cv)}"
 
 
 def may_have_reference(result: Result, variant: Variant | None) -> bool:
@@ -194,11 +189,10 @@ def compute_lines(result: Result) -> Iterator[str]:
     if found is None or result.status is not Status.SUCCESS:
         return
     frozen = ", frozen weights" if found.frozen else ""
-    figure = f"{found.tflops_per_gpu:.0f}" if found.tflops_per_gpu >= 100 else f"{found.tflops_per_gpu:.3g}"
-    text = f"{figure} TFLOP/s/GPU ({found.attention} attention{frozen})"
+    text = f"{figure(found.tflops_per_gpu)} TFLOP/s/GPU ({found.attention} attention{frozen})"
     if found.mfu is not None and found.peak_tflops is not None:
         gpu, _, number_format = found.peak_of.rpartition(" ")
-        text += f", {100 * found.mfu:.1f} % of {gpu}'s {found.peak_tflops:.0f} TFLOP/s in {number_format}"
+        text += f", {percent(found.mfu)} of {gpu}'s {found.peak_tflops:.0f} TFLOP/s in {number_format}"
     yield text if found.mfu is not None else f"{text}; no MFU: {found.no_mfu}"
 
 
@@ -226,7 +220,7 @@ def all_telemetry_lines(result: Result) -> Iterator[str]:
 def _gpu_line(found: Telemetry) -> Iterator[str]:
     over = " over the whole run" if found.over == "run" else ""
     said = [] if found.power_w is None else [f"power {found.power_w:,.0f} W/GPU{over}"]
-    said += [] if found.tokens_per_joule is None else [f"{_three_digits(found.tokens_per_joule)} tokens/J"]
+    said += [] if found.tokens_per_joule is None else [f"{figure(found.tokens_per_joule)} tokens/J"]
     said += [throttled] if (throttled := format_throttling(found)) else []
     if said and found.samples < FEW_SAMPLES:
         said.append(counted(found.samples, "sample"))
@@ -246,12 +240,6 @@ def span_text(values: Iterable[float | None], unit: str) -> str:
     """Return the least and the most of what is known, as whole numbers; "" where nothing is."""
     known = [f"{value:,.0f}" for value in sorted(value for value in values if value is not None)]
     return f"{' to '.join(dict.fromkeys((known[0], known[-1])))} {unit}" if known else ""
-
-
-def _three_digits(value: float) -> str:
-    """Return a number with three significant digits: 14.5, 1,390."""
-    short = f"{value:.3g}"
-    return f"{float(short):,.0f}" if abs(value) >= 100 else short
 
 
 def diagnosis_lines(plan: RunPlan, result: Result) -> Iterator[str]:

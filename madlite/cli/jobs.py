@@ -30,8 +30,7 @@ from madlite.perfcsv.locked import make_folder
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.reports.runs import match_runs
-from madlite.store.folder import real_folders
-from madlite.store.stored import uncollected
+from madlite.store.folder import real_folders, uncollected
 from madlite.text import counted
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from madlite.files import write_named
 from madlite.plan.inputs import RUNS
 from madlite.reports.compare import Settings
 from madlite.reports.html import write_mail, write_page, write_run_page
-from madlite.reports.page import page_data, render_page
-from madlite.reports.page.markdown import render_markdown
-from madlite.reports.page.sources import as_side, collect, references_of
+from madlite.reports.page import page_data, render_markdown, render_page
+from madlite.reports.page.sources import collect, references_of
 from madlite.reports.sides import newest_side, read_side, without_runs
 from madlite.text import counted
 
@@ -183,19 +182,19 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
 
     filters = read_where(where)
     found = collect(sources, directory, filters)
-    comparison = _compared(base, as_side(found), filters, directory, is_default=not sources) if base else None
+    comparison = _compared(base, found, filters, directory, is_default=not sources) if base else None
     published, problems = _published(directory)
     notes = (*found.notes, *problems)
     for note in notes:
         setup.warn(note)
     return page_data(
         found.series,
-        found.runs,
+        found.stored,
         comparison,
         failures=found.failures,
-        references=references_of(published, found.runs),
+        references=references_of(published, found.stored),
         title=title or "Benchmark results",
-        sources=found.sources,
+        sources=(found.label,) if found.label else (),
         notes=(*notes, *([f"compared with {comparison.base}: {comparison.new}"] if comparison else [])),
     )
 

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from madlite.model import Runtime
     from madlite.plan.context import Options
     from madlite.run.screen import RunOutcome
-    from madlite.store.batches import UnfinishedBatch
+    from madlite.store.batches import LoggedBatch
 
 
 @click.command("run", cls=TagsCommand)
@@ -313,7 +313,7 @@ def _print_outcome(screen: PlainScreen, outcome: RunOutcome, problems: Sequence[
         screen.warn(f"never started: {names}")
 
 
-def _recover(options: Options, runtimes: Mapping[str, Runtime], before: UnfinishedBatch | None = None) -> Iterator[str]:
+def _recover(options: Options, runtimes: Mapping[str, Runtime], before: LoggedBatch | None = None) -> Iterator[str]:
     """End what interrupted earlier runs left running, and add their rows that the results file lacks; yield warnings.
 
     What is tried again of the batch `before`, which is resumed, is left.

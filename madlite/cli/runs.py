@@ -22,7 +22,7 @@ from madlite.reports import listing, run_fields
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.listing import COLUMNS
 from madlite.reports.run_fields import Fields, RunGroup, group_runs, heading, narrowed, ordered
-from madlite.reports.runs import list_runs, runs_folder
+from madlite.reports.runs import runs_folder
 from madlite.text import duration, printable, shortened, status_text
 
 if TYPE_CHECKING:
@@ -107,11 +107,14 @@ def command(
     folder = runs_folder(directory)
     words = [word for text in tags for word in text.split(",")]
     of = _last_study(folder) if of == _LAST else of
-    if any((where, columns, sort, since, until, group_by)):  # they may need any field of a record
-        times = _utc(since), _utc(until)
-        found = _of_records(folder, (status, words, of, limit), where, _parts(columns), _parts(sort), times)
-    else:
-        found = _of_index(folder, status, words, of, limit)
+    filters = RunFilter(status=status, words=tuple(words), of=of)
+    with RunIndex.open(folder) as index:
+        index.refresh()
+        if any((where, columns, sort, since, until, group_by)):  # they may need any field of a record
+            times = _utc(since), _utc(until)
+            found = _of_records(index, filters, limit, where, _parts(columns), _parts(sort), times)
+        else:
+            found = _of_index(index, filters, limit)
     if found.chosen or as_json or as_csv:
         _show(found.chosen, found.columns, group_by or "", as_json=as_json, as_csv=as_csv)
         for line in _outcome(found.chosen, folder.parent) if of and not (as_json or as_csv or group_by) else ():
@@ -147,32 +150,31 @@ class _Found(NamedTuple):
     notes: Sequence[str] = ()
 
 
-def _of_index(folder: Path, status: str, words: Sequence[str], of: str, limit: int) -> _Found:
+def _of_index(index: RunIndex, filters: RunFilter, limit: int) -> _Found:
     """Return runs as the index has them, all that a line shows; of a batch or study their records, for statistics."""
-    with RunIndex.open(folder) as index:
-        index.refresh()
-        chosen = index.newest(RunFilter(status=status, words=tuple(words), of=of), limit)
-        if of:
-            chosen = index.opened([run.folder.name for run in chosen])
-        return _Found(chosen, index.count(), index.problems())
+    chosen = index.newest(filters, limit)
+    if filters.of:
+        chosen = index.opened([run.folder.name for run in chosen])
+    return _Found(chosen, index.count(), index.problems())
 
 
 def _of_records(
-    folder: Path,
-    choice: tuple[str, Sequence[str], str, int],
+    index: RunIndex,
+    filters: RunFilter,
+    limit: int,
     where: tuple[str, ...],
     columns: Sequence[str],
     sort: Sequence[str],
     times: tuple[str, str],
 ) -> _Found:
     """Return runs whose records were read, by values of any of their fields."""
-    status, words, of, limit = choice
-    every = list_runs(folder)
+    every = index.opened(index.ids())
     fields = Fields(every)
     wanted = [(fields.name(name, "--where"), text) for name, text in read_filters(where)]
     shown = [fields.name(name, "--columns") for name in columns]
     order = [(fields.name(name.removeprefix("-"), "--sort"), name.startswith("-")) for name in sort]
-    chosen = narrowed(listing.select_runs(every, status=status, tags=words, of=of), wanted, *times)
+    ids = {*index.ids(filters)}
+    chosen = narrowed((run for run in every if run.folder.name in ids), wanted, *times)
     unknown = fields.missing(name for name, _ in (*wanted, *((name, "") for name in shown), *order))
     return _Found(ordered(chosen[-limit:] if limit else chosen, order), len(every), every, shown, tuple(unknown))
 
@@ -209,12 +211,10 @@ def _objects(groups: Sequence[RunGroup], columns: Sequence[str]) -> list[dict[st
 
 def _csv(groups: Sequence[RunGroup], columns: Sequence[str]) -> Iterator[str]:
     """Yield the lines of the CSV; of groups with their names as the first column."""
-    from madlite.reports.run_fields import as_csv, csv_cells
-
     names = list(columns or COLUMNS)
     grouped = any(one.by for one in groups)
-    rows = ([*([one.name] if grouped else []), *csv_cells(run, names)] for one in groups for run in one.runs)
-    return as_csv([*(["group"] if grouped else []), *names], rows)
+    rows = ([*([one.name] if grouped else []), *run_fields.csv_cells(run, names)] for one in groups for run in one.runs)
+    return run_fields.as_csv([*(["group"] if grouped else []), *names], rows)
 
 
 def _table(groups: Sequence[RunGroup], columns: Sequence[str]) -> None:
@@ -244,7 +244,6 @@ def _outcome(runs: Sequence[StoredRun], workspace: Path) -> list[str]:
 def _unknown_id(folder: Path, of: str) -> Iterator[str]:
     """Yield that nothing has this id, where that is so."""
     from madlite.cli.studies import unknown_id
-    from madlite.reports.index import RunIndex
 
     with RunIndex.open(folder) as index:
         index.refresh()

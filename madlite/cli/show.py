@@ -51,7 +51,7 @@ from madlite.reports.runs import (
 from madlite.secrets import Redactor
 from madlite.store.journal import read_run
 from madlite.store.record import Record, result_of
-from madlite.text import counted, duration, printable, scalar_text, status_text
+from madlite.text import change, counted, duration, printable, scalar_text, status_text
 
 
 @click.command("show", cls=Command)
@@ -223,7 +223,7 @@ def _number(record: Record) -> Iterator[tuple[str, str]]:
     window = record.window
     if window is not None:
         spread = f"mean {window.mean:.6g}, std {window.std:.4g}, min {window.min:.6g}, max {window.max:.6g}"
-        moves = "" if window.drift is None else f", drift {100 * window.drift:+.2f} %"
+        moves = "" if window.drift is None else f", drift {change(window.drift)}"
         yield "window", f"{spread}, last {window.last:.6g}{moves}, {window.outliers} outliers, {window.dropped} dropped"
         for words, text in mad_lines(result):
             yield ("MAD's figures" if "MAD" in words else words), text

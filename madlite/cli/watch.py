@@ -21,14 +21,14 @@ import msgspec
 from madlite.batch.recovery.unfinished import running_text
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange
-from madlite.cli.format import speed_text, study_text
+from madlite.cli.format import study_text
 from madlite.cli.options import Command, dir_option, verbose_option
 from madlite.cli.terminal import echo, echo_status, printable_lines, without_secrets
 from madlite.errors import ExitCode, UsageProblem
 from madlite.reports.dashboard import serve
 from madlite.reports.runs import RUNNING, runs_folder
 from madlite.reports.watch import Watch, changes
-from madlite.text import align, duration, printable, shortened, status_text
+from madlite.text import align, duration, figure, printable, shortened, status_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -173,8 +173,8 @@ def _cells(one: WatchedRun) -> tuple[str, ...]:
     step = (
         "-" if progress.step is None else f"{progress.step}/{progress.steps}" if progress.steps else str(progress.step)
     )
-    speed = "-" if progress.speed is None else speed_text(progress.speed, progress.unit)
-    loss = "-" if progress.loss is None else f"{progress.loss:.4g}"
+    speed = "-" if progress.speed is None else f"{figure(progress.speed)} {progress.unit}"
+    loss = figure(progress.loss, "-")
     elapsed = "-" if one.elapsed_s is None else duration(one.elapsed_s)
     left = duration(progress.left_s) if _is_running(one) and progress.left_s is not None else "-"
     cells = (_short_id(one.id), card or "-", _state(one), step, one.number or speed, loss, elapsed, left)

@@ -23,11 +23,11 @@ from madlite.images.client import (
 )
 from madlite.images.context import dockerfile_text
 from madlite.model import Cause, Image, ImageUsed, Login, Say
+from madlite.text import size_text
 
 # Pull an image, with progress in lines, once there is room for it.
 
-MIB, GIB = 1 << 20, 1 << 30
-FREE_BYTES = 5 * GIB  # less cannot hold any training image; how much an image needs is known only once it is there
+FREE_BYTES = 5 << 30  # less cannot hold any training image; how much an image needs is known only once it is there
 FREE_INODES = 100_000
 REPORT_EVERY_S = 10.0
 REPORT_EVERY_SHARE = 0.1
@@ -73,12 +73,12 @@ def check_disk_space(root: Path, ref: str) -> None:
     except OSError:  # the engine runs elsewhere, or keeps its folder to itself
         return
     free_bytes, free_inodes = disk.f_bavail * disk.f_frsize, disk.f_favail
-    lacks = f"{free_bytes / GIB:.1f} GiB" if free_bytes < FREE_BYTES else ""
+    lacks = size_text(free_bytes) if free_bytes < FREE_BYTES else ""
     if disk.f_files and free_inodes < FREE_INODES:  # some file systems count no inodes
         lacks = f"{free_inodes} inodes"
     if lacks:
         raise RuntimeProblem(
-            f"no room to pull {ref}: {root} has {lacks} left, and {FREE_BYTES // GIB} GiB and {FREE_INODES} inodes "
+            f"no room to pull {ref}: {root} has {lacks} left, and {size_text(FREE_BYTES)} and {FREE_INODES} inodes "
             "are the least",
             f"docker system df, docker image prune; a smaller image: docker pull {ref}",
             cause=Cause.DISK,
@@ -117,9 +117,8 @@ class PullProgress:
         if (share < step or self._reported_share == 1.0) and now_s < self._reported_at_s + REPORT_EVERY_S:
             return
         self._reported_at_s, self._reported_share = now_s, share
-        unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
         last = "unpacking" if self._doing == "pulling" else "closing"
-        rest = last if got >= total else f"{got / unit:.1f} of {total / unit:.1f} {name}"
+        rest = last if got >= total else f"{size_text(got)} of {size_text(total)}"
         self._say(f"{self._doing} {self._ref}: {rest}")
 
 

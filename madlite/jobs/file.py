@@ -5,14 +5,12 @@ It is strict: a key that nothing reads is an error, for a job would wait for hou
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
-import msgspec.inspect
 from msgspec import Meta
 
 from madlite.errors import UsageProblem, did_you_mean
@@ -28,16 +26,8 @@ _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 TIME = r"^([0-9]+-)?[0-9]+(:[0-9]{1,2}){0,2}\Z|^\Z"  # of a job, as Slurm has it
 _LINE = r"^[^\n\r\x00]*\Z"  # what stands on a line of a script
 
-_SHOWN = 100  # characters of a wrong value
-
-_Line = Annotated[str, Meta(pattern=_LINE, description="text on one line", examples=["..."])]
-_Time = Annotated[
-    str,
-    Meta(
-        pattern=TIME,
-        description="a time as Slurm has it: minutes, hours:minutes:seconds or days-hours:minutes:seconds, as text",
-    ),
-]
+_Line = Annotated[str, Meta(pattern=_LINE)]
+_Time = Annotated[str, Meta(pattern=TIME)]
 Flavour = Literal["", "docker", "podman", "pyxis", "apptainer", "none"]
 
 
@@ -151,7 +141,7 @@ def _cluster(name: str, table: Mapping[str, Json], file: Path, text: str, schedu
     try:
         cluster = msgspec.convert({**_with_lines(table), "name": name, "source": str(file)}, Cluster)
     except msgspec.ValidationError as error:
-        key, what, hint = _wrong_value(table, error)
+        key, what, hint = _wrong_value(error)
         raise UsageProblem(f"{file}{_line_of(text, name, key)}: [clusters.{name}]: {what}", hint) from None
     _check(cluster, where, schedulers)
     for other in schedulers:
@@ -180,97 +170,32 @@ def _unknown(table: Mapping[str, Json], kind: type[Value], place: str) -> Iterat
 
 # What is wrong with a value, in words.
 
-_EXAMPLES: dict[str, Json] = {
-    "container_options": ["--shm-size=64g"],
-    "shared": ["/shared"],
-    "rdma": ["mlx5_0", "mlx5_1"],
-    "env": {"NCCL_DEBUG": "INFO"},
-    "mounts": ["/data:/data"],
-    "prologue": ["module load rocm"],
-    "gid_index": 3,
-    "slurm.time": "04:00:00",
-    "slurm.exclude": ["n1", "n2"],
-    "slurm.nodelist": ["n1", "n2"],
-    "slurm.directives": ["--mail-type=END"],
-    "slurm.max_array_size": 1001,
-    "slurm.cpus_per_task": 16,
-    "kubernetes.rdma": {"rdma/hca": 8},
-    "kubernetes.volumes": [{"mount": "/data", "claim": "datasets"}],
-    "kubernetes.tolerations": [{"key": "amd.com/gpu", "operator": "Exists"}],
+_PATTERNS = {TIME: "a time as Slurm has it, such as 04:00:00 or 1-00:00:00", _LINE: "text on one line"}
+_EXAMPLES = {
+    "shared": '["/shared"]',
+    "rdma": '["mlx5_0", "mlx5_1"]',
+    "env": '{NCCL_DEBUG = "INFO"}',
+    "mounts": '["/data:/data"]',
+    "prologue": '["module load rocm"]',
+    "slurm.time": '"04:00:00"',
+    "slurm.exclude": '["n1", "n2"]',
+    "slurm.directives": '["--mail-type=END"]',
+    "kubernetes.rdma": '{"rdma/hca" = 8}',
+    "kubernetes.volumes": '[{mount = "/data", claim = "datasets"}]',
 }
 
 
-def _wrong_value(table: Mapping[str, Json], error: msgspec.ValidationError) -> tuple[str, str, str]:
-    """Return the key whose value is wrong, a sentence with the value and what is expected, and an example."""
-    place = wrong_key(error)[0]
+def _wrong_value(error: msgspec.ValidationError) -> tuple[str, str, str]:
+    """Return the key whose value is wrong, a sentence without the value, which may be a secret, and an example."""
+    place, what = wrong_key(error)
+    for pattern, words in _PATTERNS.items():
+        if repr(pattern) in what:
+            what = f"key '{place}' is wrong: it is not {words}"
     key = place.partition("[")[0]
-    if place == "env[...]":  # which one is not said
-        variables = table["env"]
-        names = [name for name, value in dict(variables).items() if not isinstance(value, str | int | float)]
-        place = key = f"env.{names[0]}"
-    kind: Any = msgspec.inspect.type_info(Cluster)
-    value: Any = table
-    for part in re.findall(r"\.\.\.|[^.\[\]]+", place):
-        kind = _inside(kind, part)
-        if part == "...":  # a value of a table
-            break
-        if isinstance(value, list | dict):
-            value = value[int(part)] if isinstance(value, list) else value.get(part)
-    shown = "" if key.startswith("env") else f" {_in_toml(value)} is not"  # a variable may be a secret
-    example = _EXAMPLES.get(key, _example(kind))
-    hint = f"accepted: {', '.join(map(repr, filter(None, kind.values)))}" if hasattr(kind, "values") else ""
-    hint = hint or f"{key.rpartition('.')[2]} = {_in_toml(example)}"
-    if "unknown field" in str(error) or "missing required" in str(error):
-        return key, f"{wrong_key(error)[1]}: {_in_toml(value)}", f"{key.rpartition('.')[2]} = {_in_toml(example)}"
-    return key, f"key '{place}' is wrong:{shown or ' it is not'} {_expected(kind)}", hint
-
-
-def _inside(kind: Any, part: str) -> Any:
-    """Return the type of what a type has under a key or an index."""
-    kind = _bare(kind)
-    fields = {field.name: field.type for field in getattr(kind, "fields", ())}
-    return fields.get(part) or getattr(kind, "item_type", None) or getattr(kind, "value_type", None) or kind
-
-
-def _bare(kind: Any) -> Any:
-    """Return a type without its description, and of one that may be left out the other."""
-    while isinstance(kind, msgspec.inspect.Metadata):
-        kind = kind.type
-    if isinstance(kind, msgspec.inspect.UnionType) and kind.includes_none:
-        return next(_bare(one) for one in kind.types if not isinstance(one, msgspec.inspect.NoneType))
-    return kind
-
-
-def _expected(kind: Any) -> str:
-    """Return what a value has to be."""
-    described = getattr(kind, "extra_json_schema", None) or {}
-    kind = _bare(kind)
-    least = getattr(kind, "ge", None)
-    words = {
-        "IntType": "a whole number" + (f", {least} or more" if least is not None else ""),
-        "BoolType": "true or false",
-        "StrType": "text in quotation marks",
-        "LiteralType": "one of the accepted words",
-        "VarTupleType": "a list, in brackets",
-        "UnionType": "text, a number, true or false",
-    }
-    return str(described.get("description") or words.get(type(kind).__name__, "a table"))
-
-
-def _example(kind: Any) -> Json:
-    described = getattr(kind, "extra_json_schema", None) or {}
-    examples: dict[str, Json] = {"IntType": 8, "BoolType": True, "VarTupleType": ["..."], "DictType": {"KEY": "..."}}
-    return (described.get("examples") or [examples.get(type(_bare(kind)).__name__, "...")])[0]
-
-
-def _in_toml(value: Json) -> str:
-    """Return a value as a file has it, shortened."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_in_toml(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_in_toml, value))}]"
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    if key == "container" and "enum" in what:
+        return key, what, f"accepted: {', '.join(map(repr, filter(None, get_args(Flavour))))}"
+    example = _EXAMPLES.get(key)
+    return key, what, f"{key.rpartition('.')[2]} = {example}" if example is not None else _HINT
 
 
 def _line_of(text: str, name: str, key: str) -> str:

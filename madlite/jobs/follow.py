@@ -98,7 +98,6 @@ class Settling:
         self.stored, self.scheduler = stored, scheduler
         self._options, self._screen, self._runtimes, self._begin = options, screen, runtimes, begin
         self._clock = clock
-        self._over: dict[str, float] = {}  # when the run's job was first seen to be over
         self._never: dict[str, float] = {}
         self._failures: Counter[str] = Counter()  # of collecting a run
         self._ends = JobEnds(scheduler, clock, self._tell)
@@ -218,7 +217,6 @@ class Settling:
         self.scheduler.fetch(self.stored.folder, attempts, ended=not self.follows)
         settled: dict[str, str] = {}
         there = _names(self.workspace / RUNS)
-        self._find_long_over(there)
         try:
             for run in self.stored.open_runs:
                 if run.id not in there and self._is_waiting(run):
@@ -498,14 +496,13 @@ class Settling:
         return self._fail(run, end)
 
     def _fail_over(self, run: JobRun, job: str, attempts: Sequence[Path]) -> Collected | None:
-        since = self._over.setdefault(run.id, self._clock())
-        if self._clock() - since < GRACE_S and job not in self._ends:
+        state = self._end(job, GRACE_S)
+        if state is None:
             return None
         if any(map(is_alive, attempts)):
             self._tell(f"{run.id}: job {job} is over and the run's processes live on; it is waited for")
             return None
-        state = self._end(job)
-        if state is None or exists(attempts[-1] / RESULT):  # by now
+        if exists(attempts[-1] / RESULT):  # by now
             return None
         if standing := [one for one in attempts if is_uncollected(one)]:  # what followed it came to nothing
             return self._collect(run, standing)
@@ -519,32 +516,12 @@ class Settling:
             return end
         return replace(end, reason=f"{self._limit_text()}: {end.reason}")
 
-    def _find_long_over(self, there: frozenset[str]) -> None:
-        """Note the ends of jobs that ended a minute ago, once of each: their files certainly are seen here."""
-        if not self.polled:
-            return
-        jobs = [
-            job
-            for run in self.stored.open_runs
-            if (job := self.stored.job_of(run))
-            and not (job in self._ends.asked or job in self.queue)
-            and not (run.id in there and exists(self.workspace / RUNS / run.id / RESULT))
-        ]
-        self._ends.find_long_over(jobs)
-
-    def _end(self, job: str) -> JobState | None:
+    def _end(self, job: str, grace_s: float = 0.0) -> JobState | None:
         """Return how a job ended; None where it has not, or the cluster does not answer now."""
         if job in self.queue:
             return None
-        return self._ends.of(job, self._waiting(), patient=self.follows)
-
-    def _waiting(self) -> frozenset[str]:
-        """Return the jobs that are over and whose end is not known yet: all are asked about at once."""
-        return frozenset(
-            job
-            for run in self.stored.open_runs
-            if run.id in self._over and (job := self.stored.job_of(run)) and job not in self._ends
-        )
+        others = [one for one in self._open_jobs() if not (one in self.queue or one in self._ends)]
+        return self._ends.of(job, others, patient=self.follows, grace_s=grace_s)
 
     def _fail(self, run: JobRun, end: JobEnd) -> Collected | None:
         plan_file = self.stored.folder / PLANS / f"{run.number}.json"

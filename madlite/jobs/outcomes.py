@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -202,46 +202,42 @@ class JobEnds:
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float], tell: Callable[[str], None]) -> None:
         self._scheduler, self._clock, self._tell = scheduler, clock, tell
         self._ends: dict[str, JobState] = {}
+        self._over_s: dict[str, float] = {}  # since when a job is seen to be over
         self._ask_from = 0.0  # when those whose end could not be told may be asked about again
-        self._unanswered: dict[str, float] = {}  # since when accounting does not tell of a job
-        self.asked: set[str] = set()  # jobs that are over and were asked about at once
 
     def __contains__(self, job: object) -> bool:
         return job in self._ends
 
-    def find_long_over(self, jobs: Sequence[str]) -> None:
-        """Ask once about jobs in no queue, and note the ends of those that ended a minute ago."""
-        self.asked.update(jobs)
-        if not jobs:
-            return
-        with suppress(Unreachable):
-            found = self._scheduler.ended(jobs)
-            before_s = time.time() - LONG_S
-            self._ends |= {job: one for job, one in found.items() if one.is_over and 0 < one.ended_s < before_s}
+    def of(self, job: str, others: Collection[str], *, patient: bool, grace_s: float) -> JobState | None:
+        """Return how a job in no queue ended, and ask about `others` with it; None where that is not known now.
 
-    def of(self, job: str, others: Collection[str], *, patient: bool) -> JobState | None:
-        """Return how a job in no queue ended, and ask about `others` with it; None where that is not known now."""
-        if job in self._ends:
-            return self._ends[job]
-        if self._clock() < self._ask_from:
+        Its files may come so much later than it is seen to be over, but for one that ended a minute ago.
+        """
+        over_s = self._clock() - self._over_s.setdefault(job, self._clock())
+        if job not in self._ends and self._clock() >= self._ask_from:
+            self._ask(job, others, over_s, grace_s, patient=patient)
+        state = self._ends.get(job)
+        if state is None or (over_s < grace_s and not 0 < state.ended_s < time.time() - LONG_S):
             return None
+        return state
+
+    def _ask(self, job: str, others: Collection[str], over_s: float, grace_s: float, *, patient: bool) -> None:
         found: Mapping[str, JobState] | None = None
         with suppress(Unreachable):
             found = self._scheduler.ended(list(dict.fromkeys((job, *others))))
             self._ends |= {one: state for one, state in found.items() if state.state and state.is_over}
         state = JobState() if found is None else found.get(job, JobState())
-        if found is None or not state.is_over or (patient and self._waits_for_accounting(job, state)):
+        if found is None or not state.is_over or (patient and self._waits_for_accounting(job, state, over_s)):
             self._ask_from = self._clock() + POLL_S
-            return None
-        return self._ends.setdefault(job, state)
+        elif over_s >= grace_s:
+            self._ends.setdefault(job, state)
 
-    def _waits_for_accounting(self, job: str, state: JobState) -> bool:
+    def _waits_for_accounting(self, job: str, state: JobState, over_s: float) -> bool:
         """Return whether the end of a job that only accounting knows may still be told."""
         if state.state or not state.reason:
             return False
         self._tell(f"how job {job.partition('_')[0]} ended is not known yet: {state.reason}; accounting is waited for")
-        since = self._unanswered.setdefault(job, self._clock())
-        return self._clock() - since < _PATIENCE_S
+        return over_s < _PATIENCE_S
 
 
 def last_error(stored: Stored, run: JobRun) -> str:

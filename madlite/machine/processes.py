@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path, PurePath
 from threading import Event
 
+from msgspec.structs import replace
+
 from madlite.machine.host import read_file
-from madlite.machine.sources.base import GIB, GpuProcess
+from madlite.machine.sources.base import GpuProcess
 from madlite.model import Value
 from madlite.secrets import Redactor, assigned
-from madlite.text import printable
+from madlite.text import printable, size_text
 
 # variables in the environment of every process of a run; the folder, on the host, only outside of containers
 RUN_MARK = "MADLITE_RUN_ID"
@@ -66,14 +68,7 @@ class OpenProcess:
         """
         found = _parsed(self._pid, self._read("stat"))
         line = next(line for line in self._read("status").splitlines() if line.startswith(b"Uid:"))
-        return Process(
-            pid=found.pid,
-            started=found.started,
-            parent=found.parent,
-            name=found.name,
-            lives=found.lives,
-            uids=tuple(map(int, line.split()[1:4])),
-        )
+        return replace(found, uids=tuple(map(int, line.split()[1:4])))
 
     def environment(self) -> Mapping[str, str]:
         """Return the environment it has in its memory; empty where it has none left or may not be queried."""
@@ -358,7 +353,7 @@ class ForeignProcess(Value, frozen=True):
     def __str__(self) -> str:
         gpus = ", ".join(map(str, sorted(self.memory)))
         used_bytes = sum(self.memory.values())
-        size = f", {used_bytes / GIB:.1f} GiB" if used_bytes else ","
+        size = f", {size_text(used_bytes)}" if used_bytes else ","
         return f"pid {self.pid} {self.command}{size} on GPU {gpus}"
 
 

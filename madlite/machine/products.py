@@ -194,7 +194,9 @@ def short_name(gpu: GpuFacts, vendor: Vendor) -> str:
             if len(only) == 1:
                 return only[0].device
     unlisted = {item.upper() for item in AMD_NAME.findall(gpu.product)} - {item.device for item in PRODUCTS}
-    return _by_memory(gpu) or (unlisted.pop() if len(unlisted) == 1 else gpu.arch)
+    # the driver keeps a few MiB to itself, hence rounded
+    by_memory = BY_MEMORY_GIB.get((gpu.arch, round((gpu.memory_bytes or 0) / GIB)), "")
+    return by_memory or (unlisted.pop() if len(unlisted) == 1 else gpu.arch)
 
 
 def complete(gpu: GpuFacts) -> GpuFacts:
@@ -218,8 +220,3 @@ def is_instinct(gpu: GpuFacts) -> bool:
 def _named(name: str) -> list[Product]:
     words = {word.upper() for word in AMD_NAME.findall(name)} or {name.strip().upper(), *NVIDIA_NAME.findall(name)}
     return [product for product in PRODUCTS if product.device in words]
-
-
-def _by_memory(gpu: GpuFacts) -> str:
-    """Tell products of one architecture apart by memory; the driver keeps a few MiB to itself, hence rounded."""
-    return BY_MEMORY_GIB.get((gpu.arch, round((gpu.memory_bytes or 0) / GIB)), "")

@@ -13,6 +13,7 @@ from madlite.machine.products import find_peak
 from madlite.measure.steps import Steps
 from madlite.measure.window import median_in
 from madlite.model import Architecture, Attention, Compute, Quantity, RunPlan, Variant, Window
+from madlite.text import percent
 
 # The floating-point operations that training a model takes for a token (docs/measurement.md).
 #
@@ -108,7 +109,7 @@ def count_compute(plan: RunPlan, steps: Steps, window: Window) -> Compute | None
         tflops_per_gpu=each * tokens / 1e12,
         tokens_per_s_per_gpu=tokens,
         seq_len=variant.seq_len,
-        otherwise=_otherwise(model, variant.seq_len, attention, frozen),
+        otherwise=flops_per_token(model, variant.seq_len, "causal" if attention == "full" else "full", frozen=frozen),
         frozen=frozen,
     )
     reported = median_in(steps, Quantity.TFLOPS_PER_GPU, window, variant.warmup_steps)
@@ -145,10 +146,6 @@ def _tokens(plan: RunPlan, variant: Variant, steps: Steps, window: Window) -> fl
     return None
 
 
-def _otherwise(model: Architecture, seq_len: int, attention: Attention, frozen: bool) -> float:
-    return flops_per_token(model, seq_len, "causal" if attention == "full" else "full", frozen=frozen)
-
-
 def _with_framework_figure(counted: Compute, reported: float | None) -> Compute:
     """Return our figure with the framework's, and how far that is from ours, where both have digits enough to say."""
     if reported is None:
@@ -176,7 +173,7 @@ def _findings(compute: Compute) -> Iterator[str]:
     if apart is not None and reported is not None and abs(apart) > MOST_APART:
         yield (
             f"the framework reports {reported:.4g} TFLOP/s/GPU, "
-            f"{100 * abs(apart):.1f} % {'more' if apart > 0 else 'less'} "
+            f"{percent(abs(apart))} {'more' if apart > 0 else 'less'} "
             f"than the {compute.tflops_per_gpu:.4g} that its tokens come to: {_reasons(compute, reported)}"
         )
     if compute.mfu is None and compute.peak_tflops is not None:

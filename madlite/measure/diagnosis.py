@@ -14,11 +14,13 @@ from msgspec.structs import replace
 
 from madlite.failure_rules import explained
 from madlite.measure.failure_scan import ERROR, LAST, LAUNCHER, ROOT, FailureCandidate
+from madlite.measure.launchers import TASKS_EXITED
 from madlite.measure.lines import CRASHES, rank_in, signal_meaning, signal_name, signal_of_code
 from madlite.measure.memory import gpu_memory_hint
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.rules import looks_like_error, plain
 from madlite.model import Cause, Diagnosis, JobOutcome, RunPlan, Value
+from madlite.text import size_text
 
 _LONGEST = 2000  # characters of a line that are kept
 _OVER_TIME = 124  # of coreutils' timeout
@@ -30,10 +32,6 @@ _CRASHED = re.compile(
 )
 _GUESSES = re.compile(r"potential root causes|[Pp]ossible reasons|This can happen when")  # of Ray
 _TABLE = re.compile(r"^\s*traceback : |ChildFailedError|error_file:|exitcode\s*:")  # of torchrun
-_EXITED = re.compile(
-    r"srun: error: \S{1,400}: (?P<who>tasks? [\d,-]{1,400}): Exited with exit code (?P<code>[1-9]\d{0,4})"
-)
-_GIB = 1 << 30
 
 # the log is searched for the cause behind these; the others are conclusive themselves
 _OPEN = {Cause.EXIT_CODE, Cause.PREPARE, Cause.INCOMPLETE, Cause.ERROR_PATTERN, Cause.NO_METRIC, Cause.BUILD}
@@ -124,7 +122,7 @@ def diagnose(
 
 def _evident(evidence: str, log: LogMonitor | None) -> tuple[str, int | None]:
     """Return the line that a verdict goes by, and its rank: of a launcher's table the entry that failed first."""
-    first = log.first_failure if log is not None else None
+    first = log.failures.first_failure if log is not None else None
     line, rank = plain(evidence)[:_LONGEST], rank_in(evidence)
     if first is None or first.was_terminated:
         return line, rank
@@ -134,11 +132,11 @@ def _evident(evidence: str, log: LogMonitor | None) -> tuple[str, int | None]:
 def _underlying_candidate(cause: Cause, log: LogMonitor, facts: DiagnosisInput) -> FailureCandidate | None:
     """Return the candidate that is more specific than the cause which the run was judged by."""
     if cause in _ENDED_BY_US:  # a rank that failed leaves the others waiting until they are ended
-        late = log.late_candidate
+        late = log.failures.late_candidate
         return late if late is not None and _ended_a_rank(late) else None
     if cause not in _OPEN:
         return None
-    candidate = log.candidate
+    candidate = log.failures.candidate
     if log.nan_loss and cause is not Cause.PREPARE and (candidate is None or candidate.tier > ROOT):
         line = log.nan_loss
         return FailureCandidate(cause=Cause.NAN_LOSS.value, line=plain(line), rank=rank_in(line), tier=ROOT, at=0)
@@ -152,7 +150,7 @@ def _underlying_candidate(cause: Cause, log: LogMonitor, facts: DiagnosisInput) 
 def _exit_candidate(cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisInput) -> FailureCandidate | None:
     """Return that a launcher saw a process exit, of a log that ends too soon and does not say why."""
     seen = cause in (Cause.INCOMPLETE, Cause.NO_METRIC) or (cause is Cause.EXIT_CODE and facts.plan is None)
-    candidate = log.exited if seen and facts.exit_code != 0 else None
+    candidate = log.failures.exited if seen and facts.exit_code != 0 else None
     if candidate is None or looks_like_error(candidate.line) or not looks_like_error(evidence):
         return candidate
     return replace(candidate, line=plain(evidence))
@@ -171,7 +169,7 @@ def _diagnose_ended_run(cause: Cause, evidence: str, log: LogMonitor, facts: Dia
 
     `hint` is that of who ended it.
     """
-    late, own = log.late_candidate, hint or _own_hint(cause, facts.plan, begun=bool(log.steps))
+    late, own = log.failures.late_candidate, hint or _own_hint(cause, facts.plan, begun=bool(log.steps))
     if late is None or late.cause != Cause.COLLECTIVE.value:
         return Diagnosis(cause=cause.value, line=plain(evidence)[:_LONGEST], rank=rank_in(evidence), hint=own)
     return Diagnosis(
@@ -194,7 +192,7 @@ def _named(candidate: FailureCandidate, facts: DiagnosisInput) -> tuple[str, str
         return Cause.CRASH.value, ""
     if candidate.exit_code:
         which = "a process" if candidate.rank is None else f"rank {candidate.rank}"
-        found = _EXITED.search(candidate.line)
+        found = TASKS_EXITED.search(candidate.line)
         which = f"{found['who']} ended" if found else f"{which} ended by itself first,"
         return candidate.cause, f"{which} with exit code {candidate.exit_code}{_ended_late(candidate.exit_code)}"
     if candidate.cause == Cause.DISK.value and facts.disk is not None and _lacks_inodes(facts.disk):
@@ -238,7 +236,7 @@ def _diagnose_signal(number: int, evidence: str, facts: DiagnosisInput) -> Diagn
 
 def _exit_hint(line: str) -> str:
     """Return what a launcher reports of an exit code that nothing explains."""
-    found = _EXITED.search(line)
+    found = TASKS_EXITED.search(line)
     return (
         f"{found['who']} ended with exit code {found['code']}, and the log does not say why: look at its last lines"
         if found
@@ -278,7 +276,7 @@ def _disk_hints(groups: Mapping[str, str], facts: DiagnosisInput) -> tuple[str, 
         return (f"{what}; df -h and df -i show which disk",)
     disk = facts.disk
     inodes = "" if disk.free_inodes is None else f" and {disk.free_inodes} inodes"
-    return (what, f"{disk.folder} has {disk.free_bytes / _GIB:.1f} GiB{inodes} left now")
+    return (what, f"{disk.folder} has {size_text(disk.free_bytes)}{inodes} left now")
 
 
 def _lacks_inodes(disk: DiskSpace) -> bool:

@@ -298,18 +298,8 @@ def lines_with(text: str, needed: str = "") -> Iterator[tuple[int, str]]:
 
 # A number that is printed as an object of its library, `tensor(nan, device='cuda:0')`, `np.float64(2.5)`, and
 # Lightning's `nan.0`, of which every reader gets the number alone.
-_WRAPS = (
-    "ensor(",
-    "loat(",
-    "loat16(",
-    "loat32(",
-    "loat64(",
-    "rray(",
-    "an.0",
-    "nf.0",
-    "AN.0",
-    "aN.0",
-)  # of which such a text has one
+# of these such a text has one
+_WRAPS = ("ensor(", "loat(", "loat16(", "loat32(", "loat64(", "rray(", "an.0", "nf.0", "AN.0", "aN.0")
 _WRAPPED = re.compile(
     r"(?<![\w.])(?:[a-z]{2,10}\.){0,2}(?:[Tt]ensor|array|Array|b?float(?:16|32|64)?)\([\['\"]{0,2}\s{0,4}"
     r"(?P<number>[-+]?(?:\d[\d.]{0,40}(?:[eE][-+]?\d{1,5})?|\.\d{1,40}|(?i:nan|inf)))[\]'\"]{0,2}(?:,[^()]{1,200})?\)"

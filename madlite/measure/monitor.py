@@ -14,8 +14,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.failure_rules import explained
-from madlite.measure.failure_scan import FOLLOWER, FailureCandidate, FailureScan
-from madlite.measure.launchers import FirstFailure, JobScan
+from madlite.measure.failure_scan import FOLLOWER, FailureScan
+from madlite.measure.launchers import JobScan
 from madlite.measure.lines import Block, LineSplitter, has_wrapped_number, rank_of, unwrap_numbers
 from madlite.measure.memory import MemoryScan
 from madlite.measure.nodes import NodeSpeeds
@@ -162,7 +162,7 @@ class LogMonitor:
         self.trainings = 1  # that the log has one after another; what is kept is the last one's
         self._started: set[tuple[int, int | None]] = set()  # nodes and ranks that reported the start of this one
         self._labels = RankLabels()
-        self._failure_scan = FailureScan(rules, self._labels.plain)
+        self.failures = FailureScan(rules, self._labels.plain)  # what its lines tell of why it ended
         self._patterns = PatternScan(error_scan) if error_scan is not None else None
         self._script_reader, self._readers = (
             script_reader,
@@ -195,7 +195,7 @@ class LogMonitor:
         """Take what was left without a line's end, and the files the framework left in `outputs`."""
         for splitter in self._splitters.values():
             self._process(splitter.take_rest(), splitter, whole=False)
-        self._failure_scan.finish()
+        self.failures.finish()
         if outputs is not None:
             for reader in self._readers:
                 self._call(reader, "finish", outputs)
@@ -214,37 +214,9 @@ class LogMonitor:
         return line_by_line or self.training.is_of_another_rank(self.steps)
 
     @property
-    def last_lines(self) -> list[str]:
-        """The last lines of the log so far; safe to call from another thread."""
-        return self._failure_scan.last_lines
-
-    @property
-    def candidate(self) -> FailureCandidate | None:
-        """What explains a failure best: of the lines since the last step, else of those just before it.
-
-        Known once the log is finished.  Of a log that went well it may be an error that was handled.
-        """
-        return self._failure_scan.candidate
-
-    @property
-    def late_candidate(self) -> FailureCandidate | None:
-        """The same of the lines since the last step alone."""
-        return self._failure_scan.late_candidate
-
-    @property
-    def exited(self) -> FailureCandidate | None:
-        """How a process ended by itself that a launcher saw fail first, which explains where nothing else does."""
-        return self._failure_scan.exited
-
-    @property
-    def first_failure(self) -> FirstFailure | None:
-        """What torchrun reports since the last step as failed first."""
-        return self._failure_scan.first_failure
-
-    @property
     def rule(self) -> FailureRule | None:
         """The rule that explains a failure best, its hint in the words of the line."""
-        candidate = self.candidate
+        candidate = self.failures.candidate
         if candidate is None or candidate.rule is None:
             return None
         return replace(candidate.rule, hint=explained(candidate.rule.hint, candidate.groups))
@@ -266,33 +238,18 @@ class LogMonitor:
     @property
     def best_error_line(self) -> str:
         """The line that explains a failure best: a candidate's, the last that looks like an error, or the last."""
-        candidate = self.candidate
+        candidate = self.failures.candidate
         if candidate is not None and candidate.tier <= FOLLOWER:
             return candidate.line
-        return self._failure_scan.error_line or self._failure_scan.last_line
+        return self.failures.error_line or self.failures.last_line
 
     @property
     def cut_line(self) -> str:
         """The line that explains best why no more steps came: a conclusive one since the last, else that step's own."""
-        candidate = self.candidate
+        candidate = self.failures.candidate
         if candidate is not None and candidate.tier <= FOLLOWER:
             return candidate.line
-        return self._failure_scan.error_line or plain(self.step_line) or self._failure_scan.last_line
-
-    @property
-    def step_line(self) -> str:
-        """The line of the last training step."""
-        return self._failure_scan.step_line
-
-    @property
-    def fatal_line(self) -> str:
-        """Of the lines since the last step the one that shows best that the training failed; "" where none does."""
-        return self._failure_scan.fatal_line
-
-    @property
-    def launcher_line(self) -> str:
-        """The line since the last step by which a launcher reports that the training failed."""
-        return self._failure_scan.launcher_line
+        return self.failures.error_line or plain(self.failures.step_line) or self.failures.last_line
 
     def _process(self, block: Block, splitter: LineSplitter, *, whole: bool = True) -> None:
         """Scan lines that came together, all of them for what is rare, and let the readers read each."""
@@ -309,7 +266,7 @@ class LogMonitor:
         """Forget what the jobs before printed: the last one counts, from its own beginning."""
         self.jobs += 1
         self._begin_again()
-        self._failure_scan.begin_again()
+        self.failures.begin_again()
         self.scan, self.loss_scan, self.memory, self.network = (
             PerformanceScan(self.scan.earlier),
             LossScan(),
@@ -334,7 +291,7 @@ class LogMonitor:
         last, trained = -1, None  # the place of the block's last training step, and how many lines go up to it
         for place, line in enumerate(splitter.number(block)) if self._readers else ():
             before = self._trained
-            told = _unwrapped(line) if wraps else line
+            told = replace(line, text=unwrap_numbers(line.text)) if wraps and has_wrapped_number(line.text) else line
             for reader in self._readers:
                 self._call(reader, "feed", told, whole, line)
             if self._trained != before:
@@ -342,8 +299,8 @@ class LogMonitor:
             elif busy and before:
                 self.training.check_aside(line.text)
         if last >= 0:
-            self._failure_scan.step_line = block.lines[last]
-        self._failure_scan.feed(block, trained)
+            self.failures.step_line = block.lines[last]
+        self.failures.feed(block, trained)
 
     def _call(
         self, reader: Reader, member: str, argument: Line | Path, whole: bool = True, line: Line | None = None
@@ -407,7 +364,7 @@ class LogMonitor:
         if event.missed:
             self.missed_mark = event.marker
         elif event.code:
-            self._failure_scan.end(plain(text) or event.marker)
+            self.failures.end(plain(text) or event.marker)
         else:
             self.ended, self.ended_at = True, self._highest
 
@@ -482,7 +439,7 @@ class LogMonitor:
         self._is_late = step.late
         if text:
             self._trained += 1
-            self._failure_scan.forget()
+            self.failures.forget()
         if text and self.ended and step.n != self._highest:  # the last step of other ranks may come after the mark
             self.ended = False
         self._highest = step.n if self._highest is None else max(self._highest, step.n)
@@ -499,11 +456,6 @@ def _without_cut(step: Step) -> Step:
     return replace(
         step, values={item: value for item, value in step.values.items() if not math.isfinite(value)}, unread={}
     )
-
-
-def _unwrapped(line: Line) -> Line:
-    """Return a line with its numbers as readers know them."""
-    return replace(line, text=unwrap_numbers(line.text)) if has_wrapped_number(line.text) else line
 
 
 def _line_of(step: Step, text: str, otherwise: str) -> str:

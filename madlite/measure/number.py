@@ -96,15 +96,11 @@ def _figure(rule: MadMetric, steps: Steps, summary: Mapping[str, str]) -> str:
     if rule.rule == "last":  # as MAD's parsers take the last match of a log, whichever rank's it is
         last = steps.latest(rule.quantity)
         return "" if last is None else f"{last:.10g}"
-    values = _printed(rule, steps.curve(rule.quantity).values)
+    values: Sequence[float] = steps.curve(rule.quantity).values
+    values = values[len(values) // 2 :] if rule.second_half else values[rule.start : rule.stop]
     if not values or not all(map(usable, values)):
         return ""
     return f"{statistics.fmean(values):.6g}" if rule.rule == "mean" else f"{max(values):.10g}"
-
-
-def _printed(rule: MadMetric, values: Sequence[float]) -> Sequence[float]:
-    """Return those of the printed values that a rule is about."""
-    return values[len(values) // 2 :] if rule.second_half else values[rule.start : rule.stop]
 
 
 def _why(rule: MadMetric, text: str) -> str:
@@ -125,7 +121,7 @@ def number_from_steps(expected: Expected, log: LogMonitor, window: Window | None
     if window is None:
         cause = Cause.BAD_NUMBER if (odd := _unread(expected, log) or _no_number(expected, log)) else Cause.NO_METRIC
         return Number(
-            cause=cause, reason=odd or _no_window(expected, log), evidence=plain(log.step_line) if odd else ""
+            cause=cause, reason=odd or _no_window(expected, log), evidence=plain(log.failures.step_line) if odd else ""
         )
     rule = expected.rule
     headline = make_metric(
@@ -140,33 +136,24 @@ def number_from_steps(expected: Expected, log: LogMonitor, window: Window | None
         *findings,
         *_computed(log),
         *_trainings(log),
-        *_more_steps(expected, log),
-        *_after_end(log),
+        *_beyond(expected, log),
         *window_findings(window),
     )
     findings = (*findings, *log.unread)
     if headline.status is Status.FAILURE:
         reason = f"'{window.median:g} {headline.metric}' is no result: {_why_unfit(headline)}"
-        return Number(cause=Cause.BAD_NUMBER, reason=reason, evidence=plain(log.step_line), findings=findings)
+        return Number(cause=Cause.BAD_NUMBER, reason=reason, evidence=plain(log.failures.step_line), findings=findings)
     return Number(metrics=(*mad, headline), findings=findings)
 
 
-def _more_steps(expected: Expected, log: LogMonitor) -> tuple[str, ...]:
-    """Return that a training went on beyond the steps that were asked for; one more may be a step 0."""
+def _beyond(expected: Expected, log: LogMonitor) -> Iterator[str]:
+    """Yield that a training went on beyond the steps asked for, of which one more may be a step 0, or its end mark."""
     reach = log.steps.reach()
-    if expected.steps is None or reach is None or reach[1] <= expected.steps + 1:
-        return ()
-    return (f"the log continues to step {reach[1]}, but {expected.steps} were asked for: those after it do not count",)
-
-
-def _after_end(log: LogMonitor) -> tuple[str, ...]:
-    """Return that steps came after the framework's end mark."""
-    reach = log.steps.reach()
-    if log.ended_at is None or reach is None or reach[1] <= log.ended_at:
-        return ()
-    return (
-        f"the log continues to step {reach[1]} after the end mark, at step {log.ended_at}: those steps do not count",
-    )
+    last = 0 if reach is None else reach[1]
+    if expected.steps is not None and last > expected.steps + 1:
+        yield f"the log continues to step {last}, but {expected.steps} were asked for: those after it do not count"
+    if log.ended_at is not None and reach is not None and last > log.ended_at:
+        yield f"the log continues to step {last} after the end mark, at step {log.ended_at}: those steps do not count"
 
 
 def number_from_line(log: LogMonitor) -> Number:

@@ -75,7 +75,9 @@ class AutoDetectReader:
 
     def __init__(self, plugins: Plugins, excluded: Iterable[str] = ()) -> None:
         self._plugins = plugins
-        self._backends = [backend for name, (backend, _) in plugins.backends().items() if name not in set(excluded)]
+        self._backends = {
+            name: backend for name, (backend, _) in plugins.backends().items() if name not in set(excluded)
+        }
         self._reader: Reader | None = None
         self._buffer: list[Line] = []
         self._characters = 0
@@ -111,15 +113,10 @@ class AutoDetectReader:
 
     def _best_match(self, texts: list[str]) -> Backend | None:
         """Return the one backend that is surest of these lines; None where none is sure, or several are."""
-        answers = [
-            (self._plugins.query(backend, "detect", texts, otherwise=0.0), backend) for backend in self._backends
-        ]
-        sure = [
-            (float(sure), item) for sure, item in answers if isinstance(sure, int | float) and sure >= _MIN_CONFIDENCE
-        ]
-        best = max((how for how, _ in sure), default=0.0)
-        found = [item for how, item in sure if how == best]
-        return found[0] if len(found) == 1 else None
+        sure = _sure(self._backends, self._plugins, texts)
+        best = max(sure.values(), default=0.0)
+        found = [known for known in sure if sure[known] == best >= _MIN_CONFIDENCE]
+        return self._backends[found[0]] if len(found) == 1 else None
 
 
 # Detection of the backend that a log belongs to: the one with the highest confidence.
@@ -408,10 +405,12 @@ def _with_end_findings(verdict: Verdict, expected: Expected, log: LogMonitor, pr
         return verdict
     if names:
         return _failed(verdict, f"the log has the {names} beside its number", lines)
-    if log.launcher_line:
+    if log.failures.launcher_line:
         return launcher_failure(log)
-    if log.fatal_line and not log.ended:
-        return _failed(verdict, "the log has no end mark, and shows the cause after its last step", log.fatal_line)
+    if log.failures.fatal_line and not log.ended:
+        return _failed(
+            verdict, "the log has no end mark, and shows the cause after its last step", log.failures.fatal_line
+        )
     if verdict.window is None:  # the line of a result comes last
         return verdict
     all_there = log.ended or expected.steps is not None
@@ -429,12 +428,12 @@ def _without_backend(name: str, head: Sequence[bytes], plugins: Plugins, verdict
     """Return the verdict of a log without a result that no backend knows: it may show why there is none."""
     if log.scan.torn:
         return verdict
-    candidate = log.candidate
+    candidate = log.failures.candidate
     if candidate is not None and candidate.tier < LAUNCHER:
         return _failed(verdict, "the log has no result, and shows why", candidate.line)
     if line := log.loss_scan.nan:
         return replace(_failed(verdict, "the log has no result, and a loss is not finite", line), cause=Cause.NAN_LOSS)
-    if (line := log.launcher_line) or log.exited is not None:
+    if (line := log.failures.launcher_line) or log.failures.exited is not None:
         failed = _failed(verdict, "the log has no result, and a launcher reports that a process failed", line)
         return replace(failed, cause=Cause.EXIT_CODE)
     if not log.lines:
@@ -453,7 +452,7 @@ def _diagnose(verdict: Verdict, log: LogMonitor) -> Diagnosis | None:
 
 def _late_root(log: LogMonitor) -> FailureCandidate | None:
     """Return what is the cause of a failure wherever it stands, of the lines since the last step."""
-    late = log.late_candidate
+    late = log.failures.late_candidate
     return late if late is not None and late.tier == ROOT else None
 
 
@@ -466,8 +465,8 @@ def _end_finding(expected: Expected, log: LogMonitor, prints_end: bool) -> str:
     """Return what a reader of a good log should know of its end."""
     if candidate := _late_root(log):
         return f"a line looks like a failure ({candidate.cause}), though the training came to its end: {candidate.line}"
-    if log.fatal_line:
-        return f"a line looks like a failure, though the training came to its end: {log.fatal_line}"
+    if log.failures.fatal_line:
+        return f"a line looks like a failure, though the training came to its end: {log.failures.fatal_line}"
     if log.restarted_at is not None and not log.steps.is_overtaken:
         return f"steps went back to {log.restarted_at}: the log has several trainings, their steps are mixed"
     if log.ended:

@@ -53,23 +53,8 @@ _ASIDE = re.compile(
     r"|dump(?:s|ed|ing)?\b|generating|sampling)"
 )
 _ASIDE_TEXTS = (
-    "val",
-    "Val",
-    "VAL",
-    "heckpoint",
-    "HECKPOINT",
-    "ckpt",
-    "sav",
-    "Sav",
-    "SAV",
-    "napshot",
-    "rofil",
-    "ompil",
-    "ump",
-    "enerating",
-    "ampling",
-    "est loss",
-    "est_loss",
+    *("val", "Val", "VAL", "heckpoint", "HECKPOINT", "ckpt", "sav", "Sav", "SAV", "napshot", "rofil", "ompil", "ump"),
+    *("enerating", "ampling", "est loss", "est_loss"),
 )
 _FEWEST, _MOSTLY = 3, 0.9  # numbers that two logs of one training share, and the part of them that is the same
 

@@ -159,7 +159,7 @@ def judge_line(log: LogMonitor) -> Verdict:
 def launcher_failure(log: LogMonitor) -> Verdict:
     """Return the verdict of a log whose launcher reports that it failed, whatever exit code came out."""
     words = f"the training's launcher reports a failure{_rule_text(log)}"
-    return Verdict(status=Status.FAILURE, cause=Cause.EXIT_CODE, reason=words, evidence=log.fatal_line)
+    return Verdict(status=Status.FAILURE, cause=Cause.EXIT_CODE, reason=words, evidence=log.failures.fatal_line)
 
 
 def _verdict(run: CheckInput) -> Verdict:

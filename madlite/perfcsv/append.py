@@ -34,15 +34,15 @@ from madlite.perfcsv.header import (
     text_of,
 )
 from madlite.perfcsv.locked import LockedFile, as_record_error, inspected, locked
+from madlite.store.folder import SAVED_ROWS
 from madlite.text import unlimited_fields
 
 # The end of perf.csv, where a writer may have died in the middle of a row.
 #
-# Only the tail is read, so the cost does not grow with the file.  Only a partial character is removed.
+# Where the last line is a row by itself nothing else is read, so the cost does not grow with the file.  Only a partial
+# character is removed.
 
 _LINE_BYTES = 1 << 12  # most files end with a whole row of fewer
-_WINDOW_BYTES = 1 << 16
-_WIDEST_WINDOW_BYTES = 1 << 20
 _END = "\x1fend\x1f"
 
 
@@ -81,18 +81,14 @@ def repair_of(fd: int, header: Header) -> Repair:
 
 
 def _ending_of(fd: int, width: int) -> tuple[bytes, _Ending]:
-    """Return the end of the file and how its rows end there; reads further back until there is a complete row."""
-    size, window = os.fstat(fd).st_size, _WINDOW_BYTES
+    """Return the end of the file and how its rows end there; all of it where the last line is no row by itself."""
+    size = os.fstat(fd).st_size
     if size > _LINE_BYTES:
         _, _, tail = os.pread(fd, _LINE_BYTES, size - _LINE_BYTES).partition(b"\n")
-        if (alone := _whole_row(_lines(tail), width)) is not None:
+        lines = _lines(tail)
+        alone = _read(lines[-1:], width)
+        if alone.full and lines[-1].endswith("\n"):  # as it nearly always is
             return tail, alone
-    while window < size:
-        _, _, tail = os.pread(fd, window, size - window).partition(b"\n")  # from the start of a line
-        ending = _likeliest_ending(_lines(tail), width)
-        if ending.full or (tail and window >= _WIDEST_WINDOW_BYTES):
-            return tail, ending
-        window *= 4
     tail = os.pread(fd, size, 0)
     return tail, _read(_lines(tail), width)
 
@@ -100,23 +96,6 @@ def _ending_of(fd: int, width: int) -> tuple[bytes, _Ending]:
 def _lines(tail: bytes) -> list[str]:
     text = tail.decode("utf-8", "surrogateescape").replace("\0", "?")  # csv of Python 3.10 refuses NUL
     return list(io.StringIO(text, newline=""))
-
-
-def _likeliest_ending(lines: Sequence[str], width: int) -> _Ending:
-    """Read lines that start outside of a quoted cell or inside of one: the right one gives rows of the file's width."""
-    if not lines:
-        return _Ending(full=0, last=0, quoted=False)
-    if (alone := _whole_row(lines, width)) is not None:
-        return alone
-    outside = _read(lines, width)
-    inside = _read(['"' + lines[0], *lines[1:]], width)
-    return inside if inside.full > outside.full else outside
-
-
-def _whole_row(lines: Sequence[str], width: int) -> _Ending | None:
-    """Return how the last line ends where it is a row by itself, as it nearly always is."""
-    alone = _read(lines[-1:], width)
-    return alone if alone.full and lines[-1].endswith("\n") else None
 
 
 def _read(lines: Sequence[str], width: int) -> _Ending:
@@ -213,8 +192,6 @@ def _clear_leftovers(target: Path) -> None:
     for stale in target.parent.glob(f".{glob.escape(target.name)}.{_RANDOM}{_SUFFIX}"):
         stale.unlink(missing_ok=True)
 
-
-SAVED_NAME = "rows.csv"
 
 _Cells = Mapping[str, str]
 _NAMED = 5
@@ -328,11 +305,11 @@ def save_rows(rows: Sequence[Row], folder: Folder, begin: Sequence[str] = STANDA
     Raises:
         RecordError: the folder cannot be written either.
     """
-    saved = folder.path / SAVED_NAME
+    saved = folder.path / SAVED_ROWS
     cells = [plain_cells(row) for row in rows]
     header = Header(columns=(*begin, *joining_columns((), cells)))
     with as_record_error(saved):
-        folder.write(SAVED_NAME, header.line.encode() + _encoded(header, cells))
+        folder.write(SAVED_ROWS, header.line.encode() + _encoded(header, cells))
     return saved
 
 

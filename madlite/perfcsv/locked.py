@@ -14,52 +14,27 @@ from madlite.files import (
     folder_of,
     is_plain,
     is_read_only,
-    open_named,
     outside,
-    read_limited,
 )
-from madlite.jsontext import read_json
-from madlite.model import Json, Value
-from madlite.perfcsv.header import read_header, text_of
+from madlite.model import Value
 from madlite.store.locks import acquire, release
 
 # Links among the files that madlite writes: a user or a workload may have made them.
 #
-# A link inside of its folder is followed.  One that leads out of it is followed to an existing file of the same kind;
-# nothing is created outside, and no other file is overwritten.
-
-_LIMIT_BYTES = 1 << 30
-_REQUIRED_KEYS = {"n_gpus", "pipeline"}  # what every object of a side file has
+# A link inside of its folder is followed.  One that leads out of it is followed to an existing results file, or to a
+# side file of the same name; nothing is created outside, and no other file is overwritten.
 
 
 def check_side_file(path: Path) -> None:
-    """Check that what a side file's link leads to outside of its folder is a side file.
+    """Check that a side file is no link to a file of another name outside of its folder.
 
     Raises:
-        RecordError: it is another file, which is not overwritten.
-        OSError: it cannot be read.
+        RecordError: it is one, and what it leads to is not overwritten.
     """
     target = outside(path)
-    if target is None or not target.is_file():  # a missing or special file is refused when it is opened
-        return
-    try:
-        with os.fdopen(open_named(target), "rb") as file:
-            known = _is_table(path, file.fileno()) if path.suffix == ".csv" else _is_entries(path, file.fileno())
-    except (RecordError, ValueError, RecursionError):
-        known = False
-    if not known:
-        raise RecordError(f"{path} is a link to {target}, which is no such file: it is left as it is", f"rm {path}")
-
-
-def _is_table(path: Path, fd: int) -> bool:
-    with text_of(fd) as text:
-        return read_header(path, text) is not None
-
-
-def _is_entries(path: Path, fd: int) -> bool:
-    value: Json = read_json(read_limited(fd, _LIMIT_BYTES, path))
-    every = value if isinstance(value, list) else [value]
-    return bool(every) and all(isinstance(one, dict) and one.keys() >= _REQUIRED_KEYS for one in every)
+    if target is not None and target.name != path.name:
+        what = f"{path} is a link to {target}, which has another name: it is left as it is"
+        raise RecordError(what, f"rm {path}")
 
 
 class LockedFile(Value, frozen=True):

@@ -66,21 +66,13 @@ _MOUNT = (
 
 
 class DataPlan(Value, frozen=True):
-    """What the data sets of one card add to a plan; `problem` keeps it from starting."""
+    """What one or all data sets of a card add to a plan; `problem` keeps it from starting."""
 
     uses: tuple[DataUse, ...] = ()
     mounts: tuple[Mount, ...] = ()
     actions: tuple[Action, ...] = ()
     env: dict[str, EnvValue] = {}
     notes: tuple[str, ...] = ()
-    problem: str = ""
-
-
-class _DataSource(Value, frozen=True):
-    use: DataUse | None = None
-    mounts: tuple[Mount, ...] = ()
-    actions: tuple[Action, ...] = ()
-    note: str = ""
     problem: str = ""
 
 
@@ -94,18 +86,18 @@ def plan_data(inputs: RunInputs) -> DataPlan:
     if unknown := [name for name in card.data if name not in inputs.data_sets]:
         return DataPlan(problem=f"card '{card.name}' needs data set '{unknown[0]}', which data.json does not have")
     found = [_find(name, inputs.data_sets[name], n, card, inputs) for n, name in enumerate(card.data)]
-    homes = [item.use.home for item in found if item.use]
+    uses = tuple(use for item in found for use in item.uses)
     return DataPlan(
-        uses=tuple(item.use for item in found if item.use),
+        uses=uses,
         mounts=tuple(mount for item in found for mount in item.mounts),
         actions=tuple(action for item in found for action in item.actions),
-        env={"MAD_DATAHOME": ",".join(homes)} if homes else {},
-        notes=tuple(item.note for item in found if item.note),
+        env={"MAD_DATAHOME": ",".join(use.home for use in uses)} if uses else {},
+        notes=tuple(note for item in found for note in item.notes),
         problem=next((item.problem for item in found if item.problem), ""),
     )
 
 
-def _find(name: str, providers: Mapping[str, Provider], n: int, card: Card, inputs: RunInputs) -> _DataSource:
+def _find(name: str, providers: Mapping[str, Provider], n: int, card: Card, inputs: RunInputs) -> DataPlan:
     """Try the providers in order; the first that has the data is used."""
     missing: list[str] = []
     for kind, provider in providers.items():
@@ -117,8 +109,8 @@ def _find(name: str, providers: Mapping[str, Provider], n: int, card: Card, inpu
             return make(use, provider, inputs)
     why = "; ".join(missing) or "it names none"
     if "aws" in providers:  # madengine too starts no run without it
-        return _DataSource(problem=f"card '{card.name}': no provider has data set '{name}' ({why})")
-    return _DataSource(note=f"no provider has data set '{name}' ({why}): the script runs without it")
+        return DataPlan(problem=f"card '{card.name}': no provider has data set '{name}' ({why})")
+    return DataPlan(notes=(f"no provider has data set '{name}' ({why}): the script runs without it",))
 
 
 def _home(name: str, kind: str, provider: Provider, n: int, inputs: RunInputs) -> str:
@@ -141,28 +133,25 @@ def _path_problem(test: Callable[[Path], bool], place: str, provider: Provider, 
         return problem.message
 
 
-def _local(use: DataUse, provider: Provider, inputs: RunInputs) -> _DataSource:
+def _local(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
     source = str(inputs.options.workspace / provider.path)
     mount = Mount(source=source, target=use.home, read_only=provider.readwrite != "true")
-    return _DataSource(
-        use=use,
+    return DataPlan(
+        uses=(use,),
         mounts=(mount,) if inputs.runtime.traits.containerised else (),
-        note=_link_note(source, use.name, inputs),
+        notes=_link_notes(source, use.name, inputs),
     )
 
 
-def _link_note(source: str, name: str, inputs: RunInputs) -> str:
+def _link_notes(source: str, name: str, inputs: RunInputs) -> tuple[str, ...]:
     """Return a note where a link leads a path of the workspace outside of it: a workload may have made the link."""
     place, home = os.path.realpath(source), os.path.realpath(inputs.options.workspace)
-    spelled = Path(source).is_relative_to(inputs.options.workspace)
-    return (
-        f"data set '{name}': a link takes {source} to {place}"
-        if spelled and not Path(place).is_relative_to(home)
-        else ""
-    )
+    if not Path(source).is_relative_to(inputs.options.workspace) or Path(place).is_relative_to(home):
+        return ()
+    return (f"data set '{name}': a link takes {source} to {place}",)
 
 
-def _custom(use: DataUse, provider: Provider, inputs: RunInputs) -> _DataSource:
+def _custom(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
     command = _CUSTOM.replace("{args}", provider.args)  # the author's shell text, for the workload's shell
     argv = ("bash", "-c", command, "data", use.home, f"{inputs.inside}/{provider.path}")
     return _fetched(use, provider, inputs, Action(kind="data", argv=argv, timeout_s=CUSTOM_LIMIT_S))
@@ -179,7 +168,7 @@ def _minio_problem(provider: Provider, inputs: RunInputs) -> str:
     return inputs.check_endpoint(endpoint)
 
 
-def _minio(use: DataUse, provider: Provider, inputs: RunInputs) -> _DataSource:
+def _minio(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
     service = _service("MAD_MINIO", inputs)
     endpoint = service.get("AWS_ENDPOINT_URL_S3") or service.get("MINIO_ENDPOINT", "")
     return _of_bucket(use, provider, inputs, service, service.get("REGION", "us-east-1"), endpoint)
@@ -193,7 +182,7 @@ def _aws_problem(provider: Provider, inputs: RunInputs) -> str:
     return inputs.check_endpoint(service.get("AWS_ENDPOINT_URL_S3") or f"https://s3.{region}.amazonaws.com")
 
 
-def _aws(use: DataUse, provider: Provider, inputs: RunInputs) -> _DataSource:
+def _aws(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
     service = _service("MAD_AWS_S3", inputs)
     region, endpoint = service.get("REGION", AWS_REGION), service.get("AWS_ENDPOINT_URL_S3", "")
     return _of_bucket(use, provider, inputs, service, region, endpoint)
@@ -201,7 +190,7 @@ def _aws(use: DataUse, provider: Provider, inputs: RunInputs) -> _DataSource:
 
 def _of_bucket(
     use: DataUse, provider: Provider, inputs: RunInputs, service: Mapping[str, str], region: str, endpoint: str
-) -> _DataSource:
+) -> DataPlan:
     env: dict[str, EnvValue] = {
         "AWS_ACCESS_KEY_ID": Secret(service.get("USERNAME", "")),
         "AWS_SECRET_ACCESS_KEY": Secret(service.get("PASSWORD", "")),
@@ -232,7 +221,7 @@ def _node_problem(node: Mapping[str, str], inputs: RunInputs) -> str:
     return inputs.check_endpoint(f"ssh://{node['HOST']}:{port}")
 
 
-def _nas(use: DataUse, provider: Provider, inputs: RunInputs) -> _DataSource:
+def _nas(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
     """Return the copy into a mirror; without one the folder itself, but on the host, where no mount is to stay."""
     node = next(node for node in inputs.services["NAS_NODES"] if not _node_problem(node, inputs))
     mounts = inputs.runtime.traits.containerised and not provider.mirrorlocal
@@ -249,20 +238,18 @@ def _nas(use: DataUse, provider: Provider, inputs: RunInputs) -> _DataSource:
     return _fetched(use, provider, inputs, Action(kind="data", argv=argv, timeout_s=limit_s, env=env))
 
 
-def _fetched(use: DataUse, provider: Provider, inputs: RunInputs, action: Action) -> _DataSource:
+def _fetched(use: DataUse, provider: Provider, inputs: RunInputs, action: Action) -> DataPlan:
     """Return what a fetch adds; a mirror is a folder of the machine under the data set's name."""
     if not provider.mirrorlocal:
-        return _DataSource(use=use, actions=(action,))
+        return DataPlan(uses=(use,), actions=(action,))
     mirror = str(inputs.options.workspace / provider.mirrorlocal / use.name)
     mount = Mount(source=mirror, target=use.home, create=True)
-    note = _link_note(mirror, use.name, inputs)
-    return _DataSource(
-        use=use, actions=(action,), mounts=(mount,) if inputs.runtime.traits.containerised else (), note=note
-    )
+    mounts = (mount,) if inputs.runtime.traits.containerised else ()
+    return DataPlan(uses=(use,), actions=(action,), mounts=mounts, notes=_link_notes(mirror, use.name, inputs))
 
 
 _Problem = Callable[[Provider, RunInputs], str]
-_KINDS: Mapping[str, tuple[_Problem, Callable[[DataUse, Provider, RunInputs], _DataSource]]] = {
+_KINDS: Mapping[str, tuple[_Problem, Callable[[DataUse, Provider, RunInputs], DataPlan]]] = {
     "custom": (partial(_path_problem, is_file, "in this folder"), _custom),
     "local": (partial(_path_problem, exists, "on this machine"), _local),
     "minio": (_minio_problem, _minio),

@@ -100,7 +100,7 @@ def cache_state(plan: RunPlan) -> CacheState:
         return plan.study.caches
     if not plan.traits.local:
         return ""
-    if not plan.traits.containerised or _tunes(plan):
+    if not plan.traits.containerised or any(name in plan.env for name in _TUNING):
         return "user"
     places = [str(value) for name, value in plan.env.items() if name in CACHE_VARIABLES]
     targets = list(_targets(plan))
@@ -121,10 +121,6 @@ def _kept(plan: RunPlan) -> list[str]:
         for name in plan.env
         if (name in ours and plan.origins.get(f"env.{name}", "") not in _INHERITED) or name in _TUNING
     ]
-
-
-def _tunes(plan: RunPlan) -> bool:
-    return any(name in plan.env for name in _TUNING)
 
 
 def _targets(plan: RunPlan) -> Iterator[str]:

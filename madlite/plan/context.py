@@ -153,7 +153,8 @@ def _read_context(file: Path | None, option: str, named: Mapping[str, tuple[str,
     from_file = _parse(read_text(file, f"{FROM_FILE} {file}", given=True), f"{FROM_FILE} {file}") if file else {}
     from_option = _parse(option, FROM_OPTION) if option.strip() else {}
     merged = {**merge(from_file, from_option), **{key: value for key, (_, value) in named.items()}}
-    values = {key: _upper(value) if key in _UPPER else value for key, value in merged.items()}
+    upper = {key: value.strip().upper() for key in _UPPER if isinstance(value := merged.get(key), str)}
+    values = {**merged, **upper}
     origins = {
         **dict.fromkeys(from_file, f"{FROM_FILE} {file}"),
         **dict.fromkeys(from_option, FROM_OPTION),
@@ -254,10 +255,6 @@ def _settings(keys: ContextKeys) -> dict[str, Scalar]:
     """Return the values of a plan that one source gives, at its top or below `settings`, which is more exact."""
     top = {name: value for name in CONTEXT_KEYS if (value := getattr(keys, name)) is not None}
     return {**top, **keys.settings}
-
-
-def _upper(value: Json) -> Json:
-    return value.strip().upper() if isinstance(value, str) else value
 
 
 def _check_names(key: str, variables: Iterable[str], origins: Mapping[str, str]) -> None:

@@ -372,14 +372,8 @@ def _key(given: str, known: list[str], settings: Mapping[str, Scalar], layer: La
         raise UsageProblem(
             what, "its own script decides that; --backend NAME renders a card that a backend has recipes for"
         )
-    raise UsageProblem(
-        what,
-        one_hint(_suggestion(name, known), hint, "madlite explain TAG --all shows every key"),
-    )
-
-
-def _suggestion(name: str, known: list[str]) -> str:
-    return did_you_mean(name, [*known, *ALIASES]) or f"keys: {', '.join(known)}, env.NAME"
+    near = did_you_mean(name, [*known, *ALIASES]) or f"keys: {', '.join(known)}, env.NAME"
+    raise UsageProblem(what, one_hint(near, hint, "madlite explain TAG --all shows every key"))
 
 
 def _dotted(key: str, settings: Mapping[str, Scalar]) -> str:

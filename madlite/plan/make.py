@@ -14,7 +14,6 @@ from madlite.model import (
     Blocked,
     Card,
     Cause,
-    EnvValue,
     FileTemplate,
     Image,
     Machine,
@@ -23,7 +22,6 @@ from madlite.model import (
     Scalar,
     Secret,
     Status,
-    Value,
 )
 from madlite.plan.actions import (
     TOOLS,
@@ -51,9 +49,9 @@ from madlite.plan.container import (
     make_mounts,
     visible_devices,
 )
-from madlite.plan.fields import Layer, Resolved, SilenceLimits, resolve, silence_limits, targeted_values
+from madlite.plan.fields import Resolved, resolve, silence_limits, targeted_values
 from madlite.plan.inputs import RUNS, RunInputs, add_node_values, layers
-from madlite.plan.place import ArchitectureChoice, GpuAllocation, allocate_gpus, find_architecture, make_place
+from madlite.plan.place import GpuAllocation, allocate_gpus, find_architecture, make_place
 from madlite.plan.tools import Toolset
 
 # Args that set what the plan decides: they would go before it, and the row would describe another run.
@@ -173,17 +171,31 @@ DEFAULT_TIMEOUT_S = 7200
 _ARGUMENTS = "an argument of the script: TAG:name=value, or --set 'args=--name value'"
 
 
-class _PlanParts(Value, frozen=True):
-    """The parts of a plan."""
+class _PlanParts:
+    """What several parts of a plan need, decided before it is put together."""
 
-    resolved: Resolved
-    allocation: GpuAllocation
-    launcher: str
-    tools: Toolset
-    data: DataPlan
-    environment: Environment
-    shape: ArchitectureChoice
-    silence: SilenceLimits
+    def __init__(self, inputs: RunInputs) -> None:
+        card, spec, options = inputs.request.card, inputs.spec, inputs.options
+        overrides = tuple(pair for pair in inputs.request.overrides if pair[0] not in inputs.arg_keys)
+        request = replace(inputs.request, overrides=overrides)
+        rendered = bool(spec.templates)
+        self.resolved = resolve(
+            spec.variant,
+            spec.settings,
+            layers(request, inputs.context, options, rendered=rendered, nodes=inputs.nodes),
+            spec.origin or f"backend {inputs.backend}",
+            spec.chosen,
+            inputs.foreign_settings,
+            _ARGUMENTS if spec.tag_args else "",
+        )
+        wanted = _whole(self.resolved.plan.get("n_gpus"))
+        self.allocation = allocate_gpus(card, inputs.machine, inputs.context, wanted, options.environ)
+        self.launcher = _launcher(inputs, self.resolved)
+        self.tools = tools_of(inputs)
+        self.data = plan_data(inputs) if spec.actions or not card.scripts else DataPlan()
+        self.environment = _environment(inputs, self)
+        self.shape = find_architecture(spec, self.resolved.variant, self.resolved.settings)
+        self.silence = silence_limits(self.resolved, reads_steps=spec.result_rule.kind == "steps")
 
 
 def make_plan(inputs: RunInputs) -> RunPlan:
@@ -192,7 +204,7 @@ def make_plan(inputs: RunInputs) -> RunPlan:
     Raises:
         UsageProblem: a value that was set is unknown or does not fit.
     """
-    parts = _parts(inputs)
+    parts = _PlanParts(inputs)
     _refuse_until(inputs, parts.resolved)
     inputs = _with_args(inputs, parts.resolved)
     plan = _plan(inputs, parts)
@@ -218,39 +230,6 @@ def _refuse_until(inputs: RunInputs, resolved: Resolved) -> None:
             "the number, and madlite reads no training steps that decide it",
             "leave it out, or --set until=0 for this card",
         )
-
-
-def _parts(inputs: RunInputs) -> _PlanParts:
-    card, spec = inputs.request.card, inputs.spec
-    resolved = resolve(
-        spec.variant,
-        spec.settings,
-        _layers(inputs),
-        spec.origin or f"backend {inputs.backend}",
-        spec.chosen,
-        inputs.foreign_settings,
-        _ARGUMENTS if spec.tag_args else "",
-    )
-    wanted = _whole(resolved.plan.get("n_gpus"))
-    allocation = allocate_gpus(card, inputs.machine, inputs.context, wanted, inputs.options.environ)
-    launcher = _launcher(inputs, resolved)
-    data = plan_data(inputs) if spec.actions or not card.scripts else DataPlan()
-    return _PlanParts(
-        resolved=resolved,
-        allocation=allocation,
-        launcher=launcher,
-        tools=tools_of(inputs),
-        data=data,
-        environment=_environment(inputs, resolved, allocation, launcher, data),
-        shape=find_architecture(spec, resolved.variant, resolved.settings),
-        silence=silence_limits(resolved, reads_steps=spec.result_rule.kind == "steps"),
-    )
-
-
-def _layers(inputs: RunInputs) -> list[Layer]:
-    overrides = tuple(pair for pair in inputs.request.overrides if pair[0] not in inputs.arg_keys)
-    request = replace(inputs.request, overrides=overrides)
-    return layers(request, inputs.context, inputs.options, rendered=bool(inputs.spec.templates), nodes=inputs.nodes)
 
 
 def _with_args(inputs: RunInputs, resolved: Resolved) -> RunInputs:
@@ -426,20 +405,17 @@ def _place(inputs: RunInputs, allocation: GpuAllocation, asked_nodes: int | None
     return replace(place, gpus_per_node=allocation.wanted) if allocation.blocked else place
 
 
-def _environment(
-    inputs: RunInputs, resolved: Resolved, allocation: GpuAllocation, launcher: str, data: DataPlan
-) -> Environment:
-    host_env: dict[str, str] = {}
+def _environment(inputs: RunInputs, parts: _PlanParts) -> Environment:
+    gpu_ids, host_env = parts.allocation.gpu_ids, dict[str, str]()
     if not inputs.runtime.traits.containerised:
-        visible = visible_devices(inputs.machine, allocation.gpu_ids, inputs.options.environ)
-        host_env = visible | {PYTHON: inputs.options.python}
+        host_env = visible_devices(inputs.machine, gpu_ids, inputs.options.environ) | {PYTHON: inputs.options.python}
     return make_environment(
         inputs,
-        n_gpus=len(allocation.gpu_ids),
-        launcher=launcher,
-        data_env=data.env,
+        n_gpus=len(gpu_ids),
+        launcher=parts.launcher,
+        data_env=parts.data.env,
         host_env=host_env,
-        set_env=resolved.env,
+        set_env=parts.resolved.env,
     )
 
 
@@ -463,13 +439,3 @@ def _timeout(inputs: RunInputs, resolved: Resolved) -> tuple[float | None, str]:
 
 def _whole(value: Scalar | None) -> int | None:
     return None if value is None else int(value)
-
-
-def secrets_of(plan: RunPlan) -> Mapping[str, Secret]:
-    """Return the plan's secret values, each under a name of its own, for the redactor."""
-    parts: list[Mapping[str, EnvValue]] = [plan.image.build_args if plan.image else {}, plan.env]
-    if plan.image is not None and plan.image.login is not None:
-        parts.append({"password": plan.image.login.password})
-    parts += [action.env for action in plan.actions]
-    named = [(name, value) for part in parts for name, value in part.items() if isinstance(value, Secret)]
-    return {f"{name} {n}": value for n, (name, value) in enumerate(named)}

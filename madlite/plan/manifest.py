@@ -15,7 +15,7 @@ from madlite.catalog.cards import make_card
 from madlite.catalog.select import args_of
 from madlite.errors import UsageProblem
 from madlite.files import read_given
-from madlite.model import Card, Json, Request, Secret, Value
+from madlite.model import Json, Request, Secret, Value
 from madlite.plan.context import GPU_COUNTS, MACHINE_KEYS, NOT_YET, Context, ContextKeys, merge, read_context
 from madlite.secrets import MASK, SHORTEST, Redactor, assigned, guard, is_secret, masked_json
 
@@ -448,20 +448,19 @@ def json_texts(tree: Json, place: str = "") -> Iterator[tuple[str, str]]:
             yield from json_texts(value, f"{place}[{n}]")
 
 
+_ALWAYS = ("name", "dockerfile", "scripts", "n_gpus", "owner", "training_precision")
+_OPTIONAL = (
+    *("dockercontext", "url", "cred", "data", "multiple_results", "skip_gpu_arch", "additional_docker_run_options"),
+    *("is_deprecated", "backend", "recipe", "image", "runtimes"),
+)
+
+
 def card_entry(request: Request, args: str) -> dict[str, Json]:
     """Return a card as an entry of models.json, with the args of the run and the rest as it was written."""
     card = request.card
-    entry: dict[str, Json] = {
-        "name": card.name,
-        "dockerfile": card.dockerfile,
-        "scripts": card.scripts,
-        "n_gpus": card.n_gpus,
-        "owner": card.owner,
-        "training_precision": card.training_precision,
-        "tags": list(card.tags),
-        "args": args,
-    }
-    entry |= {field: value for field, value in _optional(card).items() if value}
+    entry: dict[str, Json] = {name: getattr(card, name) for name in _ALWAYS}
+    entry |= {"tags": list(card.tags), "args": args}
+    entry |= {name: value for name in _OPTIONAL if (value := _written(getattr(card, name), name))}
     if card.timeout_s is not None:
         entry["timeout"] = card.timeout_s
     if request.overrides:
@@ -469,21 +468,11 @@ def card_entry(request: Request, args: str) -> dict[str, Json]:
     return {**entry, **card.extra}
 
 
-def _optional(card: Card) -> dict[str, Json]:
-    return {
-        "dockercontext": card.dockercontext,
-        "url": card.url,
-        "cred": card.cred,
-        "data": ",".join(card.data),
-        "multiple_results": card.multiple_results,
-        "skip_gpu_arch": ",".join(card.skip_gpu_arch),
-        "additional_docker_run_options": card.additional_docker_run_options,
-        "is_deprecated": card.is_deprecated,
-        "backend": card.backend,
-        "recipe": card.recipe,
-        "image": card.image,
-        "runtimes": list(card.runtimes),
-    }
+def _written(value: Json, name: str) -> Json:
+    """Return a card's value as models.json has it."""
+    if not isinstance(value, tuple):
+        return value
+    return ",".join(value) if name in ("data", "skip_gpu_arch") else list(value)
 
 
 # Secrets in plain text of cards and a context: under a key of a secret's name, or assigned within a text.

@@ -134,18 +134,14 @@ def refuse_plaintext_secrets(plan: RunPlan, tree: Json, sources: Mapping[str, st
     texts = [item.secret.reveal() for item in secrets_in(plan)]
     texts += [text for name, text in sources.items() if is_secret_name(name)]
     long = tuple(dict.fromkeys(text for text in texts if len(text) >= _LONG))
-    spelling = (place for place, text in _user_texts(plan) if any(map(_is_literal, assigned((text,)))))
+    spelled = ((place, word) for place, text in _user_texts(plan) for word in assigned((text,)))
+    spelling = (place for place, word in spelled if not word.startswith("$"))  # a shell's variable is none
     holding = (place for place, text in json_texts(tree) if any(item in text for item in long))
     if (place := next(spelling, None) or next(holding, None)) is not None:
         raise UsageProblem(
             f"card '{plan.card.name}': {place} spells out a secret, and a plan file has names of secrets alone",
             "give it as a variable: docker_env_vars of the context, --set env.NAME=…, or credential.json",
         )
-
-
-def _is_literal(spelled: str) -> bool:
-    """Return whether the text is a literal secret, and not a shell variable."""
-    return not spelled.startswith("$")
 
 
 def _user_texts(plan: RunPlan) -> Iterator[tuple[str, str]]:

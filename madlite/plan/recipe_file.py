@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from madlite.errors import UsageProblem, did_you_mean, one_hint
+from madlite.errors import UsageProblem, one_hint
 from madlite.files import UNUSABLE, read_text, wrong_key
 from madlite.model import Card, Json, Request, Scalar, Value
 from madlite.plan.fields import canonical_key
@@ -69,7 +69,6 @@ def read_recipe_file(path: Path) -> RecipeFile:
     except UsageProblem as problem:
         raise UsageProblem(problem.message, one_hint(problem.hint, _WRITTEN)) from None
     table = _table(text, where)
-    _refuse_unknown(table, where)
     try:
         recipe = msgspec.convert(table, _Content).recipe
     except msgspec.ValidationError as error:
@@ -89,23 +88,6 @@ def _table(text: str, where: str) -> dict[str, Json]:
         return tomli.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageProblem(f"{where} is not TOML: {str(error) or type(error).__name__}", _SHAPE) from None
-
-
-def _refuse_unknown(table: Mapping[str, Json], where: str) -> None:
-    recipe = table.get("recipe")
-    inner = recipe if isinstance(recipe, dict) else {}
-    for keys, known, before in (
-        (table, _Content.__struct_fields__, ""),
-        (inner, _Recipe.__struct_fields__, "recipe."),
-    ):
-        for key in keys:
-            if key not in known:
-                meant = did_you_mean(key, known) or _setting_hint(key)
-                raise UsageProblem(f"{where} has an unknown key '{before}{key}'", one_hint(meant, _SHAPE))
-
-
-def _setting_hint(key: str) -> str:
-    return f"a setting stands below [recipe.set]: {key} = …"
 
 
 def _flat(values: Mapping[str, Json], where: str, before: str = "") -> Iterator[tuple[str, Scalar]]:

@@ -11,6 +11,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,10 @@ def stack(selected: Iterable[Tool], table: Mapping[str, ToolEntry], workspace: P
     for tool in selected:
         entry = _find(tool.name, table)
         where = f"tool '{tool.name}' of {entry.file}"
-        command = _with_helpers(entry.cmd if tool.cmd is None else tool.cmd, where, workspace, bundled).strip()
+        missing = partial(_missing, where, workspace)
+        command = _with_helpers(entry.cmd if tool.cmd is None else tool.cmd, workspace, bundled, missing).strip()
         if command and command not in commands:
             commands.insert(0, command)
-        missing = partial(_missing, where, workspace=workspace)
         tools = Toolset(
             pre=(*find_scripts(entry.pre_scripts, workspace, bundled, missing), *tools.pre),
             post=(*tools.post, *find_scripts(entry.post_scripts, workspace, bundled, missing)),
@@ -108,27 +109,28 @@ def stack(selected: Iterable[Tool], table: Mapping[str, ToolEntry], workspace: P
     return msgspec.structs.replace(tools, command=" ".join(commands))
 
 
-def find_script(path: str, args: str, workspace: Path, bundled: Path) -> tuple[ScriptCall, ...] | None:
-    """Return how to run a script of the checkout, or madlite's in its place; () for nothing to do, None if missing.
+def find_script(
+    path: str, args: str, workspace: Path, bundled: Path, missing: Callable[[str], UsageProblem]
+) -> tuple[ScriptCall, ...]:
+    """Return how to run a script of the checkout, or madlite's in its place; () for nothing to do.
 
     A path that leaves the workspace is missing: a container has nothing else of the machine.
 
     Raises:
-        UsageProblem: the system refuses to check whether it exists.
+        UsageProblem: `missing` of a script that is not there; or the system refuses to check whether it exists.
     """
     within = posixpath.normpath(path)
-    if within.startswith(("/", "../")):
-        return None
-    if is_file(workspace / path):
+    is_inside = not within.startswith(("/", "../"))
+    if is_inside and is_file(workspace / path):
         return (ScriptCall(path=path, args=args),)
-    if not within.startswith(COMMON):
-        return None
-    helper = within.removeprefix(COMMON)
-    name, _, own_args = _INSTEAD.get(helper, helper).partition(" ")
-    if not name:
-        return ()
-    words = " ".join(filter(None, (own_args, args)))
-    return (ScriptCall(path=name, args=words, bundled=True),) if is_file(bundled / name) else None
+    if is_inside and within.startswith(COMMON):
+        helper = within.removeprefix(COMMON)
+        name, _, own_args = _INSTEAD.get(helper, helper).partition(" ")
+        if not name:
+            return ()
+        if is_file(bundled / name):
+            return (ScriptCall(path=name, args=" ".join(filter(None, (own_args, args))), bundled=True),)
+    raise missing(path)
 
 
 def _read(file: Path, *, given: bool = False) -> dict[str, ToolEntry]:
@@ -161,28 +163,23 @@ def find_scripts(
     Raises:
         UsageProblem: `missing` of a script that is not there.
     """
-    found: list[ScriptCall] = []
-    for script in scripts:
-        calls = find_script(script.path, str(script.args), workspace, bundled)
-        if calls is None:
-            raise missing(script.path)
-        found += calls
-    return tuple(found)
+    found = (find_script(script.path, str(script.args), workspace, bundled, missing) for script in scripts)
+    return tuple(chain.from_iterable(found))
 
 
-def _with_helpers(command: str, where: str, workspace: Path, bundled: Path) -> str:
+def _with_helpers(command: str, workspace: Path, bundled: Path, missing: Callable[[str], UsageProblem]) -> str:
     """Return the command with the paths of madlite's helpers where it names ones of madengine's that are not here."""
 
     def replaced(found: re.Match[str]) -> str:
-        calls = find_script(found[1], "", workspace, bundled)
+        calls = find_script(found[1], "", workspace, bundled, missing)
         if not calls:
-            raise _missing(where, found[1], workspace)
+            raise missing(found[1])
         return f"{FOLDER}/{calls[0].path} {calls[0].args}".rstrip() if calls[0].bundled else found[0]
 
     return _HELPER.sub(replaced, command)
 
 
-def _missing(where: str, path: str, workspace: Path) -> UsageProblem:
+def _missing(where: str, workspace: Path, path: str) -> UsageProblem:
     return UsageProblem(f"{where} needs {path}, which is not in {workspace} and does not come with madlite")
 
 

@@ -18,7 +18,7 @@ from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import Folder, read_regular
 from madlite.model import Value, to_json
 from madlite.reports.series import Series
-from madlite.reports.series_key import DIMENSIONS, FACTS, as_key
+from madlite.reports.series_key import DIMENSIONS
 from madlite.secrets import Redactor
 from madlite.store.record import sanitized
 
@@ -80,25 +80,9 @@ def load_baseline(runs: Path, name: str) -> Baseline:
         found = msgspec.json.decode(read_regular(file, _LIMIT_BYTES), type=Baseline)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageProblem(f"{file} is no baseline: {error}", f"madlite baseline drop {name}") from error
-    series = tuple(map(_with_all, found.series))
-    if found.version != _VERSION or any(len(one.key) != len(DIMENSIONS) for one in series):
+    if found.version != _VERSION or any(len(one.key) != len(DIMENSIONS) for one in found.series):
         raise UsageProblem(f"{file} is a baseline of another version of madlite", f"madlite baseline drop {name}")
-    return replace(found, series=series)
-
-
-_ADDED = ("runtime", "args", "settings", "env"), ("varied",)
-"""The dimensions that older baselines do not have, the last that were added first."""
-
-
-def _with_all(series: Series) -> Series:
-    """Return a series with all dimensions: those that an older madlite did not record are unknown."""
-    facts = {FACTS.get(name, name): texts for name, texts in series.facts.items()}
-    names: tuple[str, ...] = DIMENSIONS
-    for added in _ADDED:
-        names = tuple(name for name in names if name not in added)
-        if len(series.key) == len(names):
-            return replace(series, key=as_key(dict(zip(names, series.key, strict=True))), facts=facts)
-    return series
+    return found
 
 
 def baseline_names(runs: Path) -> list[str]:

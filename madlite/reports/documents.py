@@ -20,11 +20,11 @@ from typing import TextIO
 import msgspec
 
 from madlite.errors import UsageProblem
-from madlite.files import open_named, read_bytes, size_words
+from madlite.files import open_named, read_bytes
 from madlite.jsontext import read_json
 from madlite.model import Json, Value
 from madlite.perfcsv.header import STANDARD_COLUMNS, as_number, typed_rows
-from madlite.text import unlimited_fields
+from madlite.text import size_text, unlimited_fields
 
 # A CSV file as a table of text: no cell is converted to a number, so `1.5e+03` and `0012` stay as they are.
 
@@ -72,7 +72,7 @@ def _opened(path: Path) -> TextIO:
     file = os.fdopen(open_named(path), encoding="utf-8-sig", errors="backslashreplace", newline="")
     if os.fstat(file.fileno()).st_size > _LARGEST_BYTES:
         file.close()
-        raise OSError(errno.EFBIG, f"it is larger than {size_words(_LARGEST_BYTES)}", str(path))
+        raise OSError(errno.EFBIG, f"it is larger than {size_text(_LARGEST_BYTES)}", str(path))
     return file
 
 

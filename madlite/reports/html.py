@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,8 @@ from madlite.errors import UsageProblem
 from madlite.files import write_named
 from madlite.model import Status
 from madlite.perfcsv.header import comparable, recorded_row
-from madlite.reports.documents import Table, escape_formula, read_table
+from madlite.reports.documents import Table, read_table
+from madlite.reports.page.render import rendered
 from madlite.reports.runs import StoredRun, appended_to, open_run
 from madlite.text import counted
 
@@ -59,8 +59,6 @@ def _suspect_reasons(source: Path, columns: Sequence[str]) -> dict[tuple[str, ..
 # Shared by the page and the mail.
 
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+([eE][-+]?\d+)?")
-_WHITESPACE = "\t\n\r"
-_BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def count(table: Table) -> str:
@@ -84,22 +82,6 @@ def _kind(name: str, cells: tuple[str, ...]) -> str:
         return "status"
     written = [cell for cell in cells if cell.strip()]
     return "number" if written and all(_NUMBER.fullmatch(cell.strip()) for cell in written) else "text"
-
-
-def visible(text: str) -> str:
-    """Return the text with control and bidirectional characters escaped."""
-    if text.isprintable():
-        return text
-    return "".join(c.encode("unicode_escape").decode() if _is_control(c) else c for c in text)
-
-
-def cell(text: str) -> str:
-    """Return a cell's text, visible, and no formula where somebody copies the table into a spreadsheet."""
-    return visible(escape_formula(text))
-
-
-def _is_control(character: str) -> bool:
-    return character in _BIDI or (unicodedata.category(character) == "Cc" and character not in _WHITESPACE)
 
 
 def write_page(source: Path) -> Path:
@@ -158,13 +140,18 @@ def write_mail(folder: Path, output: Path) -> tuple[str, ...]:
 
 def render_page(title: str, table: Table) -> str:
     """Return a table as a page of its own: no script, and no file beside it."""
-    return _render("page.html.j2", title=title, table=table, kinds=kinds(table), count=count(table))
+    return rendered("page.html.j2", title=title, **_values(table))
 
 
 def render_mail(tables: Iterable[tuple[str, Table]]) -> str:
     """Return tables under their names, each element with a style of its own."""
-    parts = [(name, table, kinds(table), count(table)) for name, table in tables]
-    return _render("mail.html.j2", parts=parts)
+    return rendered("mail.html.j2", parts=[{"name": name, **_values(table)} for name, table in tables])
+
+
+def _values(table: Table) -> dict[str, object]:
+    """Return what a template needs: columns with how they are shown, rows with whether they are doubtful."""
+    rows = [(row, is_doubtful(table, row)) for row in table.rows]
+    return {"columns": list(zip(table.columns, kinds(table), strict=True)), "rows": rows, "count": count(table)}
 
 
 def _csv_files(folder: Path) -> list[Path]:
@@ -178,19 +165,3 @@ def _csv_files(folder: Path) -> list[Path]:
     if not files:
         raise UsageProblem(f"no CSV file is in {folder.resolve()}", "name the folder that has them: --directory DIR")
     return files
-
-
-def _render(template: str, **values: object) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"visible": visible, "cell": cell}
-    environment.tests |= {"is_doubtful_in": lambda row, table: is_doubtful(table, row)}
-    return environment.get_template(template).render(values)

@@ -182,7 +182,9 @@ class RunIndex:
     def opened(self, ids: Sequence[str]) -> list[StoredRun]:
         """Return runs with all of their records, read from their folders."""
         noted = NotedRuns(self.folder, self._retried(lambda: self._file.noted(ids)))
-        return [open_run(self.folder / name, noted) for name in ids]
+        found = [open_run(self.folder / name, noted) for name in ids]
+        cards = {} if all(run.record.card for run in found) else requested_cards(self.folder)
+        return [with_card(run, cards) for run in found]
 
     def states(self) -> dict[str, int]:
         """Return how many runs are in each state."""
@@ -231,29 +233,19 @@ class RunIndex:
 
     # Results.
 
-    def series(self, where: Mapping[str, str] | None = None, filters: RunFilter = EVERY) -> tuple[Series, ...]:
-        """Return the results with these dimensions or facts as series: what comparing the runs' records gives."""
-        return group(entry for _, entry in self._entries(where or {}, filters))
-
-    def runs_of(self, where: Mapping[str, str], filters: RunFilter = EVERY) -> tuple[str, ...]:
-        """Return the ids of the runs that `series` has results of, the newest last."""
-        return tuple(dict.fromkeys(name for name, _ in self._entries(where, filters)))
-
     def results(
         self, where: Mapping[str, str], filters: RunFilter = EVERY
     ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
-        """Return both `series` and `runs_of`, read once."""
+        """Return the results with these dimensions or facts as series, as of the runs' records, and whose they are.
+
+        The ids of the runs are in the order of time, the newest last.
+        """
         found = list(self._entries(where, filters))
         return group(entry for _, entry in found), tuple(dict.fromkeys(name for name, _ in found))
 
     def entries(self, where: Mapping[str, str]) -> Iterator[tuple[str, Entry]]:
         """Yield the results with these dimensions or facts and the runs that they are of, the oldest first."""
         return self._entries(where, EVERY)
-
-    def history(self, key: Sequence[str]) -> Series | None:
-        """Return the series of a key, in the order of DIMENSIONS: all its numbers, the oldest first, or None."""
-        found = group(entry for _, entry in self._entries(as_dimensions(key), EVERY))
-        return found[0] if found else None
 
     def summaries(self) -> list[SeriesSummary]:
         """Return a line about every series, those with the newest numbers first; runs in doubt do not count."""

@@ -21,27 +21,6 @@ STATES = ("success", SUSPECT, "failure", "tried-again", "skipped", "not-collecte
 """The values of `--status` besides the causes of failures."""
 
 
-def select_runs(
-    runs: Iterable[StoredRun], *, status: str = "", tags: Sequence[str] = (), of: str = "", limit: int = 0
-) -> list[StoredRun]:
-    """Return the runs of a status, and of cards with one of the words in their name or a tag; the newest.
-
-    `of` is the beginning of the id of a batch or of a study that they belong to.
-
-    Raises:
-        UsageProblem: there is no such status, and neither a cause.
-    """
-    runs = list(runs)
-    wanted = wanted_status(status, (run.record.cause for run in runs))
-    words = [word.lower() for word in tags if word]
-    chosen = [run for run in runs if not wanted or wanted in status_words(run)]
-    if words:
-        chosen = [run for run in chosen if any(word in name for word in words for name in names_of(run))]
-    if of:
-        chosen = [run for run in chosen if any(name.startswith(of) for name in groups_of(run))]
-    return chosen[-limit:] if limit else chosen
-
-
 def as_json(run: StoredRun) -> dict[str, Json]:
     """Return a run as the list shows it, for programs."""
     record, headline = run.record, run.headline

@@ -18,8 +18,8 @@ from madlite.model import Json, Metric, Quantity, Reference, Result, RunPlan, St
 from madlite.plan.place import is_changed
 from madlite.references import KEYS, unit_of
 from madlite.reports.series import Series
-from madlite.store.record import Record, result_of
-from madlite.text import align, printable, whole_number
+from madlite.store.record import Record, plan_fields, result_of
+from madlite.text import align, percent, printable, whole_number
 
 # One spelling of what documents, cards and recipes spell in several ways.
 
@@ -167,50 +167,6 @@ class Measured(Value, frozen=True):
     columns: Mapping[str, str] = {}
 
 
-def matching(
-    references: Iterable[Reference],
-    *,
-    model: str,
-    backend: str,
-    mode: str,
-    precision: str,
-    seq_len: int | None,
-    device: str,
-    gpus: int | None,
-    nodes: int | None,
-    metric: str,
-    micro_batch: int | None,
-    global_batch: int | None,
-    release: str,
-    unit: str = "",
-    product: str = "",
-    attention: str = "",
-    columns: Mapping[str, str] | None = None,
-) -> tuple[Match, ...]:
-    """Return the published figures that a number of this metric can be compared with, the nearest first.
-
-    Fewest differences are nearest, then the latest date.  What has to agree and is not known agrees with nothing.
-    """
-    run = Measured(
-        model=model,
-        device=device,
-        precision=precision,
-        seq_len=seq_len,
-        gpus=gpus,
-        nodes=nodes,
-        mode=mode,
-        backend=backend,
-        micro_batch=micro_batch,
-        global_batch=global_batch,
-        release=release,
-        product=product,
-        attention=attention,
-        columns=columns or {},
-    )
-    counted = [one for one in references if counts_same(one, metric, unit)]
-    return matches_of(counted, run)
-
-
 def matches_of(references: Iterable[Reference], run: Measured) -> tuple[Match, ...]:
     """Return the published figures that apply to a run, whatever they count, the nearest first."""
     found = [Match(reference=one, differences=tuple(_differences(one, run))) for one in references if applies(one, run)]
@@ -289,20 +245,11 @@ class Figure(Value, frozen=True):
 
 def of_plan(plan: RunPlan, result: Result) -> tuple[Measured, Result]:
     """Return what is known of a run that ended, and its result, as far as that is about one model and precision."""
-    machine = plan.machine
-    run = Measured(
-        model=plan.card.name,
-        device=machine.device,
-        product=machine.architecture,
-        gpus=plan.place.nodes * plan.place.gpus_per_node,
-        nodes=plan.place.nodes,
-        backend=plan.backend,
-    )
-    return _completed(run, plan.variant, result, plan.origins)
+    return of_record(Record(status=result.status, **plan_fields(plan)), result)
 
 
-def of_record(record: Record) -> tuple[Measured, Result]:
-    """Return the same of a run's record."""
+def of_record(record: Record, result: Result | None = None) -> tuple[Measured, Result]:
+    """Return the same of a run's record; `result` is where the record has none yet."""
     place = record.place
     run = Measured(
         model=record.card,
@@ -312,23 +259,15 @@ def of_record(record: Record) -> tuple[Measured, Result]:
         nodes=place.nodes if place is not None else None,
         backend=record.backend,
     )
-    return _completed(run, record.variant, result_of(record), record.origins)
+    return _completed(run, record.variant, result or result_of(record), record.origins)
 
 
 def of_series(series: Series) -> Measured:
     """Return what is known of a series by its dimensions alone, as of a results file without its runs."""
-    return Measured(
-        model=series["model"],
-        device=series["device"],
-        precision=series["precision"],
-        mode=series["mode"],
-        backend=series["backend"],
-        seq_len=whole_number(series["seq_len"]),
-        gpus=whole_number(series["gpus"]),
-        nodes=whole_number(series["nodes"]),
-        micro_batch=whole_number(series["micro_batch"]),
-        global_batch=whole_number(series["global_batch"]),
-    )
+    numbers = ("seq_len", "gpus", "nodes", "micro_batch", "global_batch")
+    run = Measured(model=series["model"], device=series["device"])
+    texts = {name: series[name] for name in ("precision", "mode", "backend")}
+    return replace(run, **texts, **{name: whole_number(series[name]) for name in numbers})
 
 
 def _completed(
@@ -410,7 +349,7 @@ def _sentence(match: Match, figure: Figure, *, suspect: bool) -> str:
     what = f"{number_text(figure.value)} {figure.name} is " if figure.name else ""
     where = "; ".join((f"{one.source}, {one.device}", *match.differences))
     doubt = "; the number is suspect" if suspect else ""
-    return f"{what}{100 * figure.value / one.value:.1f} % of published {number_text(one.value)} {unit} ({where}){doubt}"
+    return f"{what}{percent(figure.value / one.value)} of published {number_text(one.value)} {unit} ({where}){doubt}"
 
 
 def number_text(value: float) -> str:

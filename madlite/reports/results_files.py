@@ -7,11 +7,12 @@ columns that a series needs are kept.
 from __future__ import annotations
 
 import csv
+import math
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import open_named, open_regular
@@ -25,7 +26,7 @@ from madlite.reports.series import (
     Series,
     direction_of,
     group,
-    joined,
+    joined_by_key,
     matches,
     merged_facts,
     of_row,
@@ -36,11 +37,8 @@ from madlite.text import unlimited_fields
 
 if TYPE_CHECKING:
     import pandas
-    from numpy import int64
-    from numpy.typing import NDArray
 
 SMALL_BYTES = 5 << 20
-RECORDED_BYTES = 64 << 20  # up to which rows are matched with the records of the runs beside a file
 _NUMBER = "performance"
 _NEEDED = {_NUMBER, "metric"}
 _LONGEST_ROW = 64  # lines that a row with line ends in its cells may have
@@ -57,8 +55,10 @@ class Read(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-Recorded = Callable[[Sequence[str]], Mapping[tuple[str, ...], list[Entry]]]
-"""The results that runs appended to a file with these columns, by row: records know more than rows."""
+RecordedRows = dict[tuple[str, ...], list[Entry | None]]
+"""The results that runs appended to a file, by row: records know more than rows.  None is a row that is left out."""
+Recorded = Callable[[Sequence[str]], RecordedRows]
+"""Returns those of a file with these columns."""
 
 
 def read_results(
@@ -84,7 +84,7 @@ def read_results(
                 raise _no_column(path, by, header)
             size = os.fstat(file.fileno()).st_size
             # rows that have records are matched one by one: records know sequence lengths, batches and doubts
-            large = size > SMALL_BYTES and (size > RECORDED_BYTES or not recorded(header))
+            large = size > SMALL_BYTES and not recorded(header)
             if large and (found := _read_large(path, header, where or {}, by, links=links)) is not None:
                 return found
             return _read_rows(path, _Rows(path, file, header), where or {}, by, recorded)
@@ -196,7 +196,10 @@ def _read_rows(path: Path, rows: _Rows, where: Mapping[str, str], by: str, recor
         cells = as_cells(rows.header, texts)
         entry = of_row(cells, f"{path}:{line}")
         if found := known.get(comparable(texts)):
-            entry = found.pop(0) if len(found) > 1 else found[0]
+            own = found.pop(0) if len(found) > 1 or found[0] is None else found[0]
+            if own is None:
+                continue
+            entry = own
         if matches(entry.dimensions, cells, where):
             entries.setdefault(cells.get(by, "").strip(), []).append(entry)
     notes = _notes(path, rows.skipped, len(rows.skipped))
@@ -289,43 +292,21 @@ def _frames(path: Path, header: Sequence[str], names: Sequence[str], *, links: b
 
 def _add(parts: dict[tuple[str, ...], _Part], frame: pandas.DataFrame, keys: Sequence[str]) -> None:
     """Add the rows of a frame to the parts that they belong to."""
-    import numpy
     import pandas
 
-    numbers = pandas.to_numeric(frame[_NUMBER], errors="coerce").to_numpy(dtype=float)
-    labels = _labels(frame, keys)
-    order = numpy.argsort(labels, kind="stable")
-    texts = {name: frame[name].cat for name in frame.columns if name != _NUMBER}
-    codes = {name: texts[name].codes.to_numpy() for name in texts}
-    for rows in numpy.split(order, numpy.flatnonzero(numpy.diff(labels[order])) + 1):
-        key = tuple(_text(texts[name], codes[name][rows[0]]) for name in keys)
-        part = parts.setdefault(key, _Part())
-        own = numbers[rows]
-        part.rows += len(rows)
-        part.values.extend(own[numpy.isfinite(own)])
-        for name in (name for name in FACTS if name in texts):
-            found = (_text(texts[name], code) for code in numpy.unique(codes[name][rows]))
-            part.facts += [{FACTS[name]: text} for text in found if text]
+    frame[_NUMBER] = pandas.to_numeric(frame[_NUMBER], errors="coerce")
+    for cells, rows in frame.groupby(list(keys), observed=True, sort=False, dropna=False):
+        part = parts.setdefault(tuple(map(_text, cells)), _Part())
+        own = rows[_NUMBER]
+        part.rows += len(own)
+        part.values.extend(own[own.notna() & ~own.isin((math.inf, -math.inf))])
+        for name in (name for name in FACTS if name in rows):
+            part.facts += [{FACTS[name]: text} for text in map(_text, rows[name].unique()) if text]
 
 
-def _text(cells: Any, code: int) -> str:
-    """Return the text that a code of a column stands for; that of a row which ends before the column is blank."""
-    return str(cells.categories[code]).strip() if code >= 0 else ""
-
-
-def _labels(frame: pandas.DataFrame, keys: Sequence[str]) -> NDArray[int64]:
-    """Return a number for each row, the same for rows whose cells of these columns are the same."""
-    import numpy
-    import pandas
-
-    labels = numpy.zeros(len(frame), dtype=numpy.int64)
-    for name in keys:
-        categories = frame[name].cat
-        codes = categories.codes.to_numpy()
-        if codes.min(initial=0) != codes.max(initial=0):
-            combined = labels * (len(categories.categories) + 1) + codes
-            labels = pandas.factorize(combined)[0].astype(numpy.int64)
-    return labels
+def _text(cell: object) -> str:
+    """Return a cell as text; that of a row which ends before the column is blank."""
+    return "" if cell != cell else str(cell).strip()  # noqa: PLR0124 - NaN, which equals nothing
 
 
 def _as_reads(
@@ -336,7 +317,7 @@ def _as_reads(
     notes: tuple[str, ...],
 ) -> dict[str, Read]:
     """Return the parts of each value of `by` as series."""
-    sides: dict[str, dict[tuple[str, ...], Series]] = {}
+    sides: dict[str, list[Series]] = {}
     rows: dict[str, int] = {}
     for key, part in parts.items():
         cells = dict(zip(keys, key, strict=True))
@@ -346,10 +327,9 @@ def _as_reads(
         side = cells.get(by, "").strip()
         rows[side] = rows.get(side, 0) + part.rows
         found = _as_series(dimensions, cells.get("status", "").strip().upper(), part, bool(cells.get("suspect")))
-        before = sides.setdefault(side, {}).get(found.key)
-        sides[side][found.key] = joined(before, found) if before is not None else found
+        sides.setdefault(side, []).append(found)
     found_sides = {
-        name: Read(series=tuple(with_failures(each.values())), rows=rows[name], notes=notes)
+        name: Read(series=tuple(with_failures(joined_by_key(each))), rows=rows[name], notes=notes)
         for name, each in sides.items()
     }
     return found_sides or {"": Read(series=(), rows=0, notes=notes)}

@@ -15,7 +15,6 @@ from madlite.measure.statistics import coefficient_of_variation
 from madlite.model import Json, Status, Value
 from madlite.perfcsv.header import csv_line
 from madlite.reports import listing
-from madlite.reports.comparison_text import number_text
 from madlite.reports.documents import escape_formula
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Entry, Sample, Series, group
@@ -29,7 +28,7 @@ from madlite.reports.series_key import (
     record_facts,
     series_names,
 )
-from madlite.text import align, printable, scalar_text, shortened_middle, without_groups
+from madlite.text import align, figure, percent, printable, scalar_text, shortened_middle, without_groups
 
 COLUMNS = (
     *listing.COLUMNS,
@@ -303,11 +302,11 @@ def _statistics_text(one: Series) -> str:
     values = one.values
     parts = [f"n {len(values)}"]
     if values:
-        parts.append(f"median {number_text(median(values))} {one['metric']}".rstrip())
+        parts.append(f"median {figure(median(values))} {one['metric']}".rstrip())
     if (cv := coefficient_of_variation(values)) is not None:
-        parts.append(f"CV {cv:.2%} between runs")
+        parts.append(f"CV {percent(cv)} between runs")
     if len(values) > 1:
-        parts.append(f"{number_text(min(values))}..{number_text(max(values))}")
+        parts.append(f"{figure(min(values))}..{figure(max(values))}")
     counts = ((one.failed, "failed"), (one.skipped, "skipped"), (one.suspects, "suspect"))
     return ", ".join((*parts, *(f"{count} {word}" for count, word in counts if count)))
 

@@ -100,6 +100,21 @@ class Entry(Value, frozen=True):
     sample: Sample | None = None
 
 
+class Failure(Value, frozen=True):
+    """Failed results with one cause: of a run its id, when and why; of rows without a run how many."""
+
+    cause: str
+    model: str
+    device: str = ""
+    precision: str = ""
+    when: str = ""
+    run: str = ""
+    reason: str = ""
+    evidence: str = ""
+    hint: str = ""
+    count: int = 1
+
+
 def direction_of(metric: str) -> Direction:
     """Return which values of a metric are better, by the quantity that it names or else by its words."""
     for quantity in QUANTITIES.values():
@@ -143,6 +158,14 @@ def joined(first: Series | None, second: Series) -> Series:
         skipped=first.skipped + second.skipped,
         suspect_values=first.suspect_values + second.suspect_values,
     )
+
+
+def joined_by_key(series: Iterable[Series]) -> tuple[Series, ...]:
+    """Return series, those of one key as one, in the order in which they first come."""
+    found: dict[tuple[str, ...], Series] = {}
+    for one in series:
+        found[one.key] = joined(found.get(one.key), one)
+    return tuple(found.values())
 
 
 def matches(dimensions: Mapping[str, str], cells: Mapping[str, str], where: Mapping[str, str]) -> bool:

@@ -16,7 +16,7 @@ from madlite.reports.series_key import (
     unknown_inputs,
 )
 from madlite.store.record import Record
-from madlite.text import align, printable, shortened_middle
+from madlite.text import align, change, figure, percent, printable, shortened_middle
 
 _GAP = 2  # blanks between columns
 _INDENT = 2  # blanks before a line of a section
@@ -119,7 +119,7 @@ def _number(runs: Sequence[StoredRun]) -> dict[str, Read]:
         "started": lambda run: run.when,
         **{name: _of_window(name) for name in ("steps", "mean", "CV", "min", "max", "drift", "outliers", "dropped")},
         "TFLOP/s/GPU": lambda run: _digits(run.record.compute.tflops_per_gpu if run.record.compute else None),
-        "MFU": lambda run: _percent(run.record.compute.mfu if run.record.compute else None),
+        "MFU": lambda run: _part(run.record.compute.mfu if run.record.compute else None),
         "suspect": lambda run: "; ".join(run.record.suspect),
         "reason": lambda run: run.problem or run.record.reason,
         **{
@@ -134,7 +134,7 @@ def _change(first: StoredRun, run: StoredRun) -> str:
     one, other = first.headline, run.headline
     if one is None or other is None or one.metric != other.metric or not one.value or other.value is None:
         return ""
-    return "" if run is first else f"{other.value / one.value - 1:+.2%}"
+    return "" if run is first else change(other.value / one.value - 1)
 
 
 def _of_window(name: str) -> Read:
@@ -144,8 +144,8 @@ def _of_window(name: str) -> Read:
             return ""
         texts = {
             "steps": f"{window.n}, {window.first_step} to {window.last_step}",
-            "CV": _percent(window.cv),
-            "drift": "" if window.drift is None else f"{window.drift:+.2%}",
+            "CV": _part(window.cv),
+            "drift": change(window.drift, ""),
         }
         return texts[name] if name in texts else _digits(getattr(window, name))
 
@@ -171,19 +171,18 @@ def _over_gpus(record: Record, name: str, over: Callable[[list[float]], float]) 
 
 
 def _digits(value: float | None) -> str:
-    """Return a number to six digits."""
-    return "" if value is None else f"{value:,.6g}"
+    return figure(value, "")
 
 
-def _percent(part: float | None) -> str:
-    return "" if part is None else f"{part:.2%}"
+def _part(value: float | None) -> str:
+    return percent(value, "")
 
 
 _GPUS: dict[str, Read] = {
     "power W/GPU": _of_telemetry("power_w", _digits),
     "tokens/J": _of_telemetry("tokens_per_joule", _digits),
-    "throttled": _of_telemetry("throttled", _percent),
-    "at power limit": _of_telemetry("power_cap", _percent),
+    "throttled": _of_telemetry("throttled", _part),
+    "at power limit": _of_telemetry("power_cap", _part),
     "clock MHz": _mean_of_gpus("clock_mhz"),
     "memory clock MHz": _mean_of_gpus("memory_clock_mhz"),
     "utilization %": _mean_of_gpus("utilization_percent"),

@@ -17,18 +17,17 @@ from madlite.perfcsv.header import recorded_row
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.results_files import Read, read_results
+from madlite.reports.results_files import Read, RecordedRows, read_results
 from madlite.reports.runs import (
     LAST,
     StoredRun,
     appended_to,
     find_named,
-    list_runs,
     names_with,
     open_run,
     run_names,
 )
-from madlite.reports.series import Entry, Series, group, joined, matches, merged_facts, of_record
+from madlite.reports.series import Entry, Failure, Series, group, joined_by_key, matches, merged_facts, of_record
 from madlite.reports.series_key import FACTS, as_dimensions, as_key, record_facts
 from madlite.store.folder import is_run
 
@@ -42,7 +41,7 @@ _RESULTS_NAME = re.compile(r"[^./\0][^/\0]*\.csv")
 class Side(Value, frozen=True):
     """One side of a comparison: how it is called, its series, the ids of its runs where they are known.
 
-    `stored` are those of the runs that lie in a folder of runs.
+    `stored` are those of the runs that lie in a folder of runs; `failures` are rows of a file whose cause it names.
     """
 
     label: str
@@ -50,6 +49,7 @@ class Side(Value, frozen=True):
     runs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     stored: tuple[StoredRun, ...] = ()
+    failures: tuple[Failure, ...] = ()
 
 
 def read_side(
@@ -76,16 +76,16 @@ def read_side(
 
 
 class Source(Value, frozen=True):
-    """What a name stands for: runs, results files, or a baseline; `where` is a filter that the name is.
+    """What a name stands for: runs, all runs of a folder, results files, or a baseline; `where` is a filter that it is.
 
-    Of a folder, which has both, the files count where its runs have no results.
+    Of a working folder, which has both, the files count where its runs have no results.
     """
 
     runs: tuple[StoredRun, ...] = ()
+    all_of: Path | None = None
     files: tuple[Path, ...] = ()
     baseline: str = ""
     where: dict[str, str] = {}
-    is_folder: bool = False
 
 
 def find_source(name: str, runs: Path, *, paths: bool = True, index: RunIndex | None = None) -> Source:
@@ -105,11 +105,11 @@ def find_source(name: str, runs: Path, *, paths: bool = True, index: RunIndex | 
         return Source(runs=(open_run(path),)) if _is_run_folder(path) else _folder(path)
     if name in baseline_names(runs):
         return Source(baseline=name)
-    if chosen := _chosen_runs(name, runs, index):
-        return Source(runs=tuple(chosen))
     key, _, text = name.partition("=")
     if text and key:
-        return Source(runs=list_runs(runs) if runs.is_dir() else (), where={key: text})
+        return Source(all_of=runs, where={key: text})
+    if chosen := _chosen_runs(name, runs, index):
+        return Source(runs=tuple(chosen))
     raise _unknown(name, runs)
 
 
@@ -130,31 +130,20 @@ def _is_run_folder(folder: Path) -> bool:
 
 def _folder(folder: Path) -> Source:
     """Return a folder's runs, and perf.csv or else every results file in it."""
-    runs = _runs_below(folder)
-    return Source(runs=list_runs(runs) if runs.is_dir() else (), files=_files_of(folder), is_folder=True)
-
-
-def _runs_below(folder: Path) -> Path:
-    return folder if folder.name == RUNS else folder / RUNS
-
-
-def _files_of(folder: Path) -> tuple[Path, ...]:
     perf = folder / "perf.csv"
-    return (perf,) if perf.is_file() else tuple(sorted(folder.glob("*.csv")))
+    files = (perf,) if perf.is_file() else tuple(sorted(folder.glob("*.csv")))
+    return Source(all_of=folder if folder.name == RUNS else folder / RUNS, files=files)
 
 
 def _found(name: str, runs: Path, where: Mapping[str, str], *, paths: bool, index: RunIndex | None) -> Side:
     """Return what a name stands for; all runs of a folder, or those with a value, by its index."""
     if not paths and _RESULTS_NAME.fullmatch(name) and os.path.lexists(runs.parent / name):
         return _of_file(runs.parent / name, where, links=False)
-    path, (key, _, text) = Path(name), name.partition("=")
-    at_path = paths and path.exists()
-    if at_path and path.is_dir() and not _is_run_folder(path):
-        found = _of_all_runs(str(path), _runs_below(path), where)
-        return found if found.series else _of_files(str(path), _files_of(path), where)
-    if key and text and not at_path and not name.startswith(BASELINE) and name not in baseline_names(runs):
-        return _of_all_runs(name, runs, {**where, key: text}, index)
     source = find_source(name, runs, paths=paths, index=index)
+    if source.all_of is not None:
+        known = index if source.all_of == runs else None
+        found = _of_all_runs(name, source.all_of, {**where, **source.where}, known)
+        return found if found.series or source.where else _of_files(name, source.files, where)
     if source.baseline:
         return _of_baseline(runs, source.baseline, where)
     return _of_file(source.files[0], where) if source.files else of_runs(name, source.runs, where)
@@ -268,9 +257,9 @@ def _of_file(path: Path, where: Mapping[str, str], *, links: bool = True) -> Sid
     return joined_reads(str(path), reads.values())
 
 
-def recorded_in(path: Path, columns: Sequence[str]) -> dict[tuple[str, ...], list[Entry]]:
+def recorded_in(path: Path, columns: Sequence[str]) -> RecordedRows:
     """Return the results that runs beside a file appended to it, by row."""
-    found: dict[tuple[str, ...], list[Entry]] = {}
+    found: RecordedRows = {}
     for folder, record, rows in appended_to(path):
         for cells, entry in zip(rows, of_record(record, str(folder)), strict=True):
             found.setdefault(recorded_row(cells, columns), []).append(entry)
@@ -292,14 +281,11 @@ def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Si
 
 def joined_reads(label: str, reads: Iterable[Read]) -> Side:
     """Return the results of several files, or parts of one, as one side."""
-    series: dict[tuple[str, ...], Series] = {}
-    notes: list[str] = []
-    for read in reads:
-        notes += read.notes
-        for one in read.series:
-            series[one.key] = joined(series.get(one.key), one)
-    ids = dict.fromkeys(sample.run for one in series.values() for sample in one.samples if sample.run)
-    return Side(label=label, series=tuple(series.values()), runs=tuple(ids), notes=tuple(notes))
+    reads = list(reads)
+    series = joined_by_key(one for read in reads for one in read.series)
+    ids = dict.fromkeys(sample.run for one in series for sample in one.samples if sample.run)
+    notes = dict.fromkeys(note for read in reads for note in read.notes)
+    return Side(label=label, series=series, runs=tuple(ids), notes=tuple(notes))
 
 
 def _of_baseline(runs: Path, name: str, where: Mapping[str, str]) -> Side:

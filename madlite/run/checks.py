@@ -80,7 +80,7 @@ def find_findings(run: PlannedRun, plugins: Plugins) -> tuple[Finding, ...]:
     """Return what speaks against a run; nothing against one that a rule skips."""
     if run.plan.blocked is not None and run.plan.blocked.status is Status.SKIPPED:
         return ()
-    return tuple(_findings(run, plugins))
+    return (*plugins.checks(run.plan, run.backends), *_token_findings(run, plugins))
 
 
 def run_checks(
@@ -111,11 +111,6 @@ def card_or_run(plan: RunPlan, planned: Sequence[PlannedRun]) -> str:
     variant = plan.variant
     text = (plan.card.name, variant.mode, variant.precision) if variant else (plan.card.name,)
     return f"{' '.join(filter(None, text))}: "
-
-
-def _findings(run: PlannedRun, plugins: Plugins) -> Iterator[Finding]:
-    yield from plugins.checks(run.plan, run.backends)
-    yield from _token_findings(run, plugins)
 
 
 def _token_findings(run: PlannedRun, plugins: Plugins) -> Iterator[Finding]:

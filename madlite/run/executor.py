@@ -24,10 +24,10 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.parse_log import AutoDetectReader
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
-from madlite.model import Backend, Cause, Diagnosis, ImageUsed, JobOutcome, Reader, Result, RunPlan, Status, Step
+from madlite.model import Cause, Diagnosis, ImageUsed, JobOutcome, Result, RunPlan, Status, Step
 from madlite.plan.actions import bind_model_dir
-from madlite.plan.make import secrets_of
 from madlite.plan.manifest import plaintext_secrets
+from madlite.plan.plan_file import secrets_in
 from madlite.platforms.docker.request import request_secrets
 from madlite.run.hang import HangProbe
 from madlite.run.instrumentation import Instrumentation
@@ -321,7 +321,7 @@ class RunExecutor:
                 claimed_run, self.state, self.stop, self.screen, self.clock, self.instrumentation, mad_log, self.on_open
             )
             seen = self.session_runner.act(folder, log)
-            foreign = self.instrumentation.foreign_processes
+            foreign = self.instrumentation.telemetry.foreign_processes
             seen = replace(seen, foreign_processes=foreign, unshared_lease=self.unshared_lease())
         except Interrupted:
             return self._interrupted()
@@ -357,8 +357,9 @@ class RunExecutor:
         mad_log.opening()
 
     def _make_monitor(self) -> LogMonitor:
+        readers = [self.plugins.query(item, "reader", self.plan, otherwise=None) for item in self.planned.backends]
         return LogMonitor(
-            [reader for reader in map(self._reader, self.planned.backends) if reader is not None],
+            [reader for reader in readers if reader is not None],
             self._rules,
             error_scan=self.plan.error_scan,
             now=lambda: self.clock() - self.began,
@@ -368,10 +369,6 @@ class RunExecutor:
             script_reader=AutoDetectReader(self.plugins, self.plan.readers) if self.plan.own_script else None,
             nodes=self.plan.place.spanned,
         )
-
-    def _reader(self, backend: Backend) -> Reader | None:
-        reader: Reader | None = self.plugins.query(backend, "reader", self.plan, otherwise=None)
-        return reader
 
     def _step(self, step: Step) -> None:
         self.screen.step(step)
@@ -393,7 +390,7 @@ class RunExecutor:
         session = self.session_runner.session if self.session_runner is not None else None
         if self.folder is None or session is None:
             return HangReport()
-        last_lines = self.state.monitor.last_lines
+        last_lines = self.state.monitor.failures.last_lines
         return HangProbe(self.folder, self.plan, session, self.environ, self.mask).run(last_lines, cancelled)
 
     def _open_log(self, folder: RunFolder) -> RunLog:
@@ -427,7 +424,8 @@ def secrets_for(run: PlannedRun, environ: dict[str, str]) -> tuple[str, ...]:
     """Return every secret text that a run's output must not show."""
     plan = run.plan
     spelled = assigned((plan.args, plan.run_args, *(word for action in plan.actions for word in action.argv)))
-    known = collect(environ, secrets_of(plan).values(), request_secrets(plan, environ))
+    own = [item.secret for item in secrets_in(plan)]
+    known = collect(environ, own, request_secrets(plan, environ))
     of_context = (*spelled_out(run.context), *plaintext_secrets(run.context))
     return tuple(dict.fromkeys((*known, *spelled, *spelled_out(plan), *of_context)))
 

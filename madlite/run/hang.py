@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
+from functools import partial
 from threading import Event
 
+from madlite.cancellation import in_thread
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.machine.host import Host, find_tool
 from madlite.machine.processes import RUN_MARK
@@ -148,13 +150,11 @@ def probe_nodes(
     `left_s` returns the seconds that are left for all of it.  Once `cancelled` is set nothing is waited for.
     """
     nodes = range(min(len(session.nodes), MOST_NODES))
-    probes = [_NodeProbe(session, plan, node, wanted, left_s) for node in nodes]
-    for probe in probes:
-        while probe.thread.is_alive() and not cancelled.is_set():
-            probe.thread.join(_TURN_S)
-    if cancelled.is_set():  # a probe that is under way ends with its session
-        return NodeFacts()
-    return _merge_nodes([probe.facts for probe in probes])
+    probes = [in_thread(partial(_probe_node, session, plan, node, wanted, left_s), "madlite-look") for node in nodes]
+    while wait(probes, _TURN_S).not_done:
+        if cancelled.is_set():  # a probe that is under way ends with its session
+            return NodeFacts()
+    return _merge_nodes([probe.result() for probe in probes])
 
 
 def _merge_nodes(facts: Sequence[NodeFacts]) -> NodeFacts:
@@ -173,34 +173,26 @@ def _parts(texts: Sequence[str]) -> str:
     return "\n".join(f"=== node {node}\n{text}" for node, text in enumerate(texts) if text)
 
 
-class _NodeProbe:
-    """One node, looked at in a thread of its own: a probe takes as long as its limit."""
+def _probe_node(
+    session: Session, plan: RunPlan, node: int, wanted: Sequence[str], left_s: Callable[[], float]
+) -> NodeFacts:
+    """Return what one node shows; a probe takes as long as its limit."""
+    mark = "" if plan.traits.containerised else f"{RUN_MARK}={plan.id}"
 
-    def __init__(
-        self, session: Session, plan: RunPlan, node: int, wanted: Sequence[str], left_s: Callable[[], float]
-    ) -> None:
-        self.facts = NodeFacts()
-        self._session, self._node, self._wanted, self._left_s = session, node, wanted, left_s
-        self._mark = "" if plan.traits.containerised else f"{RUN_MARK}={plan.id}"
-        self.thread = threading.Thread(target=self._run, name="madlite-look", daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            outputs = {what: self._show(what) for what in self._wanted}
-        except RuntimeProblem as problem:
-            self.facts = NodeFacts(notes=(problem.message,))
-        except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
-            self.facts = NodeFacts(notes=(f"its runtime cannot probe it: {type(error).__name__}: {error}",))
-        else:
-            dumps = tuple(_dumps(outputs.get("stacks", ""), self._node))
-            self.facts = NodeFacts(processes=outputs.get("processes", ""), dumps=dumps, gpus=outputs.get("gpus", ""))
-
-    def _show(self, what: str) -> str:
+    def show(what: str) -> str:
         """Run the script for one thing, as long as there is time, and return what it printed until then."""
-        limit_s = min(INSIDE_LIMIT_S if what != "stacks" else INSIDE_STACKS_S, self._left_s())
-        argv = ("/bin/sh", "-c", _SCRIPT, "sh", what, self._mark, str(beside_interpreter()))
-        return self._session.probe(argv, self._node, limit_s).stdout.decode("utf-8", "replace")
+        limit_s = min(INSIDE_LIMIT_S if what != "stacks" else INSIDE_STACKS_S, left_s())
+        argv = ("/bin/sh", "-c", _SCRIPT, "sh", what, mark, str(beside_interpreter()))
+        return session.probe(argv, node, limit_s).stdout.decode("utf-8", "replace")
+
+    try:
+        outputs = {what: show(what) for what in wanted}
+    except RuntimeProblem as problem:
+        return NodeFacts(notes=(problem.message,))
+    except Exception as error:  # noqa: BLE001 - the border to a plugin's runtime
+        return NodeFacts(notes=(f"its runtime cannot probe it: {type(error).__name__}: {error}",))
+    dumps = tuple(_dumps(outputs.get("stacks", ""), node))
+    return NodeFacts(processes=outputs.get("processes", ""), dumps=dumps, gpus=outputs.get("gpus", ""))
 
 
 def _dumps(text: str, node: int) -> Iterator[Dump]:

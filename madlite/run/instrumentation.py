@@ -7,7 +7,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
+from functools import partial
 from statistics import fmean
 from threading import Event
 from typing import TYPE_CHECKING, cast
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
+from madlite.cancellation import in_thread
 from madlite.errors import MadliteError
 from madlite.files import Folder
 from madlite.machine.host import Host, ToolOutput
@@ -42,7 +45,7 @@ from madlite.model import (
     Window,
 )
 from madlite.model.protocols import GpuSession
-from madlite.run.probe import JoinedAnswer, ProbedFacts, joined_probe, probe
+from madlite.run.probe import ProbedFacts, probe
 from madlite.run.provenance import make_provenance
 from madlite.run.screen import PlannedRun
 
@@ -129,11 +132,7 @@ class NodeSampler:
             sample = item.read(self._now)
             self._samples[item.number] += [] if sample is None else [sample]
 
-        threads = [threading.Thread(target=read, args=(node,), daemon=True) for node in nodes]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        wait([in_thread(partial(read, node), "madlite-node-telemetry") for node in nodes])
 
 
 class _Node:
@@ -203,8 +202,8 @@ TELEMETRY = "telemetry.jsonl"  # in the run folder
 class TelemetryRecorder:
     """Samples the GPUs of one run; without a GPU, and switched off, it does nothing."""
 
-    def __init__(self, plan: RunPlan, host: Host, now: Callable[[], float]) -> None:
-        self._plan, self._host, self._now = plan, host, now
+    def __init__(self, plan: RunPlan, host: Host, now: Callable[[], float], settle: Settle | None = None) -> None:
+        self._plan, self._host, self._now, self._settle = plan, host, now, settle
         sampled = plan.telemetry_s > 0 and plan.traits.local and not plan.machine.pretended
         self._gpus = used_gpus(plan) if sampled else ()
         self._sampler: Sampler | None = None
@@ -212,8 +211,9 @@ class TelemetryRecorder:
         self._settling: Settling | None = None
         self.notes: tuple[str, ...] = ()  # about the start
 
-    def begin(self, stop: StopControl, settle: Settle | None, say: Say) -> None:
-        """Note what the GPUs are like right before the workload begins; with `settle` once they have cooled down."""
+    def begin(self, stop: StopControl, say: Say) -> None:
+        """Note what the GPUs are like right before the workload begins, once they have settled if that is wanted."""
+        settle = self._settle
         if settle is None and not self._gpus:
             return
         from madlite.machine.telemetry.sampler import StartReader
@@ -282,6 +282,7 @@ class TelemetryRecorder:
         machine = self._plan.machine
         parts = packages(machine.gpus)
         summary = summarise(list(sampler.samples), indexes, began_s, ended_s, machine.vendor, parts)
+        missing = f"{sampler.source} reports no {summary.unreported}" if summary.unreported else ""
         return Telemetry(
             source=sampler.source,
             interval_s=sampler.interval_s,
@@ -298,9 +299,7 @@ class TelemetryRecorder:
             cost=sampler.core_share,
             start=self._start,
             settling=self._settling,
-            problem="; ".join(
-                filter(None, (sampler.problem, _missing_samples(sampler.source, summary), summary.problem))
-            ),
+            problem="; ".join(filter(None, (sampler.problem, missing, summary.problem))),
         )
 
     def _tokens_per_joule(self, window: Window | None, summary: TelemetrySummary) -> float | None:
@@ -308,10 +307,6 @@ class TelemetryRecorder:
         if window is None or window.quantity != Quantity.TOKENS_PER_S_PER_GPU or summary.over != "window":
             return None
         return window.median / summary.power_w if summary.power_w else None
-
-
-def _missing_samples(source: str, summary: TelemetrySummary) -> str:
-    return f"{source} reports no {summary.unreported}" if summary.unreported else ""
 
 
 NOT_PROBED = "the environment of the run was not probed: probe is switched off"
@@ -324,49 +319,30 @@ class Instrumentation:
         self, planned: PlannedRun, plugins: Plugins, host: Host, now: Callable[[], float], settle: Settle | None = None
     ) -> None:
         self._planned, self._plugins = planned, plugins
-        self._settle = None if planned.plan.study is not None and planned.plan.study.warm_up else settle
-        self._telemetry = TelemetryRecorder(planned.plan, host, now)
+        settle = None if planned.plan.study is not None and planned.plan.study.warm_up else settle
+        self.telemetry = TelemetryRecorder(planned.plan, host, now, settle)
         self._nodes = NodeSampler(planned.plan, now)
         self._inside: ProbedFacts | None = None
 
-    def joined(self, preparation: Action, action: Action) -> Action | None:
-        """Return a preparation that asks as well what is there; None where that is to be asked by itself."""
-        return joined_probe(self._planned.plan, preparation, action)
-
-    def take(self, answer: JoinedAnswer) -> None:
-        """Take what a joined preparation's probe answered."""
-        self._inside = answer.facts()
-
     def probe(self, session: Session, action: Action) -> None:
-        """Ask what is there, before the model's own step, unless it is known or that is switched off."""
+        """Ask what is there, before the model's own step, unless that is switched off."""
         plan = self._planned.plan
-        if self._inside is not None:
-            return
         self._inside = probe(session, plan, action) if plan.probe else ProbedFacts(notes=(NOT_PROBED,))
-
-    def begin(self, stop: StopControl, say: Say) -> None:
-        """Note what the GPUs are like right before the model's own step, once they have settled if that is wanted."""
-        self._telemetry.begin(stop, self._settle, say)
 
     @contextmanager
     def sampling(self, session: Session, folder: Folder) -> Iterator[None]:
         """Sample the GPUs while the model's own step runs."""
-        with self._telemetry.sampling(session, folder), self._nodes.sampling(session):
+        with self.telemetry.sampling(session, folder), self._nodes.sampling(session):
             yield
-
-    @property
-    def foreign_processes(self) -> tuple[str, ...] | None:
-        """Processes on the GPUs that are not the run's; None if unknown."""
-        return self._telemetry.foreign_processes
 
     def annotate(self, result: Result) -> Result:
         """Return the result with what was noted."""
-        telemetry = self._telemetry.telemetry(result.window)
+        telemetry = self.telemetry.telemetry(result.window)
         quantity = result.window.quantity if result.window is not None else None
         nodes = with_slow(self._nodes.over(result.nodes, result.window), quantity)
         labels = result.image.labels
         inside = self._inside or ProbedFacts()
-        provenance = make_provenance(self._planned, self._plugins, labels, inside, self._telemetry.facts)
+        provenance = make_provenance(self._planned, self._plugins, labels, inside, self.telemetry.facts)
         probed = self._inside is not None and self._planned.plan.traits.local
         warnings = host_warnings(self._planned.plan.machine, provenance.host) if probed else ()
         return replace(
@@ -378,7 +354,7 @@ class Instrumentation:
             findings=(
                 *result.findings,
                 *slow_findings(nodes),
-                *self._telemetry.notes,
+                *self.telemetry.notes,
                 *telemetry_findings(telemetry),
                 *warnings,
             ),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from madlite.machine.host_facts import count_oom_kills
 from madlite.measure.lines import clone_line, duration_lines, image_lines, limit_line, result_lines, scripts_line
@@ -37,8 +37,8 @@ from madlite.model import (
 )
 from madlite.perfcsv.rows import cut_of, limited_metric, masked_metric
 from madlite.plan.inputs import RUNS
+from madlite.plan.manifest import mask_json
 from madlite.run.probe_inside import SEARCH_S, candidates, commit_of
-from madlite.secrets import is_secret
 from madlite.store.folder import CONTEXT
 from madlite.store.record import sanitized
 from madlite.store.stored import read_record
@@ -81,25 +81,13 @@ def _without_secrets(
 ) -> Iterator[tuple[str, Json]]:
     for name, value in values.items():
         place = f"{above}.{name}" if above else str(name)
-        if _holds_secret(str(name), mask):
-            left_out.append(mask(place))
-        elif isinstance(value, Mapping):
+        is_named = mask(str(name)) == str(name)
+        if is_named and isinstance(value, Mapping):
             yield name, dict(_without_secrets(value, mask, place, left_out))
-        elif (isinstance(value, str) and is_secret(str(name), value)) or _holds_secret(value, mask):
-            left_out.append(mask(place))
-        else:
+        elif is_named and not mask_json(value, mask, str(name))[1]:
             yield name, value
-
-
-def _holds_secret(value: Json, mask: Callable[[str], str]) -> bool:
-    if isinstance(value, str):
-        return mask(value) != value
-    if isinstance(value, Mapping):
-        return any(
-            _holds_secret(item, mask) or (isinstance(item, str) and is_secret(str(key), item))
-            for key, item in value.items()
-        )
-    return isinstance(value, (list, tuple)) and any(_holds_secret(item, mask) for item in value)
+        else:
+            left_out.append(mask(place))
 
 
 # The border where what a workload, an engine or a results file reported becomes a result: without secrets, and short.
@@ -378,16 +366,7 @@ class RunState:
         """Return the run's result."""
         return Result(
             plan_id=plan.id,
-            status=verdict.status,
-            cause=verdict.cause,
-            reason=verdict.reason,
-            evidence=verdict.evidence,
-            window=verdict.window,
-            metrics=verdict.metrics,
-            findings=verdict.findings,
-            suspect=verdict.suspect,
-            checks=verdict.checks,
-            compute=verdict.compute,
+            **asdict(verdict),
             config=self.monitor.config,
             exit_code=self.ran.code if self.ran else None,
             node_codes=self.ran.codes if self.ran else (),

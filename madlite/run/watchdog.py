@@ -12,10 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from typing import TypeAlias
 
+from madlite.cancellation import in_thread
 from madlite.model import STEPS_APART, Cause, EffectiveConfig, Ended, Event, Phase, RunPlan, Say, Step, Value
 from madlite.run.hang_processes import STOPPED
 from madlite.text import whole_number
@@ -393,7 +396,8 @@ class Watchdog:
     ) -> None:
         self.stall_detector = stall_detector
         self._probe_hang, self._tell, self._say, self._now = probe_hang, tell, say, now
-        self._probe: _RunningProbe | None = None
+        self._probe: Future[HangReport] | None = None
+        self._cancelled, self._probe_until_s = threading.Event(), 0.0  # of the last probe
         self._planned_s: float | None = None
 
     def wait_s(self) -> float | None:
@@ -411,24 +415,24 @@ class Watchdog:
         silence = self.stall_detector.check()
         if silence is not None and silence.hung:
             self._say(f"{silence.text}: looking at its processes")
-            self._probe = _RunningProbe(self._probe_hang, self._now)
+            self._cancelled, self._probe_until_s = threading.Event(), self._now() + HANG_PROBE_LIMIT_S
+            self._probe = in_thread(partial(self._probe_hang, self._cancelled), "madlite-hang-probe")
         elif silence is not None:
             self._tell(silence.text)
         return None
 
     def cancel_probe(self) -> None:
         """Look no further: the run ends for another reason."""
-        if self._probe is not None:
-            self._probe.cancelled.set()
+        self._cancelled.set()
 
     def close(self) -> None:
         """Wait a little for a probe that was given up to end its tools."""
         self.cancel_probe()
         if self._probe is not None:
-            self._probe.wait(_LEAVE_S)
+            wait([self._probe], _LEAVE_S)
 
-    def _check_probe(self, probe: _RunningProbe) -> StopReason | None:
-        if not probe.is_over(self._now()):
+    def _check_probe(self, probe: Future[HangReport]) -> StopReason | None:
+        if not probe.done() and self._now() < self._probe_until_s:
             return None
         self.cancel_probe()
         self._probe = None
@@ -436,7 +440,7 @@ class Watchdog:
         if silence is None or not silence.hung:
             self._say("it goes on")
             return None
-        report = probe.report
+        report = _report_of(probe)
         return StopReason(
             cause=Cause.HANG,
             text=hang_text(silence, report),
@@ -446,28 +450,16 @@ class Watchdog:
         )
 
 
-class _RunningProbe:
-    """One hang probe while it runs."""
-
-    def __init__(self, probe_hang: ProbeHang, now: Callable[[], float]) -> None:
-        self.report = HangReport()
-        self.cancelled = threading.Event()
-        self._deadline = now() + HANG_PROBE_LIMIT_S
-        self._thread = threading.Thread(target=self._run, args=(probe_hang,), name="madlite-hang-probe", daemon=True)
-        self._thread.start()
-
-    def is_over(self, now_s: float) -> bool:
-        return not self._thread.is_alive() or now_s >= self._deadline
-
-    def wait(self, limit_s: float) -> None:
-        self._thread.join(limit_s)
-
-    def _run(self, probe_hang: ProbeHang) -> None:
-        try:
-            self.report = probe_hang(self.cancelled)
-        except Exception as error:  # noqa: BLE001 - without evidence the run is stopped all the same
-            _LOG.debug("probe_of_hang", exc_info=True)
-            _LOG.warning("the hanging run could not be inspected: %r", error)
+def _report_of(probe: Future[HangReport]) -> HangReport:
+    """Return what a probe found; nothing of one that hangs itself, or that failed."""
+    if not probe.done():
+        return HangReport()
+    try:
+        return probe.result()
+    except Exception as error:  # noqa: BLE001 - without evidence the run is stopped all the same
+        _LOG.debug("probe_of_hang", exc_info=True)
+        _LOG.warning("the hanging run could not be inspected: %r", error)
+        return HangReport()
 
 
 def hang_text(silence: SilenceNote, report: HangReport) -> str:

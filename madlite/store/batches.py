@@ -14,11 +14,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from threading import Lock
 from types import TracebackType
+from typing import Literal
 
 from madlite.files import Folder
-from madlite.model import Value
 from madlite.plan.inputs import RUNS
 from madlite.store.events import (
     BatchEnded,
@@ -28,7 +27,6 @@ from madlite.store.events import (
     JobEvent,
     Requested,
     RequestedRun,
-    RunsLost,
     Started,
     Submitted,
     append,
@@ -44,28 +42,38 @@ def _lock_name(batch_id: str) -> str:
     return f".batch-{batch_id}.lock"
 
 
-class InterruptedBatch(Value, frozen=True):
-    """A batch whose madlite is gone: runs that have neither a row nor a folder, and whether they were started.
+class LoggedBatch:
+    """A batch as the event log has it; a command that goes on with it, or acknowledges it, has its `lock`.
 
-    `requested` are all of its runs.  `is_own` where it began in this folder.
+    `requested` are all of its runs, `ended` the ids of those that have a row or get none; of the others that have no
+    folder either, some were never started, and some `begun`.  `inputs` are the files that its runs use with their
+    SHA-256.  `is_own` where it began in this folder.
     """
 
-    id: str
-    command: tuple[str, ...]
-    never_started: tuple[RequestedRun, ...] = ()
-    begun: tuple[RequestedRun, ...] = ()
-    requested: tuple[RequestedRun, ...] = ()
-    is_own: bool = False
+    def __init__(self, runs: Path, batch_id: str, log: EventLog, lock: int = -1) -> None:
+        self.id, self._lock = batch_id, lock
+        events = tuple(log.about(batch_id))
+        asked = [one for one in events if isinstance(one, Requested)]
+        first = asked[0] if asked else Requested()  # its line was edited by hand
+        self.started, self.command, self.madlite, self.study = first.at, first.command, first.madlite, first.study
+        self.series, self.inputs = first.series, first.inputs
+        self.requested = tuple({run.id: run for one in asked for run in one.runs}.values())
+        self.ended = frozenset(one.run for one in events if isinstance(one, Ended))
+        self.is_own = bool(log.made([batch_id]))
+        left = [one for one in self.requested if one.id not in self.ended and not _has_folder(runs, one.id)]
+        started = frozenset(log.ids(Started)) if left else frozenset()
+        self.never_started = tuple(one for one in left if one.id not in started)
+        self.begun = tuple(one for one in left if one.id in started)
 
     @property
     def is_of_run(self) -> bool:
-        """Whether it is one of `madlite run`."""
+        """Whether it is one of `madlite run`: a study that another command makes is not resumed by that."""
         return _is_of_run(self.command)
 
     @property
-    def is_resumable(self) -> bool:
-        """Whether `madlite run --resume` goes on with it."""
-        return self.is_of_run and self.is_own
+    def is_left(self) -> bool:
+        """Whether runs of it have no row."""
+        return not self.ended.issuperset(one.id for one in self.requested)
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -78,9 +86,29 @@ class InterruptedBatch(Value, frozen=True):
             messages.append(f"cut off without a row, of an earlier batch: {_names(self.begun)}")
         return tuple(messages)
 
+    @property
+    def why_foreign(self) -> str:
+        """Why it is not resumed where it did not begin in this folder."""
+        return f"batch {self.id} did not begin in this folder ({RUNS} was copied or moved here), so it is not resumed"
+
+    def end(self, runs: Folder, how: Literal["resumed", "acknowledged"]) -> None:
+        """Record that it is resumed, or acknowledged.
+
+        Raises:
+            OSError: that cannot be written.
+        """
+        append(runs, BatchEnded(batch=self.id, how=how))
+        runs.remove(_lock_name(self.id))
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
 
 def _is_of_run(command: Sequence[str]) -> bool:
-    """Return whether a batch is one of `madlite run`: a study that another command makes is not resumed by that."""
     return tuple(command[:1]) in ((), ("run",))
 
 
@@ -94,16 +122,15 @@ class BatchLog:
         self._workspace, self._command = workspace, tuple(command)
         self._folder: Folder | None = None
         self._lock = -1
-        self._guard = Lock()  # of the open runs: runs begin and end in their own threads
-        self._requested: dict[str, RequestedRun] = {}
-        self._open_runs: dict[str, RequestedRun] = {}  # begun, and without a row
+        self._requested: set[str] = set()
+        self._begun: set[str] = set()  # and without a row; runs begin and end in their own threads
         self._under_way = False
-        self._resumed: UnfinishedBatch | None = None
+        self._resumed: LoggedBatch | None = None
         self._carried: tuple[RequestedRun, ...] = ()
         self._notes = Requested()
         self.id = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
-    def carry(self, resumed: UnfinishedBatch, finished: Iterable[RequestedRun]) -> None:
+    def carry(self, resumed: LoggedBatch, finished: Iterable[RequestedRun]) -> None:
         """Go on with another batch, of which these runs are finished: it ends once the log has all runs of this."""
         self._resumed, self._carried = resumed, tuple(finished)
 
@@ -118,7 +145,7 @@ class BatchLog:
         every = (*self._carried, *runs)
         if not every:
             return
-        self._requested |= {one.id: one for one in every}
+        self._requested.update(one.id for one in every)
         is_first, self._under_way = not self._under_way, True
         if is_first and self._workspace is not None and not self._is_job(self._workspace / RUNS):
             with suppress(OSError):  # the runs report a folder that cannot be written to
@@ -143,25 +170,27 @@ class BatchLog:
 
     def begin(self, run_id: str) -> None:
         """Note that a run begins; its folder is in the log before it is made."""
-        with self._guard:
-            self._open_runs[run_id] = self._requested.get(run_id, RequestedRun(id=run_id, card=""))
+        self._begun.add(run_id)
 
     def end(self, run_id: str) -> None:
         """Record that a run has its row, or gets none."""
-        with self._guard:
-            self._open_runs.pop(run_id, None)
+        self._begun.discard(run_id)
         has_record = self._folder is not None and exists(self._folder.path / run_id / RECORD)
         self._add(Ended(run=run_id, batch=self.id, unrecorded=not has_record))
 
     def close(self, *, interrupted: bool = False) -> bool:
-        """Record the end: all runs have ended, or were reported as never started; return whether it can be resumed."""
+        """Record the end: all runs have ended, or were reported as never started; return whether it can be resumed.
+
+        Where the disk took nothing of a run that began, the batch stays unfinished: the next command names the run.
+        """
         kept = interrupted and _is_of_run(self._command)
-        if self._folder is None:
+        if self._folder is None or not all(_has_folder(self._folder.path, name) for name in self._begun):
             return False
-        lost = tuple(one for one in self._open_runs.values() if not _has_folder(self._folder.path, one.id))
-        how = BatchEnded(batch=self.id, how="interrupted" if kept else "done")
-        written = self._add(*([RunsLost(batch=self.id, runs=lost)] if lost else []), how)
-        self._release(keep_file=bool(lost))  # until they are acknowledged
+        written = self._add(BatchEnded(batch=self.id, how="interrupted" if kept else "done"))
+        remove_locked(self._folder, _lock_name(self.id), self._lock)
+        self._lock = -1
+        self._folder.close()
+        self._folder = None
         return kept and written
 
     def __enter__(self) -> BatchLog:
@@ -173,6 +202,9 @@ class BatchLog:
         if self._lock >= 0:  # a bug during the runs: the next command reports what was lost
             os.close(self._lock)
             self._lock = -1
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
 
     def _is_job(self, runs: Path) -> bool:
         log = EventLog.read(runs)
@@ -198,62 +230,8 @@ class BatchLog:
             return False
         return True
 
-    def _release(self, *, keep_file: bool) -> None:
-        if self._folder is not None:
-            if keep_file:
-                os.close(self._lock)
-            else:
-                remove_locked(self._folder, _lock_name(self.id), self._lock)
-            self._lock = -1
-            self._folder.close()
-            self._folder = None
 
-
-class UnfinishedBatch:
-    """A batch that was cut off or interrupted, while this command goes on with it: it holds its lock.
-
-    `requested` are all of its runs, `ended` the ids of those that have a row or get none, `inputs` the files that its
-    runs use with their SHA-256.
-    """
-
-    def __init__(self, runs: Path, batch_id: str, lock: int, log: EventLog) -> None:
-        self.id, self._runs, self._lock = batch_id, runs, lock
-        events = tuple(log.about(batch_id))
-        asked = [one for one in events if isinstance(one, Requested)]
-        first = asked[0] if asked else Requested()  # its line was edited by hand
-        self.started, self.command, self.madlite, self.study = first.at, first.command, first.madlite, first.study
-        self.series, self.inputs = first.series, first.inputs
-        self.requested = tuple({run.id: run for one in asked for run in one.runs}.values())
-        self.ended = frozenset(one.run for one in events if isinstance(one, Ended))
-
-    @property
-    def is_left(self) -> bool:
-        """Whether runs of it have no row."""
-        return not self.ended.issuperset(one.id for one in self.requested)
-
-    @property
-    def why_foreign(self) -> str:
-        """Why it is not resumed where it did not begin in this folder."""
-        return f"batch {self.id} did not begin in this folder ({RUNS} was copied or moved here), so it is not resumed"
-
-    def end(self, runs: Folder, how: str) -> None:
-        """Record that it is resumed, or acknowledged.
-
-        Raises:
-            OSError: that cannot be written.
-        """
-        append(runs, BatchEnded(batch=self.id, how="resumed" if how == "resumed" else "acknowledged"))
-        runs.remove(_lock_name(self.id))
-        self.close()
-
-    def close(self) -> None:
-        """Release the lock."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-
-def open_unfinished(workspace: Path) -> tuple[UnfinishedBatch | None, tuple[UnfinishedBatch, ...]]:
+def open_unfinished(workspace: Path) -> tuple[LoggedBatch | None, tuple[LoggedBatch, ...]]:
     """Return the last batch of `madlite run` that did not come to its end and that no command goes on with.
 
     Second are those that did not begin in this folder, oldest first: closed, and named in a warning where there is one
@@ -262,10 +240,9 @@ def open_unfinished(workspace: Path) -> tuple[UnfinishedBatch | None, tuple[Unfi
     runs = workspace / RUNS
     log = EventLog.read(runs)
     found = [one for name in (*_not_ended(log), *_kept(log)) if (one := _claimed(runs, name, log)) is not None]
-    fitting = [one for one in found if one.requested and _is_of_run(one.command)]
-    own = log.made(one.id for one in fitting)
-    last = max((one for one in fitting if one.id in own), key=lambda one: one.started, default=None)
-    foreign = sorted((one for one in fitting if one.id not in own), key=lambda one: one.started)
+    fitting = sorted((one for one in found if one.requested and one.is_of_run), key=lambda one: one.started)
+    last = next((one for one in reversed(fitting) if one.is_own), None)
+    foreign = [one for one in fitting if not one.is_own]
     for one in foreign if last is not None else ():
         _LOG.warning("%s", one.why_foreign)
     for one in found:
@@ -296,11 +273,11 @@ def _can_be_kept(log: EventLog, batch_id: str) -> bool:
     return first is not None and _is_of_run(first.command) and bool(log.made([batch_id]))
 
 
-def _claimed(runs: Path, batch_id: str, log: EventLog) -> UnfinishedBatch | None:
+def _claimed(runs: Path, batch_id: str, log: EventLog) -> LoggedBatch | None:
     """Return a batch with its lock, None where another process has it."""
     try:
         with Folder.open(runs) as folder:
-            return UnfinishedBatch(runs, batch_id, open_locked(folder, _lock_name(batch_id)), log)
+            return LoggedBatch(runs, batch_id, log, open_locked(folder, _lock_name(batch_id)))
     except OSError:  # another command goes on with it
         return None
 
@@ -317,7 +294,7 @@ def acknowledge(workspace: Path, batch_id: str, *, look: bool = False) -> bool:
     try:
         later = dict.fromkeys(log.ids(Requested))
         newer = [name for name in _kept(log) if list(later).index(name) > list(later).index(batch_id)]
-        kept = _is_of_run(batch.command) and batch.is_left and bool(log.made([batch_id])) and not newer
+        kept = batch.is_of_run and batch.is_left and batch.is_own and not newer
         if not look:
             with Folder.open(runs) as folder:
                 batch.end(folder, "acknowledged")
@@ -333,41 +310,14 @@ def requested_cards(runs: Path) -> dict[str, str]:
     return {run.id: run.card for one in events if isinstance(one, Requested) for run in one.runs}
 
 
-def interrupted_batches(workspace: Path) -> tuple[InterruptedBatch, ...]:
+def interrupted_batches(workspace: Path) -> tuple[LoggedBatch, ...]:
     """Return the batches of a workspace whose madlite is gone, oldest first; one whose runs all have folders has no
     messages.
     """
     runs = workspace / RUNS
     log = EventLog.read(runs)
-    dead = [name for name in _not_ended(log) if not is_locked(runs / _lock_name(name), unknown=True)]
-    return (*(_interrupted(runs, name, log) for name in dead), *_with_lost_runs(runs, log))
-
-
-def _interrupted(runs: Path, batch_id: str, log: EventLog) -> InterruptedBatch:
-    events = tuple(log.about(batch_id))
-    asked = [one for one in events if isinstance(one, Requested)]
-    every = {run.id: run for one in asked for run in one.runs}
-    done = {one.run for one in events if isinstance(one, Ended)}
-    left = [one for one in every.values() if one.id not in done and not _has_folder(runs, one.id)]
-    started = frozenset(log.ids(Started)) if left else frozenset()
-    return InterruptedBatch(
-        id=batch_id,
-        command=asked[0].command if asked else (),
-        never_started=tuple(one for one in left if one.id not in started),
-        begun=tuple(one for one in left if one.id in started),
-        requested=tuple(every.values()),
-        is_own=bool(log.made([batch_id])),
-    )
-
-
-def _with_lost_runs(runs: Path, log: EventLog) -> Iterable[InterruptedBatch]:
-    """Yield the batches that came to their end, and with it lost runs that nobody has acknowledged."""
-    for lost in log.of(RunsLost):
-        later = [one.how for one in log.about(lost.batch) if isinstance(one, BatchEnded)]
-        if "acknowledged" not in later:
-            left = tuple(one for one in lost.runs if not _has_folder(runs, one.id))
-            if left:
-                yield InterruptedBatch(id=lost.batch, command=(), begun=left, requested=lost.runs)
+    dead = (name for name in _not_ended(log) if not is_locked(runs / _lock_name(name), unknown=True))
+    return tuple(LoggedBatch(runs, name, log) for name in dead)
 
 
 def dead_locks(workspace: Path) -> tuple[Path, ...]:
@@ -378,7 +328,7 @@ def dead_locks(workspace: Path) -> tuple[Path, ...]:
     except OSError:
         return ()
     log = EventLog.read(runs) if found else EventLog()
-    reported = {_lock_name(name) for name in (*_not_ended(log), *log.ids(RunsLost))}
+    reported = {_lock_name(name) for name in _not_ended(log)}
     return tuple(path for path in found if path.name not in reported and not is_locked(path, unknown=True))
 
 

@@ -98,13 +98,6 @@ class BatchEnded(Event, frozen=True, omit_defaults=True, tag="batch_ended"):
     how: Literal["done", "interrupted", "acknowledged", "resumed"] = "done"
 
 
-class RunsLost(Event, frozen=True, omit_defaults=True, tag="runs_lost"):
-    """A batch is about to end, and these runs of it have neither a row nor a folder on the disk."""
-
-    batch: FileName = ""
-    runs: tuple[RequestedRun, ...] = ()
-
-
 class Submitted(Event, frozen=True, omit_defaults=True, tag="submitted"):
     """The jobs of these runs are about to be submitted to a cluster; the submission has a folder."""
 
@@ -186,7 +179,6 @@ AnyEvent: TypeAlias = (
     | Started
     | Ended
     | BatchEnded
-    | RunsLost
     | Submitted
     | JobEvent
     | JobEnded

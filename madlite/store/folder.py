@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,10 +23,10 @@ from madlite.errors import UsageProblem
 from madlite.files import NO_SPACE, Folder, kind_of, read_regular, write_all
 from madlite.model import RunPlan, Value
 from madlite.plan.inputs import RUNS
-from madlite.plan.make import secrets_of
+from madlite.plan.plan_file import secrets_in
 from madlite.secrets import collect, masked_json
 from madlite.store.events import EVENTS, EventLog, Started, append, is_own, now
-from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournalWriter, read_run
+from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournal, add_entry, read_run
 from madlite.store.locks import acquire, is_locked
 
 # Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
@@ -56,6 +56,7 @@ _LOG = logging.getLogger(__name__)
 CHECK_PREFIX, CHECK_REQUEST = "check-", "request.json"  # of a check of a cluster: its folder, and the file it locks
 LOCK, HANDLE, PLAN, LOG, RECORD = "lock", "handle", "plan.json", "run.log", "record.json"
 STEPS, CONTEXT, RESULT = "steps.jsonl", "context.json", "result.json"
+SAVED_ROWS = "rows.csv"  # that perf.csv did not take
 WORK, VIEW = "work", ".view"  # what a container sees of the run's folder, and in place of the folder of runs
 _NEW_LOCK = f".{LOCK}"
 # room on the disk for a result that nothing but its file tells of; empty where the disk was full
@@ -100,7 +101,6 @@ class RunFolder:
         self._home = home
         self._lock = lock
         self._work = work
-        self._journal = RunJournalWriter(home)
         self._reserved = -1
 
     @classmethod
@@ -135,7 +135,8 @@ class RunFolder:
                 folder.note(begin or RunEntry(at=now()))
                 if reserve:
                     folder._reserve()
-                folder.write(PLAN, masked_json(plan, (*known, *collect({}, secrets_of(plan).values()))).encode())
+                secrets = collect({}, (item.secret for item in secrets_in(plan)))
+                folder.write(PLAN, masked_json(plan, (*known, *secrets)).encode())
             finally:
                 home.rename(_NEW_LOCK, LOCK)
             folder._fill(plan, files)
@@ -178,7 +179,7 @@ class RunFolder:
             raise
         try:
             if not begun:
-                folder._journal.open()
+                os.close(home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND))  # it can be written to
         except OSError:
             folder.close()
             raise
@@ -232,7 +233,7 @@ class RunFolder:
 
     def note(self, entry: RunEntry) -> str:
         """Add a line to the run's journal; return the error message, "" if none."""
-        return self._journal.add(entry)
+        return add_entry(self._home, entry)
 
     def is_taken(self) -> bool:
         """Return whether another command, which did not see the lock, took the run for cut off and writes its row."""
@@ -300,8 +301,7 @@ class RunFolder:
         return self.write_text(RECORD, text)
 
     def close(self) -> None:
-        """Close the journal, and release the lock."""
-        self._journal.close()
+        """Close the folder, and release the lock."""
         if self._reserved >= 0:
             os.close(self._reserved)
         os.close(self._lock)
@@ -362,69 +362,66 @@ def is_alive(folder: Path) -> bool:
     return is_locked(folder / _NEW_LOCK) or is_locked(folder / LOCK)  # in this order: the one becomes the other
 
 
-def unsettled(runs: Path) -> list[Path]:
-    """Return the folders of runs that may have something left to do, by name: all but those known to be over."""
-    return list(real_folders(runs, EventLog.read(runs).settled_runs()))
+class LeftRun(NamedTuple):
+    """A run without a madlite that may have something left to do, as its folder shows it at this moment.
+
+    `cut off`: it has neither a record nor a result; `uncollected`: its result has no record; `recorded`: what its
+    journal or saved rows are for may not be done.  `is_own` where madlite made the folder where it is.
+    """
+
+    folder: Path
+    state: Literal["cut off", "uncollected", "recorded"]
+    journal: RunJournal
+    is_own: bool = False
+
+    @property
+    def may_have_left(self) -> bool:
+        """Whether something of it may be running: of one with a record the journal stays then."""
+        return self.state == "cut off" or (self.state == "recorded" and _has(self.folder, RUN_JOURNAL))
+
+
+def left_runs(workspace: Path) -> tuple[LeftRun, ...]:
+    """Return the runs of a folder that have something left to do, the oldest first."""
+    runs = workspace / RUNS
+    log = EventLog.read(runs)
+    found = [left for one in real_folders(runs, log.settled_runs()) if (left := left_run(one)) is not None]
+    own = log.own_runs() if found else frozenset()
+    return tuple(one._replace(is_own=one.folder.name in own) for one in found)
+
+
+def left_run(folder: Path) -> LeftRun | None:
+    """Return what is left to do of a run, whoever made its folder; None of one that is over or goes on."""
+    if _has(folder, RECORD):
+        has_more = exists(folder / RUN_JOURNAL) or exists(folder / SAVED_ROWS)  # as few have
+        return LeftRun(folder, "recorded", read_run(folder)) if has_more and not is_alive(folder) else None
+    is_run = exists(folder / PLAN) or exists(folder / LOCK) or exists(folder / RESULT)
+    # the lock first: a run that ends between the two checks has its record by then
+    if not is_run or is_alive(folder) or _has(folder, RECORD):
+        return None
+    journal = read_run(folder)  # after a full disk one may have a lock and no plan
+    state: Literal["cut off", "uncollected"] = "uncollected" if has_result(folder) else "cut off"
+    return LeftRun(folder, state, journal) if journal.cleaned is None else None
 
 
 def unfinished(workspace: Path) -> tuple[Path, ...]:
-    """Return the folders of runs that were cut off, oldest first; after a full disk one may have a lock and no plan."""
-    runs = workspace / RUNS
-    found = _cut_off(runs)
-    own = EventLog.read(runs).own_runs() if found else frozenset()
-    return tuple(path for path in found if path.name in own)
+    """Return the folders of this folder's runs that were cut off, oldest first."""
+    return tuple(one.folder for one in left_runs(workspace) if one.is_own and one.state == "cut off")
+
+
+def uncollected(workspace: Path) -> tuple[Path, ...]:
+    """Return the folders of this folder's runs that have ended and whose results are not collected, oldest first."""
+    return tuple(one.folder for one in left_runs(workspace) if one.is_own and one.state == "uncollected")
 
 
 def may_have_left(workspace: Path) -> tuple[Path, ...]:
-    """Return the folders of runs without a madlite that may have something running: of those with a record the journal.
-
-    It stays where the next command wrote the row of a run that was cut off, and something of it was still running.
-    """
-    runs = workspace / RUNS
-    recorded = [one for one in unsettled(runs) if _has(one, RUN_JOURNAL) and _has(one, RECORD) and not is_alive(one)]
-    own = EventLog.read(runs).own_runs() if recorded else frozenset()
-    return (*unfinished(workspace), *(one for one in recorded if one.name in own))
-
-
-def planted(workspace: Path) -> tuple[Path, ...]:
-    """Return folders that look like runs that were cut off or have pending rows, and that madlite did not make."""
-    runs = workspace / RUNS
-    waiting = [one for one in unsettled(runs) if _has_pending_rows(one)]
-    found = dict.fromkeys((*_cut_off(runs), *(one for one in waiting if not is_alive(one))))
-    own = EventLog.read(runs).own_runs() if found else frozenset()
-    return tuple(path for path in found if path.name not in own)
-
-
-def _cut_off(runs: Path) -> tuple[Path, ...]:
-    unrecorded = (one for one in unsettled(runs) if not _has(one, RECORD))
-    candidates = [one for one in unrecorded if exists(one / PLAN) or exists(one / LOCK)]
-    # the lock first: a run that ends between the two checks has its record by then
-    return tuple(path for path in candidates if not is_alive(path) and not _has_ended(path))
-
-
-def awaits_collection(runs: Path) -> tuple[Path, ...]:
-    """Return the folders of runs that have ended with a result file and have no record, whoever made them."""
-    return tuple(filter(is_uncollected, unsettled(runs)))
+    """Return the folders of this folder's runs without a madlite that may have something running."""
+    return tuple(one.folder for one in left_runs(workspace) if one.is_own and one.may_have_left)
 
 
 def is_uncollected(folder: Path) -> bool:
     """Return whether a run has ended with a result file and has no record."""
-    if _has(folder, RECORD) or is_alive(folder) or not has_result(folder):
-        return False
-    return read_run(folder).cleaned is None
-
-
-def _has_ended(folder: Path) -> bool:
-    """Return whether a run's end is on the disk."""
-    return _has(folder, RECORD) or read_run(folder).cleaned is not None or has_result(folder)
-
-
-def _has_pending_rows(folder: Path) -> bool:
-    """Return whether a run has rows in its journal that `clean` did not deal with."""
-    if not _has(folder, RUN_JOURNAL):  # as most runs
-        return False
-    pending = read_run(folder)
-    return pending.rows is not None and pending.cleaned is None
+    left = left_run(folder)
+    return left is not None and left.state == "uncollected"
 
 
 class _Recorded(Value, frozen=True):

@@ -104,79 +104,33 @@ class RunJournal(Value, frozen=True):
     interrupted: bool = False
 
 
-class RunJournalWriter:
-    """Adds lines to the journal of a run's folder; it stays open until `close`, so that no later one fails to open it.
+def add_entry(home: Folder, entry: RunEntry) -> str:
+    """Add a line to the journal of a run's folder, whose lock the caller has; return the error message, "" if none.
 
-    The caller has the run's lock.
+    A line that was not written leaves the others as they are.  A journal that cannot take its first rows is emptied,
+    which needs no space: it must not be read as complete.
     """
-
-    def __init__(self, home: Folder) -> None:
-        self._home = home
-        self._fd = -1
-        self._has_rows = False
-
-    def open(self) -> None:
-        """Open the journal, made where there is none; also instead of one that was removed or replaced.
-
-        Raises:
-            OSError: it cannot be opened for writing: it is a link, say.
-        """
-        if self._fd >= 0 and self._is_current():
-            return
-        self.close()
-        fd = self._home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND)
-        try:
-            data = read_limited(fd, _LIMIT_BYTES, RUN_JOURNAL)
-            self._has_rows = _content(data).rows is not None
-            if (whole := len(_whole_lines(data))) < len(data):  # an earlier command was killed
-                os.ftruncate(fd, whole)
-        except OSError:
+    data, fd = b"", -1
+    try:
+        fd = home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND)
+        data = read_limited(fd, _LIMIT_BYTES, RUN_JOURNAL)
+        if (whole := len(_whole_lines(data))) < len(data):  # an earlier command was killed
+            os.ftruncate(fd, whole)
+        line = json_line(entry)
+        if os.write(fd, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        is_emptied = entry.rows is not None and not entry.rows.appended and _content(data).rows is None
+        if fd >= 0:
+            with suppress(OSError):
+                os.ftruncate(fd, 0 if is_emptied else len(_whole_lines(data)))
+        elif is_emptied:
+            home.remove(RUN_JOURNAL)
+        return f"{RUN_JOURNAL} could not be written: {error.strerror}"
+    finally:
+        if fd >= 0:
             os.close(fd)
-            raise
-        self._fd = fd
-
-    def add(self, entry: RunEntry) -> str:
-        """Add a line; return the error message, "" if none.  A line that was not written leaves the others as they are.
-
-        A journal that cannot take its first rows is emptied, which needs no space: it must not be read as complete.
-        """
-        size = -1
-        try:
-            self.open()
-            size = os.fstat(self._fd).st_size
-            _append(self._fd, entry)
-        except OSError as error:
-            if entry.rows is not None and not self._has_rows:
-                self._make_incomplete()
-            elif size >= 0:
-                self._truncate(size)
-            return f"{RUN_JOURNAL} could not be written: {error.strerror}"
-        self._has_rows = self._has_rows or entry.rows is not None
-        return ""
-
-    def close(self) -> None:
-        """Close it."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def _is_current(self) -> bool:
-        try:
-            return os.path.samestat(os.fstat(self._fd), self._home.status(RUN_JOURNAL))
-        except OSError:
-            return False
-
-    def _make_incomplete(self) -> None:
-        """Empty the journal, or remove one that is not open: both work without space and without a descriptor."""
-        if self._fd < 0 or not self._truncate(0):
-            self._home.remove(RUN_JOURNAL)
-
-    def _truncate(self, size: int) -> bool:
-        try:
-            os.ftruncate(self._fd, size)
-        except OSError:
-            return False
-        return True
+    return ""
 
 
 def read_run(folder: Path) -> RunJournal:
@@ -216,19 +170,6 @@ def _content(data: bytes) -> RunJournal:
         listed=any(entry.listed for entry in entries),
         interrupted=any(entry.interrupted for entry in entries),
     )
-
-
-def _append(fd: int, line: Value) -> None:
-    """Write a line in one call at the end of a journal that is open for reading and appending.
-
-    Raises:
-        OSError: it was not written completely.
-    """
-    size = os.fstat(fd).st_size
-    torn = bool(size) and os.pread(fd, 1, size - 1) != b"\n"  # by a kill, or a full disk
-    data = b"\n" * torn + json_line(line)
-    if os.write(fd, data) < len(data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _decoded(lines: Iterable[bytes]) -> Iterator[RunEntry]:

@@ -12,9 +12,8 @@ from madlite.errors import RecordError
 from madlite.files import read_regular, wrong_key
 from madlite.jsontext import indented, read_json
 from madlite.model import QUANTITIES, Json, Place, Quantity, RunPlan, Scalar, Study, Traits, Value, Variant
-from madlite.plan.inputs import RUNS
 from madlite.store.events import Event, EventLog, RunImported, RunPruned
-from madlite.store.folder import PLAN, RECORD, RESULT, awaits_collection, exists
+from madlite.store.folder import PLAN, RECORD, RESULT, exists
 from madlite.store.journal import RunRows, read_run
 from madlite.store.record import VERSION, Record, record_json
 
@@ -315,14 +314,6 @@ def _read(data: bytes) -> RunResult:
 
 class _Version(Value, frozen=True):
     version: int
-
-
-def uncollected(workspace: Path) -> tuple[Path, ...]:
-    """Return the folders of runs that have ended and whose results are not collected, the oldest first."""
-    runs = workspace / RUNS
-    found = awaits_collection(runs)
-    own = EventLog.read(runs).own_runs() if found else frozenset()
-    return tuple(folder for folder in found if folder.name in own)
 
 
 def entries_of(tables: Json) -> Entries | None:

@@ -18,7 +18,6 @@ from madlite.errors import ExitCode, UsageProblem
 from madlite.measure.statistics import Interval
 from madlite.model import Cause, Json, Metric, Result, Status, Study, Value
 from madlite.plan.inputs import RUNS
-from madlite.reports.comparison_text import number_text
 from madlite.reports.runs import began
 from madlite.reports.series import Direction, direction_of
 from madlite.run.from_plan import copied
@@ -32,7 +31,7 @@ from madlite.store.stored import read_plan, read_record
 from madlite.store.study import StudyFolder, studies_of
 from madlite.study.bisect import Bisection, NextItem, Sample, Standing, change_interval, run_bisection
 from madlite.study.summary import making_folder
-from madlite.text import align, shortened_middle
+from madlite.text import align, change, figure, shortened_middle
 
 KIND = "bisect"
 _OF_MACHINE = (Cause.DISK, Cause.INODES, Cause.ENGINE)  # whatever image, file or commit is tried
@@ -389,8 +388,7 @@ def summary_lines(summary: BisectSummary) -> Iterator[str]:
         if one.runs:
             name = shortened_middle(f"{one.name} {one.note}".strip(), 60)
             stands = _standing_text(summary, number) + (f": {one.failures[0]}" if one.failures else "")
-            change = "-" if one.change is None else f"{one.change:+.2%}"
-            row = (number_text(one.median), change, _interval_text(one.interval), stands)
+            row = (figure(one.median, "-"), change(one.change, "-"), _interval_text(one.interval), stands)
             rows.append((str(number), name, str(len(one.runs)), *row))
     if len(rows) > 1:
         yield from (f"  {line}" for line in align(rows))
@@ -409,15 +407,15 @@ def _standing_text(summary: BisectSummary, number: int) -> str:
 
 
 def _interval_text(interval: Interval | None) -> str:
-    return "-" if interval is None else f"[{interval.low:+.2%}, {interval.high:+.2%}]"
+    return "-" if interval is None else f"[{change(interval.low)}, {change(interval.high)}]"
 
 
-def _no_change_text(summary: BisectSummary, change: str) -> str:
+def _no_change_text(summary: BisectSummary, by: str) -> str:
     good, bad = summary.items[0], summary.items[-1]
     return (
         f"nothing to find: {good.name} (the good end) and {bad.name} (the bad end) do not differ: "
-        f"{number_text(good.median)} and {number_text(bad.median)} by {len(good.values)} and {len(bad.values)} runs, "
-        f"change {change}; other ends: --good, --bad; a smaller change: --max-repeats and --fail-on"
+        f"{figure(good.median)} and {figure(bad.median)} by {len(good.values)} and {len(bad.values)} runs, "
+        f"change {by}; other ends: --good, --bad; a smaller change: --max-repeats and --fail-on"
     )
 
 
@@ -435,18 +433,18 @@ def _end_failed_text(summary: BisectSummary) -> str:
 def _conclusion(summary: BisectSummary) -> str:
     if summary.conclusion == "end failed":
         return _end_failed_text(summary)
-    change = "" if summary.change is None else f"{summary.change:+.2%} {_interval_text(summary.interval)}"
+    by = "" if summary.change is None else f"{change(summary.change)} {_interval_text(summary.interval)}"
     if summary.conclusion == "no change":
-        return _no_change_text(summary, change)
+        return _no_change_text(summary, by)
     pair = f"last good {summary.last_good}, first bad {summary.first_bad}"
     if summary.conclusion == "found" and summary.candidates:
         names = ", ".join((*summary.candidates, summary.first_bad))
         return (
             f"last good {summary.last_good}; the first bad one is one of: {names} "
-            f"({', '.join(summary.candidates)} could not be tested); change {change}"
+            f"({', '.join(summary.candidates)} could not be tested); change {by}"
         )
     texts = {
-        "found": f"{pair}: change {change}",
+        "found": f"{pair}: change {by}",
         "not confirmed": f"not confirmed: {pair}, but in turns the change is {change}: the number changes little by "
         "little, or the machine does",
     }

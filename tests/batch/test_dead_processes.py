@@ -65,7 +65,7 @@ def cut_off(workspace: Path, name: str) -> Path:
 
 
 def runs_of(folder: Path) -> list[DeadRun]:
-    return [run for run in find_dead_runs().runs if run.place.path == str(folder)]
+    return [run for run in find_dead_runs().runs if run.folder == str(folder)]
 
 
 def pids(run: DeadRun) -> set[int]:
@@ -201,7 +201,7 @@ def test_a_decoy_with_the_id_of_a_living_run_brings_it_no_harm(start, folder, tm
         os.chown(his, NOBODY, NOBODY)
         decoy = start(user=NOBODY, marks={FOLDER_MARK: str(his)})
         (run,) = [run for run in find_dead_runs().runs if run.run_id == folder.name]
-        assert (pids(run), run.place.uid) == ({decoy.pid}, NOBODY)
+        assert (pids(run), run.uid) == ({decoy.pid}, NOBODY)
         assert end_listed(run, GRACE_S) is None
         assert decoy.wait(10) == -signal.SIGTERM and living.poll() is None
 
@@ -234,7 +234,7 @@ def test_what_is_no_folder_is_no_runs(start, tmp_path, what):
         os.mkfifo(place)
     process = start(marks={FOLDER_MARK: str(place)})
     found = find_dead_runs()
-    assert [run for run in found.runs if run.place.path == str(place)] == []
+    assert [run for run in found.runs if run.folder == str(place)] == []
     assert any(f"pid {process.pid} " in note and f"{place} is no folder" in note for note in found.notes)
 
 

@@ -10,14 +10,15 @@ import pytest
 
 from madlite.batch.recovery.leftovers import Leftover, remove
 from madlite.batch.recovery.unfinished import append_pending, find_incomplete, recovery_report
+from madlite.files import Folder
 from madlite.model import Row, Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.rebuild import rebuild
 from madlite.store.events import Started, append
 from madlite.store.folder import LOCK, PLAN, RECORD, RunFolder, is_uncollected, open_runs
-from madlite.store.journal import RUN_JOURNAL, RunEntry, RunRows
+from madlite.store.journal import RUN_JOURNAL, RunEntry, RunRows, add_entry
 from madlite.store.record import Record, record_json
-from tests.factories import open_journal, write_journal
+from tests.factories import write_journal
 
 ROW = {"model": "m", "performance": "1", "metric": "x", "status": "SUCCESS"}
 ROWS = RunRows(path="perf.csv", cells=(ROW,), at="t")
@@ -45,11 +46,11 @@ def listed(folder: Path) -> Leftover:
 def test_a_row_whose_line_was_refused_is_not_certainly_missing(tmp_path):
     folder = write_journal(run_folder(tmp_path))
     replace_by_link(folder / RUN_JOURNAL, tmp_path)
-    with open_journal(folder) as writer:
+    with Folder.open(folder) as home:
         append_rows(
             tmp_path / "perf.csv",
             [Row(cells=ROW)],
-            before_write=lambda size, columns: assert_refused(writer.add(RunEntry(at="t", rows=ROWS))),
+            before_write=lambda size, columns: assert_refused(add_entry(home, RunEntry(at="t", rows=ROWS))),
         )
     (one,) = find_incomplete(tmp_path)
     assert one.row == "whether its row is in perf.csv cannot be seen"

@@ -86,15 +86,17 @@ def test_the_longest_begins_first_and_one_of_unknown_length_is_taken_for_a_usual
         assert machine.order[0] == 1 and machine.order[-1] == 0
 
 
-def test_a_run_for_all_gpus_is_passed_only_by_what_ends_before_it_could_begin(folder):
+def test_a_run_for_all_gpus_is_passed_by_none_that_needs_some_and_by_those_that_need_none(folder):
     with closing(pool_of(folder)) as pool:
-        jobs = [job(0, 4, 100), job(1, 8, 90), job(2, 4, 80), job(3, 4, 150)]
+        jobs = [job(0, 4, 100), job(1, 8, 90), job(2, 4, 80), job(3, 0, 70)]
         machine = Machine([jobs[0]], pool)
         assert machine.fill() == [0]
         machine.scheduler._waiting = [*jobs[1:]]
-        assert machine.fill() == [2], "80 s end within the 100 s of the first, 150 s would not"
-        machine.end(2), machine.end(0)
+        assert machine.fill() == [3]
+        machine.end(0)
         assert machine.fill() == [1]
+        machine.end(1)
+        assert machine.fill() == [2]
 
 
 def test_without_durations_nobody_passes_a_run_that_needs_all_and_small_ones_pass_one_that_leaves_them_room(folder):
@@ -320,16 +322,13 @@ def test_gpus_of_another_process_are_none_that_a_waiting_run_is_passed_for(folde
         assert machine.fill() == [0]
 
 
-def test_what_a_waiting_run_keeps_is_for_nobody_else_but_who_ends_before_it_begins(folder):
+def test_what_a_waiting_run_keeps_is_for_nobody_else(folder):
     with closing(pool_of(folder)) as pool, closing(pool_of(folder)) as other:
         other.take(job(90, 2), passes=False), other.take(job(91, 1), passes=False)
         machine = Machine([job(0, 2, 100)], pool)
         assert machine.fill() == [0]
         machine.scheduler._waiting = [job(1, 4, 50), job(2, 1, 200)]
         assert machine.fill() == [], "three are kept; two more will be there in 100 s, unless another process is sooner"
-        machine.scheduler._waiting.append(job(3, 1, 60))
-        assert machine.fill() == [3]
-        machine.end(3)
         other.give_back((2,))
         assert machine.fill() == [1]
 

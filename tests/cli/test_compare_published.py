@@ -83,7 +83,7 @@ def test_each_figure_that_applies_is_a_line_with_its_source_and_what_differs(pla
     assert found["lab sheet"]["differences"] == [{"name": "batch", "base": ["3"], "new": ["4"]}]
     assert found["data centre"]["differences"] == [] and "micro_batch" in found["data centre"]["unknown"]
     text = said(capsys, "published")
-    assert "-5.00%" in text and "+5.56%" in text and "a published figure has no spread" in text
+    assert "-5.00 %" in text and "+5.56 %" in text and "a published figure has no spread" in text
     assert "batch: 3 → 4" in text
     note = "(2026-11-01, https://example.com/sheet): Llama-3.1-8B BF16 10,000 tokens/s/GPU on 8xMI300X: ROCm 7.1, 750 W"
     assert f"note: lab sheet in madlite_references.toml {note}" in text
@@ -219,5 +219,5 @@ def test_figures_that_madlite_brings_are_found(place, capsys):
         backend="pytorch_fsdp",
     )
     text = said(capsys, "published", "000005")
-    assert "-1.60%" in text, "534.25 / 542.94 - 1"
+    assert "-1.60 %" in text, "534.25 / 542.94 - 1"
     assert "note: README of rocm/pytorch-training v25.2 (undated, release v25.2)" in text and "batch: 3 → 4" in text

@@ -94,7 +94,7 @@ def test_the_steps_of_json(capsys):
 def test_a_page_for_people(capsys):
     assert call(["parse", str(TITAN)]) == 0
     out = capsys.readouterr().out
-    assert "SUCCESS   3295 tokens_per_s_per_gpu (median of 15 steps, 6 to 20, CV 9.9 %)" in out
+    assert "SUCCESS   3295 tokens_per_s_per_gpu (median of 15 steps, 6 to 20, CV 9.92 %)" in out
     assert "steps     1 to 20 of 20, rank 0\n" in out
     assert "seq_len 256 · micro_batch 2" in out
     assert out.splitlines()[0] == f"{TITAN}  (backend torchtitan)"

@@ -175,7 +175,7 @@ def test_results_are_compared_with_published_figures(folder, capsys):
     (folder / "new.csv").write_text(f"{head}tiny,8,1,bf16,4096,MI300X,1500,tokens_per_s_per_gpu,SUCCESS\n")
     assert call(["report", "md", "new.csv", "--baseline", "published:README"]) == 0
     said = capsys.readouterr().out
-    assert "| 2,000 | 1,500 | −25.0 % |" in said and "| 75.0 % |" in said
+    assert "| 2,000 | 1,500 | -25.0 % |" in said and "| 75.0 % |" in said
 
 
 @pytest.mark.parametrize("option", ["--baseline", "--against"])

@@ -63,7 +63,7 @@ def test_a_pipe_gets_plain_lines_and_few_steps(plan, pipe):
     assert "[1/2] Running model tiny · tiny · pretrain · BF16 · docker · 8xMI300X" in text
     assert [line.split()[1] for line in text.splitlines() if " step " in line] == ["5/50", "10/50"]
     assert "step 5/50  1,234 tokens/s/GPU  loss 2.346" in text
-    assert "SUCCESS tiny  1234.5 tokens_per_s_per_gpu (median of 45 steps, 6 to 50, CV 1.0 %)" in text
+    assert "SUCCESS tiny  1234.5 tokens_per_s_per_gpu (median of 45 steps, 6 to 50, CV 1.00 %)" in text
     assert "took 1 min 15 s" in text and "\x1b" not in text and "not shown" not in text
 
 

@@ -70,12 +70,12 @@ def test_what_differs_stands_first_and_what_is_equal_is_left_out(place, capsys):
     ]
     assert told["micro_batch"] == ["2", "3"] and told["gpu driver"] == ["6.10.5", "6.12"]
     assert told["number"] == ["100 tps", "90 tps"]
-    assert told["against the first"] == ["-", "-10.00%"], "90 / 100 - 1"
+    assert told["against the first"] == ["-", "-10.0 %"], "90 / 100 - 1"
     assert told["power W/GPU"] == ["642", "643"] and told["clock MHz"] == ["1,902", "1,903"], "of the GPUs that tell"
     assert "pass" in text and "warn" in text and told["madlite"] == ["0.2", "0.3"]
     assert "torch" not in told and "CV" not in told and "package torch" not in text
     every = cells(said(capsys, "show", "last~1", "last", "--all"))
-    assert every["package torch"] == ["2.6", "2.6"] and every["CV"] == ["1.00%", "1.00%"]
+    assert every["package torch"] == ["2.6", "2.6"] and every["CV"] == ["1.00 %", "1.00 %"]
     assert "seq_len" not in every, "no run has one"
 
 

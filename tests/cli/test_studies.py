@@ -68,7 +68,7 @@ def told(capsys, *words: str) -> tuple[str, str]:
             bisection(),
             [
                 "1  a.toml",
-                "last good a.toml, first bad b.toml: change -10.00%",
+                "last good a.toml, first bad b.toml: change -10.0 %",
                 "it changes between b.toml and c.toml, too: --good b.toml --bad c.toml finds where",
             ],
         ),

@@ -246,15 +246,15 @@ def full_disk(monkeypatch, *, also_journal: bool) -> None:
             raise OSError(28, "No space left on device")
         real(folder, name, data)
 
-    def refuse(fd: int, line: object) -> None:
-        if isinstance(line, RunEntry) and line.rows:
+    def refuse(line: RunEntry) -> bytes:
+        if line.rows:
             raise OSError(28, "No space left on device")
-        real_append(fd, line)
+        return real_line(line)
 
-    real_append = journal._append
+    real_line = journal.json_line
     monkeypatch.setattr(RunFolder, "write", write)
     if also_journal:
-        monkeypatch.setattr(journal, "_append", refuse)
+        monkeypatch.setattr(journal, "json_line", refuse)
 
 
 def test_a_log_that_the_disk_does_not_take_costs_no_verdict(planned, monkeypatch):  # noqa: F811
@@ -312,7 +312,7 @@ def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, 
     workspace = options.workspace
     taken = folder._open_locked
     locks: list[int] = []
-    for target in ("masked_json", "_open_locked", "hide_from_git"):
+    for target in ("masked_json", "_open_locked"):
         with BatchLog(workspace, ("run",)) as batch, monkeypatch.context() as patch:
             patch.setattr(folder, "_open_locked", lambda *args: locks.append(taken(*args)) or locks[-1])
             kill_at(patch, f"madlite.store.folder.{target}")

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from madlite.model import Card, ImageUsed, Machine, Metric, Status, Variant
 from madlite.model.results import Diagnosis, Provenance
 from madlite.reports.compare import compare
-from madlite.reports.page import page_data, render_page
-from madlite.reports.page.markdown import escaped, render_markdown
+from madlite.reports.page import page_data, render_markdown, render_page
+from madlite.reports.page.render import escaped
 from madlite.reports.page.sources import collect
 from madlite.reports.page.values import ReferenceMark
 from madlite.reports.series import Sample, Series
@@ -77,7 +77,7 @@ def page_of(text, folder=None):
     found = collect([], folder, {}) if folder is not None else None
     return page_data(
         (one, *(found.series if found else ())),
-        found.runs if found else (),
+        found.stored if found else (),
         compare((base,), (one,), labels=(text, text), notes=(text,)),
         references=lambda series: (mark,),
         title=text,

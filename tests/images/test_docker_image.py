@@ -89,7 +89,7 @@ def test_progress_adds_up_the_layers_and_speaks_now_and_then(monkeypatch):
         layer("one", percent / 100)
         layer("two", percent / 100)
     progress.add({"id": "one", "status": "Pull complete"})
-    assert "pulling rocm/x: 1.0 of 10.0 GiB" in lines[:3]
+    assert "pulling rocm/x: 1.0 GiB of 10.0 GiB" in lines[:3]
     assert lines[-1] == "pulling rocm/x: unpacking"
     assert 8 <= len(lines) <= 13, lines
 

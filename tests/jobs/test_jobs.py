@@ -44,4 +44,4 @@ def test_each_of_them_is_listed_on_request_and_a_pipe_has_one_line_of_each():
 def test_what_chooses_runs_by_their_results_says_what_to_do_instead(capfd, command):
     assert call([command, "a", "--cluster", "lab"]) == 4
     told = capfd.readouterr().err
-    assert f"--cluster lab beside {command}" in told and f"salloc -N1 --exclusive madlite {command}" in told
+    assert f"cluster lab beside {command}" in told and f"salloc -N1 --exclusive madlite {command}" in told

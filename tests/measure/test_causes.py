@@ -233,7 +233,7 @@ def test_a_log_that_never_ends_with_a_table_costs_no_more():
     log = LogMonitor((), RULES)
     log.feed(b"  rank      : 1 (local_rank: 1)\n" + b"a line of text that says nothing\n" * 20_000)
     log.finish()
-    assert log.candidate is None
+    assert log.failures.candidate is None
 
 
 RENDEZVOUS = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"

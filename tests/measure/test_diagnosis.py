@@ -137,7 +137,7 @@ def test_a_log_that_went_well_raises_no_alarm(path):
     ],
 )
 def test_words_of_a_good_log_are_no_root(line):
-    clue = follow(line).candidate
+    clue = follow(line).failures.candidate
     assert clue is None or clue.tier > ROOT
 
 
@@ -675,7 +675,10 @@ def test_whatever_a_log_says_something_is_found_or_nothing():
 
 def test_a_tier_is_an_order():
     clues = follow(timeout(1), *trace(0, "KeyError: 1"), OOM)
-    assert clues.candidate.tier == ROOT and follow(timeout(1), *trace(0, "KeyError: 1")).candidate.tier == ERROR
+    assert (
+        clues.failures.candidate.tier == ROOT
+        and follow(timeout(1), *trace(0, "KeyError: 1")).failures.candidate.tier == ERROR
+    )
 
 
 def test_where_a_launcher_alone_speaks_its_first_failure_is_the_line():

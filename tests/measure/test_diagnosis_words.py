@@ -248,7 +248,7 @@ def test_a_warning_of_another_rank_is_not_the_line_that_decides():
 )
 def test_what_was_tried_again_or_done_without_explains_nothing(line):
     assert why(line, "train: bad value -1, stop").cause == "exit_code"
-    assert follow(line).late_candidate is None or why(line, timeout(1)).cause == "collective_timeout"
+    assert follow(line).failures.late_candidate is None or why(line, timeout(1)).cause == "collective_timeout"
 
 
 RESOLVE = 'Error response from daemon: failed to resolve reference "docker.io/a/b:c": '

@@ -140,7 +140,7 @@ def test_memory_that_ran_out_is_told_alike_by_all_who_look(line):
     log = LogMonitor((), with_common(()))
     log.feed(line.encode())
     log.finish()
-    assert log.candidate.cause == "gpu_out_of_memory"
+    assert log.failures.candidate.cause == "gpu_out_of_memory"
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_memory_that_ran_out_and_was_got_over_is_a_doubt_and_no_failure(line):
 def test_a_step_that_follows_makes_it_none():
     failed = f"{TRACEBACK}\nRuntimeError: boom\n{CHILD}\n"
     log = follow("step=1 tps=5\n" + failed)
-    assert (log.fatal_line, log.launcher_line) == ("RuntimeError: boom", CHILD.strip())
+    assert (log.failures.fatal_line, log.failures.launcher_line) == ("RuntimeError: boom", CHILD.strip())
     log = follow("step=1 tps=5\n" + failed + "step=1 tps=5\n")
-    assert (log.fatal_line, log.launcher_line) == ("", "")
+    assert (log.failures.fatal_line, log.failures.launcher_line) == ("", "")
 
 
 def test_an_end_mark_is_of_the_steps_before_it():
@@ -185,5 +185,5 @@ def test_an_end_mark_is_of_the_steps_before_it():
 )
 def test_how_gpus_and_collectives_die_ends_a_training(line):
     log = follow(f"step=1 tps=5\n{line}\n")
-    assert log.fatal_line and log.fatal_line in line
-    assert follow(f"{line}\nstep=1 tps=5\n").fatal_line == ""
+    assert log.failures.fatal_line and log.failures.fatal_line in line
+    assert follow(f"{line}\nstep=1 tps=5\n").failures.fatal_line == ""

@@ -65,8 +65,8 @@ def seen(log: LogMonitor) -> dict[str, object]:
         "lines": log.lines,
         "steps": [(step.n, step.rank, {key: repr(value) for key, value in step.values.items()}) for step in log.steps],
         "nan": log.nan_loss,
-        "fatal": (log.fatal_line, log.launcher_line, log.ended),
-        "rule": (log.rule, log.candidate and log.candidate.rule and log.candidate.line),
+        "fatal": (log.failures.fatal_line, log.failures.launcher_line, log.ended),
+        "rule": (log.rule, log.failures.candidate and log.failures.candidate.rule and log.failures.candidate.line),
         "telling": log.best_error_line,
         "patterns": dict(log._patterns.found),
         "order": list(log._patterns.found),
@@ -119,7 +119,7 @@ def test_a_log_that_repeats_itself_does_not_grow():
     for _ in range(20):
         log.feed(lines)
     assert log.lines == 60_000
-    assert (len(log.steps), len(log.last_lines)) == (2, KEPT)
+    assert (len(log.steps), len(log.failures.last_lines)) == (2, KEPT)
 
 
 def test_noise_without_a_lines_end_is_not_collected():
@@ -186,10 +186,10 @@ def test_a_figure_at_the_very_end_that_no_line_end_follows_is_left_out():
 def test_a_launcher_s_code_is_no_end_mark(code):
     log = LogMonitor([Tells(Ended(marker="launcher: code", code=code))])
     log.feed(b"the launcher says so\n")
-    assert not log.ended and log.launcher_line == log.fatal_line == "the launcher says so"
+    assert not log.ended and log.failures.launcher_line == log.failures.fatal_line == "the launcher says so"
     log = LogMonitor([Tells(Ended(marker="launcher: code 0"))])
     log.feed(b"x\n")
-    assert log.ended and not log.launcher_line
+    assert log.ended and not log.failures.launcher_line
 
 
 @pytest.mark.parametrize(

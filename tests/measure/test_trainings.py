@@ -48,8 +48,8 @@ def test_steps_figures_and_a_loss_of_the_training_before_are_gone():
 
 
 def test_a_training_that_failed_before_does_not_fail_the_one_after_it():
-    assert follow("1 9.0", "failed", "begin", "1 0.5").launcher_line == ""
-    assert follow("1 9.0", "begin", "1 0.5", "failed").launcher_line == "failed"
+    assert follow("1 9.0", "failed", "begin", "1 0.5").failures.launcher_line == ""
+    assert follow("1 9.0", "begin", "1 0.5", "failed").failures.launcher_line == "failed"
 
 
 def test_a_last_training_without_a_step_has_no_result():

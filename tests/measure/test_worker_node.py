@@ -88,14 +88,14 @@ def test_the_exit_barrier_is_no_failure_and_no_cause(barrier):
     scan.feed(make_block(barrier), None)
     scan.finish()
     assert (scan.fatal_line, scan.launcher_line) == ("", "")
-    clue = follow("begin", *barrier).candidate
+    clue = follow("begin", *barrier).failures.candidate
     assert clue is None or clue.cause != "network" or "[W" in clue.line or clue.line.startswith("W0305")
 
 
 @pytest.mark.parametrize("barrier", BARRIERS.values(), ids=BARRIERS)
 def test_an_exception_after_the_barrier_is_one(barrier):
     raised = ["Traceback (most recent call last):", '  File "/w/t.py", line 1, in f', "    f()", "KeyError: 'x'"]
-    found = follow(*barrier, "a line", "b line", "c line", *raised).candidate
+    found = follow(*barrier, "a line", "b line", "c line", *raised).failures.candidate
     assert found is not None and (found.cause, found.line) == ("python_error", "KeyError: 'x'")
 
 

@@ -12,11 +12,12 @@ from signal import SIG_IGN, SIGXFSZ, signal
 import pytest
 from msgspec.structs import replace
 
+from madlite.files import Folder
 from madlite.model import Row
 from madlite.perfcsv.append import append_rows, cut_torn
 from madlite.perfcsv.pending import are_in_file, count_written, rows_path
-from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, read_run
-from tests.factories import open_journal, write_journal
+from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, add_entry, read_run
+from tests.factories import write_journal
 
 CELLS = {"model": "m", "performance": "", "metric": "", "status": "FAILURE"}
 
@@ -131,8 +132,8 @@ def journal_limited_to(size: int) -> Iterator[None]:
 def test_a_journal_that_cannot_take_the_rows_does_not_say_that_there_are_none(tmp_path):
     write_journal(tmp_path)
     rows = RunRows(path="perf.csv", cells=({"args": "x" * 4096},))
-    with journal_limited_to(1024), open_journal(tmp_path) as writer:
-        assert "journal.jsonl could not be written" in writer.add(RunEntry(at="t", rows=rows))
+    with journal_limited_to(1024), Folder.open(tmp_path) as home:
+        assert "journal.jsonl could not be written" in add_entry(home, RunEntry(at="t", rows=rows))
     assert read_run(tmp_path) == RunJournal() and (tmp_path / RUN_JOURNAL).read_bytes() == b""
 
 
@@ -140,57 +141,47 @@ def test_a_journal_that_cannot_take_the_rows_does_not_say_that_there_are_none(tm
 def test_a_later_line_without_space_leaves_the_rows_as_they_are(tmp_path, entry):
     rows = RunRows(path="perf.csv", cells=(CELLS,), at="t")
     write_journal(tmp_path, rows)
-    with journal_limited_to((tmp_path / RUN_JOURNAL).stat().st_size + 100), open_journal(tmp_path) as writer:
-        assert "could not be written" in writer.add(RunEntry(at="t", **entry))
+    with journal_limited_to((tmp_path / RUN_JOURNAL).stat().st_size + 100), Folder.open(tmp_path) as home:
+        assert "could not be written" in add_entry(home, RunEntry(at="t", **entry))
     assert read_run(tmp_path).rows == rows and read_run(tmp_path).cleaned is None
 
 
 def test_a_line_that_the_disk_did_not_take_leaves_the_journal_complete(tmp_path):
     write_journal(tmp_path)
     size = (tmp_path / RUN_JOURNAL).stat().st_size
-    with journal_limited_to(size + 20), open_journal(tmp_path) as writer:
-        assert "could not be written" in writer.add(RunEntry(at="t", cleaned="no row"))
+    with journal_limited_to(size + 20), Folder.open(tmp_path) as home:
+        assert "could not be written" in add_entry(home, RunEntry(at="t", cleaned="no row"))
     assert (tmp_path / RUN_JOURNAL).stat().st_size == size
     assert read_run(tmp_path) == RunJournal(began="t", complete=True), "it certainly has no row, as before"
 
 
 def test_an_emptied_journal_that_clean_has_marked_is_not_complete(tmp_path):
-    with open_journal(tmp_path) as writer:
-        assert writer.add(RunEntry(at="t", cleaned="whether its row is in perf.csv cannot be seen")) == ""
+    with Folder.open(tmp_path) as home:
+        assert add_entry(home, RunEntry(at="t", cleaned="whether its row is in perf.csv cannot be seen")) == ""
     assert not read_run(tmp_path).complete
 
 
 ROWS = RunRows(path="perf.csv", cells=(CELLS,), at="t")
 
 
-def test_a_journal_that_is_open_takes_the_rows_without_another_descriptor(tmp_path):
-    with open_journal(tmp_path) as writer:
-        assert writer.add(RunEntry(at="t")) == ""
-        os.link(tmp_path / RUN_JOURNAL, tmp_path / "backup")  # `cp -al`
-        with no_more_descriptors():
-            assert writer.add(RunEntry(at="t", rows=ROWS)) == ""
-    assert read_run(tmp_path) == RunJournal(began="t", rows=ROWS, complete=True)
-
-
 def test_a_journal_that_cannot_be_opened_for_the_first_rows_is_not_complete(tmp_path):
     write_journal(tmp_path)
     os.link(tmp_path / RUN_JOURNAL, tmp_path / "backup")
     before = (tmp_path / "backup").read_bytes()
-    with open_journal(tmp_path) as writer, no_more_descriptors():
-        assert "could not be written" in writer.add(RunEntry(at="t", rows=ROWS))
+    with Folder.open(tmp_path) as home, no_more_descriptors():
+        assert "could not be written" in add_entry(home, RunEntry(at="t", rows=ROWS))
     assert read_run(tmp_path) == RunJournal() and (tmp_path / "backup").read_bytes() == before
 
 
 @pytest.mark.parametrize("replace_it", [False, True], ids=["removed", "replaced"])
 def test_the_rows_go_to_the_journal_that_readers_find(tmp_path, replace_it):
     path = write_journal(tmp_path) / RUN_JOURNAL
-    with open_journal(tmp_path) as writer:
-        writer.open()
+    with Folder.open(tmp_path) as home:
         data = path.read_bytes()
         path.unlink()
         if replace_it:
             path.write_bytes(data)
-        assert writer.add(RunEntry(at="t", rows=ROWS)) == ""
+        assert add_entry(home, RunEntry(at="t", rows=ROWS)) == ""
     assert read_run(tmp_path).rows == ROWS
 
 

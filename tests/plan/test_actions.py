@@ -10,7 +10,8 @@ from madlite.catalog.datasets import Provider
 from madlite.model import Card, Machine, Request, Secret, to_json
 from madlite.plan import container
 from madlite.plan.context import read_context
-from madlite.plan.make import make_plan, secrets_of
+from madlite.plan.make import make_plan
+from madlite.plan.plan_file import secrets_in
 from madlite.plan.tools import ScriptCall, Toolset
 from madlite_plugins.script import Script
 
@@ -64,7 +65,7 @@ def test_scripts_and_data_have_mads_places(planned) -> None:
     assert {one.cwd for one in (first, second, run, post)} == {"{model_dir}"}
     assert (first.timeout_s, data.timeout_s) == (600.0, 3600.0)
     assert [file.path for file in plan.templates] == ["tools/pre/a.sh", "tools/a.py"]
-    assert Secret("hush") in secrets_of(plan).values()
+    assert Secret("hush") in [item.secret for item in secrets_in(plan)]
 
 
 def test_a_scripts_args_are_its_own_text(planned) -> None:

@@ -147,12 +147,13 @@ def test_paths_of_madengines_helpers_lead_to_ours_where_the_checkout_lacks_them(
 def test_only_paths_below_the_folder_of_madengines_helpers_are_looked_at(tmp_path, stacked):
     command = "python3 ../scripts/mine/x.py ../../scripts/common/y.py a../scripts/common/z.py"
     assert stacked(Tool(name="mine"), mine={"cmd": command}).command == command
-    assert find_script("scripts/mine/test_echo.sh", "", tmp_path, BUNDLED) is None
+    with pytest.raises(UsageProblem, match=r"^scripts/mine/test_echo\.sh$"):
+        find_script("scripts/mine/test_echo.sh", "", tmp_path, BUNDLED, UsageProblem)
 
 
 def test_arguments_follow_those_that_stand_for_madengines_script(tmp_path):
     path = "scripts/common/pre_scripts/run_rocenv_tool.sh"
-    assert find_script(path, "m_env lite", tmp_path, BUNDLED) == (
+    assert find_script(path, "m_env lite", tmp_path, BUNDLED, UsageProblem) == (
         ScriptCall(path="env_snapshot.sh", args="m_env lite", bundled=True),
     )
 

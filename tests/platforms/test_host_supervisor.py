@@ -254,14 +254,14 @@ def test_after_a_kill_of_madlite_all_of_it_is_listed_and_ended(tmp_path):
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, start_new_session=True) as started:
         while b"done" not in output.streams[1]:
             output(Chunk(data=started.stdout.readline()))
-        assert [run for run in find_dead_runs().runs if run.place.path.startswith(f"{tmp_path}/")] == []
+        assert [run for run in find_dead_runs().runs if run.folder.startswith(f"{tmp_path}/")] == []
         os.killpg(started.pid, signal.SIGKILL)
     left = astray(output)
-    (run,) = [run for run in find_dead_runs().runs if run.place.path.startswith(f"{tmp_path}/")]
+    (run,) = [run for run in find_dead_runs().runs if run.folder.startswith(f"{tmp_path}/")]
     assert len(left) == 4 and {one.identity for one in left} <= {one.process.identity for one in run.members}
     assert end_listed(run, 20.0) is None
     assert not any(lives(one.process) for one in run.members)
-    assert [run for run in find_dead_runs().runs if run.place.path.startswith(f"{tmp_path}/")] == []
+    assert [run for run in find_dead_runs().runs if run.folder.startswith(f"{tmp_path}/")] == []
 
 
 def test_a_report_of_a_hang_has_the_runs_own_processes_alone(plan, runtime):

@@ -269,7 +269,7 @@ def test_a_log_that_was_cut_off_has_no_number_that_the_whole_has_not_in_any_chun
         piecewise.feed(part)
     cut.feed(data[:length])
     cut.finish()
-    assert [*piecewise.steps] == [*whole.steps] and all(one in [*whole.steps] for one in cut.steps)
+    assert [*piecewise.steps] == [*whole.steps] and all(one in [*whole.steps] for one in cut.steps if one.values)
 
 
 def test_its_log_is_recognised_and_others_are_not():

@@ -19,9 +19,9 @@ from madlite.errors import UsageProblem
 from madlite.files import Folder
 from madlite.model import Card, Cause, Machine, Metric, Place, Result, Status, Study, Variant
 from madlite.reports.index import RunFilter, RunIndex
-from madlite.reports.listing import as_json, select_runs
+from madlite.reports.listing import as_json, groups_of, names_of, status_words
 from madlite.reports.runs import list_runs
-from madlite.reports.series_key import DIMENSIONS
+from madlite.reports.series_key import DIMENSIONS, as_dimensions
 from madlite.reports.sides import of_runs
 from madlite.store import index as store_index
 from madlite.store.events import RunPruned, append
@@ -126,9 +126,16 @@ def test_a_second_look_reads_only_what_has_no_settled_record(index, runs):
 )
 def test_its_series_are_those_of_the_records(index, runs, where):
     expected = of_runs("", list_runs(runs), where)
-    series, ids = index.results(where)
-    assert series == expected.series and ids == expected.runs
-    assert index.series(where) == expected.series and index.runs_of(where) == expected.runs
+    assert index.results(where) == (expected.series, expected.runs)
+
+
+def select_runs(runs, status, words, of, limit):
+    """Return the runs of a status, of cards with one of the words, and of a batch or study: the newest."""
+    wanted = status.lower().replace("-", " ").replace("_", " ")
+    chosen = [run for run in runs if not wanted or wanted in status_words(run)]
+    words = [word.lower() for word in words]
+    chosen = [run for run in chosen if not words or any(word in name for word in words for name in names_of(run))]
+    return [run for run in chosen if any(name.startswith(of) for name in groups_of(run))][-limit:]
 
 
 def test_filters_choose_what_the_list_of_runs_does(index, runs):
@@ -136,7 +143,7 @@ def test_filters_choose_what_the_list_of_runs_does(index, runs):
     statuses = ("", "success", "suspect", "cut-off", "UNREADABLE", "exit_code", "failure")
     words = ((), ("LLAMA",), ("train", "tiny"), ("03:",))
     for status, some, of, limit in product(statuses, words, ("", "20260102T000000", "none"), (0, 2)):
-        expected = select_runs(listed, status=status, tags=some, of=of, limit=limit)
+        expected = select_runs(listed, status, some, of, limit)
         chosen = RunFilter(status=status, words=some, of=of)
         assert [run.folder for run in index.newest(chosen, limit)] == [run.folder for run in expected], chosen
         assert limit or index.count(chosen) == len(expected)
@@ -162,8 +169,8 @@ def test_a_series_and_its_history(index):
     (one,) = [each for each in index.summaries() if each.key[0] == "llama"]
     assert (one.runs, one.failed, one.last, one.last_at) == (4, 1, 9003.0, "2026-01-02 03:03:05")
     assert index.series_key(one.id) == one.key and index.series_key(10_000) is None
-    assert index.history(one.key).values == (9000.0, 9001.0, 9002.0, 9003.0)
-    assert index.history(("none",) * len(DIMENSIONS)) is None
+    assert index.results(as_dimensions(one.key))[0][0].values == (9000.0, 9001.0, 9002.0, 9003.0)
+    assert index.results(as_dimensions(("none",) * len(DIMENSIONS))) == ((), ())
 
 
 def test_a_record_changed_in_its_place_is_read_again(index, runs):
@@ -265,8 +272,8 @@ def test_a_query_is_answered_from_one_state_of_the_tables(index, runs, monkeypat
 
     monkeypatch.setattr(index._file, "use", with_a_writer_behind)
     before = of_runs("", list_runs(runs), {}).series
-    assert index.series() == before
-    assert len(index.series({"model": "c0"})) == 1
+    assert index.results({})[0] == before
+    assert len(index.results({"model": "c0"})[0]) == 1
 
 
 # Its file.
@@ -311,7 +318,7 @@ def test_a_file_of_another_version_is_made_anew(runs, other):
     with RunIndex.open(runs) as index:
         index.refresh()
         assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]
-        assert index.path == runs / FILE and index.series() == of_runs("", list_runs(runs), {}).series
+        assert index.path == runs / FILE and index.results({})[0] == of_runs("", list_runs(runs), {}).series
     with closing(sqlite3.connect(runs / FILE)) as connection:
         assert (
             connection.execute("SELECT name FROM sqlite_master WHERE name IN ('of_the_future', 'seen')").fetchall()
@@ -550,6 +557,6 @@ def test_processes_refresh_one_index_at_once(runs):
     with RunIndex.open(runs) as index:
         index.refresh()
         assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]
-        assert index.series() == of_runs("", list_runs(runs), {}).series
+        assert index.results({})[0] == of_runs("", list_runs(runs), {}).series
     with closing(sqlite3.connect(runs / FILE)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

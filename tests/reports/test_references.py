@@ -14,11 +14,14 @@ from madlite.model import Card, Compute, Machine, Metric, Place, Reference, Resu
 from madlite.plan.place import find_architecture
 from madlite.references import unit_of
 from madlite.reports.references import (
+    Match,
+    Measured,
     Published,
     as_table,
     comparison,
+    counts_same,
     device_key,
-    matching,
+    matches_of,
     model_key,
     of_plan,
     of_record,
@@ -57,6 +60,11 @@ RUN = {
     "global_batch": None,
     "release": "v25.2",
 }
+
+
+def matching(references: list[Reference], metric: str, unit: str = "", **known: object) -> tuple[Match, ...]:
+    """Return the figures that count what a metric does, and apply to a run of which this is known."""
+    return matches_of([one for one in references if counts_same(one, metric, unit)], Measured(**known))
 
 
 def found(reference: Reference = README, **changes: object) -> tuple[str, ...] | None:

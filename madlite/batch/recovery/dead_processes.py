@@ -41,14 +41,6 @@ SHOWN = 5  # processes that are named
 _VANISH_LIMIT_S = 5.0
 
 
-class FolderIdentity(Value, frozen=True):
-    """The folder that a run's variables name: device, inode and owner; our own user where it is gone."""
-
-    path: str
-    uid: int
-    inode: tuple[int, int] | None = None
-
-
 class Member(Value, frozen=True):
     """One listed process: whether it has the run's marks itself, or was started by one that has."""
 
@@ -61,7 +53,8 @@ class DeadRun(Value, frozen=True):
     """The processes of a run that no madlite holds, all of the user whose folder it has."""
 
     run_id: str
-    place: FolderIdentity
+    folder: str
+    uid: int  # of who owns the folder
     members: tuple[Member, ...] = ()
     kept: bool = False
 
@@ -90,17 +83,15 @@ def may_be_alive(folder: str) -> bool:
     return Path(folder).is_absolute() and is_locked(Path(folder, LOCK), unknown=True)
 
 
-def identity_of(folder: str) -> FolderIdentity | None:
-    """Return the folder that marks name; None where it is no folder, or not accessible."""
+def owner_of(folder: str) -> int | None:
+    """Return the user of the folder that marks name, our own where it is gone; None where it is no folder."""
     try:
         facts = os.lstat(folder)
     except (FileNotFoundError, NotADirectoryError):
-        return FolderIdentity(path=folder, uid=os.geteuid())
+        return os.geteuid()
     except (OSError, ValueError):
         return None
-    if not stat.S_ISDIR(facts.st_mode):
-        return None
-    return FolderIdentity(path=folder, uid=facts.st_uid, inode=(facts.st_dev, facts.st_ino))
+    return facts.st_uid if stat.S_ISDIR(facts.st_mode) else None
 
 
 def find_dead_runs() -> Found:
@@ -182,32 +173,29 @@ def _marked(one: RunProcess) -> Member:
 
 def _listed(run_id: str, folder: str, members: tuple[Member, ...]) -> tuple[DeadRun, str]:
     """Return a run with those of its processes that are the folder's user's, and a note on the others."""
-    place = identity_of(folder)
-    if place is None:
-        run = DeadRun(run_id=run_id, place=FolderIdentity(path=folder, uid=-1))
-        return run, f"{describe_members(members)} with the marks of run {run_id}: left alone, {folder} is no folder"
-    may = os.geteuid() in (0, place.uid)
-    ours = tuple(one for one in members if may and belongs_to(one.process, place.uid))
+    uid = owner_of(folder)
+    if uid is None:
+        text = f"{describe_members(members)} with the marks of run {run_id}: left alone, {folder} is no folder"
+        return DeadRun(run_id=run_id, folder=folder, uid=-1), text
+    may = os.geteuid() in (0, uid)
+    ours = tuple(one for one in members if may and belongs_to(one.process, uid))
     others = [one for one in members if one not in ours and one.process.uids]
-    run = DeadRun(run_id=run_id, place=place, members=ours)
-    whose = f"is of user {user_name(place.uid)}" if place.inode is not None else "is gone"
-    return (
-        run,
-        f"{describe_members(others)} with the marks of run {run_id}: left alone, {folder} {whose}" if others else "",
-    )
+    whose = f"is of user {user_name(uid)}" if os.path.lexists(folder) else "is gone"
+    text = f"{describe_members(others)} with the marks of run {run_id}: left alone, {folder} {whose}" if others else ""
+    return DeadRun(run_id=run_id, folder=folder, uid=uid, members=ours), text
 
 
 def _is_dead(run: DeadRun) -> bool:
-    return identity_of(run.place.path) == run.place and not may_be_alive(run.place.path)
+    return owner_of(run.folder) == run.uid and not may_be_alive(run.folder)
 
 
 def _is_its(run: DeadRun, member: Member, now: OpenProcess, facts: Process) -> bool:
     """Say whether a process is still what it was listed for."""
     environment = now.environment()
     marks = (environment.get(RUN_MARK), environment.get(FOLDER_MARK))
-    its = (run.run_id, run.place.path)
+    its = (run.run_id, run.folder)
     fits = marks == its if member.marked else marks in (its, (None, None))
-    return fits and belongs_to(facts, run.place.uid) and _is_dead(run)
+    return fits and belongs_to(facts, run.uid) and _is_dead(run)
 
 
 def _signalled(run: DeadRun, members: Iterable[Member], number: int) -> list[Member]:

@@ -20,8 +20,8 @@ from madlite.batch.recovery.dead_processes import (
     describe_members,
     end_listed,
     find_dead_runs,
-    identity_of,
     may_be_alive,
+    owner_of,
 )
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import REMOVED, Folder, read_inside
@@ -203,7 +203,7 @@ def still_running(workspace: Path) -> dict[str, str]:
     if not may_have_left(workspace):  # processes are searched only where there may be some
         return {}
     runs = workspace.resolve() / RUNS
-    dead = (run for run in find_dead_runs().runs if not _other_folder(runs, run.place.path))
+    dead = (run for run in find_dead_runs().runs if not _other_folder(runs, run.folder))
     return {run.run_id: run.still_running for run in dead}
 
 
@@ -343,7 +343,7 @@ def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
 
 
 def _processes(runs: Path, run: DeadRun) -> Leftover:
-    folder = run.place.path
+    folder = run.folder
     return Leftover(
         kind="process",
         run_id=run.run_id,
@@ -418,8 +418,7 @@ def _other_folder(runs: Path, folder: str) -> str:
 
 
 def _is_own_folder(folder: Path) -> bool:
-    place = identity_of(str(folder))
-    return place is not None and place.inode is not None and place.uid == os.geteuid()
+    return exists(folder) and owner_of(str(folder)) == os.geteuid()
 
 
 def _runs(workspace: Path) -> Iterator[Leftover]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from madlite.batch.recovery.leftovers import Leftover, Leftovers, find_leftovers, still_running
 from madlite.errors import RecordError, inline_hint
 from madlite.model import Row, Runtime, Value
-from madlite.perfcsv.append import SAVED_NAME, append_rows, cut_torn, is_results_file, left_out_text
+from madlite.perfcsv.append import append_rows, cut_torn, is_results_file, left_out_text
 from madlite.perfcsv.entries import read_entries
 from madlite.perfcsv.header import STANDARD_COLUMNS
 from madlite.perfcsv.pending import are_in_file, count_written, rows_path
@@ -23,22 +23,18 @@ from madlite.perfcsv.side_files import write_entries, write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.store.batches import interrupted_batches
 from madlite.store.events import EventLog, RunImported, Started, now
-from madlite.store.folder import RunFolder, is_alive, planted, real_folders, unfinished, unsettled
+from madlite.store.folder import RunFolder, left_runs, real_folders, uncollected, unfinished
 from madlite.store.journal import (
-    RUN_JOURNAL,
     RunEntry,
     RunJournal,
     RunRows,
     read_run,
 )
 from madlite.store.record import VERSION, Record, record_json
-from madlite.store.stored import NotedRuns, has_any_file, load_result, read_record, rows_here, uncollected
+from madlite.store.stored import NotedRuns, load_result, read_record, rows_here
 from madlite.store.study import cut_off_studies, has_caches
 
 # Pending rows, which perf.csv did not take when their run ended: the next run appends them, each once.
-
-# the record alone says that rows are pending; only folders with one of these files have theirs read
-_PENDING_FILES = (RUN_JOURNAL, SAVED_NAME)
 
 
 def runs_with_pending_rows(workspace: Path) -> Iterator[Path]:
@@ -46,14 +42,14 @@ def runs_with_pending_rows(workspace: Path) -> Iterator[Path]:
 
     Folders that madlite did not make are skipped: their content is not trusted.
     """
-    waiting = [folder for folder in unsettled(workspace / RUNS) if has_any_file(folder, _PENDING_FILES)]
-    log = EventLog.read(workspace / RUNS) if waiting else EventLog()
-    own = log.own_runs() - frozenset(log.ids(RunImported))  # their rows `madlite import` appends
-    for folder in waiting:
-        if folder.name in own and not is_alive(folder) and read_run(folder).cleaned is None:
-            record = read_record(folder)
+    recorded = [one for one in left_runs(workspace) if one.state == "recorded" and one.journal.cleaned is None]
+    # the rows of imported ones `madlite import` appends
+    imported = frozenset(EventLog.read(workspace / RUNS).ids(RunImported)) if recorded else frozenset()
+    for one in recorded:
+        if one.is_own and one.folder.name not in imported:
+            record = read_record(one.folder)
             if record is not None and record.rows is not None and not record.rows.appended:
-                yield folder
+                yield one.folder
 
 
 def appended_rows(workspace: Path) -> list[RunRows]:
@@ -293,7 +289,7 @@ def recovery_report(workspace: Path, resumed: str = "", told: Iterable[str] = ()
     Runs that the messages `told` begin with are not named again.
     """
     known = {text.partition(":")[0] for text in told}
-    batches = [(text, one.is_resumable) for one in interrupted_batches(workspace) for text in one.messages]
+    batches = [(text, one.is_of_run and one.is_own) for one in interrupted_batches(workspace) for text in one.messages]
     return [
         *incomplete_text(one for one in find_incomplete(workspace) if one.folder.name not in known),
         *running_text(workspace),
@@ -325,7 +321,8 @@ def uncollected_text(workspace: Path) -> list[str]:
 
 def planted_text(workspace: Path) -> list[str]:
     """Return messages about folders that look like runs and that madlite did not make."""
-    found = [f"{RUNS}/{folder.name}" for folder in planted(workspace)]
+    others = (one for one in left_runs(workspace) if not one.is_own and one.journal.cleaned is None)
+    found = [f"{RUNS}/{one.folder.name}" for one in others if one.state == "cut off" or one.journal.rows is not None]
     if not found:
         return []
     why = "(not in the event log of this folder): left alone"

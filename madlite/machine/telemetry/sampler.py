@@ -11,11 +11,13 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from threading import Event
 
 import msgspec
 
+from madlite.cancellation import in_thread
 from madlite.errors import UsageProblem
 from madlite.files import Folder
 from madlite.machine.host import Host
@@ -62,14 +64,11 @@ class StartReader:
         """Return each GPU that reports its temperature or its clock; none where nothing answers in time."""
         if self._is_lost:
             return ()
-        found: list[Reading] = []
-        thread = threading.Thread(target=self._read_into, args=(found,), name="madlite-start", daemon=True)
-        thread.start()
-        thread.join(LIMIT_S)
-        self._is_lost = thread.is_alive() or not found
+        reading = in_thread(self._read, "madlite-start")
+        found = reading.result() if wait([reading], LIMIT_S).done else ()
+        self._is_lost = not found
         starts = [
-            GpuStart(index=item.index, temperature_c=item.temperature_c, clock_mhz=item.clock_mhz)
-            for item in list(found)
+            GpuStart(index=item.index, temperature_c=item.temperature_c, clock_mhz=item.clock_mhz) for item in found
         ]
         return tuple(start for start in starts if (start.temperature_c, start.clock_mhz) != (None, None))
 
@@ -80,20 +79,18 @@ class StartReader:
             with suppress(Exception):
                 self._source.close()
 
-    def _read_into(self, found: list[Reading]) -> None:
+    def _read(self) -> Sequence[Reading]:
         try:
             if self._source is not None:
-                found.extend(self._source.read().readings)
-                return
+                return self._source.read().readings
             opened, _ = open_sources(self._vendor, self._gpus, self._host, self._over)
-            for number, (source, first) in enumerate(opened):
-                if number:  # the first one is read again: it costs the least
-                    source.close()
-                else:
-                    self._source = source
-                    found.extend(first.readings)
+            for source, _ in opened[1:]:  # the first one is read again: it costs the least
+                source.close()
+            self._source = opened[0][0] if opened else None
+            return opened[0][1].readings if opened else ()
         except Exception as error:  # noqa: BLE001 - a driver's library may raise anything, and must not fail a run
             _LOG.debug("the GPUs were not read: %s", error)
+            return ()
 
 
 SHARE = 0.005  # of one core, at most

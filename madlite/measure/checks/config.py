@@ -164,20 +164,19 @@ def launcher(run: CheckInput) -> CheckResult:
 
     Who switches the scan of a script's output off calls its errors harmless.
     """
-    log = run.log
+    log, fatal_line = run.log, run.log.failures.fatal_line
     if ended_early(run) or (run.observed is not None and run.observed.stopped is not Cause.NONE):
         return check_result(table.LAUNCHER_STOPPED)
-    if line := log.launcher_line:
+    if line := log.failures.launcher_line:
         if run.by_steps or (log.steps and log.scanned):
-            return check_result(table.LAUNCHER_FAILED, "the training's launcher reports a failure", log.fatal_line)
+            return check_result(table.LAUNCHER_FAILED, "the training's launcher reports a failure", fatal_line)
         return check_result(table.LAUNCHER_WARNING, f"a launcher reports a failed process: {line}")
-    if log.steps and log.fatal_line and not log.ended:
+    if log.steps and fatal_line and not log.ended:
         if run.observed and run.by_steps and _prints_mark(run):
-            text = f"the log has no '{run.expected.rule.end_mark}', and reports after its last step: {log.fatal_line}"
-            return check_result(table.ERROR_WITHOUT_END_MARK, text, log.fatal_line)
-        return check_result(
-            table.ERROR_AFTER_LAST_STEP, f"after its last step and without an end mark the log has: {log.fatal_line}"
-        )
+            text = f"the log has no '{run.expected.rule.end_mark}', and reports after its last step: {fatal_line}"
+            return check_result(table.ERROR_WITHOUT_END_MARK, text, fatal_line)
+        text = f"after its last step and without an end mark the log has: {fatal_line}"
+        return check_result(table.ERROR_AFTER_LAST_STEP, text)
     return check_result(table.LAUNCHER_OK)
 
 

@@ -142,7 +142,7 @@ def foreign_processes(run: CheckInput) -> CheckResult:
 
 def for_failed_run(result: CheckResult, run: CheckInput) -> CheckResult:
     """Return a check's result for a run that failed: memory that ran out may be what ended it."""
-    candidate = run.log.candidate
+    candidate = run.log.failures.candidate
     if result.row is not table.MEMORY_OUT or candidate is None:
         return result
     if candidate.cause != Cause.GPU_MEMORY.value and not (candidate.line and candidate.line in run.log.memory.out):

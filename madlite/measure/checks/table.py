@@ -54,7 +54,9 @@ def check_result(row: CheckRow, text: str = "", evidence: str = "", cause: Cause
     )
 
 
+# in the order in which they explain: of several denials the first is the verdict's
 EXIT_OK = CheckRow("exit_code", "pass", "the model's step ended with exit code 0")
+EXIT_EARLY = CheckRow("exit_code", "pass", "madlite ended the run, as --until was reached")
 STOPPED = CheckRow(
     "exit_code",
     "fail",
@@ -63,7 +65,6 @@ STOPPED = CheckRow(
 )
 STEP_FAILED = CheckRow("exit_code", "fail", "a step before the model's own failed", (Cause.PREPARE,))
 EXIT_NONZERO = CheckRow("exit_code", "fail", "the model's step ended with another exit code than 0", (Cause.EXIT_CODE,))
-EXIT_EARLY = CheckRow("exit_code", "pass", "madlite ended the run, as --until was reached")
 NO_EXIT = CheckRow("exit_code", "unknown", "a log that madlite did not make has no exit code")
 
 LOSS_FINITE = CheckRow("loss", "pass", "every loss is finite")
@@ -98,8 +99,8 @@ END_UNCERTAIN = CheckRow(
     "last_step", "warn", "the last line of several steps each is there, and no end mark is to be expected"
 )
 WENT_BACK = CheckRow("last_step", "warn", "the steps went back: several trainings are in one window")
-LAST_WITHOUT_END = CheckRow("last_step", "fail", "the last of several trainings has no end mark", (Cause.INCOMPLETE,))
 LAST_WITHOUT_STEP = CheckRow("last_step", "fail", "the last of several trainings has no step", (Cause.INCOMPLETE,))
+LAST_WITHOUT_END = CheckRow("last_step", "fail", "the last of several trainings has no end mark", (Cause.INCOMPLETE,))
 LAST_WITHOUT_END_ODD = CheckRow("last_step", "warn", "the same in a log that madlite did not make")
 STEPS_UNKNOWN = CheckRow(
     "last_step", "unknown", "the number of steps is not reported, or the steps of a script are unknown"
@@ -121,18 +122,18 @@ LAUNCHER_FAILED = CheckRow(
     "after the last step a launcher reports a failed process, despite exit code 0",
     (Cause.EXIT_CODE,),
 )
+LAUNCHER_WARNING = CheckRow("launcher", "warn", "the same in the log of a card's own script whose errors are allowed")
 ERROR_WITHOUT_END_MARK = CheckRow(
     "launcher",
     "fail",
     "after the last step a line looks like a failure, and the end mark that the framework always prints is missing",
     (Cause.EXIT_CODE,),
 )
-LAUNCHER_STOPPED = CheckRow(
-    "launcher", "unknown", "madlite ended the run: later messages of its processes follow from that"
-)
-LAUNCHER_WARNING = CheckRow("launcher", "warn", "the same in the log of a card's own script whose errors are allowed")
 ERROR_AFTER_LAST_STEP = CheckRow(
     "launcher", "warn", "the same where no end mark is to be expected, or of a log that madlite did not make"
+)
+LAUNCHER_STOPPED = CheckRow(
+    "launcher", "unknown", "madlite ended the run: later messages of its processes follow from that"
 )
 
 END_MARK_FOUND = CheckRow("end_mark", "pass", "the framework's end mark comes after the last step")
@@ -144,7 +145,14 @@ NO_END_MARK = CheckRow(
     "end_mark", "unknown", "the framework prints none, another node does, there is no step, or madlite ended the run"
 )
 
+FRESH = CheckRow("artifact", "pass", "the results file was written since the start")
+STALE = CheckRow("artifact", "fail", "there is no results file, or only one from before the start", (Cause.NO_METRIC,))
+NO_ARTIFACT = CheckRow("artifact", "unknown", "the result is in no file")
+
 NUMBER = CheckRow("metric", "pass", "there is a number, finite and of the right sign")
+NUMBER_UNPARSED = CheckRow(
+    "metric", "warn", "there is a number, and some steps or lines have text that is none, or an infinite one"
+)
 NO_NUMBER = CheckRow(
     "metric", "fail", "there is no number after the warm-up, in no line, or in no file", (Cause.NO_METRIC,)
 )
@@ -152,14 +160,6 @@ NUMBER_ON_OTHER_NODE = CheckRow("metric", "unknown", "of several nodes another o
 INVALID_NUMBER = CheckRow(
     "metric", "fail", "the number is text, NaN, infinite, or a speed of 0 or less", (Cause.BAD_NUMBER,)
 )
-
-NUMBER_UNPARSED = CheckRow(
-    "metric", "warn", "there is a number, and some steps or lines have text that is none, or an infinite one"
-)
-
-FRESH = CheckRow("artifact", "pass", "the results file was written since the start")
-STALE = CheckRow("artifact", "fail", "there is no results file, or only one from before the start", (Cause.NO_METRIC,))
-NO_ARTIFACT = CheckRow("artifact", "unknown", "the result is in no file")
 
 SUMMARY_CONSISTENT = CheckRow("summary", "pass", "the framework's own summary is of the steps that were read")
 SUMMARY_COMPUTED = CheckRow("summary", "pass", "it is of other steps, and computed from those that were read")
@@ -186,9 +186,9 @@ CONFIG_UNKNOWN = CheckRow(
 ALL_RANKS = CheckRow("ranks", "pass", "the ranks that print are there, each with as many steps")
 RANKS_MISSING = CheckRow("ranks", "warn", "fewer ranks report steps than were to print, or several do and not all")
 RANKS_UNEVEN = CheckRow("ranks", "warn", "a rank stops before the last step that others reach, or reports fewer steps")
-RANKS_ON_CPU = CheckRow("ranks", "warn", "the card asks for several GPUs, and ran on a machine without one")
 RANK_SPEEDS_DIFFER = CheckRow("ranks", "warn", "ranks of one training report speeds that are more than a fifth apart")
 RANKS_MIXED = CheckRow("ranks", "warn", "most steps are reported again with other numbers, and no label names the rank")
+RANKS_ON_CPU = CheckRow("ranks", "warn", "the card asks for several GPUs, and ran on a machine without one")
 RANKS_UNKNOWN = CheckRow("ranks", "unknown", "no line names its rank, or a card's own script may train more than once")
 
 LOSS_FALLS = CheckRow("loss_trend", "pass", "the loss does not explode, nor ends above where it began")
@@ -206,8 +206,8 @@ GRADIENT_ZERO = CheckRow("loss_trend", "warn", "the gradient norm of every step 
 LOSS_SHORT = CheckRow("loss_trend", "unknown", "too few losses, or a loss that is not above 0")
 
 MEMORY_OK = CheckRow("memory", "pass", "no line reports memory that ran out or an allocation that was retried")
-MEMORY_OUT = CheckRow("memory", "warn", "a line reports that GPU memory ran out, though the run continued")
 MEMORY_ENDED = CheckRow("memory", "fail", "GPU memory ran out, which ended a run that failed", (Cause.EXIT_CODE,))
+MEMORY_OUT = CheckRow("memory", "warn", "a line reports that GPU memory ran out, though the run continued")
 MEMORY_RETRIED = CheckRow("memory", "warn", "the allocator had to free its cache and try again, which costs time")
 
 NETWORK_RDMA = CheckRow("network", "pass", "RCCL or NCCL reports that the nodes are connected by RDMA")
@@ -254,37 +254,7 @@ FIGURES_DIFFER = CheckRow(
 )
 FIGURES_UNKNOWN = CheckRow("consistency", "unknown", "no two figures are of one thing, or what a step has is not known")
 
-# in the order in which they explain: of several denials the first is the verdict's
-TABLE: tuple[CheckRow, ...] = (
-    *(EXIT_OK, EXIT_EARLY, STOPPED, STEP_FAILED, EXIT_NONZERO, NO_EXIT),
-    *(LOSS_FINITE, LOSS_NAN, LOSS_MISSING, LOSS_NAN_ELSEWHERE, LOSS_ZERO, LOSS_UNPARSED, LOSS_UNKNOWN),
-    *(
-        LAST_STEP_REACHED,
-        ENOUGH_STEPS,
-        NO_STEP,
-        STEPS_ON_OTHER_NODE,
-        CUT_SHORT,
-        CUT_SHORT_SCRIPT,
-        END_UNCERTAIN,
-        WENT_BACK,
-    ),
-    *(LAST_WITHOUT_STEP, LAST_WITHOUT_END, LAST_WITHOUT_END_ODD, STEPS_UNKNOWN),
-    *(NO_PATTERN, PATTERN, NOT_SCANNED),
-    *(LAUNCHER_OK, LAUNCHER_FAILED, LAUNCHER_WARNING, ERROR_WITHOUT_END_MARK, ERROR_AFTER_LAST_STEP, LAUNCHER_STOPPED),
-    *(END_MARK_FOUND, REQUIRED_MARK_MISSING, END_MARK_MISSING, NO_END_MARK),
-    *(FRESH, STALE, NO_ARTIFACT),
-    *(NUMBER, NUMBER_UNPARSED, NO_NUMBER, NUMBER_ON_OTHER_NODE, INVALID_NUMBER),
-    *(SUMMARY_CONSISTENT, SUMMARY_COMPUTED, SUMMARY_INCONSISTENT, SUMMARY_UNKNOWN),
-    *(CONFIG_SAME, CONFIG_DIFFERS, CONFIG_DIFFERS_MINOR, PRECISION_NOT_SEEN, CONFIG_UNKNOWN),
-    *(ALL_RANKS, RANKS_MISSING, RANKS_UNEVEN, RANK_SPEEDS_DIFFER, RANKS_MIXED, RANKS_ON_CPU, RANKS_UNKNOWN),
-    *(LOSS_FALLS, LOSS_RISES, GRADIENT_NAN, GRADIENT_SKIPPED, GRADIENT_RISES, GRADIENT_ZERO, LOSS_SHORT),
-    *(MEMORY_OK, MEMORY_ENDED, MEMORY_OUT, MEMORY_RETRIED),
-    *(NETWORK_RDMA, NETWORK_SOCKETS, NETWORK_UNKNOWN),
-    *(NO_FOREIGN_PROCESSES, FOREIGN_PROCESSES, GPU_NOT_LEASED, FOREIGN_UNKNOWN),
-    *(COMPUTE_PLAUSIBLE, ABOVE_PEAK, MFU_ABOVE, COMPUTE_DIFFERS, COMPUTE_UNKNOWN),
-    *(CLOCK_AGREES, TOO_FAST, TOO_SLOW, LONGER_THAN_LIVED, CLOCK_DIFFERS, CLOCK_UNKNOWN),
-    *(FIGURES_AGREE, FIGURES_DIFFER, FIGURES_UNKNOWN),
-)
+TABLE: tuple[CheckRow, ...] = tuple(row for row in globals().values() if isinstance(row, CheckRow))
 
 
 # The input of the checks.
@@ -355,7 +325,7 @@ class CheckInput(Value, frozen=True):
         if plan is None or own is None or not self.by_steps or printed_on == "each":
             return None
         node = 0 if printed_on == "first" else plan.place.nodes - 1
-        return node if node != own and not self.log.steps and not self.log.fatal_line else None
+        return node if node != own and not self.log.steps and not self.log.failures.fatal_line else None
 
     @property
     def failure_log(self) -> LogMonitor:

@@ -197,11 +197,8 @@ def split_words(text: str, environ: Mapping[str, str]) -> list[str]:
 
 def partly_quoted_words(text: str) -> list[str]:
     """Return, as they are written, the words whose quotes or backslashes stand inside of what they mean."""
-    return [word for word in _WORD.findall(text) if not _VARIABLE.search(_QUOTED.sub(_protect, word)) and _is_odd(word)]
-
-
-def _is_odd(word: str) -> bool:
-    return shlex.split(word)[0] not in word
+    written = (word for word in _WORD.findall(text) if not _VARIABLE.search(_QUOTED.sub(_protect, word)))
+    return [word for word in written if shlex.split(word)[0] not in word]
 
 
 def _protect(quoted: re.Match[str]) -> str:

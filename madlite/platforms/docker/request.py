@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -185,9 +186,8 @@ def host_access(plan: RunPlan, environ: Mapping[str, str], mounts: Sequence[Moun
 
     `mounts` are those of its mounts that are told as well: of a card none, for data.json and the user ask for them.
     """
-    found = dict.fromkeys(
-        (*_of_mounts(mounts, plan.workspace), *_of_plan(plan), *_of_options(plan, environ), *image_access(plan.image))
-    )
+    asked = (text for name, value in _asked(plan, environ) for text in _of_option(name, value, plan.workspace))
+    found = dict.fromkeys((*_of_mounts(mounts, plan.workspace), *asked, *image_access(plan.image)))
     listed = _listed(tuple(found), environ)
     return f"{_OPENS}{listed}" if listed else ""
 
@@ -239,26 +239,15 @@ def _of_mounts(mounts: Sequence[Mount], workspace: Path) -> Iterator[str]:
             yield f"{text} (a folder that is made)" if item.create and not exists(Path(item.source)) else text
 
 
-def _of_plan(plan: RunPlan) -> Iterator[str]:
-    """Yield what the fields of a plan itself ask for beyond what madlite plans for a card."""
+def _asked(plan: RunPlan, environ: Mapping[str, str]) -> Iterator[tuple[str, str | bool]]:
+    """Yield what a plan's own fields ask for beyond what madlite plans for a card, and its options as written."""
     options = plan.engine_options
-    given = [("--net", options.network), ("--ipc", options.ipc)]
-    given += [("--device", path) for path in plan.devices if path != str(RDMA)]
-    given += [("--cap-add", name) for name in options.cap_add if name != PINS_MEMORY]
-    given += [("--security-opt", text) for text in options.security_opt]
-    for name, value in given:
-        yield from _of_option(name, value, plan.workspace)
-
-
-def _of_options(plan: RunPlan, environ: Mapping[str, str]) -> Iterator[str]:
-    try:
-        given = parse_options(plan.engine_options.extra, environ)
-    except ValueError:  # reported where the container is requested
-        return
-    for names, values in given:
-        name = names[-1]
-        for value in values:
-            yield from _of_option(name, value, plan.workspace)
+    yield from (("--net", options.network), ("--ipc", options.ipc))
+    yield from (("--device", path) for path in plan.devices if path != str(RDMA))
+    yield from (("--cap-add", name) for name in options.cap_add if name != PINS_MEMORY)
+    yield from (("--security-opt", text) for text in options.security_opt)
+    with suppress(ValueError):  # reported where the container is requested
+        yield from ((names[-1], value) for names, values in parse_options(options.extra, environ) for value in values)
 
 
 def _of_option(name: str, value: str | bool, workspace: Path) -> Iterator[str]:

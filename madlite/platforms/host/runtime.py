@@ -323,13 +323,11 @@ class HostSession:
         argv, cwd = self._command(action)
         try:
             self._actions.append(self._started(argv, reveal(action.env), cwd))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # also what no process can be given: a NUL, a name with "="
             place = f"folder {cwd}" if not cwd.is_dir() else f"command '{argv[0]}'"
-            raise RuntimeProblem(
-                f"the {action.kind} action cannot be started: {place}: {error.strerror}", cause=Cause.PREPARE
-            ) from error
-        except ValueError as error:  # what no process can be given: a NUL, half a character, a name with "="
-            raise RuntimeProblem(f"the {action.kind} action cannot be started: {error}", cause=Cause.PREPARE) from error
+            why = f"{place}: {error.strerror}" if isinstance(error, OSError) else error
+            what = f"the {action.kind} action cannot be started: {why}"
+            raise RuntimeProblem(what, cause=Cause.PREPARE) from error
         if action.kind != "run":  # beside what is measured nothing starts
             self.make_ready()
         return self._actions[-1]
@@ -384,7 +382,7 @@ class HostSession:
         running = next((action for action in reversed(self._actions) if action.poll() is None), None)
         family = running.left() if running is not None else []
         if running is not None and running.interrupt():
-            self._wait_ended(running, grace_s)
+            self._gate.wait_while(lambda: running.poll() is None, grace_s)
 
         def left() -> list[Process]:
             below = [process for action in self._actions for process in action.left()]
@@ -392,11 +390,6 @@ class HostSession:
             return list({process.identity: process for process in found}.values())
 
         end_processes(left, grace_s, (signal.SIGTERM, signal.SIGKILL), self._gate.hurried)
-
-    def _wait_ended(self, running: HostAction, limit_s: float) -> None:
-        deadline = time.monotonic() + limit_s
-        while running.poll() is None and time.monotonic() < deadline and not self._gate.hurried.is_set():
-            time.sleep(POLL_S)
 
 
 def _is_open(pipes: selectors.BaseSelector) -> bool:

@@ -99,7 +99,7 @@ def _inside(config: Any, own: Any, settings: KubernetesSettings, error: Exceptio
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
-_WAITS_S = (0.5, 1.0, 2.0, 4.0)  # between tries of a call that a server was too busy for, or did not answer
+_FIRST_WAIT_S, _LAST_WAIT_S = 0.5, 4.0  # between tries of a call that a server was too busy for; each is twice as long
 _LONGEST_S = 30.0  # between two tries of a call that is waited for
 _ANSWER_S = (10.0, 30.0)  # to connect, and for an answer
 _QUIET_S = 60.0  # a log that is silent for so long is asked for again: its connection may be dead
@@ -247,31 +247,20 @@ class Api:
 
     def objects(self, kind: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the objects of a kind that have all of some labels."""
-        return self._items(kind, [("labelSelector", ",".join(f"{key}={value}" for key, value in query.items()))])
+        labels = ",".join(f"{key}={value}" for key, value in query.items())
+        return self._items(_KINDS[kind], [("labelSelector", labels)])
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return what happened to an object; nothing where one may not see it."""
-        return self._events(f"involvedObject.name={name}")
+        return self._visible(_KINDS["Event"], f"involvedObject.name={name}")
 
     def failed_creations(self) -> list[dict[str, Any]]:
         """Return the events of all objects whose pods could not be made; nothing where one may not see them."""
-        return self._events("reason=FailedCreate")
-
-    def _events(self, selector: str) -> list[dict[str, Any]]:
-        try:
-            return self._items("Event", [("fieldSelector", selector)])
-        except Refusal as refusal:
-            _LOG.debug("no events: %s", refusal.message)
-            return []
+        return self._visible(_KINDS["Event"], "reason=FailedCreate")
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the cluster's nodes; nothing where one may not see them."""
-        try:
-            found = self._call("GET", "/api/v1/nodes")
-        except Refusal as refusal:
-            _LOG.debug("no nodes: %s", refusal.message)
-            return []
-        return list(found.get("items") or [])
+        return self._visible("/api/v1/nodes")
 
     def log(self, pod: str, since: str) -> Any:
         """Return the open log of a pod, with a time before each line, of the lines from a time on; "" for all."""
@@ -292,8 +281,16 @@ class Api:
         """Return the version of the server."""
         return str(self._call("GET", "/version").get("gitVersion", ""))
 
-    def _items(self, kind: str, query: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-        return list(self._call("GET", _KINDS[kind], query=query).get("items") or [])
+    def _visible(self, path: str, fields: str = "") -> list[dict[str, Any]]:
+        """Return what a list has; nothing where one may not see it."""
+        try:
+            return self._items(path, [("fieldSelector", fields)] if fields else [])
+        except Refusal as refusal:
+            _LOG.debug("not listed: %s", refusal.message)
+            return []
+
+    def _items(self, path: str, query: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+        return list(self._call("GET", path, query=query).get("items") or [])
 
     def _call(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         """Return the answer of a call, tried again while the server is too busy, or does not answer."""
@@ -361,26 +358,18 @@ def _lines(answer: Any) -> Iterator[bytes]:
 
 def _retry(work: Callable[[], _T], outage_limit_s: float) -> _T:
     """Return what a call answers, tried again a few times, and for `outage_limit_s`."""
-    until_s = time.monotonic() + outage_limit_s
-    for wait_s in _pauses():
+    until_s, wait_s = time.monotonic() + outage_limit_s, _FIRST_WAIT_S
+    while True:
         check()
         try:
             return work()
         except Refusal as refusal:
-            is_over = wait_s > _WAITS_S[-1] and time.monotonic() >= until_s
+            is_over = wait_s > _LAST_WAIT_S and time.monotonic() >= until_s
             if is_over or not may_pass(refusal, outage_limit_s):
                 raise
             _LOG.debug("again in %s s: %s", wait_s, refusal.message)
             _pause(min(max(wait_s, refusal.wait_s), _LONGEST_S))
-    raise AssertionError("pauses have no end")
-
-
-def _pauses() -> Iterator[float]:
-    yield from _WAITS_S
-    wait_s = _WAITS_S[-1]
-    while True:
-        wait_s = min(2 * wait_s, _LONGEST_S)
-        yield wait_s
+            wait_s = min(2 * wait_s, _LONGEST_S)
 
 
 def _pause(wait_s: float) -> None:

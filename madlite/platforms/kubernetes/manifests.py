@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import msgspec
+
 from madlite.errors import RuntimeProblem
 from madlite.machine.fabric import interface_variables
 from madlite.model import Action, Cause, EnvValue, RunPlan, Secret, Value
@@ -184,9 +186,7 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
     template = _pod_template(plan, settings, name, sorted(files), secrets)
     return Objects(
         name=name,
-        job=_jobset(plan, settings, metadata, template)
-        if settings.jobset
-        else _job(plan, settings, metadata, template),
+        job=_job(settings, metadata, _job_spec(plan, settings, template)),
         service=_service(plan, metadata, name, settings),
         config={
             **{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata},
@@ -332,17 +332,7 @@ def _security(settings: KubernetesSettings) -> dict[str, Any]:
 
 def _placement(settings: KubernetesSettings) -> dict[str, Any]:
     tolerations = [
-        {
-            key: value
-            for key, value in {
-                "key": toleration.key,
-                "operator": toleration.operator,
-                "value": toleration.value,
-                "effect": toleration.effect,
-                "tolerationSeconds": toleration.toleration_seconds,
-            }.items()
-            if value not in ("", None)
-        }
+        {key: value for key, value in msgspec.to_builtins(toleration).items() if value not in ("", None)}
         for toleration in settings.tolerations
     ]
     given = {
@@ -478,20 +468,12 @@ def _job_spec(plan: RunPlan, settings: KubernetesSettings, template: Mapping[str
     }
 
 
-def _job(
-    plan: RunPlan, settings: KubernetesSettings, metadata: Mapping[str, Any], template: Mapping[str, Any]
-) -> dict[str, Any]:
-    spec = _job_spec(plan, settings, template)
-    if settings.queue:  # Kueue starts it when there is room
-        spec["suspend"] = True
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": dict(metadata), "spec": spec}
-
-
-def _jobset(
-    plan: RunPlan, settings: KubernetesSettings, metadata: Mapping[str, Any], template: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return a JobSet of one Job; its own Service has the pods' names, and restarts nothing."""
-    spec = _job_spec(plan, settings, template)
+def _job(settings: KubernetesSettings, metadata: Mapping[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the run's Job, or a JobSet of one; where there is a queue, it starts the Job when there is room."""
+    suspended = {"suspend": True} if settings.queue else {}
+    if not settings.jobset:
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": dict(metadata), "spec": {**spec, **suspended}}
+    # its own Service has the pods' names, and it restarts nothing
     ttl = spec.pop("ttlSecondsAfterFinished")
     spec["template"]["spec"].pop("subdomain")
     return {
@@ -502,7 +484,7 @@ def _jobset(
             "failurePolicy": {"maxRestarts": 0},
             "network": {"enableDNSHostnames": True, "subdomain": metadata["name"]},
             "ttlSecondsAfterFinished": ttl,
-            **({"suspend": True} if settings.queue else {}),
+            **suspended,
             "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": {"spec": spec}}],
         },
     }

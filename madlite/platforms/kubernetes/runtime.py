@@ -6,7 +6,8 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -34,14 +35,7 @@ from madlite.platforms.kubernetes.manifests import (
     workspace_files,
     yaml_of,
 )
-from madlite.platforms.kubernetes.session import (
-    KubernetesSession,
-    access_of,
-    is_followed,
-    ordered,
-    outcomes_of,
-    read_handle,
-)
+from madlite.platforms.kubernetes.session import Handle, KubernetesSession, ordered, outcomes_of
 from madlite.platforms.kubernetes.settings import RUNTIME, KubernetesSettings
 from madlite.platforms.kubernetes.watch import POLL_S, PodWatch
 from madlite.store.folder import RUN_LABEL
@@ -75,11 +69,8 @@ class KubernetesRuntime:
         if self._followed:
             return None
         try:
-            api = Api(self.settings)
-            try:
+            with closing(Api(self.settings)) as api:
                 api.version()
-            finally:
-                api.close()
         except RuntimeProblem as problem:
             return Problem(where="runtime kubernetes", what=problem.message)
         return None
@@ -119,25 +110,20 @@ class KubernetesRuntime:
             Interrupted: a stop came before they had.
         """
         outage_limit_s = DAY_S if self._followed else LOST_S
-        api = interruptible(lambda: Api(self.settings, outage_limit_s, is_known=bool(self._followed)))
         run, name, kind = label_value(plan.id), job_name(plan.id), job_kind(self.settings)
-        session: KubernetesSession | None = None
-        pods: PodWatch | None = None
-        try:
+        make = partial(Api, self.settings, outage_limit_s, is_known=bool(self._followed))
+        with closing(interruptible(make)) as api, ExitStack() as made:
+            if not self._followed:
+                made.callback(_remove_logged, api, kind, name, run)
             interruptible(lambda: self._create(api, plan, kind, name))
-            pods = PodWatch(api, run, outage_limit_s=outage_limit_s)
-            nodes = interruptible(lambda: _wait(api, pods, plan, name, self.settings))
-            access = (api.access.kubeconfig, api.access.context)
-            session = KubernetesSession(api, kind, name, nodes, plan, pods, access, followed=bool(self._followed))
-            yield session
-        finally:
-            if session is not None:
-                session.close()
-            if pods is not None:
-                pods.close()
-            if not self._followed and (not plan.keep_alive or session is None):
-                _remove_logged(api, kind, name, run)
-            api.close()
+            with closing(PodWatch(api, run, outage_limit_s=outage_limit_s)) as pods:
+                nodes = interruptible(lambda: _wait(api, pods, plan, name, self.settings))
+                file, context = api.access.kubeconfig, api.access.context
+                handle = Handle(api.namespace, kind, name, run, file, context, bool(self._followed))
+                with closing(KubernetesSession(api, nodes, plan, pods, handle)) as session:
+                    if plan.keep_alive:
+                        made.pop_all()
+                    yield session
 
     def _create(self, api: Api, plan: RunPlan, kind: str, name: str) -> None:
         """Make the run's objects, or find the Job that it is.
@@ -159,10 +145,10 @@ class KubernetesRuntime:
         Raises:
             RuntimeProblem: always.
         """
-        namespace, kind, name, _ = read_handle(handle)
+        job = Handle.read(handle)
         raise RuntimeProblem(
-            f"{kind} {name} of namespace {namespace} is not attached to",
-            f"kubectl logs --namespace {namespace} --follow -l job-name={name}",
+            f"{job.kind} {job.name} of namespace {job.namespace} is not attached to",
+            f"kubectl logs --namespace {job.namespace} --follow -l job-name={job.name}",
         )
 
     def cancel(self, handle: str) -> None:
@@ -171,12 +157,9 @@ class KubernetesRuntime:
         Raises:
             RuntimeProblem: the cluster does not do it, or the handle is none.
         """
-        namespace, kind, name, run = read_handle(handle)
-        api = self._api_of(namespace, handle)
-        try:
-            remove(api, kind, name, run)
-        finally:
-            api.close()
+        job = Handle.read(handle)
+        with closing(self._api_of(job)) as api:
+            remove(api, job.kind, job.name, job.run)
 
     def outcome(self, handle: str) -> JobOutcome | None:
         """Return what the cluster says of a run; None of one that is gone, or whose Job is not the run's own.
@@ -185,21 +168,17 @@ class KubernetesRuntime:
             RuntimeProblem: the cluster does not answer, or the handle is none.
         """
         try:
-            namespace, _, _, run = read_handle(handle)
+            job = Handle.read(handle)
         except RuntimeProblem:
             return None
-        if is_followed(handle) and not self._followed:
+        if job.followed and not self._followed:
             return None
-        api = self._api_of(namespace, handle)
-        try:
-            found = list(outcomes_of(api.pods(run)))
-        finally:
-            api.close()
-        return _outcome(found)
+        with closing(self._api_of(job)) as api:
+            return _outcome(list(outcomes_of(api.pods(job.run))))
 
-    def _api_of(self, namespace: str, handle: str) -> Api:
-        file, context = access_of(handle)
-        return Api(replace(self.settings, namespace=namespace, kubeconfig=file, context=context))
+    def _api_of(self, job: Handle) -> Api:
+        where = {"namespace": job.namespace, "kubeconfig": job.kubeconfig, "context": job.context}
+        return Api(replace(self.settings, **where))
 
 
 def _outcome(found: list[tuple[str, int | None, Fault | None]]) -> JobOutcome | None:

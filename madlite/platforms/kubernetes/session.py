@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import msgspec
+
 from madlite.cancellation import Interrupted
 from madlite.errors import RuntimeProblem
 from madlite.files import Folder
@@ -32,7 +34,7 @@ from madlite.platforms.kubernetes.faults import (
     phase_of,
     pod_name,
 )
-from madlite.platforms.kubernetes.manifests import INDEX_LABEL, label_value, numbered
+from madlite.platforms.kubernetes.manifests import INDEX_LABEL, numbered
 from madlite.platforms.kubernetes.watch import POLL_S, PodWatch
 
 # The log of one pod from its beginning to its end, each byte once, across connections that break.
@@ -238,6 +240,33 @@ class PodEnd(Value, frozen=True):
     fault: Fault | None
 
 
+class Handle(Value, frozen=True):
+    """What names a run's Job in another process; `kubeconfig` and `context` are those that were named.
+
+    One that is `followed` has another owner than the run, which is no leftover when that ends.
+    """
+
+    namespace: str
+    kind: str
+    name: str
+    run: str
+    kubeconfig: str = ""
+    context: str = ""
+    followed: bool = False
+
+    @classmethod
+    def read(cls, text: str) -> Handle:
+        """Return what a session's handle names.
+
+        Raises:
+            RuntimeProblem: it is none.
+        """
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, UnicodeEncodeError):
+            raise RuntimeProblem(f"{text!r} names no Job of Kubernetes", cause=Cause.PREPARE) from None
+
+
 class NodeOutput(Value, frozen=True):
     """What a node said: output, a mark, or its end; `at_s` is its log's time of it, since 1970, None for no such."""
 
@@ -254,19 +283,15 @@ class KubernetesSession:
     def __init__(
         self,
         api: Api,
-        kind: str,
-        name: str,
         nodes: Sequence[str],
         plan: RunPlan,
         pods: PodWatch,
-        access: tuple[str, str] = ("", ""),
-        *,
-        followed: bool = False,
+        handle: Handle,
     ) -> None:
-        self.handle = make_handle(api.namespace, kind, name, label_value(plan.id), access, followed=followed)
+        self.handle = json.dumps(msgspec.structs.asdict(handle))
         self.nodes = tuple(nodes)
         self.notes: tuple[str, ...] = ()
-        self._api, self._kind, self._name, self._plan = api, kind, name, plan
+        self._api, self._job, self._plan = api, handle, plan
         self._pods = pods
         self._outputs: queue.Queue[NodeOutput] = queue.Queue(maxsize=4096)
         self._ends: dict[int, PodEnd] = {}
@@ -289,9 +314,9 @@ class KubernetesSession:
         if self._closed.is_set():
             return Exit(code=_STOPPED, duration_s=0.0)
         self._start_following()
-        times = _Times()
+        times: list[float] = []  # of its begin and end, by the nodes' logs: whoever follows them may have come late
         codes, first, expired = self._collect_output(number, out, times, began, action.timeout_s)
-        took_s = times.took_s if times.took_s is not None else time.monotonic() - began
+        took_s = max(times) - min(times) if times else time.monotonic() - began
         if len(self.nodes) > 1:
             return Exit.of_nodes(codes, first, took_s, timed_out=expired)
         return Exit(code=codes[0] if codes[0] is not None else _STOPPED, duration_s=took_s, timed_out=expired)
@@ -360,7 +385,7 @@ class KubernetesSession:
             raise _Left
 
     def _collect_output(
-        self, number: int, out: Sink, times: _Times, began: float, limit_s: float | None
+        self, number: int, out: Sink, times: list[float], began: float, limit_s: float | None
     ) -> tuple[list[int | None], int | None, bool]:
         """Pass output on until every node has ended the action; return codes, who failed first, whether it expired.
 
@@ -384,7 +409,7 @@ class KubernetesSession:
             raise RuntimeProblem(self._late.text, self._late.hint, cause=self._late.cause)
         return [codes.get(node) for node in range(len(self.nodes))], first, expired
 
-    def _take(self, said: NodeOutput, number: int, codes: dict[int, int | None], out: Sink, times: _Times) -> None:
+    def _take(self, said: NodeOutput, number: int, codes: dict[int, int | None], out: Sink, times: list[float]) -> None:
         """Take what a node said."""
         node, what = said.node, said.what
         if said.at_s is not None:
@@ -399,7 +424,7 @@ class KubernetesSession:
         elif isinstance(what, bytes):
             out(Chunk(data=what, node=node, t_s=self._since_first(said.at_s)))
         elif what.number == number:
-            times.note(said.at_s)
+            times += [] if said.at_s is None else [said.at_s]
             if what.kind == "end":
                 codes[node] = self._ended_code(said, what)
 
@@ -468,7 +493,7 @@ class KubernetesSession:
         """Remove the Job: Kubernetes sends TERM to each pod, whose script ends the action by INT, TERM and KILL."""
         self._closed.set()
         try:
-            self._api.delete(self._kind, self._name)
+            self._api.delete(self._job.kind, self._job.name)
             if grace_s <= 0:
                 for pod in self.nodes:
                     self._api.delete("Pod", pod, grace_s=0)
@@ -503,23 +528,6 @@ class KubernetesSession:
         self._left.set()
 
 
-class _Times:
-    """When an action began and ended, by the nodes' logs: whoever follows them may have come late."""
-
-    def __init__(self) -> None:
-        self._first_s, self._last_s = math.inf, -math.inf
-
-    def note(self, at_s: float | None) -> None:
-        """Take the time of a mark."""
-        if at_s is not None:
-            self._first_s, self._last_s = min(self._first_s, at_s), max(self._last_s, at_s)
-
-    @property
-    def took_s(self) -> float | None:
-        """How long it took; None where no time is known."""
-        return self._last_s - self._first_s if self._last_s >= self._first_s else None
-
-
 class _Left(Exception):
     """Nobody reads the log any more."""
 
@@ -530,45 +538,6 @@ def _matches(name: str, patterns: Sequence[str], home: str) -> bool:
         return False
     seen = (name, name.replace(f"{home}/", f"{home}/work/", 1))
     return any(fnmatch.fnmatchcase(item, pattern.lstrip("/")) for item in seen for pattern in patterns)
-
-
-# Handles.
-
-
-def make_handle(
-    namespace: str, kind: str, name: str, run: str, access: tuple[str, str], *, followed: bool = False
-) -> str:
-    """Return what names a run's Job in another process; `access` are the kubeconfig and the context that were named.
-
-    One that is `followed` has another owner than the run, which is no leftover when that ends.
-    """
-    values = {"namespace": namespace, "kind": kind, "name": name, "run": run}
-    return json.dumps({**values, "kubeconfig": access[0], "context": access[1], "followed": followed})
-
-
-def is_followed(handle: str) -> bool:
-    """Return whether a Job, whose handle `read_handle` can read, has another owner."""
-    return bool(json.loads(handle).get("followed"))
-
-
-def access_of(handle: str) -> tuple[str, str]:
-    """Return the kubeconfig and the context of a handle that `read_handle` can read."""
-    found = json.loads(handle)
-    return str(found.get("kubeconfig", "")), str(found.get("context", ""))
-
-
-def read_handle(handle: str) -> tuple[str, str, str, str]:
-    """Return namespace, kind, name and run of a handle.
-
-    Raises:
-        RuntimeProblem: it is none.
-    """
-    try:
-        found = json.loads(handle)
-        namespace, kind, name, run = (str(found[key]) for key in ("namespace", "kind", "name", "run"))
-    except (ValueError, KeyError, TypeError):
-        raise RuntimeProblem(f"{handle!r} names no Job of Kubernetes", cause=Cause.PREPARE) from None
-    return namespace, kind, name, run
 
 
 def ordered(pods: Sequence[dict[str, object]], count: int) -> list[str]:

@@ -94,23 +94,16 @@ class KubernetesSettings(Value, frozen=True, forbid_unknown_fields=True):
         return f"{self.gpus_per_node}x{self.gpu}" if self.gpu and self.gpus_per_node else ""
 
 
-# madengine 2's keys: the name here, or why it has no effect.
+# madengine 2's keys: the name here, and those that have no effect.
 _RENAMED = {
     "gpu_resource_name": "gpu_resource",
     "gpu_count": "gpus_per_node",
     "ttl_seconds_after_finished": "ttl_s",
 }
-_WITHOUT_EFFECT = {
-    "backoff_limit": "a run that failed is not started again by itself; --retry does",
-    "output_dir": "--dry-run prints the manifests",
-    "nfs_storage_class": "results come by the pods' logs",
-    "storage_class": "results come by the pods' logs",
-    "data_storage_class": "volumes name claims that are there",
-    "results_storage_size": "results come by the pods' logs",
-    "data_storage_size": "volumes name claims that are there",
-    "recreate_shared_data_pvc": "volumes name claims that are there",
-    "allow_privileged_profiling": "privileged decides",
-}
+_WITHOUT_EFFECT = (
+    *("backoff_limit", "output_dir", "nfs_storage_class", "storage_class", "data_storage_class"),
+    *("results_storage_size", "data_storage_size", "recreate_shared_data_pvc", "allow_privileged_profiling"),
+)
 _DATA = "/data"  # where madengine mounts its data claim
 
 
@@ -124,7 +117,7 @@ def read_settings(table: Mapping[str, Any], where: str) -> tuple[KubernetesSetti
     notes = []
     for key, value in table.items():
         if key in _WITHOUT_EFFECT:
-            notes.append(f"{where}: '{key}' has no effect: {_WITHOUT_EFFECT[key]}")
+            notes.append(f"{where}: '{key}' has no effect; docs/kubernetes.md lists those that have")
         elif key == "secrets" and isinstance(value, dict):
             own |= _secrets(value, where)
         elif key == "data_pvc":

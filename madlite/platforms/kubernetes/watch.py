@@ -10,23 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from madlite.errors import RuntimeProblem
-from madlite.platforms.kubernetes.api import GONE, LOST_S, Refusal, may_pass
+from madlite.platforms.kubernetes.api import GONE, LOST_S, Api, Refusal, may_pass
 from madlite.platforms.kubernetes.faults import pod_name
 
 _LOG = logging.getLogger(__name__)
 POLL_S = 2.0
 _LONGEST_PAUSE_S = 30.0
 _DENIED = (400, 403, 405, 501)  # answers to a watch after which it is polled
-
-
-class _Pods(Protocol):
-    def list_pods(self, run: str) -> tuple[list[dict[str, Any]], str]: ...
-
-    def watch_pods(self, run: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]: ...
 
 
 class PodWatch:
@@ -36,7 +30,7 @@ class PodWatch:
     """
 
     def __init__(
-        self, api: _Pods, run: str, clock: Callable[[], float] = time.monotonic, outage_limit_s: float = LOST_S
+        self, api: Api, run: str, clock: Callable[[], float] = time.monotonic, outage_limit_s: float = LOST_S
     ) -> None:
         self._api, self._run, self._clock, self._outage_limit_s = api, run, clock, outage_limit_s
         self._pods: dict[str, dict[str, Any]] = {}

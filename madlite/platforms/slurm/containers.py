@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from madlite.errors import UsageProblem
 from madlite.model import RunPlan
@@ -26,24 +25,6 @@ OPTIONS_VARIABLE = "MADLITE_CONTAINER_OPTIONS"
 IMAGES_VARIABLE = "MADLITE_IMAGE_FOLDER"
 
 
-class Container(Protocol):
-    """What the containers of one run are; commands are of one node."""
-
-    signals_inside: bool  # whether processes are known by other numbers inside
-
-    def step_options(self) -> list[str]:
-        """Return options for srun itself."""
-
-    def start(self) -> list[str]:
-        """Return the command that starts a container; none where nothing is held open."""
-
-    def enter(self) -> list[str]:
-        """Return what stands before a command that runs in it."""
-
-    def remove(self) -> list[str]:
-        """Return the command that ends what was started."""
-
-
 RANK = "{rank}"  # in a command: the node's number
 WHERE_RDMA = "{rdma}"  # before a word of a container's start: for nodes with RDMA devices alone
 OF_GPUS = "{{gpus {ids} {renders}}}"  # before a word of it: for each GPU that the run has on the node; agent.sh
@@ -54,29 +35,29 @@ def container_name(plan: RunPlan) -> str:
     return f"madlite-{plan.id}-{RANK}"
 
 
-class NoContainer:
-    """Commands of the node itself."""
+class Container:
+    """What the containers of one run are, commands of one node each; of the node itself there are none."""
 
-    signals_inside = False
+    signals_inside = False  # whether processes are known by other numbers inside
 
     def step_options(self) -> list[str]:
-        """Return none."""
+        """Return options for srun itself."""
         return []
 
     def start(self) -> list[str]:
-        """Return none."""
+        """Return the command that starts a container; none where nothing is held open."""
         return []
 
     def enter(self) -> list[str]:
-        """Return none."""
+        """Return what stands before a command that runs in it."""
         return []
 
     def remove(self) -> list[str]:
-        """Return none."""
+        """Return the command that ends what was started."""
         return []
 
 
-class EngineContainer(NoContainer):
+class EngineContainer(Container):
     """A container of docker or podman that is held open on each node."""
 
     signals_inside = True
@@ -107,7 +88,7 @@ class EngineContainer(NoContainer):
             *([f"--cpuset-mems={asked.cpuset_mems}"] if asked.cpuset_mems else []),
             *self._gpus(),
             *self._rdma(),
-            *_volumes("--volume", plan),
+            *(word for text in _mounts(plan) for word in ("--volume", text)),
             *split_words(asked.extra, self._environ),
             *self._options,
             *("--entrypoint", "sleep", image, "infinity"),
@@ -159,7 +140,7 @@ class EngineContainer(NoContainer):
         return ("keep-groups",) if asked and self._is_rootless else asked
 
 
-class PyxisContainer(NoContainer):
+class PyxisContainer(Container):
     """A container of enroot that srun's plugin pyxis starts; under its name it stays as it is while the job goes on."""
 
     def __init__(self, plan: RunPlan, options: Sequence[str], image: str) -> None:
@@ -191,7 +172,7 @@ _HAND_ON = (
 )
 
 
-class ApptainerContainer(NoContainer):
+class ApptainerContainer(Container):
     """A container of Apptainer, one for each action; what an action writes outside of mounts is gone after it."""
 
     def __init__(self, plan: RunPlan, options: Sequence[str], image: str) -> None:
@@ -215,7 +196,7 @@ def container_of(flavour: str, plan: RunPlan, environ: Mapping[str, str], image_
         UsageProblem: there is no such flavour, or its options cannot be read.
     """
     if flavour in ("", "none"):
-        return NoContainer()
+        return Container()
     try:
         options = shlex.split(environ.get(OPTIONS_VARIABLE, ""))
     except ValueError as error:
@@ -244,7 +225,3 @@ def _render_nodes(plan: RunPlan, gpu_ids: Iterable[int]) -> dict[int, str]:
 def _mounts(plan: RunPlan) -> Iterator[str]:
     for mount in container_mounts(plan):
         yield f"{mount.source}:{mount.target}" + (":ro" if mount.read_only else "")
-
-
-def _volumes(option: str, plan: RunPlan) -> list[str]:
-    return [word for text in _mounts(plan) for word in (option, text)]

@@ -21,18 +21,18 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from madlite import process
-from madlite.cancellation import STOPPED, ActionGate
+from madlite.cancellation import STOPPED, ActionGate, in_thread
 from madlite.errors import RuntimeProblem
 from madlite.files import Folder, write_all
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, Sink
 from madlite.platforms.slurm.allocation import Allocation, ids_of_note
-from madlite.platforms.slurm.containers import RANK, Container, NoContainer
+from madlite.platforms.slurm.containers import RANK, Container
 from madlite.secrets import reveal
 from madlite.store.mounts import copy_matching
 
@@ -41,7 +41,6 @@ from madlite.store.mounts import copy_matching
 # A container is no child of Slurm's, and once a job is cancelled or past its time limit no step of it can be started to
 # remove one: a step that is there already is signalled, and does it.
 
-_KEEPER_READ_BYTES = 1 << 16
 _END_S = 10.0  # for srun to end the step's processes
 
 
@@ -64,13 +63,10 @@ class Keeper:
         deadline = time.monotonic() + limit_s
         with selectors.DefaultSelector() as pipes:
             for number, pipe in ((1, step.stdout), (2, step.stderr)):
-                pipes.register(pipe or -1, selectors.EVENT_READ, number)
+                pipes.register(pipe or -1, selectors.EVENT_READ, (0, number))
             while pipes.get_map() and said[1].count(b"\n") < nodes and time.monotonic() < deadline:
-                for key, _ in pipes.select(_POLL_S):
-                    data = os.read(key.fd, _KEEPER_READ_BYTES)
-                    said[key.data] += data
-                    if not data:
-                        pipes.unregister(key.fileobj)
+                for chunk in _read(pipes):
+                    said[chunk.stream] += chunk.data
         return said[1].decode("utf-8", "replace"), said[2].decode("utf-8", "replace")
 
     def is_over(self, limit_s: float = 0.0) -> bool:
@@ -152,7 +148,7 @@ class SlurmSession:
         self.notes: tuple[str, ...] = ()
         self.handle = json.dumps({"job": allocation.job_id, "nodes": list(nodes), "folder": str(folder)})
         self._folder, self._allocation = folder, allocation
-        self._container = container or NoContainer()
+        self._container = container or Container()
         self._env, self._workspace = dict(env or {}), workspace
         self._cwd_of, self._grace_s = cwd_of or {}, grace_s
         self._gpu_ids, self._on_first = tuple(gpu_ids), on_first
@@ -265,15 +261,14 @@ class SlurmSession:
         except OSError as error:
             self._kill_steps()
             raise RuntimeProblem(f"srun cannot be started: {error}", cause=Cause.ENGINE) from error
-        enders: list[threading.Thread] = []
+        enders: list[Future[None]] = []
         try:
             return self._follow(out, enders)
         finally:
-            for thread in enders:  # none may hit the next action
-                thread.join()
+            wait(enders)  # none may hit the next action
             self._steps.clear()
 
-    def _follow(self, out: Sink, enders: list[threading.Thread]) -> tuple[list[int | None], int | None]:
+    def _follow(self, out: Sink, enders: list[Future[None]]) -> tuple[list[int | None], int | None]:
         """Pass output on until every step has ended; the first that fails ends the others."""
         codes: list[int | None] = [None] * len(self.nodes)
         first: int | None = None
@@ -294,7 +289,8 @@ class SlurmSession:
                     del left[rank]
                     if codes[rank] != 0 and first is None:
                         first = rank
-                        enders += [_started(partial(self._stop, self._grace_s))] if left else []
+                        stop = partial(self._stop, self._grace_s)
+                        enders += [in_thread(stop, "madlite-end-nodes")] if left else []
         self._kill_steps()
         return codes, first
 
@@ -363,17 +359,12 @@ class SlurmSession:
                 return
             if grace_s > 0 and not self._gate.hurried.is_set():
                 self._signal(name)
-                self._wait_ended(grace_s)
+                self._gate.wait_while(self._is_running, grace_s)
         if self._is_running():
             self._signal("KILL")
 
     def _is_running(self) -> bool:
         return any(step.poll() is None for step in list(self._steps.values()))
-
-    def _wait_ended(self, limit_s: float) -> None:
-        deadline = time.monotonic() + limit_s
-        while self._is_running() and time.monotonic() < deadline and not self._gate.hurried.is_set():
-            time.sleep(_POLL_S)
 
     def _signal(self, name: str) -> None:
         """Send a signal to the command's process group on every node; a node that does not answer is not waited for."""
@@ -535,9 +526,3 @@ def _read(pipes: selectors.BaseSelector) -> Iterator[Chunk]:
             yield Chunk(data=data, stream=stream, node=rank)
         else:
             pipes.unregister(key.fileobj)
-
-
-def _started(work: partial[None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name="madlite-end-nodes", daemon=True)
-    thread.start()
-    return thread

@@ -19,10 +19,9 @@ from madlite.reports.compare import Report, compare
 from madlite.reports.dashboard.live import Live, log_end
 from madlite.reports.index import COLUMNS, Order, RunFilter, SeriesSummary
 from madlite.reports.listing import as_json as run_row
-from madlite.reports.page.run_details import read_steps
-from madlite.reports.page.values import rounded, thinned
+from madlite.reports.page.run_details import curve_of, read_steps
 from madlite.reports.runs import BACK, StoredRun, as_json
-from madlite.reports.series import Sample, Series, direction_of
+from madlite.reports.series import Sample, Series
 from madlite.reports.series_key import DIMENSIONS, as_dimensions, series_names
 from madlite.reports.sides import RunHistory, Side, read_side
 from madlite.reports.watch import WatchedRun
@@ -219,7 +218,7 @@ class SeriesDetail(Value, frozen=True):
         return cls(
             name=found.name,
             dimensions=as_dimensions(found.key),
-            direction=direction_of(found["metric"]),
+            direction=found.direction,
             failed=found.failed,
             skipped=found.skipped,
             samples=found.samples,
@@ -261,15 +260,7 @@ class Problem(Value, frozen=True):
 
 def step_curves(run: StoredRun) -> tuple[StepCurve, ...]:
     """Return the curves of a run that has ended."""
-    curves: list[StepCurve] = []
-    for name, found in read_steps(run.folder).items():
-        numbers = sorted(found)
-        values = [found[n] for n in numbers]
-        at = thinned(values, _MOST_POINTS)
-        curves.append(
-            StepCurve(name=name, steps=tuple(numbers[n] for n in at), values=tuple(rounded(values[n]) for n in at))
-        )
-    return tuple(curves)
+    return tuple(StepCurve(name, *curve_of(found, _MOST_POINTS)) for name, found in read_steps(run.folder).items())
 
 
 FIRST_LOOK_S = 3.0  # that a request waits for an index that is read for the first time

@@ -198,10 +198,8 @@ class Pages:
 
 @lru_cache(maxsize=1)
 def templates() -> Environment:
-    """Return the environment of the reports with the templates of the dashboard before theirs."""
-    from jinja2 import ChoiceLoader, FileSystemLoader
-
-    made = environment().overlay(loader=ChoiceLoader([FileSystemLoader(_HERE), FileSystemLoader(HOME)]))
+    """Return the environment of the reports with what the dashboard's templates need."""
+    made = environment().overlay()
     made.filters = {**made.filters, "kind_of": kind_of, "part": lambda text: quote(text, safe="")}
     made.globals = {**made.globals, "asset_url": asset_url, "data_of": payload, "link": link}
     return made

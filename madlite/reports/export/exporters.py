@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from madlite.backends.loader import Plugins
 from madlite.errors import MadliteError, PluginError, UsageProblem, nearest_words, one_hint
@@ -16,7 +17,7 @@ from madlite.perfcsv.header import comparable, recorded_row
 from madlite.reports.baselines import load_baseline
 from madlite.reports.documents import ContentKeys
 from madlite.reports.results_files import as_cells, read_cells
-from madlite.reports.runs import StoredRun, appended_to
+from madlite.reports.runs import StoredRun, appended_to, list_runs
 from madlite.reports.series import Entry, Sample, direction_of, matches, of_record, of_row, record_sample, row_sample
 from madlite.reports.series_key import DIMENSIONS, as_dimensions, record_facts
 from madlite.reports.sides import Source, find_source, finished
@@ -157,7 +158,8 @@ class RowReader:
             yield from self._of_baseline(source.baseline, where)
             return
         found = False
-        for run in finished(source.runs, self.notes):
+        runs = source.runs if source.all_of is None else list_runs(source.all_of) if source.all_of.is_dir() else ()
+        for run in finished(runs, self.notes):
             for row in self._of_run(run, where):
                 found = True
                 yield row
@@ -165,7 +167,7 @@ class RowReader:
             try:
                 yield from self._of_file(file, where)
             except UsageProblem as problem:
-                if not source.is_folder:
+                if source.all_of is None:
                     raise
                 self.notes.append(problem.message)
 
@@ -203,30 +205,15 @@ class RowReader:
 
     def _row(self, key: str, entry: Entry, about: Sample, cause: str) -> ExportRow:
         dimensions = entry.dimensions
-        texts = {name: self._clean(dimensions.get(name, "")) for name in DIMENSIONS}
-        numbers = {name: whole_number(dimensions.get(name, "")) for name in _NUMBERS}
-        odd = {name: text for name in _NUMBERS if (text := dimensions.get(name, "")) and numbers[name] is None}
+        known: dict[str, Any] = {name: self._clean(dimensions.get(name, "")) for name in DIMENSIONS}
+        numbers = {name: whole_number(known[name]) for name in _NUMBERS}
+        odd = {name: known[name] for name in _NUMBERS if known[name] and numbers[name] is None}
+        known |= numbers
         metric = dimensions.get("metric", "")
         status, cause = _judged(entry, cause)
         return ExportRow(
             key=key,
-            model=texts["model"],
-            metric=texts["metric"],
-            backend=texts["backend"],
-            recipe=texts["recipe"],
-            mode=texts["mode"],
-            precision=texts["precision"],
-            device=texts["device"],
-            seq_len=numbers["seq_len"],
-            micro_batch=numbers["micro_batch"],
-            global_batch=numbers["global_batch"],
-            gpus=numbers["gpus"],
-            nodes=numbers["nodes"],
-            runtime=texts["runtime"],
-            args=texts["args"],
-            settings=texts["settings"],
-            env=texts["env"],
-            varied=texts["varied"],
+            **known,
             value=_finite(entry.sample.value if entry.sample is not None else None),
             unit=QUANTITIES[metric].unit if metric in QUANTITIES else "",
             direction=direction_of(metric),

@@ -4,7 +4,7 @@
 """
 
 from madlite.reports.page.build import page_data
-from madlite.reports.page.render import environment, payload, render_page
-from madlite.reports.page.values import Failure, Page, ReferenceMark
+from madlite.reports.page.render import environment, payload, render_markdown, render_page
+from madlite.reports.page.values import Page, ReferenceMark
 
-__all__ = ["Failure", "Page", "ReferenceMark", "environment", "page_data", "payload", "render_page"]
+__all__ = ["Page", "ReferenceMark", "environment", "page_data", "payload", "render_markdown", "render_page"]

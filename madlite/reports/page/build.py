@@ -19,11 +19,9 @@ from madlite.reports.compare import Comparison, Report, Verdict
 from madlite.reports.page.run_details import curve_panels, failures_of, machines_of, states_of
 from madlite.reports.page.values import (
     Attention,
-    Bar,
     BarGroup,
     CauseGroup,
     Compared,
-    Failure,
     FailureView,
     Item,
     LevelChange,
@@ -38,7 +36,7 @@ from madlite.reports.page.values import (
     thinned,
 )
 from madlite.reports.runs import StoredRun
-from madlite.reports.series import Sample, Series
+from madlite.reports.series import Failure, Sample, Series
 from madlite.reports.series_key import as_dimensions, series_name, series_names
 from madlite.text import change, counted, figure, percent, shortened
 
@@ -353,24 +351,19 @@ def _bars(views: Iterable[SeriesView]) -> Iterator[BarGroup]:
         if one.spread is not None:
             groups.setdefault(one.metric, []).append(one)
     for metric, members in groups.items():
-        shown = members[:MOST_BARS]
-        longest = max((max(_ends(one)) for one in shown), default=0.0)
-        bars = tuple(_bar(one, longest) for one in shown)
-        yield BarGroup(metric=metric, direction=members[0].direction, bars=bars, left_out=len(members) - len(shown))
+        shown = tuple(members[:MOST_BARS])
+        yield BarGroup(
+            metric=metric,
+            direction=members[0].direction,
+            series=shown,
+            longest=max(max(_ends(one)) for one in shown),
+            left_out=len(members) - len(shown),
+        )
 
 
 def _ends(one: SeriesView) -> list[float]:
     high = one.spread.high if one.spread is not None else 0.0
     return [high, *(reference.value for reference in one.references)]
-
-
-def _bar(one: SeriesView, longest: float) -> Bar:
-    def place(value: float | None) -> float:
-        return min(1.0, max(0.0, (value or 0.0) / longest)) if longest > 0 else 0.0
-
-    low, high = (one.spread.low, one.spread.high) if one.spread is not None else (None, None)
-    references = tuple((place(each.value), each) for each in one.references)
-    return Bar(series=one, length=place(one.median), low=place(low), high=place(high), references=references)
 
 
 # A comparison, failures, totals.

@@ -7,6 +7,7 @@ Content-Security-Policy lets only the scripts and style sheets run that are ours
 from __future__ import annotations
 
 import hashlib
+import re
 from base64 import b64encode
 from collections.abc import Iterable
 from functools import lru_cache
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from madlite.reports.compare import Verdict
-from madlite.reports.html import visible
+from madlite.reports.comparison_text import difference_text, interval_text
+from madlite.reports.documents import escape_formula
 from madlite.reports.page.build import change_text
 from madlite.reports.page.values import MARKS, STATUSES, CurvePanel, Item, Page, SeriesView, Trend, thinned
 from madlite.secrets import Redactor
-from madlite.text import change, counted, figure, percent
+from madlite.text import change, counted, figure, percent, printable, shortened, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -33,32 +35,53 @@ STYLES = ("vendor/uPlot.min.css", "page.css")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js")
 _FIRST_SCRIPT = "theme.js"  # in the head, before anything is drawn
 _SPARKS = 32  # points of the small curve in a table
+_MARKUP = re.compile(r"[\\`*\[\]|<>~&$]|(?<![^\W_])_|_(?![^\W_])|^[-+=#]")
+_LINK = re.compile(r"(?<=:)(?=//)|(?<=ww)(?=w)|(?<=[@#])(?=\w)", re.IGNORECASE)
+"""Where a zero-width space keeps an address, a mention or the number of an issue from becoming a link."""
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WIDEST = 0.5  # change at which the axis of the intervals ends at the latest
 
 
 def render_page(page: Page) -> str:
     """Return a page as one HTML file that needs no other."""
-    return environment().get_template("report.html.j2").render(page=page, data=payload(page))
+    return rendered("report.html.j2", page=page, data=payload(page))
+
+
+def render_markdown(page: Page) -> str:
+    """Return a page as Markdown: what needs a look, a comparison, a table of the series, failures by cause, notes."""
+    return rendered("report.md.j2", page=page)
+
+
+def rendered(template: str, **values: object) -> str:
+    """Return what a template of the reports makes of values."""
+    return environment().get_template(template).render(values)
 
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """Return the Jinja environment of the pages: `sections.html.j2` has a macro for each section, fed with a Page.
+    """Return the Jinja environment of all reports: `sections.html.j2` has a macro for each section, fed with a Page.
 
+    Markdown is not escaped by itself: its templates pass texts of the data through `md`.
     `asset(name)` is a style sheet or script beside the templates as text, `policy(styles, scripts)` the value of a
     Content-Security-Policy that lets these run and nothing else.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
     made = Environment(
-        loader=FileSystemLoader(HOME),
-        autoescape=True,
+        loader=FileSystemLoader([HOME, HOME.parent, HOME.parent / "dashboard"]),
+        autoescape=select_autoescape(("html.j2", "xml.j2"), default_for_string=True),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     made.filters |= {
         "visible": shown,
+        "cell": lambda text: visible(escape_formula(text)),
+        "md": escaped,
+        "interval": interval_text,
+        "difference": difference_text,
+        "xml": lambda text: _NOT_XML.sub("\ufffd", text),
         "masked": masked,
         "figure": figure,
         "percent": percent,
@@ -151,9 +174,10 @@ def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
 
 
 def _panel(panel: CurvePanel) -> dict[str, object]:
+    window = panel.runs[-1].run.record.window
     return {
-        "runs": [shown(one.run) for one in panel.runs],
-        "window": panel.runs[-1].window,
+        "runs": [shown(one.run.folder.name) for one in panel.runs],
+        "window": (window.first_step, window.last_step) if window is not None else None,
         "quantities": [
             {"name": shown(one.name), "curves": [[curve.run, curve.steps, curve.values] for curve in one.curves]}
             for one in panel.quantities
@@ -180,6 +204,12 @@ def _redactor() -> Redactor:
     return Redactor()
 
 
+def escaped(text: str, most: int = 120) -> str:
+    """Return a text as Markdown in which nothing is markup, a link, a mention or a secret, on one line."""
+    plain = _LINK.sub("\u200b", shortened(printable(masked(text)), most))
+    return _MARKUP.sub(lambda found: f"\\{found[0]}", plain)
+
+
 def facets(items: Iterable[Item], name: str) -> list[str]:
     """Return the values that a filter offers."""
     return sorted({text for one in items if (text := getattr(one, name))})
@@ -197,9 +227,9 @@ def verdict_counts(page: Page) -> list[tuple[str, int]]:
     return [(verdict.value, report.count(verdict)) for verdict in Verdict] if report is not None else []
 
 
-def place(part: float) -> str:
-    """Return a part of 1 as a place in an SVG: `43.2%`."""
-    return f"{100 * part:.2f}%"
+def place(value: float, whole: float = 1.0) -> str:
+    """Return a part of a whole as a place in an SVG: `43.20%`."""
+    return f"{min(100.0, max(0.0, 100 * value / whole)) if whole > 0 else 0:.2f}%"
 
 
 def spark(trend: Trend) -> str:

@@ -12,9 +12,9 @@ import msgspec
 
 from madlite.files import open_regular
 from madlite.model import QUANTITIES, Status, Value
-from madlite.reports.page.values import Curve, CurvePanel, CurveRun, Failure, Machine, Quantity, rounded, thinned
+from madlite.reports.page.values import Curve, CurvePanel, CurveRun, Machine, Quantity, rounded, thinned
 from madlite.reports.runs import StoredRun
-from madlite.reports.series import Series
+from madlite.reports.series import Failure, Series
 from madlite.store.folder import STEPS
 from madlite.text import shortened
 
@@ -105,7 +105,7 @@ def _panel(series: Series, runs: Sequence[StoredRun], item: int) -> CurvePanel:
         item=item,
         name=shortened(series.name, _LONGEST),
         metric=series["metric"],
-        runs=tuple(_curve_run(run, values.get(run.folder.name)) for run in runs),
+        runs=tuple(CurveRun(run=run, value=values.get(run.folder.name)) for run in runs),
         quantities=tuple(Quantity(name=shortened(name, 80), curves=tuple(_curves(name, steps))) for name in names),
     )
 
@@ -129,12 +129,15 @@ def _drawn(names: Iterable[str], headline: str) -> list[str]:
 def _curves(name: str, steps: Sequence[Mapping[str, Mapping[int, float]]]) -> Iterator[Curve]:
     for place, one in enumerate(steps):
         if found := one.get(name):
-            numbers = sorted(found)
-            values = [found[n] for n in numbers]
-            at = thinned(values, MOST_POINTS)
-            yield Curve(
-                run=place, steps=tuple(numbers[each] for each in at), values=tuple(rounded(values[each]) for each in at)
-            )
+            yield Curve(place, *curve_of(found, MOST_POINTS))
+
+
+def curve_of(found: Mapping[int, float], most: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return the steps of a curve and its values, thinned so that peaks stay."""
+    numbers = sorted(found)
+    values = [found[n] for n in numbers]
+    at = thinned(values, most)
+    return tuple(numbers[each] for each in at), tuple(rounded(values[each]) for each in at)
 
 
 def read_steps(folder: Path) -> dict[str, dict[int, float]]:
@@ -161,25 +164,6 @@ def _lines(path: Path) -> list[bytes]:
             return file.read(_LIMIT_BYTES).splitlines()
     except OSError:
         return []
-
-
-def _curve_run(run: StoredRun, value: float | None) -> CurveRun:
-    record = run.record
-    window, telemetry = record.window, record.telemetry
-    hottest = [gpu.temperature_c for gpu in telemetry.gpus if gpu.temperature_c is not None] if telemetry else []
-    return CurveRun(
-        run=run.folder.name,
-        when=run.when,
-        value=value,
-        steps=record.steps,
-        window=(window.first_step, window.last_step) if window is not None else None,
-        steady_cv=window.cv if window is not None else None,
-        drift=window.drift if window is not None else None,
-        power_w=telemetry.power_w if telemetry is not None else None,
-        temperature_c=max(hottest, default=None),
-        throttled=telemetry.throttled if telemetry is not None else None,
-        mfu=record.compute.mfu if record.compute is not None else None,
-    )
 
 
 # Machines.

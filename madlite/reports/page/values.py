@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from madlite.model import Value
 from madlite.reports.compare import Comparison, Report
-from madlite.reports.series import Direction, Series
+from madlite.reports.runs import StoredRun
+from madlite.reports.series import Direction, Failure, Series
 
 STATUSES = ("success", "failure", "skipped", "suspect", "regression", "improvement")
 """What the status filter knows; a series can be several of them."""
@@ -144,22 +145,13 @@ class SeriesView(Value, frozen=True):
         return self.median / self.references[0].value
 
 
-class Bar(Value, frozen=True):
-    """A series' median beside others of its metric; places are parts of the longest bar, from 0 to 1."""
-
-    series: SeriesView
-    length: float
-    low: float
-    high: float
-    references: tuple[tuple[float, ReferenceMark], ...] = ()
-
-
 class BarGroup(Value, frozen=True):
-    """The bars of one metric; `left_out` have no room."""
+    """The medians of the series of one metric as bars; `longest` is where the axis ends, `left_out` have no room."""
 
     metric: str
     direction: Direction
-    bars: tuple[Bar, ...]
+    series: tuple[SeriesView, ...]
+    longest: float
     left_out: int = 0
 
 
@@ -179,19 +171,10 @@ class Quantity(Value, frozen=True):
 
 
 class CurveRun(Value, frozen=True):
-    """A run whose steps are drawn: `window` is its first and last steady step; power in watts of one GPU."""
+    """A run whose steps are drawn, and its number."""
 
-    run: str
-    when: str = ""
+    run: StoredRun
     value: float | None = None
-    steps: int = 0
-    window: tuple[int, int] | None = None
-    steady_cv: float | None = None
-    drift: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    throttled: float | None = None
-    mfu: float | None = None
 
 
 class CurvePanel(Value, frozen=True):
@@ -202,21 +185,6 @@ class CurvePanel(Value, frozen=True):
     metric: str
     runs: tuple[CurveRun, ...]
     quantities: tuple[Quantity, ...]
-
-
-class Failure(Value, frozen=True):
-    """Failed results with one cause: of a run its id, when and why; of rows without a run how many."""
-
-    cause: str
-    model: str
-    device: str = ""
-    precision: str = ""
-    when: str = ""
-    run: str = ""
-    reason: str = ""
-    evidence: str = ""
-    hint: str = ""
-    count: int = 1
 
 
 class FailureView(Value, frozen=True):

@@ -45,7 +45,7 @@ def page(folder):
 
 def of_sources(names, folder=Path(), **where):
     found = collect(names, folder, where)
-    return page_data(found.series, found.runs, failures=found.failures, sources=found.sources, notes=found.notes)
+    return page_data(found.series, found.stored, failures=found.failures, sources=(found.label,), notes=found.notes)
 
 
 def series(values, metric="tokens_per_s_per_gpu", direction="higher", **dimensions):
@@ -88,8 +88,9 @@ def test_failures_have_their_causes_and_what_to_do(page):
 def test_step_curves_are_of_the_newest_runs_and_keep_their_peaks(page):
     assert [one.name.split()[0] for one in page.panels] == ["flux", "llama-3.1-70b", "llama-3.1-8b"]
     panel = page.panels[-1]
-    assert [one.run[-2:] for one in panel.runs] == ["11", "12", "13"]  # hexadecimal, of 20 runs
-    assert panel.runs[-1].window == (11, 60) and panel.runs[-1].power_w == 702.0
+    assert [one.run.folder.name[-2:] for one in panel.runs] == ["11", "12", "13"]  # hexadecimal, of 20 runs
+    last = panel.runs[-1].run.record
+    assert (last.window.first_step, last.window.last_step, last.telemetry.power_w) == (11, 60, 702.0)
     assert [one.name for one in panel.quantities] == ["tokens/s/GPU", "loss", "GiB reserved"]
     newest = panel.quantities[0].curves[-1]
     lowest = min(newest.values[10:])
@@ -224,9 +225,8 @@ def test_published_numbers_stand_beside_the_series_that_they_match(folder):
         value=10_000.0, micro_batch=3, source="a README", date="2026-05",
     )  # fmt: skip
     found = collect([], folder, {})
-    page = page_data(
-        found.series, found.runs, references=references_of([Published(reference=one, origin="mine.toml")], found.runs)
-    )
+    published = references_of([Published(reference=one, origin="mine.toml")], found.stored)
+    page = page_data(found.series, found.stored, references=published)
     (view,) = (view for view in page.series if view.references)
     assert view.model == "llama-3.1-8b" and view.references[0].label == "a README in mine.toml, 2026-05"
     assert view.references[0].differences == ("batch 3, here 4",)
@@ -279,7 +279,7 @@ def test_numbers_are_short():
         "1.500e+10",
         "–",
     ]
-    assert (percent(0.984), percent(0.0042), change(-0.042)) == ("98.4 %", "0.42 %", "−4.2 %")
+    assert (percent(0.984), percent(0.0042), change(-0.042)) == ("98.4 %", "0.42 %", "-4.20 %")
 
 
 def test_drift_and_scatter_of_a_run_and_failures_stand_out(tmp_path):
@@ -298,7 +298,7 @@ def test_drift_and_scatter_of_a_run_and_failures_stand_out(tmp_path):
     store(tmp_path, "20260103T000000-a-000003", failed, card=card)
     page = of_sources([], tmp_path)
     assert [one.kind for one in page.attention] == ["drift", "failure"]
-    assert page.attention[0].text.endswith("drifts −62.7 % over its steady steps, CV 23.8 % of its steps")
+    assert page.attention[0].text.endswith("drifts -62.7 % over its steady steps, CV 23.8 % of its steps")
     assert "1 failure beside 2 results" in page.attention[1].text and "Nothing stands out" not in render_page(page)
     (scattered,) = page_data([series([1.0, 2.0, 1.5])]).attention
     assert scattered.kind == "scatter" and "between 3 results" in scattered.text
