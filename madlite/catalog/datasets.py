@@ -15,9 +15,6 @@ from madlite.errors import UsageProblem
 from madlite.files import exists, read_json, wrong_key
 from madlite.model import Json, Value
 
-PROVIDERS = ("custom", "local", "minio", "nas", "aws")
-"""In order; the first that has the data is used."""
-
 
 class Provider(Value, frozen=True):
     """One place a data set can be had from."""
@@ -25,10 +22,21 @@ class Provider(Value, frozen=True):
     path: str
     home: str = ""  # the folder it is wanted in
     mirrorlocal: str = ""  # a folder of the machine that keeps what was fetched
-    readwrite: str = ""  # the word `true` lets the run write into a local folder
+    readwrite: str | bool = ""  # the word `true` lets the run write into a local folder
     args: str = ""
 
 
+class _DataSet(Value, frozen=True, forbid_unknown_fields=True):
+    """Where a data set can be had, in order: the first that has the data is used."""
+
+    custom: Provider | None = None
+    local: Provider | None = None
+    minio: Provider | None = None
+    nas: Provider | None = None
+    aws: Provider | None = None
+
+
+PROVIDERS = _DataSet.__struct_fields__
 DataSets = dict[str, dict[str, Provider]]
 """Data set → provider name → provider, in the order of `PROVIDERS`."""
 
@@ -60,24 +68,13 @@ def _checked(table: Json, where: str) -> DataSets:
 
 
 def _providers(entry: Json, where: str) -> dict[str, Provider]:
-    if not isinstance(entry, dict):
-        raise UsageProblem(f"{where} must be an object of providers, found a {type(entry).__name__}")
-    if unknown := [name for name in entry if name not in PROVIDERS]:
-        raise UsageProblem(f"{where} has no provider '{unknown[0]}'", f"providers: {', '.join(PROVIDERS)}")
-    return {name: _provider(name, entry[name], where) for name in PROVIDERS if name in entry}
-
-
-def _provider(name: str, entry: Json, where: str) -> Provider:
-    table = dict(entry) if isinstance(entry, dict) else {}
-    if isinstance(table.get("readwrite"), bool):
-        table["readwrite"] = str(table["readwrite"]).lower()
     try:
-        provider = msgspec.convert(table if isinstance(entry, dict) else entry, Provider)
+        found = msgspec.convert(entry, _DataSet)
     except msgspec.ValidationError as error:
-        raise UsageProblem(f"{where}, provider {name}: {wrong_key(error)[1]}") from None
-    if name == "local" and provider.mirrorlocal:
+        raise UsageProblem(f"{where}: {wrong_key(error)[1]}", f"providers: {', '.join(PROVIDERS)}") from None
+    if found.local is not None and found.local.mirrorlocal:
         raise UsageProblem(f"{where}: provider local takes no mirrorlocal", "its data is on this machine already")
-    return provider
+    return {name: provider for name in PROVIDERS if (provider := getattr(found, name)) is not None}
 
 
 def _mirrored(providers: Mapping[str, Provider], mirror: str) -> dict[str, Provider]:

@@ -270,10 +270,7 @@ def resumed(
 
 def left_by(before: LoggedBatch | None, workspace: Path) -> Collection[Path]:
     """Return the folders of the attempts of a batch that are followed by another one, where it is resumed."""
-    if before is None:
-        return ()
-
-    return find_standing(before, workspace).values()
+    return find_standing(before, workspace).values() if before is not None else ()
 
 
 ENTRIES = ("perf_entry.json", "perf_entry.csv", "perf_entry_super.json", "perf_entry_super.csv")
@@ -284,15 +281,12 @@ def run_summary(planned: Sequence[PlannedRun], outcome: RunOutcome, start_row: i
 
     `start_row` is how many rows perf.csv had before, `row_count` how many came since.
     """
-    ended = list(_ended(planned, outcome))
-    over = {plan.id for plan, _ in ended}
-    never = [one for one in planned if one.plan.id not in over]
+    runs = [(one.plan, result) for one, result in pair(planned, outcome.results)]
+    never = [_never_started(plan) for plan, result in runs if result is None]
+    ended = [(plan, result) for plan, result in runs if result is not None]
     return {
-        "successful_runs": [_succeeded(plan, result) for plan, result in ended if result.status is not Status.FAILURE],
-        "failed_runs": [
-            *[_failed(plan, result) for plan, result in ended if result.status is Status.FAILURE],
-            *[_never_started(one.plan) for one in never],
-        ],
+        "successful_runs": [_ended(*run) for run in ended if run[1].status is not Status.FAILURE],
+        "failed_runs": [*(_ended(*run) for run in ended if run[1].status is Status.FAILURE), *never],
         "total_runs": len(planned),
         "session_start_row": start_row,
         "session_row_count": row_count,
@@ -318,8 +312,9 @@ def full_summary(
 
 def suspect_runs(planned: Sequence[PlannedRun], outcome: RunOutcome) -> tuple[str, ...]:
     """Return the cards of the runs whose success is suspect, in order."""
-    ended = _ended(planned, outcome)
-    return tuple(plan.card.name for plan, result in ended if result.status is Status.SUCCESS and result.suspect)
+    pairs = pair(planned, outcome.results)
+    good = [(one, result) for one, result in pairs if result is not None and result.status is Status.SUCCESS]
+    return tuple(one.plan.card.name for one, result in good if result.suspect)
 
 
 def write_summary(path: Path, summary: dict[str, Json], secrets: Iterable[str]) -> None:
@@ -361,27 +356,16 @@ def remove_entries(folder: Path) -> None:
             raise RuntimeProblem(f"--cleanup-perf: {folder / name} stays: {error.strerror or error}") from error
 
 
-def _ended(planned: Sequence[PlannedRun], outcome: RunOutcome) -> Iterator[tuple[RunPlan, Result]]:
-
-    return ((one.plan, result) for one, result in pair(planned, outcome.results) if result is not None)
-
-
-def _succeeded(plan: RunPlan, result: Result) -> dict[str, Json]:
-    return {
-        **_head(plan, result),
-        "performance": _performance(plan, result),
-        "duration": result.durations_s.get("run", 0.0),
-        **({"suspect": list(result.suspect)} if result.suspect else {}),  # else madengine's keys alone
-    }
-
-
-def _failed(plan: RunPlan, result: Result) -> dict[str, Json]:
-    return {**_head(plan, result), "error": result.reason}
-
-
-def _head(plan: RunPlan, result: Result) -> dict[str, Json]:
+def _ended(plan: RunPlan, result: Result) -> dict[str, Json]:
     image = result.image.ref or (plan.image.ref if plan.image else "")
-    return {"model": plan.card.name, "image": image, "status": result.status.value}
+    head: dict[str, Json] = {"model": plan.card.name, "image": image, "status": result.status.value}
+    if result.status is Status.FAILURE:
+        return {**head, "error": result.reason}
+    suspect: dict[str, Json] = (
+        {"suspect": list(result.suspect)} if result.suspect else {}
+    )  # else madengine's keys alone
+    seconds = result.durations_s.get("run", 0.0)
+    return {**head, "performance": _performance(plan, result), "duration": seconds, **suspect}
 
 
 def _never_started(plan: RunPlan) -> dict[str, Json]:

@@ -425,11 +425,9 @@ def _object(name: str, text: str) -> dict[str, Any] | list[Any]:
         value = decode_json(os.fsencode(text))
     except NotJson:
         value = None
-    several = name == "NAS_NODES"
-    fits = isinstance(value, (dict, list) if several else dict)
+    fits = isinstance(value, (dict, list) if name == "NAS_NODES" else dict)
     if not fits or any(UNUSABLE.search(inside) for _, inside in texts(value, name)):
-        table = '{"HOST": "…", "PORT": 22, ' if several else "{"
-        hint = f'{name}=\'{table}"USERNAME": "…", "PASSWORD": "…"}}\''
+        hint = f'{name}=\'{{"USERNAME": "…", "PASSWORD": "…"}}\'   with the other keys of docs/data.md'
         raise UsageProblem(f"{name} of the environment is no JSON object", hint)
     return value  # type: ignore[no-any-return]
 

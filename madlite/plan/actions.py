@@ -135,7 +135,7 @@ def _path_problem(test: Callable[[Path], bool], place: str, provider: Provider, 
 
 def _local(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
     source = str(inputs.options.workspace / provider.path)
-    mount = Mount(source=source, target=use.home, read_only=provider.readwrite != "true")
+    mount = Mount(source=source, target=use.home, read_only=provider.readwrite not in (True, "true"))
     return DataPlan(
         uses=(use,),
         mounts=(mount,) if inputs.runtime.traits.containerised else (),

@@ -17,7 +17,7 @@ from madlite.model import Asset, Blocked, Cause, Finding, Request, RunPlan, Scal
 from madlite.plan.context import Context, Options
 from madlite.plan.fields import canonical_key, requested_origins, requested_values
 from madlite.plan.inputs import RunInputs, layers
-from madlite.plan.render import COUNTS, ROW_KEYS, UNKNOWN_WORD, Rendering, only_relabels, row_value, same_run
+from madlite.plan.render import ROW_KEYS, Rendering, only_relabels, row_value
 from madlite.run.screen import PlannedRun
 
 _NO_LINT_HINT = "--no-lint starts it all the same"
@@ -210,7 +210,7 @@ def refuse_without_effect(
         if row_value(own.plan, key) in (None, "") or not only_relabels(key, own, partial(others, key)):
             continue
         if not (given.options.lint and is_fatal(own)):
-            raise _refusal(describe_setting(named_request, key), key, own, others)
+            raise _refusal(describe_setting(named_request, key), own.plan)
 
 
 def without_key(command_inputs: CommandInputs, key: str, value: str | None) -> CommandInputs:
@@ -239,25 +239,9 @@ def _without(values: Mapping[str, Scalar], key: str) -> dict[str, Scalar]:
     return {name: value for name, value in values.items() if canonical_key(name) != key}
 
 
-_Others = Callable[[str, "str | None"], "Sequence[Rendering] | None"]
-
-
-def _refusal(text: str, key: str, own: Rendering, others: _Others) -> UsageProblem:
-    plan = own.plan
+def _refusal(text: str, plan: RunPlan) -> UsageProblem:
     what = f"{text} is nothing to backend '{plan.backend}': the run would be the same, and its row would say otherwise"
-    used = [name for name in _used(own, others) if name != key]
-    baseline = [f"it uses {', '.join(used)}"] if used else []
-    if settings := [name for name in plan.settings if name != "recipe"]:
-        more = ", …" if len(settings) > _MOST else ""
-        baseline.append(f"settings {', '.join(settings[:_MOST])}{more}")
-    return UsageProblem(what, one_hint("leave it out", *baseline))
-
-
-def _used(own: Rendering, others: _Others) -> Iterator[str]:
-    """Yield what another value of changes the run, or is refused for."""
-    for key in ROW_KEYS:
-        value = row_value(own.plan, key)
-        other = str(int(value or 1) * 2) if key in COUNTS and not isinstance(value, str) else UNKNOWN_WORD
-        found = others(key, other)
-        if found is None or not any(same_run(item, own) for item in found):
-            yield key
+    settings = [name for name in plan.settings if name != "recipe"]
+    more = ", …" if len(settings) > _MOST else ""
+    named = f"settings {', '.join(settings[:_MOST])}{more}" if settings else "explain --all shows what it uses"
+    return UsageProblem(what, one_hint("leave it out", named))

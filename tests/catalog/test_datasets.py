@@ -25,7 +25,7 @@ def test_providers_come_in_the_order_they_are_asked_in(tmp_path: Path) -> None:
 def test_every_field(tmp_path: Path) -> None:
     fields = {"path": "p", "home": "/h", "mirrorlocal": "m", "readwrite": True, "args": "-x", "more": 1}
     assert read(tmp_path, {"set": {"custom": fields}})["set"]["custom"] == Provider(
-        path="p", home="/h", mirrorlocal="m", readwrite="true", args="-x"
+        path="p", home="/h", mirrorlocal="m", readwrite=True, args="-x"
     )
 
 
@@ -50,11 +50,11 @@ def test_without_a_file_and_overrides_there_are_none(tmp_path: Path) -> None:
         ('{"a":' * 5000, "nested too deep"),
         ('{"set": {"local": {"path": "x\\u0000"}}}', "$.set.local.path holds a NUL"),
         ([], "must be an object of data sets, found a list"),
-        ({"set": 3}, "data set 'set' must be an object of providers"),
-        ({"set": {"ftp": {"path": "x"}}}, "has no provider 'ftp'"),
+        ({"set": 3}, "data set 'set': expected `object`, got `int`"),
+        ({"set": {"ftp": {"path": "x"}}}, "unknown field `ftp`"),
         ({"set": {"local": {}}}, "`path`"),
         ({"set": {"local": {"path": 7}}}, "path"),
-        ({"set": {"local": "x"}}, "provider local"),
+        ({"set": {"local": "x"}}, "key 'local' is wrong"),
         ({"set": {"local": {"path": "x", "mirrorlocal": "/m"}}}, "takes no mirrorlocal"),
     ],
 )

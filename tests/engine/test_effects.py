@@ -116,9 +116,9 @@ def named(option, key, value):
         ("--precision", "precision", "BF61", "did you mean BF16?"),
         ("--mode", "mode", "pretrai", "did you mean pretrain?"),
         ("--mode", "mode", "posttrain", "it runs pretrain BF16"),
-        ("--seq-len", "seq_len", "4096", "it uses mode, precision, steps"),
-        ("--batch-size", "micro_batch", "4", "it uses mode, precision, steps"),
-        ("--image-release", "release", "v25.10", "it uses mode, precision, steps"),
+        ("--seq-len", "seq_len", "4096", "leave it out; explain --all"),
+        ("--batch-size", "micro_batch", "4", "leave it out; explain --all"),
+        ("--image-release", "release", "v25.10", "leave it out; explain --all"),
     ],
 )
 def test_an_option_that_the_template_does_not_use_is_refused(planned, option, key, value, knows):
