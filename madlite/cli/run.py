@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -17,7 +17,7 @@ from madlite.batch.collect import collect_recoverable, recover_cut_off
 from madlite.batch.recovery.leftovers import end_orphans, still_running
 from madlite.batch.recovery.unfinished import append_pending, complete_side_files, recovery_report
 from madlite.batch.resume import inputs_of_all, refuse_other_study, series_of, standing_before
-from madlite.batch.runner import BatchSettings
+from madlite.batch.runner import BatchSettings, BatchStart
 from madlite.cli import setup
 from madlite.cli.batch_options import (
     NOT_MEASURED,
@@ -33,7 +33,6 @@ from madlite.cli.batch_options import (
     sweep_options,
 )
 from madlite.cli.batches import (
-    BatchStart,
     StudyBatch,
     check_retry,
     is_alone,
@@ -218,9 +217,9 @@ def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, 
     shown: Sequence[PlannedRun] = planned
     order: list[str] = []
     if params["repeat"] is not None:
-        from madlite.cli.studies import preview_repeat
+        from madlite.cli.studies import preview_grid
 
-        shown, order = preview_repeat(planned, params)
+        shown, order = preview_grid(planned, params)
     for one, found in zip(shown, refused, strict=True):
         echo_lines(preview(one, options.environ, map(in_one_line, found)))
     for text in order:
@@ -240,11 +239,11 @@ def run_planned(
     plugins: Plugins,
     params: dict[str, Any],
     journal: BatchLog,
-    make: _MakeBatch | None = None,
+    study: StudyBatch | None = None,
 ) -> int:
     """Run plans to their rows with all that is printed meanwhile, and return the exit code.
 
-    `make` makes the batch of them once they were checked, else the options decide.
+    `planned` are those of the `study` that is named, which is checked by them, else the options decide what they are.
     """
     from madlite.cli.batches import BatchFiles, against_baseline, print_totals
 
@@ -252,23 +251,22 @@ def run_planned(
     against = against_baseline(params, options)
     notes = len(plugins.problems)
     planned, warnings = _checked(planned, options, plugins, params)
-    own = make_batch(planned, params, journal, batch_before) if make is None else None
-    if batch_before is not None and own is not None:
-        refuse_other_study(batch_before, own.planned)
-    runs = own or cast("_MakeBatch", make)(planned, params, journal)
+    runs = study or make_batch(planned, params, journal, batch_before)
+    if batch_before is not None:
+        refuse_other_study(batch_before, runs.planned)
     batch = BatchFiles(runs.planned, options, params)
     with _shown(options, plugins) as screen:
         recovered = tuple(_recover(options, plugins.runtimes(), batch_before))
         for text in (*warnings, *recovered):
             screen.warn(text)
-        before = resumed(batch_before, own, options, journal, screen) if batch_before is not None and own else None
+        before = resumed(batch_before, runs, options, journal, screen) if batch_before is not None else None
         planned = before.with_ids(runs.planned) if before is not None else runs.planned
         batch = BatchFiles(planned, options, params) if before is not None else batch
         for text in _recovery_report(options, recovered, batch_before.study if batch_before is not None else ""):
             screen.warn(text)
         journal.note(
-            study=own.study_id if own is not None else "",
-            series=series_of(own.planned) if own is not None else (),
+            study=runs.study_id,
+            series=series_of(runs.planned),
             inputs=inputs_of_all(planned, options.workspace),
         )
         batch.begin()
@@ -317,9 +315,6 @@ def _shown(options: Options, plugins: Plugins) -> Iterator[PlainScreen]:
 
 _GOES_ON = "madlite run --resume goes on with what was interrupted or never started"
 _BY_SIGNAL = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP)
-
-
-_MakeBatch: TypeAlias = Callable[[Sequence[PlannedRun], dict[str, Any], "BatchLog"], StudyBatch]
 
 
 def _make_settings(
@@ -424,9 +419,3 @@ def _recovery_report(options: Options, told: Iterable[str], resumed: str = "") -
     """Return warnings about interrupted earlier runs, apart from those `told` and the study that is `resumed`."""
     # without rows it is possibly one of many jobs: `madlite collect` reports the others
     return recovery_report(options.workspace, resumed, told) if options.rows else []
-
-
-def recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
-    """Recover what interrupted earlier runs left, and return warnings about it and about what is unfinished."""
-    recovered = tuple(_recover(options, runtimes))
-    return [*recovered, *_recovery_report(options, recovered)]
