@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -35,6 +35,7 @@ from madlite.store.folder import RunFolder
 from madlite.store.stored import load_result
 
 if TYPE_CHECKING:
+    from madlite.batch.resume import Resumption
     from madlite.machine.telemetry.sampler import Settle
 
 AUTO = 0  # so many runs at once
@@ -65,6 +66,23 @@ class BatchSettings(Value, frozen=True):
     standing: Mapping[str, Standing] = {}
     earlier: Mapping[str, tuple[FailedAttempt, ...]] = {}
     recoverable: bool = False
+
+
+class BatchScreen(Screen, Protocol):
+    """A screen that shows lines between and below the runs, too."""
+
+    def end(self, lines: Iterable[str]) -> None:
+        """Lines below what has been shown."""
+
+
+class BatchStart(NamedTuple):
+    """What a batch is run with; `resumed` is an earlier one that it goes on with, of runs that can be resumed."""
+
+    options: Options
+    plugins: Plugins
+    screen: BatchScreen
+    settings: BatchSettings
+    resumed: Resumption | None = None
 
 
 class _Between(NamedTuple):
@@ -422,19 +440,6 @@ def _kept(result: Result) -> Result:
 def requested_run(one: PlannedRun) -> RequestedRun:
     """Return a run as the event log lists it."""
     return RequestedRun(id=one.plan.id, card=one.plan.card.name, digest=plan_digest(one.plan))
-
-
-def run_batch(
-    planned: Sequence[PlannedRun],
-    options: Options,
-    plugins: Plugins,
-    screen: Screen,
-    clock: Callable[[], float] = time.monotonic,
-    journal: BatchLog | None = None,
-    settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
-) -> RunOutcome:
-    """Run all of them, as `Batch.run` does."""
-    return Batch(planned, options, plugins, screen, clock, journal, settings).run()
 
 
 def exit_code(results: Iterable[Result]) -> ExitCode:

@@ -33,8 +33,7 @@ from madlite.perfcsv.header import new_columns
 from madlite.plan.context import Options
 from madlite.run.screen import RunOutcome
 from madlite.store.folder import LOG, exists
-from madlite.study.efficiency import scalings_of
-from madlite.study.summary import SCALING, samples_of_records
+from madlite.store.study import SUMMARY
 from madlite.text import counted
 
 if TYPE_CHECKING:
@@ -199,33 +198,18 @@ class Attached:
             except Unreachable as problem:
                 setup.warn(f"{problem.message}: whether a job is left is not known (squeue --me)")
             if named.study:
-                finish = self._finish_scaling if named.study == SCALING else self._finish_study
-                finish(named.id, one.workspace)
+                self._finish_study(named.id, one.workspace)
 
     def _finish_study(self, study_id: str, workspace: Path) -> None:
-        from madlite.cli.studies import study_lines, summary_of_runs
-        from madlite.secrets import masked_json
-        from madlite.store.study import SUMMARY
-        from madlite.study.summary import save_files
+        from madlite.cli.studies import answer_of_study
+        from madlite.study.engine import runs_of_text, save_answer
 
-        summary = summary_of_runs(workspace, study_id)
-        if summary is None:
+        answer = answer_of_study(workspace, study_id)
+        if answer is None:
             return
-        self.study = msgspec.to_builtins(summary)
-        self.lines += [*study_lines(summary), f"  madlite runs --of {study_id}"]
-        for text in save_files(study_id, workspace, {SUMMARY: masked_json(summary, ())}):
-            setup.warn(text)
-
-    def _finish_scaling(self, study_id: str, workspace: Path) -> None:
-        from madlite.cli.studies import records_of, scaling_study_lines
-        from madlite.study.scaling import scaling_files
-        from madlite.study.summary import save_files
-
-        scalings = scalings_of(samples_of_records(records_of(workspace, study_id)))
-        problems = save_files(study_id, workspace, scaling_files(study_id, scalings))
-        self.study = {"id": study_id, "kind": SCALING, "scalings": msgspec.to_builtins(scalings)}
-        self.lines += scaling_study_lines(study_id, scalings, workspace)
-        for text in problems:
+        self.study = msgspec.to_builtins(answer.content)
+        self.lines += [*answer.lines, runs_of_text(study_id, (SUMMARY, *answer.files))]
+        for text in save_answer(study_id, workspace, answer):
             setup.warn(text)
 
     def exit_code(self) -> int:

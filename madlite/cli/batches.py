@@ -9,14 +9,13 @@ import csv
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
-import msgspec
 
 from madlite.batch.attempts import RetryPolicy, has_micro_batch
 from madlite.batch.resume import find_standing, resume
-from madlite.batch.runner import run_batch
+from madlite.batch.runner import Batch, BatchStart
 from madlite.cli import setup
 from madlite.cli.arguments import MANIFEST, closing_lines
 from madlite.cli.format import may_have_reference
@@ -31,13 +30,11 @@ from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import builds_of
 from madlite.run.screen import PlannedRun, pair
 from madlite.secrets import MASK, masked_json
-from madlite.store.study import SUMMARY
 from madlite.text import unlimited_fields
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.batch.resume import Resumption
-    from madlite.batch.runner import BatchSettings
     from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import PlainScreen
     from madlite.plan.context import Options
@@ -45,21 +42,28 @@ if TYPE_CHECKING:
     from madlite.store.batches import BatchLog, LoggedBatch
 
 
-class BatchStart(NamedTuple):
-    """What a batch is run with; `resumed` is an earlier one that it goes on with, of runs that can be resumed."""
+class StudyBatch(Protocol):
+    """The runs of a command, of a study or not, and after `run` what they came to: data, problems and lines to print.
 
-    options: Options
-    plugins: Plugins
-    screen: PlainScreen
-    settings: BatchSettings
-    resumed: Resumption | None = None
-
-
-class Batch:
-    """The runs of a command; after `run` also what they came to together: data, problems and lines to print.
-
-    `every` has the warm-ups too; `study_id` is that of the study that they are, if they are one.
+    `every` are the runs with their warm-ups; `study_id` is "" without a study.
     """
+
+    planned: Sequence[PlannedRun]
+    study_id: str
+    study: Json
+    problems: tuple[str, ...]
+    lines: list[str]
+
+    @property
+    def every(self) -> Sequence[PlannedRun]:
+        """The runs with the warm-ups."""
+
+    def run(self, start: BatchStart) -> RunOutcome:
+        """Run all of them, of an earlier batch those that are not finished."""
+
+
+class _PlainBatch:
+    """The runs of a command that makes no study of them."""
 
     study_id = ""
 
@@ -74,54 +78,8 @@ class Batch:
         """Run all of them, of an earlier batch those that are not finished."""
         options, plugins, screen, settings, resumed = start
         left = resumed.left(self.planned) if resumed is not None else self.planned
-        outcome = run_batch(left, options, plugins, screen, journal=self._journal, settings=settings)
+        outcome = Batch(left, options, plugins, screen, journal=self._journal, settings=settings).run()
         return resumed.whole(self.planned, outcome) if resumed is not None else outcome
-
-
-class _SweepBatch(Batch):
-    """The runs of a sweep whose points are not repeated."""
-
-    def __init__(self, planned: Sequence[PlannedRun], journal: BatchLog, study_id: str = "") -> None:
-        from madlite.study.sweep import with_study_id
-
-        self.study_id = study_id or journal.id
-        super().__init__(with_study_id(planned, self.study_id), journal)
-
-    def run(self, start: BatchStart) -> RunOutcome:
-        from madlite.cli.studies import runs_of_text, swept_lines
-        from madlite.study.summary import samples_of, summarise
-        from madlite.study.sweep import KIND
-
-        outcome = super().run(start)
-        planned = start.resumed.with_ids(self.planned) if start.resumed is not None else self.planned
-        summary = summarise(self.study_id, KIND, samples_of(planned, outcome.results))
-        self.study = msgspec.to_builtins(summary)
-        self.lines = [*swept_lines(summary), runs_of_text(start.options.workspace, self.study_id)]
-        return outcome
-
-
-class _RepeatBatch(Batch):
-    """The runs of a repeat."""
-
-    def __init__(
-        self, planned: Sequence[PlannedRun], params: dict[str, Any], journal: BatchLog, study_id: str = ""
-    ) -> None:
-        from madlite.study.repeat import plan_repeat
-
-        self.study_id = study_id or journal.id
-        self._repeat = plan_repeat(planned, self.study_id, params["repeat"], cold=params["cold"])
-        super().__init__(self._repeat.runs, journal)
-        self.every = (*self._repeat.warm_ups, *self._repeat.runs)
-
-    def run(self, start: BatchStart) -> RunOutcome:
-        from madlite.cli.studies import runs_of_text, summary_lines
-        from madlite.study.repeat import run_repeat
-
-        options, plugins, screen, settings, resumed = start
-        ended = run_repeat(self._repeat, options, plugins, screen, self._journal, settings, resumed)
-        self.study, self.problems = msgspec.to_builtins(ended.summary), ended.problems
-        self.lines = [*summary_lines(ended.summary), runs_of_text(self._repeat.workspace, self.study_id, SUMMARY)]
-        return ended.runs
 
 
 def make_batch(
@@ -129,12 +87,20 @@ def make_batch(
     params: dict[str, Any],
     journal: BatchLog,
     before: LoggedBatch | None = None,
-) -> Batch:
+) -> StudyBatch:
     """Return the runs as the options have them, of the study of an earlier batch where that is resumed."""
-    study_id = before.study if before is not None else ""
-    if params["repeat"] is not None:
-        return _RepeatBatch(planned, params, journal, study_id)
-    return _SweepBatch(planned, journal, study_id) if params["sweep"] else Batch(planned, journal)
+    if not makes_study(planned, params):
+        return _PlainBatch(planned, journal)
+    from madlite.study.engine import StudyRuns
+    from madlite.study.grid import plan_grid
+
+    study_id = (before.study if before is not None else "") or journal.id
+    return StudyRuns(plan_grid(planned, study_id, params["repeat"], cold=params["cold"]), journal)
+
+
+def makes_study(planned: Sequence[PlannedRun], params: dict[str, Any]) -> bool:
+    """Return whether the runs are those of a repeat, a sweep or a scaling."""
+    return params["repeat"] is not None or any(one.plan.study is not None and not one.plan.study.id for one in planned)
 
 
 def is_alone(name: str) -> bool:
@@ -243,7 +209,7 @@ def note_fallback(planned: Sequence[PlannedRun], params: dict[str, Any]) -> Iter
 
 def resumed(
     before: LoggedBatch,
-    runs: Batch,
+    runs: StudyBatch,
     options: Options,
     journal: BatchLog,
     screen: PlainScreen,

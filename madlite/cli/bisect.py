@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 from msgspec.structs import replace
 
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import check_together, no_cluster, retry_options, settle_options
-from madlite.cli.batches import Batch, BatchStart
 from madlite.cli.compare import Percent
 from madlite.cli.options import (
     TagsCommand,
@@ -31,39 +30,24 @@ from madlite.cli.planning import planner, preview
 from madlite.cli.run import command as run_command
 from madlite.cli.run import run_planned
 from madlite.cli.setup import cards_option
-from madlite.cli.studies import runs_of_text
-from madlite.cli.terminal import echo, echo_lines, mask
-from madlite.errors import CheckFailed, ExitCode, UsageProblem, did_you_mean
+from madlite.cli.studies import open_search, resume_study_option
+from madlite.cli.terminal import echo, echo_lines
+from madlite.errors import CheckFailed, UsageProblem, did_you_mean
 from madlite.files import exists, is_folder, read_text
-from madlite.model import Json
 from madlite.plan.recipe_file import read_recipe_file
 from madlite.reports.compare import Settings
 from madlite.reports.gates import read_gates
 from madlite.run.checks import check_plans
-from madlite.run.executor import secrets_for
 from madlite.run.planning import failed
-from madlite.secrets import masked_json
 from madlite.store.batches import BatchLog
-from madlite.store.study import SUMMARY
-from madlite.study.bisect import Bisection, Judge, NextItem
-from madlite.study.bisect_runs import (
-    KIND,
-    BisectFolder,
-    BisectItem,
-    BisectRunner,
-    batch_start,
-    known_samples,
-    summarise_bisection,
-    summary_lines,
-)
+from madlite.study.bisect import Judge
+from madlite.study.bisect_runs import KIND, BisectItem, BisectStudy
 from madlite.study.commits import at_commit, git_here, git_inside, list_commits
-from madlite.text import counted
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
     from madlite.plan.context import Options
-    from madlite.run.screen import PlannedRun, RunOutcome
-    from madlite.store.batches import BatchLog
+    from madlite.run.screen import PlannedRun
     from madlite.study.commits import Commit
 
 _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE with one a line, or --repository PATH"
@@ -121,14 +105,7 @@ _SHAPE = "--between IMAGE,IMAGE,…, --between a.toml,b.toml,…, --between FILE
     help="Leave an item undecided after N runs of it.",
 )
 @click.option("--in-turns", is_flag=True, help="Run each item in turns with the good one: for a machine that drifts.")
-@click.option(
-    "--resume",
-    "resume_bisect",
-    is_flag=False,
-    flag_value="last",
-    metavar="[=ID]",
-    help="Go on with this bisect, or the newest of the same options, from its records.",
-)
+@resume_study_option
 @section("Plan")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the list and what the first run would do; touch nothing.")
 @live_option
@@ -162,11 +139,10 @@ def command(**params: Any) -> int:
         setup.print_problems(plugins.problems)
         if journal is None:
             return _preview(items, options)
-        request = _request(items, options, params)
-        folder = _open_folder(options, params, journal.id, request)
-        opened.callback(folder.close)
-        batch = BisectBatch(items, judge, folder, params, journal)
-        return run_planned([items[0].planned], options, plugins, params, journal, lambda planned: batch)
+        make = partial(BisectStudy, items=items, judge=judge, metric=params["metric"])
+        request, one, named = _request(items, options, params), items[0].planned, params["resume_study"]
+        study = open_search(make, KIND, request, one, options, journal, named)
+        return run_planned([one], options, plugins, params, journal, study)
 
 
 def _refuse(params: dict[str, Any]) -> None:
@@ -348,17 +324,17 @@ def _preview(items: Sequence[BisectItem], options: Options) -> int:
     echo("# --- the list, from good to bad")
     for number, item in enumerate(items, 1):
         blocked = item.planned.plan.blocked
-        echo(f"{number}/{len(items)}  {_label(item)}" + (f"  (would not start: {blocked.reason})" if blocked else ""))
+        echo(f"{number}/{len(items)}  {item.label}" + (f"  (would not start: {blocked.reason})" if blocked else ""))
     return 0
 
 
 # What is measured, so that it can be resumed.
 
 
-def _request(items: Sequence[BisectItem], options: Options, params: dict[str, Any]) -> dict[str, Json]:
+def _request(items: Sequence[BisectItem], options: Options, params: dict[str, Any]) -> dict[str, object]:
     """Return what has to be the same for a bisect to be resumed."""
     one = items[0].planned.plan
-    request = {
+    return {
         "tag": _run_name(items[0].planned),
         "items": [item.name for item in items],
         "repository": params["repository"],
@@ -370,10 +346,9 @@ def _request(items: Sequence[BisectItem], options: Options, params: dict[str, An
         "max-repeats": params["max_repeats"],
         "in-turns": params["in_turns"],
         "runtime": one.runtime,
-        "set": [mask(f"{key}={value}") for key, value in (*options.sets, *_named(options))],
+        "set": [f"{key}={value}" for key, value in (*options.sets, *_named(options))],
         **{f"content of {item.name}": _content(item.name) for item in items if item.key == "recipe_file"},
     }
-    return dict(msgspec.json.decode(msgspec.json.encode(request)))
 
 
 def _content(recipe_file: str) -> str:
@@ -384,82 +359,3 @@ def _content(recipe_file: str) -> str:
 
 def _named(options: Options) -> Iterator[tuple[str, str]]:
     return ((key, value) for _, key, value in options.named)
-
-
-def _open_folder(options: Options, params: dict[str, Any], new_id: str, request: dict[str, Json]) -> BisectFolder:
-    name = params["resume_bisect"]
-    if name is None:
-        return BisectFolder.create(options.workspace, new_id, request)
-    return BisectFolder.resume(options.workspace, "" if name == "last" else name, request)
-
-
-class BisectBatch(Batch):
-    """The runs of a bisect, which decide each other; after `run`, what they came to."""
-
-    def __init__(
-        self,
-        items: Sequence[BisectItem],
-        judge: Judge,
-        folder: BisectFolder,
-        params: dict[str, Any],
-        journal: BatchLog,
-    ) -> None:
-        self._items, self._folder, self._params = items, folder, params
-        self._bisection = Bisection(len(items), judge)
-        self._told: tuple[int, str] | None = None
-        self._planned: list[PlannedRun] = []
-        super().__init__(self._planned, journal)  # which grows with each run
-
-    def run(self, start: BatchStart) -> RunOutcome:
-        """Run until the search has ended, or a signal came."""
-        options, screen = start.options, start.screen
-
-        def tell(upcoming: NextItem) -> None:
-            if self._told != (upcoming.item, upcoming.purpose):
-                self._told = (upcoming.item, upcoming.purpose)
-                screen.end([self._next_text(upcoming)])
-
-        metric, bisection = self._params["metric"], self._bisection
-        runner = BisectRunner(self._items, self._folder, metric, tell)
-        runner.planned = self._planned
-        retried = bool(self._params["retry"])
-        known = [*known_samples(options.workspace, self._folder.runs, metric, retried=retried)]
-        if self._params["resume_bisect"] is not None:
-            screen.end([f"bisect {self._folder.id} goes on after {counted(len(known), 'run')}"])
-        begin = batch_start(self._journal, start.settings, options=options, plugins=start.plugins, screen=screen)
-        runner.run(bisection, known, begin)
-        summary = summarise_bisection(self._folder.id, KIND, self._items, bisection)
-        self.study, self.lines = msgspec.to_builtins(summary), [*summary_lines(summary)]
-        if runner.stopped_by:
-            self.lines.append(
-                f"  stopped, the machine ended the last run, which counts for nothing: {runner.stopped_by}"
-            )
-        if bisection.found is not None:
-            secrets = [text for item in self._items for text in secrets_for(item.planned, options.environ)]
-            self.problems = self._folder.end(masked_json(summary, secrets))
-        files = (SUMMARY,) if bisection.found is not None else ()
-        self.lines.append(runs_of_text(options.workspace, self._folder.id, *files))
-        return replace(runner.outcome, exit_code=_exit_code(runner.outcome, bisection))
-
-    def _next_text(self, upcoming: NextItem) -> str:
-        item = self._items[upcoming.item]
-        what = {
-            "ends": "whether the ends differ",
-            "control": "the good one again: whether the machine is as it was",
-            "middle": f"about {counted(upcoming.left, 'item')} to judge",
-            "pair": "last good and first bad again, in turns",
-        }
-        return f"next: {_label(item)}  ({what[upcoming.purpose]})"
-
-
-def _label(item: BisectItem) -> str:
-    return f"{item.name} {item.note[:60]}".strip()
-
-
-def _exit_code(outcome: RunOutcome, bisection: Bisection) -> ExitCode:
-    if outcome.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HANGUP):
-        return outcome.exit_code
-    found = bisection.found
-    if outcome.pending or outcome.bug is not None or found is None or found.kind == "end failed":
-        return ExitCode.RUN_FAILED
-    return ExitCode.OK if found.kind == "found" else ExitCode.RESULT_CHECK_FAILED

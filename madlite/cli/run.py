@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from madlite.batch.collect import append_pending, collect_recoverable, recover_c
 from madlite.batch.recovery.leftovers import end_orphans, still_running
 from madlite.batch.recovery.unfinished import recovery_report
 from madlite.batch.resume import inputs_of_all, refuse_other_study, series_of, standing_before
-from madlite.batch.runner import BatchSettings
+from madlite.batch.runner import BatchSettings, BatchStart
 from madlite.cli import setup
 from madlite.cli.batch_options import (
     check_together,
@@ -28,9 +28,8 @@ from madlite.cli.batch_options import (
     sweep_options,
 )
 from madlite.cli.batches import (
-    Batch,
     BatchFiles,
-    BatchStart,
+    StudyBatch,
     against_baseline,
     check_recovery,
     compare_run,
@@ -191,9 +190,9 @@ def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, 
     shown: Sequence[PlannedRun] = planned
     order: list[str] = []
     if params["repeat"] is not None:
-        from madlite.cli.studies import preview_repeat
+        from madlite.cli.studies import preview_grid
 
-        shown, order = preview_repeat(planned, params)
+        shown, order = preview_grid(planned, params)
     for one, found in zip(shown, refused, strict=True):
         echo_lines(preview(one, options.environ, map(in_one_line, found)))
     for text in order:
@@ -213,17 +212,17 @@ def run_planned(
     plugins: Plugins,
     params: dict[str, Any],
     journal: BatchLog,
-    make: Callable[[Sequence[PlannedRun]], Batch] | None = None,
+    study: StudyBatch | None = None,
 ) -> int:
     """Run plans to their rows with all that is printed meanwhile, and return the exit code.
 
-    `make` makes the batch of them once they were checked, else the options decide.
+    `planned` are those of the `study` that is named, which is checked by them, else the options decide what they are.
     """
     batch_before = unfinished(options.workspace) if params.get("resume") else None
     against = against_baseline(params, options)
     notes = len(plugins.problems)
     planned, warnings = _checked(planned, options, plugins, params)
-    runs = (make or partial(make_batch, params=params, journal=journal, before=batch_before))(planned)
+    runs = study or make_batch(planned, params, journal, batch_before)
     if batch_before is not None:
         refuse_other_study(batch_before, runs.planned)
     batch = BatchFiles(runs.planned, options, params)
@@ -239,7 +238,7 @@ def run_planned(
             screen.warn(text)
         journal.note(
             study=runs.study_id,
-            series=series_of(runs.planned) if make is None else (),
+            series=series_of(runs.planned),
             inputs=inputs_of_all(planned, options.workspace),
         )
         batch.begin()
@@ -332,9 +331,3 @@ def _recovery_report(options: Options, told: Iterable[str], resumed: str = "") -
     """Return warnings about interrupted earlier runs, apart from those `told` and the study that is `resumed`."""
     # without rows it is possibly one of many jobs: `madlite collect` reports the others
     return recovery_report(options.workspace, resumed, told) if options.rows else []
-
-
-def recovery_warnings(options: Options, runtimes: Mapping[str, Runtime]) -> list[str]:
-    """Recover what interrupted earlier runs left, and return warnings about it and about what is unfinished."""
-    recovered = tuple(_recover(options, runtimes))
-    return [*recovered, *_recovery_report(options, recovered)]

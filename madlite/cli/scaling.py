@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from madlite.cli import setup
 from madlite.cli.batch_options import (
@@ -19,7 +17,6 @@ from madlite.cli.batch_options import (
     pretend_options,
     turn_options,
 )
-from madlite.cli.batches import Batch, BatchStart
 from madlite.cli.options import (
     TagsCommand,
     batch_options,
@@ -34,24 +31,15 @@ from madlite.cli.planning import planner, preview, refuse_given
 from madlite.cli.run import command as run_command
 from madlite.cli.run import run_planned
 from madlite.cli.setup import cards_option
-from madlite.cli.studies import scaling_study_lines
+from madlite.cli.studies import plan_with, preview_grid
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
-from madlite.model import Scalar
 from madlite.run.screen import PlannedRun
-from madlite.study.efficiency import GPUS, NODES
-from madlite.study.scaling import (
-    Axis,
-    PlannedPoint,
-    check_nodes,
-    order_runs,
-    plan_points,
-    run_scaling,
-)
+from madlite.study.scaling import GPUS, NODES, Axis, check_nodes, plan_points, read_counts
 
 if TYPE_CHECKING:
+    from madlite.cli.planning import Planner
     from madlite.plan.context import Options
-    from madlite.run.screen import RunOutcome
 
 
 def _joined(ctx: click.Context, param: click.Parameter, lists: Sequence[str]) -> str:
@@ -106,13 +94,12 @@ def command(**params: Any) -> int:
         check_nodes(counts, options.nodes, f"allocation {os.environ.get('SLURM_JOB_ID', '')}".rstrip())
     with ExitStack() as opened:
         journal = opened.enter_context(BatchLog(options.workspace, options.command)) if touch else None
-        plan = partial(_plan_with, planner(plugins, options, params, touch), options)
-        points = plan_points(counts, plan, strong=params["strong"], over=over)
+        plan = plan_with(planner(plugins, options, params, touch), options)
+        planned = plan_points(counts, plan, strong=params["strong"], over=over)
         setup.print_problems(plugins.problems)
         if journal is None:
-            return _preview(points, options, params)
-        planned = order_runs(points, journal.id, params["repeat"] or 1)
-        return run_planned(planned, options, plugins, params, journal, partial(ScalingBatch, journal=journal))
+            return _preview(planned, options, params)
+        return run_planned(planned, options, plugins, params, journal)
 
 
 def _wanted(params: dict[str, Any]) -> tuple[Axis, list[int]]:
@@ -127,54 +114,16 @@ def _wanted(params: dict[str, Any]) -> tuple[Axis, list[int]]:
         raise UsageProblem(what, f"--nodes {nodes} --set {GPUS}=8 gives each node 8 GPUs")
     if not (gpus or nodes):
         raise UsageProblem("scaling over what? neither --gpus nor --nodes is there", "--gpus 1,2,4,8")
-    return (NODES, _counts(nodes, "--nodes", "nodes")) if nodes else (GPUS, _counts(gpus, "--gpus", "GPUs"))
+    return (NODES, read_counts(nodes, NODES)) if nodes else (GPUS, read_counts(gpus, GPUS))
 
 
-def _counts(text: str, option: str, what: str) -> list[int]:
-    """Return the numbers of a list.
-
-    Raises:
-        UsageProblem: it is none.
-    """
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if not (word.isascii() and word.isdigit() and len(word) < 7):
-            raise UsageProblem(f"{option} {text!r}: {word!r} is no number of {what}", f"{option} 1,2,4,8")
-    return [int(word) for word in words]
-
-
-def _plan_with(plan: Any, options: Options, values: Mapping[str, Scalar]) -> Sequence[PlannedRun]:
-    """Return the runs of the command with more values, which win over the command's own."""
-    nodes = int(values.get(NODES, options.nodes))
-    sets = (*options.sets, *((key, str(value)) for key, value in values.items() if key != NODES))
-    made: Sequence[PlannedRun] = plan(msgspec.structs.replace(options, sets=sets, nodes=nodes))
-    return made
-
-
-def _preview(points: Sequence[PlannedPoint], options: Options, params: dict[str, Any]) -> int:
-    runs = order_runs(points, "dry-run", params["repeat"] or 1)
-    for one in runs[: len(points)]:
+def _preview(planned: Sequence[PlannedRun], options: Options, params: dict[str, Any]) -> int:
+    firsts, order = preview_grid(planned, params)
+    for one in firsts:
         echo_lines(preview(one, options.environ))
-    echo("# --- order of the runs")
-    for number, one in enumerate(runs, 1):
-        study = one.plan.study
-        varied = ", ".join(f"{key}={value}" for key, value in study.varied.items()) if study else ""
-        which = f"  (run {study.index} of {study.count})" if study else ""
-        echo(f"{number}/{len(runs)}  {one.plan.card.name} · {varied}{which}")
+    for text in order:
+        echo(text)
     return 0
-
-
-class ScalingBatch(Batch):
-    """The runs of a scaling study; after `run`, what they came to."""
-
-    def run(self, start: BatchStart) -> RunOutcome:
-        """Run all of them, as `run_scaling` does."""
-        study_id, options = self._journal.id, start.options
-        ended = run_scaling(self.planned, study_id, options, start.plugins, start.screen, self._journal, start.settings)
-        self.problems = ended.problems
-        self.study = {"id": study_id, "kind": "scaling", "scalings": msgspec.to_builtins(ended.scalings)}
-        self.lines = [*scaling_study_lines(study_id, ended.scalings, options.workspace)]
-        return ended.runs
 
 
 class ClusterScaling:
@@ -192,15 +141,11 @@ class ClusterScaling:
         if self._over == NODES:
             check_nodes(self._counts, nodes, f"cluster '{cluster}'")
 
-    def plan(
-        self, plan: Callable[[Options], list[PlannedRun]], options: Options, study_id: str
-    ) -> Sequence[PlannedRun]:
-        """Return the runs of all points.
+    def plan(self, plan: Planner, options: Options) -> Sequence[PlannedRun]:
+        """Return the run of each point.
 
         Raises:
             UsageProblem: as in `plan_points`.
         """
-        with_values = partial(_plan_with, plan, options)
-        strong = self._params["strong"]
-        points = plan_points(self._counts, with_values, strong=strong, over=self._over, on_cluster=True)
-        return order_runs(points, study_id, self._params["repeat"] or 1)
+        with_values = plan_with(plan, options)
+        return plan_points(self._counts, with_values, strong=self._params["strong"], over=self._over, on_cluster=True)

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +19,7 @@ from madlite.cli.arguments import whole_number
 from madlite.cli.batch_options import named_cluster
 from madlite.cli.main import Group
 from madlite.cli.options import Command, verbose_option
-from madlite.cli.planning import preview
+from madlite.cli.planning import Planner, preview
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, UsageProblem
 from madlite.text import counted
@@ -108,9 +108,7 @@ class ClusterStudy(Protocol):
     def check(self, nodes: int, cluster: str) -> None:
         """Refuse more nodes than the cluster has."""
 
-    def plan(
-        self, plan: Callable[[Options], list[PlannedRun]], options: Options, study_id: str
-    ) -> Sequence[PlannedRun]:
+    def plan(self, plan: Planner, options: Options) -> Sequence[PlannedRun]:
         """Return the runs, planned with the options of each."""
 
 
@@ -172,19 +170,18 @@ def _plans(
     plugins: Plugins, options: Options, params: dict[str, Any], submission_id: str, own: ClusterStudy | None
 ) -> list[PlannedRun]:
     """Return the plans of the runs, those of a study under the submission's id."""
-    from madlite.cli.batches import note_fallback
+    from madlite.cli.batches import makes_study, note_fallback
     from madlite.cli.planning import plan_points, planner
     from madlite.perfcsv.append import check_appendable
     from madlite.run.checks import check_plans
     from madlite.store.folder import check_runs_folder
-    from madlite.study.repeat import plan_repeat
-    from madlite.study.sweep import with_study_id
+    from madlite.study.grid import plan_grid
 
     touch = not params["dry_run"]
     if own is None:
         planned: Sequence[PlannedRun] = plan_points(plugins, options, params, touch)
     else:
-        planned = own.plan(planner(plugins, options, params, touch), options, submission_id)
+        planned = own.plan(planner(plugins, options, params, touch), options)
     setup.print_problems(plugins.problems)
     planned, warnings = check_plans(planned, plugins, options.lint)
     for text in (*warnings, *note_fallback(planned, params)):
@@ -192,11 +189,9 @@ def _plans(
     if touch:
         check_runs_folder(options.workspace)
         check_appendable(options.output, options.workspace)
-    if own is not None:
+    if not makes_study(planned, params):
         return list(planned)
-    if params["repeat"] is None:
-        return with_study_id(planned, submission_id)
-    return [*plan_repeat(planned, submission_id, params["repeat"], own_caches=False).runs]
+    return [*plan_grid(planned, submission_id, params["repeat"], own_caches=False).planned]
 
 
 def _split(planned: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[PlannedRun]]:
@@ -306,14 +301,14 @@ def _whole(blocked: RunOutcome, ended: RunOutcome) -> RunOutcome:
 
 def _write_blocked(blocked: Sequence[PlannedRun], options: Options, plugins: Plugins) -> RunOutcome:
     """Write the rows of plans that something keeps from starting; no job is needed for them."""
-    from madlite.batch.runner import run_batch
+    from madlite.batch.runner import Batch
     from madlite.cli.screens import open_screen
     from madlite.run.screen import RunOutcome
 
     if not blocked:
         return RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
     with open_screen(live=False) as screen:
-        return run_batch(blocked, options, plugins, screen)
+        return Batch(blocked, options, plugins, screen).run()
 
 
 _POLL_S = 2.0

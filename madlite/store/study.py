@@ -64,20 +64,20 @@ class StudyFolder:
         return cls(home, lock)
 
     @classmethod
-    def reopen(cls, workspace: Path, study_id: str, *, make: bool = False) -> StudyFolder:
-        """Take the lock of the folder of a study that was cut off; `make` makes it where there is none.
+    def reopen(cls, workspace: Path, study_id: str) -> StudyFolder:
+        """Take the lock of the folder of a study that was cut off, which is made where there is none.
 
         Raises:
             BlockingIOError: its madlite lives.
             OSError: it cannot be opened, or was not made in this folder.
         """
         path, is_known = study_path(workspace, study_id), bool(EventLog.read(workspace / RUNS).made([study_id]))
-        if make and not is_known and not exists(path):
+        if not is_known and not exists(path):
             return cls.create(workspace, study_id)
         if not is_known:
             raise PermissionError(errno.EPERM, "it did not begin in this folder", str(path))
         with open_runs(workspace) as runs:
-            home = runs.below(path.name, make=make)
+            home = runs.below(path.name, make=True)
         return cls._locked(home)
 
     def discard(self) -> None:
@@ -90,24 +90,16 @@ class StudyFolder:
         """Where the folder is."""
         return self._home.path
 
-    def has_caches(self, name: str) -> bool:
-        """Return whether the caches of a series are there, which an earlier command of the study has filled."""
-        return exists(self.path / _CACHES / name)
-
     def make_caches(self, name: str, folders: Iterable[str], *, empty: bool = False) -> None:
         """Make the caches of a series or a run; `empty` removes what an earlier command left of them.
 
         Raises:
             OSError: they cannot be made.
         """
-        if empty and self.has_caches(name):
+        if empty and exists(self.path / _CACHES / name):
             self._home.remove_tree(f"{_CACHES}/{name}")
         for folder in folders:
             self._home.below(f"{_CACHES}/{name}/{folder}", make=True).close()
-
-    def write_summary(self, text: str) -> str:
-        """Write what the study came to; return the error message, "" if none."""
-        return self.write(SUMMARY, text)
 
     def write(self, name: str, text: str) -> str:
         """Write a file of the study; return the error message, "" if none."""
@@ -130,7 +122,7 @@ class StudyFolder:
 
 
 def read_summary(workspace: Path, study_id: str) -> bytes:
-    """Return what a study came to, as `write_summary` wrote it.
+    """Return what a study came to, as it was written at its end.
 
     Raises:
         OSError: it cannot be read, or is no plain file.

@@ -17,7 +17,7 @@ records.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Literal, TypeAlias
@@ -26,8 +26,7 @@ from madlite.measure.statistics import Interval, smallest_p, student_quantile
 from madlite.model import Value
 from madlite.reports.compare import Comparison, Report, Settings, compare_pair
 from madlite.reports.gates import Gate, trips
-from madlite.reports.series import Direction, Pair, Series
-from madlite.reports.series import Sample as RunSample
+from madlite.reports.series import Direction, Pair, Sample, Series
 from madlite.reports.series_key import DIMENSIONS
 
 Standing: TypeAlias = Literal["", "good", "bad", "undecided", "untestable"]
@@ -54,7 +53,7 @@ class Judge(Value, frozen=True):
         return next(n for n in range(2, 100) if smallest_p(n, n) < self.settings.alpha)
 
 
-class Sample(Value, frozen=True):
+class Measurement(Value, frozen=True):
     """One run of an item; `value` is None where it failed, and `reason` says why; `direction` is the metric's."""
 
     item: int
@@ -94,9 +93,9 @@ class Found(Value, frozen=True):
     change: Comparison | None = None
 
 
-_Steps: TypeAlias = Generator[NextItem, Sample, Found]
-_Judging: TypeAlias = Generator[NextItem, Sample, Standing]
-_Running: TypeAlias = Generator[NextItem, Sample, None]
+_Steps: TypeAlias = Generator[NextItem, Measurement, Found]
+_Judging: TypeAlias = Generator[NextItem, Measurement, Standing]
+_Running: TypeAlias = Generator[NextItem, Measurement, None]
 
 
 class Bisection:
@@ -106,7 +105,7 @@ class Bisection:
     """
 
     def __init__(self, count: int, judge: Judge) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[Measurement] = []
         self.standing: dict[int, Standing] = {0: "good", count - 1: "bad"}
         self.drifted_at: int | None = 0 if judge.in_turns else None  # the sample from which on runs are in turns
         self.found: Found | None = None
@@ -119,7 +118,7 @@ class Bisection:
         self._steps = self._search()
         self.upcoming: NextItem | None = next(self._steps)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: Measurement) -> None:
         """Take the result of `upcoming`.
 
         Raises:
@@ -178,7 +177,7 @@ class Bisection:
         return Series(
             key=key,
             values=tuple(values),
-            samples=tuple(RunSample(value=value, study="bisect") for value in values),  # all of this one
+            samples=tuple(Sample(value=value, study="bisect") for value in values),  # all of this one
             direction=self.direction,
             suspect_values=suspects,
         )
@@ -231,7 +230,7 @@ class Bisection:
             change=self.change(self._low, self._high, self._paired_at),
         )
 
-    def _narrow(self) -> Generator[NextItem, Sample, bool]:
+    def _narrow(self) -> Generator[NextItem, Measurement, bool]:
         """Judge items until none is left, and measure the pair again; return whether it differs."""
         while items := self._open():
             drifted_at, item = self.drifted_at, self._choose(items)
@@ -265,7 +264,7 @@ class Bisection:
 
     # The ends.
 
-    def _ends(self) -> Generator[NextItem, Sample, Found | None]:
+    def _ends(self) -> Generator[NextItem, Measurement, Found | None]:
         judge, looked = self._judge, 0
         while True:
             counts = [len(self.values(item)) for item in (0, self._last)]
@@ -375,7 +374,7 @@ class Bisection:
 
     # The pair.
 
-    def _pair(self) -> Generator[NextItem, Sample, bool]:
+    def _pair(self) -> Generator[NextItem, Measurement, bool]:
         """Measure the last good and the first bad item again, in turns, until they differ; return whether they do."""
         judge, begin = self._judge, len(self.samples)
         pair = (self._low, self._high)
@@ -392,22 +391,6 @@ class Bisection:
             if min(turns) >= judge.most:  # which failures can bring about
                 return False
             yield from self._runs(pair[0] if turns[0] <= turns[1] else pair[1], "pair")
-
-
-def run_bisection(
-    bisection: Bisection, measure: Callable[[NextItem], Sample | None], known: Iterable[Sample] = ()
-) -> None:
-    """Take the samples that are known, then measure until nothing is left, or `measure` returns None.
-
-    Raises:
-        ValueError: the known samples are not those of this search.
-    """
-    for sample in known:
-        bisection.add(sample)
-    while bisection.upcoming is not None:
-        if (measured := measure(bisection.upcoming)) is None:
-            return
-        bisection.add(measured)
 
 
 def change_interval(change: Comparison) -> Interval | None:

@@ -1,46 +1,329 @@
-"""`madlite scaling`: the same training on several numbers of GPUs or nodes, each an ordinary run with its row.
+"""`madlite scaling`: a training on several numbers of GPUs or nodes, and how its number scales with them.
 
-The runs of one number, card, variant and image are a series, and come in turns with those of the others.  Caches of
-compiled kernels are the user's: a steady window begins after what they save.
+Each number is an ordinary run with its row.  Weak scaling keeps the micro batch of each GPU, so that the work grows
+with the GPUs; strong scaling keeps the global batch.  Base is the smallest number of GPUs of which a run succeeded.
+With v(n) the throughput per GPU of n GPUs, the median of their runs, speedup is n·v(n) ÷ base·v(base) and efficiency
+v(n) ÷ v(base), the speedup as a part of the ideal one.  Their interval, which two runs of each number are needed for,
+is `ratio_interval`'s.  On nodes without GPUs each node counts as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from madlite.batch.runner import Batch, BatchSettings
 from madlite.errors import UsageProblem
-from madlite.model import Cause, Scalar, Study, Value
-from madlite.run.from_plan import copied
-from madlite.run.screen import PlannedRun, RunOutcome, Screen
-from madlite.run.stop import Signals
-from madlite.secrets import masked_json
-from madlite.store.study import SUMMARY, StudyFolder
-from madlite.study.efficiency import (
-    GPUS,
-    NODES,
-    SCALING_HEADS,
-    Scaling,
-    ScalingPoint,
-    node_lines,
-    scaling_cells,
-    scalings_of,
-)
-from madlite.study.repeat import later_ids
-from madlite.study.summary import SCALING, making_folder, samples_of
+from madlite.measure.statistics import Interval, ratio_interval
+from madlite.model import Cause, Metric, NodeUse, Scalar, Status, Study, Value
+from madlite.run.screen import PlannedRun
+from madlite.study.summary import CONFIDENCE, Sample
+from madlite.text import align
 
-if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-    from madlite.plan.context import Options
-    from madlite.store.batches import BatchLog
-
-
-KIND = SCALING
+SCALING = "scaling"
+"""The kind of the study that has no statistics of series but these figures."""
 PAGE = "scaling.html"
 _BATCH = "global_batch"
+GPUS: Final = "n_gpus"
+NODES: Final = "nnodes"
+"""What varies in the runs of a scaling study, by the names of `--set`; with both, `n_gpus` is of each node."""
+_PER_GPU = ("per_gpu", "/s/gpu", "/gpu")  # in the name or unit of a metric that is of one GPU
+
+
+class NodeFigure(Value, frozen=True):
+    """One node over the runs of a point: medians of what its lines and its GPUs told, None where they do not tell.
+
+    `slow` is why it was slower than the others in one of the runs, the last that says so.
+    """
+
+    name: str
+    runs: int = 0
+    speed: float | None = None
+    clock_mhz: float | None = None
+    slow: str = ""
+
+
+class ScalingPoint(Value, frozen=True):
+    """One number of GPUs: how its runs ended, and what they came to; None where no run, or none of the base, did.
+
+    `gpus` are those of all nodes, 0 on CPUs.  `figure` is the median of the runs' numbers as they report them,
+    `per_gpu` and `total` are throughputs.
+    """
+
+    gpus: int
+    nodes: int = 1
+    requested: int = 1
+    succeeded: int = 0
+    failed: dict[str, int] = {}  # cause → runs
+    values: tuple[float, ...] = ()
+    figure: float | None = None
+    per_gpu: float | None = None
+    total: float | None = None
+    speedup: float | None = None
+    efficiency: float | None = None
+    interval: Interval | None = None  # of the efficiency
+    per_node: tuple[NodeFigure, ...] = ()  # of a point of several nodes, where runs tell of them
+
+    @property
+    def size(self) -> int:
+        """By how many the work is done: GPUs, else nodes."""
+        return self.gpus or self.nodes
+
+
+class Scaling(Value, frozen=True):
+    """One card, variant and image over the numbers of GPUs or nodes (`over`).
+
+    `base` is the `size` of the point of which efficiency is 1, 0 without any.  `kind` is "" of one point, which cannot
+    tell.
+    """
+
+    card: str
+    mode: str
+    precision: str
+    image: str
+    kind: Literal["weak", "strong", ""]
+    metric: str
+    unit: str
+    base: int
+    points: tuple[ScalingPoint, ...]
+    confidence: float = CONFIDENCE
+    over: Literal["gpus", "nodes"] = "gpus"
+
+    def count_text(self, point: ScalingPoint) -> str:
+        """Return how many GPUs or nodes a point has, as text."""
+        count, name = (point.nodes, "node") if self.over == "nodes" else (point.gpus, "GPU")
+        return f"{count} {name}{'s' if count != 1 else ''}"
+
+    @property
+    def base_point(self) -> ScalingPoint | None:
+        """The point of which efficiency is 1."""
+        return next((one for one in self.points if self.base and one.size == self.base and one.per_gpu), None)
+
+
+class ScalingSummary(Value, frozen=True):
+    """What a study came to."""
+
+    id: str
+    kind: str
+    scalings: tuple[Scaling, ...]
+
+
+def scalings_of(samples: Iterable[Sample]) -> tuple[Scaling, ...]:
+    """Return what the runs of a scaling study come to, one of each card, variant and image, in the order of the runs.
+
+    Samples for which neither a number of GPUs nor one of nodes was set are none of its.
+    """
+    groups: dict[tuple[str, ...], list[Sample]] = {}
+    for one in samples:
+        if {GPUS, NODES} & one.study.varied.keys():
+            groups.setdefault(_identity(one), []).append(one)
+    return tuple(_scaling(group) for group in groups.values())
+
+
+def gpus_of(sample: Sample) -> int:
+    """Return how many GPUs a run was to have, over all nodes; 0 on CPUs."""
+    return int(sample.study.varied.get(GPUS, sample.gpus_per_node)) * _nodes(sample)
+
+
+def _nodes(sample: Sample) -> int:
+    return int(sample.study.varied.get(NODES, sample.nodes))
+
+
+def _size(sample: Sample) -> int:
+    return gpus_of(sample) or _nodes(sample)
+
+
+def _identity(one: Sample) -> tuple[str, ...]:
+    variant = one.variant
+    of_variant = (variant.model, variant.mode, variant.precision, str(variant.seq_len)) if variant else ()
+    return (one.card, one.image, *of_variant)
+
+
+def _scaling(samples: Sequence[Sample]) -> Scaling:
+    first, kind = samples[0], _kind(samples)
+    metrics = [metric for one in samples if (metric := _headline(one)) is not None]
+    name, unit = (metrics[0].metric, metrics[0].unit) if metrics else ("", "")
+    by_gpus: dict[tuple[int, int], list[Sample]] = {}
+    for one in samples:
+        by_gpus.setdefault((gpus_of(one), _nodes(one)), []).append(one)
+    points = [_point(*key, by_gpus[key], name, kind) for key in sorted(by_gpus)]
+    base = next((one for one in points if one.per_gpu), None)
+    return Scaling(
+        card=first.card,
+        mode=first.variant.mode if first.variant else "",
+        precision=first.variant.precision if first.variant else "",
+        image=first.image,
+        kind=kind,
+        metric=name,
+        unit=unit,
+        base=base.size if base else 0,
+        points=tuple(_against(base, one, metrics, kind) for one in points) if base else tuple(points),
+        over="nodes" if NODES in first.study.varied else "gpus",
+    )
+
+
+def _kind(samples: Sequence[Sample]) -> Literal["weak", "strong", ""]:
+    if len({_size(one) for one in samples}) < 2:
+        return ""
+    batches = {one.variant.global_batch if one.variant else None for one in samples}
+    return "strong" if len(batches) == 1 and None not in batches else "weak"
+
+
+def _headline(one: Sample) -> Metric | None:
+    return one.result.headline if one.result is not None else None
+
+
+def _point(gpus: int, nodes: int, samples: Sequence[Sample], name: str, kind: str) -> ScalingPoint:
+    found = [metric for one in samples if (metric := _headline(one)) is not None and metric.metric == name]
+    failed = [one.result.code for one in samples if one.result is not None and one.result.status is Status.FAILURE]
+    point = ScalingPoint(
+        gpus=gpus,
+        nodes=nodes,
+        requested=samples[0].study.count or len(samples),
+        succeeded=sum(1 for one in samples if one.result is not None and one.result.status is Status.SUCCESS),
+        failed=dict(Counter(failed)),
+        per_node=tuple(_per_node(samples)),
+    )
+    values = tuple(metric.value for metric in found if metric.value is not None)
+    if not values:
+        return point
+    per_gpu = median(_per_gpu(found[0], values, point.size, kind))
+    return replace(point, values=values, figure=median(values), per_gpu=per_gpu, total=point.size * per_gpu)
+
+
+def _per_node(samples: Iterable[Sample]) -> Iterator[NodeFigure]:
+    """Yield what the runs tell of each node, by its name: a job may have had others than the one before."""
+    found: dict[str, list[NodeUse]] = {}
+    for one in samples:
+        for node in one.result.nodes if one.result is not None else ():
+            if node.speed is not None or node.clock_mhz is not None:
+                found.setdefault(node.name or f"node {node.node}", []).append(node)
+    for name, nodes in found.items():
+        yield NodeFigure(
+            name=name,
+            runs=len(nodes),
+            speed=_median(node.speed for node in nodes),
+            clock_mhz=_median(node.clock_mhz for node in nodes),
+            slow=next((node.slow for node in reversed(nodes) if node.slow), ""),
+        )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _per_gpu(metric: Metric, values: Sequence[float], gpus: int, kind: str) -> list[float]:
+    """Return throughputs of one GPU, in whatever unit: what is no throughput is a time, of which less is better.
+
+    A throughput that does not say that it is of one GPU is that of all of them.
+    """
+    if metric.lower_is_better:
+        return [1 / value / (gpus if kind == "strong" else 1) for value in values if value > 0]
+    text = f"{metric.metric} {metric.unit}".casefold()
+    return list(values) if any(word in text for word in _PER_GPU) else [value / gpus for value in values]
+
+
+def _against(base: ScalingPoint, one: ScalingPoint, metrics: Sequence[Metric], kind: str) -> ScalingPoint:
+    """Return a point with its speedup and efficiency against the base."""
+    if not one.per_gpu or not base.per_gpu:
+        return one
+    efficiency = one.per_gpu / base.per_gpu
+    of_base, of_this = (_per_gpu(metrics[0], each.values, each.size, kind) for each in (base, one))
+    return replace(
+        one,
+        speedup=efficiency * one.size / base.size,
+        efficiency=efficiency,
+        interval=None if one.size == base.size else ratio_interval(of_base, of_this, CONFIDENCE),
+    )
+
+
+# As text.
+
+_WIDE = 40  # characters of the longest bar
+
+
+def scaling_lines(one: Scaling, width: int = _WIDE) -> Iterator[str]:
+    """Yield the table of a scaling and the plot of its efficiency as lines."""
+    what = filter(None, (one.card, one.mode, one.precision, one.image))
+    yield f"{' · '.join(what)}  ({one.kind + ' scaling' if one.kind else 'one point'}, {_metric(one)})"
+    rows = [SCALING_HEADS, *(scaling_cells(point) for point in one.points)]
+    yield from (f"  {line}" for line in align(rows, range(len(SCALING_HEADS))))
+    if one.base_point is not None and one.points[0].size != one.base:
+        against, first = one.count_text(one.base_point), one.count_text(one.points[0])
+        yield f"  efficiency is against {against}: no run of {first} succeeded"
+    if len(one.points) > 1 and one.base:
+        yield from _plot(one, width)
+    for point in one.points:
+        yield from (f"  {line}" for line in node_lines(point))
+
+
+_NAMED = 8  # nodes, of more the range
+
+
+def node_lines(point: ScalingPoint) -> Iterator[str]:
+    """Yield what the nodes of a point reported, and each that is slow."""
+    for field, unit in (("speed", ""), ("clock_mhz", " MHz")):
+        told = [(one.name, value) for one in point.per_node if (value := getattr(one, field)) is not None]
+        if not told:
+            continue
+        values = [value for _, value in told]
+        if len(told) > _NAMED:
+            text = f"{_figure(min(values))} to {_figure(max(values))}, median {_figure(median(values))}"
+        else:
+            text = ", ".join(f"{name} {_figure(value)}" for name, value in told)
+        yield f"{point.nodes} nodes, each one's {'number' if field == 'speed' else 'GPU clock'}: {text}{unit}"
+    yield from (f"  {one.name} is slow: {one.slow}" for one in point.per_node if one.slow)
+
+
+def _metric(one: Scaling) -> str:
+    return f"{one.metric}, median of the runs" if one.metric else "no run succeeded"
+
+
+SCALING_HEADS = ("GPUs", "nodes", "runs", "number", "per GPU", "total", "speedup", "efficiency", "95 % interval")
+"""The heads of the columns of `scaling_cells`."""
+
+
+def scaling_cells(one: ScalingPoint) -> tuple[str, ...]:
+    """Return a point as the cells of a table."""
+    causes = ", ".join(f"{count} {cause}" for cause, count in one.failed.items())
+    runs = f"{one.succeeded} of {one.requested}" + (f" ({causes})" if causes else "")
+    between = f"{100 * one.interval.low:.1f} to {100 * one.interval.high:.1f} %" if one.interval else "-"
+    numbers = (_figure(value) for value in (one.figure, one.per_gpu, one.total))
+    return (
+        str(one.gpus),
+        str(one.nodes),
+        runs,
+        *numbers,
+        "-" if one.speedup is None else f"{one.speedup:.2f}x",
+        "-" if one.efficiency is None else f"{100 * one.efficiency:.1f} %",
+        between,
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.6g}"
+
+
+def _plot(scaling: Scaling, width: int) -> Iterator[str]:
+    """Yield a bar of each point's efficiency; `|` is where it is ideal."""
+    points = scaling.points
+    highest = max(1.0, *(one.efficiency or 0.0 for one in points))
+    ideal = round(width / highest)
+    names = [scaling.count_text(one) for one in points]
+    wide = max(len(name.split()[0]) for name in names)
+    for one, name in zip(points, names, strict=True):
+        length = round(width * (one.efficiency or 0.0) / highest)
+        bar = "".join("#" if at < length else "|" if at == ideal - 1 else " " for at in range(width))
+        said = "no run succeeded" if one.efficiency is None else f"{100 * one.efficiency:.1f} %"
+        count, unit = name.split()
+        yield f"  {count:>{wide}} {unit:<{5 if scaling.over == 'nodes' else 4}}  {bar}  {said}"
+
+
+# The runs.
 
 PlanWith = Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]
 """Plans the runs of a command with more values of `--set`, always as many and in the same order."""
@@ -49,31 +332,23 @@ Axis = Literal["n_gpus", "nnodes"]
 _OPTIONS = {GPUS: ("--gpus", "GPUs"), NODES: ("--nodes", "nodes")}
 
 
-class PlannedPoint(Value, frozen=True):
-    """The run of one number of GPUs or nodes, and what was set for it."""
-
-    varied: dict[str, Scalar]
-    planned: PlannedRun
-
-
 def plan_points(
     counts: Sequence[int], plan: PlanWith, *, strong: bool, over: Axis = GPUS, on_cluster: bool = False
-) -> list[PlannedPoint]:
-    """Return a run of each card, variant and image on each number of GPUs, or of nodes.
+) -> list[PlannedRun]:
+    """Return a run of each card, variant and image on each number of GPUs, or of nodes; their study has no id yet.
 
     Weak scaling leaves each GPU its work: a global batch that the plan names grows with the GPUs, from that of the
     number of GPUs that the plan has by itself.  Strong scaling keeps the global batch, that of the plan or else of its
     micro batch on the largest number of GPUs.
 
     Raises:
-        UsageProblem: a number is none, there are not so many GPUs or nodes, or a batch cannot be divided among them.
+        UsageProblem: there are not so many GPUs or nodes, or a batch cannot be divided among them.
     """
-    _check_counts(counts, over)
     own = list(plan({}))
     if over == GPUS:
         _check_machine(counts, own)
     made: dict[tuple[tuple[str, Scalar], ...], Sequence[PlannedRun]] = {}
-    points = []
+    points: list[PlannedRun] = []
     for count in counts:
         for at, one in enumerate(own):
             values = _values(one, count, max(counts), over, strong=strong)
@@ -81,19 +356,26 @@ def plan_points(
             if key not in made:
                 made[key] = plan(values)
             member = _member(made[key], at, len(own), count, over, on_cluster=on_cluster)
-            points.append(PlannedPoint(varied=values, planned=member))
+            study = Study(id="", kind=SCALING, varied=values, series=len(points) + 1, index=1, count=1)
+            points.append(replace(member, plan=replace(member.plan, study=study)))
     return points
 
 
-def _check_counts(counts: Sequence[int], over: Axis) -> None:
+def read_counts(text: str, over: Axis) -> list[int]:
+    """Return the numbers of an option's list.
+
+    Raises:
+        UsageProblem: a word is no number, or one is there twice.
+    """
     option, what = _OPTIONS[over]
-    if not counts:
-        raise UsageProblem(f"scaling without numbers of {what}", f"{option} 1,2,4,8")
-    for at, count in enumerate(counts):
-        if count < 1:
-            raise UsageProblem(f"{option} {count} is no number of {what}", f"{option} 1,2,4,8")
-        if count in counts[:at]:
-            raise UsageProblem(f"{option} names {count} twice", "--repeat N runs each number N times")
+    counts: list[int] = []
+    for word in (word.strip() for word in text.split(",")):
+        if not (word.isascii() and word.isdigit() and len(word) < 7 and int(word)):
+            raise UsageProblem(f"{option} {text}: {word!r} is no number of {what}", f"{option} 1,2,4,8")
+        if int(word) in counts:
+            raise UsageProblem(f"{option} names {word} twice", "--repeat N runs each number N times")
+        counts.append(int(word))
+    return counts
 
 
 def check_nodes(counts: Sequence[int], there: int, where: str) -> None:
@@ -166,98 +448,27 @@ def _member(
     return plans[at]
 
 
-def order_runs(points: Sequence[PlannedPoint], study_id: str, times: int) -> tuple[PlannedRun, ...]:
-    """Return each point so many `times`, one round of all after the other; one that must not start comes once."""
-    ids = later_ids()
-
-    def make(number: int, point: PlannedPoint, index: int) -> PlannedRun:
-        one = point.planned
-        if index > 1:
-            one = copied(one, next(ids)(one.plan.card.name))
-        count = 1 if one.plan.blocked is not None else times
-        study = Study(id=study_id, kind=KIND, varied=point.varied, series=number, index=index, count=count)
-        return replace(one, plan=replace(one.plan, study=study))
-
-    return tuple(
-        make(number, point, index)
-        for index in range(1, times + 1)
-        for number, point in enumerate(points, 1)
-        if index == 1 or point.planned.plan.blocked is None
-    )
-
-
-class ScalingOutcome(Value, frozen=True):
-    """What a scaling study came to: its runs' outcome, its figures, and what could not be written."""
-
-    runs: RunOutcome
-    scalings: tuple[Scaling, ...]
-    problems: tuple[str, ...] = ()
-
-
-def run_scaling(
-    runs: Sequence[PlannedRun],
-    study_id: str,
-    options: Options,
-    plugins: Plugins,
-    screen: Screen,
-    journal: BatchLog,
-    settings: BatchSettings = BatchSettings(),  # noqa: B008 - frozen
-) -> ScalingOutcome:
-    """Run all of them, whichever fails, and write the figures and the page of the study.
-
-    Raises:
-        UsageProblem: the folder of the study cannot be made; nothing has run.
-    """
-    from madlite.run.executor import secrets_for
-
-    with making_folder(study_id, options.workspace):
-        folder = StudyFolder.create(options.workspace, study_id)
-    problems = []
-    try:
-        with Signals() as signals:
-            batch = Batch(runs, options, plugins, screen, journal=journal, settings=settings)
-            outcome = batch.run(signals)
-        scalings = scalings_of(samples_of(runs, outcome.results))
-        secrets = [text for one in runs for text in secrets_for(one, options.environ)]
-        problems += [folder.write(name, text) for name, text in scaling_files(study_id, scalings, secrets).items()]
-    finally:
-        problems.append(folder.close())
-    return ScalingOutcome(runs=outcome, scalings=scalings, problems=tuple(filter(None, problems)))
-
-
-def scaling_files(study_id: str, scalings: tuple[Scaling, ...], secrets: Sequence[str] = ()) -> dict[str, str]:
-    """Return the files of a study by name: its figures and its page."""
-    content = {"id": study_id, "kind": KIND, "scalings": scalings}
-    return {SUMMARY: masked_json(content, secrets), PAGE: render_page(study_id, scalings)}
-
-
-# of the drawing, in its own units
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 440.0, 20.0, 230.0
+# The page.
 
 
 class PlotPoint(Value, frozen=True):
-    """A point of a plot: its place, the ends of its interval, and what is written beside it."""
+    """A point of a plot with the ends of its interval, what would be ideal, and what is written beside it."""
 
-    x: float
-    y: float
-    low: float
-    high: float
     label: str
     text: str
+    value: float
+    low: float
+    high: float
+    ideal: float
 
 
 class Plot(Value, frozen=True):
-    """One plot: its points, the line of the ideal, and the marks of its upright axis as (place, text)."""
+    """One plot from 0 to `highest`: its points side by side, and the marks of its upright axis as (value, text)."""
 
     title: str
     points: tuple[PlotPoint, ...]
-    ideal: str
+    highest: float
     marks: tuple[tuple[float, str], ...]
-
-    @property
-    def line(self) -> str:
-        """The points as an SVG polyline has them."""
-        return " ".join(f"{one.x:.1f},{one.y:.1f}" for one in self.points)
 
 
 def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
@@ -279,38 +490,25 @@ def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
 
 def efficiency_plot(one: Scaling) -> Plot:
     """Return the efficiency over GPUs or nodes, from 0 to at least 1."""
-    parts = [(point, point.efficiency) for point in one.points if point.efficiency is not None]
-    ends = [point.interval.high if point.interval else part for point, part in parts]
-    highest = max([1.0, *ends]) * 1.05
-    texts = [f"{100 * part:.1f} %" for _, part in parts]
-    marks = tuple((_y(part / highest), f"{100 * part:.0f} %") for part in (0.0, 0.25, 0.5, 0.75, 1.0))
-    ideal = f"{_LEFT:.1f},{_y(1 / highest):.1f} {_RIGHT:.1f},{_y(1 / highest):.1f}"
-    return Plot(title="Efficiency", points=_points(one, parts, highest, texts), ideal=ideal, marks=marks)
+    points = []
+    for point in one.points:
+        if (part := point.efficiency) is not None:
+            low, high = (max(0.0, point.interval.low), point.interval.high) if point.interval else (part, part)
+            text = f"{100 * part:.1f} %"
+            points.append(PlotPoint(label=one.count_text(point), text=text, value=part, low=low, high=high, ideal=1.0))
+    marks = tuple((part, f"{100 * part:.0f} %") for part in (0.0, 0.25, 0.5, 0.75, 1.0))
+    highest = max([1.0, *(point.high for point in points)]) * 1.05
+    return Plot(title="Efficiency", points=tuple(points), highest=highest, marks=marks)
 
 
 def total_plot(one: Scaling) -> Plot:
     """Return the speedup over GPUs or nodes beside the ideal one, which is their number ÷ the base's."""
-    parts = [(replace(point, interval=None), point.speedup) for point in one.points if point.speedup is not None]
-    highest = max(*(point.size / one.base for point, _ in parts), *(part for _, part in parts), 1.0) * 1.05
-    points = _points(one, parts, highest, [f"{part:.2f}x" for _, part in parts])
-    heights = [_y(point.size / one.base / highest) for point, _ in parts]
-    ideal = " ".join(f"{point.x:.1f},{height:.1f}" for point, height in zip(points, heights, strict=True))
-    marks = tuple((_y(part), f"{part * highest:.1f}x") for part in (0.0, 0.5, 1.0))
+    points = []
+    for point in one.points:
+        if (times := point.speedup) is not None:
+            label, text, ideal = one.count_text(point), f"{times:.2f}x", point.size / one.base
+            points.append(PlotPoint(label=label, text=text, value=times, low=times, high=times, ideal=ideal))
+    highest = max([1.0, *(max(point.value, point.ideal) for point in points)]) * 1.05
+    marks = tuple((part * highest, f"{part * highest:.1f}x") for part in (0.0, 0.5, 1.0))
     against = f" against {one.count_text(one.base_point)}" if one.base_point is not None else ""
-    return Plot(title=f"Speedup{against}", points=points, ideal=ideal, marks=marks)
-
-
-def _points(
-    one: Scaling, parts: Sequence[tuple[ScalingPoint, float]], highest: float, texts: Sequence[str]
-) -> tuple[PlotPoint, ...]:
-    """Return the points of a plot side by side, each with the interval that it has."""
-    width, points = (_RIGHT - _LEFT) / len(parts), []
-    for at, ((point, part), text) in enumerate(zip(parts, texts, strict=True)):
-        low, high = (max(0.0, point.interval.low), point.interval.high) if point.interval else (part, part)
-        x, (y, bottom, top) = _LEFT + (at + 0.5) * width, (_y(each / highest) for each in (part, low, high))
-        points.append(PlotPoint(x=x, y=y, low=bottom, high=top, label=one.count_text(point), text=text))
-    return tuple(points)
-
-
-def _y(part: float) -> float:
-    return _BOTTOM - part * (_BOTTOM - _TOP)
+    return Plot(title=f"Speedup{against}", points=tuple(points), highest=highest, marks=marks)

@@ -8,51 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from statistics import fmean, median
 
-from madlite.errors import UsageProblem
-from madlite.measure.statistics import Interval, coefficient_of_variation, mean_interval
+from madlite.measure.statistics import Interval, coefficient_of_variation, mean_interval, ratio_of_means
 from madlite.model import Metric, Result, RunPlan, Scalar, Status, Study, Value, Variant
 from madlite.run.screen import PlannedRun, pair
+from madlite.secrets import masked_value
 from madlite.store.record import Record, result_of
-from madlite.store.study import StudyFolder
+from madlite.text import align, counted, percent
 
 CONFIDENCE = 0.95
-SCALING = "scaling"
-"""The kind of the study that has no summary but figures of its own (`efficiency`)."""
+SWEEP = "sweep"
 LEAST_FOR_INTERVAL = 3
 """Of two runs the quantile is 12.7: an interval several times as wide as their difference, which says nothing."""
 INTERVAL = "Student's t interval of the mean of the runs"
-
-
-@contextmanager
-def making_folder(study_id: str, workspace: Path) -> Iterator[None]:
-    """Turn what keeps the folder of a study from being made, or opened, into a problem of the user's.
-
-    Raises:
-        UsageProblem: there is such; nothing has run.
-    """
-    try:
-        yield
-    except BlockingIOError as error:
-        raise UsageProblem(f"study {study_id} is going on in another madlite", "madlite watch shows it") from error
-    except OSError as error:
-        where = error.filename or workspace
-        what = f"the folder of the study cannot be made: {error.strerror or error} ({where})"
-        raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
-
-
-def save_files(study_id: str, workspace: Path, files: Mapping[str, str]) -> tuple[str, ...]:
-    """Write files of a study whose runs other processes ran; return what went wrong."""
-    try:
-        folder = StudyFolder.reopen(workspace, study_id, make=True)
-    except BlockingIOError:
-        return ()  # another command that saw the last run end is writing it
-    except OSError as error:
-        return (f"the folder of the study cannot be made: {error.strerror or error}",)
-    return tuple(filter(None, (*(folder.write(name, text) for name, text in files.items()), folder.close())))
 
 
 class Sample(Value, frozen=True):
@@ -155,31 +124,49 @@ def _sample(plan: RunPlan, study: Study, result: Result | None) -> Sample:
     )
 
 
+def sample_of_record(record: Record) -> Sample:
+    """Return the run of a study of which there is this record."""
+    return Sample(
+        study=record.study or Study(id="", kind=""),
+        run=record.id,
+        card=record.card,
+        variant=record.variant,
+        image=record.image.ref,
+        result=result_of(record),
+        caches=record.caches,
+        nodes=record.place.nodes if record.place else 1,
+        gpus_per_node=record.place.gpus_per_node if record.place else 0,
+    )
+
+
 def samples_of_records(records: Iterable[Record]) -> Iterator[Sample]:
-    """Yield the runs of studies of which there are records, without those that are no results."""
-    for record in records:
-        no_result = record.is_warm_up or record.is_short or record.is_replaced
-        if record.study is not None and not no_result:
-            yield Sample(
-                study=record.study,
-                run=record.id,
-                card=record.card,
-                variant=record.variant,
-                image=record.image.ref,
-                result=result_of(record),
-                caches=record.caches,
-                nodes=record.place.nodes if record.place else 1,
-                gpus_per_node=record.place.gpus_per_node if record.place else 0,
-            )
+    """Yield the runs of studies of which there are records, without those whose next attempt counts in their place."""
+    return (sample_of_record(one) for one in records if one.study is not None and not one.is_replaced)
 
 
-def summarise(study_id: str, kind: str, samples: Iterable[Sample], failed_warm_ups: Sequence[str] = ()) -> StudySummary:
-    """Return what the runs of a study come to, series by series."""
+def point_text(values: Mapping[str, object]) -> str:
+    """Return a point as text, without secrets: `micro_batch=2, steps=50`."""
+    return ", ".join(f"{key}={masked_value(key, value)}" for key, value in values.items())
+
+
+def warm_up_text(card: str, study: Study | None) -> str:
+    """Return the card of a warm-up, with the values of its point in a sweep."""
+    varied = study.varied if study is not None else {}
+    return card + (f" ({point_text(varied)})" if varied else "")
+
+
+def summarise(study_id: str, kind: str, samples: Iterable[Sample]) -> StudySummary:
+    """Return what the runs of a study come to, series by series, and which warm-ups failed and never succeeded."""
     by_series: dict[int, list[Sample]] = {}
+    warm_ups: dict[str, set[Status]] = {}
     for one in samples:
-        by_series.setdefault(one.study.series or 0, []).append(one)
+        if not one.study.warm_up:
+            by_series.setdefault(one.study.series or 0, []).append(one)
+        elif one.result is not None:
+            warm_ups.setdefault(warm_up_text(one.card, one.study), set()).add(one.result.status)
     series = tuple(one for number in sorted(by_series) for one in _by_micro_batch(number, by_series[number]))
-    return StudySummary(id=study_id, kind=kind, series=series, failed_warm_ups=tuple(failed_warm_ups))
+    failed = (name for name, ends in warm_ups.items() if Status.FAILURE in ends and Status.SUCCESS not in ends)
+    return StudySummary(id=study_id, kind=kind, series=series, failed_warm_ups=tuple(failed))
 
 
 def _by_micro_batch(number: int, samples: Sequence[Sample]) -> Iterator[SeriesSummary]:
@@ -257,3 +244,119 @@ def _interval(values: Sequence[float]) -> Interval | None:
     if found is None or min(values) <= 0:
         return found
     return Interval(low=max(0.0, found.low), high=found.high)  # a speed is never below 0
+
+
+# As lines.
+
+USEFUL = 5  # runs, from which on an interval is of use
+APART_C = 5.0  # between the starts of a series' runs: from there on the difference is shown
+
+
+def series_text(one: SeriesSummary) -> str:
+    """Return the point that a series is of, and its micro batch where that is not the planned one."""
+    fallback = f"(ran with micro batch {one.micro_batch})" if one.micro_batch is not None else ""
+    return f"{point_text(one.varied)} {fallback}".strip()
+
+
+def study_lines(summary: StudySummary) -> Iterator[str]:
+    """Yield what a repeat or a sweep came to: the statistics of what was repeated, and the table of a sweep."""
+    yield f"{summary.kind} {summary.id}"
+    if summary.failed_warm_ups:
+        what = "its runs were not started" if any(one.runs for one in summary.series) else "nothing was repeated"
+        yield f"  the warm-up failed: {', '.join(summary.failed_warm_ups)}; {what}"
+    if summary.kind != SWEEP or any(one.requested > 1 for one in summary.series):
+        for one in summary.series:
+            parts = (one.card, one.mode, one.precision, one.image, series_text(one))
+            yield f"  {' · '.join(filter(None, parts))}  ({_counts(one)})"
+            yield from (f"    {_metric_line(metric)}" for metric in one.metrics)
+            yield from (f"    {text}" for text in _differences(one))
+    if summary.kind == SWEEP:
+        yield from (f"  {line}" for line in sweep_lines(summary))
+
+
+def _counts(one: SeriesSummary) -> str:
+    """Return how the runs of a series ended: `4 of 5 runs, 1 failed (timeout), 1 suspect, caches warm`."""
+    causes = ", ".join(f"{count} x {cause}" if count > 1 else cause for cause, count in one.failed.items())
+    said = [f"{one.succeeded} of {counted(one.requested, 'run')}"]
+    said += [f"{sum(one.failed.values())} failed ({causes})"] if one.failed else []
+    said += [f"{one.skipped} skipped"] if one.skipped else []
+    said += [f"{one.not_started} not started"] if one.not_started else []
+    said += [f"{one.suspect} suspect, counted"] if one.suspect else []
+    return ", ".join([*said, *([f"caches {one.caches}"] if one.caches else [])])
+
+
+def _metric_line(one: MetricSummary) -> str:
+    """Return the statistics of one metric, to six digits."""
+    name = f"{one.label} {one.metric}".strip()
+    if one.n < 2:
+        return f"{name}: {one.mean:,.6g}, of one run: no interval"
+    return (
+        f"{name}: mean {one.mean:,.6g} ({_interval_text(one)}), median {one.median:,.6g}, {one.min:,.6g} to "
+        f"{one.max:,.6g}, between-run CV {percent(one.cv, 'unknown')}{'; less is better' * one.lower_is_better}"
+    )
+
+
+def _interval_text(one: MetricSummary) -> str:
+    if one.interval is None:
+        return f"{one.n} runs are too few for an interval: --repeat {USEFUL}"
+    low, high = one.interval.low, one.interval.high
+    wide = f"; wide, for the runs scatter: --repeat {2 * one.n}" if low <= 0 < one.min else ""
+    return f"{100 * one.confidence:.0f} % interval {low:,.6g} to {high:,.6g}, Student's t, n {one.n}{wide}"
+
+
+def _differences(one: SeriesSummary) -> Iterator[str]:
+    """Yield what the runs of a series do not have in common, and should."""
+    if one.start_c is not None and one.start_c[1] - one.start_c[0] > APART_C:
+        cool, hot = one.start_c
+        yield f"the runs began with GPUs of {cool:.0f} to {hot:.0f} °C: --settle waits until they have cooled down"
+    if len(one.images) > 1:
+        yield f"the runs had {len(one.images)} different images"
+
+
+def sweep_lines(summary: StudySummary) -> Iterator[str]:
+    """Yield a table of each card, variant and image: a line per point, the best one marked."""
+    names = [_group_name(one) for one in summary.series]
+    groups: dict[tuple[str, ...], list[SeriesSummary]] = {}
+    for name, one in zip(names, summary.series, strict=True):
+        # a point that could not be planned has neither variant nor image: it stands with the others of its card
+        whole = next((other for other in names if other[0] == name[0] and any(other[1:])), name)
+        groups.setdefault(name if any(name[1:]) else whole, []).append(one)
+    for name, series in groups.items():
+        yield " · ".join(filter(None, name))
+        yield from (f"  {line}" for line in _table(series))
+
+
+def _group_name(one: SeriesSummary) -> tuple[str, ...]:
+    return one.card, one.mode, "" if "precision" in one.varied else one.precision, one.image
+
+
+def _table(series: Sequence[SeriesSummary]) -> Iterator[str]:
+    metrics = {at: one.metrics[0] for at, one in enumerate(series) if one.metrics}
+    best, how = _best({at: metric for at, metric in metrics.items() if not series[at].suspect})
+    rows = [(series_text(one), *_cells(one, metrics.get(at))) for at, one in enumerate(series)]
+    for at, line in enumerate(align(rows, (1,))):
+        yield f"{line}  <- best{how}" if at == best else line
+
+
+def _cells(one: SeriesSummary, metric: MetricSummary | None) -> tuple[str, str]:
+    """Return the number of a point and its unit with its spread, or how its runs ended."""
+    if metric is None:
+        causes = ", ".join(one.failed) or ("skipped" if one.skipped else "not started")
+        return "-", f"{'FAILURE ' if one.failed else ''}{causes}"
+    spread = f", CV {100 * metric.cv:.2f} %, n {metric.n}" if metric.cv is not None else ""
+    failed = f", {sum(one.failed.values())} failed" if one.failed else ""
+    suspect = f", {one.suspect} suspect" if one.suspect else ""
+    return f"{metric.mean:,.6g}", f"{metric.label or metric.metric}{spread}{failed}{suspect}"
+
+
+def _best(metrics: Mapping[int, MetricSummary]) -> tuple[int | None, str]:
+    """Return the place of the best mean, and how sure that is; None of fewer than two, or of different metrics."""
+    if len(metrics) < 2 or len({(one.metric, one.label) for one in metrics.values()}) > 1:
+        return None, ""
+    sign = -1 if next(iter(metrics.values())).lower_is_better else 1
+    best, second, *_ = sorted(metrics, key=lambda at: -sign * metrics[at].mean)
+    if min(metrics[best].n, metrics[second].n) < 2:
+        return best, " (by one run; --repeat tells it from noise)"
+    ratio = ratio_of_means(metrics[second].values, metrics[best].values)
+    is_sure = ratio is not None and (ratio.low > 1 or ratio.high < 1)
+    return best, "" if is_sure else " (not told from noise)"

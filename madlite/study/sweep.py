@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from madlite.errors import MadliteError, UsageProblem
-from madlite.measure.statistics import ratio_of_means
 from madlite.model import Study
 from madlite.plan.fields import canonical_key
 from madlite.plan.plan_file import plan_digest
 from madlite.run.screen import PlannedRun
 from madlite.secrets import masked_value
-from madlite.study.summary import MetricSummary, SeriesSummary, StudySummary
-from madlite.text import align
+from madlite.study.summary import SWEEP, point_text
 
 V = TypeVar("V", bound=Hashable)
-KIND = "sweep"
 MOST_POINTS = 1000  # more are a slip
 _HOW = "--sweep micro_batch=1,2,4"
 _REPEAT = "--repeat N runs each point N times"
@@ -90,17 +87,6 @@ def _shown(text: str) -> str:
     return repr(f"{key}{equals}{masked_value(key, rest)}")
 
 
-def point_text(values: Mapping[str, object]) -> str:
-    """Return a point as text, without secrets: `micro_batch=2, steps=50`."""
-    return ", ".join(f"{key}={masked_value(key, value)}" for key, value in values.items())
-
-
-def series_text(one: SeriesSummary) -> str:
-    """Return the point that a series is of, and its micro batch where that is not the planned one."""
-    fallback = f"(ran with micro batch {one.micro_batch})" if one.micro_batch is not None else ""
-    return f"{point_text(one.varied)} {fallback}".strip()
-
-
 def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[PlannedRun]:
     """Return the runs of each point in their order, as those of a study that has no id yet.
 
@@ -118,7 +104,7 @@ def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Pla
     found: list[PlannedRun] = []
     for values, made in zip(points, tried, strict=True):
         for one in plan(values, _named(values)) if isinstance(made, UsageProblem) else made:
-            study = Study(id="", kind=KIND, varied=dict(values), series=len(found) + 1, index=1, count=1)
+            study = Study(id="", kind=SWEEP, varied=dict(values), series=len(found) + 1, index=1, count=1)
             found.append(replace(one, plan=replace(one.plan, study=study)))
     return found
 
@@ -151,63 +137,3 @@ def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[PlannedR
 
 def _named(values: Mapping[str, str]) -> str:
     return f"--sweep {point_text(values)}"
-
-
-def with_study_id(planned: Sequence[PlannedRun], study_id: str) -> list[PlannedRun]:
-    """Return runs as those of the study of this id, where they are of one."""
-    return [
-        replace(one, plan=replace(one.plan, study=replace(one.plan.study, id=study_id))) if one.plan.study else one
-        for one in planned
-    ]
-
-
-# What a sweep came to, as lines.
-
-
-def sweep_lines(summary: StudySummary) -> Iterator[str]:
-    """Yield a table of each card, variant and image: a line per point, the best one marked."""
-    names = [_group_name(one) for one in summary.series]
-    groups: dict[tuple[str, ...], list[SeriesSummary]] = {}
-    for name, one in zip(names, summary.series, strict=True):
-        # a point that could not be planned has neither variant nor image: it stands with the others of its card
-        whole = next((other for other in names if other[0] == name[0] and any(other[1:])), name)
-        groups.setdefault(name if any(name[1:]) else whole, []).append(one)
-    for name, series in groups.items():
-        yield " · ".join(filter(None, name))
-        yield from (f"  {line}" for line in _table(series))
-
-
-def _group_name(one: SeriesSummary) -> tuple[str, ...]:
-    return one.card, one.mode, "" if "precision" in one.varied else one.precision, one.image
-
-
-def _table(series: Sequence[SeriesSummary]) -> Iterator[str]:
-    metrics = {at: one.metrics[0] for at, one in enumerate(series) if one.metrics}
-    best, how = _best({at: metric for at, metric in metrics.items() if not series[at].suspect})
-    rows = [(series_text(one), *_cells(one, metrics.get(at))) for at, one in enumerate(series)]
-    for at, line in enumerate(align(rows, (1,))):
-        yield f"{line}  <- best{how}" if at == best else line
-
-
-def _cells(one: SeriesSummary, metric: MetricSummary | None) -> tuple[str, str]:
-    """Return the number of a point and its unit with its spread, or how its runs ended."""
-    if metric is None:
-        causes = ", ".join(one.failed) or ("skipped" if one.skipped else "not started")
-        return "-", f"{'FAILURE ' if one.failed else ''}{causes}"
-    spread = f", CV {100 * metric.cv:.2f} %, n {metric.n}" if metric.cv is not None else ""
-    failed = f", {sum(one.failed.values())} failed" if one.failed else ""
-    suspect = f", {one.suspect} suspect" if one.suspect else ""
-    return f"{metric.mean:,.6g}", f"{metric.label or metric.metric}{spread}{failed}{suspect}"
-
-
-def _best(metrics: Mapping[int, MetricSummary]) -> tuple[int | None, str]:
-    """Return the place of the best mean, and how sure that is; None of fewer than two, or of different metrics."""
-    if len(metrics) < 2 or len({(one.metric, one.label) for one in metrics.values()}) > 1:
-        return None, ""
-    sign = -1 if next(iter(metrics.values())).lower_is_better else 1
-    best, second, *_ = sorted(metrics, key=lambda at: -sign * metrics[at].mean)
-    if min(metrics[best].n, metrics[second].n) < 2:
-        return best, " (by one run; --repeat tells it from noise)"
-    ratio = ratio_of_means(metrics[second].values, metrics[best].values)
-    is_sure = ratio is not None and (ratio.low > 1 or ratio.high < 1)
-    return best, "" if is_sure else " (not told from noise)"

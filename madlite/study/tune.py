@@ -7,38 +7,31 @@ ordinary ones, with a row each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
-from madlite.batch.runner import Batch, BatchSettings
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.measure.adaptive import FIRST_LOOK
 from madlite.measure.memory import sequences_per_step
 from madlite.model import Cause, Knob, Result, RunPlan, Scalar, Status, Study, Value, Window
 from madlite.plan.inputs import RUNS
 from madlite.reports.page.run_details import read_steps
-from madlite.reports.runs import CUT_OFF, began, list_runs
+from madlite.reports.runs import CUT_OFF, began
 from madlite.run.checks import check_plans
-from madlite.run.screen import PlannedRun, RunOutcome, Screen
-from madlite.run.stop import Signals
-from madlite.secrets import masked_json
-from madlite.store.events import StudyStarted
+from madlite.run.screen import PlannedRun
 from madlite.store.folder import LOG
-from madlite.store.record import result_of
-from madlite.store.study import StudyFolder, studies_of
-from madlite.study.summary import making_folder
+from madlite.study.engine import Answer, Ask, Strategy, stored_runs
+from madlite.study.summary import Sample
 from madlite.study.tune_models import Choice, Point, RunSteps, Space, Trial, TrialStatus
-from madlite.study.tune_search import Budget, Stop, next_run
+from madlite.study.tune_search import Budget, NextRun, Stop, next_run
+from madlite.text import duration
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
-    from madlite.plan.context import Options
-    from madlite.store.batches import BatchLog
 
 KIND = "tune"
 UNTIL = "0.5%"  # a full run ends once its number is as sure as this
@@ -46,8 +39,6 @@ _BATCH = "micro_batch"
 _WARMUP, _STEADY = 5, 8  # steps of a short run
 _LEAST_WARMUP, _LEAST_STEADY = 3, 4  # where they are long
 _LEAST_FULL = 10  # steady steps of a full run where the budget is not enough for all
-# what can end any run, whatever its configuration
-_OF_MACHINE = (Cause.DISK, Cause.INODES, Cause.PREPARE, Cause.ENGINE, Cause.NETWORK, Cause.PREEMPTED)
 _PEAKS = ("GiB reserved", "GiB used on the device", "GiB allocated")  # labels of quantities, the best first
 
 PlanWith = Callable[[Mapping[str, Scalar]], Sequence[PlannedRun]]
@@ -233,33 +224,26 @@ class PointPlanner:
 # A run that has ended → a trial.
 
 
-def is_of_machine(result: Result) -> bool:
-    """Return whether a run failed for what has nothing to do with its configuration: a full disk, say."""
-    return result.status is Status.FAILURE and result.code in {one.value for one in _OF_MACHINE}
-
-
-def trial_of(result: Result, folder: Path, point: Point, *, full: bool, is_first: bool = False) -> Trial | None:
-    """Return what a run tells of its point; None of one that was interrupted, or ended by the machine.
-
-    The first run of a study tells why there is none.
-    """
-    if result.cause is Cause.INTERRUPTED or result.status is Status.SKIPPED or (is_of_machine(result) and not is_first):
+def trial_of(one: Sample, space: Space, folder: Path) -> Trial | None:
+    """Return what a run tells of its point; None of one that never started."""
+    result = one.result
+    if result is None:
         return None
     speed, curves = _speed(result), read_steps(folder)
     status: TrialStatus = "ok" if result.status is Status.SUCCESS and speed else "failed"
     if result.status is Status.FAILURE and result.code == Cause.GPU_MEMORY.value:
         status = "out_of_memory"
     return Trial(
-        point=point,
+        point=space.point(one.study.varied),
         status=status,
-        full=full,
+        full=not one.study.short,
         speed=speed if status == "ok" else 0.0,
         memory_gib=_peak_gib(result, curves),
         duration_s=result.durations_s.get("total", 0.0),
         steps=max((max(curve, default=0) for curve in curves.values()), default=0),
         step_s=_step_s(result.window),
         reason="; ".join(result.suspect) if status == "ok" else result.reason or result.code,
-        run=result.plan_id,
+        run=one.run,
     )
 
 
@@ -288,198 +272,98 @@ def _peak_gib(result: Result, curves: Mapping[str, Mapping[int, float]]) -> floa
     return max(used, default=None)
 
 
-def trials_of(workspace: Path, study_id: str, space: Space) -> list[Trial]:
-    """Return the trials of a study, from the records of its runs in the order in which they began."""
-    found: list[Trial] = []
-    for run in list_runs(workspace / RUNS):
-        study = run.record.study
-        if study is None or study.id != study_id or run.doubt or run.state != run.record.status.value:
-            continue
-        point, full = space.point(study.varied), not study.short
-        trial = trial_of(result_of(run.record), run.folder, point, full=full, is_first=not found)
-        found += [trial] if trial is not None else []
-    return found
-
-
-def lost_s(workspace: Path, study_id: str) -> float:
+def _lost_s(workspace: Path, study_id: str, trials: Iterable[Trial]) -> float:
     """Return the seconds that went into runs of a study which tell nothing: interrupted, killed, ended by the machine.
 
     Of one that was killed it is known until when it wrote its log.
     """
-    spent_s = 0.0
-    for run in list_runs(workspace / RUNS):
-        study = run.record.study
-        if study is None or study.id != study_id or run.doubt:
-            continue
+    spent_s, known = 0.0, {one.run for one in trials}
+    for run in stored_runs(workspace, study_id):
         if run.state == CUT_OFF:
             with suppress(OSError):
                 spent_s += max(0.0, (run.folder / LOG).lstat().st_mtime - began(run.folder) / 1e9)
-        elif (result := result_of(run.record)).cause is Cause.INTERRUPTED or is_of_machine(result):
-            spent_s += result.durations_s.get("total", 0.0)
+        elif run.folder.name not in known:
+            spent_s += run.record.durations_s.get("total", 0.0)
     return spent_s
 
 
-# The study on the disk.
+# The study.
 
 
-class TuneState(Value, frozen=True):
-    """What a study is about, so that it goes on with the same question alone."""
+class TuneStudy(Strategy):
+    """The strategy of a tuning: one point after another until the search stops.
 
-    id: str
-    card: str
-    backend: str
-    device: str
-    gpus: int
-    default: dict[str, Scalar]
-    fixed: dict[str, str]
-
-    @classmethod
-    def of(cls, study_id: str, tuning: Tuning, fixed: Mapping[str, str]) -> TuneState:
-        """Return the state of a study that begins."""
-        plan = tuning.default.plan
-        return cls(
-            id=study_id,
-            card=plan.card.name,
-            backend=plan.backend,
-            device=plan.machine.device,
-            gpus=plan.place.gpus_per_node,
-            default=tuning.space.named(tuning.space.default),
-            fixed=dict(fixed),
-        )
-
-
-def find_study(workspace: Path, named: str, state: TuneState) -> str:
-    """Return the id of the study to go on with: the one that is named, or the newest of the same question.
-
-    Raises:
-        UsageProblem: there is none, or it asks another question.
+    `fixed` is what the user set of the run, which a recipe of the best point needs, too.
     """
-    known = studies_of(workspace, KIND)
-    different, found = "", None
-    for one in [one for one in known if one.study == named] if named else reversed(known):
-        found = _state_of(one)
-        if found is None:
-            continue
-        different = _difference(found, state)
-        if not different:
-            return found.id
-        if not named and found.card == state.card:
-            break
-    if different and (named or found is not None):
-        raise UsageProblem(
-            f"study {named or (found.id if found else '')} is of {different}", "tune without --resume begins anew"
-        )
-    what = f"there is no study {named} of tune" if named else f"there is no study of {state.card} to go on with"
-    raise UsageProblem(f"{what} in {workspace / RUNS}", "madlite runs --group study lists them")
 
-
-def _state_of(started: StudyStarted) -> TuneState | None:
-    try:
-        return msgspec.convert(started.request, TuneState)
-    except msgspec.ValidationError:  # of another madlite
-        return None
-
-
-def _difference(found: TuneState, state: TuneState) -> str:
-    """Return in what a study differs from what the command asks for; "" where it is the same."""
-    for name in ("card", "backend", "device", "gpus"):
-        if getattr(found, name) != getattr(state, name):
-            return f"{name} {getattr(found, name)}, not {getattr(state, name)}"
-    for name in ("default", "fixed"):
-        before, after = getattr(found, name), getattr(state, name)
-        for key in sorted({*before, *after}):
-            if before.get(key) != after.get(key):
-                return f"{key} {before.get(key, 'unset')}, not {after.get(key, 'unset')}"
-    return ""
-
-
-# The runs of a study.
-
-
-class TuneOutcome(Value, frozen=True):
-    """What the runs came to: all trials, why the search stopped (None where it was interrupted), and the exit code."""
-
-    trials: tuple[Trial, ...]
-    stop: Stop | None
-    exit_code: ExitCode = ExitCode.OK
-    rows: int = 0
-    bug: Exception | None = None
-
-
-class TuneRunner:
-    """Runs one point after another until the search stops."""
+    kind = KIND
+    # what can end any run, whatever its configuration
+    machine_causes = frozenset((Cause.DISK, Cause.INODES, Cause.PREPARE, Cause.ENGINE, Cause.NETWORK, Cause.PREEMPTED))
 
     def __init__(
-        self,
-        study_id: str,
-        tuning: Tuning,
-        planner: PointPlanner,
-        budget: Budget,
-        trials: Sequence[Trial] = (),
+        self, study_id: str, tuning: Tuning, planner: PointPlanner, budget: Budget, fixed: Mapping[str, Scalar]
     ) -> None:
-        self._id, self._tuning, self._planner, self._budget = study_id, tuning, planner, budget
-        self.trials = list(trials)
+        super().__init__(study_id, [tuning.default])
+        self._tuning, self._planner, self._budget, self._fixed = tuning, planner, budget, fixed
+        self._workspace = tuning.default.plan.workspace
+        self._trials: list[Trial] = []
+        self._stop: Stop | None = None  # None while runs go on, and where they were interrupted
 
-    def run(
-        self,
-        options: Options,
-        plugins: Plugins,
-        screen: Screen,
-        journal: BatchLog,
-        settings: BatchSettings,
-        say: Callable[[str], None],
-    ) -> TuneOutcome:
-        """Run until the search stops, or a signal comes."""
-        rows, is_all_written = 0, True
-        with Signals() as signals:
-            while not isinstance(what := next_run(self._tuning.space, self.trials, self._budget), Stop):
-                one = self._planner.make(what.point, full=what.full, steps=what.steps)
-                if isinstance(one, str):
-                    self.trials.append(Trial(point=what.point, status="refused", full=what.full, reason=one))
-                    continue
-                one = self._member(one, what.point, full=what.full)
-                say(self._announce(what.point, full=what.full))
-                batch = Batch([one], options, plugins, screen, journal=journal, settings=settings)
-                outcome = batch.run(signals)
-                trial = self._note(outcome, one, what.point, full=what.full)
-                rows += one.plan.writes_row
-                is_all_written &= not outcome.pending
-                if outcome.bug is not None or trial is None or signals.exit_code is not None:
-                    code = signals.exit_code or outcome.exit_code
-                    is_ended = signals.exit_code is None and any(is_of_machine(one) for one in outcome.results)
-                    stop = Stop(why="machine") if is_ended and trial is None else None
-                    trials = tuple(self.trials)
-                    return TuneOutcome(trials=trials, stop=stop, exit_code=code, rows=rows, bug=outcome.bug)
-        code = ExitCode.OK if is_all_written and what.why != "default_failed" else ExitCode.RUN_FAILED
-        return TuneOutcome(trials=tuple(self.trials), stop=what, exit_code=code, rows=rows)
+    def ask(self, known: Sequence[Sample]) -> Generator[Ask, Sequence[Sample], None]:
+        """Yield a run of the next point until the search stops."""
+        self._take(known)
+        budget = self._budget.less(_lost_s(self._workspace, self.id, self._trials))
+        while isinstance(what := next_run(self._tuning.space, self._trials, budget), NextRun):
+            made = self._planner.make(what.point, full=what.full, steps=what.steps)
+            if isinstance(made, str):
+                self._trials.append(Trial(point=what.point, status="refused", full=what.full, reason=made))
+                continue
+            self.planned.append(self._member(made, what))
+            self._take((yield Ask(runs=self.planned[-1:], text=self._announce(what))))
+        self._stop = what
 
-    def _member(self, one: PlannedRun, point: Point, *, full: bool) -> PlannedRun:
-        points = list(dict.fromkeys(trial.point for trial in self.trials if trial.status != "refused"))
-        points += [point] * (point not in points)
-        runs = sum(1 for trial in self.trials if trial.point == point and trial.full)
+    def _take(self, samples: Sequence[Sample]) -> None:
+        folders = ((one, self._workspace / RUNS / one.run) for one in samples)
+        found = (trial_of(one, self._tuning.space, folder) for one, folder in folders)
+        self._trials += [trial for trial in found if trial is not None]
+
+    def answer(self, samples: Sequence[Sample]) -> Answer:
+        """Return the report of all trials, with its page and the recipe of the best point."""
+        from madlite.study.tune_report import PAGE, RECIPE, make_recipe, make_report, render_page, report_lines
+
+        last = samples[-1].result if samples else None
+        is_of_machine = last is not None and self.is_of_machine(last)
+        why = self._stop.why if self._stop is not None else "machine" if is_of_machine else "interrupted"
+        lost_s = _lost_s(self._workspace, self.id, self._trials)
+        report = make_report(self.id, self._tuning, self._trials, why, lost_s)
+        recipe = make_recipe(report, self._fixed, self._tuning.default.plan)
+        files = {**({RECIPE: recipe} if recipe else {}), PAGE: render_page(report, recipe)}
+        lost = [f"  {duration(lost_s)} of the budget went into runs that were cut off"] if lost_s else []
+        return Answer(content=report, lines=(*report_lines(report), *lost), files=files)
+
+    def exit_code(self) -> ExitCode:
+        """Return 0 where the search has stopped, also with the default as the best; 3 where that failed."""
+        is_bad = self._stop is None or self._stop.why == "default_failed"
+        return ExitCode.RUN_FAILED if is_bad else ExitCode.OK
+
+    def _member(self, one: PlannedRun, what: NextRun) -> PlannedRun:
+        points = list(dict.fromkeys(trial.point for trial in self._trials if trial.status != "refused"))
+        points += [what.point] * (what.point not in points)
+        runs = sum(1 for trial in self._trials if trial.point == what.point and trial.full)
         study = Study(
-            id=self._id,
+            id=self.id,
             kind=KIND,
-            varied=self._tuning.space.varied(point),
-            series=points.index(point) + 1,
-            index=runs + 1 if full else None,
-            short=not full,
+            varied=self._tuning.space.varied(what.point),
+            series=points.index(what.point) + 1,
+            index=runs + 1 if what.full else None,
+            short=not what.full,
         )
-        return replace(one, plan=replace(one.plan, study=study, writes_row=one.plan.writes_row and full))
+        return replace(one, plan=replace(one.plan, study=study, writes_row=one.plan.writes_row and what.full))
 
-    def _note(self, outcome: RunOutcome, one: PlannedRun, point: Point, *, full: bool) -> Trial | None:
-        if not outcome.results:
-            return None
-        is_first = not self.trials
-        trial = trial_of(outcome.results[0], one.plan.folder, point, full=full, is_first=is_first)
-        if trial is not None:
-            self.trials.append(trial)
-        return trial
-
-    def _announce(self, point: Point, *, full: bool) -> str:
-        number = sum(1 for one in self.trials if one.status != "refused") + 1
-        kind = "full run" if full else "short run, no result"
-        return f"tune {number}: {point_text(self._tuning.space, point)} ({kind})"
+    def _announce(self, what: NextRun) -> str:
+        number = sum(1 for one in self._trials if one.status != "refused") + 1
+        kind = "full run" if what.full else "short run, no result"
+        return f"tune {number}: {point_text(self._tuning.space, what.point)} ({kind})"
 
 
 def point_text(space: Space, point: Point) -> str:
@@ -490,15 +374,3 @@ def point_text(space: Space, point: Point) -> str:
 def scalar(value: Scalar) -> str:
     """Return a value as `--set` takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def open_folder(workspace: Path, state: TuneState, *, resume: bool) -> StudyFolder:
-    """Make the folder of a study, or open the one that is there.
-
-    Raises:
-        UsageProblem: that is not possible; nothing has run.
-    """
-    with making_folder(state.id, workspace):
-        if resume:
-            return StudyFolder.reopen(workspace, state.id, make=True)
-        return StudyFolder.create(workspace, state.id, KIND, msgspec.json.decode(masked_json(state, ())))

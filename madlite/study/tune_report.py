@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from string import ascii_uppercase
 
@@ -13,8 +13,9 @@ from madlite.measure.memory import sequences_per_step
 from madlite.measure.statistics import Interval
 from madlite.model import RunPlan, Scalar, Value
 from madlite.plan.recipe_file import recipe_text
-from madlite.study.tune import KIND, TuneOutcome, Tuning, point_text
-from madlite.study.tune_models import Point, Seen
+from madlite.store.study import study_path
+from madlite.study.tune import KIND, Tuning, point_text
+from madlite.study.tune_models import Point, Seen, Trial
 from madlite.study.tune_search import FEWEST_RUNS, LEVELS, gain_interval
 from madlite.text import align
 
@@ -61,11 +62,11 @@ class TuneReport(Value, frozen=True):
     kind: str = KIND
 
 
-def make_report(study_id: str, tuning: Tuning, outcome: TuneOutcome, lost_s: float = 0.0) -> TuneReport:
-    """Return what the trials of a study came to; `lost_s` went into runs that tell nothing."""
+def make_report(study_id: str, tuning: Tuning, trials: Sequence[Trial], why: str, lost_s: float) -> TuneReport:
+    """Return what the trials of a study came to, and why it stopped; `lost_s` went into runs that tell nothing."""
     space, plan = tuning.space, tuning.default.plan
-    seen = Seen(space, outcome.trials)
-    points = {point: _tuned(tuning, point, seen) for point in dict.fromkeys(one.point for one in outcome.trials)}
+    seen = Seen(space, trials)
+    points = {point: _tuned(tuning, point, seen) for point in dict.fromkeys(one.point for one in trials)}
     best = _chosen(seen) if space.default in seen.ok else None
     interval = gain_interval(seen, best) if best is not None and best != space.default else None
     headline = plan.result_rule.headline
@@ -83,10 +84,10 @@ def make_report(study_id: str, tuning: Tuning, outcome: TuneOutcome, lost_s: flo
         ratio=_ratio(seen, best, interval) if best is not None else None,
         interval=interval,
         confirmed=interval is not None and interval.low > 1,
-        why=outcome.stop.why if outcome.stop is not None else "interrupted",
+        why=why,
         memory_gib=space.memory_gib,
-        runs=sum(1 for one in outcome.trials if one.status != "refused"),
-        spent_s=sum(one.duration_s for one in outcome.trials) + lost_s,
+        runs=sum(1 for one in trials if one.status != "refused"),
+        spent_s=sum(one.duration_s for one in trials) + lost_s,
     )
 
 
@@ -174,11 +175,13 @@ def report_lines(report: TuneReport) -> Iterator[str]:
     yield from table_lines(report)
     yield from plot_lines(report)
     yield from conclusion_lines(report)
+    if report.best is not None:
+        yield f"  {_recipe_command(report)}"
 
 
-def recipe_command(where: Path) -> str:
-    """Return the command that runs the best configuration; `where` is the folder of the study."""
-    return f"madlite run --recipe-file {where / RECIPE}"
+def _recipe_command(report: TuneReport) -> str:
+    """Return the command that runs the best configuration."""
+    return f"madlite run --recipe-file {study_path(Path(), report.id) / RECIPE}"
 
 
 def _reasons(report: TuneReport) -> Iterator[str]:
@@ -197,8 +200,7 @@ def conclusion_lines(report: TuneReport) -> Iterator[str]:
     if best is None or default is None or report.ratio is None:
         if default is not None and report.why == "default_failed":
             yield f"  the default itself failed ({default.outcome}: {default.reason}): there is nothing to compare with"
-        return
-    if best.varied:
+    elif best.varied:
         yield from _gain_lines(report, best, default, report.ratio)
     elif len(report.points) > 1:
         yield "  the default is the fastest of what was tried"
@@ -302,11 +304,8 @@ def _spans(points: Collection[TunedPoint], limit: float | None) -> tuple[Span, S
 # The page.
 
 
-def render_page(report: TuneReport, recipe: str, command: str) -> str:
-    """Return the page: one HTML file that needs no other, without a script.
-
-    `recipe` is the text of the recipe file, empty where there is none; `command` runs it.
-    """
+def render_page(report: TuneReport, recipe: str) -> str:
+    """Return the page: one HTML file that needs no other, without a script; `recipe` is the text of the recipe file."""
     from madlite.reports.page.render import environment
 
     points = _plotted(report)
@@ -325,7 +324,7 @@ def render_page(report: TuneReport, recipe: str, command: str) -> str:
             reasons=[text.strip() for text in _reasons(report)],
             lines=[text.strip() for text in conclusion_lines(report)],
             recipe=recipe,
-            command=command,
+            command=_recipe_command(report) if recipe else "",
         )
     )
 
@@ -333,7 +332,7 @@ def render_page(report: TuneReport, recipe: str, command: str) -> str:
 # The recipe file.
 
 
-def make_recipe(report: TuneReport, tag: str, fixed: Mapping[str, Scalar], plan: RunPlan) -> str:
+def make_recipe(report: TuneReport, fixed: Mapping[str, Scalar], plan: RunPlan) -> str:
     """Return the best point as a recipe file; `fixed` is what the user set, which it needs to be the same run.
 
     The variant's mode and precision are written out: they select the run where the tag stands for several.
@@ -355,4 +354,4 @@ def make_recipe(report: TuneReport, tag: str, fixed: Mapping[str, Scalar], plan:
     }
     if best.global_batch is not None:
         about["global_batch"] = best.global_batch
-    return recipe_text(tag, report.backend, values, about, f"{report.card}, found by madlite tune")
+    return recipe_text(plan.card.name, report.backend, values, about, f"{report.card}, found by madlite tune")

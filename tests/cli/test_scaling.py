@@ -95,7 +95,7 @@ def test_a_number_that_fails_is_told_and_the_others_go_on(bench: Bench):
     ("args", "message"),
     [
         (["--gpus", "1,16"], "--gpus 16: this machine has 8 of MI300X"),
-        (["--gpus", "0"], "--gpus 0 is no number of GPUs"),
+        (["--gpus", "0"], "'0' is no number of GPUs"),
         (["--gpus", "1,x"], "'x' is no number of GPUs"),
         (["--gpus", "2,2"], "--gpus names 2 twice"),
         (["--gpus", "1,2", "--strong"], "no micro batch"),
@@ -115,7 +115,10 @@ def test_a_dry_run_shows_each_number_and_the_order(bench: Bench):
     gpus = ("--gpus", "1", "--gpus", "2")
     done = madlite(bench, "scaling", "a", *gpus, "--runtime", "host", "--repeat", "2", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "3/4  a · n_gpus=1  (run 2 of 2)" in done.stdout and not (bench.folder / "checkout/madlite_runs").exists()
+    assert (
+        "3/4  a · n_gpus=1  (run 2 of 2, caches of the user)" in done.stdout
+        and not (bench.folder / "checkout/madlite_runs").exists()
+    )
 
 
 def test_strong_scaling_of_a_rendered_card_keeps_the_global_batch(bench: Bench):

@@ -78,7 +78,7 @@ def test_who_closed_the_terminal_gets_what_a_study_came_to(tmp_path, capsys, mon
     monkeypatch.chdir(tmp_path)
     store(tmp_path, "20260102T030405-a-00000a", good("a"), study=Study(id=ID, kind=kind))
     folder = StudyFolder.create(tmp_path, ID)
-    folder.write_summary(summary)
+    folder.write("study.json", summary)
     folder.write("recipe.toml", "tag = 'a'\n")
     assert f"study {ID} goes on: madlite watch" in told(capsys, "runs", "--of", ID)[0]
     folder.close()
@@ -95,7 +95,7 @@ def test_of_a_study_that_was_killed_the_command_is_named_that_goes_on_with_it(tm
     out, _ = told(capsys, "show", ID)
     assert out == f"study {ID} has not come to its end: madlite run --tags tiny --resume={ID} goes on with it\n"
     folder = StudyFolder.create(tmp_path, ID)
-    folder.write_summary("{")
+    folder.write("study.json", "{")
     folder.close()
     assert "study.json cannot be read: " in told(capsys, "runs", "--of", ID)[0]
 

@@ -16,7 +16,7 @@ import pytest
 
 from madlite.batch.collect import collect_cut_off, cut_off_runs, recover_cut_off
 from madlite.batch.recovery.leftovers import Leftover, Leftovers, end_journals
-from madlite.batch.runner import run_batch
+from madlite.batch.runner import Batch
 from madlite.store.folder import RunFolder
 from tests.csv_rows import csv_rows
 from tests.engine.checkout import Checkout
@@ -153,7 +153,7 @@ def cut_off(planned, monkeypatch, target: str, *, after: bool = False) -> None: 
     with monkeypatch.context() as patch:
         kill_at(patch, target, after=after)
         with pytest.raises(Killed):
-            run_batch(plans, options, plugins, Quiet())
+            Batch(plans, options, plugins, Quiet()).run()
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -234,7 +234,7 @@ def test_a_run_whose_lock_was_not_seen_gets_no_second_row(planned, monkeypatch, 
 
     monkeypatch.setattr(moment, taken)
     screen = Quiet()
-    outcome = run_batch(plans, options, plugins, screen)
+    outcome = Batch(plans, options, plugins, screen).run()
     assert any("its row was added" in text for text in said), said
     assert [(row["model"], row["status"]) for row in csv_rows(options.output)] == [("m", "FAILURE")]
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")

@@ -11,7 +11,7 @@ import pytest
 from madlite import MadMetric, PluginError, Quantity, TemplateBackend, hookimpl, step_pattern
 from madlite.backends.loader import load_plugins
 from madlite.backends.step_lines import StepPattern
-from madlite.batch.runner import run_batch
+from madlite.batch.runner import Batch
 from madlite.cli import setup
 from madlite.cli.main import call
 from madlite.cli.screens import PlainScreen, Sink
@@ -67,7 +67,7 @@ def run(tmp_path):
         plans = plan_runs([Request(card=card, tag="film")], around)
         with (tmp_path / "screen").open("wb") as file:
             sink = Sink(file.fileno())
-            outcome = run_batch(plans, options, plugins, PlainScreen(sink, live=False))
+            outcome = Batch(plans, options, plugins, PlainScreen(sink, live=False)).run()
             sink.close()
         record = json.loads((plans[0].plan.folder / "record.json").read_text())
         return outcome.results[0], csv_rows(options.output), record, (tmp_path / "screen").read_text()

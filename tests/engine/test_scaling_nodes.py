@@ -74,7 +74,7 @@ def test_from_the_login_node_each_number_is_a_job(slurm: SlurmCluster, folder: P
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--nodes", "0"], "--nodes 0 is no number of nodes"),
+        (["--nodes", "0"], "'0' is no number of nodes"),
         (["--nodes", "2,8"], "has 4 nodes"),
         (["--nodes", "2", "--gpus", "1"], "--gpus 1 beside --nodes 2: a study varies one of them"),
         (["--nodes", "2", "--runtime", "host"], "a runs on this machine alone"),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from madlite.batch.collect import append_pending
 from madlite.batch.recovery.leftovers import Leftover, remove
 from madlite.batch.recovery.unfinished import find_all, find_incomplete, recovery_report
-from madlite.batch.runner import run_batch
+from madlite.batch.runner import Batch
 from madlite.perfcsv.header import new_columns
 from madlite.perfcsv.rebuild import rebuild
 from madlite.reports.runs import list_runs
@@ -76,7 +76,7 @@ def test_a_kill_at_any_instant_leaves_the_row_or_is_told(planned, monkeypatch, t
     with monkeypatch.context() as patch:
         kill_at(patch, target, after=after)
         with pytest.raises(Killed):
-            run_batch(plans, options, plugins, Quiet())
+            Batch(plans, options, plugins, Quiet()).run()
     assert len(rows_of(options.output)) == rows
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     cut_off = f"1 earlier run was cut off: {folder.name} ({row}). madlite clean lists what is left"
@@ -93,7 +93,7 @@ def test_a_kill_between_the_record_and_the_end_of_the_note_is_an_ended_run(plann
     with monkeypatch.context() as patch:
         kill_at(patch, "madlite.store.folder.RunFolder.end_journal")
         with pytest.raises(Killed):
-            run_batch(plans, options, plugins, Quiet())
+            Batch(plans, options, plugins, Quiet()).run()
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     assert (folder / RUN_JOURNAL).exists() and (folder / RECORD).exists()
     assert recovery_report(options.workspace) == [] and len(rows_of(options.output)) == 1
@@ -102,7 +102,7 @@ def test_a_kill_between_the_record_and_the_end_of_the_note_is_an_ended_run(plann
 def test_a_row_that_perf_csv_did_not_take_is_told_until_it_is_acknowledged(planned):  # noqa: F811
     plans, options, plugins = planned
     options.output.mkdir()
-    run_batch(plans, options, plugins, Quiet())
+    Batch(plans, options, plugins, Quiet()).run()
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     told = f"{folder.name}: no row in perf.csv ({folder.name}/rows.csv); the next madlite run adds it"
     assert recovery_report(options.workspace) == [told]
@@ -119,7 +119,7 @@ def test_a_disk_without_inodes_still_has_the_note(planned, monkeypatch):  # noqa
     plans, options, plugins = planned
     options.output.write_text("model,performance,metric,status\n")
     full_disk(monkeypatch, also_journal=False)
-    run_batch(plans, options, plugins, Quiet())
+    Batch(plans, options, plugins, Quiet()).run()
     (one,) = find_incomplete(options.workspace)
     assert one.row == "its row is in perf.csv"
 
@@ -141,7 +141,7 @@ def test_where_the_file_cannot_be_read_nobody_says_that_there_is_no_row(planned,
     with monkeypatch.context() as patch:
         kill_at(patch, "madlite.run.result_writer.write_entries")
         with pytest.raises(Killed):
-            run_batch(plans, options, plugins, Quiet())
+            Batch(plans, options, plugins, Quiet()).run()
     options.output.write_text("nonsense\n")
     assert "whether its row is in perf.csv cannot be seen" in recovery_report(options.workspace)[0]
 
@@ -153,7 +153,7 @@ def test_a_bug_while_the_record_is_made_writes_no_second_row(planned, monkeypatc
         raise ZeroDivisionError("ours")
 
     monkeypatch.setattr("madlite.run.result_writer.make_record", broken)
-    outcome = run_batch(plans, options, plugins, Quiet())
+    outcome = Batch(plans, options, plugins, Quiet()).run()
     assert outcome.bug is None and rows_of(options.output) == ["m"]
     assert outcome.results[0].findings[-1] == "internal error in record.json: ZeroDivisionError: ours"
 
@@ -164,7 +164,7 @@ def test_a_run_that_is_kept_from_starting_has_a_record_too(planned):  # noqa: F8
     plans, options, plugins = planned
     why = Blocked(status=Status.SKIPPED, cause=Cause.DEPRECATED, reason="old")
     (one,) = plans
-    run_batch([replace(one, plan=replace(one.plan, blocked=why))], options, plugins, Quiet())
+    Batch([replace(one, plan=replace(one.plan, blocked=why))], options, plugins, Quiet()).run()
     (run,) = list_runs(options.workspace / "madlite_runs")
     assert (run.state, run.record.cause, run.record.rows.appended) == ("SKIPPED", "deprecated", True)
 
@@ -175,7 +175,7 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned,
     options = replace(options, contract=contract)
     begin = new_columns(contract)
     options.output.mkdir()
-    outcome = run_batch(plans, options, plugins, Quiet())
+    outcome = Batch(plans, options, plugins, Quiet()).run()
     assert outcome.pending == ("m",)
     workspace = options.workspace
     (not_added,) = append_pending(workspace, workspace / "perf.csv")
@@ -204,7 +204,7 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned,
 def test_a_kill_while_a_kept_row_is_added_does_not_add_it_twice(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     options.output.mkdir()
-    run_batch(plans, options, plugins, Quiet())
+    Batch(plans, options, plugins, Quiet()).run()
     options.output.rmdir()
     with monkeypatch.context() as patch:
         kill_at(patch, "madlite.store.folder.RunFolder.write_record")
@@ -218,7 +218,7 @@ def test_a_kill_while_a_kept_row_is_added_does_not_add_it_twice(planned, monkeyp
 def test_a_kept_row_that_cannot_be_noted_or_whose_file_cannot_be_read_stays_aside(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     options.output.mkdir()
-    run_batch(plans, options, plugins, Quiet())
+    Batch(plans, options, plugins, Quiet()).run()
     options.output.rmdir()
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "note", lambda folder, entry: "the disk is full")
@@ -268,7 +268,7 @@ def test_a_log_that_the_disk_does_not_take_costs_no_verdict(planned, monkeypatch
         return real(path, *args, **named)
 
     monkeypatch.setattr(os, "open", full)
-    outcome = run_batch(plans, options, plugins, Quiet())
+    outcome = Batch(plans, options, plugins, Quiet()).run()
     assert outcome.bug is None and outcome.exit_code == 0 and rows_of(options.output) == ["m"]
     assert outcome.results[0].findings == ("no run.log: No space left on device",)
 
@@ -283,7 +283,7 @@ def test_on_a_disk_that_is_full_nobody_says_that_there_is_no_row_where_there_is_
     plans, options, plugins = planned
     with monkeypatch.context() as patch:
         full_disk(patch, also_journal=also_journal)
-        outcome = run_batch(plans, options, plugins, Quiet())
+        outcome = Batch(plans, options, plugins, Quiet()).run()
     assert outcome.exit_code == 0 and rows_of(options.output) == ["m"]
     (one,) = find_incomplete(options.workspace)
     assert row in one.row
@@ -296,13 +296,13 @@ def test_on_a_disk_that_is_full_nobody_says_that_there_is_no_row_where_there_is_
 
 def test_rebuild_names_a_run_of_which_nobody_knows_whether_it_has_a_row(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
-    run_batch(plans, options, plugins, Quiet())
+    Batch(plans, options, plugins, Quiet()).run()
     (plan,) = plans
     second = f"id-2-{os.getpid()}"
     again = replace(plan, plan=replace(plan.plan, id=second, folder=plan.plan.folder.with_name(second)))
     with monkeypatch.context() as patch:
         full_disk(patch, also_journal=True)
-        run_batch([again], options, plugins, Quiet())
+        Batch([again], options, plugins, Quiet()).run()
     done = rebuild(options.workspace / "again.csv", options.workspace / "madlite_runs")
     note = f"{second}: no record, and a row that it may have is left out: it was cut off"
     assert done.rows == 1 and done.notes == (note,)
@@ -318,7 +318,7 @@ def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, 
             patch.setattr(folder, "_open_locked", lambda *args: locks.append(taken(*args)) or locks[-1])
             kill_at(patch, f"madlite.store.folder.{target}")
             with pytest.raises(Killed):
-                run_batch(plans, options, plugins, Quiet(), journal=batch)
+                Batch(plans, options, plugins, Quiet(), journal=batch).run()
         while locks:
             os.close(locks.pop())  # as the process's end does
         assert len(recovery_report(workspace)) == 1

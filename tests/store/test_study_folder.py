@@ -24,7 +24,7 @@ def test_the_caches_go_with_the_study_and_its_summary_stays(tmp_path: Path):
     folder.make_caches("series-1", ["triton", "tunableop"])
     assert sorted(path.name for path in caches_path(tmp_path, ID, "series-1").iterdir()) == ["triton", "tunableop"]
     assert not list(cut_off_studies(tmp_path)), "its madlite lives"
-    assert folder.write_summary("{}") == "" and folder.close() == ""
+    assert folder.write("study.json", "{}") == "" and folder.close() == ""
     assert [path.name for path in study_path(tmp_path, ID).iterdir()] == ["study.json"]
     assert not list(cut_off_studies(tmp_path))
 
@@ -70,16 +70,15 @@ def test_a_study_of_a_copied_folder_is_named_and_not_resumed(tmp_path, caplog):
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
     other = "20261128T000000-abcdef"
-    StudyFolder.create(there, other, "tune", {"card": "b"}).write_summary("{}")
+    StudyFolder.create(there, other, "tune", {"card": "b"}).write("study.json", "{}")
     shutil.copytree(there, here)
     StudyFolder.create(here, ID, "tune", {"card": "a"}).close()
     assert [(one.study, one.request) for one in studies_of(here, "tune")] == [(ID, {"card": "a"})]
     (record,) = caplog.records
     assert f"study {other} did not begin in this folder" in record.getMessage()
-    for make in (False, True):
-        with pytest.raises(PermissionError, match="did not begin in this folder"):
-            StudyFolder.reopen(here, other, make=make)
-    StudyFolder.reopen(here, ID, make=True).close()
+    with pytest.raises(PermissionError, match="did not begin in this folder"):
+        StudyFolder.reopen(here, other)
+    StudyFolder.reopen(here, ID).close()
     assert studies_of(here, "bisect") == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import subprocess
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.reports.gates import read_gates
-from madlite.study.bisect import Bisection, Found, Judge, NextItem, Sample, run_bisection
+from madlite.study.bisect import Bisection, Found, Judge, Measurement, NextItem
+
+
+def run_bisection(
+    bisection: Bisection, measure: Callable[[NextItem], Measurement], known: Iterable[Measurement] = ()
+) -> None:
+    """Feed what is known, then measure until nothing is left."""
+    for sample in known:
+        bisection.add(sample)
+    while bisection.upcoming is not None:
+        bisection.add(measure(bisection.upcoming))
 
 
 class Simulated:
@@ -35,14 +45,14 @@ class Simulated:
         self.direction = direction
         self.runs: list[int] = []
 
-    def measure(self, upcoming: NextItem) -> Sample:
+    def measure(self, upcoming: NextItem) -> Measurement:
         item = upcoming.item
         self.runs.append(item)
         if item in self.failing:
-            return Sample(item=item, value=None, reason="does not build")
+            return Measurement(item=item, value=None, reason="does not build")
         level = 1000 * (1 + self.step * (item >= self.first)) * (1 + self.drift * len(self.runs))
         value = level * (1 + self.random.gauss(0, self.noise))
-        return Sample(item=item, value=value, direction=self.direction)  # type: ignore[arg-type]
+        return Measurement(item=item, value=value, direction=self.direction)  # type: ignore[arg-type]
 
     def search(self, **judge: object) -> Found:
         bisection = Bisection(self.count, Judge(**judge))  # type: ignore[arg-type]
@@ -100,8 +110,8 @@ def test_a_gate_says_how_large_a_change_is_and_in_which_direction():
 
 def test_a_number_that_falls_little_by_little_has_no_pair():
     class Slope(Simulated):
-        def measure(self, upcoming: NextItem) -> Sample:
-            return Sample(item=upcoming.item, value=1000 - 2 * upcoming.item + self.random.gauss(0, 1))
+        def measure(self, upcoming: NextItem) -> Measurement:
+            return Measurement(item=upcoming.item, value=1000 - 2 * upcoming.item + self.random.gauss(0, 1))
 
     found = Slope(2, 31, 0).search()
     assert found.kind == "not confirmed" and found.change is not None and abs(found.change.change or 1) < 0.01
@@ -119,9 +129,9 @@ def test_a_number_that_changes_more_than_once_is_told(levels: list[int], others:
     simulated = Simulated(3, len(levels), 0, step=0)
     bisection = Bisection(len(levels), Judge())
 
-    def measure(upcoming: NextItem) -> Sample:
+    def measure(upcoming: NextItem) -> Measurement:
         made = simulated.measure(upcoming)
-        return Sample(item=made.item, value=(made.value or 0.0) * levels[made.item] / 1000)
+        return Measurement(item=made.item, value=(made.value or 0.0) * levels[made.item] / 1000)
 
     run_bisection(bisection, measure)
     assert bisection.found is not None and bisection.found.kind == "found"
@@ -152,10 +162,10 @@ def test_one_failure_of_an_item_that_has_numbers_is_no_reason_to_leave_it_out():
     simulated = Simulated(1, 3, 1)
     failed: list[int] = []
 
-    def measure(upcoming: NextItem) -> Sample:
+    def measure(upcoming: NextItem) -> Measurement:
         if simulated.runs.count(1) == 1 and upcoming.item == 1 and not failed:
             failed.append(1)
-            return Sample(item=1, value=None, reason="port in use")
+            return Measurement(item=1, value=None, reason="port in use")
         return simulated.measure(upcoming)
 
     bisection = Bisection(3, Judge())
@@ -188,7 +198,7 @@ def test_a_search_that_was_cut_off_goes_on_as_if_it_had_not_been(seed: int, cut:
 
 def test_samples_of_another_search_are_refused():
     with pytest.raises(ValueError, match="item 3"):
-        Bisection(9, Judge()).add(Sample(item=3, value=1.0))
+        Bisection(9, Judge()).add(Measurement(item=3, value=1.0))
 
 
 @pytest.mark.host

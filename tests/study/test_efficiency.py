@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
 from madlite.model import Cause, Metric, NodeUse, Result, Status, Study, Variant
-from madlite.study.efficiency import scaling_lines, scalings_of
-from madlite.study.scaling import efficiency_plot, render_page, total_plot
+from madlite.study.scaling import efficiency_plot, render_page, scaling_lines, scalings_of, total_plot
 from madlite.study.summary import Sample
 
 
@@ -125,8 +126,9 @@ def test_the_page_draws_what_the_table_has_and_runs_no_script():
     scalings = scalings_of([sample(1, 100.0), sample(2, 120.0), sample(4, 60.0)])
     plot = efficiency_plot(scalings[0])
     assert [point.text for point in plot.points] == ["100.0 %", "120.0 %", "60.0 %"]
-    heights = [point.y for point in plot.points]
-    assert heights[1] < heights[0] < heights[2] and plot.points[0].x < plot.points[2].x
+    drawn = re.findall(r'<circle class="dot" cx="([\d.]+)" cy="([\d.]+)"', render_page("s", scalings))
+    places, heights = ([float(dot[at]) for dot in drawn[:3]] for at in (0, 1))
+    assert 20 < heights[1] < heights[0] < heights[2] < 230 and 60 < places[0] < places[2] < 440
     assert [point.text for point in total_plot(scalings[0]).points] == ["1.00x", "2.40x", "2.40x"]
     hostile = scalings_of([sample(1, 1.0, card="<script>alert(1)</script>")])
     page = render_page("20260101T000000-abcdef", [*scalings, *hostile])

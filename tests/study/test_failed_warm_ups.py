@@ -1,63 +1,75 @@
-"""Which runs follow warm-ups of which some failed, and what the command comes to without the others."""
+"""Which runs follow warm-ups of which some failed."""
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
 
-from madlite.errors import ExitCode
 from madlite.model import Cause, Result, Status, Study
-from madlite.run.screen import PlannedRun, RunOutcome
-from madlite.study.repeat import _startable, _without, warm_up_text
+from madlite.run.screen import PlannedRun
+from madlite.study.engine import Ask
+from madlite.study.grid import Grid
+from madlite.study.summary import Sample, samples_of, warm_up_text
 from tests.factories import make_plan
 
-GOOD = RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
+
+def run_of(name: str, folder: Path, series: int, **varied: int) -> PlannedRun:
+    is_warm_up = name.startswith("w")
+    study = Study(
+        id="s", kind="sweep", varied=varied, series=series, index=None if is_warm_up else 1, warm_up=is_warm_up
+    )
+    return PlannedRun(plan=make_plan(folder, id=name, study=study), backends=(), files=(), runtime=None)  # type: ignore[arg-type]
 
 
-def run_of(tmp_path: Path, name: str, series: int, **varied: int) -> PlannedRun:
-    study = Study(id="s", kind="sweep", varied=varied, series=series, index=1)
-    return PlannedRun(plan=make_plan(tmp_path, id=name, study=study), backends=(), files=(), runtime=None)
-
-
-def ended(name: str, *, failed: bool = False) -> Result:
-    if failed:
-        return Result(plan_id=name, status=Status.FAILURE, cause=Cause.EXIT_CODE)
-    return Result(plan_id=name, status=Status.SUCCESS)
+def ended(name: str, status: Status) -> Result:
+    return Result(plan_id=name, status=status, cause=Cause.EXIT_CODE if status is Status.FAILURE else Cause.NONE)
 
 
 @pytest.mark.parametrize(
-    ("varied", "exit_code", "left"),
+    ("varied", "second", "left"),
     [
-        (({"A": 1}, {"A": 2}, {"A": 3}), ExitCode.RUN_FAILED, ["r1"]),
-        (({}, {}, {}), ExitCode.RUN_FAILED, []),
-        (({}, {}, {}), ExitCode.OK, ["r1", "r2", "r3"]),
+        (({"A": 1}, {"A": 2}, {"A": 3}), Status.FAILURE, ["r1", "r3"]),
+        (({}, {}, {}), Status.FAILURE, []),
+        (({}, {}, {}), Status.SUCCESS, ["r1", "r2", "r3"]),
+        (({"A": 1}, {"A": 2}, {"A": 3}), None, ["r1", "r3"]),
     ],
 )
 def test_a_warm_up_that_fails_or_never_starts_ends_all_but_only_its_own_point_of_a_sweep(
-    tmp_path, varied, exit_code, left
+    tmp_path, varied, second, left
 ):
     runs, warm_ups = (
-        [run_of(tmp_path, f"{kind}{number}", number, **one) for number, one in enumerate(varied, 1)] for kind in "rw"
+        [run_of(f"{kind}{number}", tmp_path, number, **one) for number, one in enumerate(varied, 1)] for kind in "rw"
     )
-    warm = RunOutcome(results=(ended("w1"), ended("w2", failed=True)), not_started=("w3",), exit_code=exit_code)
-    assert [one.plan.id for one in _startable(runs, warm_ups, warm)] == left
-    assert not [*_startable(runs, warm_ups, RunOutcome((), (), ExitCode.RUN_FAILED, bug=ValueError()))]
+    asking = Grid("s", runs, warm_ups).ask(())
+    asked = next(asking)
+    assert (asked.runs, asked.later) == (warm_ups, runs)
+    results = [ended(f"w{number}", Status.SUCCESS) for number in (1, 3)]
+    results += [ended("w2", second)] if second is not None else []
+    following = next_ask(asking, [*samples_of(warm_ups, results)])
+    assert [one.plan.id for one in (following.runs if following is not None else ())] == left
+    if following is not None:
+        assert next_ask(asking, ()) is None
 
 
-def test_runs_that_were_not_started_are_named_and_are_a_failure(tmp_path):
-    left_out = [run_of(tmp_path, "r2", 2, A=2)]
-    good = RunOutcome(results=(ended("r1"),), not_started=("x",), exit_code=ExitCode.OK)
-    assert _without(good, []) is good
-    assert (_without(good, left_out).exit_code, _without(good, left_out).not_started) == (
-        ExitCode.RUN_FAILED,
-        ("x", "tiny"),
-    )
-    stopped = RunOutcome(results=(ended("r1"),), not_started=(), exit_code=ExitCode.INTERRUPTED)
-    assert _without(stopped, left_out).exit_code is ExitCode.INTERRUPTED
-    assert _without(GOOD, left_out).exit_code is ExitCode.OK, "nothing ran: the warm-ups' own exit code stands"
+def next_ask(asking: Generator[Ask, Sequence[Sample], None], ended: Sequence[Sample]) -> Ask | None:
+    try:
+        return asking.send(ended)
+    except StopIteration:
+        return None
+
+
+def test_of_a_study_that_is_resumed_only_what_is_left_is_asked_for_and_warmed(tmp_path):
+    runs, warm_ups = ([run_of(f"{kind}{number}", tmp_path, number) for number in (1, 2)] for kind in "rw")
+    known = [*samples_of([runs[0], *warm_ups], [ended(name, Status.SUCCESS) for name in ("r1", "w1", "w2")])]
+    asked = next(Grid("s", runs, warm_ups).ask(known))
+    assert [one.plan.id for one in asked.runs] == ["w2"], "its caches are gone"
+    (tmp_path / "madlite_runs/study-s/caches/series-2").mkdir(parents=True)
+    asked = next(Grid("s", runs, warm_ups).ask(known))
+    assert [one.plan.id for one in asked.runs] == ["r2"]
 
 
 def test_a_point_is_named_with_its_values(tmp_path):
-    assert warm_up_text("tiny", run_of(tmp_path, "r", 1, A=2, B=3).plan.study) == "tiny (A=2, B=3)"
+    assert warm_up_text("tiny", run_of("r", tmp_path, 1, A=2, B=3).plan.study) == "tiny (A=2, B=3)"
     assert warm_up_text("tiny", None) == "tiny"

@@ -10,12 +10,11 @@ from msgspec.structs import replace
 from madlite.model import Metric, Result, Status, Study
 from madlite.reports.runs import StoredRun
 from madlite.store.record import Record
-from madlite.study.bisect_runs import StartedRun, sample_of
-from madlite.study.efficiency import scalings_of
-from madlite.study.summary import Sample, summarise
-from madlite.study.sweep import sweep_lines
+from madlite.study.bisect_runs import measurement_of
+from madlite.study.scaling import scalings_of
+from madlite.study.summary import Sample, summarise, sweep_lines
 from madlite.study.tune import trial_of
-from madlite.study.tune_search import Point
+from madlite.study.tune_models import Point, Space
 from tests.factories import WINDOW
 
 
@@ -51,12 +50,12 @@ def test_a_sweep_marks_the_best_by_it():
 
 
 def test_bisect_scaling_tune_and_the_list_of_runs_have_it():
-    assert sample_of(StartedRun(id="r", item=0), FOUND[0], "").metric == "samples/s"
-    assert sample_of(StartedRun(id="r", item=0), FOUND[0], "latency").value == 5
+    first, second = (sample(n, one, "micro_batch") for n, one in enumerate(FOUND, 1))
+    assert measurement_of(first, "").metric == "samples/s" and measurement_of(first, "latency").value == 5
     (scaling,) = scalings_of([sample(n, one, "n_gpus") for n, one in enumerate(FOUND, 1)])
     assert scaling.metric == "samples/s" and [one.figure for one in scaling.points] == [100, 180]
-    trial = trial_of(FOUND[1], Path("/nonexistent"), Point(batch=1), full=True)
-    assert trial is not None and trial.speed == 180
+    trial = trial_of(second, Space(default=Point(batch=1)), Path("/nonexistent"))
+    assert trial is not None and (trial.speed, trial.point, trial.full) == (180, Point(batch=2), True)
     stored = StoredRun(
         folder=Path(), state="SUCCESS", record=Record(id="r", status=Status.SUCCESS, metrics=FOUND[0].metrics)
     )

@@ -10,7 +10,8 @@ import pytest
 from madlite.errors import UsageProblem
 from madlite.model import Blocked, Cause, Gpu, Machine, Place, Status, Variant
 from madlite.run.screen import PlannedRun
-from madlite.study.scaling import Axis, check_nodes, order_runs, plan_points
+from madlite.study.grid import plan_grid
+from madlite.study.scaling import Axis, check_nodes, plan_points, read_counts
 from tests.factories import HOST, SLURM, make_plan
 
 EIGHT = Machine(vendor="AMD", device="MI300X", gpus=tuple(Gpu(index=n) for n in range(8)))
@@ -37,7 +38,7 @@ def values(
     folder: Path, counts: list[int], *, strong: bool = False, over: Axis = "n_gpus", **fields: object
 ) -> list[dict[str, object]]:
     points = plan_points(counts, Planner(folder, **fields), strong=strong, over=over)  # type: ignore[arg-type]
-    return [dict(one.varied) for one in points]
+    return [dict(one.plan.study.varied) for one in points if one.plan.study]
 
 
 def over_nodes(folder: Path, counts: list[int], **fields: object) -> list[dict[str, object]]:
@@ -75,8 +76,8 @@ def test_over_nodes_each_node_keeps_its_work_or_all_share_the_global_batch(tmp_p
 
 
 def test_nodes_that_are_not_there_are_refused(tmp_path):
-    with pytest.raises(UsageProblem, match="--nodes 0 is no number of nodes"):
-        over_nodes(tmp_path, [0])
+    with pytest.raises(UsageProblem, match="--nodes 1,0: '0' is no number of nodes"):
+        read_counts("1,0", "nnodes")
     with pytest.raises(UsageProblem, match="global batch 64 is no multiple of micro batch 16 × 3 nodes"):
         over_nodes(tmp_path, [3, 4], variant=Variant(model="m", micro_batch=2), strong=True)
     with pytest.raises(UsageProblem, match="--nodes 2: tiny runs on this machine alone"):
@@ -89,8 +90,6 @@ def test_nodes_that_are_not_there_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("counts", "fields", "message", "hint"),
     [
-        ([0, 1], {}, "--gpus 0 is no number of GPUs", "--gpus 1,2,4,8"),
-        ([1, 2, 1], {}, "--gpus names 1 twice", "--repeat N"),
         ([4, 16], {}, "--gpus 16: this machine has 8 of MI300X", "--gpus 4"),
         ([1], {"machine": Machine()}, "--gpus 1: this machine has none", "--dry-run --machine 1xMI300X"),
         (
@@ -114,6 +113,18 @@ def test_nonsense_is_refused_before_anything_runs(tmp_path, counts, fields, mess
     assert message in problem.value.message and hint in problem.value.hint
 
 
+def test_a_list_of_numbers_has_each_of_them_once():
+    assert read_counts("1, 8,4", "n_gpus") == [1, 8, 4]
+    for text, message, hint in (
+        ("0,1", "'0' is no number of GPUs", "--gpus 1,2,4,8"),
+        ("1,x", "'x' is no number of GPUs", "--gpus 1,2,4,8"),
+        ("1,2,01", "--gpus names 01 twice", "--repeat N"),
+    ):
+        with pytest.raises(UsageProblem) as problem:
+            read_counts(text, "n_gpus")
+        assert message in problem.value.message and hint in problem.value.hint
+
+
 def test_gpus_that_the_context_leaves_out_are_refused_too(tmp_path):
     blocked = Blocked(status=Status.FAILURE, cause=Cause.GPUS, reason="docker_gpus leaves 2")
     with pytest.raises(UsageProblem, match="--gpus 4: docker_gpus leaves 2"):
@@ -121,7 +132,7 @@ def test_gpus_that_the_context_leaves_out_are_refused_too(tmp_path):
 
 
 def test_runs_come_in_turns_and_each_is_one_of_its_series(tmp_path):
-    runs = order_runs(plan_points([1, 2], Planner(tmp_path), strong=False), "s", 2)
+    runs = plan_grid(plan_points([1, 2], Planner(tmp_path), strong=False), "s", 2).planned
     studies = [one.plan.study for one in runs]
     assert [(one.series, one.index, one.count, one.varied) for one in studies if one] == [
         (1, 1, 2, {"n_gpus": 1}), (2, 1, 2, {"n_gpus": 2}), (1, 2, 2, {"n_gpus": 1}), (2, 2, 2, {"n_gpus": 2})

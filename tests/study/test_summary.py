@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from madlite.cli.studies import statistics_of, summary_lines
+from madlite.cli.studies import answer_of
 from madlite.model import Cause, GpuStart, ImageUsed, Metric, Result, Status, Study, Telemetry
 from madlite.model.results import Attempt
 from madlite.store.record import Record
-from madlite.study.summary import Sample, samples_of_records, summarise
+from madlite.study.summary import Sample, samples_of_records, study_lines, summarise
 from tests.factories import WINDOW
 
 ID = "20261124T021500-3fa91c"
@@ -45,7 +46,7 @@ def test_runs_without_a_number_are_counted_by_their_cause_and_suspect_ones_are_s
     (one,) = summary.series
     assert (one.requested, one.succeeded, one.suspect, one.not_started) == (5, 2, 1, 1)
     assert one.failed == {"timeout": 2} and one.metrics[0].values == (10.0, 12.0)
-    head, line, metric = summary_lines(summary)
+    head, line, metric = study_lines(summary)
     assert head == f"repeat {ID}"
     assert line == "  a  (2 of 5 runs, 2 failed (2 x timeout), 1 not started, 1 suspect, counted, caches warm)"
     # s = √2, CV = 1.41421 / 11; t(1; 0.975) = 12.7062 would make it -1.7062 to 23.7062: that says nothing
@@ -58,7 +59,7 @@ def test_runs_without_a_number_are_counted_by_their_cause_and_suspect_ones_are_s
 
 def test_the_interval_of_a_speed_does_not_go_below_0_and_says_what_makes_it_narrower():
     """Of 1, 2, 9: mean 4, s² = 38/2, s = 4.3589; t(2; 0.975) = 4.3027; half 4.3027 x 4.3589 / √3 = 10.828."""
-    *_, metric = summary_lines(summarise(ID, "repeat", [sample(good(value), count=3) for value in (1, 2, 9)]))
+    *_, metric = study_lines(summarise(ID, "repeat", [sample(good(value), count=3) for value in (1, 2, 9)]))
     assert "mean 4 (95 % interval 0 to 14.8281, Student's t, n 3; wide, for the runs scatter: --repeat 6)" in metric
     (series,) = summarise(ID, "repeat", [sample(good(value), count=3) for value in (-1, 2, 9)]).series
     interval = series.metrics[0].interval
@@ -66,9 +67,9 @@ def test_the_interval_of_a_speed_does_not_go_below_0_and_says_what_makes_it_narr
 
 
 def test_one_run_has_no_interval_and_none_no_statistics():
-    *_, metric = summary_lines(summarise(ID, "repeat", [sample(good(10), count=1)]))
+    *_, metric = study_lines(summarise(ID, "repeat", [sample(good(10), count=1)]))
     assert metric == "    samples/s: 10, of one run: no interval"
-    *_, line = summary_lines(summarise(ID, "repeat", [sample(failed(Cause.EXIT_CODE), count=1)]))
+    *_, line = study_lines(summarise(ID, "repeat", [sample(failed(Cause.EXIT_CODE), count=1)]))
     assert line == "  a  (0 of 1 run, 1 failed (exit_code), caches warm)"
 
 
@@ -86,11 +87,11 @@ def test_starts_far_apart_and_different_images_are_told():
         return Telemetry(start=(GpuStart(index=0, temperature_c=30.0), GpuStart(index=1, temperature_c=celsius)))
 
     ends = [good(1, telemetry=began(at), image=ImageUsed(id=name)) for at, name in ((35, "x"), (52, "y"))]
-    *_, hot, images = summary_lines(summarise(ID, "repeat", map(sample, ends)))
+    *_, hot, images = study_lines(summarise(ID, "repeat", map(sample, ends)))
     assert hot == "    the runs began with GPUs of 35 to 52 °C: --settle waits until they have cooled down"
     assert images == "    the runs had 2 different images"
     near = [good(1, telemetry=began(35)), good(1, telemetry=began(39))]
-    assert not [line for line in summary_lines(summarise(ID, "repeat", map(sample, near))) if "°C" in line]
+    assert not [line for line in study_lines(summarise(ID, "repeat", map(sample, near))) if "°C" in line]
 
 
 def test_the_same_statistics_come_from_records_without_the_warm_up():
@@ -102,14 +103,21 @@ def test_the_same_statistics_come_from_records_without_the_warm_up():
     records = [record(500, None), record(10, 1), record(12, 2)]
     (series,) = summarise(ID, "repeat", samples_of_records(records)).series
     assert series.runs == ("r1", "r2") and series.metrics[0].mean == 11.0
-    assert statistics_of(records)[1] == "  a  (2 of 2 runs, caches warm)"
+    answer = answer_of(records)
+    assert answer is not None and answer.lines[1] == "  a  (2 of 2 runs, caches warm)"
     other = Record(id="x", status=Status.SUCCESS, card="a")
-    assert statistics_of([*records, other]) == [], "what is of no study is no sample of one"
+    assert answer_of([*records, other]) is None, "what is of no study is no sample of one"
 
 
 def test_a_failed_warm_up_says_why_there_is_nothing():
-    lines = list(summary_lines(summarise(ID, "repeat", [sample(None)], ["a"])))
+    def warm_up(end: Result) -> Sample:
+        return replace(sample(end), study=Study(id=ID, kind="repeat", series=1, warm_up=True, caches="cold"))
+
+    no, yes = (warm_up(end) for end in (failed(Cause.EXIT_CODE), good(1)))
+    lines = list(study_lines(summarise(ID, "repeat", [no, sample(None)])))
     assert lines[1] == "  the warm-up failed: a; nothing was repeated"
+    again = summarise(ID, "repeat", [no, yes, sample(good(10))])
+    assert again.failed_warm_ups == (), "it succeeded when the study was resumed"
 
 
 def test_runs_with_a_smaller_micro_batch_are_no_samples_of_the_planned_one():
@@ -118,7 +126,7 @@ def test_runs_with_a_smaller_micro_batch_are_no_samples_of_the_planned_one():
     full, fallback = summarise(ID, "repeat", [sample(end, count=4) for end in ends]).series
     assert (full.metrics[0].values, full.requested, full.not_started) == ((10.0, 12.0), 2, 0)
     assert (fallback.metrics[0].values, fallback.requested, fallback.not_started) == ((5.0,), 2, 1)
-    _, _, _, line, number = summary_lines(summarise(ID, "repeat", [sample(end, count=4) for end in ends]))
+    _, _, _, line, number = study_lines(summarise(ID, "repeat", [sample(end, count=4) for end in ends]))
     assert line == "  a · (ran with micro batch 4)  (1 of 2 runs, 1 not started, caches warm)"
     assert number == "    samples/s: 5, of one run: no interval"
     (one,) = summarise(ID, "repeat", [sample(good(5, attempt=small), count=3)] * 3).series

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.model import Metric, Result, Status
+from madlite.model import Metric, Result, Status, Study
+from madlite.study.summary import Sample
 from madlite.study.tune import trial_of
+from madlite.study.tune_models import Point, Space
 from madlite.study.tune_report import (
     Span,
     TunedPoint,
@@ -17,7 +19,6 @@ from madlite.study.tune_report import (
     render_page,
     table_lines,
 )
-from madlite.study.tune_search import Point
 
 FASTEST = TunedPoint(
     text="activation_checkpoint=none",
@@ -62,7 +63,7 @@ def letters_on(page: str) -> dict[str, str]:
 
 def test_the_letters_of_the_plot_are_those_of_the_table_and_of_the_screen():
     report = report_of(FASTEST, DEFAULT, FAILED)
-    page = render_page(report, "", "")
+    page = render_page(report, "")
     on_screen = dict(line.split()[::-1] for line in plot_lines(report) if re.match(r"  [A-Z]  ", line))
     assert letters_on(page) == on_screen == {"activation_checkpoint=none": "A", "default": "B"}
     in_table = re.findall(r"<tr><td>(.*?)</td><td>([A-Z]?)</td>", page)
@@ -73,7 +74,7 @@ def test_round_numbers_stand_along_the_axes():
     assert Span(low=8476.6, high=9366.9).levels() == [8600, 8800, 9000, 9200]
     assert Span(low=0, high=79.1).levels() == [0, 20, 40, 60]
     assert Span(low=0.0012, high=0.0019).levels() == pytest.approx([0.0012, 0.0014, 0.0016, 0.0018])
-    page = render_page(report_of(FASTEST, DEFAULT), "", "")
+    page = render_page(report_of(FASTEST, DEFAULT), "")
     for text in ("0", "20", "40", "60", "8,600", "9,200"):
         assert f">{text}</text>" in page
 
@@ -81,12 +82,14 @@ def test_round_numbers_stand_along_the_axes():
 def test_a_doubtful_number_is_told_with_its_reason():
     metric = Metric(metric="samples/s", text="7", status=Status.SUCCESS, value=7.0)
     tried = Result(plan_id="r", status=Status.SUCCESS, metrics=(metric,), suspect=("the allocator tried again",))
-    trial = trial_of(tried, Path("/nonexistent"), Point(batch=2), full=False)
+    study = Study(id="s", kind="tune", varied={"micro_batch": 2}, short=True)
+    sample = Sample(study=study, run="r", card="a", variant=None, image="", result=tried)
+    trial = trial_of(sample, Space(default=Point(batch=1)), Path("/nonexistent"))
     assert trial is not None and trial.status == "ok" and trial.reason == "the allocator tried again"
     doubtful = replace(FASTEST, text="micro_batch=2", outcome="suspect", reason=trial.reason)
     report = report_of(FASTEST, DEFAULT, doubtful)
     assert "  micro_batch=2 suspect: the allocator tried again" in table_lines(report)
-    assert "micro_batch=2 suspect: the allocator tried again" in render_page(report, "", "")
+    assert "micro_batch=2 suspect: the allocator tried again" in render_page(report, "")
 
 
 def test_what_was_not_tried_or_not_confirmed_is_told():
@@ -99,21 +102,22 @@ def test_what_was_not_tried_or_not_confirmed_is_told():
 
 
 def test_a_gpus_memory_is_drawn_where_it_is_known():
-    assert "vertical: all of its memory" in render_page(report_of(FASTEST, DEFAULT), "", "")
-    assert "all of its memory" not in render_page(report_of(FASTEST, DEFAULT, memory_gib=None), "", "")
+    assert "vertical: all of its memory" in render_page(report_of(FASTEST, DEFAULT), "")
+    assert "all of its memory" not in render_page(report_of(FASTEST, DEFAULT, memory_gib=None), "")
 
 
 def test_what_cannot_be_drawn_is_said():
     unmeasured = [
         TunedPoint(text=one.text, varied=one.varied, outcome="ok", speed=one.speed) for one in (FASTEST, DEFAULT)
     ]
-    page = render_page(report_of(*unmeasured, memory_gib=None), "", "")
+    page = render_page(report_of(*unmeasured, memory_gib=None), "")
     assert "<svg" not in page and "told no peak of a GPU's memory" in page
 
 
 def test_why_a_point_failed_and_the_recipe_are_text_not_markup():
-    page = render_page(
-        report_of(FASTEST, DEFAULT, FAILED), 'tag = "<b>"\nset = 1\n', "madlite run --recipe-file r.toml"
-    )
+    page = render_page(report_of(FASTEST, DEFAULT, FAILED), 'tag = "<b>"\nset = 1\n')
     assert "compile=true failed: no &lt;C&gt; compiler &amp; no Triton" in page
-    assert "<pre>madlite run --recipe-file r.toml</pre>" in page and "tag = &#34;&lt;b&gt;&#34;\nset = 1" in page
+    assert (
+        "<pre>madlite run --recipe-file madlite_runs/study-20261127T120000-abc123/recipe.toml</pre>" in page
+        and "tag = &#34;&lt;b&gt;&#34;\nset = 1" in page
+    )

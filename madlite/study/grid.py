@@ -1,0 +1,137 @@
+"""Each selected run, or each point of a sweep or a scaling, N times: a round of all after the other.
+
+So a drift of the machine meets them all.  The runs of a card, variant, image and point are a series.  With `--repeat`
+its caches of compiled and tuned kernels are its own: filled by one warm-up that is no result, or with `cold` empty at
+the start of each run.  All others have the user's caches, which nothing of the study fills: a single run of a point,
+those of a scaling, and runs that go on at the same time on several machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from itertools import count
+
+from msgspec.structs import replace
+
+from madlite.model import Result, Status, Study
+from madlite.plan.caches import with_caches
+from madlite.run.from_plan import copied
+from madlite.run.screen import PlannedRun
+from madlite.store.folder import exists, new_run_id
+from madlite.store.study import caches_path
+from madlite.study.engine import Answer, Ask, Strategy, caches_name
+from madlite.study.scaling import PAGE, SCALING, ScalingSummary, render_page, scaling_lines, scalings_of
+from madlite.study.summary import SWEEP, Sample, study_lines, summarise
+
+KIND = "repeat"
+KINDS = (KIND, SWEEP, SCALING)
+
+
+class Grid(Strategy):
+    """The strategy of a repeat, a sweep and a scaling: all runs are known before the first one."""
+
+    def __init__(self, study_id: str, planned: Sequence[PlannedRun], warm_ups: Sequence[PlannedRun]) -> None:
+        super().__init__(study_id, [one for one in planned if _place(one)[1] == 1], planned, warm_ups)
+        study = planned[0].plan.study if planned else None
+        self.kind = study.kind if study is not None else KIND
+
+    def ask(self, known: Sequence[Sample]) -> Generator[Ask, Sequence[Sample], None]:
+        """Yield the warm-ups, and then the runs; a warm-up that failed ends all, but only its own point of a sweep."""
+        done = {(one.study.series, one.study.index): one.result for one in known}
+        left = [one for one in self.planned if _place(one) not in done]
+        wanted = {_place(one)[0] for one in left}
+        cold = [one for one in self.warm_ups if _place(one)[0] in wanted and not _is_warm(one, done.get(_place(one)))]
+        failed = set[int | None]()
+        if cold:
+            ended = yield Ask(runs=cold, later=left)
+            failed = {one.study.series for one in ended if one.result is None or one.result.status is Status.FAILURE}
+        if failed:
+            left = [one for one in left if one.plan.study and one.plan.study.varied and _place(one)[0] not in failed]
+        if left:
+            yield Ask(runs=left)
+
+    def answer(self, samples: Sequence[Sample]) -> Answer:
+        """Return the statistics of all series."""
+        return grid_answer(self.id, self.kind, samples)
+
+
+def grid_answer(study_id: str, kind: str, samples: Sequence[Sample]) -> Answer:
+    """Return what the runs of a repeat, a sweep or a scaling came to."""
+    if kind == SCALING:
+        scaling = ScalingSummary(id=study_id, kind=kind, scalings=scalings_of(samples))
+        lines = (f"  {text}" for one in scaling.scalings for text in scaling_lines(one))
+        page = {PAGE: render_page(study_id, scaling.scalings)}
+        return Answer(content=scaling, lines=(f"{kind} {study_id}", *lines), files=page)
+    summary = summarise(study_id, kind, samples)
+    return Answer(content=summary, lines=tuple(study_lines(summary)))
+
+
+def _place(one: PlannedRun) -> tuple[int | None, int | None]:
+    """Return a run's series, and which run of it it is; None of a warm-up."""
+    study = one.plan.study
+    return (study.series, study.index) if study is not None else (None, None)
+
+
+def _is_warm(warm_up: PlannedRun, result: Result | None) -> bool:
+    """Return whether a warm-up of an earlier command has filled the caches, and they are still there."""
+    study = warm_up.plan.study
+    if study is None or result is None or result.status is not Status.SUCCESS:
+        return False
+    return exists(caches_path(warm_up.plan.workspace, study.id, caches_name(study)))
+
+
+def plan_grid(
+    planned: Sequence[PlannedRun], study_id: str, times: int | None, *, cold: bool = False, own_caches: bool = True
+) -> Grid:
+    """Return each plan so many `times`, one round of all after the other; one that must not start comes once.
+
+    Without `own_caches` the runs have the user's, and there is no warm-up.
+    """
+    runs = list(enumerate(planned, 1))
+    ids = _later_ids()
+    startable = [(number, one) for number, one in runs if one.plan.blocked is None]
+    point = planned[0].plan.study if planned else None
+    own_caches = own_caches and times is not None and (point is None or point.kind != SCALING)
+    has_warm_ups = own_caches and not cold
+
+    def make(number: int, one: PlannedRun, index: int | None) -> PlannedRun:
+        study = Study(
+            id=study_id,
+            kind=one.plan.study.kind if one.plan.study is not None else KIND,
+            varied=one.plan.study.varied if one.plan.study is not None else {},
+            series=number,
+            index=index,
+            count=None if index is None else times or 1,
+            warm_up=index is None,
+            caches="" if not own_caches else "cold" if cold or index is None else "warm",
+        )
+        return _member(one, study, ids, is_first=index == (None if has_warm_ups else 1))
+
+    rounds = [make(number, one, 1) for number, one in runs]
+    rounds += [make(number, one, index) for index in range(2, (times or 1) + 1) for number, one in startable]
+    warm_ups = [make(number, one, None) for number, one in startable] if has_warm_ups else []
+    return Grid(study_id, rounds, warm_ups)
+
+
+def _later_ids() -> Iterator[Callable[[str], str]]:
+    """Yield what makes the ids of runs, each a second later than the last: ids sort as their runs start."""
+    began = datetime.now(timezone.utc)
+    return (partial(new_run_id, now=began + timedelta(seconds=second)) for second in count(1))
+
+
+def _member(one: PlannedRun, study: Study, ids: Iterator[Callable[[str], str]], *, is_first: bool) -> PlannedRun:
+    """Return a run of the study; an image that is to be built without a cache is, by the first run of its series."""
+    if study.index != 1:
+        name = one.plan.card.name
+        one = copied(one, next(ids)(f"warm-up {name}" if study.warm_up else name))
+    plan = one.plan
+    if plan.blocked is not None:
+        return replace(one, plan=replace(plan, study=replace(study, count=1, caches="")))
+    if plan.image is not None and not is_first:
+        plan = replace(plan, image=replace(plan.image, no_cache=False))
+    plan = replace(plan, study=study, writes_row=plan.writes_row and not study.warm_up)
+    if not study.caches:
+        return replace(one, plan=plan)
+    return replace(one, plan=with_caches(plan, caches_path(plan.workspace, study.id, caches_name(study))))

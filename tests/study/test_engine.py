@@ -1,0 +1,139 @@
+"""What all studies have in common: which runs count, the outcome of all, the files at the end, and which is resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from madlite.batch.runner import BatchSettings, BatchStart
+from madlite.errors import ExitCode, UsageProblem
+from madlite.model import Cause, Result, Status, Study, Value
+from madlite.run.screen import PlannedRun, RunOutcome
+from madlite.store.batches import BatchLog
+from madlite.store.study import StudyFolder, studies_of, study_path
+from madlite.study import engine
+from madlite.study.engine import Answer, Ask, Strategy, StudyRuns, find_study
+from madlite.study.grid import Grid
+from madlite.study.summary import Sample
+from tests.factories import make_plan
+
+ID, OTHER = "20261124T021500-3fa91c", "20261124T021501-abcdef"
+
+
+def run_of(folder: Path, name: str, point: int, *, warm_up: bool = False) -> PlannedRun:
+    study = Study(id=ID, kind="sweep", varied={"A": point}, series=point, index=None if warm_up else 1, warm_up=warm_up)
+    return PlannedRun(plan=make_plan(folder, id=name, study=study), backends=(), files=(), runtime=None)  # type: ignore[arg-type]
+
+
+def good(name: str) -> Result:
+    return Result(plan_id=name, status=Status.SUCCESS)
+
+
+def bad(name: str, cause: Cause = Cause.EXIT_CODE) -> Result:
+    return Result(plan_id=name, status=Status.FAILURE, cause=cause, reason="it ended")
+
+
+class Content(Value, frozen=True):
+    """What the search below came to."""
+
+    runs: tuple[str, ...]
+
+
+class Points(Strategy):
+    """A search that tries these points, each as often as it is named."""
+
+    kind = "tune"
+    machine_causes = frozenset((Cause.DISK,))
+
+    def __init__(self, folder: Path, points: Sequence[int]) -> None:
+        super().__init__(ID, [])
+        self._folder, self._points, self.seen = folder, points, list[Sample]()
+
+    def ask(self, known: Sequence[Sample]) -> Generator[Ask, Sequence[Sample], None]:
+        self.seen += known
+        for number, point in enumerate(self._points):
+            self.planned.append(run_of(self._folder, f"r{number}", point))
+            self.seen += yield Ask(runs=self.planned[-1:], text=f"point {point}")
+
+    def answer(self, samples: Sequence[Sample]) -> Answer:
+        names = tuple(one.run for one in self.seen)
+        return Answer(content=Content(runs=names), lines=(", ".join(names),), files={"page.html": "<p>"})
+
+    def exit_code(self) -> ExitCode:
+        return ExitCode.OK
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """Make the runs of a study whose runs end with these results; others never start."""
+
+    def made(strategy: Strategy, results: Iterable[Result]) -> tuple[StudyRuns, RunOutcome, list[str]]:
+        by_id, said = {one.plan_id: one for one in results}, list[str]()
+
+        def batch(planned, *args, **kwargs):
+            ended = tuple(by_id[one.plan.id] for one in planned if one.plan.id in by_id)
+            is_good = all(one.status is Status.SUCCESS for one in ended)
+            code = ExitCode.OK if is_good else ExitCode.RUN_FAILED
+            outcome = RunOutcome(results=ended, not_started=(), exit_code=code)
+            return SimpleNamespace(run=lambda signals: outcome)
+
+        monkeypatch.setattr(engine, "Batch", batch)
+        options = SimpleNamespace(workspace=tmp_path, environ={})
+        screen = SimpleNamespace(end=said.extend)
+        study = StudyRuns(strategy, BatchLog())
+        outcome = study.run(BatchStart(options, None, screen, BatchSettings()))  # type: ignore[arg-type]
+        return study, outcome, said
+
+    return made
+
+
+def test_runs_of_a_point_whose_warm_up_failed_are_named_and_a_failure(tmp_path, make):
+    runs = [run_of(tmp_path, f"r{point}", point) for point in (1, 2)]
+    warm_ups = [run_of(tmp_path, f"w{point}", point, warm_up=True) for point in (1, 2)]
+    study, outcome, _ = make(Grid(ID, runs, warm_ups), [good("w1"), bad("w2"), good("r1")])
+    assert [one.plan_id for one in outcome.results] == ["r1"], "a warm-up is no result"
+    assert (outcome.not_started, outcome.exit_code) == (("tiny",), ExitCode.RUN_FAILED)
+    assert study.study["failed_warm_ups"] == ("tiny (A=2)",)
+    assert json.loads((study_path(tmp_path, ID) / "study.json").read_text()) == json.loads(json.dumps(study.study))
+    assert study.lines[-1] == f"  madlite runs --of {ID}; madlite_runs/study-{ID}/study.json"
+    _, outcome, _ = make(Grid(OTHER, runs, warm_ups), [good("w1"), good("w2"), good("r1"), good("r2")])
+    assert (outcome.not_started, outcome.exit_code) == ((), ExitCode.OK)
+
+
+def test_what_the_machine_ended_tells_nothing_and_ends_a_search(tmp_path, make):
+    study, outcome, said = make(Points(tmp_path, [1, 2, 3]), [good("r0"), bad("r1", Cause.DISK)])
+    assert study.study == {"runs": ("r0",)} and said == ["point 1", "point 2"]
+    assert study.lines[1] == "  stopped, the machine ended the last run, which counts for nothing: it ended"
+    assert [one.plan_id for one in outcome.results] == ["r0", "r1"], "it has its row all the same"
+    assert sorted(file.name for file in study_path(tmp_path, ID).iterdir()) == ["page.html", "study.json"]
+
+
+def test_what_was_interrupted_tells_nothing_and_other_failures_do(tmp_path, make):
+    study, _, _ = make(Points(tmp_path, [1, 2, 3]), [bad("r0"), bad("r1", Cause.INTERRUPTED), good("r2")])
+    assert study.study == {"runs": ("r0",)}
+
+
+def test_a_study_in_which_nothing_ran_is_not_resumed(tmp_path, make):
+    make(Points(tmp_path, []), [])
+    assert studies_of(tmp_path, "tune") == []
+
+
+def test_the_study_that_is_resumed_is_the_newest_of_the_same_request_or_the_one_that_is_named(tmp_path):
+    with pytest.raises(UsageProblem, match="there is no tune to resume in this folder"):
+        find_study(tmp_path, "tune", "last", {})
+    for name, rate in ((ID, "1"), (OTHER, "2")):
+        StudyFolder.create(tmp_path, name, "tune", {"card": "a", "lr": rate}).close()
+    assert find_study(tmp_path, "tune", "last", {"card": "a", "lr": "1"}) == ID
+    assert find_study(tmp_path, "tune", OTHER[:15], {"card": "a", "lr": "2"}) == OTHER
+    for named, said in {
+        "last": f"tune {OTHER} was begun with other options: lr '2', now none; mode none, now 'x'",
+        ID: f"tune {ID} was begun with other options: lr '1', now none",
+        "2026": "'2026' begins 2 studies in this folder",
+        "2025": "no tune '2025' in this folder",
+    }.items():
+        with pytest.raises(UsageProblem, match=said):
+            find_study(tmp_path, "tune", named, {"card": "a", "mode": "x"})
