@@ -7,7 +7,6 @@ leaves it when the stop comes.  What is left behind ends at its next `check`, or
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext, suppress
@@ -198,9 +197,9 @@ class ActionGate:
 
     def wait_while(self, runs: Callable[[], bool], limit_s: float) -> None:
         """Wait for what was asked to end, for its grace; hurried no longer."""
-        deadline = time.monotonic() + limit_s
-        while runs() and time.monotonic() < deadline and not self.hurried.is_set():
-            time.sleep(_POLL_S)
+        for _ in range(int(limit_s / _POLL_S) + 1):
+            if not runs() or self.hurried.wait(_POLL_S):
+                return
 
     def wait_over(self, limit_s: float) -> bool:
         """Wait until nothing runs; False if something still does."""
