@@ -61,9 +61,9 @@ def test_explain_says_that_weights_are_frozen():
 
 
 def test_a_run_ends_with_its_work_and_the_part_of_the_peak():
-    assert said(plan(), 9461.0) == ["548 TFLOP/s/GPU (full attention), 55.4 % of H200's 989 TFLOP/s in BF16"]
+    assert said(plan(), 9461.0) == ["547.9 TFLOP/s/GPU (full attention), 55.4 % of H200's 989 TFLOP/s in BF16"]
     assert said(plan(machine("NVIDIA H100 NVL", memory_gib=93.6), "causal"), 500.0) == [
-        "25.7 TFLOP/s/GPU (causal attention), 3.1 % of H100 NVL's 836 TFLOP/s in BF16"
+        "25.74 TFLOP/s/GPU (causal attention), 3.08 % of H100 NVL's 836 TFLOP/s in BF16"
     ]
 
 
