@@ -172,7 +172,7 @@ def test_what_stands_on_the_screen() -> None:
         throttled=0.18,
         throttled_by={"thermal": 0.18},
     )
-    assert lines(full) == ["power 652 W/GPU, 14.5 tokens/J, throttled 18 % of the window (thermal)"]
+    assert lines(full) == ["power 652 W/GPU, 14.48 tokens/J, throttled 18 % of the window (thermal)"]
     assert lines(full, Status.FAILURE) == []
     small = Telemetry(samples=3, over="window", power_w=1_290.4, tokens_per_joule=1_389.7)
     assert lines(small) == ["power 1,290 W/GPU, 1,390 tokens/J, 3 samples"]
