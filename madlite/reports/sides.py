@@ -69,10 +69,20 @@ def read_side(
         raise _unknown(name, runs)
     found = _found(name, runs, where, paths=paths, index=index)
     if not found.series:
-        kept = " with " + ", ".join(f"{key}={text}" for key, text in where.items()) if where else ""
-        notes = f": {'; '.join(found.notes)}" if found.notes else ""
-        raise UsageProblem(f"{name} has no results{kept}{notes}", "madlite runs lists the runs of this folder")
+        raise no_results(name, where, found.notes)
     return found
+
+
+def no_results(
+    name: str,
+    where: Mapping[str, str],
+    notes: Sequence[str] = (),
+    hint: str = "madlite runs lists the runs of this folder",
+) -> UsageProblem:
+    """Return that what is named so has no results, or none with these values, and what could not be read."""
+    kept = " with " + ", ".join(f"{key}={text}" for key, text in where.items()) if where else ""
+    unread = f": {'; '.join(notes)}" if notes else ""
+    return UsageProblem(f"{'this folder' if Path(name) == Path() else name} has no results{kept}{unread}", hint)
 
 
 class Source(Value, frozen=True):

@@ -19,7 +19,7 @@ from madlite.reports.results_files import as_cells, read_cells
 from madlite.reports.runs import StoredRun, appended_to, list_runs, named_time, utc_time
 from madlite.reports.series import Entry, Sample, direction_of, matches, of_record, of_row, record_sample, row_sample
 from madlite.reports.series_key import DIMENSIONS, as_dimensions, record_facts
-from madlite.reports.sides import Source, find_source, finished
+from madlite.reports.sides import Source, find_source, finished, no_results
 from madlite.store.record import Record
 from madlite.text import printable, whole_number
 
@@ -143,13 +143,7 @@ class RowReader:
                     seen.add(key)
                     yield row
             if not found:
-                raise self._nothing(name)
-
-    def _nothing(self, name: str) -> UsageProblem:
-        what = "this folder" if Path(name) == Path() else name
-        kept = " with " + ", ".join(f"{key}={text}" for key, text in self._where.items()) if self._where else ""
-        notes = f": {'; '.join(self.notes)}" if self.notes else ""
-        return UsageProblem(f"{what} has no results{kept}{notes}", "madlite runs lists the runs of this folder")
+                raise no_results(name, self._where, self.notes)
 
     def _of_source(self, source: Source) -> Iterator[ExportRow]:
         where = {**self._where, **source.where}

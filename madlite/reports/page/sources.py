@@ -19,7 +19,7 @@ from madlite.reports.references import Match, Published, counts_same, matches_of
 from madlite.reports.results_files import Read, Recorded, RecordedRows, read_results
 from madlite.reports.runs import StoredRun, appended_to, list_runs, open_run
 from madlite.reports.series import Failure, Series, joined_by_key
-from madlite.reports.sides import Side, joined_reads, of_runs, read_side, recorded_in
+from madlite.reports.sides import Side, joined_reads, no_results, of_runs, read_side, recorded_in
 
 PERF_CSV = "perf.csv"
 _CAUSE = "cause"  # the column that `--add-column cause` makes
@@ -44,7 +44,7 @@ def collect(names: Sequence[str], directory: Path, where: Mapping[str, str]) -> 
         notes=tuple(dict.fromkeys(note for one in parts for note in one.notes)),
     )
     if not found.series and not found.stored:
-        raise _nothing(directory, where)
+        raise no_results(str(directory), where, hint="madlite report html perf.csv   (or a run's id, or --dir DIR)")
     return found
 
 
@@ -115,12 +115,6 @@ def _left_out(runs: Sequence[StoredRun], path: str, columns: Sequence[str]) -> R
         for cells in rows.cells if rows is not None and rows.path == path else ():
             found.setdefault(recorded_row(cells, columns), []).append(None)
     return found
-
-
-def _nothing(directory: Path, where: Mapping[str, str]) -> UsageProblem:
-    place = "this folder" if directory == Path() else str(directory)
-    kept = " with " + ", ".join(f"{key}={text}" for key, text in where.items()) if where else ""
-    return UsageProblem(f"{place} has no results{kept}", "madlite report html perf.csv   (or a run's id, or --dir DIR)")
 
 
 _MOST = 5  # of one series
