@@ -229,7 +229,7 @@ def test_a_run_is_compared_when_it_ends_and_its_row_has_the_change(place, capfd)
     rows = (place / "perf.csv").read_text().splitlines()
     at = rows[0].split(",").index("relative_change")
     assert [line.split(",")[at] for line in rows[1:]] == ["", "-10.00"]
-    assert "needs what to compare with" in output(capfd, "run", "--tags", "one", "--fail-on", "missing", code=4)
+    assert "--fail-on without --baseline" in output(capfd, "run", "--tags", "one", "--fail-on", "missing", code=4)
 
 
 def test_results_are_compared_without_the_baselines_runs_and_by_one_default(place, capsys):
