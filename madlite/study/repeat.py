@@ -157,12 +157,7 @@ def run_repeat(
                 plugins,
                 screen,
                 journal=journal,
-                settings=BatchSettings(
-                    retry=settings.retry,
-                    micro_batches=settings.micro_batches,
-                    recoverable=settings.recoverable,
-                    earlier=settings.earlier,
-                ),
+                settings=settings.of_warm_ups,
                 later=runs,
             ).run(signals)
             startable = _startable(runs, warm_ups, warm) if signals.exit_code is None else ()
