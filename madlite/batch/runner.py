@@ -67,6 +67,12 @@ class BatchSettings(Value, frozen=True):
     earlier: Mapping[str, tuple[FailedAttempt, ...]] = {}
     recoverable: bool = False
 
+    @property
+    def of_warm_ups(self) -> BatchSettings:
+        """The same for runs one after another that only fill caches."""
+        kept = {name: getattr(self, name) for name in ("retry", "micro_batches", "recoverable", "earlier")}
+        return BatchSettings(**kept)
+
 
 class BatchScreen(Screen, Protocol):
     """A screen that shows lines between and below the runs, too."""

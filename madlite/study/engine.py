@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from madlite.batch.attempts import TRANSIENT
 from madlite.batch.resume import Resumption
-from madlite.batch.runner import Batch, BatchSettings, BatchStart
+from madlite.batch.runner import Batch, BatchStart
 from madlite.errors import ExitCode, UsageProblem
 from madlite.model import Cause, Json, Result, Status, Study, Value
 from madlite.plan.caches import cache_folders
@@ -179,12 +179,7 @@ class StudyRuns:
             start.screen.end([asked.text])
         settings = start.settings
         if any(one.plan.study is not None and one.plan.study.warm_up for one in asked.runs):
-            settings = BatchSettings(
-                retry=settings.retry,
-                micro_batches=settings.micro_batches,
-                recoverable=settings.recoverable,
-                earlier=settings.earlier,
-            )
+            settings = settings.of_warm_ups
         self._asked.update(one.plan.id for one in asked.runs)
         batch = Batch(
             asked.runs,

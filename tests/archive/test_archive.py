@@ -627,7 +627,7 @@ def test_rows_of_a_run_whose_folder_was_pruned_are_not_appended_again(pruned, ca
     for _ in range(2):  # what the second prune notes is asked, too
         for _ in range(2):
             text = said(capsys, "import", "x.tgz", "--rows", "--dir", str(pruned))
-            assert text.count("its rows are in perf.csv") == 2
+            assert text.count("its row is in perf.csv") == 2
             assert (pruned / "perf.csv").read_bytes() == before
         runs = ["--runs", str(pruned / "madlite_runs"), "--of", str(pruned / "perf.csv")]
         said(capsys, "report", "rebuild", *runs, "-o", str(pruned / "again.csv"))
