@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.backends.loader import load_plugins
-from madlite.batch.runner import exit_code, run_batch
+from madlite.batch.runner import Batch, exit_code
 from madlite.errors import ExitCode
 from madlite.model import Card, Cause, Machine, Request, Result, ResultRule, Status
 from madlite.plan.context import Context, Options
@@ -60,7 +60,7 @@ def test_a_bug_of_ours_still_writes_the_row(planned, monkeypatch):
         raise ZeroDivisionError("ours")
 
     monkeypatch.setattr("madlite.run.executor.judge", broken)
-    outcome = run_batch([*plans, *plans], options, plugins, Quiet())
+    outcome = Batch([*plans, *plans], options, plugins, Quiet()).run()
     assert isinstance(outcome.bug, ZeroDivisionError) and outcome.not_started == ("m",)
     assert statuses(options) == ["FAILURE"]
 
@@ -75,7 +75,7 @@ def test_a_record_that_cannot_be_written_costs_no_verdict(planned, monkeypatch):
         real(folder, name, data)
 
     monkeypatch.setattr(RunFolder, "write", full)
-    outcome = run_batch(plans, options, plugins, Quiet())
+    outcome = Batch(plans, options, plugins, Quiet()).run()
     assert statuses(options) == ["SUCCESS"] and outcome.exit_code is ExitCode.OK
     assert outcome.results[0].findings == ("record.json could not be written: No space left on device",)
 
@@ -89,7 +89,7 @@ def test_a_backend_whose_reader_and_check_fail_is_named_and_the_run_goes_on(plan
     for member in ("reader", "check"):
         monkeypatch.setattr(type(plans[0].backends[0]), member, broken)
     assert check_plans(plans, plugins) == (plans, ())
-    assert run_batch(plans, options, plugins, Quiet()).exit_code is ExitCode.OK
+    assert Batch(plans, options, plugins, Quiet()).run().exit_code is ExitCode.OK
     assert statuses(options) == ["SUCCESS"]
     assert [problem.what.split(" (")[0] for problem in plugins.problems] == [
         "check failed: ValueError: theirs",
@@ -100,7 +100,7 @@ def test_a_backend_whose_reader_and_check_fail_is_named_and_the_run_goes_on(plan
 def test_a_run_folder_that_cannot_be_made_is_a_row(planned):
     plans, options, plugins = planned
     (options.workspace / "madlite_runs").write_text("a file")
-    outcome = run_batch(plans, options, plugins, Quiet())
+    outcome = Batch(plans, options, plugins, Quiet()).run()
     assert outcome.exit_code is ExitCode.RUN_FAILED and statuses(options) == ["FAILURE"]
 
 
@@ -111,7 +111,7 @@ def test_a_run_folder_that_a_full_disk_does_not_take_has_that_cause(planned, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("madlite.store.folder._open_locked", full)
-    (result,) = run_batch(plans, options, plugins, Quiet()).results
+    (result,) = Batch(plans, options, plugins, Quiet()).run().results
     assert statuses(options) == ["FAILURE"] and result.code == "disk_full"
     assert "No space left on device" in result.reason
 
@@ -121,7 +121,7 @@ def test_a_row_that_can_be_kept_nowhere_is_said(planned):
     (options.workspace / "madlite_runs").write_text("a file")
     options.output.mkdir()
     screen = Quiet()
-    assert run_batch(plans, options, plugins, screen).exit_code is ExitCode.RUN_FAILED
+    assert Batch(plans, options, plugins, screen).run().exit_code is ExitCode.RUN_FAILED
     said, _, text = screen.said[0].partition("cannot be saved either (")
     (row,) = json.loads(text[text.index("): ") + 3 :])
     assert said and (row["model"], row["status"]) == ("m", "FAILURE")
@@ -166,7 +166,7 @@ def test_plugins_hear_of_a_run_while_it_goes_on(planned):
     plugins.register("listener", listener, "listener", "1")
     (options.workspace / "run.sh").write_text("echo boom 7\nexit 1\n")
     assert check_plans(plans, plugins) == (plans, ("odd (do x)",))
-    outcome = run_batch(plans, options, plugins, Quiet())
+    outcome = Batch(plans, options, plugins, Quiet()).run()
     assert heard == ["checks", "started m", "finished FAILURE"]
     assert outcome.results[0].evidence == "boom 7" and "mind it" in outcome.results[0].reason
     assert "nonsense" in plugins.problems[0].what
@@ -192,9 +192,9 @@ def test_plugins_hear_of_steps(planned):
 
     (options.workspace / "run.sh").write_text("echo step=1 loss=2; echo step=2 loss=1; echo 'performance: 5 x'\n")
     (one,) = plans
-    run_batch(
+    Batch(
         [PlannedRun(plan=one.plan, backends=(Steps(),), files=(), runtime=one.runtime)], options, plugins, Quiet()
-    )
+    ).run()
     assert heard == [1, 2]
 
 
@@ -206,7 +206,7 @@ def test_a_study_goes_into_record_and_screen(planned, tmp_path):
     one = replace(plans[0], plan=replace(plans[0].plan, study=Study(id="s-1", kind="repeat", varied={"seed": 7})))
     with (tmp_path / "screen").open("wb") as file:
         sink = Sink(file.fileno())
-        run_batch([one], options, plugins, PlainScreen(sink, live=False))
+        Batch([one], options, plugins, PlainScreen(sink, live=False)).run()
         sink.close()
     record = json.loads((one.plan.folder / "record.json").read_text())
     study = {"id": "s-1", "kind": "repeat", "varied": {"seed": 7}}
@@ -226,7 +226,7 @@ def test_the_row_comes_before_the_record(planned, monkeypatch):
         return real(folder, name, data)
 
     monkeypatch.setattr(RunFolder, "write", noted)
-    run_batch(plans, options, plugins, Quiet())
+    Batch(plans, options, plugins, Quiet()).run()
     assert order == ["record, perf.csv True"]
 
 
@@ -237,7 +237,7 @@ def test_side_files_follow_the_row_into_the_workspace_whatever_o_and_strict_head
     (one,) = plans
     (tmp_path / "run.sh").write_text("printf 'model,performance,metric,heat\\na,5,x,61\\n' > ../r.csv\n")
     plan = replace(one.plan, result_rule=ResultRule(kind="multiple_results", file="r.csv"))
-    run_batch([replace(one, plan=plan)], options, plugins, Quiet())
+    Batch([replace(one, plan=plan)], options, plugins, Quiet()).run()
     assert statuses(options) == ["SUCCESS"] and "heat" not in options.output.read_text()
     (entry,) = json.loads((tmp_path / "perf_super.json").read_text())
     assert (entry["model"], entry["multi_results"]) == ("m_a", {"heat": 61})
@@ -248,7 +248,7 @@ def test_side_files_follow_the_row_into_the_workspace_whatever_o_and_strict_head
 def test_run_without_its_model_writes_no_side_files(planned, tmp_path):
     plans, options, plugins = planned
     (one,) = plans
-    run_batch([replace(one, plan=replace(one.plan, skip_model_run=True))], options, plugins, Quiet())
+    Batch([replace(one, plan=replace(one.plan, skip_model_run=True))], options, plugins, Quiet()).run()
     assert list(tmp_path.glob("perf*")) == []
 
 
@@ -256,7 +256,7 @@ def test_side_file_that_cannot_be_written_is_said_and_costs_no_row(planned, tmp_
     plans, options, plugins = planned
     (tmp_path / "perf_entry.csv").mkdir()
     screen = Quiet()
-    assert run_batch(plans, options, plugins, screen).exit_code is ExitCode.OK
+    assert Batch(plans, options, plugins, screen).run().exit_code is ExitCode.OK
     assert statuses(options) == ["SUCCESS"]
     assert len(screen.said) == 1 and "perf_entry.csv is a folder" in screen.said[0]
 
@@ -269,6 +269,6 @@ def test_a_bug_in_the_side_files_writes_no_second_row(planned, monkeypatch):
 
     monkeypatch.setattr("madlite.perfcsv.entries.build_entries", broken)
     screen = Quiet()
-    outcome = run_batch(plans, options, plugins, screen)
+    outcome = Batch(plans, options, plugins, screen).run()
     assert outcome.bug is None and statuses(options) == ["SUCCESS"]
     assert screen.said == ["internal error in the files beside perf.csv: ZeroDivisionError: ours"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from madlite.batch.runner import run_batch
+from madlite.batch.runner import Batch
 from madlite.cli.arguments import COLUMNS
 from madlite.cli.format import diagnosis_lines, verdict_line
 from madlite.measure.monitor import LogMonitor
@@ -128,7 +128,7 @@ def test_columns_of_our_own_come_on_request_alone(plan):
 def test_a_whole_run_is_explained(planned):  # noqa: F811
     plans, options, plugins = planned
     (options.workspace / "run.sh").write_text(f"echo '{MEMORY}'\nexit 3\n")
-    outcome = run_batch(plans, replace(options, columns=("cause",)), plugins, Quiet())
+    outcome = Batch(plans, replace(options, columns=("cause",)), plugins, Quiet()).run()
     (result,) = outcome.results
     assert (result.cause, result.diagnosis.rank, result.exit_code) == (Cause.GPU_MEMORY, 3, 3)
     assert options.output.read_text().splitlines()[-1].endswith(",gpu_out_of_memory")
@@ -151,5 +151,5 @@ def test_a_run_is_explained_by_the_rules_of_its_own_backend(planned, backend, ca
     if backend != "script":
         rule = ResultRule(kind="steps")
         one = replace(one, plan=replace(one.plan, backend=backend, readers=(backend,), result_rule=rule))
-    (result,) = run_batch([one], options, plugins, Quiet()).results
+    (result,) = Batch([one], options, plugins, Quiet()).run().results
     assert result.code == cause and ("--set" in result.diagnosis.hint) is named

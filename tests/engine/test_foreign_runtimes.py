@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from madlite import CommandRuntime, RuntimeProblem, Traits
-from madlite.batch.runner import run_batch
+from madlite.batch.runner import Batch
 from madlite.cli.planning import preview
 from madlite.cli.screens import PlainScreen, Sink
 from madlite.errors import ExitCode
@@ -86,7 +86,7 @@ def run(tmp_path):
         planned, options, plugins = plan_scripts(tmp_path, named, runtime, **fields)
         with (tmp_path / "screen").open("wb") as file:
             sink = Sink(file.fileno())
-            outcome = run_batch(planned, options, plugins, PlainScreen(sink, live=False))
+            outcome = Batch(planned, options, plugins, PlainScreen(sink, live=False)).run()
             sink.close()
         return outcome, csv_rows(options.output), planned
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.batch.recovery.unfinished import append_pending, find_incomplete, recovery_report
-from madlite.batch.runner import run_batch
+from madlite.batch.runner import Batch
 from madlite.perfcsv.header import STANDARD_COLUMNS, Header
 from madlite.perfcsv.rebuild import rebuild
 from madlite.reports.runs import list_runs
@@ -35,7 +35,7 @@ def test_a_row_that_a_rebuild_took_in_is_added_no_second_time(planned, monkeypat
     options.output.write_text(FOREIGN)
     with monkeypatch.context() as patch:
         full_at_append(patch)
-        assert run_batch(plans, options, plugins, Quiet()).pending == ("m",)
+        assert Batch(plans, options, plugins, Quiet()).run().pending == ("m",)
     assert rebuild(options.output, options.workspace / "madlite_runs", force=True).rows == 1
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     assert recovery_report(options.workspace) == [
@@ -54,7 +54,7 @@ def test_of_a_run_that_was_cut_off_and_taken_in_by_a_rebuild_nobody_says_that_it
     with monkeypatch.context() as patch:
         kill_at(patch, "madlite.perfcsv.append._append")
         with pytest.raises(Killed):
-            run_batch(plans, options, plugins, Quiet())
+            Batch(plans, options, plugins, Quiet()).run()
     assert find_incomplete(options.workspace)[0].row == "no row"
     rebuild(options.output, options.workspace / "madlite_runs", force=True)
     assert rows_of(options.output) == ["m"] and find_incomplete(options.workspace)[0].row == "its row is in perf.csv"
@@ -65,7 +65,7 @@ def test_after_a_rebuild_rows_alike_are_told_apart_by_the_new_file(planned, monk
     plans, options, plugins = planned
     options.output.write_text(FOREIGN)
     monkeypatch.setattr("madlite.perfcsv.rows._test_duration", lambda result: "alike")
-    run_batch(plans, options, plugins, Quiet())
+    Batch(plans, options, plugins, Quiet()).run()
     rebuild(options.output, options.workspace / "madlite_runs", force=True)
     (plan,) = plans
     for n, after in enumerate((False, True)):
@@ -74,7 +74,7 @@ def test_after_a_rebuild_rows_alike_are_told_apart_by_the_new_file(planned, monk
         with monkeypatch.context() as patch:
             kill_at(patch, "madlite.perfcsv.append._append", after=after)
             with pytest.raises(Killed):
-                run_batch([again], options, plugins, Quiet())
+                Batch([again], options, plugins, Quiet()).run()
     told = {one.folder.name: one.row for one in find_incomplete(options.workspace)}
     assert told == {f"id-0-{os.getpid()}": "no row", f"id-1-{os.getpid()}": "its row is in perf.csv"}
 
@@ -82,14 +82,14 @@ def test_after_a_rebuild_rows_alike_are_told_apart_by_the_new_file(planned, monk
 def test_after_a_rebuild_a_row_like_an_earlier_one_is_added_still(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     monkeypatch.setattr("madlite.perfcsv.rows._test_duration", lambda result: "alike")
-    run_batch(plans, options, plugins, Quiet())
+    Batch(plans, options, plugins, Quiet()).run()
     rebuild(options.output, options.workspace / "madlite_runs", force=True)
     away = options.output.rename(options.output.with_name("away.csv"))
     options.output.mkdir()
     (plan,) = plans
     second = f"id-2-{os.getpid()}"
     again = replace(plan, plan=replace(plan.plan, id=second, folder=plan.plan.folder.with_name(second)))
-    assert run_batch([again], options, plugins, Quiet()).pending == ("m",)
+    assert Batch([again], options, plugins, Quiet()).run().pending == ("m",)
     options.output.rmdir()
     away.rename(options.output)
     assert append_pending(options.workspace, options.output) == [f"{second}: its row was added to perf.csv"]
@@ -101,7 +101,7 @@ def test_a_kept_row_whose_columns_have_no_room_is_added_without_them_and_they_ar
     wide = "model,performance,metric,status," + ",".join(f"c{n}" for n in range(1200))
     options = replace(options, columns=("run",))
     options.output.mkdir()
-    run_batch(plans, options, plugins, Quiet())
+    Batch(plans, options, plugins, Quiet()).run()
     options.output.rmdir()
     options.output.write_text(f"{wide}\n")
     (told,) = append_pending(options.workspace, options.output)
@@ -118,7 +118,7 @@ def test_columns_that_have_no_room_cost_no_row_of_a_run_and_are_named_on_the_scr
     options.output.write_text("model,performance,metric,status," + ",".join(f"c{n}" for n in range(1200)) + "\n")
     said: list[str] = []
     monkeypatch.setattr(Quiet, "warn", lambda screen, text: said.append(text))
-    outcome = run_batch(plans, options, plugins, Quiet())
+    outcome = Batch(plans, options, plugins, Quiet()).run()
     assert outcome.exit_code == 0 and rows_of(options.output) == ["m"] and outcome.pending == ()
     assert [text for text in said if "left out of a row" in text and text.endswith(": run; record.json has them")]
     (run,) = list_runs(options.workspace / "madlite_runs")

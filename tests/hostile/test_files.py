@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.batch.recovery.unfinished import recovery_report
-from madlite.batch.runner import run_batch
+from madlite.batch.runner import Batch
 from madlite.files import LIMIT_BYTES, copy_inside, read_inside
 from madlite.model import Chunk, ResultRule, Row, Status
 from madlite.perfcsv.append import save_rows
@@ -197,7 +197,7 @@ def test_what_a_workload_lays_in_its_run_s_folder_costs_the_batch_nothing(planne
     name = f"{one.plan.id}-2"
     second = replace(one.plan, id=name, folder=one.plan.folder.with_name(name))
     screen = Quiet()
-    outcome = run_batch([one, replace(one, plan=second)], options, plugins, screen)
+    outcome = Batch([one, replace(one, plan=second)], options, plugins, screen).run()
     assert [result.status for result in outcome.results] == [Status.SUCCESS] * 2 and outcome.exit_code == 0
     assert options.output.read_text().count("SUCCESS") == 2
     findings = [note for result in outcome.results for note in result.findings]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from madlite.batch.runner import run_batch
+from madlite.batch.runner import Batch
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.multiple import parse_results
 from madlite.measure.number import number_from_line
@@ -175,7 +175,7 @@ def test_no_file_of_a_run_has_a_line_that_the_workload_made_up(planned, kind: st
     options.output.touch()
     rule = ResultRule(kind="multiple_results", file="r.csv") if kind == "results file" else ResultRule()
     plan = replace(one.plan, result_rule=rule, args=f"--config c.json --note 'a\n{KEY}'")
-    outcome = run_batch([replace(one, plan=plan)], options, plugins, Quiet())
+    outcome = Batch([replace(one, plan=plan)], options, plugins, Quiet()).run()
     assert outcome.results[0].status is Status.SUCCESS
     tables = [path for path in options.workspace.glob("*.csv") if path.name != "r.csv"]
     assert len(tables) == 4, "perf.csv, perf_entry, perf_super, perf_entry_super"
