@@ -82,7 +82,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "Scaling": ("counts", "strong"),
     "Search": (
         *("between", "good", "bad", "repository", "clone", "metric", "gates", "effect", "noise", "alpha"),
-        *("max_repeats", "in_turns", "resume_bisect"),
+        *("max_repeats", "in_turns", "resume_study"),
     ),
     "Several runs": ("parallel", "exclusive", "bind", "fail_fast", "max_failures"),
     "Sweeps": ("sweep", "zip_values"),
