@@ -43,6 +43,7 @@ from madlite.store.batches import BatchLog
 from madlite.study.bisect import Judge
 from madlite.study.bisect_runs import KIND, BisectItem, BisectStudy
 from madlite.study.commits import at_commit, git_here, git_inside, list_commits
+from madlite.study.engine import only_run, run_name
 
 if TYPE_CHECKING:
     from madlite.backends.loader import Plugins
@@ -189,7 +190,7 @@ def _items(plugins: Plugins, options: Options, params: dict[str, Any], touch: bo
     plan = planner(plugins, options, params, touch)
     items = []
     for name in ordered:
-        one = _only(plan(replace(options, image=name)), name)
+        one = only_run(plan(replace(options, image=name)), KIND, name)
         if not one.plan.traits.containerised and one.plan.blocked is None:
             what = f"'{name}' of --between is no recipe file, and an image means nothing to a run on the host"
             raise UsageProblem(what, "--runtime docker, or recipe files: a.toml,b.toml")
@@ -204,7 +205,7 @@ def _recipe_items(names: Sequence[str], plugins: Plugins, params: dict[str, Any]
         given = {**params, "recipe_file": read_recipe_file(Path(name))}
         options = setup.make_options(given, touch)
         planned = planner(plugins, options, given, touch)(options)
-        found.append(BisectItem(key="recipe_file", name=name, planned=_only(planned, name)))
+        found.append(BisectItem(key="recipe_file", name=name, planned=only_run(planned, KIND, name)))
     return found
 
 
@@ -213,7 +214,7 @@ def _commit_items(plugins: Plugins, options: Options, params: dict[str, Any], to
     for end in ("good", "bad"):
         if not params[end]:
             raise UsageProblem(f"--repository needs --{end}, a commit", "--good v0.2.0 --bad main")
-    one = _only(planner(plugins, options, params, touch)(options), "")
+    one = only_run(planner(plugins, options, params, touch)(options), KIND)
     clone, repository = params["clone"], params["repository"]
     if clone is None and one.plan.traits.containerised:
         commits, where = _commits_in_image(one, params, touch), repository
@@ -242,18 +243,12 @@ def _commits_here(options: Options, params: dict[str, Any]) -> tuple[Path, Seque
 def _commits_in_image(one: PlannedRun, params: dict[str, Any], touch: bool) -> Sequence[Commit]:
     """Return the commits from good to bad that git lists in a container of the run's image."""
     plan, repository = one.plan, params["repository"]
-    why = ""
     if plan.blocked is not None:
         raise UsageProblem(f"{plan.card.name} would not start: {plan.blocked.reason}", plan.blocked.hint)
-    if not plan.traits.local:
-        why = "which is on other machines"
-    elif not repository.startswith("/"):
-        why = "where a relative path has no place"
-    elif not touch:
-        why = "and --dry-run starts no container to list them"
-    if why:
-        what = f"the commits of --repository {repository} are in an image, {why}"
-        raise UsageProblem(what, "--clone DIR names a clone of it on this machine")
+    if not (plan.traits.local and repository.startswith("/") and touch):
+        what = f"the commits of --repository {repository} are in an image"
+        how = "they are listed in a container here, of an absolute path, and not by --dry-run"
+        raise UsageProblem(f"{what}: {how}", "--clone DIR names a clone of it on this machine")
     where = f"{repository} of image {plan.image.ref if plan.image is not None else ''}"
     echo(f"# the commits are listed in a container: {where}")
     with git_inside(one, repository, lambda text: echo(f"# {text}")) as git:
@@ -283,23 +278,6 @@ def _from_good_to_bad(names: Sequence[str], good: str, bad: str) -> list[str]:
         raise UsageProblem(f"--good and --bad are both {good}", "name two items of the list")
     first, last = names.index(good), names.index(bad)
     return list(names[first : last + 1] if first < last else names[last : first + 1][::-1])
-
-
-def _only(planned: Sequence[PlannedRun], name: str) -> PlannedRun:
-    if len(planned) != 1:
-        of = f" with {name}" if name else ""
-        runs = ", ".join(dict.fromkeys(_run_name(one) for one in planned))
-        raise UsageProblem(
-            f"the tags select {len(planned)} runs{of}, and a bisect follows one number: {runs or 'none'}",
-            "name one card; --mode, --precision and the like choose among its runs",
-        )
-    return planned[0]
-
-
-def _run_name(one: PlannedRun) -> str:
-    variant = one.plan.variant
-    parts = (one.plan.card.name, variant.mode if variant else "", variant.precision if variant else "")
-    return " ".join(filter(None, parts))
 
 
 def _checked(items: Sequence[BisectItem], plugins: Plugins, options: Options) -> list[BisectItem]:
@@ -335,7 +313,7 @@ def _request(items: Sequence[BisectItem], options: Options, params: dict[str, An
     """Return what has to be the same for a bisect to be resumed."""
     one = items[0].planned.plan
     return {
-        "tag": _run_name(items[0].planned),
+        "tag": run_name(items[0].planned),
         "items": [item.name for item in items],
         "repository": params["repository"],
         "metric": params["metric"],

@@ -14,7 +14,7 @@ from madlite.reports.series import Direction, direction_of
 from madlite.run.from_plan import copied
 from madlite.run.screen import PlannedRun
 from madlite.store.folder import new_run_id
-from madlite.study.bisect import Bisection, Judge, Measurement, NextItem, Standing, change_interval
+from madlite.study.bisect import Bisection, Found, Judge, Measurement, NextItem, Standing, change_interval
 from madlite.study.engine import Answer, Ask, Strategy
 from madlite.study.summary import Sample
 from madlite.text import align, change, counted, figure, shortened_middle
@@ -169,19 +169,22 @@ class BisectSummary(Value, frozen=True):
 
 def summarise_bisection(study_id: str, items: Sequence[BisectItem], bisection: Bisection) -> BisectSummary:
     """Return what a search came to, or how far it is."""
-    found = bisection.found
     names = [item.name for item in items]
-    change = found.change if found is not None else None
-    is_pair = found is not None and found.kind in ("found", "not confirmed")
+    found = bisection.found or Found(kind="no change")  # of nothing yet
+    change = found.change
+
+    def name(at: int) -> str:
+        return names[at] if at >= 0 else ""
+
     return BisectSummary(
         id=study_id,
         kind=KIND,
         metric=next((one.metric for one in bisection.samples if one.metric), ""),
-        conclusion=found.kind if found is not None else "",
-        last_good=names[found.last_good] if found is not None and is_pair else "",
-        first_bad=names[found.first_bad] if found is not None and is_pair else "",
-        candidates=tuple(names[item] for item in found.candidates) if found is not None else (),
-        failed=names[found.failed] if found is not None and found.failed >= 0 else "",
+        conclusion=found.kind if bisection.found is not None else "",
+        last_good=name(found.last_good),
+        first_bad=name(found.first_bad),
+        candidates=tuple(map(name, found.candidates)),
+        failed=name(found.failed),
         change=change.change if change is not None else None,
         interval=change_interval(change) if change is not None else None,
         drifted=bisection.drifted_at is not None,

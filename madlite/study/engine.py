@@ -318,6 +318,27 @@ def runs_of_text(study_id: str, files: Iterable[str]) -> str:
     return "; ".join((f"  madlite runs --of {study_id}", *(str(where / file) for file in files)))
 
 
+def only_run(planned: Sequence[PlannedRun], kind: str, item: str = "") -> PlannedRun:
+    """Return the only run of a search; `item` is what it was planned with.
+
+    Raises:
+        UsageProblem: it is none, or one of several.
+    """
+    if len(planned) != 1:
+        names = ", ".join(dict.fromkeys(map(run_name, planned))) or "none"
+        of = f" with {item}" if item else ""
+        what = f"{kind} takes one run, and the tags select {len(planned)} runs{of}: {names}"
+        raise UsageProblem(what, "--mode, --precision and --image-release select among the runs of a tag")
+    return planned[0]
+
+
+def run_name(one: PlannedRun) -> str:
+    """Return the card of a run with its mode and precision."""
+    variant = one.plan.variant
+    parts = (one.plan.card.name, variant.mode if variant else "", variant.precision if variant else "")
+    return " ".join(filter(None, parts))
+
+
 # What a study that is resumed left.
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 
 from madlite.measure.statistics import Interval, coefficient_of_variation, mean_interval, ratio_of_means
-from madlite.model import Metric, Result, RunPlan, Scalar, Status, Study, Value, Variant
+from madlite.model import Metric, Result, Scalar, Status, Study, Value, Variant
 from madlite.run.screen import PlannedRun, pair
 from madlite.secrets import masked_value
 from madlite.store.record import Record, result_of
@@ -105,23 +105,19 @@ class StudySummary(Value, frozen=True):
 def samples_of(planned: Sequence[PlannedRun], results: Sequence[Result]) -> Iterator[Sample]:
     """Yield the runs of a study as they were planned; `results` are those of the runs that ended."""
     for one, result in pair(planned, results):
-        if one.plan.study is not None:
-            yield _sample(one.plan, one.plan.study, result)
-
-
-def _sample(plan: RunPlan, study: Study, result: Result | None) -> Sample:
-    image = plan.image.ref if plan.image is not None else ""
-    return Sample(
-        study=study,
-        run=plan.id if result is None else result.plan_id,  # which is the last attempt's
-        card=plan.card.name,
-        variant=plan.variant,
-        image=image,
-        result=result,
-        caches=study.caches,
-        nodes=plan.place.nodes,
-        gpus_per_node=plan.place.gpus_per_node,
-    )
+        plan, study = one.plan, one.plan.study
+        if study is not None:
+            yield Sample(
+                study=study,
+                run=plan.id if result is None else result.plan_id,  # which is the last attempt's
+                card=plan.card.name,
+                variant=plan.variant,
+                image=plan.image.ref if plan.image is not None else "",
+                result=result,
+                caches=study.caches,
+                nodes=plan.place.nodes,
+                gpus_per_node=plan.place.gpus_per_node,
+            )
 
 
 def sample_of_record(record: Record) -> Sample:

@@ -24,7 +24,7 @@ from madlite.reports.runs import CUT_OFF, began
 from madlite.run.checks import check_plans
 from madlite.run.screen import PlannedRun
 from madlite.store.folder import LOG
-from madlite.study.engine import Answer, Ask, Strategy, stored_runs
+from madlite.study.engine import Answer, Ask, Strategy, only_run, stored_runs
 from madlite.study.summary import Sample
 from madlite.study.tune_models import Choice, Point, RunSteps, Space, Trial, TrialStatus
 from madlite.study.tune_search import Budget, NextRun, Stop, next_run
@@ -67,14 +67,7 @@ def make_tuning(planned: Sequence[PlannedRun]) -> Tuning:
     Raises:
         UsageProblem: the command has several runs, or its run has nothing to tune.
     """
-    if len(planned) != 1:
-        variants = ((one.plan.card.name, one.plan.variant) for one in planned)
-        names = "; ".join(
-            dict.fromkeys(f"{name} {v.mode} {v.precision}".strip() if v else name for name, v in variants)
-        )
-        what = f"tune takes one run, and the tags stand for {len(planned)}: {names}"
-        raise UsageProblem(what, "--mode, --precision and --image-release select among the runs of a tag")
-    (one,) = planned
+    one = only_run(planned, KIND)
     if not one.knobs and one.plan.blocked is not None:
         raise UsageProblem(f"{one.plan.card.name} would not start: {one.plan.blocked.reason}", one.plan.blocked.hint)
     if not one.knobs or one.plan.variant is None:
@@ -224,12 +217,12 @@ class PointPlanner:
 # A run that has ended → a trial.
 
 
-def trial_of(one: Sample, space: Space, folder: Path) -> Trial | None:
+def trial_of(one: Sample, space: Space, workspace: Path) -> Trial | None:
     """Return what a run tells of its point; None of one that never started."""
     result = one.result
     if result is None:
         return None
-    speed, curves = _speed(result), read_steps(folder)
+    speed, curves = _speed(result), read_steps(workspace / RUNS / one.run)
     status: TrialStatus = "ok" if result.status is Status.SUCCESS and speed else "failed"
     if result.status is Status.FAILURE and result.code == Cause.GPU_MEMORY.value:
         status = "out_of_memory"
@@ -323,8 +316,7 @@ class TuneStudy(Strategy):
         self._stop = what
 
     def _take(self, samples: Sequence[Sample]) -> None:
-        folders = ((one, self._workspace / RUNS / one.run) for one in samples)
-        found = (trial_of(one, self._tuning.space, folder) for one, folder in folders)
+        found = (trial_of(one, self._tuning.space, self._workspace) for one in samples)
         self._trials += [trial for trial in found if trial is not None]
 
     def answer(self, samples: Sequence[Sample]) -> Answer:

@@ -330,8 +330,8 @@ def test_commits_of_the_image_are_listed_in_a_container_of_it(tmp_path: Path, en
         ends = ("--image", name, "--good", commits[2], "--bad", "HEAD~3")
         for wrong, said in {
             ("/nowhere",): "/nowhere of image",
-            ("repo",): "a relative path has no place",
-            ("/workspace/repo", "--dry-run"): "--dry-run starts no container",
+            ("repo",): "in a container here, of an absolute path",
+            ("/workspace/repo", "--dry-run"): "and not by --dry-run",
         }.items():
             refused = bisect(checkout, *ends, "--repository", *wrong)
             assert (refused.returncode, said in refused.stderr) == (4, True), refused.stderr
