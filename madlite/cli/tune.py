@@ -12,7 +12,7 @@ import click
 from madlite.cli import setup
 from madlite.cli.arguments import FiniteRange, whole_number
 from madlite.cli.batch_options import check_together, no_cluster, pretend_options
-from madlite.cli.options import TagsCommand, common_options, live_option, study_options, tag_words, tags_option
+from madlite.cli.options import TagsCommand, common_options, live_option, section, study_options, tag_words, tags_option
 from madlite.cli.planning import planner, preview
 from madlite.cli.run import command as run_command
 from madlite.cli.run import run_planned
@@ -38,6 +38,7 @@ _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows 
 @tag_words
 @tags_option
 @cards_option
+@section("Search")
 @click.option(
     "--minutes",
     type=FiniteRange(0, min_open=True),
