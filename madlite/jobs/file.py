@@ -140,7 +140,7 @@ def _cluster(name: str, table: Mapping[str, Json], file: Path, schedulers: Seque
     try:
         cluster = msgspec.convert({**_with_lines(table), "name": name, "source": str(file)}, Cluster)
     except msgspec.ValidationError as error:
-        what, hint = _wrong_value(error)
+        what, hint = _wrong_value(error, table)
         raise UsageProblem(f"{where}: {what}", hint) from None
     _check(cluster, where, schedulers)
     for other in schedulers:
@@ -184,12 +184,18 @@ _EXAMPLES = {
 }
 
 
-def _wrong_value(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return a sentence about a wrong value without the value, which may be a secret, and an example."""
+def _wrong_value(error: msgspec.ValidationError, table: Mapping[str, Json]) -> tuple[str, str]:
+    """Return a sentence about a wrong value, which is shown unless it may be a secret, and an example."""
     place, what = wrong_key(error)
+    value: Json = dict(table)
+    for part in place.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    shown = repr(value)[:80] if isinstance(value, str | int | float) and not place.startswith("env") else "it"
     for pattern, words in _PATTERNS.items():
         if repr(pattern) in what:
-            what = f"key '{place}' is wrong: it is not {words}"
+            what = f"key '{place}' is wrong: {shown} is not {words}"
+    if shown != "it" and shown not in what:
+        what = f"{what}: {shown}"
     key = place.partition("[")[0]
     if key == "container" and "enum" in what:
         return what, f"accepted: {', '.join(map(repr, filter(None, get_args(Flavour))))}"

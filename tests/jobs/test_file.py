@@ -81,7 +81,7 @@ def test_a_prologue_may_be_a_text_of_several_lines(tmp_path):
         ("[clusters.lab]\nmounts=['data:/data']", "mount 'data:/data' is none", "/data:/data"),
         (
             "[clusters.lab.slurm]\nqos='q'\ntime='four hours'",
-            ": [clusters.lab]: key 'slurm.time' is wrong: it is not a time as Slurm has it",
+            ": [clusters.lab]: key 'slurm.time' is wrong: 'four hours' is not a time as Slurm has it",
             'time = "04:00:00"',
         ),
         (
