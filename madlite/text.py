@@ -227,16 +227,16 @@ def figure(value: float | None, unknown: str = "–") -> str:
     size = abs(value)
     if size >= 1e9 or 0 < size < 1e-4:
         return f"{value:.3e}"
-    if size >= 1000:
+    if size >= 999.95:
         return f"{value:,.0f}"
-    return f"{value:.4g}"
+    return f"{value + 0.0:.4g}"
 
 
 def percent(part: float | None, unknown: str = "–") -> str:
     """Return a part of 1 in percent: `0.42 %`, `98.4 %`."""
     if part is None or not math.isfinite(part):
         return unknown
-    return f"{100 * part:.{_decimals(part)}f} %"
+    return f"{100 * part:,.{_decimals(part)}f} %"
 
 
 def _decimals(part: float) -> int:
@@ -247,7 +247,7 @@ def change(part: float | None, unknown: str = "–") -> str:
     """Return a change in percent with its sign: `+1.31 %`, `-25.0 %`."""
     if part is None or not math.isfinite(part):
         return unknown
-    return f"{100 * part:+.{_decimals(part)}f} %"
+    return f"{100 * part:+,.{_decimals(part)}f} %"
 
 
 def counted(n: int, one: str, many: str = "") -> str:

@@ -294,7 +294,8 @@ class Batch:
         except (RecordError, OSError) as problem:
             self._screen.warn(f"{folder.path.name}: {problem}")
             return False
-        for text in (*([done.message] if done.failed else []), *done.warnings, *write_waiting(options.workspace)):
+        waiting = write_waiting(options.workspace) if options.rows else ()
+        for text in (*([done.message] if done.failed else []), *done.warnings, *waiting):
             self._screen.warn(text)
         return not done.failed
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from madlite.errors import UsageProblem
 from madlite.files import exists, read_json, wrong_key
@@ -29,11 +30,11 @@ class Provider(Value, frozen=True):
 class _DataSet(Value, frozen=True, forbid_unknown_fields=True):
     """Where a data set can be had, in order: the first that has the data is used."""
 
-    custom: Provider | None = None
-    local: Provider | None = None
-    minio: Provider | None = None
-    nas: Provider | None = None
-    aws: Provider | None = None
+    custom: Provider | UnsetType = UNSET
+    local: Provider | UnsetType = UNSET
+    minio: Provider | UnsetType = UNSET
+    nas: Provider | UnsetType = UNSET
+    aws: Provider | UnsetType = UNSET
 
 
 PROVIDERS = _DataSet.__struct_fields__
@@ -72,9 +73,9 @@ def _providers(entry: Json, where: str) -> dict[str, Provider]:
         found = msgspec.convert(entry, _DataSet)
     except msgspec.ValidationError as error:
         raise UsageProblem(f"{where}: {wrong_key(error)[1]}", f"providers: {', '.join(PROVIDERS)}") from None
-    if found.local is not None and found.local.mirrorlocal:
+    if found.local is not UNSET and found.local.mirrorlocal:
         raise UsageProblem(f"{where}: provider local takes no mirrorlocal", "its data is on this machine already")
-    return {name: provider for name in PROVIDERS if (provider := getattr(found, name)) is not None}
+    return {name: provider for name in PROVIDERS if (provider := getattr(found, name)) is not UNSET}
 
 
 def _mirrored(providers: Mapping[str, Provider], mirror: str) -> dict[str, Provider]:

@@ -14,21 +14,24 @@ from madlite.cli.options import F, group, is_given, section
 from madlite.errors import UsageProblem
 
 # What says nothing without another option, and what excludes each other: by the names of their values.
-_NEEDS = {
-    "check": "dry_run",
-    "machine": "dry_run",
-    "fail_on": "baseline",
-    "settle_timeout": "settle",
-    "cold": "repeat",
-    "retry_wait": "retry",
-    "zip_values": "sweep",
-    "exclude": "cluster",
-    "detach": "cluster",
-    "on_interrupt": "cluster",
-    "again": "plan_file",
-    "attempt": "plan_file",
-    "once": "plan_file",
-}
+_NEEDS = (
+    ("check", "dry_run"),
+    ("machine", "dry_run"),
+    ("fail_on", "baseline"),
+    ("settle_timeout", "settle"),
+    ("cold", "repeat"),
+    ("retry_wait", "retry"),
+    ("zip_values", "sweep"),
+    ("exclude", "cluster"),
+    ("detach", "cluster"),
+    ("on_interrupt", "cluster"),
+    ("again", "plan_file"),
+    ("attempt", "plan_file"),
+    ("once", "plan_file"),
+    ("again", "no_rows"),
+    ("attempt", "no_rows"),
+    ("once", "no_rows"),
+)
 MACHINE_OR_CLUSTER = ("machine", "cluster", "the cluster file names the machine")
 _EXCLUDE = (
     ("no_rows", "output", "madlite collect -o FILE writes it"),
@@ -72,15 +75,18 @@ def check_together(excluding: _Pairs = _EXCLUDE, *, on_cluster: bool = False) ->
     """
     context = click.get_current_context()
     options = {str(param.name): param.opts[-1] for param in context.command.params}
-    given = {name for name in options if is_given(name) and context.params.get(name) is not None}
-    given |= {"cluster"} if on_cluster else set()
-    for name, other in _NEEDS.items():
+    values = context.params
+    named = {name for name in options if is_given(name) and values.get(name) not in (None, "", ())}
+    named -= {name for name in named if values[name] is False}
+    given = named | ({"cluster"} if on_cluster else set())
+    for name, other in _NEEDS:
         if name in given and other in options.keys() - given:
             raise UsageProblem(f"{options[name]} without {options[other]}", f"add {options[other]}")
     for name, other, why in excluding:
         if {name, other} <= given:
             what = f"{options[name]} beside {options[other]}: {why}"
-            raise UsageProblem(what, f"leave {options[name]} or {options[other]} out")
+            out = " or ".join(options[one] for one in (name, other) if one in named)
+            raise UsageProblem(what, f"leave {out} out")
 
 
 def pretend_options(what: str) -> Callable[[F], F]:

@@ -226,7 +226,9 @@ clean_cache_option = group(
 )
 machine_option = group(
     section("Plan"),
-    click.option("--machine", default="", metavar="NxGPU", help="Pretend this machine, e.g. 8xMI300X."),
+    click.option(
+        "--machine", default="", metavar="NxGPU", help="Plan for this machine, not the one at hand: 8xMI300X."
+    ),
 )
 common_options = group(
     section("Options"),

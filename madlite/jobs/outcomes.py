@@ -231,6 +231,8 @@ class JobEnds:
             self._ask_from = self._clock() + POLL_S
         elif over_s >= grace_s:
             self._ends.setdefault(job, state)
+        elif job not in self._ends:
+            self._ask_from = self._clock() + min(POLL_S, grace_s - over_s)
 
     def _waits_for_accounting(self, job: str, state: JobState, over_s: float) -> bool:
         """Return whether the end of a job that only accounting knows may still be told."""

@@ -108,7 +108,8 @@ def add_entry(home: Folder, entry: RunEntry) -> str:
     A line that was not written leaves the others as they are.  A journal that cannot take its first rows is emptied,
     which needs no space: it must not be read as complete.
     """
-    data, fd = b"", -1
+    data: bytes | None = None
+    fd = -1
     try:
         fd = home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND)
         data = read_limited(fd, _LIMIT_BYTES, RUN_JOURNAL)
@@ -118,11 +119,12 @@ def add_entry(home: Folder, entry: RunEntry) -> str:
         if os.write(fd, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
-        is_emptied = entry.rows is not None and not entry.rows.appended and _content(data).rows is None
-        if fd >= 0:
+        is_first = entry.rows is not None and not entry.rows.appended
+        if data is not None:  # else nobody knows what it has
+            is_emptied = is_first and _content(data).rows is None
             with suppress(OSError):
                 os.ftruncate(fd, 0 if is_emptied else len(_whole_lines(data)))
-        elif is_emptied:
+        elif fd < 0 and is_first:  # no descriptor is left, say
             home.remove(RUN_JOURNAL)
         return f"{RUN_JOURNAL} could not be written: {error.strerror}"
     finally:

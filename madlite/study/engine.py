@@ -34,6 +34,9 @@ from madlite.store.study import SUMMARY, StudyFolder, studies_of, study_path
 from madlite.study.summary import Sample, sample_of_record, samples_of
 from madlite.text import counted
 
+# of the causes of a machine those that a configuration can have by itself
+_MAY_BE_ITS_OWN = frozenset(one.value for one in (Cause.DISK, Cause.INODES, Cause.ENGINE))
+
 
 class Ask(Value, frozen=True):
     """The runs that come next; `later` are those that the command makes after them, `text` is printed before."""
@@ -200,7 +203,8 @@ class StudyRuns:
     def _tells(self, one: Sample) -> bool:
         """Return whether a run tells anything of what it tried, as all do that are no search's.
 
-        What ends a run of a configuration as a machine does, and again after that was to be mended, is its failure.
+        A configuration can fill the disk, or be what the engine refuses: where that ends it once more, after the
+        machine was to be mended, it is its failure.
         """
         result = one.result
         if not self._strategy.machine_causes:
@@ -209,11 +213,14 @@ class StudyRuns:
             return False
         if result.attempt is not None and (result.attempt.next or result.attempt.given_up):
             return False
-        if self._strategy.is_of_machine(result) and one.study.varied not in self._ended_by_machine:
-            self._ended_by_machine.append(one.study.varied)
-            self._stopped_by = result.reason or result.code
-            return False
-        return True
+        if not self._strategy.is_of_machine(result):
+            self._ended_by_machine = [varied for varied in self._ended_by_machine if varied != one.study.varied]
+            return True
+        if one.study.varied in self._ended_by_machine and result.code in _MAY_BE_ITS_OWN:
+            return True
+        self._ended_by_machine.append(one.study.varied)
+        self._stopped_by = result.reason or result.code
+        return False
 
     def _outcome(self, before: Resumption, by_signal: ExitCode | None) -> RunOutcome:
         """Return the outcome of all runs, without the warm-ups."""

@@ -252,7 +252,7 @@ def test_imported_runs_are_verified_and_their_rows_appended_once(place, capsys, 
     assert not (other / "perf.csv").exists()
     assert "its row was added to perf.csv" in said(capsys, "import", archive, "--dir", str(other), "--rows")
     assert (other / "perf.csv").read_bytes() == (place / "perf.csv").read_bytes()
-    assert "its rows are in perf.csv" in said(capsys, "import", archive, "--dir", str(other), "--rows")
+    assert "its row is in perf.csv" in said(capsys, "import", archive, "--dir", str(other), "--rows")
     assert (other / "perf.csv").read_bytes() == (place / "perf.csv").read_bytes()
     text = said(capsys, "verify", "2*", "--dir", str(other), "--strict")
     assert text.count(" OK ") == 2

@@ -230,6 +230,8 @@ def test_a_run_is_compared_when_it_ends_and_its_row_has_the_change(place, capfd)
     at = rows[0].split(",").index("relative_change")
     assert [line.split(",")[at] for line in rows[1:]] == ["", "-10.00"]
     assert "--fail-on without --baseline" in output(capfd, "run", "--tags", "one", "--fail-on", "missing", code=4)
+    unset = ("--baseline", "", "--fail-on", "regression>3%")  # a variable that is not there
+    assert "--fail-on without --baseline" in output(capfd, "run", "--tags", "one", *unset, code=4)
 
 
 def test_results_are_compared_without_the_baselines_runs_and_by_one_default(place, capsys):

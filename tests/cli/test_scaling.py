@@ -102,7 +102,7 @@ def test_a_number_that_fails_is_told_and_the_others_go_on(bench: Bench):
         (["--gpus", "1", "--set", "n_gpus=2"], "--set n_gpus beside --gpus"),
         (["--gpus", "1,2", "--gpus", "2"], "--gpus names 2 twice"),
         (["a:n_gpus=4", "--gpus", "1,2"], ":n_gpus of tag a:n_gpus=4 beside --gpus"),
-        (["--gpus", "1", "--keep-alive"], "--keep-alive in a scaling study"),
+        (["--gpus", "1", "--keep-alive"], "no such option '--keep-alive'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_nothing_runs(bench: Bench, args, message):

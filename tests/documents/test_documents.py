@@ -13,7 +13,7 @@ import pytest
 
 import madlite_plugins
 from madlite.backends.recipe_book import read_book
-from madlite.cli import planning
+from madlite.cli import plan as plan_commands
 from madlite.cli.main import call
 from madlite.cli.planning import plan_all
 from madlite.model import RunPlan
@@ -40,7 +40,9 @@ def planned(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path / "checkout")
 
     made: list[PlannedRun] = []
-    monkeypatch.setattr(planning, "plan_all", lambda *given: made.extend(plan_all(*given)) or made)
+    monkeypatch.setattr(
+        plan_commands, "plan_all", lambda *given, **named: made.extend(plan_all(*given, **named)) or made
+    )
 
     def plan(row: Row) -> tuple[list[PlannedRun], str]:
         code = call(["explain", *shlex.split(row.command.madlite), "--machine", f"8x{row.device}", "--all"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import EIO
 from pathlib import Path
 from resource import RLIMIT_FSIZE, RLIMIT_NOFILE, getrlimit, setrlimit
 from signal import SIG_IGN, SIGXFSZ, signal
@@ -16,6 +17,7 @@ from madlite.files import Folder
 from madlite.model import Row
 from madlite.perfcsv.append import append_rows, cut_torn
 from madlite.perfcsv.pending import are_in_file, count_written, rows_path
+from madlite.store import journal
 from madlite.store.journal import RUN_JOURNAL, RunEntry, RunJournal, RunRows, add_entry, read_run
 from tests.factories import write_journal
 
@@ -144,6 +146,20 @@ def test_a_later_line_without_space_leaves_the_rows_as_they_are(tmp_path, entry)
     with journal_limited_to((tmp_path / RUN_JOURNAL).stat().st_size + 100), Folder.open(tmp_path) as home:
         assert "could not be written" in add_entry(home, RunEntry(at="t", **entry))
     assert read_run(tmp_path).rows == rows and read_run(tmp_path).cleaned is None
+
+
+@pytest.mark.parametrize("entry", [{"next": "other"}, {"rows": RunRows(path="other.csv", cells=())}])
+def test_a_journal_that_cannot_be_read_keeps_what_it_has(tmp_path, monkeypatch, entry):
+    rows = RunRows(path="perf.csv", cells=(CELLS,), at="t")
+    write_journal(tmp_path, rows)
+
+    def unreadable(*args: object) -> bytes:
+        raise OSError(EIO, "Input/output error")
+
+    with monkeypatch.context() as patch, Folder.open(tmp_path) as home:
+        patch.setattr(journal, "read_limited", unreadable)
+        assert "could not be written: Input/output error" in add_entry(home, RunEntry(at="t", **entry))
+    assert read_run(tmp_path).rows == rows
 
 
 def test_a_line_that_the_disk_did_not_take_leaves_the_journal_complete(tmp_path):

@@ -18,7 +18,7 @@ from madlite.store.study import StudyFolder, studies_of, study_path
 from madlite.study import engine
 from madlite.study.engine import Answer, Ask, Strategy, StudyRuns, find_study
 from madlite.study.grid import Grid
-from madlite.study.summary import Sample
+from madlite.study.summary import Sample, samples_of
 from tests.factories import make_plan
 
 ID, OTHER = "20261124T021500-3fa91c", "20261124T021501-abcdef"
@@ -115,6 +115,20 @@ def test_what_the_machine_ended_tells_nothing_and_ends_a_search(tmp_path, make):
 def test_what_was_interrupted_tells_nothing_and_other_failures_do(tmp_path, make):
     study, _, _ = make(Points(tmp_path, [1, 2, 3]), [bad("r0"), bad("r1", Cause.INTERRUPTED), good("r2")])
     assert study.study == {"runs": ("r0",)}
+
+
+@pytest.mark.parametrize(("cause", "is_its_own"), [(Cause.DISK, True), (Cause.NETWORK, False)])
+def test_a_point_that_the_machine_ended_twice_failed_by_itself_where_it_can_have_the_cause(tmp_path, cause, is_its_own):
+    search = Points(tmp_path, [])
+    search.machine_causes = frozenset((Cause.DISK, Cause.NETWORK))
+    study = StudyRuns(search, BatchLog())
+
+    def tells(result: Result) -> bool:
+        (sample,) = samples_of([run_of(tmp_path, result.plan_id, 1)], [result])
+        return study._tells(sample)
+
+    assert [tells(bad("r0", cause)), tells(bad("r1", cause))] == [False, is_its_own]
+    assert [tells(good("r2")), tells(bad("r3", cause))] == [True, False], "in between the machine was mended"
 
 
 def test_a_study_in_which_nothing_ran_is_not_resumed(tmp_path, make):
