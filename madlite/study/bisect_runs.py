@@ -280,7 +280,7 @@ def _conclusion(summary: BisectSummary) -> str:
         )
     texts = {
         "found": f"{pair}: change {by}",
-        "not confirmed": f"not confirmed: {pair}, but in turns the change is {change}: the number changes little by "
+        "not confirmed": f"not confirmed: {pair}, but in turns the change is {by}: the number changes little by "
         "little, or the machine does",
     }
     return texts.get(summary.conclusion, f"not finished: the same command with --resume={summary.id} goes on")

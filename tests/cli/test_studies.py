@@ -10,7 +10,7 @@ from madlite.cli.main import call
 from madlite.measure.statistics import Interval
 from madlite.model import Study, to_json
 from madlite.store.study import StudyFolder
-from madlite.study.bisect_runs import BisectSummary, ItemSummary
+from madlite.study.bisect_runs import BisectSummary, ItemSummary, summary_lines
 from madlite.study.tune_report import TunedPoint, TuneReport
 from tests.cli.stored_runs import good, store
 
@@ -28,19 +28,17 @@ def report() -> str:
     )  # fmt: skip
 
 
-def bisection() -> str:
+def bisection(conclusion: str = "found") -> BisectSummary:
     def item(name: str, value: float) -> ItemSummary:
         return ItemSummary(
             name=name, note="", standing="good", values=(value,), median=value, change=None, interval=None,
             runs=("r",), failures=(),
         )  # fmt: skip
 
-    return to_json(
-        BisectSummary(
-            id=ID, kind="bisect", metric="tps", conclusion="found", last_good="a.toml", first_bad="b.toml",
-            candidates=(), failed="", change=-0.1, interval=None, drifted=False, runs=2,
-            items=(item("a.toml", 100.0), item("b.toml", 90.0)), other_changes=(("b.toml", "c.toml"),),
-        )
+    return BisectSummary(
+        id=ID, kind="bisect", metric="tps", conclusion=conclusion, last_good="a.toml", first_bad="b.toml",
+        candidates=(), failed="", change=-0.1, interval=None, drifted=False, runs=2,
+        items=(item("a.toml", 100.0), item("b.toml", 90.0)), other_changes=(("b.toml", "c.toml"),),
     )  # fmt: skip
 
 
@@ -48,6 +46,21 @@ def told(capsys, *words: str) -> tuple[str, str]:
     assert call([*words]) == 0
     done = capsys.readouterr()
     return done.out, done.err
+
+
+@pytest.mark.parametrize(
+    ("conclusion", "text"),
+    [
+        ("found", "last good a.toml, first bad b.toml: change -10.0 % -"),
+        ("no change", "by 1 and 1 runs, change -10.0 % -; other ends"),
+        (
+            "not confirmed",
+            "first bad b.toml, but in turns the change is -10.0 % -: the number changes little by little",
+        ),
+    ],
+)
+def test_each_conclusion_of_a_bisection_names_its_change(conclusion, text):
+    assert text in " ".join(summary_lines(bisection(conclusion)))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +78,7 @@ def told(capsys, *words: str) -> tuple[str, str]:
         ),
         (
             "bisect",
-            bisection(),
+            to_json(bisection()),
             [
                 "1  a.toml",
                 "last good a.toml, first bad b.toml: change -10.0 %",
